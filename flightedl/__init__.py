@@ -1,0 +1,91 @@
+"""Elastic deep-learning training on Apache Arrow Flight: exactly once under any crash.
+
+::
+
+    import flightedl as fe
+
+    with fe.connect() as job:
+        data = job.dataset("train-*.parquet", batch_size=256, epochs=3, shuffle=True)
+        model = job.parameters({"w": w0}, optimizer=fe.Adam(lr=1e-3), mode=fe.Sync())
+        for batch in data:
+            model.step(gradients(model, batch))
+
+Reading order: ``ports`` and ``errors`` (what everything stands on), ``domain`` (all decisions, pure), ``wire`` and
+``rpc`` (what is said, and how), ``master``, ``pserver``, ``client`` (the kinds of process), ``launch`` (all of them
+on one machine).
+
+Importing this package loads nothing but itself: a name is imported when it is first used.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from flightedl import errors
+    from flightedl.client.session import Job, connect
+    from flightedl.domain.modes import Async, Bounded, Sync
+    from flightedl.domain.optimizers import LAMB, SGD, Adadelta, Adagrad, Adam, AdamW, Ftrl, Momentum, RMSprop
+    from flightedl.domain.schedules import Constant, Cosine, LinearWarmup, Piecewise, Polynomial, StepDecay
+    from flightedl.launch.cluster import LocalCluster, local
+
+__all__ = [
+    "LAMB",
+    "SGD",
+    "Adadelta",
+    "Adagrad",
+    "Adam",
+    "AdamW",
+    "Async",
+    "Bounded",
+    "Constant",
+    "Cosine",
+    "Ftrl",
+    "Job",
+    "LinearWarmup",
+    "LocalCluster",
+    "Momentum",
+    "Piecewise",
+    "Polynomial",
+    "RMSprop",
+    "StepDecay",
+    "Sync",
+    "connect",
+    "errors",
+    "local",
+]
+
+#: Where each public name comes from.
+_HOMES = {
+    "flightedl.client.session": ("Job", "connect"),
+    "flightedl.domain.modes": ("Async", "Bounded", "Sync"),
+    "flightedl.domain.optimizers": (
+        "SGD",
+        "Momentum",
+        "Adagrad",
+        "Adadelta",
+        "RMSprop",
+        "Adam",
+        "AdamW",
+        "Ftrl",
+        "LAMB",
+    ),
+    "flightedl.domain.schedules": ("Constant", "Cosine", "LinearWarmup", "Piecewise", "Polynomial", "StepDecay"),
+    "flightedl.launch.cluster": ("LocalCluster", "local"),
+}
+_MODULE_OF = {name: module for module, names in _HOMES.items() for name in names}
+
+
+def __getattr__(name: str) -> Any:
+    if name == "errors":
+        return importlib.import_module("flightedl.errors")
+    if name not in _MODULE_OF:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(importlib.import_module(_MODULE_OF[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,0 +1,482 @@
+"""The Coordinator over etcd v3: the generated stubs of cslab-etcd3 on gRPC channels of our own.
+
+Rules:
+
+* Every call has a deadline. A call that its server refused, or that never left this process, is told apart from one
+  that may have been carried out: gRPC says that it could not connect or resolve the name only when there was nothing to
+  send on, because connecting is given up before the call's deadline. All else after sending is *unknown*.
+* A connection on which a call ran into its deadline is replaced: a frozen or half-open one never recovers the calls
+  that queue behind it. Several endpoints are tried in turn, each call first on the one that answered last.
+* A watch has a connection of its own and is driven by the thread that calls ``next``: it opens the stream, asks a quiet
+  one for a sign of life, gives it up when none comes, and resumes from the last revision + 1. What it delivers is
+  filtered by revision, so nothing comes twice. A history that went back (etcd was replaced by an empty one) is reported
+  as compaction, because the cure is the same: list again.
+* A lease's renewal is answered within a third of its time to live or given up, so that its holder can still act on it.
+
+Not guaranteed: TLS and passwords between this process and etcd; use a network that only the job can reach.
+"""
+
+from __future__ import annotations
+
+import math
+import queue
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import etcd3.etcdrpc as rpc
+import grpc  # type: ignore[import-untyped]
+
+from flightedl.errors import AuthenticationError, FlightedlError, OutcomeUnknownError, UnavailableError, UsageError
+from flightedl.ports import (
+    Absent,
+    Clock,
+    CompactedError,
+    Condition,
+    CreatedAt,
+    Delete,
+    Entry,
+    LeaseLostError,
+    Listing,
+    ModifiedAt,
+    Operation,
+    Put,
+    Removed,
+    TransactionResult,
+    WatchEvent,
+    Written,
+)
+
+#: etcd's own limits, checked here so that the error can say what to do.
+OPERATIONS_LIMIT = 128
+
+_QUIET_S = 2.0
+_REOPEN_PAUSE_S = 0.2
+_NEVER_SENT = ("failed to connect to all addresses", "DNS resolution failed", "errors resolving ")
+_REPLY_LIMIT_BYTES = 64 << 20
+
+_Send = Callable[["_Connection", float], Any]
+
+
+class EtcdCoordinator:
+    """See ``ports.Coordinator``. ``transact`` with a Put on an ended lease raises LeaseLostError, nothing done.
+
+    Args:
+        endpoints: ``host:port``, several separated by commas.
+        timeout_s: Time limit of each call.
+        clock: The process's clock.
+    """
+
+    def __init__(self, endpoints: str, *, timeout_s: float = 2.0, clock: Clock) -> None:
+        self._endpoints = tuple(part.strip() for part in endpoints.split(",") if part.strip())
+        if not self._endpoints:
+            raise UsageError("no etcd address given: set FLIGHTEDL_ETCD to host:port")
+        self._timeout_s = timeout_s
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._current = 0
+        self._connections: dict[int, _Connection] = {}
+        #: Replaced connections whose other calls may still be running, with the time when all of them are over.
+        self._retired: list[tuple[float, _Connection]] = []
+        self._watches: set[EtcdWatch] = set()
+        self._is_closed = False
+
+    def get(self, key: str) -> Entry | None:
+        request = rpc.RangeRequest(key=key.encode())
+        reply = self._ask(lambda connection, timeout_s: connection.kv.Range(request, timeout=timeout_s))
+        return _entry(reply.kvs[0]) if reply.kvs else None
+
+    def list(self, prefix: str) -> Listing:
+        start, end = _range(prefix)
+        request = rpc.RangeRequest(key=start, range_end=end)
+        reply = self._ask(lambda connection, timeout_s: connection.kv.Range(request, timeout=timeout_s))
+        return Listing(tuple(_entry(kv) for kv in reply.kvs), reply.header.revision)
+
+    def transact(self, when: Sequence[Condition], then: Sequence[Operation]) -> TransactionResult:
+        request, keys = _transaction(when, then)
+        reply = self._ask(
+            lambda connection, timeout_s: connection.kv.Txn(request, timeout=timeout_s), is_repeatable=False
+        )
+        entries: dict[str, Entry | None] = {}
+        if not reply.succeeded:
+            for key, response in zip(keys, reply.responses, strict=True):
+                kvs = response.response_range.kvs
+                entries[key] = _entry(kvs[0]) if kvs else None
+        return TransactionResult(reply.succeeded, reply.header.revision, entries)
+
+    def grant(self, ttl_s: float) -> EtcdLease:
+        request = rpc.LeaseGrantRequest(TTL=math.ceil(ttl_s))
+        reply = self._ask(lambda connection, timeout_s: connection.lease.LeaseGrant(request, timeout=timeout_s))
+        return EtcdLease(reply.ID, float(reply.TTL), self._ask, self._timeout_s)
+
+    def watch(self, prefix: str, after_revision: int) -> EtcdWatch:
+        watch = EtcdWatch(self._endpoints, prefix, after_revision, self._timeout_s, self._clock, self._forget)
+        with self._lock:
+            self._watches.add(watch)
+        return watch
+
+    def compact(self) -> None:
+        """Make etcd forget all events up to now. Not part of the port: for who owns this etcd."""
+        revision = self.list("/").revision
+        request = rpc.CompactionRequest(revision=revision, physical=True)
+        self._ask(lambda connection, timeout_s: connection.kv.Compact(request, timeout=timeout_s))
+
+    def close(self) -> None:
+        with self._lock:
+            self._is_closed = True
+            watches = list(self._watches)
+            connections = [*self._connections.values(), *(connection for _, connection in self._retired)]
+            self._connections.clear()
+            self._retired.clear()
+        for watch in watches:
+            watch.close()
+        for connection in connections:
+            connection.close()
+
+    def _forget(self, watch: EtcdWatch) -> None:
+        with self._lock:
+            self._watches.discard(watch)
+
+    def _ask(self, send: _Send, timeout_s: float | None = None, *, is_repeatable: bool = True) -> Any:
+        """Send to the endpoint that answered last, and to the next ones as long as nothing can have happened."""
+        timeout_s = self._timeout_s if timeout_s is None else timeout_s
+        deadline = self._clock.now() + timeout_s
+        tries_left = len(self._endpoints)
+        while True:
+            tries_left -= 1
+            index, connection = self._connection()
+            try:
+                return send(connection, max(deadline - self._clock.now(), 0.001))
+            except grpc.RpcError as error:
+                if _is_trouble(error):
+                    self._turn_away(index, connection, is_stuck=error.code() is grpc.StatusCode.DEADLINE_EXCEEDED)
+                if tries_left and _was_never_sent(error) and self._clock.now() < deadline:
+                    continue
+                raise _meaning(error, self._endpoints[index], timeout_s, is_repeatable=is_repeatable) from None
+            except ValueError:  # what gRPC raises on a channel that was closed
+                raise UnavailableError("the connection to etcd was closed by this process") from None
+
+    def _connection(self) -> tuple[int, _Connection]:
+        with self._lock:
+            if self._is_closed:
+                raise UnavailableError("the connection to etcd was closed by this process")
+            index = self._current
+            if index not in self._connections:
+                self._connections[index] = _Connection(self._endpoints[index], self._timeout_s)
+            return index, self._connections[index]
+
+    def _turn_away(self, index: int, connection: _Connection, *, is_stuck: bool) -> None:
+        now = self._clock.now()
+        with self._lock:
+            if index == self._current:
+                self._current = (index + 1) % len(self._endpoints)
+            if is_stuck and self._connections.get(index) is connection:
+                del self._connections[index]
+                self._retired.append((now + self._timeout_s, connection))
+            over = [retired for end, retired in self._retired if end < now]
+            self._retired = [(end, retired) for end, retired in self._retired if end >= now]
+        for retired in over:
+            retired.close()
+
+
+class EtcdLease:
+    """See ``ports.Lease``."""
+
+    def __init__(self, lease_id: int, ttl_s: float, ask: Callable[..., Any], timeout_s: float) -> None:
+        self._id = lease_id
+        self._ttl_s = ttl_s
+        self._ask = ask
+        self._timeout_s = timeout_s
+
+    @property
+    def id(self) -> int:
+        return self._id
+
+    @property
+    def ttl_s(self) -> float:
+        return self._ttl_s
+
+    def renew(self) -> None:
+        if self._ask(self._keep_alive, min(self._timeout_s, self._ttl_s / 3)) <= 0:
+            raise LeaseLostError(f"lease {self._id:x} has ended")
+
+    def _keep_alive(self, connection: _Connection, timeout_s: float) -> int:
+        stream = connection.lease.LeaseKeepAlive(iter((rpc.LeaseKeepAliveRequest(ID=self._id),)), timeout=timeout_s)
+        try:
+            for reply in stream:
+                return int(reply.TTL)
+        finally:
+            stream.cancel()
+        raise UnavailableError("etcd ended the renewal of a lease without an answer")
+
+    def revoke(self) -> None:
+        request = rpc.LeaseRevokeRequest(ID=self._id)
+        try:
+            self._ask(lambda connection, timeout_s: connection.lease.LeaseRevoke(request, timeout=timeout_s))
+        except LeaseLostError:
+            return
+
+
+class EtcdWatch:
+    """See ``ports.Watch``."""
+
+    def __init__(
+        self,
+        endpoints: tuple[str, ...],
+        prefix: str,
+        after_revision: int,
+        timeout_s: float,
+        clock: Clock,
+        on_close: Callable[[EtcdWatch], None],
+    ) -> None:
+        self._endpoints = endpoints
+        self._range = _range(prefix)
+        self._timeout_s = timeout_s
+        self._clock = clock
+        self._on_close = on_close
+        self._condition = threading.Condition()
+        #: All events up to this revision were received; what comes again below it is dropped.
+        self._revision = after_revision
+        self._events: deque[WatchEvent] = deque()
+        self._stream: _Stream | None = None
+        self._stream_count = 0
+        self._reopen_at = clock.now()
+        self._heard_at = 0.0
+        #: When a sign of life was asked for; None: not since the last one.
+        self._probed_at: float | None = None
+        self._is_compacted = False
+        self._is_closed = False
+
+    def next(self, timeout_s: float) -> tuple[WatchEvent, ...]:
+        deadline = self._clock.now() + timeout_s
+        while True:
+            with self._condition:
+                if self._events and not self._is_closed:
+                    events = tuple(self._events)
+                    self._events.clear()
+                    return events
+                if self._is_compacted:
+                    raise CompactedError("etcd no longer has the events after the last one seen: list again")
+                if self._is_closed:
+                    return ()
+                given_up = self._supervise(self._clock.now())
+                wait_s = min(deadline, self._due()) - self._clock.now()
+                if given_up is None and wait_s > 0:
+                    self._condition.wait(wait_s)
+            if given_up is not None:
+                given_up.close()
+            elif self._clock.now() >= deadline and not self._events:
+                return ()
+
+    def close(self) -> None:
+        with self._condition:
+            self._is_closed = True
+            stream, self._stream = self._stream, None
+            self._condition.notify_all()
+        if stream is not None:
+            stream.close()
+        self._on_close(self)
+
+    def _due(self) -> float:
+        """When ``_supervise`` has to look again."""
+        if self._stream is None:
+            return self._reopen_at
+        return self._heard_at + _QUIET_S if self._probed_at is None else self._probed_at + self._timeout_s
+
+    def _supervise(self, now: float) -> _Stream | None:
+        """Open, probe or give up the stream, whichever is due; returns a stream that is to be closed."""
+        if now < self._due():
+            return None
+        if self._stream is None:
+            self._stream = self._open()
+            self._heard_at = now
+            self._probed_at = None
+        elif self._probed_at is None:
+            self._stream.ask_for_progress()
+            self._probed_at = now
+        else:
+            stream, self._stream = self._stream, None
+            self._reopen_at = now
+            return stream
+        return None
+
+    def _open(self) -> _Stream:
+        endpoint = self._endpoints[self._stream_count % len(self._endpoints)]
+        self._stream_count += 1
+        start, end = self._range
+        create = rpc.WatchCreateRequest(key=start, range_end=end, start_revision=self._revision + 1)
+        connection = _Connection(endpoint, self._timeout_s)
+        return _Stream(connection, rpc.WatchRequest(create_request=create), self._received, self._ended)
+
+    def _received(self, stream: _Stream, reply: Any) -> None:
+        """Called by the stream's thread."""
+        with self._condition:
+            if stream is not self._stream:
+                return
+            self._heard_at = self._clock.now()
+            self._probed_at = None
+            if reply.compact_revision or (reply.created and reply.header.revision < self._revision):
+                self._is_compacted = True
+            for event in reply.events:
+                if event.kv.mod_revision > self._revision:
+                    self._events.append(_event(event))
+            if reply.events:
+                self._revision = max(self._revision, reply.events[-1].kv.mod_revision)
+            self._condition.notify_all()
+
+    def _ended(self, stream: _Stream) -> None:
+        """Called by the stream's thread, as its last act."""
+        with self._condition:
+            if stream is self._stream:
+                self._stream = None
+                self._reopen_at = self._clock.now() + _REOPEN_PAUSE_S
+                self._condition.notify_all()
+
+
+class _Stream:
+    """One watch RPC on a connection of its own, read by a thread that ends with it."""
+
+    def __init__(
+        self,
+        connection: _Connection,
+        first: Any,
+        on_reply: Callable[[_Stream, Any], None],
+        on_end: Callable[[_Stream], None],
+    ) -> None:
+        self._connection = connection
+        self._requests: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self._requests.put(first)
+        self._on_reply = on_reply
+        self._on_end = on_end
+        self._call = connection.watch.Watch(iter(self._requests.get, None))
+        threading.Thread(target=self._read, name="flightedl-etcd-watch", daemon=True).start()
+
+    def ask_for_progress(self) -> None:
+        """Make etcd say something."""
+        self._requests.put(rpc.WatchRequest(progress_request=rpc.WatchProgressRequest()))
+
+    def close(self) -> None:
+        """End the RPC and with it the thread."""
+        self._call.cancel()
+
+    def _read(self) -> None:
+        try:
+            for reply in self._replies():
+                self._on_reply(self, reply)
+                if reply.canceled:
+                    break
+        finally:
+            self._requests.put(None)
+            self._call.cancel()
+            self._connection.close()
+            self._on_end(self)
+
+    def _replies(self) -> Iterator[Any]:
+        try:
+            yield from self._call
+        except grpc.RpcError:
+            return
+
+
+class _Connection:
+    """One gRPC channel, not shared with any other, and its stubs."""
+
+    def __init__(self, endpoint: str, timeout_s: float) -> None:
+        self._channel = grpc.insecure_channel(
+            endpoint,
+            options=(
+                ("grpc.use_local_subchannel_pool", 1),
+                ("grpc.initial_reconnect_backoff_ms", 50),
+                ("grpc.max_reconnect_backoff_ms", 500),
+                # Connecting is given up before the call is, so that the call's error says that nothing was sent.
+                ("grpc.min_reconnect_backoff_ms", int(timeout_s * 500)),
+                ("grpc.max_receive_message_length", _REPLY_LIMIT_BYTES),
+                ("grpc.enable_http_proxy", 0),
+            ),
+        )
+        self.kv = rpc.KVStub(self._channel)
+        self.lease = rpc.LeaseStub(self._channel)
+        self.watch = rpc.WatchStub(self._channel)
+
+    def close(self) -> None:
+        self._channel.close()
+
+
+def _range(prefix: str) -> tuple[bytes, bytes]:
+    """First key and end of all keys that start with ``prefix``."""
+    start = prefix.encode()
+    return (start, start[:-1] + bytes((start[-1] + 1,))) if start else (b"\0", b"\0")
+
+
+def _transaction(when: Sequence[Condition], then: Sequence[Operation]) -> tuple[Any, tuple[str, ...]]:
+    """The request, and the keys whose entries a refusal returns, in order."""
+    if len(when) > OPERATIONS_LIMIT or len(then) > OPERATIONS_LIMIT:
+        raise UsageError(f"a transaction has at most {OPERATIONS_LIMIT} conditions and as many operations: split it")
+    keys = tuple(dict.fromkeys(condition.key for condition in when))
+    request = rpc.TxnRequest(
+        compare=[_compare(condition) for condition in when],
+        success=[_operation(operation) for operation in then],
+        failure=[rpc.RequestOp(request_range=rpc.RangeRequest(key=key.encode())) for key in keys],
+    )
+    return request, keys
+
+
+def _compare(condition: Condition) -> Any:
+    key = condition.key.encode()
+    match condition:
+        case Absent():
+            return rpc.Compare(key=key, target=rpc.Compare.CREATE, result=rpc.Compare.EQUAL, create_revision=0)
+        case CreatedAt(create_revision=revision):
+            return rpc.Compare(key=key, target=rpc.Compare.CREATE, result=rpc.Compare.EQUAL, create_revision=revision)
+        case ModifiedAt(mod_revision=revision):
+            return rpc.Compare(key=key, target=rpc.Compare.MOD, result=rpc.Compare.EQUAL, mod_revision=revision)
+
+
+def _operation(operation: Operation) -> Any:
+    match operation:
+        case Put(key=key, value=value, lease_id=lease_id):
+            return rpc.RequestOp(request_put=rpc.PutRequest(key=key.encode(), value=value, lease=lease_id))
+        case Delete(key=key):
+            return rpc.RequestOp(request_delete_range=rpc.DeleteRangeRequest(key=key.encode()))
+
+
+def _entry(kv: Any) -> Entry:
+    return Entry(kv.key.decode(errors="replace"), kv.value, kv.create_revision, kv.mod_revision, kv.lease)
+
+
+def _event(event: Any) -> WatchEvent:
+    entry = _entry(event.kv)
+    return Removed(entry.key, entry.mod_revision) if event.type else Written(entry)
+
+
+def _was_never_sent(error: Any) -> bool:
+    return error.code() is grpc.StatusCode.UNAVAILABLE and (error.details() or "").startswith(_NEVER_SENT)
+
+
+def _is_trouble(error: Any) -> bool:
+    return error.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
+
+
+def _meaning(error: Any, endpoint: str, timeout_s: float, *, is_repeatable: bool) -> FlightedlError | LeaseLostError:
+    """What gRPC's error means, in our words. Sending a repeatable request again does no harm."""
+    code, details = error.code(), error.details() or ""
+    if _was_never_sent(error):
+        return UnavailableError(
+            f"etcd at {endpoint} cannot be reached: start it, or set FLIGHTEDL_ETCD to the address where it runs"
+        )
+    if code is grpc.StatusCode.NOT_FOUND and "lease not found" in details:
+        return LeaseLostError("the lease has ended")
+    if code is grpc.StatusCode.INVALID_ARGUMENT or "larger than max" in details:
+        return UsageError(f"etcd does not take this request: {details}")
+    if code in (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED):
+        return AuthenticationError(f"etcd at {endpoint} refused access: {details}")
+    if code is grpc.StatusCode.RESOURCE_EXHAUSTED:
+        return UnavailableError(f"etcd at {endpoint} has no room ({details}): compact and defragment it")
+    if code is grpc.StatusCode.DEADLINE_EXCEEDED:
+        reason = f"did not answer within {timeout_s:g} s"
+    else:
+        reason = f"broke off ({details or code.name})"
+    if is_repeatable:
+        return UnavailableError(f"etcd at {endpoint} {reason}: see that it runs there, or set FLIGHTEDL_ETCD")
+    return OutcomeUnknownError(f"etcd at {endpoint} {reason}: the transaction may or may not have been done")

@@ -1,0 +1,317 @@
+"""Files and Storage over fsspec: plain paths, ``file://``, ``memory://``, ``s3://`` and whatever else is installed.
+
+Rules:
+
+* A file is published whole or not at all. On the local file system: a temporary name in the same directory, fsync,
+  rename, fsync of the directory. Elsewhere: everything is collected in a temporary file of this machine first and
+  uploaded when it is complete, because leaving ``with fs.open(path, "wb")`` by an exception commits the half file.
+* Nothing is answered from a listing cache, and correctness never rests on conditional puts.
+* S3 is told by the standard variables (``AWS_ENDPOINT_URL``, ``AWS_ACCESS_KEY_ID``, ...) where and who;
+  time limits and few retries make a dead server an error within seconds.
+* Messages name files, never credentials: user, password and query are cut out of URLs.
+
+Not guaranteed: that a publish whose reply was lost did not happen; names are fresh each time, so it does no harm. A
+process that is killed while it writes locally leaves a hidden temporary file, which ``list`` does not show.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import io
+import os
+import re
+import tempfile
+import uuid
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, BinaryIO, cast
+from urllib.parse import urlsplit, urlunsplit
+
+import fsspec
+from fsspec.core import url_to_fs
+from fsspec.implementations.local import LocalFileSystem
+from fsspec.implementations.memory import MemoryFileSystem
+
+from flightedl.errors import CorruptError, DataError, FlightedlError, NotFoundError, UnavailableError, UsageError
+from flightedl.ports import FileStat, StoredFile
+
+CONNECT_TIMEOUT_S = 3.0
+READ_TIMEOUT_S = 30.0
+
+_READ_BLOCK_BYTES = 16 << 20
+#: How often a file is read anew that was replaced meanwhile.
+_REPLACED_TRIES = 10
+_TEMPORARY_END = ".partial"
+_MAGIC = re.compile(r"[*?\[]")
+_S3_OPTIONS: Mapping[str, Any] = {
+    "config_kwargs": {
+        "connect_timeout": CONNECT_TIMEOUT_S,
+        "read_timeout": READ_TIMEOUT_S,
+        "retries": {"max_attempts": 2, "mode": "standard"},
+    },
+}
+
+
+def open_storage(url: str) -> FsspecStorage:
+    """The storage whose root is ``url``.
+
+    Raises:
+        UsageError: the URL's protocol is unknown, or its package is not installed.
+    """
+    return FsspecStorage(url)
+
+
+class FsspecStorage:
+    """See ``ports.Storage``. Nothing is opened or created before the first call that needs it.
+
+    Args:
+        url: A directory, as a URL or a plain path.
+    """
+
+    def __init__(self, url: str) -> None:
+        self._fs, root = _file_system(url)
+        self._root = root.rstrip("/")
+        self._url = without_credentials(url).rstrip("/") or "/"
+        self._is_local = isinstance(self._fs, LocalFileSystem)
+
+    @property
+    def url(self) -> str:
+        return self._url
+
+    def read(self, name: str) -> bytes:
+        return self._read(name, 0, None)
+
+    def read_range(self, name: str, offset: int, length: int) -> bytes:
+        found = self._read(name, offset, length)
+        if missing := length - len(found):
+            raise CorruptError(f"{self._url}/{name} ends {missing} bytes before {offset + length}: it is truncated")
+        return found
+
+    def _read(self, name: str, offset: int, length: int | None) -> bytes:
+        """Up to ``length`` bytes of one version of the file; all when None."""
+        for _ in range(_REPLACED_TRIES):
+            try:
+                with self._explained(name), _opened(self._fs, self._path(name), **self._reading()) as file:
+                    file.seek(offset)
+                    return _read_blocks(file, length)
+            except _ReplacedError:
+                continue
+        raise UnavailableError(f"{self._url}/{name} is replaced faster than it can be read: try again")
+
+    def publish(self, name: str, parts: Iterable[bytes | memoryview]) -> int:
+        path = self._path(name)
+        if self._is_local:
+            return self._publish_locally(name, Path(path), parts)
+        with tempfile.TemporaryDirectory(prefix="flightedl-") as directory:
+            collected = Path(directory) / "file"
+            with collected.open("wb") as file:
+                size_bytes = self._write_all(name, file, parts)
+            with self._explained(name):
+                if isinstance(self._fs, MemoryFileSystem):  # put_file shows the file while it is written
+                    self._fs.pipe_file(path, collected.read_bytes())
+                else:
+                    self._fs.put_file(str(collected), path)
+        return size_bytes
+
+    def _publish_locally(self, name: str, path: Path, parts: Iterable[bytes | memoryview]) -> int:
+        temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}{_TEMPORARY_END}")
+        with self._explained(name):
+            missing = [parent for parent in (path.parent, *path.parent.parents) if not parent.exists()]
+            path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            with self._explained(name):
+                file = temporary.open("xb")
+            with file:
+                size_bytes = self._write_all(name, file, parts)
+                with self._explained(name):
+                    file.flush()
+                    os.fsync(file.fileno())
+            with self._explained(name):
+                temporary.replace(path)
+        except BaseException:
+            temporary.unlink(missing_ok=True)
+            raise
+        with self._explained(name):
+            # A directory made just now is durable once its parent is.
+            for directory in (path.parent, *(parent.parent for parent in missing)):
+                _sync_directory(directory)
+        return size_bytes
+
+    def _write_all(self, name: str, file: BinaryIO, parts: Iterable[bytes | memoryview]) -> int:
+        """Write the parts; what the iterable itself raises goes to the caller as it is."""
+        size_bytes = 0
+        for part in parts:
+            with self._explained(name):
+                file.write(part)
+            size_bytes += len(part) if isinstance(part, bytes) else part.nbytes
+        return size_bytes
+
+    def list(self, prefix: str) -> tuple[StoredFile, ...]:
+        parent = self._path(prefix.rpartition("/")[0])
+        try:
+            with self._explained(prefix):
+                found: Mapping[str, Any] = self._fs.find(parent, detail=True)
+        except NotFoundError:
+            return ()
+        start = self._root + "/"
+        stored = (
+            StoredFile(path.removeprefix(start), int(details["size"] or 0))
+            for path, details in found.items()
+            if path.startswith(start + prefix) and not _is_temporary(path)
+        )
+        return tuple(sorted(stored, key=lambda file: file.name))
+
+    def delete(self, name: str) -> None:
+        with contextlib.suppress(NotFoundError), self._explained(name):
+            self._fs.rm_file(self._path(name))
+
+    def _path(self, name: str) -> str:
+        if any(part in (".", "..") for part in name.split("/")) or name.startswith("/"):
+            raise UsageError(f"{name!r} is not the name of a file under {self._url}")
+        return f"{self._root}/{name}" if name else self._root
+
+    def _reading(self) -> dict[str, Any]:
+        """One request for each block that is read, instead of guessing ahead."""
+        return {} if self._is_local else {"cache_type": "none"}
+
+    @contextlib.contextmanager
+    def _explained(self, name: str) -> Iterator[None]:
+        place = f"{self._url}/{name}"
+        try:
+            yield
+        except FlightedlError:
+            raise
+        except Exception as error:
+            if isinstance(error, FileNotFoundError):
+                raise NotFoundError(f"there is no {place}") from None
+            if isinstance(error, OSError) and error.errno == errno.EBUSY:
+                raise _ReplacedError from error
+            if isinstance(error, PermissionError) or _lacks_credentials(error):
+                raise UsageError(f"no access to {place}: {_reason(error)}; check the credentials and rights") from None
+            raise UnavailableError(f"{place} cannot be used at the moment: {_reason(error)}") from error
+
+
+class _ReplacedError(Exception):
+    """The file was replaced while it was read in several requests: what s3fs reports as EBUSY."""
+
+
+class FsspecFiles:
+    """See ``ports.Files``."""
+
+    def expand(self, patterns: Sequence[str]) -> tuple[FileStat, ...]:
+        found: dict[str, FileStat] = {}
+        for pattern in patterns:
+            shown = without_credentials(pattern)
+            with _as_data_error(shown):
+                stats = _expanded(pattern)
+            if not stats:
+                raise DataError(f"no file matches {shown}: check the path or the pattern")
+            found.update((stat.url, stat) for stat in stats)
+        return tuple(found[url] for url in sorted(found))
+
+    def open(self, url: str) -> BinaryIO:
+        with _as_data_error(without_credentials(url)):
+            fs, path = _file_system(url)
+            return _opened(fs, path)
+
+
+def without_credentials(url: str) -> str:
+    """The URL without user, password, query and fragment; a plain path as it is."""
+    if "://" not in url:
+        return url
+    parts = urlsplit(url)
+    return urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], parts.path, "", ""))
+
+
+def _file_system(url: str) -> tuple[Any, str]:
+    protocol = fsspec.utils.get_protocol(url)
+    options = _S3_OPTIONS if protocol in ("s3", "s3a") else {}
+    try:
+        fs, path = url_to_fs(url, use_listings_cache=False, **options)
+    except ImportError as error:
+        hint = "pip install 'flightedl[s3]'" if protocol in ("s3", "s3a") else f"install its package ({error})"
+        raise UsageError(f"{without_credentials(url)} needs a package that is not installed: {hint}") from None
+    except ValueError as error:
+        raise UsageError(f"{without_credentials(url)} cannot be opened: {error}") from None
+    return fs, path
+
+
+def _opened(fs: Any, path: str, **options: Any) -> BinaryIO:
+    """Open for reading. fsspec's memory hands the same file object to all its readers: they get a copy each."""
+    if isinstance(fs, MemoryFileSystem):
+        return io.BytesIO(fs.cat_file(path))
+    return cast("BinaryIO", fs.open(path, "rb", **options))
+
+
+def _read_blocks(file: BinaryIO, length: int | None) -> bytes:
+    blocks: list[bytes] = []
+    missing = length
+    while missing != 0:
+        block = file.read(_READ_BLOCK_BYTES if missing is None else min(missing, _READ_BLOCK_BYTES))
+        if not block:
+            break
+        blocks.append(block)
+        missing = None if missing is None else missing - len(block)
+    return blocks[0] if len(blocks) == 1 else b"".join(blocks)
+
+
+def _expanded(pattern: str) -> tuple[FileStat, ...]:
+    fs, path = _file_system(pattern)
+    if not _MAGIC.search(path) or (isinstance(fs, LocalFileSystem) and Path(path).is_file()):
+        details = fs.info(path)
+        if details["type"] == "directory":
+            raise DataError(f"{without_credentials(pattern)} is a directory: name the files, as in {pattern}/*.parquet")
+        return (_stat(fs, path, details),)
+    found: Mapping[str, Any] = fs.glob(path, detail=True)
+    return tuple(_stat(fs, path, details) for path, details in found.items() if details["type"] == "file")
+
+
+def _stat(fs: Any, path: str, details: Mapping[str, Any]) -> FileStat:
+    size_bytes = int(details["size"] or 0)
+    if isinstance(fs, LocalFileSystem):
+        return FileStat(path, size_bytes, f"{size_bytes}-{Path(path).stat().st_mtime_ns}")
+    tag = details.get("ETag") or details.get("etag")
+    if tag:
+        version = str(tag).strip('"')
+    else:
+        changed = next((details[name] for name in ("mtime", "LastModified", "created") if details.get(name)), "")
+        version = f"{size_bytes}-{changed}"
+    return FileStat(fs.unstrip_protocol(path), size_bytes, version)
+
+
+@contextlib.contextmanager
+def _as_data_error(shown: str) -> Iterator[None]:
+    try:
+        yield
+    except FlightedlError:
+        raise
+    except Exception as error:
+        if isinstance(error, FileNotFoundError):
+            raise DataError(f"there is no file {shown}: check the path") from None
+        if isinstance(error, IsADirectoryError):
+            raise DataError(f"{shown} is a directory: name the files, as in {shown}/*.parquet") from None
+        raise DataError(f"{shown} cannot be read: {_reason(error)}") from error
+
+
+def _is_temporary(path: str) -> bool:
+    name = path.rpartition("/")[2]
+    return name.startswith(".") and name.endswith(_TEMPORARY_END)
+
+
+def _sync_directory(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _lacks_credentials(error: Exception) -> bool:
+    return type(error).__name__ in ("NoCredentialsError", "PartialCredentialsError", "ProfileNotFound")
+
+
+def _reason(error: Exception) -> str:
+    """What the library said, in one line, without the URL's query."""
+    text = " ".join(str(error).split()) or type(error).__name__
+    return re.sub(r"://[^/\s@]*@", "://", re.sub(r"\?[^\s\"']*", "", text))[:300]

@@ -1,0 +1,35 @@
+"""The batch that the user's code is working on."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from flightedl.wire.messages import Assignment, BatchIdentity
+
+
+@dataclass(slots=True)
+class CurrentBatch:
+    """One batch from the moment it is handed to the user's code until the next one is asked for."""
+
+    assignment: Assignment
+    #: Number within its task.
+    number: int
+    #: Its weight in a synchronous round.
+    record_count: int
+    #: Numbers of the blocks that have an answer for this batch.
+    answered: set[int] = field(default_factory=set)
+    #: Its gradient met a newer version or a lost membership: it has to be computed and pushed again.
+    must_repeat: bool = False
+
+    @property
+    def identity(self) -> BatchIdentity:
+        """What makes its push happen once."""
+        return BatchIdentity(
+            epoch=self.assignment.epoch,
+            task=self.assignment.task,
+            batch=self.number,
+            batch_count=self.assignment.batch_count,
+        )
+
+    def __str__(self) -> str:
+        return f"epoch {self.assignment.epoch}, task {self.assignment.task}, batch {self.number}"

@@ -1,0 +1,217 @@
+"""The user's ``for batch in data``: tasks become batches, finished tasks become reports.
+
+A reader thread stays a few batches ahead, so that reading overlaps with computing. The iterator opens each batch (this
+trainer is a member, its values are fresh), hands it out, and closes it when the next one is asked for. A batch whose
+gradient came too late (the round had moved on, or this trainer had lost its membership) is handed out *again*, under
+the same identity: the loop body simply runs once more with fresh values.
+
+What is not guaranteed: that the loop body runs exactly once for a batch. That its gradient counts exactly once is.
+"""
+
+from __future__ import annotations
+
+import base64
+import queue
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Protocol
+
+import pyarrow as pa
+
+from flightedl.client.batches import CurrentBatch
+from flightedl.client.feed import Piece, TaskFeed
+from flightedl.client.waiting import Waiting
+from flightedl.errors import FlightedlError, UsageError
+from flightedl.wire.messages import Assignment, DatasetReply
+
+#: Batches read ahead of the user's code.
+_AHEAD = 4
+_SLICE_S = 0.5
+
+
+class BatchListener(Protocol):
+    """Who has to know where the user's code is: the session, on behalf of parameters and tables."""
+
+    def open_batch(self, current: CurrentBatch) -> None:
+        """The batch is about to be handed out: be a member, have fresh values."""
+        ...
+
+    def close_batch(self, current: CurrentBatch) -> list[int]:
+        """The user's code is through with it; returns the generations of the pservers that have it."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class _ReadBatch:
+    assignment: Assignment
+    number: int
+    records: pa.RecordBatch
+
+
+@dataclass(frozen=True, slots=True)
+class _PieceEnd:
+    assignment: Assignment
+
+
+@dataclass(frozen=True, slots=True)
+class _ReadFailure:
+    assignment: Assignment
+    number: int
+    error: Exception
+
+
+_Item = _ReadBatch | _PieceEnd | _ReadFailure
+
+#: Reads the batches of a piece, in order.
+ReadPiece = Callable[[Piece], Iterator[pa.RecordBatch]]
+
+
+class Dataset:
+    """An elastic pass over the data: ``for batch in dataset`` gives this trainer's share, until all epochs are done.
+
+    Iterate once; batches are ``pyarrow.RecordBatch`` of at most ``batch_size`` records.
+    """
+
+    def __init__(
+        self,
+        declared: DatasetReply,
+        feed_factory: Callable[[], TaskFeed],
+        read: ReadPiece,
+        listener: BatchListener,
+        waiting: Callable[[], Waiting],
+        grace_s: float,
+    ) -> None:
+        self._declared = declared
+        self._feed_factory = feed_factory
+        self._read = read
+        self._listener = listener
+        self._waiting = waiting
+        self._grace_s = grace_s
+        self._feed: TaskFeed | None = None
+        self._read_queue: queue.Queue[_Item] = queue.Queue(_AHEAD)
+        self._stopping = threading.Event()
+        self._reader: threading.Thread | None = None
+        self._reader_error: FlightedlError | None = None
+
+    @property
+    def schema(self) -> pa.Schema:
+        """Arrow schema of the batches."""
+        return schema_of(self._declared)
+
+    @property
+    def record_count(self) -> int:
+        """Records of one epoch, over all trainers."""
+        return self._declared.record_count
+
+    @property
+    def task_count(self) -> int:
+        """Tasks of one epoch, over all trainers."""
+        return self._declared.task_count
+
+    def __iter__(self) -> Iterator[pa.RecordBatch]:
+        if self._feed is not None:
+            raise UsageError("a dataset can be iterated once: its epochs are counted for the whole job, see epochs=")
+        self._feed = feed = self._feed_factory()
+        self._reader = threading.Thread(target=self._read_ahead, args=(feed,), name="flightedl-reader", daemon=True)
+        self._reader.start()
+        try:
+            yield from self._batches(feed)
+        finally:
+            self.close()
+
+    def _batches(self, feed: TaskFeed) -> Iterator[pa.RecordBatch]:
+        generations: list[int] = []
+        while (item := self._next_item(feed)) is not None:
+            if not feed.is_held(item.assignment):
+                continue
+            if isinstance(item, _PieceEnd):
+                feed.finished(item.assignment, generations)
+            elif isinstance(item, _ReadFailure):
+                sys.stderr.write(f"flightedl: cannot read a batch, the task goes back: {item.error}\n")
+                feed.failed(item.assignment, str(item.error), item.number)
+            else:
+                current = CurrentBatch(item.assignment, item.number, item.records.num_rows)
+                while True:
+                    current.must_repeat = False
+                    current.answered.clear()
+                    self._listener.open_batch(current)
+                    yield item.records
+                    generations = self._listener.close_batch(current)
+                    if not current.must_repeat or not feed.is_held(item.assignment):
+                        break
+
+    def _next_item(self, feed: TaskFeed) -> _Item | None:
+        waiting = self._waiting()
+        while True:
+            try:
+                item = self._read_queue.get(timeout=_SLICE_S)
+            except queue.Empty:
+                if self._reader_error is not None:
+                    raise self._reader_error from None
+                if feed.is_done and self._read_queue.empty():
+                    waiting.over()
+                    return None
+                if trouble := feed.trouble:
+                    waiting.because(trouble)
+                else:
+                    waiting.patiently("the other trainers to finish their tasks of this epoch")
+            else:
+                waiting.over()
+                return item
+
+    def fail_current(self, current: CurrentBatch, error: str) -> None:
+        """The user's code raised at this batch: report it, so that a poisonous record is found."""
+        if self._feed is not None:
+            self._feed.failed(current.assignment, error, current.number)
+
+    def registration_changed(self) -> None:
+        """This trainer has a new generation: what it held belongs to others now."""
+        if self._feed is not None:
+            self._feed.drop_all()
+
+    def close(self) -> None:
+        """Hand back what is held and stop reading. Closing twice is fine."""
+        self._stopping.set()
+        if self._feed is not None:
+            self._feed.close(self._grace_s)
+        if self._reader is not None:
+            self._reader.join(self._grace_s)
+
+    # the reader thread
+
+    def _read_ahead(self, feed: TaskFeed) -> None:
+        try:
+            while not self._stopping.is_set():
+                piece = feed.next(_SLICE_S)
+                if piece is not None:
+                    self._read_piece(piece)
+        except FlightedlError as error:
+            self._reader_error = error
+
+    def _read_piece(self, piece: Piece) -> None:
+        number = piece.assignment.first_batch
+        try:
+            for records in self._read(piece):
+                if not self._put(_ReadBatch(piece.assignment, number, records)):
+                    return
+                number += 1
+        except (FlightedlError, pa.ArrowException, OSError) as error:
+            self._put(_ReadFailure(piece.assignment, number, error))
+        else:
+            self._put(_PieceEnd(piece.assignment))
+
+    def _put(self, item: _Item) -> bool:
+        while not self._stopping.is_set():
+            try:
+                self._read_queue.put(item, timeout=_SLICE_S)
+            except queue.Full:
+                continue
+            return True
+        return False
+
+
+def schema_of(declared: DatasetReply) -> pa.Schema:
+    """Arrow schema of a dataset's records."""
+    return pa.ipc.read_schema(pa.py_buffer(base64.b64decode(declared.schema)))

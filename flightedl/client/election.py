@@ -1,0 +1,119 @@
+"""Init election: exactly one trainer's values become the model's first values.
+
+The winner holds ``init_params`` on its lease while it uploads to every pserver, then overwrites the key without a
+lease and with ``done`` in one transaction that names its election. A winner that dies leaves no key, and another one
+wins; its upload, of a newer election, replaces whatever the first had sent. Losers wait for ``done``.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping
+
+import numpy as np
+import numpy.typing as npt
+
+from flightedl.client.registration import Registration
+from flightedl.client.servers import SLICE_S, Servers, is_transient, persistently
+from flightedl.client.waiting import Waiting
+from flightedl.coordination.directory import Directory
+from flightedl.coordination.keys import JobKeys
+from flightedl.domain.sharding import ShardPlan
+from flightedl.errors import FencedError, FlightedlError
+from flightedl.ports import Absent, Coordinator, CreatedAt, Entry, Put
+from flightedl.wire.messages import ElectionRecord, InitHeader, InitReply, decode, encode
+from flightedl.wire.rows import PUSH_SCHEMA, encode_rows, group_by_size
+
+_UPLOAD_S = 120.0
+
+
+def elect_and_initialize(
+    plan: ShardPlan,
+    values: Mapping[str, npt.NDArray[np.generic]],
+    *,
+    registration: Registration,
+    coordinator: Coordinator,
+    keys: JobKeys,
+    directory: Directory,
+    servers: Servers,
+    waiting: Callable[[], Waiting],
+) -> None:
+    """Return when the model has its first values, from this trainer or another."""
+    wait = waiting()
+    for _ in wait.steps():
+        try:
+            entry = _stand(registration, coordinator, keys)
+            record = decode(entry.value, ElectionRecord)
+            if record.done:
+                break
+            if record.trainer == registration.trainer:
+                for index in range(plan.pserver_count):
+                    _upload(plan, index, values, entry.create_revision, registration, servers, waiting)
+                done = ElectionRecord(trainer=registration.trainer, done=True)
+                won = coordinator.transact(
+                    [CreatedAt(keys.init_params, entry.create_revision)], [Put(keys.init_params, encode(done))]
+                )
+                if won.committed:
+                    break
+            else:
+                directory.wait_until(functools.partial(_is_settled, keys.init_params, record), SLICE_S)
+                wait.because(f"trainer {record.trainer} to send the first values")
+        except FlightedlError as error:
+            if not is_transient(error):
+                raise
+            wait.because(error)
+    wait.over()
+
+
+def _stand(registration: Registration, coordinator: Coordinator, keys: JobKeys) -> Entry:
+    """The election's key: this trainer's, if it was free."""
+    entry = coordinator.get(keys.init_params)
+    if entry is not None:
+        return entry
+    registration.renewed()
+    held = registration.held
+    record = ElectionRecord(trainer=registration.trainer)
+    coordinator.transact([Absent(keys.init_params)], [Put(keys.init_params, encode(record), held.lease_id)])
+    entry = coordinator.get(keys.init_params)
+    if entry is None:
+        raise FencedError("the election's key vanished: stand again")
+    return entry
+
+
+def _is_settled(key: str, seen: ElectionRecord, directory: Directory) -> bool | None:
+    """True when it is worth looking again: done, or no longer the same candidate's."""
+    entry = directory.entry(key)
+    return True if entry is None or decode(entry.value, ElectionRecord) != seen else None
+
+
+def _upload(
+    plan: ShardPlan,
+    index: int,
+    values: Mapping[str, npt.NDArray[np.generic]],
+    election: int,
+    registration: Registration,
+    servers: Servers,
+    waiting: Callable[[], Waiting],
+) -> None:
+    """The blocks of one pserver, until it says that it has them all."""
+    blocks = [plan.block(number) for number in plan.blocks_of(index).numbers.tolist()]
+    slices = [values[plan.parameters[b.parameter].name].reshape(-1)[b.start : b.stop] for b in blocks]
+    groups = group_by_size([part.nbytes for part in slices])
+
+    def attempt() -> None:
+        header = InitHeader(
+            trainer=registration.trainer,
+            generation=registration.generation,
+            plan_hash=plan.hash,
+            election=election,
+            rows=len(blocks),
+        )
+        batches = (
+            (encode_rows([blocks[i].number for i in g], [0] * len(g), [slices[i] for i in g]), None) for g in groups
+        )
+        _, connection = servers.pserver(index)
+        reply = decode(connection.put(encode(header), PUSH_SCHEMA, batches, timeout_s=_UPLOAD_S), InitReply)
+        if reply.initialized != reply.blocks:
+            raise FencedError("the pserver has values of a newer election")
+
+    persistently(waiting(), attempt)

@@ -1,0 +1,217 @@
+"""Gets work from the master and reports it, in the background, so that the next task is there when this one ends.
+
+The feed holds at most ``HOLD`` pieces of work: the one being trained and the next. One thread talks to the master: a
+report goes out at once (others may wait for this trainer's leave), a request when there is room. Reports stay in the
+feed until the master answered them, so a master's death loses none; the attempt number makes repeating them safe.
+
+The feed does not know whether a batch was pushed; ``finished`` is the caller's word that all of a piece was.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from flightedl.client.servers import is_transient
+from flightedl.errors import FlightedlError
+from flightedl.formats.chunks import Chunk
+from flightedl.ports import Clock
+from flightedl.wire.messages import Assignment, FailedTask, FinishedTask, ReturnedTask, TasksReply
+
+#: Pieces of work held at once: one in training, one ahead.
+HOLD = 2
+_RETRY_S = 0.2
+
+
+@dataclass(frozen=True, slots=True)
+class Reports:
+    """What has to be told to the master."""
+
+    finished: tuple[FinishedTask, ...] = ()
+    failed: tuple[FailedTask, ...] = ()
+    returned: tuple[ReturnedTask, ...] = ()
+
+    def __bool__(self) -> bool:
+        return bool(self.finished or self.failed or self.returned)
+
+    def without(self, sent: Reports) -> Reports:
+        """What is still to be told after ``sent`` was."""
+        return Reports(
+            self.finished[len(sent.finished) :], self.failed[len(sent.failed) :], self.returned[len(sent.returned) :]
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A piece of work with the chunks its records are in."""
+
+    assignment: Assignment
+    chunks: tuple[Chunk, ...]
+
+
+#: (reports, attempts held, how many pieces are wanted, how long the master may hold the call) -> its answer.
+Fetch = Callable[[Reports, Sequence[int], int, float], tuple[TasksReply, Sequence[Piece]]]
+
+
+class TaskFeed:
+    """The pieces of work of one trainer. Thread-safe."""
+
+    def __init__(self, fetch: Fetch, clock: Clock) -> None:
+        self._fetch = fetch
+        self._clock = clock
+        self._changed = threading.Condition()
+        self._reports = Reports()
+        #: Attempts this trainer holds: given and not yet reported.
+        self._held: dict[int, Assignment] = {}
+        self._ready: deque[Piece] = deque()
+        self._is_done = False
+        self._is_closing = False
+        self._not_before = 0.0
+        self._error: FlightedlError | None = None
+        self._reason = ""
+        self._thread = threading.Thread(target=self._run, name="flightedl-tasks", daemon=True)
+        self._thread.start()
+
+    # what the reader asks
+
+    def next(self, timeout_s: float) -> Piece | None:
+        """The next piece of work, or None after ``timeout_s``, or at once when there is none any more.
+
+        Raises:
+            FlightedlError: what ended the feed.
+        """
+        with self._changed:
+            self._changed.wait_for(lambda: self._ready or self._is_done or self._is_closing or self._error, timeout_s)
+            if self._ready:
+                return self._ready.popleft()
+            if self._error is not None:
+                raise self._error
+            return None
+
+    @property
+    def is_done(self) -> bool:
+        """True when all epochs are done everywhere."""
+        with self._changed:
+            return self._is_done and not self._ready
+
+    @property
+    def trouble(self) -> str:
+        """Why the master cannot be asked; empty when it answers."""
+        with self._changed:
+            return self._reason
+
+    def is_held(self, assignment: Assignment) -> bool:
+        """False when the master took this piece away: drop what is left of it."""
+        with self._changed:
+            return assignment.attempt in self._held
+
+    # what the trainer reports
+
+    def finished(self, assignment: Assignment, pservers: Sequence[int]) -> None:
+        """Every batch of this piece is acknowledged by all pservers, whose generations are given."""
+        report = FinishedTask(
+            epoch=assignment.epoch,
+            position=assignment.position,
+            attempt=assignment.attempt,
+            pservers=list(pservers),
+        )
+        self._report(assignment, lambda r: replace(r, finished=(*r.finished, report)))
+
+    def failed(self, assignment: Assignment, error: str, batch: int | None) -> None:
+        """This piece cannot be done by this trainer."""
+        report = FailedTask(
+            epoch=assignment.epoch,
+            position=assignment.position,
+            attempt=assignment.attempt,
+            error=error[:1000],
+            batch=batch,
+        )
+        self._report(assignment, lambda r: replace(r, failed=(*r.failed, report)))
+
+    def _report(self, assignment: Assignment, add: Callable[[Reports], Reports]) -> None:
+        with self._changed:
+            if self._held.pop(assignment.attempt, None) is not None:
+                self._reports = add(self._reports)
+                self._changed.notify_all()
+
+    def drop_all(self) -> None:
+        """Forget everything held: it was given to a registration that is gone."""
+        with self._changed:
+            self._held.clear()
+            self._ready.clear()
+            self._reports = Reports()
+            self._changed.notify_all()
+
+    def close(self, timeout_s: float) -> None:
+        """Hand back what is held, send the last reports, stop the thread."""
+        with self._changed:
+            self._is_closing = True
+            returned = [
+                ReturnedTask(epoch=held.epoch, position=held.position, attempt=held.attempt)
+                for held in self._held.values()
+            ]
+            self._held.clear()
+            self._ready.clear()
+            self._reports = replace(self._reports, returned=(*self._reports.returned, *returned))
+            self._changed.notify_all()
+        self._thread.join(timeout_s)
+
+    # the thread
+
+    def _run(self) -> None:
+        while (work := self._wait_for_work()) is not None:
+            reports, held, want, wait_s = work
+            try:
+                reply, pieces = self._fetch(reports, held, want, wait_s)
+            except FlightedlError as error:
+                if not self._took_error(error):
+                    return
+            else:
+                self._take(reports, reply, pieces)
+
+    def _wait_for_work(self) -> tuple[Reports, tuple[int, ...], int, float] | None:
+        with self._changed:
+            while True:
+                pause = self._not_before - self._clock.now()
+                if self._is_closing and not self._reports:
+                    return None
+                room = 0 if self._is_closing or self._is_done else HOLD - len(self._held)
+                if self._reports and (pause <= 0 or not self._reason):
+                    return self._reports, tuple(self._held), max(room, 0), 0.0
+                if room > 0 and pause <= 0:
+                    # A trainer that holds work must be able to report it at once: it does not let itself be held.
+                    return self._reports, tuple(self._held), room, 0.0 if self._held else 2.0
+                self._changed.wait(pause if (room > 0 or self._reports) and pause > 0 else None)
+
+    def _took_error(self, error: FlightedlError) -> bool:
+        """Whether to go on after an error."""
+        with self._changed:
+            if not is_transient(error) or self._is_closing:
+                self._error = error
+                self._changed.notify_all()
+                return False
+            self._reason = str(error)
+            self._not_before = self._clock.now() + _RETRY_S
+            return True
+
+    def _take(self, sent: Reports, reply: TasksReply, pieces: Sequence[Piece]) -> None:
+        with self._changed:
+            self._reason = ""
+            self._reports = self._reports.without(sent)
+            for lost in reply.lost:
+                self._held.pop(lost.attempt, None)
+            self._is_done = reply.outcome == "epochs_done"
+            if self._is_closing:
+                unwanted = tuple(
+                    ReturnedTask(epoch=p.assignment.epoch, position=p.assignment.position, attempt=p.assignment.attempt)
+                    for p in pieces
+                )
+                self._reports = replace(self._reports, returned=(*self._reports.returned, *unwanted))
+            else:
+                for piece in pieces:
+                    self._held[piece.assignment.attempt] = piece.assignment
+                    self._ready.append(piece)
+            self._not_before = self._clock.now() + (reply.retry_after_s if not pieces else 0.0)
+            self._changed.notify_all()

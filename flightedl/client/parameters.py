@@ -1,0 +1,381 @@
+"""The model as trainers see it: a mapping of arrays, pushed to and pulled from the pservers.
+
+Theory of operation. Received rows are copied once, to the arrays that the user reads. A push goes to all pservers in
+parallel, one stream each, in lock-step: a few messages ahead, then one reply read for each message written, which keeps the data in cache and cannot
+deadlock. In synchronous mode a block's fresh values come when its round has closed; what has not come by the end of a
+stream is asked for again, in slices.
+
+Everything sent is idempotent: a push is known by its batch, so a stream that broke is simply repeated. Every batch gets
+an answer from every block: blocks that the user's code did not push to get the batch's *arrival* (weight zero), because
+the others' rounds wait for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from flightedl.client.batches import CurrentBatch
+from flightedl.client.servers import Servers, is_transient
+from flightedl.client.waiting import Waiting
+from flightedl.domain.sharding import ShardPlan
+from flightedl.errors import FlightedlError, GradientError, UsageError
+from flightedl.rpc.client import Connection
+from flightedl.wire.messages import PullTicket, PushHeader, encode
+from flightedl.wire.rows import PUSH_SCHEMA, Outcome, Row, decode_rows, encode_rows, group_by_size
+
+Array = npt.NDArray[np.generic]
+
+#: Messages written ahead of the replies read; with 1 MiB messages well below where lock-step streams hang.
+WINDOW = 3
+_SLICE_S = 2.0
+_STREAM_S = 30.0
+
+
+@dataclass(slots=True)
+class ShardTransfer:
+    """What one pserver still has to be sent and asked for, for one batch."""
+
+    #: block -> gradient slice, or None for an arrival without one.
+    pushes: dict[int, Array | None]
+    #: block -> lowest version wanted.
+    pulls: dict[int, int]
+    pull_after_push: bool
+    #: Under which membership; 0: as a reader.
+    member: int = 0
+    #: The gradient was too late, or the membership is gone.
+    must_repeat: bool = False
+    generation: int = 0
+
+
+@dataclass(slots=True)
+class _Shard:
+    """The client's side of one pserver: where its blocks lie in this trainer's memory."""
+
+    index: int
+    blocks: tuple[int, ...]
+    #: block -> the (n,) writable slice of the values.
+    values: dict[int, Array] = field(default_factory=dict)
+
+
+class Scope(Protocol):
+    """Under whose name, and for which batch, the parameters push now."""
+
+    @property
+    def trainer(self) -> str: ...
+
+    @property
+    def generation(self) -> int: ...
+
+    @property
+    def member(self) -> int:
+        """The membership in the view; 0: none."""
+        ...
+
+    @property
+    def current(self) -> CurrentBatch | None: ...
+
+    def lost_membership(self) -> None:
+        """A pserver does not know this member any more: join again before the next batch."""
+        ...
+
+
+class Parameters(Mapping[str, npt.NDArray[np.generic]]):
+    """The model's parameters by name: read-only views that ``pull`` and ``step`` refresh in place.
+
+    Args:
+        plan: Where every block lies.
+        is_synchronous: Whether a pull waits for the round of the push before it.
+        servers: Connections to the pservers.
+        scope: Gives the present sender, member and batch.
+        waiting: Makes a wait that the user sees.
+    """
+
+    def __init__(
+        self,
+        plan: ShardPlan,
+        is_synchronous: bool,
+        servers: Servers,
+        scope: Scope,
+        waiting: Callable[[], Waiting],
+    ) -> None:
+        self._plan = plan
+        self._is_synchronous = is_synchronous
+        self._servers = servers
+        self._scope = scope
+        self._waiting = waiting
+        self._arrays: dict[str, Array] = {spec.name: np.zeros(spec.shape, spec.dtype) for spec in plan.parameters}
+        self._views = {name: _read_only(array) for name, array in self._arrays.items()}
+        self._specs = {spec.name: spec for spec in plan.parameters}
+        self._flat = [self._arrays[spec.name].reshape(-1) for spec in plan.parameters]
+        self._blocks = {number: plan.block(number) for number in range(plan.block_count)}
+        self._shards = [self._shard(index) for index in range(plan.pserver_count)]
+        #: block -> version of the values held here.
+        self._versions: dict[int, int] = dict.fromkeys(self._blocks, 0)
+        self._pool = ThreadPoolExecutor(plan.pserver_count, "flightedl-parameters")
+
+    def _shard(self, index: int) -> _Shard:
+        numbers = tuple(self._plan.blocks_of(index).numbers.tolist())
+        values = {
+            n: self._flat[self._blocks[n].parameter][self._blocks[n].start : self._blocks[n].stop] for n in numbers
+        }
+        return _Shard(index, numbers, values)
+
+    # Mapping
+
+    def __getitem__(self, name: str) -> npt.NDArray[np.generic]:
+        return self._views[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._views)
+
+    def __len__(self) -> int:
+        return len(self._views)
+
+    @property
+    def versions(self) -> dict[str, int]:
+        """Version of each parameter's values held here (of its oldest block)."""
+        oldest: dict[str, int] = {}
+        for number, version in self._versions.items():
+            name = self._plan.parameters[self._blocks[number].parameter].name
+            oldest[name] = min(version, oldest.get(name, version))
+        return oldest
+
+    # what the user calls
+
+    def step(self, gradients: Mapping[str, npt.ArrayLike]) -> None:
+        """Push the current batch's gradients, then pull: ``model[name]`` is fresh when this returns.
+
+        Args:
+            gradients: name -> array of the parameter's shape and dtype. Parameters that are left out get none.
+
+        Raises:
+            GradientError: unknown name, wrong shape or dtype, or not finite; nothing was sent.
+            UsageError: no batch is current, or it was already pushed.
+            UnavailableError: a pserver stayed away for longer than ``give_up_s``.
+        """
+        self._push(gradients, pull=True, complete=True)
+
+    def push(self, gradients: Mapping[str, npt.ArrayLike]) -> None:
+        """Push the current batch's gradients of some parameters. Errors as ``step``."""
+        self._push(gradients, pull=False, complete=False)
+
+    def pull(self) -> None:
+        """Refresh all values. In synchronous mode after a push this waits for the round of the current batch."""
+        current = self._scope.current
+        if current is not None and current.answered and self._is_synchronous and not current.must_repeat:
+            self._send(current, {}, self._unanswered(current), pull=False)
+        wanted: dict[int, int] = {}
+        for number, version in self._versions.items():
+            pushed = current is not None and number in current.answered and not current.must_repeat
+            wanted[number] = version + 1 if pushed and self._is_synchronous else 0
+        self._transfer(current, {}, [], wanted, pull=True, member=0 if current is None else self._scope.member)
+
+    # what the session calls
+
+    def refresh(self) -> None:
+        """Pull all blocks: as a member at or above its first round, else at whatever version they are."""
+        self._transfer(None, {}, [], dict.fromkeys(self._blocks, 0), pull=True, member=self._scope.member)
+
+    def arrive(self, current: CurrentBatch) -> list[int]:
+        """Make the batch arrive at the blocks that it was not pushed to.
+
+        Returns:
+            The generation of each pserver that has the batch.
+        """
+        missing = self._unanswered(current)
+        return self._send(current, {}, missing, pull=bool(missing))
+
+    def close(self) -> None:
+        """Stop the threads."""
+        self._pool.shutdown(wait=True, cancel_futures=True)
+
+    # one batch to all pservers
+
+    def _push(self, gradients: Mapping[str, npt.ArrayLike], *, pull: bool, complete: bool) -> None:
+        current = self._scope.current
+        if current is None:
+            raise UsageError("there is no current batch: push and step belong inside `for batch in job.dataset(...)`")
+        arrays = {name: self._checked(name, value, current) for name, value in gradients.items()}
+        pushes: dict[int, Array] = {}
+        for name, array in arrays.items():
+            for number in self._plan.block_range(name):
+                if number in current.answered and not current.must_repeat:
+                    raise UsageError(f"the gradient of {name!r} was already pushed for this batch ({current})")
+                block = self._blocks[number]
+                pushes[number] = array.reshape(-1)[block.start : block.stop]
+        if current.must_repeat:
+            return
+        arrivals = [n for n in self._unanswered(current) if n not in pushes] if complete else []
+        self._send(current, pushes, arrivals, pull=pull)
+
+    def _checked(self, name: str, value: npt.ArrayLike, current: CurrentBatch) -> Array:
+        spec = self._specs.get(name)
+        if spec is None:
+            raise GradientError(f"there is no parameter {name!r}; declared are {', '.join(sorted(self._specs))}")
+        array = np.asarray(value)
+        if array.shape != tuple(spec.shape):
+            raise GradientError(f"the gradient of {name!r} has shape {array.shape}, the parameter {tuple(spec.shape)}")
+        if array.dtype != np.dtype(spec.dtype):
+            raise GradientError(
+                f"the gradient of {name!r} is {array.dtype}, the parameter {spec.dtype}: use .astype(np.{spec.dtype})"
+            )
+        array = np.ascontiguousarray(array)
+        if not _is_finite(array):
+            raise GradientError(f"the gradient of {name!r} has NaN or infinity in {current}; nothing of it was pushed")
+        return array
+
+    def _unanswered(self, current: CurrentBatch) -> list[int]:
+        return [number for number in self._blocks if number not in current.answered]
+
+    def _send(
+        self, current: CurrentBatch, pushes: Mapping[int, Array], arrivals: Sequence[int], *, pull: bool
+    ) -> list[int]:
+        return self._transfer(current, pushes, arrivals, {}, pull=pull, member=self._scope.member)
+
+    def _transfer(
+        self,
+        current: CurrentBatch | None,
+        pushes: Mapping[int, Array],
+        arrivals: Sequence[int],
+        pulls: Mapping[int, int],
+        *,
+        pull: bool,
+        member: int,
+    ) -> list[int]:
+        """All pservers in parallel; returns their generations."""
+        transfers = []
+        for shard in self._shards:
+            mine: dict[int, Array | None] = {n: pushes[n] for n in shard.blocks if n in pushes}
+            mine.update(dict.fromkeys((n for n in arrivals if n in shard.values), None))
+            transfers.append(ShardTransfer(mine, {n: v for n, v in pulls.items() if n in shard.values}, pull, member))
+        if len(self._shards) == 1:
+            self._finish(self._shards[0], transfers[0], current)
+        else:
+            futures = [
+                self._pool.submit(self._finish, shard, transfer, current)
+                for shard, transfer in zip(self._shards, transfers, strict=True)
+            ]
+            errors = [error for future in futures if (error := future.exception()) is not None]
+            if errors:
+                raise errors[0]
+        if any(transfer.must_repeat for transfer in transfers):
+            self._scope.lost_membership()
+            if current is not None:
+                current.must_repeat = True
+        return [transfer.generation for transfer in transfers]
+
+    def _finish(self, shard: _Shard, transfer: ShardTransfer, current: CurrentBatch | None) -> None:
+        """One pserver, until everything is answered or has to be repeated."""
+        waiting = self._waiting()
+        for _ in waiting.steps():
+            try:
+                transfer.generation, connection = self._servers.pserver(shard.index)
+                if transfer.pushes and current is not None:
+                    self._stream(shard, transfer, current, connection)
+                elif transfer.pulls:
+                    self._pull(shard, transfer, connection)
+                reason = f"pserver {shard.index}: the other trainers' gradients of this round"
+            except FlightedlError as error:
+                if not is_transient(error):
+                    waiting.over()
+                    raise
+                waiting.because(error)
+                continue
+            if transfer.must_repeat or not (transfer.pushes or transfer.pulls):
+                break
+            waiting.patiently(reason)
+        waiting.over()
+
+    def _stream(self, shard: _Shard, transfer: ShardTransfer, current: CurrentBatch, connection: Connection) -> None:
+        """One lock-step DoExchange: rows up, outcomes and values down."""
+        numbers = list(transfer.pushes)
+        sizes = [0 if (array := transfer.pushes[n]) is None else array.nbytes for n in numbers]
+        groups = group_by_size(sizes)
+        header = PushHeader(
+            trainer=self._scope.trainer,
+            generation=self._scope.generation,
+            plan_hash=self._plan.hash,
+            member=transfer.member,
+            identity=current.identity,
+            weight=float(current.record_count),
+            rows=len(numbers),
+            pull=transfer.pull_after_push,
+            wait_s=_SLICE_S,
+        )
+        base = self._versions.copy()
+        unanswered = 0
+        with connection.exchange(encode(header), PUSH_SCHEMA, timeout_s=_STREAM_S) as exchange:
+            for group in groups:
+                members = [numbers[i] for i in group]
+                exchange.write(encode_rows(members, [base[n] for n in members], [transfer.pushes[n] for n in members]))
+                unanswered += 1
+                if unanswered >= WINDOW:
+                    self._take(exchange.read(), shard, transfer, current)
+                    unanswered -= 1
+            exchange.done_writing()
+            while (message := exchange.read()) is not None:
+                self._take(message, shard, transfer, current)
+
+    def _take(
+        self,
+        message: tuple[pa.RecordBatch | None, bytes | None] | None,
+        shard: _Shard,
+        transfer: ShardTransfer,
+        current: CurrentBatch | None,
+    ) -> None:
+        if message is None or message[0] is None:
+            return
+        for row in decode_rows(message[0]):
+            if row.outcome in {Outcome.STALE, Outcome.NOT_MEMBER}:
+                transfer.must_repeat = True
+                transfer.pushes.pop(row.block, None)
+                transfer.pulls.pop(row.block, None)
+            elif row.outcome != Outcome.NONE:
+                transfer.pushes.pop(row.block, None)
+                if current is not None:
+                    current.answered.add(row.block)
+                if transfer.pull_after_push:
+                    transfer.pulls[row.block] = self._versions[row.block] + 1 if self._is_synchronous else 0
+            if len(row.values):
+                self._store(shard, row)
+                transfer.pulls.pop(row.block, None)
+
+    def _pull(self, shard: _Shard, transfer: ShardTransfer, connection: Connection) -> None:
+        blocks = list(transfer.pulls)
+        versions = [transfer.pulls[n] for n in blocks]
+        everything = len(blocks) == len(shard.blocks) and len(set(versions)) == 1
+        ticket = PullTicket(
+            plan_hash=self._plan.hash,
+            member=transfer.member,
+            blocks=None if everything else blocks,
+            min_versions=versions[:1] if everything else versions,
+            wait_s=_SLICE_S,
+        )
+        with connection.get(encode(ticket), timeout_s=_STREAM_S) as stream:
+            for message in stream:
+                self._take(message, shard, transfer, None)
+
+    def _store(self, shard: _Shard, row: Row) -> None:
+        target = shard.values[row.block]
+        np.copyto(target, row.array(target.dtype))
+        self._versions[row.block] = row.version
+
+
+def _read_only(array: Array) -> Array:
+    view = array.view()
+    view.flags.writeable = False
+    return view
+
+
+def _is_finite(array: Array) -> bool:
+    """Whether all elements are finite: one fast pass, an exact one only where the fast one overflows."""
+    flat = array.reshape(-1)
+    with np.errstate(over="ignore", invalid="ignore"):
+        return bool(np.isfinite(np.dot(flat, flat))) or bool(np.isfinite(flat).all())

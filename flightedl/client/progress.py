@@ -1,0 +1,88 @@
+"""Tells the master, twice a second, what this trainer did: records, batches, means of metrics, what it waits for."""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+from collections.abc import Callable, Mapping
+from typing import SupportsFloat
+
+from flightedl.errors import FlightedlError
+from flightedl.wire.messages import LogRequest, encode
+
+_EVERY_S = 0.5
+
+
+class ProgressReporter:
+    """Sums between two messages; a message that cannot be sent is kept and added to. Thread-safe."""
+
+    def __init__(self, send: Callable[[bytes], None], sender: Callable[[], tuple[str, int]]) -> None:
+        self._send = send
+        self._sender = sender
+        self._lock = threading.Lock()
+        self._records = 0
+        self._batches = 0
+        self._metrics: dict[str, tuple[float, float]] = {}
+        self._waiting_for = ""
+        self._sent_waiting_for = ""
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="flightedl-progress", daemon=True)
+        self._thread.start()
+
+    def batch(self, records: int) -> None:
+        """A batch of so many records is through."""
+        with self._lock:
+            self._records += records
+            self._batches += 1
+
+    def metrics(self, values: Mapping[str, SupportsFloat], weight: float) -> None:
+        """Metrics of a batch of this weight."""
+        with self._lock:
+            for name, value in values.items():
+                total, weights = self._metrics.get(name, (0.0, 0.0))
+                self._metrics[name] = (total + float(value) * weight, weights + weight)
+
+    def waiting_for(self, reason: str) -> None:
+        """What the trainer waits for; empty: nothing."""
+        with self._lock:
+            self._waiting_for = reason[:500]
+
+    def close(self) -> None:
+        """Send the rest and stop."""
+        self._stopping.set()
+        self._thread.join(2.0)
+
+    def _run(self) -> None:
+        while not self._stopping.wait(_EVERY_S):
+            self._flush()
+        self._flush()
+
+    def _flush(self) -> None:
+        with self._lock:
+            records, batches, metrics, waiting = self._records, self._batches, self._metrics, self._waiting_for
+            if not (records or metrics or waiting != self._sent_waiting_for):
+                return
+            self._records, self._batches, self._metrics = 0, 0, {}
+        trainer, generation = self._sender()
+        message = LogRequest(
+            trainer=trainer,
+            generation=generation,
+            records=records,
+            batches=batches,
+            metrics=metrics,
+            host=socket.gethostname(),
+            pid=os.getpid(),
+            waiting_for=waiting,
+        )
+        try:
+            self._send(encode(message))
+        except FlightedlError:
+            with self._lock:
+                self._records += records
+                self._batches += batches
+                for name, (total, weight) in metrics.items():
+                    more, weights = self._metrics.get(name, (0.0, 0.0))
+                    self._metrics[name] = (total + more, weight + weights)
+        else:
+            self._sent_waiting_for = waiting

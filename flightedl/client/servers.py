@@ -1,0 +1,105 @@
+"""Finding and calling the master and the pservers, through their restarts.
+
+A call names the generation of the server it is meant for; when a server was replaced, its address and generation come
+from the directory (a watch on etcd), and the call goes to the new one. Only idempotent requests are sent here: every
+one carries its identity, so repeating it after an unknown outcome is safe.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import TypeVar
+
+from flightedl.client.waiting import Waiting
+from flightedl.coordination.directory import Directory
+from flightedl.coordination.records import ServerRecord
+from flightedl.errors import FencedError, FlightedlError, NotReadyError, OutcomeUnknownError
+from flightedl.rpc.authentication import Credentials
+from flightedl.rpc.client import Connection
+from flightedl.rpc.identity import Caller, ServerIdentity
+
+Result = TypeVar("Result")
+
+#: No single call holds the user's thread for longer than this, so that Ctrl-C works.
+SLICE_S = 4.0
+
+
+class Servers:
+    """Connections to the job's servers, one for each, replaced when the server is."""
+
+    def __init__(self, job: str, trainer: str, directory: Directory, credentials: Credentials | None) -> None:
+        self._job = job
+        self._caller = Caller(role="trainer", name=trainer)
+        self._directory = directory
+        self._credentials = credentials
+        self._lock = threading.Lock()
+        self._connections: dict[tuple[str, int], tuple[ServerRecord, Connection]] = {}
+        #: Connections to servers that are gone; another thread may still be inside a call.
+        self._retired: list[Connection] = []
+
+    def master(self) -> Connection:
+        """The connection to the present master; NotReadyError when none is known."""
+        record = self._directory.master()
+        if record is None:
+            raise NotReadyError("no master holds this job's lock yet: start one with `flightedl master`")
+        return self._connection("master", 0, record)
+
+    def pserver(self, index: int) -> tuple[int, Connection]:
+        """Generation of and connection to a pserver; NotReadyError when nobody holds the index."""
+        record = self._directory.pservers().get(index)
+        if record is None:
+            raise NotReadyError(f"no pserver holds index {index} at the moment")
+        return record.generation, self._connection("pserver", index, record)
+
+    def _connection(self, role: str, index: int, record: ServerRecord) -> Connection:
+        with self._lock:
+            known = self._connections.get((role, index))
+            if known is not None and known[0] == record:
+                return known[1]
+            expected = ServerIdentity(job=self._job, role=role, index=index, generation=record.generation)
+            connection = Connection(
+                record.address,
+                expected=expected,
+                caller=self._caller,
+                credentials=self._credentials,
+            )
+            self._connections[role, index] = (record, connection)
+            if known is not None:
+                self._retired.append(known[1])
+        return connection
+
+    def close(self) -> None:
+        """Close all connections."""
+        with self._lock:
+            connections = [*self._retired, *(connection for _, connection in self._connections.values())]
+            self._connections.clear()
+            self._retired.clear()
+        for connection in connections:
+            connection.close()
+
+
+def is_transient(error: FlightedlError) -> bool:
+    """Whether an idempotent request is worth repeating: unreachable, unknown, or sent to a replaced server."""
+    return error.retryable or isinstance(error, OutcomeUnknownError | FencedError)
+
+
+def persistently(waiting: Waiting, attempt: Callable[[], Result]) -> Result:
+    """Repeat an idempotent ``attempt`` until it succeeds or its error is final.
+
+    Raises:
+        UnavailableError: ``waiting`` gave up.
+        FlightedlError: the first error that repeating cannot cure.
+    """
+    for _ in waiting.steps():
+        try:
+            result = attempt()
+        except FlightedlError as error:
+            if not is_transient(error):
+                waiting.over()
+                raise
+            waiting.because(error)
+        else:
+            waiting.over()
+            return result
+    raise AssertionError("unreachable")

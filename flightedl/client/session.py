@@ -1,0 +1,447 @@
+"""A trainer's session with its job: everything the user's script gets from ``fe.connect()``.
+
+Wiring of one trainer process happens here and nowhere else. The session is a context manager: leaving it hands back
+what is held and ends the lease, so that the others learn at once; leaving it by an exception also reports the batch at
+which it happened.
+"""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self, SupportsFloat, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from flightedl.adapters.clock import SystemClock
+from flightedl.adapters.etcd import EtcdCoordinator
+from flightedl.adapters.storage import FsspecFiles
+from flightedl.client.batches import CurrentBatch
+from flightedl.client.dataset import Dataset, schema_of
+from flightedl.client.election import elect_and_initialize
+from flightedl.client.feed import Piece, Reports, TaskFeed
+from flightedl.client.parameters import Parameters
+from flightedl.client.progress import ProgressReporter
+from flightedl.client.registration import Registration
+from flightedl.client.servers import SLICE_S, Servers, is_transient, persistently
+from flightedl.client.waiting import Waiting
+from flightedl.config import TrainerSettings, settings
+from flightedl.coordination.directory import Directory
+from flightedl.coordination.keys import JobKeys
+from flightedl.domain.modes import Mode, Sync
+from flightedl.domain.optimizers import SGD, Optimizer
+from flightedl.domain.parameters import ParameterSpec
+from flightedl.domain.sharding import plan_shards
+from flightedl.errors import DeclarationError, FlightedlError, UsageError
+from flightedl.formats.chunks import chunks_from_batch
+from flightedl.formats.declared import spec_of
+from flightedl.formats.reader import Decode, read_task
+from flightedl.ports import Absent, Clock, CreatedAt, Put
+from flightedl.rpc import process_tuning
+from flightedl.rpc.authentication import Credentials
+from flightedl.wire.messages import (
+    DatasetDeclaration,
+    DatasetReply,
+    JoinReply,
+    JoinRequest,
+    ModelDeclaration,
+    ModelReply,
+    ParameterDeclaration,
+    TasksReply,
+    TasksTicket,
+    decode,
+    encode,
+)
+
+Answer = TypeVar("Answer")
+
+_CLOSE_S = 4.0
+
+
+def connect(etcd: str | None = None, job: str | None = None, **more: Any) -> Job:
+    """Join a job as a trainer.
+
+    Args:
+        etcd: ``host:port`` of etcd; else ``FLIGHTEDL_ETCD``.
+        job: The job's name; else ``FLIGHTEDL_JOB``.
+        **more: Other fields of :class:`flightedl.config.TrainerSettings`.
+
+    Raises:
+        UsageError: a setting is wrong.
+        UnavailableError: etcd cannot be reached.
+    """
+    process_tuning.apply()
+    return Job(settings(TrainerSettings, etcd=etcd, job=job, **more))
+
+
+class Job:
+    """One trainer's session. Use it as a context manager; its methods belong to the thread that made it."""
+
+    def __init__(self, chosen: TrainerSettings) -> None:
+        self._settings = chosen
+        self._clock: Clock = SystemClock()
+        self._keys = JobKeys(chosen.job)
+        self._coordinator = EtcdCoordinator(chosen.etcd, clock=self._clock)
+        try:
+            self._registration = Registration(self._coordinator, self._clock, self._keys, chosen.lease_ttl_s)
+        except BaseException:
+            self._coordinator.close()
+            raise
+        self._directory = Directory(self._coordinator, self._keys, self._clock).start()
+        credentials = Credentials.load(chosen.tls_dir)
+        self._servers = Servers(chosen.job, self.trainer, self._directory, credentials)
+        self._progress = ProgressReporter(self._send_progress, lambda: (self.trainer, self.generation))
+        self._dataset: Dataset | None = None
+        self._parameters: Parameters | None = None
+        self._mode: Mode | None = None
+        self._current: CurrentBatch | None = None
+        self._member = 0
+        self._files = FsspecFiles()
+        self._won: set[str] = set()
+        self._is_closed = False
+
+    # what the user calls
+
+    @property
+    def name(self) -> str:
+        """The job's name."""
+        return self._settings.job
+
+    @property
+    def output_dir(self) -> Path:
+        """Where results belong: the launcher's output directory, else the current directory."""
+        return Path(self._settings.output_dir or ".")
+
+    def dataset(
+        self,
+        urls: str | Sequence[str],
+        *,
+        batch_size: int,
+        epochs: int | None = 1,
+        shuffle: bool = False,
+        seed: int = 0,
+        columns: Sequence[str] | None = None,
+        filter: Sequence[tuple[str, str, Any]] | None = None,  # noqa: A002 - the word users know from Parquet readers
+        format: str = "",  # noqa: A002 - likewise
+        records_per_task: int = 0,
+        on_corrupt: str = "fail",
+        decode: Decode | None = None,
+    ) -> Dataset:
+        """Declare the job's training data: the same in every trainer, whose share of it comes by iterating.
+
+        Args:
+            urls: One or more URLs or globs, on any fsspec file system; relative paths are the trainer's.
+            batch_size: Records of a batch, at most; a batch never spans two tasks.
+            epochs: Passes over the data, for the whole job; None: endless.
+            shuffle: Dispatch tasks, and order the records within each, by ``seed`` and epoch.
+            seed: Of the shuffling.
+            columns: Only these.
+            filter: (column, operator, value) conditions that records must meet.
+            format: Name of the format; empty: by the files' names.
+            records_per_task: How many records make a task, about; 0: one chunk (row group, record batch) is one.
+            on_corrupt: "fail" or "skip" corrupt chunks.
+            decode: For RecordIO: makes columns of a record's bytes.
+
+        Raises:
+            DataError: a file is missing, unreadable, or of another schema than the others.
+            DeclarationError: the job already has a different dataset.
+        """
+        if self._dataset is not None:
+            raise UsageError("this job already has its dataset: declare it once, before the training loop")
+        chosen_urls = [urls] if isinstance(urls, str) else urls
+        declaration = DatasetDeclaration(
+            urls=[_absolute(url) for url in chosen_urls],
+            batch_size=batch_size,
+            epochs=epochs,
+            shuffle=shuffle,
+            seed=seed,
+            format=format,
+            columns=None if columns is None else list(columns),
+            filter=None if filter is None else [tuple(condition) for condition in filter],
+            records_per_task=records_per_task,
+            on_corrupt=on_corrupt,
+        )
+        if epochs is not None and epochs < 1:
+            raise UsageError(f"epochs is {epochs}: give 1 or more, or None for endless training")
+        spec = spec_of(declaration)
+        declared = self._ask_master("declare_dataset", encode(declaration), DatasetReply)
+
+        def read(piece: Piece) -> Iterator[pa.RecordBatch]:
+            a = piece.assignment
+            return read_task(
+                self._files,
+                piece.chunks,
+                spec,
+                seed if shuffle else None,
+                a.epoch,
+                a.task,
+                a.first_batch,
+                a.end_batch,
+                schema=schema_of(declared),
+                decode=decode,
+            )
+
+        self._dataset = Dataset(
+            declared, lambda: TaskFeed(self._fetch, self._clock), read, self, self._waiting, _CLOSE_S
+        )
+        return self._dataset
+
+    def parameters(
+        self,
+        initial: Mapping[str, npt.ArrayLike],
+        *,
+        optimizer: Optimizer | None = None,
+        mode: Mode | None = None,
+    ) -> Parameters:
+        """Declare the model: the same in every trainer. One trainer's values become the first ones.
+
+        Args:
+            initial: name -> float32 or float64 array of any shape; its values count only where this trainer is elected.
+            optimizer: What the pservers run; default plain SGD.
+            mode: Consistency; default ``Sync()``.
+
+        Returns:
+            A mapping of arrays with the job's present values.
+
+        Raises:
+            UsageError: a parameter is not a float array, or not finite.
+            DeclarationError: the job already has a different model.
+        """
+        if self._parameters is not None:
+            raise UsageError("this job already has its parameters: declare all of them in one call")
+        chosen_mode = Sync() if mode is None else mode
+        values = {name: np.ascontiguousarray(value) for name, value in initial.items()}
+        specs = [ParameterSpec(name, value.shape, value.dtype.name) for name, value in values.items()]
+        for name, value in values.items():
+            if not np.isfinite(value).all():
+                raise UsageError(f"the initial value of parameter {name!r} has NaN or infinity")
+        declaration = ModelDeclaration(
+            parameters=[ParameterDeclaration(name=s.name, shape=list(s.shape), dtype=s.dtype) for s in specs],
+            optimizer=(SGD() if optimizer is None else optimizer).to_json(),
+            mode=chosen_mode.to_json(),
+        )
+        declared = self._ask_master("declare_model", encode(declaration), ModelReply)
+        plan = plan_shards(specs, declared.pservers)
+        if plan.hash != declared.plan_hash:
+            raise DeclarationError(
+                "this trainer computes another shard plan: run the same flightedl version everywhere"
+            )
+        self._wait_for_pservers(declared.pservers)
+        elect_and_initialize(
+            plan,
+            values,
+            registration=self._registration,
+            coordinator=self._coordinator,
+            keys=self._keys,
+            directory=self._directory,
+            servers=self._servers,
+            waiting=self._waiting,
+        )
+        self._mode = Mode.from_json(declared.declaration.mode)
+        self._parameters = Parameters(plan, isinstance(self._mode, Sync), self._servers, self, self._waiting)
+        self._parameters.refresh()
+        return self._parameters
+
+    def log(self, **metrics: SupportsFloat) -> None:
+        """Report metrics of the current batch; ``status`` and the progress bar show their mean over records."""
+        weight = self._current.record_count if self._current is not None else 1
+        self._progress.metrics(metrics, weight)
+
+    def wait_for_end(self) -> None:
+        """Return when every task of every epoch is done, by whichever trainer; a finished loop means the same."""
+        waiting = self._waiting()
+        for _ in waiting.steps():
+            try:
+                if self._fetch(Reports(), (), 0, 0.0)[0].outcome == "epochs_done":
+                    break
+            except FlightedlError as error:
+                if not is_transient(error):
+                    raise
+                waiting.because(error)
+            else:
+                waiting.patiently("the other trainers to finish their tasks")
+        waiting.over()
+
+    def once(self, name: str) -> bool:
+        """True in exactly one trainer of the job: for what must be done once, such as writing the final report.
+
+        A winner that dies before its session ends cleanly gives the name back.
+        """
+        key = f"{self._keys.prefix}once/{name}"
+        value = self.trainer.encode()
+        held = self._registration.held
+
+        def attempt() -> bool:
+            result = self._coordinator.transact([Absent(key)], [Put(key, value, held.lease_id)])
+            entry = result.entries.get(key)
+            return result.committed or (entry is not None and entry.value == value)
+
+        if persistently(self._waiting(), attempt):
+            self._won.add(key)
+            return True
+        return False
+
+    # what the dataset and the parameters ask (BatchListener, Scope)
+
+    @property
+    def trainer(self) -> str:
+        """This trainer's id."""
+        return self._registration.trainer
+
+    @property
+    def generation(self) -> int:
+        """This trainer's generation."""
+        return self._registration.generation
+
+    @property
+    def member(self) -> int:
+        """This trainer's membership in the view; 0: none."""
+        return self._member
+
+    @property
+    def current(self) -> CurrentBatch | None:
+        """The batch that the user's code works on."""
+        return self._current
+
+    def lost_membership(self) -> None:
+        """Join again before the next batch is handed out."""
+        self._member = 0
+
+    def open_batch(self, current: CurrentBatch) -> None:
+        """Be a member of the view and have values that a member may have."""
+        while self._parameters is not None and self._member == 0:
+            self._join()
+            self._parameters.refresh()
+        self._current = current
+
+    def close_batch(self, current: CurrentBatch) -> list[int]:
+        """Answer for the blocks that the user's code did not push to."""
+        generations: list[int] = []
+        if self._parameters is not None and not current.must_repeat:
+            generations = self._parameters.arrive(current)
+        self._current = None
+        if not current.must_repeat:
+            self._progress.batch(current.record_count)
+        return generations
+
+    # talking to the master
+
+    def _waiting(self) -> Waiting:
+        return Waiting(self._clock, self._settings.say_after_s, self._settings.give_up_s, self._progress.waiting_for)
+
+    def _ask_master(self, verb: str, body: bytes, kind: type[Answer]) -> Answer:
+        return persistently(
+            self._waiting(),
+            lambda: decode(self._servers.master().action(verb, body, timeout_s=SLICE_S), kind),  # type: ignore[type-var]
+        )
+
+    def _send_progress(self, body: bytes) -> None:
+        self._servers.master().action("log", body, timeout_s=SLICE_S)
+
+    def _join(self) -> None:
+        waiting = self._waiting()
+        for _ in waiting.steps():
+            self._renew_registration()
+            request = JoinRequest(trainer=self.trainer, generation=self.generation, wait_s=2.0)
+            reply = self._ask_master("join", encode(request), JoinReply)
+            if reply.member:
+                self._member = reply.member
+                break
+            waiting.because(reply.waiting_for or "the pservers to agree on this trainer's first round")
+        waiting.over()
+
+    def _renew_registration(self) -> None:
+        if self._registration.renewed():
+            self._member = 0
+            if self._dataset is not None:
+                self._dataset.registration_changed()
+
+    def _fetch(
+        self, reports: Reports, holding: Sequence[int], want: int, wait_s: float
+    ) -> tuple[TasksReply, list[Piece]]:
+        """Called on the feed's thread."""
+        self._renew_registration()
+        member = self._member
+        ticket = TasksTicket(
+            trainer=self.trainer,
+            generation=self.generation,
+            finished=list(reports.finished),
+            failed=list(reports.failed),
+            returned=list(reports.returned),
+            holding=list(holding),
+            want=want,
+            wait_s=wait_s,
+        )
+        reply: TasksReply | None = None
+        pieces: list[Piece] = []
+        with self._servers.master().get(encode(ticket), timeout_s=SLICE_S + wait_s) as stream:
+            for batch, metadata in stream:
+                if reply is None:
+                    reply = decode(metadata or b"", TasksReply)
+                if batch is not None and batch.num_rows:
+                    pieces.append(Piece(reply.assignments[len(pieces)], tuple(chunks_from_batch(batch))))
+        if reply is None or len(pieces) != len(reply.assignments):
+            raise FlightedlError("the master's reply ended early")
+        if reply.member != member and self._member == member:
+            self._member = reply.member
+        return reply, pieces
+
+    def _wait_for_pservers(self, count: int) -> None:
+        waiting = self._waiting()
+        for _ in waiting.steps():
+            present = len([index for index in self._directory.pservers() if index < count])
+            if present >= count:
+                break
+            waiting.because(f"{count - present} of {count} pservers are missing: start them with `flightedl pserver`")
+        waiting.over()
+
+    # the end
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        is_of_the_script = isinstance(error, Exception) and not isinstance(error, FlightedlError)
+        if is_of_the_script and error is not None and self._current is not None and self._dataset is not None:
+            last = "".join(traceback.format_exception_only(error)).strip()
+            self._dataset.fail_current(self._current, last)
+        self.close()
+
+    def close(self) -> None:
+        """Hand back what is held and end the lease. Closing twice is fine."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        if self._dataset is not None:
+            self._dataset.close()
+        self._progress.close()
+        if self._parameters is not None:
+            self._parameters.close()
+        self._keep_what_was_won()
+        self._registration.close()
+        self._servers.close()
+        self._directory.close()
+        self._coordinator.close()
+
+    def _keep_what_was_won(self) -> None:
+        held = self._registration.held
+        for key in sorted(self._won):
+            try:
+                entry = self._coordinator.get(key)
+                if entry is not None and entry.lease_id == held.lease_id:
+                    self._coordinator.transact(
+                        [CreatedAt(key, entry.create_revision)], [Put(key, self.trainer.encode())]
+                    )
+            except FlightedlError:
+                return
+
+
+def _absolute(url: str) -> str:
+    """Relative local paths mean the trainer's directory, wherever the master runs."""
+    return url if "://" in url or url.startswith("/") else str(Path.cwd() / url)

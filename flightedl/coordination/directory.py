@@ -1,0 +1,208 @@
+"""Who is where: a copy of the job's small keys that follows etcd.
+
+Theory of operation: one thread lists the job's prefix, then watches it from the listing's revision. Each batch of
+changes makes a new immutable snapshot, wakes the waiters and calls the subscribers. When etcd cannot be reached the
+copy stays as it is (``trouble`` says why) and the watch is resumed later; when etcd no longer has the events in
+between, everything is listed again. Subscribers then see all changes at once.
+
+Not guaranteed: that the copy is current. Whoever acts on it names the generation it found, and is refused if that is
+over. Values that the master writes at every dispatch are received but not kept.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+from collections.abc import Callable, Mapping
+from types import MappingProxyType, TracebackType
+from typing import Self, TypeVar
+
+import msgspec
+
+from flightedl.coordination.keys import JobKeys
+from flightedl.coordination.records import ServerRecord, TrainerRecord
+from flightedl.errors import FlightedlError
+from flightedl.ports import Clock, CompactedError, Coordinator, Entry, WatchEvent, Written
+
+_log = logging.getLogger(__name__)
+
+Result = TypeVar("Result")
+Record = TypeVar("Record", ServerRecord, TrainerRecord)
+
+_WATCH_SLICE_S = 0.5
+_UNREACHABLE_PAUSE_S = 0.2
+
+
+class Directory:
+    """Follows a job's keys from ``start`` to ``close``. Thread-safe.
+
+    Args:
+        coordinator: Where the keys lie; not closed by the directory.
+        keys: The job's keys.
+        clock: Measures ``wait_until``.
+    """
+
+    def __init__(self, coordinator: Coordinator, keys: JobKeys, clock: Clock) -> None:
+        self._coordinator = coordinator
+        self._keys = keys
+        self._clock = clock
+        self._ignored = frozenset((keys.task_queues, keys.task_failures, keys.membership))
+        self._condition = threading.Condition()
+        #: Replaced, never changed: readers take it without a lock.
+        self._snapshot: tuple[Mapping[str, Entry], int] = (MappingProxyType({}), 0)
+        self._trouble = ""
+        self._subscribers: list[Callable[[], None]] = []
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._follow, name="flightedl-directory", daemon=True)
+
+    def start(self) -> Self:
+        """Begin to follow; returns at once. ``wait_until`` waits for what is needed."""
+        self._thread.start()
+        return self
+
+    def close(self) -> None:
+        """Stop following; what is known stays readable."""
+        self._stop.set()
+        with self._condition:
+            self._condition.notify_all()
+        if self._thread.ident is not None and threading.current_thread() is not self._thread:
+            self._thread.join()
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    # --- what is known ---
+
+    @property
+    def revision(self) -> int:
+        """All changes up to this revision are seen; 0 before the first listing."""
+        return self._snapshot[1]
+
+    @property
+    def trouble(self) -> str:
+        """Why etcd could not be asked the last time; empty when it could."""
+        return self._trouble
+
+    def entry(self, key: str) -> Entry | None:
+        """One key as last seen; ``task_queues`` and ``membership`` are not kept."""
+        return self._snapshot[0].get(key)
+
+    def master(self) -> ServerRecord | None:
+        """The active master; ``generation`` is that of its lock."""
+        found = self.entry(self._keys.master_address)
+        return None if found is None else _decoded(found, ServerRecord)
+
+    def pservers(self) -> dict[int, ServerRecord]:
+        """The pservers by index; ``generation`` is the create_revision of ``ps/<index>``."""
+        found: dict[int, ServerRecord] = {}
+        for key, entry in self._snapshot[0].items():
+            index = self._keys.pserver_index(key)
+            record = None if index is None else _decoded(entry, ServerRecord)
+            if index is not None and record is not None:
+                found[index] = msgspec.structs.replace(record, generation=entry.create_revision)
+        return dict(sorted(found.items()))
+
+    def ps_desired(self) -> int | None:
+        """How many pservers the job has; None until the master said so."""
+        found = self.entry(self._keys.ps_desired)
+        return int(found.value) if found is not None and found.value.isdigit() else None
+
+    def trainers(self) -> dict[str, TrainerRecord]:
+        """The live trainers by id; ``generation`` is the create_revision of their key."""
+        found: dict[str, TrainerRecord] = {}
+        for key, entry in self._snapshot[0].items():
+            trainer = self._keys.trainer_id(key)
+            record = None if trainer is None else _decoded(entry, TrainerRecord)
+            if trainer is not None and record is not None:
+                found[trainer] = msgspec.structs.replace(record, generation=entry.create_revision)
+        return found
+
+    def wait_until(self, predicate: Callable[[Directory], Result | None], timeout_s: float) -> Result | None:
+        """The first result of ``predicate`` that is not None, tried now and after each change; None at the end.
+
+        Returns early with None when the directory is closed.
+        """
+        deadline = self._clock.now() + timeout_s
+        while True:
+            seen = self._snapshot
+            result = predicate(self)
+            left_s = deadline - self._clock.now()
+            if result is not None or left_s <= 0 or self._stop.is_set():
+                return result
+            with self._condition:
+                if self._snapshot is seen and not self._stop.is_set():
+                    self._condition.wait(left_s)
+
+    def subscribe(self, callback: Callable[[], None]) -> None:
+        """Call ``callback`` on the directory's thread after each batch of changes. It must be quick."""
+        with self._condition:
+            self._subscribers.append(callback)
+
+    # --- the thread ---
+
+    def _follow(self) -> None:
+        while not self._stop.is_set():
+            try:
+                listing = self._coordinator.list(self._keys.prefix)
+                self._trouble = ""
+                kept = {entry.key: entry for entry in listing.entries if entry.key not in self._ignored}
+                self._replace(kept, listing.revision)
+                self._watch(listing.revision)
+            except CompactedError:
+                continue
+            except FlightedlError as error:
+                if not self._trouble:
+                    _log.warning("the directory cannot follow etcd: %s", error)
+                self._trouble = str(error)
+                self._stop.wait(_UNREACHABLE_PAUSE_S)
+
+    def _watch(self, revision: int) -> None:
+        with contextlib.closing(self._coordinator.watch(self._keys.prefix, revision)) as watch:
+            while not self._stop.is_set():
+                events = watch.next(_WATCH_SLICE_S)
+                if events:
+                    self._apply(events)
+
+    def _apply(self, events: tuple[WatchEvent, ...]) -> None:
+        entries = dict(self._snapshot[0])
+        revision = self._snapshot[1]
+        is_changed = False
+        for event in events:
+            if isinstance(event, Written):
+                revision = max(revision, event.entry.mod_revision)
+                if event.entry.key not in self._ignored:
+                    entries[event.entry.key] = event.entry
+                    is_changed = True
+            else:
+                revision = max(revision, event.revision)
+                is_changed |= entries.pop(event.key, None) is not None
+        if is_changed:
+            self._replace(entries, revision)
+        else:
+            self._snapshot = (self._snapshot[0], revision)
+
+    def _replace(self, entries: Mapping[str, Entry], revision: int) -> None:
+        with self._condition:
+            self._snapshot = (MappingProxyType(dict(entries)), revision)
+            subscribers = tuple(self._subscribers)
+            self._condition.notify_all()
+        for subscriber in subscribers:
+            try:
+                subscriber()
+            except Exception:  # noqa: BLE001 - a subscriber's mistake must not stop the others from hearing of changes
+                _log.exception("a subscriber of the directory failed")
+
+
+def _decoded(entry: Entry, kind: type[Record]) -> Record | None:
+    """The record under a key; a value that is not one is left out, as if the process were not there."""
+    try:
+        return msgspec.json.decode(entry.value, type=kind)
+    except msgspec.DecodeError:
+        _log.debug("an entry could not be understood key=%s", entry.key)
+        return None

@@ -1,0 +1,280 @@
+"""A key that this process holds with a lease, for as long as it may act under it.
+
+Rules:
+
+* The key's create_revision is its holder's *generation*. Every write under it is a transaction that is refused unless
+  the key still has this create_revision; that, not the lease, is what makes a deposed holder harmless.
+* The holder stops by itself before others may start: it counts itself as lost when its last successful renewal was
+  *sent* more than two thirds of the granted time to live ago, by the monotonic clock. A frozen process that wakes finds
+  itself lost at its first look, before it has spoken to etcd.
+* Lost is for ever. Whoever wants the key again claims it anew and gets another generation.
+* The renewal has a thread of its own and no lock is held while it waits for etcd.
+
+Not guaranteed: that nobody else holds the key at the instant ``is_held`` is looked at; only ``write`` knows.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+from collections.abc import Callable, Sequence
+
+from flightedl.errors import FencedError, FlightedlError, OutcomeUnknownError, UnavailableError
+from flightedl.ports import (
+    Absent,
+    Clock,
+    CompactedError,
+    Condition,
+    Coordinator,
+    CreatedAt,
+    Lease,
+    LeaseLostError,
+    Operation,
+    Put,
+    Removed,
+    TransactionResult,
+)
+
+_log = logging.getLogger(__name__)
+
+#: Renewals a time to live, and the part of it after which an unrenewed key counts as lost.
+RENEWALS_PER_TTL = 3
+TRUSTED_PART = 2 / 3
+_RETRIES_PER_TTL = 20
+_WATCH_SLICE_S = 0.5
+_UNREACHABLE_PAUSE_S = 0.2
+
+OnLost = Callable[[str], None]
+#: Operations done together with the claim; the function is told the lease's id.
+AlsoThen = Callable[[int], Sequence[Operation]] | Sequence[Operation]
+
+
+class HeldKey:
+    """A key claimed by :meth:`claim` or :meth:`claim_when_free`. Thread-safe."""
+
+    def __init__(
+        self,
+        coordinator: Coordinator,
+        clock: Clock,
+        key: str,
+        generation: int,
+        lease: Lease,
+        sent_at: float,
+        on_lost: OnLost | None,
+    ) -> None:
+        self.key = key
+        self.generation = generation
+        self.lease_id = lease.id
+        self.ttl_s = lease.ttl_s
+        self._coordinator = coordinator
+        self._clock = clock
+        self._lease = lease
+        self._on_lost = on_lost
+        self._lock = threading.Lock()
+        #: When the last successful renewal (first: the grant) was sent.
+        self._renewed_at = sent_at
+        #: Why the key is lost; empty while it is held. Never emptied again.
+        self._lost_because = ""
+        self._is_released = False
+        #: Set when the renewal thread has nothing more to renew.
+        self._is_over = threading.Event()
+        self._thread = threading.Thread(target=self._keep, name=f"flightedl-keeper {key}", daemon=True)
+
+    @classmethod
+    def claim(
+        cls,
+        coordinator: Coordinator,
+        clock: Clock,
+        key: str,
+        value: bytes,
+        ttl_s: float,
+        on_lost: OnLost | None = None,
+        also_when: Sequence[Condition] = (),
+        also_then: AlsoThen = (),
+    ) -> HeldKey | None:
+        """Create ``key`` under a new lease, unless somebody holds it or ``also_when`` does not hold: then None.
+
+        Args:
+            coordinator: Where the key lies.
+            clock: Decides when the key counts as lost.
+            key: The key.
+            value: Its value.
+            ttl_s: Time to live asked for; the granted one, ``.ttl_s``, may be longer.
+            on_lost: Called once, with the reason, from the renewal thread, when the key is lost; not after
+                ``release``. Must not raise.
+            also_when: Further conditions.
+            also_then: Further operations, done in the same transaction.
+
+        Raises:
+            UnavailableError: nothing was claimed; ask again.
+        """
+        sent_at = clock.now()
+        lease = coordinator.grant(ttl_s)
+        operations = also_then(lease.id) if callable(also_then) else also_then
+        generation: int | None = None
+        try:
+            result = coordinator.transact([Absent(key), *also_when], [Put(key, value, lease.id), *operations])
+            generation = result.revision if result.committed else None
+        except OutcomeUnknownError as error:
+            generation = _claimed_after_all(coordinator, key, lease.id)
+            if generation is None:
+                raise UnavailableError(f"{key} could not be claimed: {error}") from None
+        except LeaseLostError:
+            raise UnavailableError(f"{key} could not be claimed: the lease ended before the claim was made") from None
+        finally:
+            # Revoking also refuses a claim that is still on its way.
+            if generation is None:
+                with contextlib.suppress(FlightedlError):
+                    lease.revoke()
+        if generation is None:
+            return None
+        held = cls(coordinator, clock, key, generation, lease, sent_at, on_lost)
+        held._thread.start()
+        return held
+
+    @classmethod
+    def claim_when_free(
+        cls,
+        coordinator: Coordinator,
+        clock: Clock,
+        key: str,
+        value: bytes,
+        ttl_s: float,
+        on_lost: OnLost | None = None,
+        also_when: Sequence[Condition] = (),
+        also_then: AlsoThen = (),
+        *,
+        stop: threading.Event,
+    ) -> HeldKey | None:
+        """Wait until ``key`` is free and claim it, through outages of etcd. None when ``stop`` was set first.
+
+        ``also_when`` that does not hold is waited for as well, by asking again every half second.
+        """
+        waits_since_said = False
+        while not stop.is_set():
+            try:
+                _wait_until_free(coordinator, key, stop)
+                if stop.is_set():
+                    return None
+                held = cls.claim(coordinator, clock, key, value, ttl_s, on_lost, also_when, also_then)
+                if held is not None:
+                    return held
+                if also_when:
+                    stop.wait(_WATCH_SLICE_S)
+            except UnavailableError as error:
+                if not waits_since_said:
+                    _log.warning("waiting to claim a key: %s key=%s", error, key)
+                waits_since_said = True
+                stop.wait(_UNREACHABLE_PAUSE_S)
+        return None
+
+    @property
+    def is_held(self) -> bool:
+        """Whether this process may still act under the key. Once False, False for ever."""
+        return not self.lost_because
+
+    @property
+    def lost_because(self) -> str:
+        """Why the key is lost or released; empty while it is held."""
+        now = self._clock.now()
+        with self._lock:
+            age = now - self._renewed_at
+            if not self._lost_because and age >= self.ttl_s * TRUSTED_PART:
+                self._lost_because = f"the lease of {self.key} was not renewed for {age:.1f} s"
+            return self._lost_because
+
+    def write(self, operations: Sequence[Operation], extra_conditions: Sequence[Condition] = ()) -> TransactionResult:
+        """Transact, provided that this process still holds the key.
+
+        Returns:
+            The result; ``committed`` is False only because of ``extra_conditions``.
+
+        Raises:
+            FencedError: the key is lost; nothing was done.
+            UnavailableError: nothing was done.
+            OutcomeUnknownError: it may have been done.
+        """
+        if reason := self.lost_because:
+            raise FencedError(f"{reason}: this process may not write any more")
+        fence = CreatedAt(self.key, self.generation)
+        result = self._coordinator.transact([fence, *extra_conditions], operations)
+        if not result.committed:
+            found = result.entries.get(self.key)
+            if found is None or found.create_revision != self.generation:
+                holder = "nobody holds it" if found is None else f"generation {found.create_revision} holds it"
+                raise FencedError(self._lose(f"{self.key} is no longer held by generation {self.generation}: {holder}"))
+        return result
+
+    def release(self) -> None:
+        """Stop renewing and end the lease, so that others learn at once. Fine when lost, and when called again."""
+        self._is_released = True
+        self._lose(f"{self.key} was released")
+        if threading.current_thread() is not self._thread:
+            self._thread.join()
+        # An unreachable etcd ends the lease by itself.
+        with contextlib.suppress(FlightedlError):
+            self._lease.revoke()
+
+    def _lose(self, reason: str) -> str:
+        """Mark as lost; returns the first reason."""
+        with self._lock:
+            self._lost_because = self._lost_because or reason
+            self._is_over.set()
+            return self._lost_because
+
+    def _keep(self) -> None:
+        """The renewal thread."""
+        trouble = ""
+        while not self._is_over.wait(self._pause_s(is_troubled=bool(trouble))) and self.is_held:
+            sent_at = self._clock.now()
+            try:
+                self._lease.renew()
+            except LeaseLostError:
+                self._lose(f"the lease of {self.key} has ended")
+            except FlightedlError as error:
+                if not trouble:
+                    _log.warning("a lease could not be renewed: %s key=%s", error, self.key)
+                trouble = str(error)
+            else:
+                if self.is_held:
+                    with self._lock:
+                        self._renewed_at = sent_at
+                trouble = ""
+        reason = self.lost_because
+        if self._on_lost is not None and not self._is_released:
+            self._on_lost(f"{reason} ({trouble})" if trouble else reason)
+
+    def _pause_s(self, *, is_troubled: bool) -> float:
+        """Until the next renewal, but never past the moment when the key counts as lost."""
+        with self._lock:
+            if self._lost_because:
+                return 0.0
+            age = self._clock.now() - self._renewed_at
+        left_s = self.ttl_s * TRUSTED_PART - age
+        wanted_s = self.ttl_s / _RETRIES_PER_TTL if is_troubled else self.ttl_s / RENEWALS_PER_TTL - age
+        return max(0.0, min(wanted_s, left_s))
+
+
+def _claimed_after_all(coordinator: Coordinator, key: str, lease_id: int) -> int | None:
+    """The generation, when a claim of unknown outcome was carried out."""
+    with contextlib.suppress(UnavailableError):
+        found = coordinator.get(key)
+        if found is not None and found.lease_id == lease_id:
+            return found.create_revision
+    return None
+
+
+def _wait_until_free(coordinator: Coordinator, key: str, stop: threading.Event) -> None:
+    """Return when ``key`` is absent, or probably is, or ``stop`` is set.
+
+    Raises:
+        UnavailableError: etcd cannot be asked.
+    """
+    listing = coordinator.list(key)
+    if all(entry.key != key for entry in listing.entries):
+        return
+    with contextlib.closing(coordinator.watch(key, listing.revision)) as watch, contextlib.suppress(CompactedError):
+        while not stop.is_set():
+            if any(isinstance(event, Removed) and event.key == key for event in watch.next(_WATCH_SLICE_S)):
+                return

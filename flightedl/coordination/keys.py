@@ -1,0 +1,103 @@
+"""The layout of a job's keys in etcd, in one place.
+
+Everything of job J lies under ``/flightedl/J/``. Keys that name a process (``master/*``, ``ps/<index>``,
+``trainers/<id>``) are leased and vanish with it; facts of the whole job are not leased.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class JobKeys:
+    """The keys of one job.
+
+    Attributes:
+        job_name: The job's name, already validated by the settings.
+    """
+
+    job_name: str
+
+    @property
+    def prefix(self) -> str:
+        """All keys of the job start with it."""
+        return f"/flightedl/{self.job_name}/"
+
+    @property
+    def master_lock(self) -> str:
+        """Held by the active master; its create_revision is the master's generation."""
+        return self.prefix + "master/lock"
+
+    @property
+    def master_address(self) -> str:
+        """A ``ServerRecord`` that carries the lock's generation."""
+        return self.prefix + "master/addr"
+
+    @property
+    def ps_desired(self) -> str:
+        """How many pservers the job has, in decimal."""
+        return self.prefix + "ps_desired"
+
+    @property
+    def pservers(self) -> str:
+        """Prefix of all pservers."""
+        return self.prefix + "ps/"
+
+    def pserver(self, index: int) -> str:
+        """Held by the pserver of this index; a ``ServerRecord``."""
+        return f"{self.pservers}{index}"
+
+    def pserver_index(self, key: str) -> int | None:
+        """The index that a pserver's key names; None for any other key."""
+        text = key.removeprefix(self.pservers)
+        is_index = text != key and text.isascii() and text.isdigit() and (text == "0" or text[0] != "0")
+        return int(text) if is_index else None
+
+    @property
+    def trainers(self) -> str:
+        """Prefix of all trainers."""
+        return self.prefix + "trainers/"
+
+    def trainer(self, trainer: str) -> str:
+        """Held by this trainer; a ``TrainerRecord``."""
+        return self.trainers + trainer
+
+    def trainer_id(self, key: str) -> str | None:
+        """The id that a trainer's key names; None for any other key."""
+        text = key.removeprefix(self.trainers)
+        return text if text and text != key else None
+
+    @property
+    def job(self) -> str:
+        """The declaration: parameters, dataset, mode."""
+        return self.prefix + "job"
+
+    @property
+    def init_params(self) -> str:
+        """Who gives the parameters their first values, and whether that is done."""
+        return self.prefix + "init_params"
+
+    @property
+    def task_queues(self) -> str:
+        """The queue's state, written by the master only."""
+        return self.prefix + "task_queues"
+
+    @property
+    def task_failures(self) -> str:
+        """What the queue has quarantined; changes rarely, while ``task_queues`` changes with every dispatch."""
+        return f"{self.prefix}task_failures"
+
+    @property
+    def membership(self) -> str:
+        """The membership view, written by the master only."""
+        return self.prefix + "membership"
+
+    def checkpoint(self, index: int) -> str:
+        """What the pserver of this index last stored."""
+        return f"{self.prefix}checkpoints/{index}"
+
+    @property
+    def checkpoint_latest(self) -> str:
+        """The newest complete checkpoint."""
+        return self.prefix + "checkpoint/latest"

@@ -1,0 +1,34 @@
+"""The values of the keys that name processes.
+
+JSON; unknown fields are ignored, so that processes of a newer version may join. ``generation`` of a pserver and of a
+trainer is the create_revision of its own key and is filled in by who reads the entry; the master's address carries the
+generation of the lock, which is another key.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+
+Natural = Annotated[int, msgspec.Meta(ge=0)]
+
+
+class ServerRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """Where a master or a pserver can be called."""
+
+    #: ``host:port``
+    address: str
+    generation: Natural = 0
+    #: For people: which process this is.
+    name: str = ""
+    pid: Natural = 0
+
+
+class TrainerRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """A live trainer."""
+
+    id: str
+    generation: Natural = 0
+    host: str = ""
+    pid: Natural = 0

@@ -1,0 +1,69 @@
+"""Subnormal numbers count as zero inside kernels.
+
+An average whose gradients stopped decays into the subnormal range (float32 below 1.2e-38) and, by rounding to nearest,
+stays there. x86 processors handle such operands in microcode: measured, an Adam update is then 20 times slower, for
+as long as the job runs. So each kernel sets the two flags that treat subnormals as zero, and restores the thread's own
+on its way out; both take nanoseconds. Other processors have no such penalty, and nothing is done there.
+
+Kernels so differ from plain arithmetic by less than 1.2e-38 (float32) or 2.3e-308 (float64) an operation.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from llvmlite import binding, ir  # type: ignore[import-untyped]
+from numba import types
+from numba.core import cgutils
+from numba.extending import intrinsic
+
+#: Flags of the x86 control register: results flushed to zero (0x8000), operands taken as zero (0x0040).
+_FLAGS = 0x8040
+_WORD = ir.IntType(32)
+
+
+def _is_x86() -> bool:
+    return str(binding.get_process_triple()).startswith(("x86_64", "i386", "i686"))
+
+
+def _control(builder: Any, name: str, slot: Any) -> None:
+    """Call a control-register instruction that reads or writes ``slot``; memory accesses stay on their side of it."""
+    barrier = ir.InlineAsm(ir.FunctionType(ir.VoidType(), []), "", "~{memory}", side_effect=True)
+    function_type = ir.FunctionType(ir.VoidType(), [slot.type])
+    builder.call(barrier, [])
+    instruction = cgutils.get_or_insert_function(  # type: ignore[no-untyped-call]
+        builder.module, function_type, f"llvm.x86.sse.{name}"
+    )
+    builder.call(instruction, [slot])
+    builder.call(barrier, [])
+
+
+def _flush(_typing: Any) -> Any:
+    def generate(_context: Any, builder: Any, _signature: Any, _arguments: Any) -> Any:
+        if not _is_x86():
+            return ir.Constant(_WORD, 0)
+        slot = cgutils.alloca_once(builder, _WORD)  # type: ignore[no-untyped-call]
+        _control(builder, "stmxcsr", slot)
+        before = builder.load(slot)
+        builder.store(builder.or_(before, ir.Constant(_WORD, _FLAGS)), slot)
+        _control(builder, "ldmxcsr", slot)
+        return before
+
+    return types.uint32(), generate
+
+
+def _restore(_typing: Any, state: Any) -> Any:
+    def generate(context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
+        if _is_x86():
+            slot = cgutils.alloca_once(builder, _WORD)  # type: ignore[no-untyped-call]
+            builder.store(arguments[0], slot)
+            _control(builder, "ldmxcsr", slot)
+        return context.get_dummy_value()
+
+    return types.none(state), generate
+
+
+#: ``state = flush_subnormals()``: in compiled code only; sets the flags and returns what they were.
+flush_subnormals: Any = intrinsic(_flush)
+#: ``restore_subnormals(state)``: in compiled code only.
+restore_subnormals: Any = intrinsic(_restore)

@@ -1,0 +1,67 @@
+"""Consistency modes: when a pushed gradient is applied, and who waits for whom.
+
+The classes are settings only; rounds and views carry them out.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from flightedl.domain.settings import Setting, family, number
+from flightedl.errors import UsageError
+
+
+class Mode(Setting):
+    """Base of the modes."""
+
+    __slots__ = ()
+
+
+family(Mode)
+
+
+@dataclass(frozen=True, slots=True)
+class Sync(Mode):
+    """One update per round, when every member's gradient is in.
+
+    Args:
+        reduce: ``"mean"``: weighted by the batches' weights; ``"sum"``: the plain sum of the gradients.
+        backup: A round closes when all but this many members arrived; what comes late is not lost.
+        deterministic: Add contributions up in the order of batch identity, so that runs with the same trainers are
+            bit-identical; costs memory for the gradients of a round, and excludes ``backup``.
+    """
+
+    reduce: Literal["mean", "sum"] = "mean"
+    backup: int = number(0, at_least=0)
+    deterministic: bool = False
+
+    def check(self) -> None:
+        if self.deterministic and self.backup:
+            raise UsageError("Sync: deterministic needs every member's gradient in its round; set backup to 0")
+
+
+@dataclass(frozen=True, slots=True)
+class Async(Mode):
+    """Each gradient is applied when it arrives; nobody waits.
+
+    Args:
+        push_every: The client adds up the gradients of this many steps, and pushes the sum's mean.
+        pull_every: Fresh values are pulled at each such step.
+        staleness_scaled: Divide the learning rate by 1 + the number of updates that the gradient did not see
+            (Zhang et al. 2016, staleness-aware async SGD).
+    """
+
+    push_every: int = number(1, at_least=1)
+    pull_every: int = number(1, at_least=1)
+    staleness_scaled: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Bounded(Mode):
+    """Applied on arrival, but a trainer more than ``staleness`` versions ahead of the slowest member waits.
+
+    ``staleness`` 0 makes the members take turns like a barrier (Ho et al. 2013, stale synchronous parallel).
+    """
+
+    staleness: int = number(at_least=0)

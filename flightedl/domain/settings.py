@@ -1,0 +1,218 @@
+"""Settings: frozen values that users give, that check themselves, and that travel as tagged JSON objects.
+
+A setting is a frozen dataclass derived from :class:`Setting`. Its constructor brings every field to its annotated type
+and checks the limits that the field was declared with (:func:`number`); a wrong value is a :class:`UsageError` that
+names the class and the field. ``to_json`` writes all fields beside ``kind``, the class's name; ``from_json`` accepts
+exactly that, so two equal settings have equal JSON, and what was not written by this library is refused by the same
+sentences as a wrong argument.
+
+Only plain JSON values come out (dict, list, str, int, float, bool, None). Infinities and NaN are never valid.
+"""
+
+from __future__ import annotations
+
+import math
+import types
+import typing
+from collections.abc import Mapping
+from dataclasses import MISSING, dataclass, field, fields
+from typing import Any, ClassVar, Self
+
+import numpy as np
+
+from flightedl.errors import UsageError
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """The range of a number; None: not limited on that side."""
+
+    at_least: float | None = None
+    above: float | None = None
+    at_most: float | None = None
+    below: float | None = None
+
+    def allow(self, value: float) -> bool:
+        """Whether ``value`` is inside."""
+        return (
+            (self.at_least is None or value >= self.at_least)
+            and (self.above is None or value > self.above)
+            and (self.at_most is None or value <= self.at_most)
+            and (self.below is None or value < self.below)
+        )
+
+    def __str__(self) -> str:
+        names = {"at_least": "at least", "above": "above", "at_most": "at most", "below": "below"}
+        parts = [f"{text} {value:g}" for name, text in names.items() if (value := getattr(self, name)) is not None]
+        return " and ".join(parts)
+
+
+def number(
+    default: Any = MISSING,
+    *,
+    at_least: float | None = None,
+    above: float | None = None,
+    at_most: float | None = None,
+    below: float | None = None,
+    kw_only: Any = MISSING,
+) -> Any:
+    """A dataclass field that holds a limited number (or a tuple of them); without ``default`` it must be given."""
+    return field(default=default, kw_only=kw_only, metadata={"limits": Limits(at_least, above, at_most, below)})
+
+
+class Setting:
+    """Base of all settings; see the module's rules."""
+
+    __slots__ = ()
+
+    #: Concrete settings by the name of their class, of all families.
+    kinds: ClassVar[dict[str, type[Setting]]] = {}
+
+    def __init_subclass__(cls) -> None:
+        # A dataclass with slots is created twice; the second one, which stays, overwrites the first.
+        Setting.kinds[cls.__name__] = cls
+
+    def __post_init__(self) -> None:
+        for name, (hint, limits) in _rules(type(self)).items():
+            object.__setattr__(self, name, checked(f"{type(self).__name__}: {name}", getattr(self, name), hint, limits))
+        self.check()
+
+    def check(self) -> None:
+        """Rules between fields; overridden where there are any. Raises UsageError."""
+
+    def to_json(self) -> dict[str, Any]:
+        """The setting as a JSON object: ``kind`` and every field."""
+        rules = _rules(type(self))
+        return {"kind": type(self).__name__} | {name: _plain(getattr(self, name)) for name in rules}
+
+    @classmethod
+    def from_json(cls, data: Any) -> Self:
+        """The setting that ``to_json`` wrote.
+
+        Raises:
+            UsageError: not an object, of an unknown ``kind``, or with an unknown, missing or wrong field.
+        """
+        if not isinstance(data, Mapping) or not isinstance(data.get("kind"), str):
+            raise UsageError(f"{cls.__name__.lower()} settings must be an object with a 'kind', got {data!r:.80}")
+        found = Setting.kinds.get(data["kind"])
+        if found is None or not issubclass(found, cls) or found in _FAMILIES:
+            known = sorted(
+                name for name, kind in Setting.kinds.items() if issubclass(kind, cls) and kind not in _FAMILIES
+            )
+            raise UsageError(
+                f"there is no {cls.__name__.lower()} {data['kind']!r:.80}; choose one of {', '.join(known)}"
+            )
+        rules = _rules(found)
+        arguments = {str(name): decoded(value) for name, value in data.items() if name != "kind"}
+        if unknown := sorted(arguments.keys() - rules.keys()):
+            raise UsageError(f"{found.__name__} has no setting {unknown[0]!r:.80}; it has {', '.join(rules)}")
+        required = {f.name for f in fields(found) if f.default is MISSING and f.default_factory is MISSING}  # type: ignore[arg-type]
+        if missing := sorted(required - arguments.keys()):
+            raise UsageError(f"{found.__name__} needs {missing[0]!r}")
+        return found(**arguments)
+
+
+#: Abstract settings, which are no ``kind`` of their own.
+_FAMILIES: set[type[Setting]] = set()
+
+
+def family(cls: type[Setting]) -> None:
+    """Declare ``cls`` the abstract base of a family: it is no kind of its own."""
+    _FAMILIES.add(cls)
+
+
+def fields_of(kind: type[Setting]) -> dict[str, tuple[Any, Limits | None]]:
+    """Annotated type and limits of each field of a setting."""
+    return _rules(kind)
+
+
+#: Annotated type and limits of each field of a setting, kept because resolving annotations is slow.
+_FIELDS: dict[type[Setting], dict[str, tuple[Any, Limits | None]]] = {}
+
+
+def _rules(kind: type[Setting]) -> dict[str, tuple[Any, Limits | None]]:
+    if kind not in _FIELDS:
+        hints = typing.get_type_hints(kind)
+        _FIELDS[kind] = {f.name: (hints[f.name], f.metadata.get("limits")) for f in fields(kind)}  # type: ignore[arg-type]
+    return _FIELDS[kind]
+
+
+def checked(name: str, value: Any, hint: Any, limits: Limits | None) -> Any:
+    """``value`` as the annotated type.
+
+    Raises:
+        UsageError: it is not of that type or outside of the limits; the sentence starts with ``name``.
+    """
+    choices = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
+    for choice in choices:
+        if typing.get_origin(choice) is tuple and isinstance(value, list | tuple):
+            return tuple(checked(name, part, typing.get_args(choice)[0], limits) for part in value)
+        if choice in (int, float) and _is_number(value, choice):
+            return _limited(name, choice(value), limits)
+        if _fits(value, choice):
+            return value
+    raise UsageError(f"{name} is {value!r:.80}, but must be {_described(choices)}")
+
+
+def _is_number(value: Any, kind: type) -> bool:
+    accepted = (int, np.integer) if kind is int else (int, float, np.integer, np.floating)
+    return isinstance(value, accepted) and not isinstance(value, bool)
+
+
+def _fits(value: Any, choice: Any) -> bool:
+    if choice in (int, float):
+        return False
+    if typing.get_origin(choice) is typing.Literal:
+        return isinstance(value, str) and value in typing.get_args(choice)
+    return isinstance(value, typing.get_origin(choice) or choice)
+
+
+def _limited(name: str, value: Any, limits: Limits | None) -> Any:
+    if not math.isfinite(value):
+        raise UsageError(f"{name} is {value}, but must be a finite number")
+    if limits is not None and not limits.allow(value):
+        raise UsageError(f"{name} is {value:g}, but must be {limits}")
+    return value
+
+
+def _described(choices: tuple[Any, ...]) -> str:
+    names: list[str] = []
+    for choice in choices:
+        if choice is float:
+            names.append("a number")
+        elif choice is int:
+            names.append("a whole number")
+        elif choice is bool:
+            names.append("True or False")
+        elif choice is types.NoneType:
+            names.append("None")
+        elif typing.get_origin(choice) is typing.Literal:
+            names.append("one of " + ", ".join(repr(value) for value in typing.get_args(choice)))
+        elif typing.get_origin(choice) is tuple:
+            names.append("a list of numbers")
+        elif isinstance(choice, type) and issubclass(choice, Setting):
+            names.append(f"a {choice.__name__}")
+        else:
+            names.append("a mapping")
+    return " or ".join(names)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Setting):
+        return value.to_json()
+    if isinstance(value, Mapping):
+        return {str(key): _plain(part) for key, part in value.items()}
+    if isinstance(value, tuple):
+        return [_plain(part) for part in value]
+    return value
+
+
+def decoded(value: Any) -> Any:
+    """A JSON value with every tagged object in it turned into its setting."""
+    if isinstance(value, Mapping):
+        if isinstance(value.get("kind"), str):
+            return Setting.from_json(value)
+        return {key: decoded(part) for key, part in value.items()}
+    if isinstance(value, list):
+        return tuple(decoded(part) for part in value)
+    return value

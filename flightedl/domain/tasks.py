@@ -1,0 +1,539 @@
+"""The task queue: which trainer does which batches of which epoch, exactly once each.
+
+Rules:
+
+* The queue is told of events, each with the instant ``now`` (monotonic seconds, of one clock per process). It answers
+  with values. An event that makes no sense raises one of ``flightedl.errors`` and changes nothing.
+* A *piece* is a stretch of batches of one task, normally all of it. Each time a piece is handed out, it gets a new
+  *attempt* number, by which an old report is told from a current one.
+* A piece goes back when its trainer says so (``give_back``: not counted), fails (``fail``), is gone
+  (``trainer_gone``), or had it for too long (``tick``). What waits is handed out before anything new, so that little
+  waits at any time.
+* Epochs are a barrier. Nothing of an epoch is handed out while an earlier one has open pieces, also reopened ones.
+* What fails ``attempts_limit`` times is *suspect*: it is split, around the failing batch if it is known, else in
+  halves, until single batches are left; one that fails ``confirmations`` times more is quarantined. Suspects go only
+  to trainers that hold nothing else, and those get nothing else meanwhile, so that no innocent piece is convicted
+  because its holder died of another. They are handed out last in their epoch, or first once ``SUSPECTS_LIMIT`` wait.
+* Near the end of an epoch an idle trainer gets a copy of the piece that is out longest, if that is longer than tasks
+  take on average. The first to finish wins.
+* ``reopen`` makes done tasks todo again, after a pserver lost their updates. Stored as a limited number of runs of
+  positions: if there are more, the narrowest gaps of done tasks between them are reopened too, which is harmless
+  (their batches are answered "already applied").
+
+Cost: an event is O(log(open pieces)); ``encode`` is O(open pieces). Neither depends on the number of tasks.
+
+Not guaranteed: that a trainer works on what it holds, or that a finished piece was applied. The caller decides whether
+to accept a report before it gets here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+
+from flightedl.domain import tasks_reopening, tasks_storage
+from flightedl.domain.tasks_failed import shortened
+from flightedl.domain.tasks_narrowing import after_failure
+from flightedl.domain.tasks_pending import Holder, Pending
+from flightedl.domain.tasks_state import QueueState
+from flightedl.domain.tasks_values import (
+    AlreadyDone,
+    Assignment,
+    Counts,
+    Effect,
+    Effects,
+    EpochFinished,
+    EpochsDone,
+    Expired,
+    FailedPiece,
+    FailedSelector,
+    Finished,
+    NoTaskNow,
+    Piece,
+    Quarantined,
+    QueueSettings,
+    TaskBatches,
+    TaskGiven,
+)
+from flightedl.errors import CorruptError, FencedError, JobFailedError, NotFoundError, UsageError
+
+SUSPECTS_LIMIT = 16
+_AVERAGED_COUNT = 10
+_RETRY_FLOOR_S = 0.05
+_RETRY_CEILING_S = 1.0
+
+
+class TaskQueue:
+    """The queue of one dataset; see the module's rules. Not thread-safe."""
+
+    __slots__ = ("_state",)
+
+    def __init__(self, settings: QueueSettings) -> None:
+        self._state = QueueState(settings)
+
+    # --- trainers ask and report ---
+
+    def request(
+        self, trainer: str, now: float, holding_limit: int = 2, known: Collection[int] | None = None
+    ) -> TaskGiven | NoTaskNow | EpochsDone:
+        """A trainer asks for work.
+
+        Args:
+            trainer: Who asks.
+            now: The instant.
+            holding_limit: It gets nothing while it holds this many pieces.
+            known: The attempts that it knows it holds; one that is missing, because the reply that told of it was
+                lost, is told again. None: not said.
+
+        Raises:
+            JobFailedError: too much has failed; nothing is handed out any more.
+        """
+        state = self._state
+        state.pending.start_clocks(now)
+        held = state.pending.held_by(trainer)
+        if known is not None:
+            for attempt, pending in held.items():
+                if attempt not in known:
+                    return TaskGiven(_assignment(pending, attempt), is_copy=len(pending.holders) > 1)
+        if state.is_past_last and state.lowest_open_epoch is None:
+            return EpochsDone()
+        epoch = state.epoch if state.lowest_open_epoch is None else min(state.lowest_open_epoch, state.epoch)
+        self._refuse_when_broken(epoch)
+        limit = state.settings.attempts_limit
+        if len(held) >= holding_limit or any(pending.piece.failures >= limit for pending in held.values()):
+            return NoTaskNow(_RETRY_CEILING_S)
+        piece = self._take(epoch, is_idle=not held)
+        if piece is not None:
+            task = state.order(epoch).at(piece.position)
+            pending = state.pending.hand_out(piece, task, self._new_holder(trainer, now))
+            return TaskGiven(_assignment(pending, pending.holders[0].attempt))
+        return self._copy_or_none(trainer, epoch, now, is_idle=not held)
+
+    def finish(self, trainer: str, epoch: int, position: int, attempt: int, now: float) -> Finished | AlreadyDone:
+        """A trainer reports that every batch of a piece is done.
+
+        Raises:
+            FencedError: the attempt is no longer current, and the work is not done.
+        """
+        state = self._state
+        pending = self._held(trainer, epoch, position, attempt)
+        if pending is None:
+            return AlreadyDone()
+        self._note_duration(pending, attempt, now)
+        attempts = [holder.attempt for holder in pending.holders]
+        state.pending.close(pending)
+        state.finished_parts.setdefault((epoch, position), []).extend(attempts)
+        return Finished(self._settle(epoch, position))
+
+    def fail(
+        self,
+        trainer: str,
+        epoch: int,
+        position: int,
+        attempt: int,
+        now: float,
+        *,
+        error: str,
+        batch: int | None = None,
+    ) -> Effects:
+        """A trainer could not do a piece. ``batch``: at which batch of the task, where known.
+
+        Raises:
+            FencedError: the attempt is no longer current, and the work is not done.
+        """
+        self._state.pending.start_clocks(now)
+        pending = self._held(trainer, epoch, position, attempt)
+        return () if pending is None else self._lose(pending, attempt, error, batch)
+
+    def give_back(self, trainer: str, epoch: int, position: int, attempt: int, now: float) -> Effects:
+        """A trainer hands a piece back unharmed. Not counted as a failure.
+
+        Raises:
+            FencedError: the attempt is no longer current, and the work is not done.
+        """
+        self._state.pending.start_clocks(now)
+        pending = self._held(trainer, epoch, position, attempt)
+        return () if pending is None else self._lose(pending, attempt, None)
+
+    def trainer_gone(self, trainer: str, now: float, is_graceful: bool = False) -> Effects:
+        """A trainer is gone: what it held goes back at once, counted as failed unless it left in good order."""
+        self._state.pending.start_clocks(now)
+        effects: list[Effect] = []
+        for attempt, pending in tuple(self._state.pending.held_by(trainer).items()):
+            effects += self._lose(pending, attempt, None if is_graceful else "its trainer died or lost its lease")
+        return tuple(effects)
+
+    def tick(self, now: float) -> Effects:
+        """Time passes: pieces that are out for too long go back. Call it every second or so."""
+        pending_pieces = self._state.pending
+        pending_pieces.start_clocks(now)
+        effects: list[Effect] = []
+        timeout_s = self.timeout_s
+        while (oldest := pending_pieces.oldest_since()) is not None and now - oldest[1] > timeout_s:
+            attempt = oldest[0]
+            pending = pending_pieces.find(attempt)
+            assert pending is not None
+            trainer = next(holder.trainer for holder in pending.holders if holder.attempt == attempt)
+            effects.append(Expired(trainer, _assignment(pending, attempt)))
+            effects += self._lose(pending, attempt, f"not finished within {timeout_s:.0f} s")
+        return tuple(effects)
+
+    # --- the master's other events ---
+
+    def reopen(
+        self, epoch: int, tasks: Iterable[tuple[int, int]], parts: Mapping[int, Iterable[tuple[int, int]]] | None = None
+    ) -> int:
+        """Make what is done of some tasks todo again, because its updates were lost.
+
+        Args:
+            epoch: An epoch that has begun.
+            tasks: Half-open stretches of task numbers; what of them is not done stays as it is.
+            parts: task -> half-open stretches of its batches, for tasks that are not in ``tasks``.
+
+        Returns:
+            How many tasks have done batches that are todo now, without those reopened to fill gaps.
+
+        Raises:
+            UsageError: the epoch has not begun, or there is no such task or batch.
+            NotFoundError: the epoch is too long ago.
+        """
+        self._check_epoch(epoch)
+        return tasks_reopening.reopen(self._state, epoch, tasks, parts or {})
+
+    def grow(self, task_count: int) -> None:
+        """The dataset has ``task_count`` tasks now. They join the current epoch at its end, and all later ones.
+
+        Raises:
+            UsageError: fewer than before, or the dataset is not followed, or all epochs are done.
+        """
+        state = self._state
+        known = state.sizes.task_count
+        if task_count < known:
+            raise UsageError(
+                f"the dataset had {known} tasks and now has {task_count}: files of a running job must stay"
+            )
+        if task_count == known:
+            return
+        if state.growth_ended or state.is_past_last:
+            raise UsageError(
+                "tasks can be added only to a dataset that is followed, and before its last epoch has ended"
+            )
+        state.sizes.grow(state.epoch, task_count, is_begun=state.cursor > 0)
+        self._forget_sizes()
+        state.revision += 1
+
+    def end_growth(self) -> Effects:
+        """No more tasks will join a followed dataset: the last epoch may end."""
+        state = self._state
+        if state.growth_ended:
+            return ()
+        state.growth_ended = True
+        state.revision += 1
+        return self._advance()
+
+    def retry_failed(self, selector: FailedSelector) -> int:
+        """Make quarantined batches todo again, with all attempts before them; returns how many.
+
+        Raises:
+            NotFoundError: nothing quarantined is meant.
+        """
+        state = self._state
+        count = 0
+        for (epoch, position), first, end in self._selected(selector):
+            batch_count = state.batch_count(epoch, position)
+            state.failed.release((epoch, position), first, end)
+            state.waiting.put(Piece(epoch, position, first, end, batch_count))
+            count += end - first
+        state.revision += 1
+        return count
+
+    def drop_failed(self, selector: FailedSelector) -> int:
+        """Let quarantined batches go: they are not listed any more and never trained; returns how many.
+
+        Raises:
+            NotFoundError: nothing quarantined is meant.
+        """
+        count = 0
+        for place, first, end in self._selected(selector):
+            self._state.failed.drop(place, first, end)
+            count += end - first
+        self._state.revision += 1
+        return count
+
+    # --- questions ---
+
+    @property
+    def revision(self) -> int:
+        """Rises with every change of what is stored."""
+        return self._state.revision
+
+    @property
+    def epoch(self) -> int:
+        """The current epoch; the number of epochs when all are done."""
+        return self._state.epoch
+
+    @property
+    def task_count(self) -> int:
+        """Tasks there are now."""
+        return self._state.sizes.task_count
+
+    @property
+    def is_done(self) -> bool:
+        """Whether every task of every epoch is done or failed."""
+        return self._state.is_past_last and self._state.lowest_open_epoch is None
+
+    @property
+    def timeout_s(self) -> float:
+        """How long a piece may be out."""
+        settings, average_s = self._state.settings, self._state.average_s
+        if average_s is None:
+            return settings.timeout_ceiling_s
+        return min(max(settings.timeout_factor * average_s, settings.timeout_floor_s), settings.timeout_ceiling_s)
+
+    @property
+    def average_s(self) -> float | None:
+        """Moving average of how long whole tasks are out; None: none finished yet."""
+        return self._state.average_s
+
+    def counts(self) -> Counts:
+        """Tasks of the current epoch by state, and more; O(open and failed pieces)."""
+        return self._state.counts()
+
+    def holders(self) -> dict[str, tuple[Assignment, ...]]:
+        """What each trainer holds, oldest first; trainers that hold nothing are left out."""
+        pending = self._state.pending
+        return {
+            trainer: tuple(_assignment(held, attempt) for attempt, held in pending.held_by(trainer).items())
+            for trainer in pending.trainers()
+        }
+
+    def holds(self, trainer: str) -> bool:
+        """Whether a trainer holds anything; O(1)."""
+        return bool(self._state.pending.held_by(trainer))
+
+    def is_current(self, trainer: str, attempt: int) -> bool:
+        """Whether a trainer holds a piece under this attempt; O(1)."""
+        return attempt in self._state.pending.held_by(trainer)
+
+    def batches(self, epoch: int, task: int) -> TaskBatches:
+        """The batches of one task of one begun epoch by state.
+
+        Raises:
+            UsageError: there is no such epoch or task yet.
+            NotFoundError: the epoch is too long ago.
+        """
+        self._check_epoch(epoch)
+        if not 0 <= task < self._state.size(epoch):
+            raise UsageError(f"there is no task {task} in epoch {epoch}: it has {self._state.size(epoch)} tasks")
+        return self._state.batches(epoch, task)
+
+    def failed(self) -> tuple[FailedPiece, ...]:
+        """The newest quarantined pieces with their errors, oldest first."""
+        return tuple(self._state.failed.details)
+
+    def check(self) -> None:
+        """Assert every invariant."""
+        self._state.check()
+
+    # --- storage ---
+
+    def encode(self) -> bytes:
+        """Everything as one JSON document; see ``encode_parts`` for the one that stays small when much has failed."""
+        return tasks_storage.encode(self._state)
+
+    def encode_parts(self) -> tuple[bytes, bytes]:
+        """(dispatch, failures): two documents to be written in one transaction.
+
+        The first changes with every dispatch and stays below 4 kB + 200 B for each live trainer. The second has the
+        same bytes as before unless something was quarantined, retried or dropped.
+        """
+        return tasks_storage.encode_parts(self._state)
+
+    @classmethod
+    def decode(cls, data: bytes, settings: QueueSettings, failures: bytes | None = None) -> TaskQueue:
+        """The queue that ``encode`` wrote, or ``encode_parts`` when ``failures`` is given.
+
+        Timeouts of what is out begin anew, at the first event. ``settings.epochs`` may differ from before; a followed
+        dataset keeps its stored number of tasks until ``grow``.
+
+        Raises:
+            CorruptError: the documents are damaged, inconsistent, or do not belong together.
+            UsageError: they are of another dataset, seed or shuffle.
+        """
+        queue = cls(settings)
+        tasks_storage.restore(queue._state, data, failures)
+        # More epochs than before can make an epoch end that was the last one and waited for more tasks.
+        queue._advance()
+        try:
+            queue.check()
+        except (AssertionError, LookupError, ValueError) as error:
+            raise CorruptError(f"the stored task queue is inconsistent: {error}") from None
+        return queue
+
+    # --- decisions ---
+
+    def _take(self, epoch: int, is_idle: bool) -> Piece | None:
+        """Take the next piece of ``epoch`` for a trainer out of its table."""
+        state = self._state
+        if state.waiting.suspect_count(epoch) >= SUSPECTS_LIMIT:
+            return state.waiting.take_suspect(epoch) if is_idle else None
+        piece = state.waiting.take_ready(epoch)
+        if piece is None and epoch == state.epoch and not state.is_past_last and state.cursor < state.size(epoch):
+            batch_count = state.batch_count(epoch, state.cursor)
+            piece = Piece(epoch, state.cursor, 0, batch_count, batch_count)
+            state.cursor += 1
+        if piece is None and is_idle:
+            piece = state.waiting.take_suspect(epoch)
+        return piece
+
+    def _copy_or_none(self, trainer: str, epoch: int, now: float, is_idle: bool) -> TaskGiven | NoTaskNow:
+        """A copy of the slowest piece for a trainer for which nothing else is there.
+
+        Only idle trainers get one, so nobody gets a copy of its own piece.
+        """
+        state = self._state
+        if not is_idle or not state.settings.copies or state.average_s is None:
+            return NoTaskNow(_RETRY_CEILING_S)
+        if (found := state.pending.copyable(epoch, state.settings.attempts_limit)) is None:
+            return NoTaskNow(_RETRY_CEILING_S)
+        pending, since_s = found
+        wait_s = since_s + state.average_s - now
+        if wait_s >= 0:
+            return NoTaskNow(min(max(wait_s, _RETRY_FLOOR_S), _RETRY_CEILING_S))
+        holder = self._new_holder(trainer, now)
+        state.pending.add_holder(pending, holder)
+        state.copies += 1
+        return TaskGiven(_assignment(pending, holder.attempt), is_copy=True)
+
+    def _new_holder(self, trainer: str, now: float) -> Holder:
+        holder = Holder(trainer, self._state.next_attempt, now)
+        self._state.next_attempt += 1
+        self._state.revision += 1
+        return holder
+
+    def _refuse_when_broken(self, epoch: int) -> None:
+        failed, limit = self._state.failed, self._state.settings.failed_limit
+        if (count := failed.failed.in_epoch(epoch)) > limit:
+            last = f"; the last one: {failed.details[-1].error}" if failed.details else ""
+            raise JobFailedError(
+                f"{count} pieces of work failed in epoch {epoch}, more than the limit of {limit}: "
+                f"repair the data or the program, then retry or drop the failed tasks{last}"
+            )
+
+    def _held(self, trainer: str, epoch: int, position: int, attempt: int) -> Pending | None:
+        """The piece that a report is about; None: it was done before."""
+        state = self._state
+        pending = state.pending.find(attempt)
+        if pending is not None:
+            piece = pending.piece
+            is_holder = attempt in state.pending.held_by(trainer)
+            if not is_holder or (piece.epoch, piece.position) != (epoch, position):
+                raise FencedError(f"attempt {attempt} is not of {trainer} at position {position} of epoch {epoch}")
+            return pending
+        place = (epoch, position)
+        if attempt in state.finished_parts.get(place, ()):
+            return None
+        is_begun = epoch <= state.epoch and position < state.begun(epoch)
+        if attempt >= state.next_attempt or not is_begun or state.pending.at(*place) or state.waiting.at(*place):
+            raise FencedError(f"attempt {attempt} is no longer current: drop what is left of that task")
+        return None
+
+    def _lose(self, pending: Pending, attempt: int, error: str | None, batch: int | None = None) -> Effects:
+        """A holder does not finish its piece; ``error`` None: it is not to blame."""
+        state = self._state
+        state.revision += 1
+        trainer = next(holder.trainer for holder in pending.holders if holder.attempt == attempt)
+        state.pending.drop_holder(pending, attempt, failed=error is not None)
+        if pending.holders:
+            return ()
+        if error is None:
+            parts: tuple[Piece, ...] = (pending.piece,)
+        else:
+            parts = after_failure(pending.piece, batch, state.settings.attempts_limit, state.settings.confirmations)
+        for part in parts:
+            state.waiting.put(part)
+        return () if parts else self._quarantine(pending, trainer, error or "")
+
+    def _quarantine(self, pending: Pending, trainer: str, error: str) -> Effects:
+        piece = pending.piece
+        failed = FailedPiece(
+            epoch=piece.epoch,
+            position=piece.position,
+            task=pending.task,
+            first_batch=piece.first_batch,
+            end_batch=piece.end_batch,
+            attempts=piece.failures,
+            trainer=trainer,
+            error=shortened(error),
+        )
+        self._state.failed.quarantine(failed)
+        return (Quarantined(failed), *self._settle(piece.epoch, piece.position))
+
+    def _settle(self, epoch: int, position: int) -> Effects:
+        """A piece was closed: end what it was the last one of."""
+        state = self._state
+        state.revision += 1
+        if not state.pending.at(epoch, position) and not state.waiting.at(epoch, position):
+            state.finished_parts.pop((epoch, position), None)
+        effects: Effects = ()
+        if epoch < state.epoch and not state.is_open(epoch):
+            effects = (EpochFinished(epoch),)
+        return effects + self._advance()
+
+    def _advance(self) -> Effects:
+        state = self._state
+        if not state.is_complete:
+            return ()
+        finished = EpochFinished(state.epoch)
+        state.epoch += 1
+        state.cursor = 0
+        state.sizes.begin(state.epoch)
+        self._forget_sizes()
+        return (finished,)
+
+    def _forget_sizes(self) -> None:
+        state = self._state
+        needed_epoch = state.epoch if state.lowest_open_epoch is None else min(state.lowest_open_epoch, state.epoch)
+        state.failed.forget_before(state.sizes.forget(needed_epoch))
+
+    def _note_duration(self, pending: Pending, attempt: int, now: float) -> None:
+        state = self._state
+        holder = next(holder for holder in pending.holders if holder.attempt == attempt)
+        if holder.since_s is None or not holder.is_timed or not pending.piece.is_whole:
+            return
+        state.average_count = min(state.average_count + 1, _AVERAGED_COUNT)
+        last_s = state.average_s or 0.0
+        state.average_s = last_s + (max(now - holder.since_s, 0.0) - last_s) / state.average_count
+
+    def _check_epoch(self, epoch: int) -> None:
+        state = self._state
+        if not 0 <= epoch <= state.epoch or (epoch == state.epoch and state.is_past_last):
+            raise UsageError(f"epoch {epoch} has not begun")
+
+    def _selected(self, selector: FailedSelector) -> list[tuple[tuple[int, int], int, int]]:
+        state = self._state
+        epochs = () if selector.task is None else state.failed.failed.epochs()
+        order = {epoch: state.order(epoch) for epoch in epochs}
+
+        def is_meant(place: tuple[int, int]) -> bool:
+            epoch, position = place
+            if selector.epoch is not None and epoch != selector.epoch:
+                return False
+            return selector.task is None or order[epoch].at(position) == selector.task
+
+        found = state.failed.select(is_meant, selector.batch)
+        if not found:
+            raise NotFoundError("no failed task is meant by that: see which ones there are in the status")
+        return found
+
+
+def _assignment(pending: Pending, attempt: int) -> Assignment:
+    piece = pending.piece
+    return Assignment(
+        epoch=piece.epoch,
+        position=piece.position,
+        task=pending.task,
+        first_batch=piece.first_batch,
+        end_batch=piece.end_batch,
+        attempt=attempt,
+        batch_count=piece.batch_count,
+    )

@@ -1,0 +1,200 @@
+"""The task queue's state to and from its stored documents.
+
+Whatever comes back is checked against every invariant of the queue before it is used.
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import msgspec
+
+from flightedl.domain.tasks_documents import (
+    VERSION,
+    DispatchDocument,
+    FailuresDocument,
+    QueueDocument,
+    decode_document,
+    encode_document,
+)
+from flightedl.domain.tasks_failed import BatchTable
+from flightedl.domain.tasks_order import EpochSizes
+from flightedl.domain.tasks_pending import HOLDERS_LIMIT, Holder, Pending
+from flightedl.domain.tasks_state import QueueState
+from flightedl.domain.tasks_values import Piece
+from flightedl.errors import CorruptError, UsageError
+
+_SEED_MASK = (1 << 64) - 1
+
+#: (epoch, position, first batch, end batch, failures)
+Row = tuple[int, int, int, int, int]
+
+
+def encode(state: QueueState) -> bytes:
+    """Everything in one document."""
+    dispatch, failures = encode_parts(state)
+    return encode_document(
+        QueueDocument(version=VERSION, dispatch=msgspec.Raw(dispatch), failures=msgspec.Raw(failures))
+    )
+
+
+def encode_parts(state: QueueState) -> tuple[bytes, bytes]:
+    """(dispatch document, failures document)."""
+    names: dict[str, int] = {}
+    pending = [
+        (
+            *_row(each.piece),
+            [
+                number
+                for holder in each.holders
+                for number in (names.setdefault(holder.trainer, len(names)), holder.attempt)
+            ],
+        )
+        for each in state.pending
+    ]
+    document = DispatchDocument(
+        version=VERSION,
+        seed=state.settings.seed & _SEED_MASK,
+        shuffle=state.settings.shuffle,
+        revision=state.revision,
+        epoch=state.epoch,
+        cursor=state.cursor,
+        next_attempt=state.next_attempt,
+        sizes=state.sizes.rows,
+        growth_ended=state.growth_ended,
+        trainers=list(names),
+        pending=pending,
+        runs=state.waiting.runs,
+        parts=[_row(piece) for piece in state.waiting.pieces],
+        finished_parts=[(*place, attempts) for place, attempts in state.finished_parts.items()],
+        average_s=state.average_s,
+        average_count=state.average_count,
+        copies=state.copies,
+        failures_serial=state.failed.serial,
+    )
+    return encode_document(document), _encode_failures(state)
+
+
+def _row(piece: Piece) -> Row:
+    return piece.epoch, piece.position, piece.first_batch, piece.end_batch, piece.failures
+
+
+def _encode_failures(state: QueueState) -> bytes:
+    failed = state.failed
+    if failed.encoded is None or failed.encoded[0] != failed.serial:
+        document = FailuresDocument(
+            version=VERSION,
+            serial=failed.serial,
+            failed=failed.failed.rows,
+            dropped=failed.dropped.rows,
+            details=failed.details,
+            forgotten=failed.forgotten,
+        )
+        failed.encoded = (failed.serial, encode_document(document))
+    return failed.encoded[1]
+
+
+def restore(state: QueueState, data: bytes, failures: bytes | None) -> None:
+    """Fill a fresh ``state`` from its documents; ``failures`` None: both are in ``data``.
+
+    Raises:
+        CorruptError: they cannot be read, or do not belong together.
+        UsageError: they are of another dataset, seed or shuffle.
+    """
+    if failures is None:
+        both = decode_document(data, QueueDocument)
+        dispatch = decode_document(both.dispatch, DispatchDocument)
+        failed = decode_document(both.failures, FailuresDocument)
+    else:
+        dispatch = decode_document(data, DispatchDocument)
+        failed = decode_document(failures, FailuresDocument)
+    if dispatch.failures_serial != failed.serial:
+        raise CorruptError("the stored task queue and its list of failures are not of the same moment")
+    _restore_counters(state, dispatch)
+    _check_settings(state, dispatch)
+    try:
+        _restore_failures(state, failed)
+        _restore_pieces(state, dispatch)
+    except (ValueError, IndexError) as error:
+        raise CorruptError(f"the stored task queue is inconsistent: {error}") from None
+
+
+def _check_settings(state: QueueState, document: DispatchDocument) -> None:
+    settings = state.settings
+    if (document.seed, document.shuffle) != (settings.seed & _SEED_MASK, settings.shuffle):
+        raise UsageError(
+            f"the stored task queue has seed {document.seed} and shuffle {document.shuffle}, "
+            f"the dataset is declared with seed {settings.seed} and shuffle {settings.shuffle}: "
+            "declare it as before, or begin a new job"
+        )
+    known = state.sizes.task_count
+    if settings.task_count < known or (settings.task_count > known and not settings.follow):
+        raise UsageError(
+            f"the stored task queue has {known} tasks, the dataset now has {settings.task_count}: "
+            "its files have changed; put them back, or begin a new job"
+        )
+    if not state.growth_ended and not settings.follow:
+        raise UsageError("the stored task queue follows a growing dataset: declare it with follow, or begin a new job")
+    epochs = settings.epochs
+    if epochs is not None and (document.epoch > epochs or (document.epoch == epochs and document.cursor > 0)):
+        raise UsageError(
+            f"the stored task queue is in its epoch number {document.epoch + 1}, so epochs must be more than {epochs}"
+        )
+
+
+def _restore_counters(state: QueueState, document: DispatchDocument) -> None:
+    rows = document.sizes
+    rises = all(before[0] < after[0] and before[2] <= after[2] for before, after in pairwise(rows))
+    if not rows or not rises or rows[-1][0] > document.epoch or any(base > size for _, base, size in rows):
+        raise CorruptError("the stored task queue has impossible numbers of tasks")
+    state.revision = document.revision
+    state.epoch = document.epoch
+    state.cursor = document.cursor
+    state.next_attempt = document.next_attempt
+    state.sizes = EpochSizes(rows)
+    state.growth_ended = document.growth_ended
+    state.average_s = document.average_s
+    state.average_count = document.average_count
+    state.copies = document.copies
+
+
+def _restore_pieces(state: QueueState, document: DispatchDocument) -> None:
+    holds: list[tuple[int, str, Piece, int]] = []
+    for number, (epoch, position, first, end, failures, flat) in enumerate(document.pending):
+        pairs = list(zip(flat[::2], flat[1::2], strict=True))
+        if not 1 <= len(pairs) <= HOLDERS_LIMIT:
+            raise CorruptError(f"the stored task queue has a piece with {len(pairs)} holders")
+        piece = _piece(state, (epoch, position, first, end, failures))
+        holds += [(attempt, document.trainers[index], piece, number) for index, attempt in pairs]
+    out: dict[int, Pending] = {}
+    for attempt, trainer, piece, number in sorted(holds, key=lambda hold: hold[0]):
+        holder = Holder(trainer, attempt, None, is_timed=False)
+        if number in out:
+            state.pending.add_holder(out[number], holder)
+        else:
+            task = state.order(piece.epoch).at(piece.position)
+            out[number] = state.pending.hand_out(piece, task, holder)
+    state.pending.restored()
+    for epoch, start, end, failures in document.runs:
+        if not start < end:
+            raise CorruptError("the stored task queue has an empty run")
+        state.waiting.put_run(epoch, start, end, failures)
+    for row in document.parts:
+        state.waiting.put(_piece(state, row))
+    state.finished_parts = {(epoch, position): attempts for epoch, position, attempts in document.finished_parts}
+
+
+def _restore_failures(state: QueueState, document: FailuresDocument) -> None:
+    failed = state.failed
+    failed.failed = BatchTable.from_rows(document.failed)
+    failed.dropped = BatchTable.from_rows(document.dropped)
+    failed.details = document.details
+    failed.forgotten = document.forgotten
+    failed.serial = document.serial
+
+
+def _piece(state: QueueState, row: Row) -> Piece:
+    epoch, position, first, end, failures = row
+    if epoch > state.epoch or position >= state.begun(epoch):
+        raise CorruptError(f"the stored task queue has a piece at position {position}, which is not begun")
+    return Piece(epoch, position, first, end, state.batch_count(epoch, position), failures)

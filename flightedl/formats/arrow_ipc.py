@@ -1,0 +1,148 @@
+"""Arrow IPC, files and streams: a chunk is a record batch. Which of the two a file is, its first bytes tell.
+
+Indexing reads the footer (of a file) and the metadata of each message, never the bodies. A record batch is checked in
+full when it is read (offsets, UTF-8), because a damaged one could crash whoever uses it.
+
+A record batch of a *stream* with dictionaries needs the dictionaries before it: reading walks over the metadata of all
+messages up to it. A stream that ends between two messages without the end mark is accepted as complete, as the format
+says; so a stream cut off exactly there goes unnoticed. Files have a footer and no such gap.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import ClassVar
+
+import pyarrow as pa
+
+from flightedl.formats import arrow_messages
+from flightedl.formats.arrow_messages import FILE_START, MAGIC, message_at, messages, record_blocks
+from flightedl.formats.chunks import Chunk, ChunkColumns, CorruptChunkError, FileIndex, IndexOptions
+from flightedl.formats.records import ReadRequest, Records, require_columns, select
+from flightedl.formats.schemas import require_unique_columns
+from flightedl.formats.sinks import PartsSink
+from flightedl.formats.sources import WatchedFile, opened, parsing
+from flightedl.ports import Files, FileStat
+
+
+class ArrowFile:
+    """See ``formats.Format``: reads files and streams, writes files."""
+
+    name: ClassVar[str] = "arrow"
+    suffixes: ClassVar[tuple[str, ...]] = (".arrow", ".feather", ".ipc")
+    _is_stream_written: ClassVar[bool] = False
+
+    def index(self, files: Files, stat: FileStat, options: IndexOptions) -> FileIndex:
+        with opened(files, stat.url) as source:
+            if not stat.size_bytes:
+                raise CorruptChunkError(f"{stat.url} is corrupt: it is empty, without even a schema")
+            skipped: tuple[str, ...] = ()
+            places: list[tuple[int, int, int]] = []
+            schema = _schema(source)
+            require_unique_columns(schema, stat.url)
+            try:
+                with parsing(source, f"after {len(places)} record batches"):
+                    for place in _places(source, stat):
+                        places.append(place)  # noqa: PERF402 - what precedes the damage is kept
+            except CorruptChunkError as error:
+                if not options.skip_corrupt:
+                    raise
+                skipped = (str(error),)
+        offsets, sizes, records = zip(*places, strict=True) if places else ((), (), ())
+        return FileIndex(stat, self.name, schema, ChunkColumns.of(records, offsets, sizes), skipped)
+
+    def schema(self, files: Files, stat: FileStat) -> pa.Schema:
+        with opened(files, stat.url) as source:
+            return _schema(source)
+
+    def read(self, files: Files, chunk: Chunk, request: ReadRequest) -> Records:
+        with opened(files, chunk.url) as source, parsing(source, f"record batch {chunk.number} at byte {chunk.offset}"):
+            schema = _schema(source)
+            require_columns(schema, request, chunk.url)
+            needed = request.needed()
+            wanted = schema.names if needed is None else needed
+            options = pa.ipc.IpcReadOptions(included_fields=sorted(schema.get_field_index(name) for name in wanted))
+            batch = (_read_from_file if _is_file(source) else _read_from_stream)(source, chunk, schema, options)
+            batch.validate(full=True)
+            if batch.num_rows != chunk.records:
+                raise ValueError(f"it has {batch.num_rows} records, not {chunk.records}")
+            return select(pa.Table.from_batches([batch]).replace_schema_metadata(None), request)
+
+    def write(self, batches: Iterable[pa.RecordBatch], schema: pa.Schema) -> Iterator[bytes]:
+        sink = PartsSink()
+        new = pa.ipc.new_stream if self._is_stream_written else pa.ipc.new_file
+        options = pa.ipc.IpcWriteOptions(unify_dictionaries=not self._is_stream_written)
+        with new(pa.PythonFile(sink, mode="w"), schema, options=options) as writer:
+            for batch in batches:
+                writer.write_batch(batch)
+                yield sink.take()
+        yield sink.take()
+
+
+class ArrowStream(ArrowFile):
+    """See ``formats.Format``: reads files and streams, writes streams."""
+
+    name: ClassVar[str] = "arrow-stream"
+    suffixes: ClassVar[tuple[str, ...]] = (".arrows",)
+    _is_stream_written: ClassVar[bool] = True
+
+
+def _is_file(source: WatchedFile) -> bool:
+    source.seek(0)
+    return source.read(len(MAGIC)) == MAGIC
+
+
+def _schema(source: WatchedFile) -> pa.Schema:
+    with parsing(source, "at its start: this is not an Arrow file or stream"):
+        start = FILE_START if _is_file(source) else 0
+        first = message_at(source, start)
+        if first is None or first.kind != arrow_messages.SCHEMA:
+            raise ValueError("no schema")
+        source.seek(start)
+        return pa.ipc.read_schema(pa.py_buffer(source.exactly(first.size_bytes))).remove_metadata()
+
+
+def _places(source: WatchedFile, stat: FileStat) -> Iterator[tuple[int, int, int]]:
+    """(offset, bytes, records) of each record batch."""
+    if not _is_file(source):
+        for message in messages(source, 0, stat.size_bytes):
+            if message.kind == arrow_messages.RECORDS:
+                yield message.offset, message.size_bytes, message.records
+        return
+    for number, (offset, size_bytes) in enumerate(record_blocks(source, stat.size_bytes)):
+        found = message_at(source, offset)
+        if found is None or found.kind != arrow_messages.RECORDS:
+            raise ValueError(f"record batch {number} is not at byte {offset}, where the footer says")
+        yield offset, size_bytes, found.records
+
+
+def _read_from_file(
+    source: WatchedFile, chunk: Chunk, schema: pa.Schema, options: pa.ipc.IpcReadOptions
+) -> pa.RecordBatch:
+    del schema
+    source.seek(0)
+    with pa.ipc.open_file(pa.PythonFile(source, mode="r"), options=options) as reader:
+        return reader.get_batch(chunk.number)
+
+
+def _read_from_stream(
+    source: WatchedFile, chunk: Chunk, schema: pa.Schema, options: pa.ipc.IpcReadOptions
+) -> pa.RecordBatch:
+    """Through a stream made of the schema, the dictionaries before the chunk, and the chunk."""
+    parts = []
+    has_dictionaries = any(_has_dictionary(field.type) for field in schema)
+    for message in messages(source, 0, chunk.offset):
+        if message.kind == arrow_messages.RECORDS:
+            if not has_dictionaries:
+                break
+        else:
+            source.seek(message.offset)
+            parts.append(source.exactly(message.size_bytes))
+    source.seek(chunk.offset)
+    parts.append(source.exactly(chunk.size_bytes))
+    with pa.ipc.open_stream(pa.py_buffer(b"".join(parts)), options=options) as reader:
+        return reader.read_next_batch()
+
+
+def _has_dictionary(kind: pa.DataType) -> bool:
+    return pa.types.is_dictionary(kind) or any(_has_dictionary(kind.field(n).type) for n in range(kind.num_fields))

@@ -1,0 +1,164 @@
+"""Chunks: the pieces of files that tasks are made of, as values, as columns, and on the wire.
+
+A *chunk* is a run of consecutive records of one file that can be read without reading the rest of the file. It says
+where it is, how many records it has, and which version of the file it was found in. It names its format, so that a
+trainer needs nothing else to read it (text formats also want the dataset's schema, see ``formats.text``).
+
+``CHUNK_SCHEMA`` is how the chunks of a task cross the wire: one row for each chunk, in order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import astuple, dataclass, fields
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from flightedl.errors import DataError, MessageError
+from flightedl.ports import FileStat
+
+CHUNK_SCHEMA = pa.schema(
+    [
+        pa.field("url", pa.string(), nullable=False),
+        pa.field("version", pa.string(), nullable=False),
+        pa.field("format", pa.string(), nullable=False),
+        pa.field("number", pa.int32(), nullable=False),
+        pa.field("first_record", pa.int64(), nullable=False),
+        pa.field("records", pa.int64(), nullable=False),
+        pa.field("offset", pa.int64(), nullable=False),
+        pa.field("size_bytes", pa.int64(), nullable=False),
+    ]
+)
+
+
+class CorruptChunkError(DataError):
+    """The content of a file is broken: the one kind of bad data that ``on_corrupt="skip"`` passes over."""
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """A run of records of one file."""
+
+    url: str
+    #: Of the file when it was indexed; another one at reading means that the file changed.
+    version: str
+    #: Name of the format.
+    format: str
+    #: Which container of the file: row group, record batch, or the chunk's own ordinal.
+    number: int
+    #: Number of its first record within the file.
+    first_record: int
+    records: int
+    #: Where its container starts in the file.
+    offset: int
+    size_bytes: int
+
+    def __str__(self) -> str:
+        return f"chunk {self.number} of {self.url} (at byte {self.offset}, {self.records} records)"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ChunkColumns:
+    """The chunks of one file, or of many, as equally long columns."""
+
+    number: npt.NDArray[np.int32]
+    first_record: npt.NDArray[np.int64]
+    records: npt.NDArray[np.int64]
+    offset: npt.NDArray[np.int64]
+    size_bytes: npt.NDArray[np.int64]
+
+    def __len__(self) -> int:
+        return len(self.number)
+
+    @staticmethod
+    def of(records: Sequence[int], offset: Sequence[int], size_bytes: Sequence[int]) -> ChunkColumns:
+        """Chunks that follow each other in one file, numbered from 0; those without records are left out."""
+        counts = np.asarray(records, np.int64)
+        firsts = np.cumsum(counts) - counts
+        kept = np.flatnonzero(counts)
+        return ChunkColumns(
+            kept.astype(np.int32),
+            firsts[kept],
+            counts[kept],
+            np.asarray(offset, np.int64)[kept],
+            np.asarray(size_bytes, np.int64)[kept],
+        )
+
+    def split(self, max_records: int) -> ChunkColumns:
+        """The same records in chunks of at most ``max_records``: parts of a container share number and place."""
+        parts = np.maximum(-(-self.records // max_records), 1)
+        source = np.repeat(np.arange(len(self)), parts)
+        part = np.arange(len(source)) - np.repeat(np.cumsum(parts) - parts, parts)
+        skipped = part * max_records
+        return ChunkColumns(
+            self.number[source],
+            self.first_record[source] + skipped,
+            np.minimum(self.records[source] - skipped, max_records),
+            self.offset[source],
+            self.size_bytes[source],
+        )
+
+    @staticmethod
+    def concatenated(parts: Sequence[ChunkColumns]) -> ChunkColumns:
+        """All chunks of the parts, in order; at least one part."""
+        return ChunkColumns(*(np.concatenate([getattr(part, field.name) for part in parts]) for field in _COLUMNS))
+
+
+_COLUMNS = fields(ChunkColumns)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class FileIndex:
+    """What indexing one file found."""
+
+    stat: FileStat
+    format: str
+    #: Of the file's records; without metadata.
+    schema: pa.Schema
+    chunks: ChunkColumns
+    #: What was passed over because corrupt content may be skipped; one sentence each.
+    skipped: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class IndexOptions:
+    """What decides how files are cut into chunks."""
+
+    #: Parquet row groups with more records are cut; 0: never. Each part is read by decoding its whole row group.
+    max_records_per_chunk: int = 0
+    #: Text files are cut into about this many bytes.
+    text_chunk_bytes: int = 16 << 20
+    #: Pass over corrupt content, and say so in ``FileIndex.skipped``.
+    skip_corrupt: bool = False
+
+
+def chunks_to_batch(chunks: Sequence[Chunk]) -> pa.RecordBatch:
+    """The chunks as rows of ``CHUNK_SCHEMA``."""
+    rows = [astuple(chunk) for chunk in chunks]
+    columns = zip(*rows, strict=True) if rows else [()] * len(CHUNK_SCHEMA)
+    return pa.RecordBatch.from_arrays(
+        [pa.array(column, field.type) for column, field in zip(columns, CHUNK_SCHEMA, strict=True)],
+        schema=CHUNK_SCHEMA,
+    )
+
+
+def chunks_from_batch(batch: pa.RecordBatch) -> list[Chunk]:
+    """The chunks in a received batch.
+
+    Raises:
+        MessageError: another schema, a null, a negative number, or broken buffers.
+    """
+    if not batch.schema.equals(CHUNK_SCHEMA):
+        raise MessageError("chunk descriptors have an unexpected schema: update flightedl on all machines of the job")
+    try:
+        batch.validate(full=True)
+    except pa.ArrowInvalid as error:
+        raise MessageError(f"chunk descriptors are damaged: {str(error)[:200]}") from None
+    chunks = [Chunk(*row) for row in zip(*(column.to_pylist() for column in batch.columns), strict=True)]
+    for chunk in chunks:
+        values = astuple(chunk)
+        if any(value is None for value in values) or any(value < 0 for value in values[3:]):
+            raise MessageError("a chunk descriptor has a null or a negative number")
+    return chunks

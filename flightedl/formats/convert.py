@@ -1,0 +1,215 @@
+"""Writing a dataset anew: another format, another number of files.
+
+Shard i of n is ``<prefix>-<i>-of-<n><suffix>`` with five digits each, and holds an equal share of consecutive records
+(before the filter, so that the share of a shard does not depend on the others). Shards are published whole, so
+a conversion that was interrupted goes on where it stopped: ``<prefix>.conversion.json`` says of what source, in which way, the
+shards are made, and a shard that is there already under the same description is kept.
+
+Not guaranteed: that a shard which was damaged since is noticed; delete it and convert again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+import xxhash
+
+from flightedl.errors import UsageError
+from flightedl.formats import named_format
+from flightedl.formats.index import ChunkIndex, DatasetSpec
+from flightedl.formats.json_lines import json_lines
+from flightedl.formats.reader import ChunkReader, Decode, ReadCounts
+from flightedl.formats.recordio import SCHEMA as RECORD_SCHEMA
+from flightedl.formats.recordio import RecordIO
+from flightedl.ports import Files, Storage
+
+MAX_SHARDS = 99_999
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """What is written.
+
+    Args:
+        prefix: Start of the shards' names.
+        format: Name of the format.
+        shards: How many files.
+        records_per_chunk: Records of a row group or record batch, before the filter; also how many are in memory at a time.
+    """
+
+    prefix: str
+    format: str
+    shards: int = 1
+    records_per_chunk: int = 65_536
+
+    def __post_init__(self) -> None:
+        named_format(self.format)
+        if not 1 <= self.shards <= MAX_SHARDS or self.records_per_chunk < 1:
+            raise UsageError(f"the number of shards is 1 to {MAX_SHARDS}, and a chunk has at least one record")
+        if not self.prefix or self.prefix.endswith("/"):
+            raise UsageError("the shards need a name to start with, such as data/train")
+
+    def shard_name(self, shard: int) -> str:
+        """``prefix-00000-of-00009.parquet``."""
+        return f"{self.prefix}-{shard:05d}-of-{self.shards:05d}{named_format(self.format).suffixes[0]}"
+
+    @property
+    def description_name(self) -> str:
+        """Of the file that says what the shards are made of."""
+        return f"{self.prefix}.conversion.json"
+
+
+@dataclass(frozen=True, slots=True)
+class ConvertProgress:
+    """How far a conversion is. ``records`` of ``record_count`` are read, those of kept shards included."""
+
+    shards_done: int
+    shards: int
+    records: int
+    record_count: int
+
+
+@dataclass(frozen=True, slots=True)
+class Converted:
+    """What a conversion did."""
+
+    names: tuple[str, ...]
+    #: Shards that were there already.
+    kept: int
+    size_bytes: int
+    counts: ReadCounts
+
+
+class _Description(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    source: str
+    settings: str
+
+
+def convert(
+    files: Files,
+    index: ChunkIndex,
+    spec: DatasetSpec,
+    storage: Storage,
+    target: Target,
+    *,
+    decode: Decode | None = None,
+    overwrite: bool = False,
+    progress: Callable[[ConvertProgress], None] | None = None,
+) -> Converted:
+    """Write the records of ``index``, columns and filter of ``spec`` applied, as shards into ``storage``.
+
+    Several columns become RecordIO as one JSON object for each record.
+
+    Args:
+        files: Where the source is.
+        index: Of the source.
+        spec: columns, filter and on_corrupt count.
+        storage: Where the shards go.
+        target: Which shards.
+        decode: Makes columns of RecordIO's bytes.
+        overwrite: Replace shards of another conversion of the same prefix.
+        progress: Called after each chunk that was read.
+
+    Raises:
+        DataError: the source cannot be read, or the format cannot hold it.
+        UsageError: the storage has another conversion under this prefix.
+    """
+    is_resumed = _describe(index, spec, storage, target, overwrite)
+    there = {file.name: file.size_bytes for file in storage.list(f"{target.prefix}-")} if is_resumed else {}
+    counts = ReadCounts()
+    ends = np.cumsum(index.records)
+    bounds = [shard * index.record_count // target.shards for shard in range(target.shards + 1)]
+    names = tuple(target.shard_name(shard) for shard in range(target.shards))
+    size_bytes = 0
+    for shard, name in enumerate(names):
+
+        def tell(records: int, done: int = shard) -> None:
+            if progress is not None:
+                progress(ConvertProgress(done, target.shards, records, index.record_count))
+
+        if name in there:
+            size_bytes += there[name]
+        else:
+            first, end = (int(place) for place in np.searchsorted(ends, bounds[shard : shard + 2], side="right"))
+            chunks = [index.chunk(number) for number in range(first, min(end + 1, len(index)))]
+            reader = ChunkReader(files, chunks, spec, index.schema, decode, counts)
+            skipped = bounds[shard] - (int(ends[first] - index.records[first]) if chunks else 0)
+            batches = _batches(
+                reader, range(skipped, skipped + bounds[shard + 1] - bounds[shard]), target, tell, bounds[shard]
+            )
+            size_bytes += storage.publish(name, _encoded(batches, target, _empty_schema(index, spec)))
+        tell(bounds[shard + 1], shard + 1)
+    return Converted(names, len(set(names) & there.keys()), size_bytes, counts)
+
+
+def _describe(index: ChunkIndex, spec: DatasetSpec, storage: Storage, target: Target, overwrite: bool) -> bool:
+    """Whether shards that are there belong to this very conversion; states it for the next run if not."""
+    settings = repr((target, spec.columns, spec.filter, spec.on_corrupt))
+    wanted = _Description(index.content_hash(), xxhash.xxh3_64_hexdigest(settings))
+    found = [file.name for file in storage.list(target.prefix)]
+    if target.description_name in found:
+        try:
+            is_same = msgspec.json.decode(storage.read(target.description_name), type=_Description) == wanted
+        except msgspec.DecodeError:
+            is_same = False
+        if is_same and not overwrite:
+            return True
+    shards = [name for name in found if name.startswith(f"{target.prefix}-")]
+    if shards and not overwrite:
+        raise UsageError(
+            f"{storage.url}/{shards[0]} is there already, of another source or setting: "
+            "choose another prefix, or say that it may be overwritten"
+        )
+    for name in shards:
+        storage.delete(name)
+    storage.publish(target.description_name, [msgspec.json.encode(wanted)])
+    return False
+
+
+def _batches(
+    reader: ChunkReader, numbers: range, target: Target, tell: Callable[[int], None], read_before: int
+) -> Iterator[pa.RecordBatch]:
+    for start in range(numbers.start, numbers.stop, target.records_per_chunk):
+        stop = min(start + target.records_per_chunk, numbers.stop)
+        batch = reader.range(range(start, stop))
+        if batch.num_rows:
+            yield batch
+        tell(read_before + stop - numbers.start)
+
+
+def _empty_schema(index: ChunkIndex, spec: DatasetSpec) -> pa.Schema:
+    """Of a shard from which the filter took everything."""
+    names = (
+        index.schema.names if spec.columns is None else [name for name in spec.columns if name in index.schema.names]
+    )
+    return pa.schema([index.schema.field(name) for name in names])
+
+
+def _encoded(batches: Iterator[pa.RecordBatch], target: Target, schema: pa.Schema) -> Iterator[bytes]:
+    first = next(batches, None)
+    if first is not None:
+        schema = first.schema
+    found = named_format(target.format)
+    if found.name == RecordIO.name and len(schema) != 1:
+        return found.write(map(_as_json_records, _chained(first, batches)), RECORD_SCHEMA)
+    return found.write((_conforming(batch, schema) for batch in _chained(first, batches)), schema)
+
+
+def _chained(first: pa.RecordBatch | None, rest: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    if first is not None:
+        yield first
+        yield from rest
+
+
+def _conforming(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
+    """The batch in the schema of the first one: what ``decode`` gives may differ in types that were all null."""
+    return batch if batch.schema.equals(schema) else batch.select(schema.names).cast(schema)
+
+
+def _as_json_records(batch: pa.RecordBatch) -> pa.RecordBatch:
+    lines = json_lines(batch).split(b"\n")[:-1]
+    return pa.RecordBatch.from_arrays([pa.array(lines, pa.binary())], schema=RECORD_SCHEMA)

@@ -1,0 +1,108 @@
+"""CSV (and TSV) with a header line, fields quoted as in RFC 4180, newlines allowed within quotes.
+
+Types are guessed by pyarrow: null, int64, date, time, timestamp, bool, double, text. Where pieces of one file
+disagree the column becomes text; where files do, it is an error. Empty lines are passed over. A UTF-8 byte order mark is
+allowed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import ClassVar
+
+import pyarrow as pa
+import pyarrow.csv as pc
+
+from flightedl.errors import DataError
+from flightedl.formats.chunks import CorruptChunkError
+from flightedl.formats.cutting import Readable, csv_records_end, ends_quoted, first_csv_record_end
+from flightedl.formats.records import ReadRequest
+from flightedl.formats.schemas import Mismatch, widened_schema, widened_type
+from flightedl.formats.sinks import PartsSink
+from flightedl.formats.text import TextFormat
+
+_HEAD_BYTES = 1 << 16
+_MAX_BLOCK_BYTES = 1 << 30
+_MARK = b"\xef\xbb\xbf"
+
+
+class CommaSeparated(TextFormat):
+    """See ``formats.Format``."""
+
+    name: ClassVar[str] = "csv"
+    suffixes: ClassVar[tuple[str, ...]] = (".csv",)
+    may_lack_columns: ClassVar[bool] = False
+    delimiter: ClassVar[str] = ","
+
+    def records_end(self, text: bytes) -> int:
+        return csv_records_end(text, self.delimiter.encode())
+
+    def head(self, source: Readable, url: str) -> tuple[tuple[str, ...] | None, int, bytes]:
+        text = source.read(_HEAD_BYTES)
+        mark = len(_MARK) if text.startswith(_MARK) else 0
+        while not (end := first_csv_record_end(text[mark:], self.delimiter.encode())):
+            more = source.read(len(text) or 1)
+            if not more:
+                end = len(text) - mark
+                break
+            text += more
+        line = text[mark : mark + end]
+        if not line.strip():
+            raise CorruptChunkError(f"{url} has no header line: the first line has to name the columns")
+        options = pc.ReadOptions(column_names=None, use_threads=False, block_size=max(len(line), 1))
+        names = pc.read_csv(pa.py_buffer(line), options, self._parsing()).column_names
+        return tuple(names), mark + end, text[mark + end :]
+
+    def parse(self, text: bytes, names: tuple[str, ...] | None, request: ReadRequest) -> pa.Table:
+        if ends_quoted(text, self.delimiter.encode()):
+            raise ValueError("the text ends within a quoted field")
+        assert names is not None  # head() finds them or raises
+        needed = request.needed()
+        missing = [name for name in needed or () if name not in names]
+        if missing:
+            raise DataError(f"there is no column {missing[0]!r}: the header has {', '.join(names)[:300]}")
+        types = {} if request.schema is None else {field.name: field.type for field in request.schema}
+        if not text.strip():
+            fields = [pa.field(name, types.get(name, pa.null())) for name in (names if needed is None else needed)]
+            return pa.schema(fields).empty_table()
+        options = pc.ReadOptions(
+            column_names=list(names), use_threads=False, block_size=min(len(text) + 1, _MAX_BLOCK_BYTES)
+        )
+        convert = pc.ConvertOptions(
+            column_types={name: kind for name, kind in types.items() if name in names},
+            include_columns=None if needed is None else list(needed),
+        )
+        return pc.read_csv(pa.py_buffer(text), options, self._parsing(), convert)
+
+    def _parsing(self) -> pc.ParseOptions:
+        return pc.ParseOptions(delimiter=self.delimiter, newlines_in_values=True)
+
+    def _joined(self, schema: pa.Schema | None, found: pa.Schema, url: str, offset: int) -> pa.Schema:
+        """Within one file, columns that turn out to hold different things are text."""
+        if schema is None:
+            return found
+        joined = widened_schema(schema, found, may_lack=False)
+        if isinstance(joined, Mismatch):
+            kinds = [widened_type(one.type, found.field(one.name).type) or pa.string() for one in schema]
+            return pa.schema([pa.field(name, kind) for name, kind in zip(schema.names, kinds, strict=True)])
+        return joined
+
+    def write(self, batches: Iterable[pa.RecordBatch], schema: pa.Schema) -> Iterator[bytes]:
+        sink = PartsSink()
+        options = pc.WriteOptions(delimiter=self.delimiter)
+        try:
+            with pc.CSVWriter(pa.PythonFile(sink, mode="w"), schema, write_options=options) as writer:
+                for batch in batches:
+                    writer.write_batch(batch)
+                    yield sink.take()
+        except pa.ArrowInvalid as error:
+            raise DataError(f"this cannot be written as {self.name}: {str(error)[:200]}") from None
+        yield sink.take()
+
+
+class TabSeparated(CommaSeparated):
+    """See ``formats.Format``."""
+
+    name: ClassVar[str] = "tsv"
+    suffixes: ClassVar[tuple[str, ...]] = (".tsv",)
+    delimiter: ClassVar[str] = "\t"

@@ -1,0 +1,123 @@
+"""Cutting text into pieces at the ends of records.
+
+A record ends with a newline; in CSV one that is not inside quotes. A quote opens a quoted field only where a field
+starts; within it two quotes stand for one, and a single one closes it. A piece starts where a record starts, so no
+state has to be carried from piece to piece. Text without any newline is a single piece, however long.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+_QUOTE, _NEWLINE, _RETURN = 0x22, 0x0A, 0x0D
+
+#: (text that starts with a record) -> length of its complete records, 0 when there is none.
+RecordsEnd = Callable[[bytes], int]
+
+
+class Readable(Protocol):
+    """What text is read from."""
+
+    def read(self, size: int, /) -> bytes: ...
+
+
+def pieces(source: Readable, size_bytes: int, records_end: RecordsEnd) -> Iterator[bytes]:
+    """The text from here on, in pieces of complete records, each of about ``size_bytes`` or one record if that is longer.
+
+    The last piece is whatever is left, complete or not.
+    """
+    rest = b""
+    wanted = size_bytes
+    while True:
+        text = rest + _filled(source, wanted - len(rest))
+        if len(text) < wanted:
+            if text:
+                yield text
+            return
+        end = records_end(text)
+        if end:
+            yield text[:end]
+            rest, wanted = text[end:], size_bytes
+            wanted = max(wanted, len(rest) + 1)
+        else:
+            rest, wanted = text, 2 * len(text)
+
+
+def line_end(text: bytes) -> int:
+    """Length of the complete lines in ``text``."""
+    return text.rfind(b"\n") + 1
+
+
+def csv_records_end(text: bytes, delimiter: bytes = b",") -> int:
+    """Length of the complete CSV records in ``text``, which starts with a record; newlines in quotes don't end one."""
+    if b'"' not in text:
+        return line_end(text)
+    values = np.frombuffer(text, np.uint8)
+    newlines = np.flatnonzero(values == _NEWLINE)
+    outside = newlines[~_is_quoted(values, newlines, delimiter[0])]
+    return int(outside[-1]) + 1 if len(outside) else 0
+
+
+def first_csv_record_end(text: bytes, delimiter: bytes = b",") -> int:
+    """Length of the first CSV record in ``text``, with its newline; 0 when it is not complete."""
+    values = np.frombuffer(text, np.uint8)
+    newlines = np.flatnonzero(values == _NEWLINE)
+    outside = newlines[~_is_quoted(values, newlines, delimiter[0])]
+    return int(outside[0]) + 1 if len(outside) else 0
+
+
+def ends_quoted(text: bytes, delimiter: bytes = b",") -> bool:
+    """Whether the text ends within a quoted field."""
+    if b'"' not in text:
+        return False
+    values = np.frombuffer(text, np.uint8)
+    return bool(_is_quoted(values, np.array([len(text)]), delimiter[0])[0])
+
+
+def _is_quoted(values: npt.NDArray[np.uint8], places: npt.NDArray[np.int64], delimiter: int) -> npt.NDArray[np.bool_]:
+    """Whether each place lies within quotes, (len(places),).
+
+    Where every quote of even number (from 0) either starts a field or directly follows another quote, the state is the
+    parity of the quotes before a place. Elsewhere (a stray quote within a plain field) they are walked one by one.
+    """
+    quotes = np.flatnonzero(values == _QUOTE)
+    before = values[quotes - 1]
+    starts = (before == delimiter) | (before == _NEWLINE) | (before == _RETURN) | (quotes == 0)
+    follows = np.zeros(len(quotes), np.bool_)
+    follows[1:] = np.diff(quotes) == 1
+    if not (starts | follows)[::2].all():
+        quotes = quotes[_toggles(starts.tolist(), follows.tolist())]
+    return (np.searchsorted(quotes, places) % 2).astype(np.bool_)
+
+
+def _toggles(starts: list[bool], follows: list[bool]) -> npt.NDArray[np.bool_]:
+    """Which quotes change the state, given for each one whether it starts a field and whether a quote precedes it."""
+    toggles = np.zeros(len(starts), np.bool_)
+    is_inside = was_closed = False
+    for number, (starts_field, follows_quote) in enumerate(zip(starts, follows, strict=True)):
+        if is_inside:
+            toggles[number] = was_closed = True
+            is_inside = False
+        elif was_closed and follows_quote:
+            # The one before did not close the field: these two stand for one quote.
+            toggles[number] = is_inside = True
+            was_closed = False
+        else:
+            was_closed = False
+            if starts_field:
+                toggles[number] = is_inside = True
+    return toggles
+
+
+def _filled(source: Readable, size_bytes: int) -> bytes:
+    """As many bytes, or fewer at the end of the source."""
+    parts: list[bytes] = []
+    missing = size_bytes
+    while missing > 0 and (part := source.read(missing)):
+        parts.append(part)
+        missing -= len(part)
+    return parts[0] if len(parts) == 1 else b"".join(parts)

@@ -1,0 +1,23 @@
+"""A dataset as trainers declare it on the wire, as the formats take it."""
+
+from __future__ import annotations
+
+from flightedl.formats.index import DatasetSpec
+from flightedl.wire.messages import DatasetDeclaration
+
+
+def spec_of(declared: DatasetDeclaration) -> DatasetSpec:
+    """The same dataset. Chunks longer than a task are cut.
+
+    Raises:
+        UsageError: a field is out of range.
+    """
+    return DatasetSpec(
+        urls=tuple(declared.urls),
+        format=declared.format,
+        columns=None if declared.columns is None else tuple(declared.columns),
+        filter=tuple(tuple(condition) for condition in declared.filter or ()),
+        batch_size=declared.batch_size,
+        on_corrupt=declared.on_corrupt,
+        max_records_per_chunk=declared.records_per_task,
+    )

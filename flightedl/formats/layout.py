@@ -1,0 +1,94 @@
+"""Tasks: which consecutive chunks make which task.
+
+Two arrays of 8 bytes for each task; nothing else, so a million tasks are 16 MB and every question is answered in
+constant time. A task may go from one file to the next; it never ends within a chunk.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from flightedl.domain.datasets import batch_count
+from flightedl.errors import UsageError
+from flightedl.formats.chunks import Chunk
+from flightedl.formats.index import ChunkIndex
+
+
+class TaskLayout:
+    """The tasks of an index. Immutable.
+
+    Args:
+        index: Of the dataset.
+        batch_size: Records of a batch.
+        chunks_per_task: How many chunks make a task; the last task may have fewer.
+        records_per_task: Instead, about how many records do: a task takes all chunks that *start* in the same multiple
+            of this number, so tasks have between none less and one chunk more; 0: by chunks.
+
+    Raises:
+        UsageError: a number out of range.
+    """
+
+    def __init__(
+        self, index: ChunkIndex, batch_size: int, *, chunks_per_task: int = 1, records_per_task: int = 0
+    ) -> None:
+        if batch_size < 1 or chunks_per_task < 1 or records_per_task < 0:
+            raise UsageError("batch_size and the size of a task have to be at least 1")
+        self._index = index
+        self._batch_size = batch_size
+        records = index.records
+        if records_per_task:
+            cell = (np.cumsum(records) - records) // records_per_task
+            firsts = np.flatnonzero(np.diff(cell, prepend=-1))
+        else:
+            firsts = np.arange(0, len(index), chunks_per_task)
+        #: Number of the first chunk of each task.
+        self._firsts: npt.NDArray[np.int64] = firsts.astype(np.int64, copy=False)
+        self._records: npt.NDArray[np.int64] = np.add.reduceat(records, firsts) if len(firsts) else records[:0]
+
+    @property
+    def index(self) -> ChunkIndex:
+        """What the tasks are made of."""
+        return self._index
+
+    @property
+    def batch_size(self) -> int:
+        """Records of a batch."""
+        return self._batch_size
+
+    @property
+    def task_count(self) -> int:
+        """Tasks of one epoch."""
+        return len(self._firsts)
+
+    @property
+    def record_count(self) -> int:
+        """Records of one epoch."""
+        return self._index.record_count
+
+    def records(self, task: int) -> int:
+        """Records of a task, before the filter."""
+        return int(self._records[self._valid(task)])
+
+    def batch_count(self, task: int) -> int:
+        """Batches of a task."""
+        return batch_count(self.records(task), self._batch_size)
+
+    def chunk_range(self, task: int) -> range:
+        """Numbers of a task's chunks in the index."""
+        self._valid(task)
+        end = self._firsts[task + 1] if task + 1 < self.task_count else len(self._index)
+        return range(int(self._firsts[task]), int(end))
+
+    def chunks_of(self, task: int) -> list[Chunk]:
+        """A task's chunks, in order.
+
+        Raises:
+            IndexError: there is no such task.
+        """
+        return [self._index.chunk(number) for number in self.chunk_range(task)]
+
+    def _valid(self, task: int) -> int:
+        if not 0 <= task < self.task_count:
+            raise IndexError(f"there is no task {task} of {self.task_count}")
+        return task

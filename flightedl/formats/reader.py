@@ -1,0 +1,274 @@
+"""The batches of a task.
+
+Rules:
+
+* A task's records are the records of its chunks, numbered from 0. Batch b is the records at positions b x batch_size
+  and on, in stored order, or in ``record_order(records, seed, epoch, task)`` when a seed is given. So batches never
+  span tasks and are the same wherever they are read.
+* **Columns and conditions do not change which records make a batch.** Batches are ranges of *unfiltered* positions;
+  conditions are applied within each. A batch may therefore be shorter than ``batch_size``, even empty, and exactly
+  ``end_batch - first_batch`` batches are given, always.
+* The same goes for corrupt chunks that are skipped: their records are missing from their batches, and counted.
+* A file whose version is not the one that was indexed is refused, also when it changes while it is read.
+* ``decode`` turns the bytes of a RecordIO record into a mapping of column to value; columns and conditions then mean
+  those columns. Types are those that pyarrow finds in the batch.
+
+In stored order one chunk is in memory at a time, and only chunks of the batches wanted are read; shuffled, all chunks of
+the task are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from flightedl.domain.datasets import batch_count, batch_range, record_order
+from flightedl.errors import DataError, FlightedlError, UsageError
+from flightedl.formats import named_format
+from flightedl.formats.chunks import Chunk, CorruptChunkError
+from flightedl.formats.index import DatasetSpec
+from flightedl.formats.recordio import RecordIO
+from flightedl.formats.records import ReadRequest, Records, require_columns, select
+from flightedl.formats.sources import reason
+from flightedl.ports import Files
+
+#: Makes columns of the bytes of one record.
+Decode = Callable[[bytes], Mapping[str, Any]]
+
+
+@dataclass(slots=True)
+class ReadCounts:
+    """What a reader passed over."""
+
+    corrupt_chunks: int = 0
+    corrupt_records: int = 0
+    #: One sentence for each corrupt chunk.
+    sentences: list[str] = field(default_factory=list)
+
+
+def read_task(
+    files: Files,
+    chunks: Sequence[Chunk],
+    spec: DatasetSpec,
+    seed: int | None,
+    epoch: int,
+    task: int,
+    first_batch: int = 0,
+    end_batch: int | None = None,
+    *,
+    schema: pa.Schema | None = None,
+    decode: Decode | None = None,
+    counts: ReadCounts | None = None,
+) -> Iterator[pa.RecordBatch]:
+    """Batches ``first_batch`` to ``end_batch`` (exclusive) of a task, in order.
+
+    Args:
+        files: Where they are.
+        chunks: Of the task, all of them, in order.
+        spec: batch_size, columns, filter and on_corrupt count.
+        seed: Shuffles the records within the task; None: stored order.
+        epoch: Goes into the order, like ``task``.
+        task: Number of the task.
+        first_batch: Number of the first batch wanted.
+        end_batch: None: all from there on.
+        schema: Of the dataset (``ChunkIndex.schema``): text formats take their types from it.
+        decode: Only for RecordIO.
+        counts: Is told of skipped chunks.
+
+    Raises:
+        CorruptChunkError: a chunk is corrupt, and ``on_corrupt`` is "fail".
+        DataError: a file cannot be read, has changed, lacks a column; or ``decode`` failed.
+    """
+    if decode is not None and any(chunk.format != RecordIO.name for chunk in chunks):
+        raise UsageError("decode= is for RecordIO: the other formats have columns of their own")
+    reader = ChunkReader(files, chunks, spec, schema, decode, counts)
+    order = None if seed is None else record_order(reader.record_count, seed, epoch, task)
+    count = batch_count(reader.record_count, spec.batch_size)
+    end = count if end_batch is None else end_batch
+    if not 0 <= first_batch <= end <= count:
+        raise UsageError(f"there are no batches {first_batch} to {end} in task {task}: it has {count}")
+    for batch in range(first_batch, end):
+        positions = batch_range(reader.record_count, spec.batch_size, batch)
+        yield reader.range(positions) if order is None else reader.take(order[positions.start : positions.stop])
+
+
+class ChunkReader:
+    """The records of consecutive chunks, by number from 0. Not thread-safe."""
+
+    def __init__(
+        self,
+        files: Files,
+        chunks: Sequence[Chunk],
+        spec: DatasetSpec,
+        schema: pa.Schema | None = None,
+        decode: Decode | None = None,
+        counts: ReadCounts | None = None,
+    ) -> None:
+        self._files = files
+        self._chunks = chunks
+        self._spec = spec
+        self._request = spec.request(schema)
+        self._decode = decode
+        self._counts = ReadCounts() if counts is None else counts
+        self._ends: list[int] = np.cumsum([chunk.records for chunk in chunks], dtype=np.int64).tolist()
+        #: The chunk read last.
+        self._current: tuple[int, Records] | None = None
+        #: All chunks at once, and for each record its row there or -1.
+        self._whole: tuple[pa.Table, npt.NDArray[np.int64]] | None = None
+        self._empty: pa.Table | None = None
+
+    @property
+    def record_count(self) -> int:
+        """Records of all chunks, before the filter."""
+        return self._ends[-1] if self._ends else 0
+
+    def range(self, numbers: range) -> pa.RecordBatch:
+        """Consecutive records, those of them that meet the conditions."""
+        parts = []
+        first = int(np.searchsorted(self._ends, numbers.start, side="right"))
+        for chunk in range(first, len(self._chunks)):
+            start = self._ends[chunk] - self._chunks[chunk].records
+            if start >= numbers.stop:
+                break
+            parts.append(_slice(self._records(chunk), max(numbers.start - start, 0), numbers.stop - start))
+        return self._finished(_joined(parts))
+
+    def take(self, numbers: npt.NDArray[np.int64]) -> pa.RecordBatch:
+        """Records in the order given, those of them that meet the conditions. Reads all chunks and keeps them."""
+        if self._whole is None:
+            self._whole = self._read_whole()
+        table, rows = self._whole
+        wanted = rows[numbers]
+        return self._finished(table.take(pa.array(wanted[wanted >= 0])))
+
+    def _read_whole(self) -> tuple[pa.Table, npt.NDArray[np.int64]]:
+        rows = np.full(self.record_count, -1, np.int64)
+        parts = []
+        row = 0
+        for chunk in range(len(self._chunks)):
+            records = self._read(chunk)
+            start = self._ends[chunk] - self._chunks[chunk].records
+            numbers = np.arange(len(records.table)) if records.numbers is None else records.numbers
+            rows[start + numbers] = np.arange(row, row + len(numbers))
+            row += len(numbers)
+            parts.append(records.table)
+        return _joined(parts), rows
+
+    def _records(self, chunk: int) -> Records:
+        if self._current is None or self._current[0] != chunk:
+            self._current = None
+            self._current = (chunk, self._read(chunk))
+        return self._current[1]
+
+    def _read(self, number: int) -> Records:
+        chunk = self._chunks[number]
+        request = ReadRequest(schema=None) if self._decode is not None else self._request
+        try:
+            records = _read_unchanged(self._files, chunk, request)
+        except CorruptChunkError as error:
+            if self._spec.on_corrupt != "skip":
+                raise
+            self._counts.corrupt_chunks += 1
+            self._counts.corrupt_records += chunk.records
+            self._counts.sentences.append(str(error))
+            return Records(self._none(chunk, request), np.zeros(0, np.int64))
+        self._empty = records.table.slice(0, 0)
+        return records
+
+    def _none(self, chunk: Chunk, request: ReadRequest) -> pa.Table:
+        """No records, with the columns that this chunk would have."""
+        schema = request.schema
+        if self._empty is not None:
+            return self._empty
+        if schema is None:
+            others = {other.url: other for other in self._chunks}
+            for stat in self._files.expand(list(others)):
+                try:
+                    schema = named_format(others[stat.url].format).schema(self._files, stat)
+                    break
+                except CorruptChunkError:
+                    continue
+        if schema is None:
+            raise DataError(f"all of this task is corrupt, even the columns of {chunk.url} are not known")
+        return pa.schema([schema.field(name) for name in request.shown(schema)]).empty_table()
+
+    def _finished(self, table: pa.Table) -> pa.RecordBatch:
+        if self._decode is None:
+            return as_batch(table)
+        return _decoded(table, self._decode, self._request)
+
+
+def as_batch(table: pa.Table) -> pa.RecordBatch:
+    """The table as one batch. Copies unless it is in one piece."""
+    batches = table.combine_chunks().to_batches()
+    if len(batches) == 1:
+        return batches[0]
+    if not batches:
+        return pa.RecordBatch.from_arrays([pa.array([], field.type) for field in table.schema], schema=table.schema)
+    raise DataError(f"a batch of {len(table)} records has over 2 GiB of text in one column: use a smaller batch_size")
+
+
+def _read_unchanged(files: Files, chunk: Chunk, request: ReadRequest) -> Records:
+    """The chunk, and certainly of the version that was indexed: the version is looked at after reading."""
+    try:
+        records = named_format(chunk.format).read(files, chunk, request)
+    except FlightedlError:
+        _require_unchanged(files, chunk)
+        raise
+    _require_unchanged(files, chunk)
+    return records
+
+
+def _require_unchanged(files: Files, chunk: Chunk) -> None:
+    found = files.expand([chunk.url])
+    if found[0].version != chunk.version:
+        raise DataError(
+            f"{chunk.url} has changed since it was indexed (version {chunk.version}, now {found[0].version}): "
+            "training data must not change during a job; restart the job to use the new content"
+        )
+
+
+def _slice(records: Records, start: int, stop: int) -> pa.Table:
+    """The records numbered ``start`` to ``stop`` (exclusive)."""
+    if records.numbers is not None:
+        start, stop = (int(place) for place in np.searchsorted(records.numbers, (start, stop)))
+    return records.table.slice(start, max(stop - start, 0))
+
+
+def _joined(parts: Sequence[pa.Table]) -> pa.Table:
+    if len(parts) == 1:
+        return parts[0]
+    joined = pa.concat_tables(parts, promote_options="permissive")
+    return joined.unify_dictionaries() if any(pa.types.is_dictionary(part.type) for part in joined.schema) else joined
+
+
+def _decoded(table: pa.Table, decode: Decode, request: ReadRequest) -> pa.RecordBatch:
+    rows = []
+    for record in table.column(0).to_pylist():
+        try:
+            row = decode(record)
+            rows.append(dict(row))
+        except Exception as error:
+            raise DataError(f"decode= failed at a record of {len(record)} bytes: {reason(error)}") from error
+    try:
+        decoded = pa.Table.from_pylist(rows)
+    except (pa.ArrowException, TypeError, ValueError) as error:
+        raise DataError(f"decode= gave values that do not make columns: {reason(error)}") from error
+    if not rows:
+        return as_batch(decoded)
+    request = ReadRequest(request.columns, request.conditions)
+    require_columns(decoded.schema, request, "what decode= gives")
+    return as_batch(select(decoded, request).table)
+
+
+def first_records(
+    files: Files, chunks: Sequence[Chunk], spec: DatasetSpec, count: int, **options: Any
+) -> pa.RecordBatch:
+    """At most ``count`` records of the first chunks, for people to look at; ``options`` as of ``ChunkReader``."""
+    reader = ChunkReader(files, chunks, spec, **options)
+    return reader.range(range(min(count, reader.record_count)))

@@ -1,0 +1,292 @@
+"""RecordIO: chunks of byte records, in the three dialects that were ever written.
+
+A file is a run of chunks: five little-endian uint32, the first of them ``MAGIC``, then a payload, which is the records,
+each as (uint32 length, bytes), compressed as a whole. The dialects differ in what the other four numbers are:
+
+===========  ==========================================  ======================  ==================
+dialect      header after the magic                      compressor codes        checksum of payload
+===========  ==========================================  ======================  ==================
+edl (Go)     checksum, compressor, size, records         0 none, 1 snappy        CRC-32 (IEEE)
+             (what this module writes)                   (framed), 2 gzip
+fluid        records, checksum, compressor, size         the same                CRC-32 (IEEE)
+pyrecordio   records, checksum, compressor, size         1 none, 2 snappy        CRC-32C
+                                                         (raw), 3 gzip
+===========  ==========================================  ======================  ==================
+
+The first chunk tells the dialect: the one whose compressor code is known and whose checksum matches. Indexing reads
+that chunk and then only headers, so that other damage is found when the chunk is read.
+
+A record becomes a row with the one column ``record: binary``.
+"""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import ClassVar
+
+import cramjam
+import pyarrow as pa
+
+from flightedl.errors import DataError, UsageError
+from flightedl.formats.chunks import Chunk, ChunkColumns, CorruptChunkError, FileIndex, IndexOptions
+from flightedl.formats.crc32c import crc32c
+from flightedl.formats.records import ReadRequest, Records, select
+from flightedl.formats.sources import WatchedFile, opened, parsing
+from flightedl.ports import Files, FileStat
+
+MAGIC = 0x01020304
+HEADER_BYTES = 20
+SCHEMA = pa.schema([pa.field("record", pa.binary())])
+#: Raw record bytes of a written chunk, at most (unless one record is larger).
+MAX_CHUNK_BYTES = 32 << 20
+
+_HEADER = struct.Struct("<5I")
+_LENGTH = struct.Struct("<I")
+#: zlib's window setting that reads and writes gzip's header.
+_GZIP_WINDOW = 31
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """The numbers of a chunk's header, in one order for all dialects."""
+
+    checksum: int
+    compressor: int
+    size_bytes: int
+    records: int
+
+
+@dataclass(frozen=True, slots=True)
+class Dialect:
+    """One way to lay out a chunk."""
+
+    name: str
+    #: Whether the record count is the first number after the magic (else the last).
+    is_count_first: bool
+    #: compressor code -> name.
+    compressors: dict[int, str]
+    checksum: Callable[[bytes], int]
+
+    def header(self, data: bytes) -> Header | None:
+        """The header in these 20 bytes; None when the magic or the compressor is not known."""
+        magic, *numbers = _HEADER.unpack(data)
+        if self.is_count_first:
+            numbers = [*numbers[1:], numbers[0]]
+        header = Header(*numbers)
+        return header if magic == MAGIC and header.compressor in self.compressors else None
+
+
+_CODES = {0: "none", 1: "snappy", 2: "gzip"}
+EDL = Dialect("edl", False, _CODES, zlib.crc32)
+FLUID = Dialect("fluid", True, _CODES, zlib.crc32)
+PYRECORDIO = Dialect("pyrecordio", True, {1: "none", 2: "raw snappy", 3: "gzip"}, crc32c)
+DIALECTS = (EDL, FLUID, PYRECORDIO)
+
+
+class RecordIO:
+    """See ``formats.Format``."""
+
+    name: ClassVar[str] = "recordio"
+    suffixes: ClassVar[tuple[str, ...]] = (".recordio", ".rio", ".rec")
+
+    def index(self, files: Files, stat: FileStat, options: IndexOptions) -> FileIndex:
+        with opened(files, stat.url) as source:
+            try:
+                dialect = _dialect(source, stat)
+            except CorruptChunkError as error:
+                if not options.skip_corrupt:
+                    raise
+                return FileIndex(stat, self.name, SCHEMA, ChunkColumns.of([], [], []), (str(error),))
+            headers: list[Header] = []
+            offsets: list[int] = []
+            skipped: tuple[str, ...] = ()
+            try:
+                for offset, header in _walk(source, stat, dialect):
+                    offsets.append(offset)
+                    headers.append(header)
+            except CorruptChunkError as error:
+                if not options.skip_corrupt:
+                    raise
+                skipped = (str(error),)
+        chunks = ChunkColumns.of(
+            [header.records for header in headers], offsets, [HEADER_BYTES + header.size_bytes for header in headers]
+        )
+        return FileIndex(stat, self.name, SCHEMA, chunks, skipped)
+
+    def schema(self, files: Files, stat: FileStat) -> pa.Schema:  # noqa: ARG002 - the same for all files
+        return SCHEMA
+
+    def read(self, files: Files, chunk: Chunk, request: ReadRequest) -> Records:
+        with opened(files, chunk.url) as source, parsing(source, f"chunk at byte {chunk.offset}"):
+            source.seek(chunk.offset)
+            data = source.exactly(chunk.size_bytes)
+        with parsing(source, f"chunk at byte {chunk.offset}"):
+            records = decode_chunk(data)
+            if len(records) != chunk.records:
+                raise ValueError(f"it has {len(records)} records, not {chunk.records}")
+            return select(pa.table([pa.array(records, pa.binary())], schema=SCHEMA), request)
+
+    def write(self, batches: Iterable[pa.RecordBatch], schema: pa.Schema) -> Iterator[bytes]:
+        if len(schema) != 1 or not _is_bytes(schema.field(0).type):
+            raise UsageError(
+                f"RecordIO holds one column of bytes or text, and there are {len(schema)}: {', '.join(schema.names)[:200]}"
+            )
+        return encode_records(record for batch in batches for record in _bytes_of(batch.column(0)))
+
+
+def decode_chunk(data: bytes, dialect: Dialect | None = None) -> list[bytes]:
+    """The records of one chunk, header and payload given, in its dialect or in the first that matches.
+
+    Raises:
+        ValueError: no dialect's checksum matches, or the payload does not hold what the header says.
+    """
+    payload = data[HEADER_BYTES:]
+    for candidate in DIALECTS if dialect is None else (dialect,):
+        header = candidate.header(data[:HEADER_BYTES])
+        if header is not None and header.size_bytes == len(payload) and candidate.checksum(payload) == header.checksum:
+            return _records(_decompressed(payload, candidate.compressors[header.compressor]), header.records)
+    raise ValueError("the checksum does not match its bytes")
+
+
+def encode_chunk(records: Iterable[bytes], compressor: str = "snappy", dialect: Dialect = EDL) -> bytes:
+    """One chunk, header and payload.
+
+    Raises:
+        UsageError: the dialect has no such compressor.
+    """
+    codes = {name.removeprefix("raw "): code for code, name in dialect.compressors.items()}
+    if compressor not in codes:
+        raise UsageError(f"RecordIO has no compressor {compressor!r}: use one of {', '.join(codes)}")
+    parts: list[bytes] = []
+    for record in records:
+        parts += (_LENGTH.pack(len(record)), record)
+    payload = _compressed(b"".join(parts), dialect.compressors[codes[compressor]])
+    numbers = [dialect.checksum(payload), codes[compressor], len(payload)]
+    count = len(parts) // 2
+    numbers = [count, *numbers] if dialect.is_count_first else [*numbers, count]
+    return _HEADER.pack(MAGIC, *numbers) + payload
+
+
+def encode_records(
+    records: Iterable[bytes], compressor: str = "snappy", max_chunk_bytes: int = MAX_CHUNK_BYTES, dialect: Dialect = EDL
+) -> Iterator[bytes]:
+    """A whole file, chunk by chunk. A chunk is closed before the record that would exceed ``max_chunk_bytes``."""
+    waiting: list[bytes] = []
+    size = 0
+    for record in records:
+        if waiting and size + len(record) > max_chunk_bytes:
+            yield encode_chunk(waiting, compressor, dialect)
+            waiting, size = [], 0
+        waiting.append(record)
+        size += len(record)
+    if waiting:
+        yield encode_chunk(waiting, compressor, dialect)
+
+
+def _dialect(source: WatchedFile, stat: FileStat) -> Dialect:
+    """What the first chunk is written in; EDL for an empty file."""
+    data = source.read(HEADER_BYTES)
+    if not data:
+        return EDL
+    if len(data) < HEADER_BYTES or _HEADER.unpack(data)[0] != MAGIC:
+        raise CorruptChunkError(f"{stat.url} is not a RecordIO file: it does not start with the bytes 04 03 02 01")
+    readable = False
+    for dialect in DIALECTS:
+        header = dialect.header(data)
+        if header is None:
+            continue
+        if HEADER_BYTES + header.size_bytes <= stat.size_bytes:
+            readable = True
+            source.seek(HEADER_BYTES)
+            if dialect.checksum(source.exactly(header.size_bytes)) == header.checksum:
+                return dialect
+    what = "its checksum does not match its bytes" if readable else "it is truncated, or its header is damaged"
+    raise CorruptChunkError(f"{stat.url} is corrupt, chunk at byte 0: {what}")
+
+
+def _walk(source: WatchedFile, stat: FileStat, dialect: Dialect) -> Iterator[tuple[int, Header]]:
+    """(offset, header) of each chunk; CorruptChunkError where the file is truncated or its structure broken."""
+    offset = 0
+    while offset < stat.size_bytes:
+        place = f"{stat.url} is corrupt, chunk at byte {offset}"
+        if stat.size_bytes - offset < HEADER_BYTES:
+            raise CorruptChunkError(f"{place}: the file is truncated, it ends within a header")
+        source.seek(offset)
+        header = dialect.header(source.exactly(HEADER_BYTES))
+        if header is None:
+            raise CorruptChunkError(f"{place}: this is not the header of a chunk")
+        end = offset + HEADER_BYTES + header.size_bytes
+        if end > stat.size_bytes:
+            raise CorruptChunkError(f"{place}: the file is truncated, {end - stat.size_bytes} bytes are missing")
+        yield offset, header
+        offset = end
+
+
+def _records(raw: bytes, count: int) -> list[bytes]:
+    found: list[bytes] = []
+    position, end = 0, len(raw)
+    unpack = _LENGTH.unpack_from
+    for _ in range(count):
+        if position + 4 > end:
+            raise ValueError(f"its records end after {len(found)} of {count}")
+        start = position + 4
+        position = start + unpack(raw, position)[0]
+        if position > end:
+            raise ValueError(f"record {len(found)} is longer than its chunk")
+        found.append(raw[start:position])
+    if position != end:
+        raise ValueError(f"{end - position} bytes follow its last record")
+    return found
+
+
+def _decompressed(payload: bytes, compressor: str) -> bytes:
+    if compressor == "none":
+        return payload
+    if compressor == "gzip":
+        return _gunzipped(payload)
+    try:
+        if compressor == "snappy":
+            return bytes(cramjam.snappy.decompress(payload))
+        return bytes(cramjam.snappy.decompress_raw(payload))
+    except cramjam.DecompressionError as error:
+        raise ValueError(f"snappy: {error}") from None
+
+
+def _gunzipped(payload: bytes) -> bytes:
+    parts: list[bytes] = []
+    while payload:
+        member = zlib.decompressobj(_GZIP_WINDOW)
+        parts.append(member.decompress(payload))
+        if not member.eof:
+            raise ValueError("its gzip stream is cut off")
+        payload = member.unused_data
+    return b"".join(parts)
+
+
+def _compressed(raw: bytes, compressor: str) -> bytes:
+    if compressor == "none":
+        return raw
+    if compressor == "gzip":
+        member = zlib.compressobj(wbits=_GZIP_WINDOW)
+        return member.compress(raw) + member.flush()
+    if compressor == "snappy":
+        return bytes(cramjam.snappy.compress(raw))
+    return bytes(cramjam.snappy.compress_raw(raw))
+
+
+def _is_bytes(kind: pa.DataType) -> bool:
+    types = pa.types
+    return bool(
+        types.is_binary(kind) or types.is_large_binary(kind) or types.is_string(kind) or types.is_large_string(kind)
+    )
+
+
+def _bytes_of(column: pa.Array) -> list[bytes]:
+    if column.null_count:
+        raise DataError("RecordIO has no nulls: filter them out before converting")
+    kind = pa.large_binary() if pa.types.is_large_string(column.type) else pa.binary()
+    values: list[bytes] = (column if pa.types.is_large_binary(column.type) else column.cast(kind)).to_pylist()
+    return values

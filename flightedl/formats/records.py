@@ -1,0 +1,159 @@
+"""What is asked of a chunk and what comes back: columns, conditions, records with their numbers.
+
+Conditions are (column, operator, value), all of which must hold. Operators: ``== != < <= > >= in "not in"``. A null
+meets no condition but ``(column, "==", None)``; ``(column, "!=", None)`` asks for what is not null. Values come from JSON,
+so text is also taken as a date or time where the column is one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from flightedl.errors import DataError
+
+Condition = tuple[str, str, Any]
+
+_NUMBER = "__flightedl_record_number__"
+_COMPARISONS = ("==", "!=", "<", "<=", ">", ">=")
+_MEMBERSHIPS = ("in", "not in")
+
+
+@dataclass(frozen=True, slots=True)
+class ReadRequest:
+    """Which part of each record is wanted, and which records."""
+
+    #: None: all.
+    columns: tuple[str, ...] | None = None
+    conditions: tuple[Condition, ...] = ()
+    #: Of the dataset's records, as indexed: text formats take their types from it, all take the order of columns.
+    schema: pa.Schema | None = None
+
+    def needed(self) -> tuple[str, ...] | None:
+        """Columns to read: the wanted ones, then those that only conditions use. None: all."""
+        if self.columns is None:
+            return None
+        return tuple(dict.fromkeys((*self.columns, *(column for column, _, _ in self.conditions))))
+
+    def shown(self, schema: pa.Schema) -> tuple[str, ...]:
+        """Columns of the answer, in order, for records of this schema."""
+        names: Sequence[str] = (schema if self.schema is None else self.schema).names
+        return tuple(names) if self.columns is None else self.columns
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Records:
+    """Records of a chunk: all of them, or those that met the conditions."""
+
+    table: pa.Table
+    #: Their numbers within the chunk, (len(table),), increasing; None: all, 0 to len(table) - 1.
+    numbers: npt.NDArray[np.int64] | None = None
+
+
+def require_columns(schema: pa.Schema, request: ReadRequest, what: str) -> None:
+    """Check that all columns asked for exist and all conditions fit their types.
+
+    Raises:
+        DataError: naming the column; ``what`` says in what it is missing.
+    """
+    names = set(schema.names)
+    for column in request.needed() or [column for column, _, _ in request.conditions]:
+        if column not in names:
+            known = ", ".join(schema.names[:20]) + (", ..." if len(schema.names) > 20 else "")
+            raise DataError(f"there is no column {column!r} in {what}: it has {known or 'no columns'}")
+    expression(schema, request.conditions)
+
+
+def expression(schema: pa.Schema, conditions: Sequence[Condition]) -> pc.Expression | None:
+    """All conditions as one expression over records of ``schema``; None when there are none.
+
+    Raises:
+        DataError: an unknown operator, or a value that cannot be compared with its column.
+    """
+    combined: pc.Expression | None = None
+    for condition in conditions:
+        term = _term(schema.field(condition[0]), condition)
+        combined = term if combined is None else combined & term
+    if combined is not None:
+        columns = {column for column, _, _ in conditions}
+        try:
+            pa.schema([schema.field(column) for column in columns]).empty_table().filter(combined)
+        except pa.ArrowException as error:
+            shown = ", ".join(f"{column} is {schema.field(column).type}" for column in sorted(columns))
+            raise DataError(f"the filter does not fit its columns ({shown}): {str(error)[:200]}") from None
+    return combined
+
+
+def select(table: pa.Table, request: ReadRequest) -> Records:
+    """Apply the conditions, then keep the wanted columns, in the wanted order."""
+    shown = list(request.shown(table.schema))
+    where = expression(table.schema, request.conditions)
+    if where is None:
+        return Records(table.select(shown))
+    table = table.append_column(_NUMBER, pa.array(np.arange(len(table), dtype=np.int64))).filter(where)
+    return Records(table.select(shown), table.column(_NUMBER).to_numpy())
+
+
+def empty(schema: pa.Schema, request: ReadRequest) -> Records:
+    """No record met the conditions."""
+    fields = [schema.field(name) for name in request.shown(schema)]
+    return Records(pa.schema(fields).empty_table(), np.zeros(0, np.int64))
+
+
+def _term(field: pa.Field, condition: Condition) -> pc.Expression:
+    column, operator, value = condition
+    reference = pc.field(column)
+    if operator in _COMPARISONS:
+        if value is None:
+            if operator in ("==", "!="):
+                return reference.is_null() if operator == "==" else reference.is_valid()
+            raise DataError(f"the filter on {column} compares with nothing: only == and != take None")
+        wanted = _scalar(field, value)
+        return {
+            "==": lambda: reference == wanted,
+            "!=": lambda: reference != wanted,
+            "<": lambda: reference < wanted,
+            "<=": lambda: reference <= wanted,
+            ">": lambda: reference > wanted,
+            ">=": lambda: reference >= wanted,
+        }[operator]()
+    if operator not in _MEMBERSHIPS:
+        known = ", ".join((*_COMPARISONS, *_MEMBERSHIPS))
+        raise DataError(f"the filter on {column} has an unknown operator {operator!r}: use one of {known}")
+    if not isinstance(value, list | tuple | set | frozenset) or any(item is None for item in value):
+        raise DataError(f"the filter on {column} needs a list of values after {operator!r}")
+    scalars = [_scalar(field, item).as_py() for item in value]
+    try:
+        options = pa.array(scalars, field.type if not scalars else None)
+        options = options.cast(field.type) if _casts(options, field.type) else options
+    except pa.ArrowException as error:
+        raise DataError(f"the filter on {column} has values of different types: {str(error)[:200]}") from None
+    inside = reference.isin(options)
+    return inside if operator == "in" else ~inside & reference.is_valid()
+
+
+def _casts(options: pa.Array, kind: pa.DataType) -> bool:
+    try:
+        options.cast(kind)
+    except pa.ArrowException:
+        return False
+    return True
+
+
+def _scalar(field: pa.Field, value: Any) -> pa.Scalar:
+    """The value in the column's type where it has one there, else in its own."""
+    kind = field.type.value_type if pa.types.is_dictionary(field.type) else field.type
+    for attempt in (lambda: pa.scalar(value, kind), lambda: pa.scalar(value).cast(kind), lambda: pa.scalar(value)):
+        try:
+            scalar = attempt()
+        except (pa.ArrowException, TypeError, ValueError, OverflowError):
+            continue
+        if scalar.as_py() == value or isinstance(value, str):
+            return scalar
+    raise DataError(f"the filter on {field.name} has a value that no column can hold: {value!r}")

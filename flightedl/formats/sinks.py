@@ -1,0 +1,32 @@
+"""Lets pyarrow's writers, which want a file, produce the parts that ``Storage.publish`` takes."""
+
+from __future__ import annotations
+
+import io
+
+
+class PartsSink(io.RawIOBase):
+    """A write-only file that keeps what was written until it is taken."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._parts: list[bytes] = []
+        self._size_bytes = 0
+
+    def writable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._size_bytes
+
+    def write(self, data: bytes | bytearray | memoryview, /) -> int:  # type: ignore[override]
+        part = bytes(data)
+        self._parts.append(part)
+        self._size_bytes += len(part)
+        return len(part)
+
+    def take(self) -> bytes:
+        """What was written since the last call."""
+        taken = b"".join(self._parts)
+        self._parts.clear()
+        return taken

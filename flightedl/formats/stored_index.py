@@ -1,0 +1,167 @@
+"""Keeping an index in a Storage, so that it is built once.
+
+One Arrow IPC file, ``index/<hash of what decides the cutting>.arrow``: the chunks as its record batch, everything else
+in the schema's metadata: the files (an Arrow stream of url, size_bytes, version, format, schema, skipped), the distinct
+schemas of files, the common schema, and the content hash, which is checked when it is loaded.
+
+What is stored is a cache: an index that cannot be read, or does not match its hash, is built anew. Files that are
+still the same are taken from it, only the others are read.
+"""
+
+from __future__ import annotations
+
+import io
+import logging
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+
+from flightedl.errors import FlightedlError
+from flightedl.formats.chunks import ChunkColumns, FileIndex
+from flightedl.formats.index import CHUNKS_SCHEMA, ChunkIndex, DatasetSpec, Progress, build_index
+from flightedl.ports import Files, FileStat, Storage
+
+_log = logging.getLogger(__name__)
+
+_LAYOUT = b"1"
+_FILES_SCHEMA = pa.schema(
+    [
+        pa.field("url", pa.string()),
+        pa.field("size_bytes", pa.int64()),
+        pa.field("version", pa.string()),
+        pa.field("format", pa.string()),
+        pa.field("schema", pa.int32()),
+        pa.field("skipped", pa.list_(pa.string())),
+    ]
+)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LoadedIndex:
+    """An index and how it was come by."""
+
+    index: ChunkIndex
+    #: Files that had to be read.
+    files_read: int
+    #: Name of the stored file.
+    name: str
+
+
+def load_or_build(
+    files: Files,
+    storage: Storage | None,
+    spec: DatasetSpec,
+    *,
+    concurrency: int = 16,
+    progress: Progress | None = None,
+) -> LoadedIndex:
+    """The index of a dataset: from the storage as far as files are unchanged, built and stored otherwise.
+
+    Without a storage, or with one that does not work, it is only built. Raises as ``build_index`` does.
+    """
+    name = index_name(spec)
+    known = None if storage is None else _load_if_sound(storage, name)
+    index = build_index(files, spec, concurrency=concurrency, progress=progress, known=known)
+    unchanged = set() if known is None else set(known.stats)
+    files_read = len([stat for stat in index.stats if stat not in unchanged])
+    is_same = known is not None and known.content_hash() == index.content_hash()
+    if storage is not None and not is_same:
+        try:
+            storage.publish(name, [encode_index(index)])
+        except FlightedlError as error:
+            _log.warning("the index is not stored, it will be built again next time: %s", error)
+    return LoadedIndex(index, files_read, name)
+
+
+def index_name(spec: DatasetSpec) -> str:
+    """Under which an index of this dataset is stored."""
+    return f"index/{spec.index_hash()}.arrow"
+
+
+def encode_index(index: ChunkIndex) -> bytes:
+    """The stored form."""
+    schemas: dict[bytes, int] = {}
+    rows = []
+    for number, stat in enumerate(index.stats):
+        file = index.file_index(number)
+        schema = schemas.setdefault(file.schema.serialize().to_pybytes(), len(schemas))
+        rows.append((stat.url, stat.size_bytes, stat.version, file.format, schema, list(file.skipped)))
+    columns = [
+        pa.array(column, field.type) for column, field in zip(zip(*rows, strict=True), _FILES_SCHEMA, strict=True)
+    ]
+    metadata = {
+        b"layout": _LAYOUT,
+        b"content_hash": index.content_hash().encode(),
+        b"schema": index.schema.serialize().to_pybytes(),
+        b"files": _stream(pa.RecordBatch.from_arrays(columns, schema=_FILES_SCHEMA)),
+        **{b"schema-%d" % number: text for text, number in schemas.items()},
+    }
+    sink = io.BytesIO()
+    with pa.ipc.new_file(sink, CHUNKS_SCHEMA.with_metadata(metadata)) as writer:
+        writer.write_batch(index.chunk_batch().replace_schema_metadata(metadata))
+    return sink.getvalue()
+
+
+def decode_index(data: bytes) -> ChunkIndex:
+    """The index in its stored form.
+
+    Raises:
+        ValueError: it is damaged or of another layout.
+    """
+    try:
+        with pa.ipc.open_file(pa.py_buffer(data)) as reader:
+            if not reader.schema.remove_metadata().equals(CHUNKS_SCHEMA):
+                raise ValueError("it has other columns")
+            metadata = reader.schema.metadata or {}
+            batch = reader.get_batch(0)
+        batch.validate(full=True)
+        if metadata[b"layout"] != _LAYOUT:
+            raise ValueError("it has another layout")
+        index = ChunkIndex(_files(batch, metadata), _schema(metadata[b"schema"]))
+    except (pa.ArrowException, OSError, KeyError, IndexError) as error:
+        raise ValueError(f"it is damaged: {error}") from error
+    if index.content_hash().encode() != metadata[b"content_hash"]:
+        raise ValueError("it does not match its hash")
+    return index
+
+
+def _files(batch: pa.RecordBatch, metadata: dict[bytes, bytes]) -> list[FileIndex]:
+    with pa.ipc.open_stream(pa.py_buffer(metadata[b"files"])) as reader:
+        rows = reader.read_next_batch()
+    rows.validate(full=True)
+    file_numbers, *columns = (column.to_numpy() for column in batch.columns)
+    bounds = np.searchsorted(file_numbers, np.arange(rows.num_rows + 1)).tolist()
+    schemas: dict[int, pa.Schema] = {}
+    found = []
+    for number, (url, size_bytes, version, format_name, schema, skipped) in enumerate(
+        zip(*(column.to_pylist() for column in rows.columns), strict=True)
+    ):
+        if schema not in schemas:
+            schemas[schema] = _schema(metadata[b"schema-%d" % schema])
+        part = slice(bounds[number], bounds[number + 1])
+        chunks = ChunkColumns(*(column[part] for column in columns))
+        stat = FileStat(url, size_bytes, version)
+        found.append(FileIndex(stat, format_name, schemas[schema], chunks, tuple(skipped)))
+    return found
+
+
+def _load_if_sound(storage: Storage, name: str) -> ChunkIndex | None:
+    try:
+        if not any(file.name == name for file in storage.list(name)):
+            return None
+        return decode_index(storage.read(name))
+    except (FlightedlError, ValueError) as error:
+        _log.warning("the stored index %s/%s is not used: %s", storage.url, name, error)
+        return None
+
+
+def _schema(serialized: bytes) -> pa.Schema:
+    return pa.ipc.read_schema(pa.py_buffer(serialized))
+
+
+def _stream(batch: pa.RecordBatch) -> bytes:
+    sink = io.BytesIO()
+    with pa.ipc.new_stream(sink, batch.schema) as writer:
+        writer.write_batch(batch)
+    return sink.getvalue()

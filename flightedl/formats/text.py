@@ -1,0 +1,163 @@
+"""Text files, the part that CSV and JSON lines share.
+
+A chunk is a range of bytes cut at the end of a record, about ``text_chunk_bytes`` long. A compressed file (``.gz``,
+``.zst``) cannot be entered in the middle, so it is one chunk as a whole: split or convert large ones.
+
+Indexing reads and parses everything once: that counts the records, finds each damaged piece before training starts,
+and guesses the types of the columns from *all* records, not from the first few. Reading a chunk then needs
+the guessed schema of the dataset (``ReadRequest.schema``); without it the types are guessed from the chunk alone, and
+may differ from chunk to chunk.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import ClassVar
+
+import pyarrow as pa
+
+from flightedl.errors import DataError
+from flightedl.formats.chunks import Chunk, ChunkColumns, CorruptChunkError, FileIndex, IndexOptions
+from flightedl.formats.cutting import Readable, pieces
+from flightedl.formats.records import ReadRequest, Records, require_columns, select
+from flightedl.formats.schemas import Mismatch, require_unique_columns, widened_schema
+from flightedl.formats.sources import WatchedFile, compression_of, opened, parsing
+from flightedl.ports import Files, FileStat
+
+
+class TextFormat:
+    """What the formats of text have in common; a format says how records end and how they are parsed."""
+
+    name: ClassVar[str]
+    suffixes: ClassVar[tuple[str, ...]]
+    #: Whether a column may be missing in some records.
+    may_lack_columns: ClassVar[bool]
+
+    def records_end(self, text: bytes) -> int:
+        """Length of the complete records in ``text``, which starts with one; 0: none is complete."""
+        raise NotImplementedError
+
+    def head(self, source: Readable, url: str) -> tuple[tuple[str, ...] | None, int, bytes]:
+        """Column names if the file's head states them, bytes of the head, and what was read beyond it."""
+        raise NotImplementedError
+
+    def parse(self, text: bytes, names: tuple[str, ...] | None, request: ReadRequest) -> pa.Table:
+        """The records in ``text``, types by ``request.schema`` where it knows a column, else guessed.
+
+        Raises:
+            pa.ArrowInvalid: it cannot be parsed.
+        """
+        raise NotImplementedError
+
+    def write(self, batches: Iterable[pa.RecordBatch], schema: pa.Schema) -> Iterator[bytes]:
+        """A file's parts."""
+        raise NotImplementedError
+
+    def index(self, files: Files, stat: FileStat, options: IndexOptions) -> FileIndex:
+        compression = compression_of(stat.url)
+        records: list[int] = []
+        offsets: list[int] = []
+        sizes: list[int] = []
+        skipped: list[str] = []
+        schema: pa.Schema | None = None
+        with opened(files, stat.url) as source, _plain(source, compression) as plain:
+            names, offset, ahead = self.head(plain, stat.url)
+            for text in pieces(_Ahead(ahead, plain), options.text_chunk_bytes, self.records_end):
+                try:
+                    with parsing(source, f"bytes {offset} to {offset + len(text)}"):
+                        _require_utf8(text)
+                        table = self.parse(text, names, ReadRequest())
+                        guess = self._joined(schema, table.schema, stat.url, offset)
+                except CorruptChunkError as error:
+                    if not options.skip_corrupt or compression is not None:
+                        raise
+                    skipped.append(str(error))
+                else:
+                    schema = guess
+                    records.append(len(table))
+                    offsets.append(offset)
+                    sizes.append(len(text))
+                offset += len(text)
+        if schema is None:
+            schema = pa.schema([pa.field(name, pa.null()) for name in names or ()])
+        require_unique_columns(schema, stat.url)
+        if compression is not None:
+            records, offsets, sizes = [sum(records)], [0], [stat.size_bytes]
+        return FileIndex(stat, self.name, schema, ChunkColumns.of(records, offsets, sizes), tuple(skipped))
+
+    def schema(self, files: Files, stat: FileStat) -> pa.Schema:
+        """Guessed from all records."""
+        return self.index(files, stat, IndexOptions()).schema
+
+    def read(self, files: Files, chunk: Chunk, request: ReadRequest) -> Records:
+        compression = compression_of(chunk.url)
+        place = f"bytes {chunk.offset} to {chunk.offset + chunk.size_bytes}"
+        with opened(files, chunk.url) as source, parsing(source, place):
+            with _plain(source, compression) as plain:
+                names, head_bytes, ahead = self.head(plain, chunk.url)
+                if compression is not None:
+                    text = b"".join((ahead, *iter(lambda: plain.read(1 << 24), b"")))
+                elif head_bytes + len(ahead) >= chunk.offset + chunk.size_bytes:
+                    text = ahead[chunk.offset - head_bytes :][: chunk.size_bytes]
+                else:
+                    source.seek(chunk.offset)
+                    text = source.exactly(chunk.size_bytes)
+            _require_utf8(text)
+            table = self.parse(text, names, request)
+            if len(table) != chunk.records:
+                raise ValueError(f"there are {len(table)} records, not {chunk.records}")
+            table = _with_missing(table, request)
+            require_columns(table.schema, request, chunk.url)
+            return select(table, request)
+
+    def _joined(self, schema: pa.Schema | None, found: pa.Schema, url: str, offset: int) -> pa.Schema:
+        if schema is None:
+            return found
+        joined = widened_schema(schema, found, may_lack=self.may_lack_columns)
+        if isinstance(joined, Mismatch):
+            raise DataError(f"{url} mixes types: from byte {offset} on {joined.text} as before it")
+        return joined
+
+
+class _Ahead:
+    """A source of which some bytes were read already."""
+
+    def __init__(self, ahead: bytes, source: Readable) -> None:
+        self._ahead = ahead
+        self._source = source
+
+    def read(self, size: int, /) -> bytes:
+        if not self._ahead:
+            return self._source.read(size)
+        taken, self._ahead = self._ahead[:size], self._ahead[size:]
+        return taken
+
+
+@contextmanager
+def _plain(source: WatchedFile, compression: str | None) -> Iterator[Readable]:
+    """The text of the file, decompressed."""
+    if compression is None:
+        yield source
+        return
+    with pa.CompressedInputStream(pa.PythonFile(source, mode="r"), compression) as stream:
+        yield stream
+
+
+def _require_utf8(text: bytes) -> None:
+    """ValueError where the text is not UTF-8: pyarrow would take some of it as it is."""
+    try:
+        str(text, "utf-8")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"byte {error.start} of it is not UTF-8") from None
+
+
+def _with_missing(table: pa.Table, request: ReadRequest) -> pa.Table:
+    """The table with the dataset's columns that none of its records has, as nulls."""
+    if request.schema is None:
+        return table
+    needed = request.needed()
+    for field in request.schema:
+        if field.name not in table.schema.names and (needed is None or field.name in needed):
+            table = table.append_column(field, pa.nulls(len(table), field.type))
+    return table

@@ -1,0 +1,9 @@
+"""Whole jobs on one machine: a real etcd, real server processes, trainers, and somebody who watches over them.
+
+* ``processes``: children that cannot outlive their parent; ``undertaker`` is the process that sees to it.
+* ``etcd``: an etcd of the job's own. ``policy``: what to do when a process ends (pure). ``supervisor``: does it.
+* ``cluster``: ``fe.local()``, the servers without trainers, for notebooks and tests.
+* ``run`` with ``progress``: ``flightedl run``, servers and trainers to the end of the job.
+* ``trainer``: the outermost frame of a trainer process, around the user's script.
+* ``status``: asks a job's master how it stands.
+"""

@@ -1,0 +1,308 @@
+"""A job's servers, and its trainers if wanted, as processes of this machine: what ``fe.local()`` gives.
+
+::
+
+    with fe.local(pservers=2) as cluster:
+        job = cluster.connect()
+
+etcd, the master and the pservers are real processes, started together and watched over by a supervisor. Everything
+is gone when the block ends: processes, ports, temporary directories. The logs stay when ``output_dir`` was given.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import shutil
+import signal
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self, TypeVar
+
+from flightedl.adapters.clock import SystemClock
+from flightedl.config import (
+    CommonSettings,
+    MasterSettings,
+    PserverSettings,
+    TrainerSettings,
+    child_environment,
+    settings,
+)
+from flightedl.errors import FlightedlError, JobFailedError, UnavailableError, UsageError
+from flightedl.launch.etcd import EmbeddedEtcd
+from flightedl.launch.policy import Limits, Role, Slot
+from flightedl.launch.processes import Child, Children, OnLine
+from flightedl.launch.status import JobStatus
+from flightedl.launch.supervisor import OnEvent, Outcome, ProcessView, Starter, Supervisor
+
+if TYPE_CHECKING:
+    from flightedl.client.session import Job
+
+_Settings = TypeVar("_Settings", bound=CommonSettings)
+
+_STATUS_POLL_S = 0.1
+_STATUS_TIMEOUT_S = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class TrainerProgram:
+    """What the trainers of a whole job run."""
+
+    #: Path of a script or dotted name of a module.
+    target: str
+    arguments: tuple[str, ...] = ()
+    count: int = 1
+    #: Receives their output.
+    on_line: OnLine | None = None
+
+
+class LocalCluster:
+    """etcd, one master and some pservers on this machine.
+
+    Args:
+        pservers: how many parameter servers.
+        job: the job's name; with ``etcd`` it tells several jobs apart.
+        checkpoint: URL for checkpoints and the dataset's index; None: none are kept.
+        etcd: ``host:port`` of a running etcd to use; None: one of the cluster's own.
+        output_dir: where logs (``logs/``) and what the script saves go; None: a temporary directory.
+        trainers: the program to run as trainers beside the servers; None: no trainers.
+        limits: when the supervisor gives up.
+        on_event: is told in one sentence about each process that ends or is replaced.
+        more: further settings of all processes, such as ``lease_ttl_s``.
+
+    Raises:
+        UsageError: a setting is wrong, or there is no etcd program.
+    """
+
+    def __init__(
+        self,
+        pservers: int = 1,
+        *,
+        job: str = "local",
+        checkpoint: str | None = None,
+        etcd: str | None = None,
+        output_dir: str | Path | None = None,
+        trainers: TrainerProgram | None = None,
+        limits: Limits | None = None,
+        on_event: OnEvent | None = None,
+        **more: Any,
+    ) -> None:
+        if pservers < 1:
+            raise UsageError(f"pservers is {pservers}, but a job needs at least one parameter server")
+        if trainers is not None and trainers.count < 1:
+            raise UsageError(f"trainers is {trainers.count}, but a job needs at least one trainer")
+        self.job = job
+        self.pservers = pservers
+        self._checkpoint = checkpoint
+        self._given_etcd = etcd
+        self._output_dir = None if output_dir is None else Path(output_dir).absolute()
+        self._trainers = trainers
+        self._limits = limits
+        self._on_event = on_event
+        self._more = more
+        known = {field.name for kind in (MasterSettings, PserverSettings, TrainerSettings) for field in fields(kind)}
+        if unknown := sorted(more.keys() - known):
+            raise UsageError(f"there is no setting named {', '.join(unknown)}")
+        settings(CommonSettings, job=job, etcd=etcd)
+        self._clock = SystemClock()
+        self._resources: contextlib.ExitStack | None = None
+        self._supervisor: Supervisor | None = None
+        self._etcd_address: str | None = etcd
+        self._directory: Path | None = self._output_dir
+
+    # What it is made of
+
+    @property
+    def etcd_address(self) -> str:
+        """``host:port`` of the job's etcd; known once it was started."""
+        if self._etcd_address is None:
+            raise UsageError("the cluster was not started: use it in a `with` block")
+        return self._etcd_address
+
+    @property
+    def directory(self) -> Path:
+        """Where logs and results go; known once it was started."""
+        if self._directory is None:
+            raise UsageError("the cluster was not started: use it in a `with` block")
+        return self._directory
+
+    @property
+    def processes(self) -> tuple[ProcessView, ...]:
+        """All processes, with their pids and how often each was started."""
+        return self._running().processes()
+
+    def pid(self, role: str, index: int = 0) -> int | None:
+        """The pid of one process now; None: it is being replaced or has finished."""
+        child = self._running().child(Slot(Role(role), index))
+        return None if child is None else child.pid
+
+    def kill(self, role: str, index: int = 0, number: signal.Signals = signal.SIGKILL) -> int:
+        """Send a signal to one process; its pid.
+
+        Raises:
+            UnavailableError: no process is there at the moment.
+        """
+        child = self._running().child(Slot(Role(role), index))
+        if child is None:
+            raise UnavailableError(f"no {role} {index} runs at the moment")
+        child.send(number)
+        return child.pid
+
+    def outcome(self, timeout_s: float = 0.0) -> Outcome | None:
+        """How the job ended, or None while it runs after ``timeout_s``."""
+        return self._running().outcome(timeout_s)
+
+    def status(self) -> JobStatus:
+        """Asks the master how the job stands; close it after use."""
+        return JobStatus(self.etcd_address, self.job, self._clock, self._settings(CommonSettings).tls_dir)
+
+    # Life
+
+    def start(self, *, ready_s: float | None = 60.0) -> Self:
+        """Start everything and wait until the master and all pservers are there.
+
+        Args:
+            ready_s: how long to wait for that; None: return as soon as the processes are started.
+
+        Raises:
+            JobFailedError: a process ended for good; has its last lines.
+            UnavailableError: they were not there in time; says what is missing.
+        """
+        if self._resources is not None:
+            raise UsageError("the cluster runs already")
+        with contextlib.ExitStack() as stack:
+            if self._output_dir is None:
+                self._directory = Path(tempfile.mkdtemp(prefix="flightedl-local-"))
+                stack.callback(shutil.rmtree, self._directory, ignore_errors=True)
+            children = stack.enter_context(Children(self.directory / "logs"))
+            if self._output_dir is None:
+                children.adopt_directory(self.directory)
+            starters: dict[Slot, Starter] = {}
+            if self._given_etcd is not None:
+                self._check_name_is_free(self._given_etcd)
+            else:
+                etcd = EmbeddedEtcd(children)
+                stack.callback(etcd.close)
+                first = etcd.start()
+                self._etcd_address = etcd.address
+                starters[Slot(Role.ETCD, 0)] = lambda count: first if count == 1 else etcd.start()
+            starters |= self._starters(children)
+            self._supervisor = Supervisor(children, starters, self._clock, self._limits, self._on_event)
+            stack.callback(self._supervisor.stop)
+            self._supervisor.start()
+            if ready_s is not None:
+                self._wait_until_ready(ready_s)
+            self._resources = stack.pop_all()
+        atexit.register(self.stop)
+        return self
+
+    def stop(self) -> None:
+        """Stop and remove everything. Fine to call twice."""
+        resources, self._resources = self._resources, None
+        if resources is not None:
+            atexit.unregister(self.stop)
+            resources.close()
+
+    def connect(self, **arguments: Any) -> Job:
+        """``fe.connect()`` to this cluster's job; takes the same arguments."""
+        from flightedl.client.session import connect
+
+        names = {field.name for field in fields(TrainerSettings)}
+        more = {name: value for name, value in self._more.items() if name in names}
+        return connect(**{"etcd": self.etcd_address, "job": self.job, **more, **arguments})
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    def _check_name_is_free(self, etcd: str) -> None:
+        with JobStatus(etcd, self.job, self._clock) as status:
+            master = status.master()
+        if master is not None:
+            raise UsageError(
+                f"a job named {self.job} is already running (its master is at {master.address}): "
+                f"choose another name (--job), or wait for it to end"
+            )
+
+    def _running(self) -> Supervisor:
+        if self._supervisor is None:
+            raise UsageError("the cluster was not started: use it in a `with` block")
+        return self._supervisor
+
+    # Processes
+
+    def _starters(self, children: Children) -> dict[Slot, Starter]:
+        # Ports are always free ones: a fixed one from the environment could serve only one of the processes.
+        servers = {"port": 0, "metrics_port": 0, "checkpoint": self._checkpoint}
+        master = self._settings(MasterSettings, pservers=self.pservers, **servers)
+        pserver = self._settings(PserverSettings, **servers)
+        found: dict[Slot, Starter] = {
+            Slot(Role.MASTER, 0): _starter(children, "master", ["flightedl.master"], child_environment(master))
+        }
+        for index in range(self.pservers):
+            name = f"pserver-{index}"
+            found[Slot(Role.PSERVER, index)] = _starter(
+                children, name, ["flightedl.pserver"], child_environment(pserver)
+            )
+        if self._trainers is not None:
+            trainer = self._settings(TrainerSettings, output_dir=str(self.directory))
+            program = ["flightedl.launch.trainer", self._trainers.target, *self._trainers.arguments]
+            for index in range(self._trainers.count):
+                found[Slot(Role.TRAINER, index)] = _starter(
+                    children, f"trainer-{index}", program, child_environment(trainer), self._trainers.on_line
+                )
+        return found
+
+    def _settings(self, kind: type[_Settings], **own: Any) -> _Settings:
+        names = {field.name for field in fields(kind)}
+        more = {name: value for name, value in self._more.items() if name in names}
+        return settings(kind, **{"etcd": self.etcd_address, "job": self.job, **own, **more})
+
+    def _wait_until_ready(self, timeout_s: float) -> None:
+        deadline = self._clock.now() + timeout_s
+        missing = "the master"
+        with self.status() as status:
+            while (outcome := self._running().outcome(_STATUS_POLL_S)) is None:
+                try:
+                    reply = status.read(_STATUS_TIMEOUT_S)
+                    if len(reply.pservers) >= self.pservers:
+                        return
+                    missing = f"{self.pservers - len(reply.pservers)} of {self.pservers} pservers"
+                except FlightedlError as error:
+                    missing = f"the master ({error})"
+                if self._clock.now() >= deadline:
+                    raise UnavailableError(f"the cluster is not ready after {timeout_s:.0f} s: waiting for {missing}")
+        raise JobFailedError(explain(outcome))
+
+
+def explain(outcome: Outcome) -> str:
+    """An outcome as text: the reason, then the last lines of the process that shows it."""
+    return "\n".join([outcome.reason, *(f"  {outcome.slot} | {line}" for line in outcome.last_lines)])
+
+
+def _starter(
+    children: Children,
+    name: str,
+    module_and_arguments: Sequence[str],
+    environment: Mapping[str, str],
+    on_line: OnLine | None = None,
+) -> Starter:
+    command = [sys.executable, "-m", *module_and_arguments]
+
+    def start(_count: int) -> Child:
+        return children.start(name, command, environment, on_line=on_line)
+
+    return start
+
+
+def local(pservers: int = 1, **arguments: Any) -> LocalCluster:
+    """A cluster on this machine, to be used in a ``with`` block: see :class:`LocalCluster`."""
+    return LocalCluster(pservers, **arguments)

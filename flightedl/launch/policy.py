@@ -1,0 +1,181 @@
+"""What to do when a process of a job ends. Pure: events and the time they took in, decisions out.
+
+Rules, by the way a process ended:
+
+* A *server* (etcd, master, pserver) should not end while the job runs: it is started again, the first time at once,
+  then after a delay that doubles. Too many short runs in a row, and the job is given up.
+* A *trainer* that ended with 0 has finished. When all have, the job is done.
+* A trainer that was killed by a signal, or ended with 75 ("start me again"), was no fault of the user's script: a new
+  one takes its place like a server's, with a larger limit.
+* A trainer that ended with any other code crashed in the user's script. It is tried once more; the job is given up when
+  the same slot crashes again, or when all slots have crashed: then it is the script, not the machine.
+* Exit code 2 (the input must be changed) and 3 (the job cannot go on) end the job at once: trying again cannot help.
+
+A run of ``long_run_s`` or more wipes the slot's record of short runs and crashes. ``restarts_limit`` bounds all
+restarts of a slot, whatever their reason.
+"""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from flightedl.errors import EXIT_FAILED, EXIT_JOB_FAILED, EXIT_START_AGAIN, EXIT_USAGE
+
+
+class Role(StrEnum):
+    """What a process is."""
+
+    ETCD = "etcd"
+    MASTER = "master"
+    PSERVER = "pserver"
+    TRAINER = "trainer"
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """A place that one process at a time fills."""
+
+    role: Role
+    index: int
+
+    def __str__(self) -> str:
+        return str(self.role) if self.role in {Role.ETCD, Role.MASTER} else f"{self.role}-{self.index}"
+
+
+@dataclass(frozen=True, slots=True)
+class StartAgain:
+    """Start a new process in the slot, ``after_s`` seconds from now."""
+
+    slot: Slot
+    after_s: float
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class SlotFinished:
+    """The trainer did all its work; the slot stays empty."""
+
+    slot: Slot
+
+
+@dataclass(frozen=True, slots=True)
+class AllFinished:
+    """Every trainer did all its work: the job is done."""
+
+
+@dataclass(frozen=True, slots=True)
+class GiveUp:
+    """Stop everything; the process in ``slot`` shows why."""
+
+    slot: Slot
+    reason: str
+    exit_code: int
+
+
+Decision = StartAgain | SlotFinished | AllFinished | GiveUp
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """When to give up, and how long to wait before starting again."""
+
+    #: Runs shorter than ``long_run_s`` in a row, before a server's slot is given up.
+    server_short_runs: int = 4
+    #: The same for a trainer's, where no run ended by a crash of the script.
+    trainer_short_runs: int = 10
+    crashes_of_a_slot: int = 2
+    restarts_limit: int = 200
+    long_run_s: float = 20.0
+    first_delay_s: float = 0.25
+    longest_delay_s: float = 5.0
+
+
+@dataclass(slots=True)
+class _Record:
+    short_runs: int = 0
+    crashes: int = 0
+    restarts: int = 0
+    #: Whether its trainer did all its work.
+    is_finished: bool = False
+
+
+@dataclass(slots=True)
+class RestartPolicy:
+    """Decides for all slots of one job."""
+
+    slots: Sequence[Slot]
+    limits: Limits = Limits()
+    _records: dict[Slot, _Record] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._records = {slot: _Record() for slot in self.slots}
+
+    def ended(self, slot: Slot, exit_code: int, ran_s: float) -> tuple[Decision, ...]:
+        """The process in ``slot`` ended after ``ran_s`` seconds with ``exit_code`` (minus the signal's number)."""
+        record = self._records[slot]
+        if record.is_finished:
+            raise ValueError(f"{slot} has finished; nothing runs there")
+        if ran_s >= self.limits.long_run_s:
+            record.short_runs = record.crashes = 0
+        if exit_code == 0 and slot.role is Role.TRAINER:
+            record.is_finished = True
+            return (SlotFinished(slot), AllFinished()) if self.is_all_finished else (SlotFinished(slot),)
+        if exit_code in {EXIT_USAGE, EXIT_JOB_FAILED}:
+            return (GiveUp(slot, f"{slot} ended: {describe_exit(exit_code)}", exit_code),)
+        if slot.role is Role.TRAINER and exit_code not in {0, EXIT_START_AGAIN} and exit_code > 0:
+            return (self._crashed(slot, record, exit_code),)
+        return (self._lost(slot, record, exit_code),)
+
+    @property
+    def is_all_finished(self) -> bool:
+        """Whether there are trainers and all of them did their work."""
+        trainers = self._of_trainers()
+        return bool(trainers) and all(each.is_finished for each in trainers)
+
+    def _of_trainers(self) -> list[_Record]:
+        return [record for slot, record in self._records.items() if slot.role is Role.TRAINER]
+
+    def _crashed(self, slot: Slot, record: _Record, exit_code: int) -> Decision:
+        record.crashes += 1
+        if record.crashes >= self.limits.crashes_of_a_slot:
+            return GiveUp(slot, f"the script crashed in {slot} again ({describe_exit(exit_code)})", EXIT_FAILED)
+        trainers = self._of_trainers()
+        if len(trainers) > 1 and all(each.crashes for each in trainers):
+            return GiveUp(
+                slot, f"the script crashed in {slot} too, so in every trainer ({describe_exit(exit_code)})", 1
+            )
+        return self._start_again(
+            slot, record, f"the script crashed ({describe_exit(exit_code)}); it is tried once more"
+        )
+
+    def _lost(self, slot: Slot, record: _Record, exit_code: int) -> Decision:
+        record.short_runs += 1
+        limit = self.limits.trainer_short_runs if slot.role is Role.TRAINER else self.limits.server_short_runs
+        if record.short_runs >= limit:
+            return GiveUp(
+                slot, f"{slot} ended {record.short_runs} times in a row, the last time: {describe_exit(exit_code)}", 1
+            )
+        return self._start_again(slot, record, describe_exit(exit_code))
+
+    def _start_again(self, slot: Slot, record: _Record, reason: str) -> Decision:
+        if record.restarts >= self.limits.restarts_limit:
+            return GiveUp(
+                slot, f"{slot} was started again {record.restarts} times, and ended again: {reason}", EXIT_FAILED
+            )
+        record.restarts += 1
+        delays = self.limits.first_delay_s * 2.0 ** (record.short_runs + record.crashes - 2)
+        is_first = record.short_runs + record.crashes <= 1
+        return StartAgain(slot, 0.0 if is_first else min(delays, self.limits.longest_delay_s), reason)
+
+
+def describe_exit(code: int) -> str:
+    """Say how a process ended: ``exit code 1`` or ``killed by SIGKILL``."""
+    if code >= 0:
+        return f"exit code {code}"
+    try:
+        return f"killed by {signal.Signals(-code).name}"
+    except ValueError:
+        return f"killed by signal {-code}"

@@ -1,0 +1,264 @@
+"""Child processes that cannot outlive their parent, with their output captured by the line.
+
+Theory of operation: every child leads a process group and session of its own, so that a Ctrl-C at the terminal reaches
+the launcher alone and a kill reaches the child's own children. Nothing survives the launcher, however it dies, for two
+independent reasons: the kernel kills each child with the *thread* that started it (``PR_SET_PDEATHSIG``; all
+starts happen on one thread that lives as long as the :class:`Children`), and the undertaker process kills all groups on
+its list when its input ends.
+
+Standard output and error of a child are one stream, read by one thread, written to the child's log file and handed
+line by line to ``on_line``. The last lines are kept, for messages about its end.
+
+Not guaranteed: a grandchild that makes a session of its own is not followed. The parent-death signal exists on Linux
+only; elsewhere the undertaker does all.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Self
+
+from flightedl.errors import UsageError
+from flightedl.launch import undertaker
+from flightedl.launch.undertaker import kill_group
+
+#: Takes the child's name and one line without its end. Called from the child's reader thread; must not raise.
+OnLine = Callable[[str, str], None]
+
+_LINE_LIMIT_BYTES = 64 * 1024
+_KEPT_LINES = 200
+_POLL_S = 0.02
+
+# Runs in the child before its program: asks for the parent-death signal, leaves if the parent is dead already.
+_PREPARE = """
+import ctypes, os, signal, sys
+try:
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL, 0, 0, 0)
+except (AttributeError, OSError):
+    pass
+if os.getppid() != int(sys.argv[1]):
+    sys.exit(1)
+os.execv(sys.argv[2], sys.argv[2:])
+"""
+
+
+class Child:
+    """One child process, running or ended. Made by :meth:`Children.start`; methods are thread-safe."""
+
+    def __init__(self, name: str, process: subprocess.Popen[bytes], log_path: Path, on_line: OnLine | None) -> None:
+        self.name = name
+        self.log_path = log_path
+        self._process = process
+        self._on_line = on_line
+        self._lines: deque[str] = deque(maxlen=_KEPT_LINES)
+        self._lock = threading.Lock()
+        self._reader = threading.Thread(target=self._read, name=f"output-of-{name}", daemon=True)
+        self._reader.start()
+
+    @property
+    def pid(self) -> int:
+        """Also the id of its process group."""
+        return self._process.pid
+
+    def poll(self) -> int | None:
+        """The exit code (minus the signal's number), or None while it runs.
+
+        When the child is found ended, what is left of its group is killed and its output read to the end.
+        """
+        with self._lock:
+            if self._process.returncode is not None:
+                return self._process.returncode
+            # Look without reaping: the pid, hence the group's id, cannot be reused before the group is killed.
+            if os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
+                return None
+            kill_group(self.pid)
+            code = self._process.wait()
+        self._reader.join(timeout=2.0)
+        return code
+
+    def wait(self, timeout_s: float) -> int | None:
+        """Poll for at most ``timeout_s`` seconds."""
+        waiter = threading.Event()
+        for _ in range(max(1, round(timeout_s / _POLL_S))):
+            code = self.poll()
+            if code is not None:
+                return code
+            waiter.wait(_POLL_S)
+        return self.poll()
+
+    def send(self, number: signal.Signals) -> None:
+        """Send a signal to the process itself; fine when it has ended."""
+        with self._lock:
+            if self._process.returncode is None:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        """SIGKILL to the process and all of its group."""
+        with self._lock:
+            if self._process.returncode is None:
+                kill_group(self.pid)
+
+    def tail(self, count: int = 40) -> tuple[str, ...]:
+        """Its last lines of output."""
+        lines = tuple(self._lines)
+        return lines[-count:]
+
+    def _read(self) -> None:
+        stream = self._process.stdout
+        assert stream is not None
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(stream)
+            log: IO[bytes] | None = None
+            with contextlib.suppress(OSError):
+                log = stack.enter_context(self.log_path.open("ab", buffering=0))
+            for line in _lines(stream):
+                if log is not None:
+                    with contextlib.suppress(OSError):
+                        log.write(line.encode() + b"\n")
+                self._lines.append(line)
+                if self._on_line is not None:
+                    self._on_line(self.name, line)
+
+
+def _lines(stream: IO[bytes]) -> Iterator[str]:
+    """Lines of a stream without their ends; of a line redrawn with carriage returns only its last state."""
+    while raw := stream.readline(_LINE_LIMIT_BYTES):
+        text = raw.decode("utf-8", errors="replace").rstrip("\r\n")
+        yield text.rpartition("\r")[2]
+
+
+class Children:
+    """The children of one launcher. Thread-safe.
+
+    Args:
+        log_directory: ``<name>.log`` of every child is written (appended) here; made when missing.
+        on_line: receives every line of output of every child.
+    """
+
+    def __init__(self, log_directory: Path, on_line: OnLine | None = None) -> None:
+        self.log_directory = log_directory
+        self._on_line = on_line
+        self._running: dict[int, Child] = {}
+        self._lock = threading.Lock()
+        log_directory.mkdir(parents=True, exist_ok=True)
+        self._starter = ThreadPoolExecutor(1, thread_name_prefix="starts-children")
+        self._undertaker = subprocess.Popen(
+            [sys.executable, "-I", "-S", undertaker.__file__],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+            text=True,
+            bufsize=1,
+        )
+
+    def start(
+        self,
+        name: str,
+        command: Sequence[str],
+        environment: Mapping[str, str],
+        *,
+        directory: Path | None = None,
+        on_line: OnLine | None = None,
+    ) -> Child:
+        """Start a program.
+
+        Args:
+            name: what its log file and its lines are called.
+            command: program (an absolute path) and its arguments.
+            environment: all of its environment variables.
+            directory: where it starts; by default here.
+            on_line: receives its output, in place of the receiver given to the constructor.
+
+        Raises:
+            UsageError: there is no such program.
+        """
+        if not os.access(command[0], os.X_OK):
+            raise UsageError(f"cannot run {command[0]}: there is no such program")
+        prepared = [sys.executable, "-I", "-S", "-c", _PREPARE, str(os.getpid()), *command]
+        process = self._starter.submit(
+            subprocess.Popen,
+            prepared,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            env={"PYTHONUNBUFFERED": "1", **environment},
+            cwd=directory,
+            start_new_session=True,
+        ).result()
+        self._tell(f"group {process.pid}")
+        child = Child(name, process, self.log_directory / f"{name}.log", on_line or self._on_line)
+        with self._lock:
+            self._running[process.pid] = child
+        return child
+
+    def forget(self, child: Child) -> None:
+        """Take an ended child off all lists."""
+        if child.poll() is None:
+            raise ValueError(f"{child.name} is still running")
+        with self._lock:
+            known = self._running.pop(child.pid, None)
+        if known is not None:
+            self._tell(f"forget-group {child.pid}")
+
+    def adopt_directory(self, directory: Path) -> None:
+        """Have a directory removed when the launcher ends, in whatever way."""
+        self._tell(f"directory {directory}")
+
+    def remove_directory(self, directory: Path) -> None:
+        """Remove an adopted directory now."""
+        undertaker.remove_directory(str(directory))
+        self._tell(f"forget-directory {directory}")
+
+    def stop(self, children: Sequence[Child], grace_s: float) -> None:
+        """SIGTERM to all of them, SIGKILL to those still running after the grace time; returns when all ended."""
+        for child in children:
+            child.send(signal.SIGTERM)
+        waiter = threading.Event()
+        for _ in range(max(1, round(grace_s / _POLL_S))):
+            running = [child for child in children if child.poll() is None]
+            if not running:
+                break
+            waiter.wait(_POLL_S)
+        for child in children:
+            child.kill()
+        for child in children:
+            child.wait(timeout_s=5.0)
+            self.forget(child)
+
+    def close(self) -> None:
+        """Kill what still runs and end the undertaker, which removes the adopted directories."""
+        with self._lock:
+            left = list(self._running.values())
+        self.stop(left, grace_s=0.0)
+        stream = self._undertaker.stdin
+        assert stream is not None
+        with contextlib.suppress(BrokenPipeError):
+            stream.close()
+        self._undertaker.wait()
+        self._starter.shutdown()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _tell(self, line: str) -> None:
+        stream = self._undertaker.stdin
+        assert stream is not None
+        with self._lock, contextlib.suppress(BrokenPipeError, ValueError):
+            stream.write(line + "\n")

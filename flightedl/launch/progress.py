@@ -1,0 +1,218 @@
+"""What a person sees while a job runs: a live display on a terminal, plain lines elsewhere.
+
+Rules:
+
+* Lines of the trainers go through unchanged behind ``trainer-1 |``; the live display stays below them. A line of the
+  form ``title: 40 %`` becomes a bar of the live display instead.
+* Plain output is one line of figures every few seconds, and at once when the epoch or what is waited for changes.
+* Nothing here decides anything: :class:`Figures` come in, text goes out.
+"""
+
+from __future__ import annotations
+
+import re
+import threading
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Protocol, Self
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from flightedl.ports import Clock
+from flightedl.wire.messages import StatusReply
+
+_PLAIN_EVERY_S = 5.0
+_PERCENT_LINE = re.compile(r"(?P<title>\S.{0,80}?): +(?P<percent>\d{1,3}) ?%")
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """How the job stands: what the master says, and what the launcher sees."""
+
+    elapsed_s: float
+    #: None: the master was not reached yet.
+    status: StatusReply | None
+    trainers_running: int
+    trainers: int
+    pservers: int
+    #: Why there is no status, or an outdated one.
+    trouble: str = ""
+
+    @property
+    def waiting_for(self) -> str:
+        """What the job waits for, empty when it trains."""
+        if self.status is None:
+            return self.trouble or "the master"
+        return self.trouble or self.status.waiting_for
+
+    @property
+    def epoch(self) -> str:
+        """``1/2``: the current epoch counted from one, and how many there are."""
+        if self.status is None or self.status.tasks.total == 0:
+            return "-"
+        last = self.status.epochs
+        number = self.status.epoch + 1
+        return f"{number}" if last is None else f"{min(number, last)}/{last}"
+
+    @property
+    def texts(self) -> tuple[str, ...]:
+        """Rate, metrics and processes, each as one short text."""
+        found: list[str] = []
+        if self.status is not None:
+            found += [f"{self.status.records:,} records", f"{self.status.records_per_s:,.0f} records/s"]
+            found += [f"{name} {value:.4g}" for name, value in sorted(self.status.metrics.items())]
+            if self.status.tasks.failed or self.status.failed:
+                found.append(f"{max(self.status.tasks.failed, len(self.status.failed))} failed")
+        there = 0 if self.status is None else len(self.status.pservers)
+        found.append(f"pservers {there}/{self.pservers}")
+        found.append(f"trainers {self.trainers_running}/{self.trainers}")
+        return tuple(found)
+
+
+class Display(Protocol):
+    """Where a running job is shown. Thread-safe."""
+
+    def line(self, name: str, text: str) -> None:
+        """One line of a trainer's output."""
+        ...
+
+    def event(self, text: str) -> None:
+        """One sentence of the launcher."""
+        ...
+
+    def update(self, figures: Figures) -> None:
+        """The newest figures."""
+        ...
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
+
+
+class PlainDisplay:
+    """Lines only: for pipes, files and dumb terminals."""
+
+    def __init__(self, console: Console, clock: Clock) -> None:
+        self._console = console
+        self._clock = clock
+        self._shown_at: float | None = None
+        self._shown: tuple[str, str] = ("", "")
+
+    def line(self, name: str, text: str) -> None:
+        _print(self._console, f"{name} | {text}")
+
+    def event(self, text: str) -> None:
+        _print(self._console, f"flightedl: {text}")
+
+    def update(self, figures: Figures) -> None:
+        now = self._clock.now()
+        key = (figures.epoch, figures.waiting_for)
+        is_due = self._shown_at is None or now - self._shown_at >= _PLAIN_EVERY_S
+        if is_due or key != self._shown:
+            self._shown_at, self._shown = now, key
+            self.event(plain_line(figures))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        pass
+
+
+def plain_line(figures: Figures) -> str:
+    """All figures in one line."""
+    parts: list[str] = [f"{figures.elapsed_s:.0f} s", f"epoch {figures.epoch}"]
+    if figures.status is not None and figures.status.tasks.total:
+        parts.append(f"tasks {figures.status.tasks.done}/{figures.status.tasks.total}")
+    parts.extend(figures.texts)
+    if figures.waiting_for:
+        parts.append(f"waiting for {_without_prefix(figures.waiting_for)}")
+    return ", ".join(parts)
+
+
+class LiveDisplay:
+    """A display at the bottom of the terminal that is redrawn; gone when the job ends."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._live = Live(console=console, transient=True, refresh_per_second=8)
+        self._lock = threading.Lock()
+        self._figures: Figures | None = None
+        self._steps: dict[tuple[str, str], int] = {}
+
+    def line(self, name: str, text: str) -> None:
+        match = _PERCENT_LINE.fullmatch(text.strip())
+        if match is None:
+            _print(self._console, f"{name} | {text}")
+            return
+        key, percent = (name, match["title"]), int(match["percent"])
+        with self._lock:
+            if percent >= 100:
+                self._steps.pop(key, None)
+            else:
+                self._steps[key] = percent
+        if percent >= 100:
+            _print(self._console, f"{name} | {text}")
+        self._redraw()
+
+    def event(self, text: str) -> None:
+        _print(self._console, f"flightedl: {text}")
+
+    def update(self, figures: Figures) -> None:
+        with self._lock:
+            self._figures = figures
+        self._redraw()
+
+    def _redraw(self) -> None:
+        with self._lock:
+            steps, figures = dict(self._steps), self._figures
+        self._live.update(live_view(figures, steps))
+
+    def __enter__(self) -> Self:
+        self._live.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._live.stop()
+
+
+def live_view(figures: Figures | None, steps: dict[tuple[str, str], int]) -> RenderableType:
+    """The live display: bars, figures, and what is waited for."""
+    bars = Table.grid(padding=(0, 1))
+    for (name, title), percent in steps.items():
+        bars.add_row(f"{name} {title}", ProgressBar(total=100, completed=percent, width=40), f"{percent} %")
+    rows: list[RenderableType] = [bars]
+    if figures is not None:
+        if figures.status is not None and figures.status.tasks.total:
+            tasks = figures.status.tasks
+            bar = ProgressBar(total=tasks.total, completed=tasks.done + tasks.failed, width=40)
+            bars.add_row(f"epoch {figures.epoch}", bar, f"{tasks.done}/{tasks.total} tasks, {figures.elapsed_s:.0f} s")
+        rows.append(Text("  ".join(figures.texts), style="dim"))
+        if figures.waiting_for:
+            rows.append(Text(f"waiting for {_without_prefix(figures.waiting_for)}", style="yellow"))
+    return Group(*rows)
+
+
+def make_display(console: Console, clock: Clock) -> Display:
+    """The display that suits the console."""
+    return (
+        LiveDisplay(console) if console.is_terminal and not console.is_dumb_terminal else PlainDisplay(console, clock)
+    )
+
+
+def _without_prefix(text: str) -> str:
+    return text.removeprefix("waiting for ")
+
+
+def _print(console: Console, text: str) -> None:
+    console.print(Text.from_ansi(text), soft_wrap=True)

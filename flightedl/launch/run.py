@@ -1,0 +1,232 @@
+"""``flightedl run``: a whole job on this machine, from the first process to the summary.
+
+Exit codes: 0 every trainer did all its work and every task was done; 1 the script crashed, or a process ended too
+often; 2 something has to be changed in the command, the script or the data; 3 the job cannot go on; 4 the job ended,
+but some tasks failed for good; 129, 130, 143 stopped by a signal (hang-up, Ctrl-C, SIGTERM).
+
+Stopping by a signal takes less than five seconds and leaves nothing behind but the output directory.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import signal
+import threading
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from rich.console import Console
+
+from flightedl.adapters.clock import SystemClock
+from flightedl.errors import EXIT_JOB_FAILED, FlightedlError
+from flightedl.launch.cluster import LocalCluster, TrainerProgram
+from flightedl.launch.policy import Role
+from flightedl.launch.progress import Display, Figures, make_display
+from flightedl.launch.supervisor import Outcome
+from flightedl.launch.trainer import check_target
+from flightedl.ports import Clock
+from flightedl.wire.messages import StatusReply
+
+EXIT_TASKS_FAILED = 4
+
+_REFRESH_S = 0.25
+_STATUS_EVERY_S = 0.5
+_STATUS_TIMEOUT_S = 2.0
+#: Silence about an unreachable master until then: it starts like everybody else.
+_PATIENCE_S = 5.0
+_STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunOptions:
+    """What is to be run, and how."""
+
+    #: Path of a script or dotted name of a module.
+    target: str
+    arguments: tuple[str, ...] = ()
+    trainers: int = 1
+    pservers: int = 1
+    #: Default: made of the target's name.
+    job: str | None = None
+    checkpoint: str | None = None
+    #: Default: a new directory under ``runs/``.
+    output: Path | None = None
+    etcd: str | None = None
+    #: Further settings of all processes.
+    more: Mapping[str, Any] = field(default_factory=dict)
+
+
+def job_name(target: str) -> str:
+    """A job's name made of a script's or module's: ``flightedl.examples.flights`` gives ``flights``."""
+    last = Path(target).stem if target.endswith(".py") else target.rpartition("/")[2].rpartition(".")[2]
+    name = re.sub(r"[^a-z0-9]+", "-", last.lower()).strip("-")[:63].strip("-")
+    return name or "job"
+
+
+def new_output_directory(job: str, parent: Path) -> Path:
+    """The first of ``parent/job``, ``parent/job-2``, ... that does not exist, made."""
+    parent.mkdir(parents=True, exist_ok=True)
+    number = 1
+    while True:
+        directory = parent / (job if number == 1 else f"{job}-{number}")
+        try:
+            directory.mkdir()
+        except FileExistsError:
+            number += 1
+        else:
+            return directory.absolute()
+
+
+def run_job(options: RunOptions, console: Console) -> int:
+    """Run a whole job and show it; the exit code.
+
+    Raises:
+        UsageError: nothing was started, because something has to be changed first.
+    """
+    check_target(options.target)
+    clock = SystemClock()
+    job = options.job or job_name(options.target)
+    display = make_display(console, clock)
+    program = TrainerProgram(options.target, options.arguments, options.trainers, display.line)
+    cluster = LocalCluster(
+        options.pservers,
+        job=job,
+        checkpoint=options.checkpoint,
+        etcd=options.etcd,
+        output_dir=options.output or new_output_directory(job, Path("runs")),
+        trainers=program,
+        on_event=display.event,
+        **options.more,
+    )
+    started_at = clock.now()
+    with _stop_requests() as requests:
+        with display, contextlib.ExitStack() as stack:
+            stack.callback(cluster.stop)
+            cluster.start(ready_s=None)
+            poller = _StatusPoller(cluster, clock)
+            stack.callback(poller.close)
+            # Called first: a poller that waits for a reply must not delay the stop.
+            stack.callback(cluster.stop)
+            outcome = _Watch(cluster, poller, display, clock, options.trainers).until_end(requests)
+            if outcome.exit_code < 128:
+                poller.refresh()
+            if outcome.exit_code >= 128:
+                display.event("stopping")
+        return _report(console, outcome, poller.status, clock.now() - started_at, cluster.directory)
+
+
+@contextlib.contextmanager
+def _stop_requests() -> Iterator[list[int]]:
+    """Collects the numbers of the signals that ask this process to stop, in place of being ended by them."""
+    received: list[int] = []
+
+    def receive(number: int, _frame: FrameType | None) -> None:
+        received.append(number)
+
+    before = {number: signal.signal(number, receive) for number in _STOP_SIGNALS}
+    try:
+        yield received
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+class _StatusPoller:
+    """Asks the master how the job stands, on a thread of its own, so that the display never waits."""
+
+    def __init__(self, cluster: LocalCluster, clock: Clock) -> None:
+        self._job_status = cluster.status()
+        self._clock = clock
+        self._closing = threading.Event()
+        self._lock = threading.Lock()
+        self._read_at = clock.now()
+        self.status: StatusReply | None = None
+        self._trouble = ""
+        self._thread = threading.Thread(target=self._run, name="status-poller", daemon=True)
+        self._thread.start()
+
+    def refresh(self) -> None:
+        """Ask once, now."""
+        with self._lock:
+            try:
+                self.status = self._job_status.read(_STATUS_TIMEOUT_S)
+                self._trouble, self._read_at = "", self._clock.now()
+            except FlightedlError as error:
+                self._trouble = str(error)
+
+    @property
+    def trouble(self) -> str:
+        """Why the figures are old; empty when they are not."""
+        return self._trouble if self._clock.now() - self._read_at >= _PATIENCE_S else ""
+
+    def _run(self) -> None:
+        while not self._closing.wait(_STATUS_EVERY_S):
+            self.refresh()
+
+    def close(self) -> None:
+        """Stop asking."""
+        self._closing.set()
+        self._thread.join()
+        self._job_status.close()
+
+
+@dataclass(frozen=True, slots=True)
+class _Watch:
+    """Shows a running job."""
+
+    cluster: LocalCluster
+    poller: _StatusPoller
+    display: Display
+    clock: Clock
+    trainers: int
+
+    def until_end(self, requests: list[int]) -> Outcome:
+        """Show it until it ends or a signal asks to stop."""
+        started_at = self.clock.now()
+        while not requests:
+            outcome = self.cluster.outcome(_REFRESH_S)
+            if outcome is not None:
+                return outcome
+            status = self.poller.status
+            if status is not None and status.state == "failed":
+                return Outcome(EXIT_JOB_FAILED, status.error or "the job failed")
+            self.display.update(self._figures(self.clock.now() - started_at, status))
+        return Outcome(128 + requests[0], f"stopped by {signal.Signals(requests[0]).name}")
+
+    def _figures(self, elapsed_s: float, status: StatusReply | None) -> Figures:
+        views = self.cluster.processes
+        running = sum(view.pid is not None for view in views if view.slot.role is Role.TRAINER)
+        return Figures(elapsed_s, status, running, self.trainers, self.cluster.pservers, self.poller.trouble)
+
+
+def _report(console: Console, outcome: Outcome, status: StatusReply | None, wall_s: float, directory: Path) -> int:
+    """Print how the job ended; the exit code."""
+    if outcome.exit_code != 0:
+        for line in outcome.last_lines:
+            console.print(f"{outcome.slot} | {line}", markup=False, highlight=False, soft_wrap=True)
+        console.print(f"flightedl: {outcome.reason}", style="red", markup=False, highlight=False, soft_wrap=True)
+    failed = 0 if status is None else max(len(status.failed), status.tasks.failed)
+    for line in summary(outcome, status, failed, wall_s, directory):
+        console.print(f"flightedl: {line}", markup=False, highlight=False, soft_wrap=True)
+    return EXIT_TASKS_FAILED if outcome.exit_code == 0 and failed else outcome.exit_code
+
+
+def summary(
+    outcome: Outcome, status: StatusReply | None, failed: int, wall_s: float, directory: Path
+) -> tuple[str, ...]:
+    """The last lines of a run: how long, how much, where."""
+    ended = "done" if outcome.exit_code == 0 else "ended"
+    parts = [f"{ended} in {wall_s:.1f} s"]
+    lines: list[str] = []
+    if status is not None:
+        if status.epochs is not None and status.state == "done":
+            parts.append(f"{status.epochs} epochs")
+        parts.append(f"{status.records:,} records")
+        parts.append(f"{status.tasks.done} of {status.tasks.total} tasks of the last epoch done")
+        parts.append(f"{failed} tasks failed")
+        lines = [f"failed: {piece.url} task {piece.task}: {piece.error}" for piece in status.failed[:10]]
+    return (*lines, ", ".join(parts), f"output and logs are in {directory}")

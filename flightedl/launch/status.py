@@ -1,0 +1,94 @@
+"""Asks a job's master how the job stands.
+
+One call: look up the master's address in etcd, connect (or keep the connection while the address and generation stay),
+send the action ``status``. Nothing is retried here: the callers ask again anyway.
+"""
+
+from __future__ import annotations
+
+import threading
+from types import TracebackType
+from typing import Self
+
+import msgspec
+
+from flightedl.adapters.etcd import EtcdCoordinator
+from flightedl.coordination.keys import JobKeys
+from flightedl.coordination.records import ServerRecord
+from flightedl.errors import FencedError, NotFoundError
+from flightedl.ports import Clock
+from flightedl.rpc.authentication import Credentials
+from flightedl.rpc.client import Connection
+from flightedl.rpc.identity import Caller, ServerIdentity
+from flightedl.wire.messages import StatusReply, decode
+
+
+class JobStatus:
+    """How one job stands. Thread-safe; one caller at a time is served.
+
+    Args:
+        etcd: ``host:port`` of etcd, several separated by commas.
+        job: the job's name.
+        clock: the process's clock.
+        tls_dir: directory with this process's credentials; empty: plain text.
+    """
+
+    def __init__(self, etcd: str, job: str, clock: Clock, tls_dir: str = "") -> None:
+        self._job = job
+        self._etcd = etcd
+        self._coordinator = EtcdCoordinator(etcd, clock=clock)
+        self._credentials = Credentials.load(tls_dir)
+        self._lock = threading.Lock()
+        self._known: tuple[ServerRecord, Connection] | None = None
+
+    def master(self) -> ServerRecord | None:
+        """The present master, None when there is none. UnavailableError: etcd does not answer."""
+        entry = self._coordinator.get(JobKeys(self._job).master_address)
+        return None if entry is None else msgspec.json.decode(entry.value, type=ServerRecord)
+
+    def read(self, timeout_s: float) -> StatusReply:
+        """Ask the master.
+
+        Raises:
+            NotFoundError: no master of this job is registered in etcd.
+            UnavailableError: etcd or the master does not answer.
+        """
+        with self._lock:
+            record = self.master()
+            if record is None:
+                raise NotFoundError(f"no job named {self._job} runs at etcd {self._etcd}: nobody is its master")
+            try:
+                return decode(self._connection(record).action("status", b"{}", timeout_s=timeout_s), StatusReply)
+            except FencedError:
+                # Replaced between the look-up and the call; its successor registers in a moment.
+                raise NotFoundError(f"the master of job {self._job} is just being replaced: ask again") from None
+
+    def close(self) -> None:
+        """Close all connections."""
+        with self._lock:
+            self._disconnect()
+        self._coordinator.close()
+
+    def _connection(self, record: ServerRecord) -> Connection:
+        if self._known is not None and self._known[0] == record:
+            return self._known[1]
+        self._disconnect()
+        expected = ServerIdentity(self._job, "master", 0, record.generation)
+        connection = Connection(
+            record.address, expected=expected, caller=Caller(role="tool", name="status"), credentials=self._credentials
+        )
+        self._known = (record, connection)
+        return connection
+
+    def _disconnect(self) -> None:
+        known, self._known = self._known, None
+        if known is not None:
+            known[1].close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()

@@ -1,0 +1,215 @@
+"""Watches the processes of a job and does what the policy decides.
+
+One thread polls all children, asks :class:`RestartPolicy` about each one that ended, starts what has to be started and,
+when the policy says so, ends with an :class:`Outcome`. It is the only place where processes are started once the job
+runs. It stops nothing by itself: whoever waits for the outcome calls :meth:`Supervisor.stop`.
+
+Stopping goes by rank, trainers before servers before etcd, each rank with SIGTERM, a grace time, then SIGKILL; all of
+it is over within five seconds.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from flightedl.errors import FlightedlError, exit_code_of
+from flightedl.launch.policy import (
+    AllFinished,
+    Decision,
+    GiveUp,
+    Limits,
+    RestartPolicy,
+    Role,
+    Slot,
+    SlotFinished,
+    StartAgain,
+    describe_exit,
+)
+from flightedl.launch.processes import Child, Children
+from flightedl.ports import Clock
+
+#: Starts a process; called from the supervisor's thread. Its argument counts the starts of the slot, from 1.
+Starter = Callable[[int], Child]
+#: Takes one sentence for people. Called from the supervisor's thread.
+OnEvent = Callable[[str], None]
+
+_POLL_S = 0.05
+_STOP_RANKS: tuple[tuple[frozenset[Role], float], ...] = (
+    (frozenset({Role.TRAINER}), 1.5),
+    (frozenset({Role.MASTER, Role.PSERVER}), 2.0),
+    (frozenset({Role.ETCD}), 0.5),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How the job ended. ``exit_code`` 0: every trainer did all its work."""
+
+    exit_code: int
+    reason: str = ""
+    #: The process that shows why, and its last lines of output.
+    slot: Slot | None = None
+    last_lines: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessView:
+    """One slot as it is now. ``pid`` None: nothing runs in it."""
+
+    slot: Slot
+    pid: int | None
+    starts: int
+    is_finished: bool
+
+
+@dataclass(slots=True)
+class _Place:
+    """What is in one slot."""
+
+    starter: Starter
+    child: Child | None = None
+    started_at: float = 0.0
+    starts: int = 0
+    #: When the next process is due; None: none is.
+    due_at: float | None = 0.0
+    is_finished: bool = False
+
+
+class Supervisor:
+    """Keeps one process running in each slot. Thread-safe.
+
+    Args:
+        children: starts and buries processes.
+        starters: how to fill each slot; they are first filled in this order.
+        clock: for delays and run times.
+        limits: when to give up.
+        on_event: is told about every end and every new start.
+    """
+
+    def __init__(
+        self,
+        children: Children,
+        starters: Mapping[Slot, Starter],
+        clock: Clock,
+        limits: Limits | None = None,
+        on_event: OnEvent | None = None,
+    ) -> None:
+        self._children = children
+        self._clock = clock
+        self._policy = RestartPolicy(tuple(starters), limits or Limits())
+        self._on_event = on_event or (lambda _text: None)
+        self._places = {slot: _Place(starter) for slot, starter in starters.items()}
+        self._lock = threading.Lock()
+        self._stopping = threading.Event()
+        self._ended = threading.Event()
+        self._outcome: Outcome | None = None
+        self._thread = threading.Thread(target=self._run, name="supervisor", daemon=True)
+
+    def start(self) -> None:
+        """Fill all slots in order, then watch them from a thread.
+
+        Raises:
+            FlightedlError: a process cannot be started; those started before it run until :meth:`stop`.
+        """
+        for slot, place in self._places.items():
+            self._fill(slot, place)
+        self._thread.start()
+
+    def outcome(self, timeout_s: float = 0.0) -> Outcome | None:
+        """How the job ended, or None while it runs after ``timeout_s``."""
+        self._ended.wait(timeout_s)
+        return self._outcome
+
+    def give_up(self, outcome: Outcome) -> None:
+        """End the job with this outcome, unless it has ended already."""
+        with self._lock:
+            if self._outcome is None:
+                self._outcome = outcome
+        self._ended.set()
+
+    def processes(self) -> tuple[ProcessView, ...]:
+        """All slots, in the order in which they were given."""
+        with self._lock:
+            return tuple(
+                ProcessView(slot, place.child.pid if place.child else None, place.starts, place.is_finished)
+                for slot, place in self._places.items()
+            )
+
+    def child(self, slot: Slot) -> Child | None:
+        """The process in a slot, if one runs there. KeyError: no such slot."""
+        with self._lock:
+            return self._places[slot].child
+
+    def stop(self) -> None:
+        """Stop watching, then stop all processes by rank. Fine to call twice."""
+        self._stopping.set()
+        self._ended.set()
+        if self._thread.ident is not None:
+            self._thread.join()
+        for roles, grace_s in _STOP_RANKS:
+            with self._lock:
+                places = [place for slot, place in self._places.items() if slot.role in roles]
+                running = [place.child for place in places if place.child is not None]
+                for place in places:
+                    place.child = None
+            self._children.stop(running, grace_s)
+
+    def _run(self) -> None:
+        while not self._ended.wait(_POLL_S):
+            try:
+                self._step()
+            except FlightedlError as error:
+                self.give_up(Outcome(exit_code_of(error), str(error)))
+
+    def _step(self) -> None:
+        for slot, place in self._places.items():
+            if self._stopping.is_set():
+                return
+            if place.child is not None:
+                self._look_at(slot, place, place.child)
+            elif place.due_at is not None and place.due_at <= self._clock.now():
+                self._fill(slot, place)
+
+    def _fill(self, slot: Slot, place: _Place) -> None:
+        child = place.starter(place.starts + 1)
+        with self._lock:
+            place.child = child
+            place.started_at = self._clock.now()
+            place.starts += 1
+            place.due_at = None
+        if place.starts > 1:
+            self._on_event(f"{slot}: a new one runs (pid {child.pid})")
+
+    def _look_at(self, slot: Slot, place: _Place, child: Child) -> None:
+        code = child.poll()
+        if code is None:
+            return
+        self._children.forget(child)
+        with self._lock:
+            place.child = None
+        for decision in self._policy.ended(slot, code, self._clock.now() - place.started_at):
+            self._carry_out(decision, child, code)
+
+    def _carry_out(self, decision: Decision, child: Child, code: int) -> None:
+        match decision:
+            case StartAgain(slot, after_s, reason):
+                self._places[slot].due_at = self._clock.now() + after_s
+                delay = f" in {after_s:.1f} s" if after_s else ""
+                self._on_event(f"{slot} (pid {child.pid}) ended: {reason}; a new one is started{delay}")
+            case SlotFinished(slot):
+                with self._lock:
+                    self._places[slot].is_finished = True
+                self._on_event(f"{slot} (pid {child.pid}) has finished")
+            case AllFinished():
+                self.give_up(Outcome(0))
+            case GiveUp(slot, reason, exit_code):
+                self._on_event(f"{slot} (pid {child.pid}) ended: {describe_exit(code)}; the job is stopped")
+                self.give_up(Outcome(exit_code, reason, slot, relevant_lines(child.tail(200))))
+
+
+def relevant_lines(lines: Sequence[str]) -> tuple[str, ...]:
+    """Of a process's last lines of output, those that show why it ended: its last traceback, or the last few."""
+    starts = [number for number, line in enumerate(lines) if line.startswith("Traceback (most recent call last)")]
+    return tuple(lines[starts[-1] :][-60:]) if starts else tuple(lines[-10:])

@@ -1,0 +1,118 @@
+"""The outermost frame of a trainer process: runs the user's script or module as ``__main__``.
+
+Started by the launcher as ``python -m flightedl.launch.trainer SCRIPT_OR_MODULE [ARGUMENT ...]``; the same by hand.
+
+* A crash prints the traceback from the user's first frame on, and ends with the error's exit code: 1 in general, 2 when
+  the script must be changed, 3 when the job cannot go on, 75 when a new trainer may simply take over.
+* SIGTERM raises SystemExit in the main thread, so that ``with`` blocks and ``finally`` run: a trainer that is stopped
+  hands back what it holds.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import importlib.util
+import runpy
+import signal
+import sys
+import traceback
+from collections.abc import Sequence
+from pathlib import Path
+from types import FrameType, TracebackType
+from typing import NoReturn
+
+from flightedl.errors import EXIT_USAGE, FlightedlError, UsageError, exit_code_of
+
+_EXIT_TERMINATED = 128 + signal.SIGTERM
+_EXIT_INTERRUPTED = 128 + signal.SIGINT
+_OUTER_FILES = {__file__, runpy.__file__, "<frozen runpy>"}
+
+
+def is_script(target: str) -> bool:
+    """Whether the user means a file rather than a module."""
+    return target.endswith(".py") or "/" in target or Path(target).is_file()
+
+
+def check_target(target: str) -> None:
+    """Find out cheaply, without importing anything of the user's, whether the target can exist.
+
+    Raises:
+        UsageError: there is no such file or module.
+    """
+    if is_script(target):
+        if not Path(target).is_file():
+            raise UsageError(
+                f"no such file: {target}; give the path of a Python script, or the dotted name of a module"
+            )
+        return
+    if not all(part.isidentifier() for part in target.split(".")):
+        raise UsageError(f"{target!r} is neither a file nor the dotted name of a module")
+    here = str(Path.cwd())
+    if here not in sys.path:
+        sys.path.insert(0, here)
+    if importlib.util.find_spec(target.partition(".")[0]) is None:
+        raise UsageError(f"no such file or module: {target}; is it installed, or in the current directory?")
+
+
+def run(target: str, arguments: Sequence[str]) -> None:
+    """Run the script or module with ``sys.argv`` set for it; whatever it raises comes through."""
+    check_target(target)
+    if is_script(target):
+        sys.argv = [target, *arguments]
+        sys.path[0] = str(Path(target).resolve().parent)
+        runpy.run_path(target, run_name="__main__")
+    else:
+        sys.argv = [target, *arguments]
+        if not _is_module(target):
+            raise UsageError(f"no module named {target}: is it installed, or in the current directory?")
+        runpy.run_module(target, run_name="__main__", alter_sys=True)
+
+
+def _is_module(target: str) -> bool:
+    try:
+        return importlib.util.find_spec(target) is not None
+    except ModuleNotFoundError as error:
+        if error.name is not None and f"{target}.".startswith(f"{error.name}."):
+            return False
+        raise
+
+
+def main() -> int:
+    """Run what the command line names; the exit code."""
+    if len(sys.argv) < 2:
+        sys.stderr.write("usage: python -m flightedl.launch.trainer SCRIPT_OR_MODULE [ARGUMENT ...]\n")
+        return EXIT_USAGE
+    faulthandler.enable()
+    signal.signal(signal.SIGTERM, _terminate)
+    try:
+        run(sys.argv[1], sys.argv[2:])
+    except KeyboardInterrupt:
+        return _EXIT_INTERRUPTED
+    except FlightedlError as error:
+        _print_from_user_frame(error)
+        return exit_code_of(error)
+    except Exception as error:  # noqa: BLE001 - the outermost frame: whatever the script raised is shown
+        _print_from_user_frame(error)
+        return 1
+    return 0
+
+
+def _terminate(_number: int, _frame: FrameType | None) -> NoReturn:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    sys.exit(_EXIT_TERMINATED)
+
+
+def _print_from_user_frame(error: BaseException) -> None:
+    """The traceback without the frames around the user's; only the sentence when an error of ours has no other."""
+    trace: TracebackType | None = error.__traceback__
+    while trace is not None and trace.tb_frame.f_code.co_filename in _OUTER_FILES:
+        trace = trace.tb_next
+    if trace is None and isinstance(error, FlightedlError):
+        sys.stderr.write(f"{type(error).__name__}: {error}\n")
+    else:
+        traceback.print_exception(type(error), error, trace)
+    sys.stderr.flush()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,63 @@
+"""The process that cleans up after a launcher that died without doing it itself.
+
+Rules:
+
+* It reads lines from its standard input: ``group N``, ``forget-group N``, ``directory PATH``,
+  ``forget-directory PATH``.
+* When the input ends, because the launcher closed it or died in whatever way, it kills every process group still on its
+  list, then removes every directory still on it, then ends.
+* It has a session of its own and ignores the terminal's signals, so that it outlives the launcher by a moment.
+
+Not guaranteed: a grandchild that made a session of its own is not found; nor is anything when the undertaker itself is
+killed together with the launcher (children then still die by their parent-death signal, grandchildren and
+directories stay).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import sys
+from collections.abc import Iterable
+
+
+def bury(lines: Iterable[str]) -> None:
+    """Follow ``lines`` to their end, then kill and remove what is left."""
+    groups: set[int] = set()
+    directories: set[str] = set()
+    for line in lines:
+        word, _, rest = line.rstrip("\n").partition(" ")
+        if word == "group":
+            groups.add(int(rest))
+        elif word == "forget-group":
+            groups.discard(int(rest))
+        elif word == "directory":
+            directories.add(rest)
+        elif word == "forget-directory":
+            directories.discard(rest)
+    for group in groups:
+        kill_group(group)
+    for directory in directories:
+        remove_directory(directory)
+
+
+def kill_group(group: int) -> None:
+    """SIGKILL to all processes of the group; fine when there are none."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(group, signal.SIGKILL)
+
+
+def remove_directory(directory: str) -> None:
+    """Remove a tree, also one that a process being killed is still writing to."""
+    for _attempt in range(5):
+        shutil.rmtree(directory, ignore_errors=True)
+        if not os.path.lexists(directory):
+            return
+
+
+if __name__ == "__main__":
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    bury(sys.stdin)

@@ -1,0 +1,140 @@
+"""Group commit: the master's state is in etcd before a reply tells of it.
+
+One thread writes. It takes whatever the state is when it gets to it, so that one transaction serves all requests that
+wait. Each write is fenced by the lock's generation *and* compares the revision of the keys it overwrites. The second
+makes a write whose outcome is unknown harmless: it either happened (then the key holds exactly the bytes that were
+sent, and the chain goes on from there) or it never can, because the next write changed what it compares to. A master
+whose writes stay unresolved until its lease is at risk, or who finds bytes that it did not write, steps down.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Mapping
+
+from flightedl.coordination.keeper import HeldKey
+from flightedl.errors import FencedError, FlightedlError, NotReadyError, OutcomeUnknownError, UnavailableError
+from flightedl.ports import Clock, Coordinator, ModifiedAt, Put
+
+_log = logging.getLogger(__name__)
+
+#: (revision, key -> value) of the state as it is now.
+Snapshot = Callable[[], tuple[int, Mapping[str, bytes]]]
+
+_RETRY_S = 0.1
+
+
+class DurableState:
+    """Writes snapshots; ``wait`` returns when one that includes a revision is in etcd. Thread-safe."""
+
+    def __init__(
+        self,
+        held: HeldKey,
+        coordinator: Coordinator,
+        clock: Clock,
+        snapshot: Snapshot,
+        step_down: Callable[[str], None],
+        known: Mapping[str, tuple[bytes, int]],
+    ) -> None:
+        """``known``: key -> (value, mod_revision) as read after the lock was taken; absent keys are left out."""
+        self._held = held
+        self._coordinator = coordinator
+        self._clock = clock
+        self._snapshot = snapshot
+        self._step_down = step_down
+        self._values = {key: value for key, (value, _) in known.items()}
+        self._mod_revisions = {key: revision for key, (_, revision) in known.items()}
+        self._changed = threading.Condition()
+        self._wanted = 0
+        self._durable = 0
+        self._trouble = ""
+        self._is_stopping = False
+        self.write_count = 0
+        self._thread = threading.Thread(target=self._run, name="flightedl-durable", daemon=True)
+        self._thread.start()
+
+    def wait(self, revision: int, timeout_s: float) -> None:
+        """Return when the state of ``revision`` or a later one is durable.
+
+        Raises:
+            NotReadyError: not within the time; the request may be repeated.
+        """
+        with self._changed:
+            if revision > self._wanted:
+                self._wanted = revision
+                self._changed.notify_all()
+            if not self._changed.wait_for(lambda: self._durable >= revision or self._is_stopping, timeout_s):
+                raise NotReadyError(f"the master cannot save its state: {self._trouble or 'etcd is slow'}")
+            if self._durable < revision:
+                raise NotReadyError("the master is stepping down: ask the next one")
+
+    def close(self) -> None:
+        """Stop the thread; what is not durable by now is never told to anybody."""
+        with self._changed:
+            self._is_stopping = True
+            self._changed.notify_all()
+        self._thread.join(5.0)
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._wanted > self._durable or self._is_stopping)
+                if self._is_stopping:
+                    return
+            revision, values = self._snapshot()
+            if not self._write(values):
+                with self._changed:
+                    self._is_stopping = True
+                    self._changed.notify_all()
+                return
+            with self._changed:
+                self._durable = revision
+                self._trouble = ""
+                self._changed.notify_all()
+
+    def _write(self, values: Mapping[str, bytes]) -> bool:
+        """Write until it is known to be done. False: stepped down."""
+        changed = {key: value for key, value in values.items() if self._values.get(key) != value}
+        while changed and not self._is_stopping:
+            if not self._held.is_held:
+                self._step_down("its lease could not be renewed")
+                return False
+            try:
+                result = self._held.write(
+                    [Put(key, value) for key, value in changed.items()],
+                    [ModifiedAt(key, self._mod_revisions.get(key, 0)) for key in changed],
+                )
+                self.write_count += 1
+                if result.committed:
+                    self._values.update(changed)
+                    self._mod_revisions.update(dict.fromkeys(changed, result.revision))
+                    return True
+                if not self._adopt(changed):
+                    self._step_down("somebody else wrote its state")
+                    return False
+                return True
+            except FencedError:
+                self._step_down("another master holds the lock")
+                return False
+            except (UnavailableError, OutcomeUnknownError) as error:
+                self._note(error)
+        return not changed
+
+    def _adopt(self, sent: Mapping[str, bytes]) -> bool:
+        """An earlier try of unknown outcome turned out to have happened: go on from there."""
+        entries = {key: self._coordinator.get(key) for key in sent}
+        for key, value in sent.items():
+            entry = entries[key]
+            if entry is None or entry.value != value:
+                return False
+            self._values[key] = value
+            self._mod_revisions[key] = entry.mod_revision
+        return True
+
+    def _note(self, error: FlightedlError) -> None:
+        if str(error) != self._trouble:
+            _log.info("state cannot be saved, trying on: %s", error)
+        with self._changed:
+            self._trouble = str(error)
+        self._clock.sleep(_RETRY_S)

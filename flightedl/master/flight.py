@@ -1,0 +1,66 @@
+"""The master's verbs: decode, call the service, encode."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from flightedl.errors import MessageError
+from flightedl.formats.chunks import CHUNK_SCHEMA, chunks_to_batch
+from flightedl.master.service import MasterService
+from flightedl.rpc.routes import Call, Endpoint, Endpoints, Message, Outgoing, Routes
+from flightedl.wire.messages import (
+    DatasetDeclaration,
+    JoinRequest,
+    LogRequest,
+    ModelDeclaration,
+    PullTicket,
+    TasksTicket,
+    decode,
+    encode,
+)
+from flightedl.wire.rows import VALUES_SCHEMA
+
+
+class MasterFlight:
+    """Routes of the master."""
+
+    def __init__(self, service: MasterService) -> None:
+        self._service = service
+
+    def routes(self) -> Routes:
+        """All verbs."""
+        return Routes(
+            actions={
+                "declare_dataset": lambda body, _: encode(
+                    self._service.declare_dataset(decode(body, DatasetDeclaration))
+                ),
+                "declare_model": lambda body, _: encode(self._service.declare_model(decode(body, ModelDeclaration))),
+                "join": lambda body, _: encode(self._service.join(decode(body, JoinRequest))),
+                "log": self._log,
+                "status": lambda _body, _: encode(self._service.status()),
+            },
+            gets={"tasks": self._tasks},
+            info=self._info,
+        )
+
+    def _log(self, body: bytes, _: Call) -> bytes:
+        self._service.log(decode(body, LogRequest))
+        return b"{}"
+
+    def _tasks(self, ticket: bytes, call: Call) -> Outgoing:
+        reply, pieces = self._service.tasks(decode(ticket, TasksTicket), call.closing)
+
+        def messages() -> Iterator[Message]:
+            yield None, encode(reply)
+            for chunks in pieces:
+                yield chunks_to_batch(chunks), None
+
+        return Outgoing(CHUNK_SCHEMA, messages())
+
+    def _info(self, command: bytes, _: Call) -> Endpoints:
+        """``{"verb": "parameters"}``: one endpoint for each pserver, whose ticket pulls all of its blocks."""
+        if b"parameters" not in command:
+            raise MessageError('the command of GetFlightInfo is {"verb": "parameters"}')
+        plan_hash, addresses = self._service.parameter_servers()
+        ticket = encode(PullTicket(plan_hash=plan_hash))
+        return Endpoints(VALUES_SCHEMA, tuple(Endpoint(ticket, (address,)) for address in addresses))

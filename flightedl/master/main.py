@@ -1,0 +1,161 @@
+"""One master process: wiring, standing by, taking the lock, recovering, serving, ending.
+
+Order: bind the server (it answers "not ready"), wait for ``master/lock``, write job-wide facts, read what the predecessor
+left, serve, publish the address. It ends when told to (0), or when the lock or its lease is lost (75: start me again, as
+a standby).
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import socket
+import sys
+import threading
+
+import msgspec
+
+from flightedl.adapters.clock import SystemClock
+from flightedl.adapters.etcd import EtcdCoordinator
+from flightedl.adapters.storage import FsspecFiles
+from flightedl.config import MasterSettings
+from flightedl.coordination.directory import Directory
+from flightedl.coordination.keeper import HeldKey
+from flightedl.coordination.keys import JobKeys
+from flightedl.coordination.records import ServerRecord
+from flightedl.errors import EXIT_START_AGAIN, FencedError, FlightedlError, UsageError, exit_code_of
+from flightedl.master.flight import MasterFlight
+from flightedl.master.recovery import read_state
+from flightedl.master.service import MasterService
+from flightedl.ports import Clock, Coordinator, ModifiedAt, Put
+from flightedl.rpc import process_tuning
+from flightedl.rpc.authentication import Credentials
+from flightedl.rpc.identity import ServerIdentity
+from flightedl.rpc.server import FlightServer
+
+_log = logging.getLogger(__name__)
+
+_TICK_S = 0.25
+
+
+class MasterProcess:
+    """Everything one master process is made of."""
+
+    def __init__(self, chosen: MasterSettings) -> None:
+        self._settings = chosen
+        self._clock: Clock = SystemClock()
+        self._keys = JobKeys(chosen.job)
+        self._stop = threading.Event()
+        self._exit_code = 0
+        self._reason = ""
+
+    def end(self, exit_code: int, reason: str) -> None:
+        """Ask the process to end; the first reason counts."""
+        if not self._stop.is_set():
+            self._exit_code, self._reason = exit_code, reason
+            self._stop.set()
+
+    def run(self) -> int:
+        """Stand by, serve, until told to end; returns the exit code."""
+        signal.signal(signal.SIGTERM, lambda *_: self.end(0, "terminated"))
+        signal.signal(signal.SIGINT, lambda *_: self.end(0, "interrupted"))
+        coordinator = EtcdCoordinator(self._settings.etcd, clock=self._clock)
+        try:
+            held = HeldKey.claim_when_free(
+                coordinator,
+                self._clock,
+                self._keys.master_lock,
+                socket.gethostname().encode(),
+                self._settings.lease_ttl_s,
+                on_lost=lambda reason: self.end(EXIT_START_AGAIN, f"its lock is lost: {reason}"),
+                stop=self._stop,
+            )
+            if held is None:
+                return self._exit_code
+            try:
+                return self._lead(coordinator, held)
+            finally:
+                held.release()
+        finally:
+            coordinator.close()
+
+    def _lead(self, coordinator: Coordinator, held: HeldKey) -> int:
+        _log.info("took the lock generation=%d", held.generation)
+        pserver_count = self._fix_pserver_count(coordinator, held)
+        directory = Directory(coordinator, self._keys, self._clock).start()
+        credentials = Credentials.load(self._settings.tls_dir)
+        service = MasterService(
+            self._settings,
+            pserver_count=pserver_count,
+            held=held,
+            coordinator=coordinator,
+            directory=directory,
+            keys=self._keys,
+            files=FsspecFiles(),
+            clock=self._clock,
+            credentials=credentials,
+            step_down=lambda reason: self.end(EXIT_START_AGAIN, f"steps down: {reason}"),
+        )
+        server = FlightServer(
+            MasterFlight(service).routes(),
+            ServerIdentity(self._settings.job, "master"),
+            host=self._settings.bind,
+            port=self._settings.port,
+            credentials=credentials,
+            clock=self._clock,
+        )
+        try:
+            service.start(read_state(coordinator, self._keys))
+            server.start_serving(ServerIdentity(self._settings.job, "master", 0, held.generation))
+            self._publish(held, server.port)
+            _log.info("master ready generation=%d port=%d", held.generation, server.port)
+            while not self._stop.wait(_TICK_S):
+                service.tick()
+                if not held.is_held:
+                    self.end(EXIT_START_AGAIN, "its lease could not be renewed")
+            if self._exit_code:
+                _log.error("master ends: %s", self._reason)
+            return self._exit_code
+        finally:
+            service.close()
+            server.stop(self._settings.drain_s)
+            directory.close()
+
+    def _publish(self, held: HeldKey, port: int) -> None:
+        record = ServerRecord(
+            address=f"{self._settings.advertise or self._settings.bind}:{port}",
+            generation=held.generation,
+            name=socket.gethostname(),
+            pid=os.getpid(),
+        )
+        result = held.write([Put(self._keys.master_address, msgspec.json.encode(record), held.lease_id)])
+        if not result.committed:
+            raise FencedError("the lock was lost before the address was published")
+
+    def _fix_pserver_count(self, coordinator: Coordinator, held: HeldKey) -> int:
+        """``ps_desired`` is the job's, not this process's: the first master writes it, later ones take it."""
+        entry = coordinator.get(self._keys.ps_desired)
+        if entry is not None:
+            count = int(entry.value)
+            if self._settings.pservers not in {0, count}:
+                _log.warning("the job has %d pservers; the setting of %d is ignored", count, self._settings.pservers)
+            return count
+        if self._settings.pservers < 1:
+            raise UsageError("the job is new: say how many pservers it has (--pservers or FLIGHTEDL_PSERVERS)")
+        held.write(
+            [Put(self._keys.ps_desired, str(self._settings.pservers).encode())],
+            [ModifiedAt(self._keys.ps_desired, 0)],
+        )
+        return self._settings.pservers
+
+
+def run(chosen: MasterSettings) -> int:
+    """Run a master in this process; returns the exit code."""
+    process_tuning.apply()
+    logging.basicConfig(level=chosen.log_level, format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    try:
+        return MasterProcess(chosen).run()
+    except FlightedlError as error:
+        sys.stderr.write(f"flightedl master: {error}\n")
+        return exit_code_of(error)

@@ -1,0 +1,68 @@
+"""Adds up what trainers report: records, rates, means of metrics. Pure; time is an argument."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+
+from flightedl.wire.messages import LogRequest
+
+_WINDOW_S = 10.0
+
+
+@dataclass(slots=True)
+class TrainerProgress:
+    """What one trainer said of itself."""
+
+    host: str = ""
+    pid: int = 0
+    records: int = 0
+    waiting_for: str = ""
+
+
+@dataclass(slots=True)
+class JobProgress:
+    """Sums over all trainers, and over the last seconds."""
+
+    records: int = 0
+    trainers: dict[str, TrainerProgress] = field(default_factory=dict)
+    _recent: deque[tuple[float, int, dict[str, tuple[float, float]]]] = field(default_factory=deque)
+    _first: float | None = None
+
+    def add(self, report: LogRequest, now: float) -> None:
+        """A trainer's report, received now."""
+        trainer = self.trainers.setdefault(report.trainer, TrainerProgress())
+        trainer.host, trainer.pid, trainer.waiting_for = report.host, report.pid, report.waiting_for
+        trainer.records += report.records
+        self.records += report.records
+        if self._first is None:
+            self._first = now
+        self._recent.append((now, report.records, dict(report.metrics)))
+        self._forget(now)
+
+    def gone(self, trainer: str) -> None:
+        """A trainer left."""
+        self.trainers.pop(trainer, None)
+
+    def records_per_s(self, now: float) -> float:
+        """Records per second over the last seconds."""
+        self._forget(now)
+        if self._first is None:
+            return 0.0
+        span = min(_WINDOW_S, max(now - self._first, 1.0))
+        return sum(records for _, records, _ in self._recent) / span
+
+    def metrics(self, now: float) -> dict[str, float]:
+        """Weighted means over the last seconds; the last known ones when nothing came since."""
+        if len(self._recent) > 1:
+            self._forget(now)
+        totals: dict[str, tuple[float, float]] = {}
+        for _, _, metrics in self._recent:
+            for name, (total, weight) in metrics.items():
+                known = totals.get(name, (0.0, 0.0))
+                totals[name] = (known[0] + total, known[1] + weight)
+        return {name: total / weight for name, (total, weight) in sorted(totals.items()) if weight}
+
+    def _forget(self, now: float) -> None:
+        while len(self._recent) > 1 and self._recent[0][0] < now - _WINDOW_S:
+            self._recent.popleft()

@@ -1,0 +1,40 @@
+"""What a predecessor left in etcd, read after the lock was taken: nobody else can write it any more."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from flightedl.coordination.keys import JobKeys
+from flightedl.ports import Coordinator
+from flightedl.wire.messages import JobDeclaration, decode
+
+
+@dataclass(frozen=True, slots=True)
+class RecoveredState:
+    """All that a master starts from. The bytes are the state's own encodings; None: there is none yet."""
+
+    declaration: JobDeclaration
+    queue: bytes | None
+    failures: bytes | None
+    membership: bytes | None
+    #: key -> (value, mod_revision), for the compare-and-swap chain of later writes.
+    known: Mapping[str, tuple[bytes, int]]
+
+
+def read_state(coordinator: Coordinator, keys: JobKeys) -> RecoveredState:
+    """Read the declaration, the queue and the membership."""
+    entries = {key: coordinator.get(key) for key in (keys.job, keys.task_queues, keys.task_failures, keys.membership)}
+    known = {key: (entry.value, entry.mod_revision) for key, entry in entries.items() if entry is not None}
+    declared = known.get(keys.job)
+    return RecoveredState(
+        declaration=JobDeclaration() if declared is None else decode(declared[0], JobDeclaration),
+        queue=_value(known, keys.task_queues),
+        failures=_value(known, keys.task_failures),
+        membership=_value(known, keys.membership),
+        known=known,
+    )
+
+
+def _value(known: Mapping[str, tuple[bytes, int]], key: str) -> bytes | None:
+    return known[key][0] if key in known else None

@@ -1,0 +1,521 @@
+"""All decisions of the master, under one lock.
+
+The lock is never held across I/O: a handler changes the state under it, notes the state's revision, and waits outside
+until :class:`~flightedl.master.durable.DurableState` has that revision in etcd; only then it answers. Views go to the
+pservers from threads of their own.
+
+What trainers are is taken from the directory (leases in etcd): a trainer whose key is gone loses its tasks and its
+membership at once.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Sequence
+
+from flightedl.config import MasterSettings
+from flightedl.coordination.directory import Directory
+from flightedl.coordination.keeper import HeldKey
+from flightedl.coordination.keys import JobKeys
+from flightedl.domain.membership import Effect as MembershipEffect
+from flightedl.domain.membership import Membership, SendView, View
+from flightedl.domain.modes import Async, Mode
+from flightedl.domain.optimizers import Optimizer
+from flightedl.domain.parameters import ParameterSpec
+from flightedl.domain.sharding import plan_shards
+from flightedl.domain.tasks import TaskQueue
+from flightedl.domain.tasks_values import EpochsDone, QueueSettings, TaskGiven
+from flightedl.errors import FencedError, NotReadyError
+from flightedl.formats.chunks import Chunk
+from flightedl.master.declarations import require_same
+from flightedl.master.durable import DurableState
+from flightedl.master.indexing import DatasetIndexing, IndexedDataset
+from flightedl.master.progress import JobProgress
+from flightedl.master.recovery import RecoveredState
+from flightedl.master.status import describe
+from flightedl.master.views import ViewSender
+from flightedl.ports import Clock, Coordinator, Files
+from flightedl.rpc.authentication import Credentials
+from flightedl.wire.messages import (
+    Assignment,
+    DatasetDeclaration,
+    DatasetReply,
+    FailedTask,
+    FinishedTask,
+    JobDeclaration,
+    JoinReply,
+    JoinRequest,
+    LogRequest,
+    ModelDeclaration,
+    ModelReply,
+    ReturnedTask,
+    Sender,
+    StatusReply,
+    TasksReply,
+    TasksTicket,
+    ViewMemberMessage,
+    ViewReply,
+    ViewRequest,
+    encode,
+)
+
+_log = logging.getLogger(__name__)
+
+#: How long a request waits for etcd before the trainer is told to ask again.
+_DURABLE_S = 3.0
+
+
+class MasterService:
+    """The master's state and what it decides. Thread-safe."""
+
+    def __init__(
+        self,
+        chosen: MasterSettings,
+        *,
+        pserver_count: int,
+        held: HeldKey,
+        coordinator: Coordinator,
+        directory: Directory,
+        keys: JobKeys,
+        files: Files,
+        clock: Clock,
+        credentials: Credentials | None,
+        step_down: Callable[[str], None],
+    ) -> None:
+        self._settings = chosen
+        self._pserver_count = pserver_count
+        self._held = held
+        self._coordinator = coordinator
+        self._directory = directory
+        self._keys = keys
+        self._clock = clock
+        self._credentials = credentials
+        self._step_down = step_down
+        #: Guards everything below; notified when work may have become available or the membership moved.
+        self._changed = threading.Condition()
+        #: Counts changes of the durable state.
+        self._revision = 0
+        self._declaration = JobDeclaration()
+        self._dataset: IndexedDataset | None = None
+        self._queue: TaskQueue | None = None
+        #: None until the model is declared: before that nobody waits for anybody.
+        self._membership: Membership | None = None
+        #: pserver index -> the view to send next, with the revision that has to be durable first.
+        self._outbox: dict[int, tuple[View, int]] = {}
+        self._trainers: dict[str, int] = {}
+        self._pservers: dict[int, int] = {}
+        self._progress = JobProgress()
+        self._indexing = DatasetIndexing(files, clock)
+        self._durable: DurableState | None = None
+        self._senders: list[ViewSender] = []
+
+    # life
+
+    def start(self, recovered: RecoveredState) -> None:
+        """Go on from what the predecessor left, and begin to write and to send views.
+
+        Raises:
+            DataError: the dataset that was declared cannot be indexed again, or has changed.
+        """
+        self._declaration = recovered.declaration
+        if recovered.declaration.dataset is not None:
+            declared = recovered.declaration.dataset
+            self._dataset = self._indexing.index_again(declared)
+            settings = self._queue_settings(self._dataset, declared.declaration)
+            self._queue = (
+                TaskQueue.decode(recovered.queue, settings, recovered.failures)
+                if recovered.queue
+                else TaskQueue(settings)
+            )
+        if recovered.declaration.model is not None:
+            self._membership = self._make_membership(recovered.declaration.model, recovered.membership)
+        self._durable = DurableState(
+            self._held, self._coordinator, self._clock, self._snapshot, self._step_down, recovered.known
+        )
+        self._senders = [
+            ViewSender(
+                index,
+                self._settings.job,
+                self._directory,
+                self._clock,
+                self._credentials,
+                self._next_view,
+                self._view_answered,
+                self._view_failed,
+            )
+            for index in range(self._pserver_count)
+        ]
+        self._directory.subscribe(self.look_at_directory)
+        self.look_at_directory()
+
+    def close(self) -> None:
+        """Stop the threads; nobody is answered any more."""
+        for sender in self._senders:
+            sender.close()
+        if self._durable is not None:
+            self._durable.close()
+        self._indexing.close()
+
+    def _make_membership(self, model: ModelReply, stored: bytes | None) -> Membership:
+        has_rounds = not isinstance(Mode.from_json(model.declaration.mode), Async)
+        generation, count = self._held.generation, self._pserver_count
+        if stored is None:
+            return Membership(generation, count, has_rounds=has_rounds)
+        return Membership.restore(stored, generation, count, has_rounds=has_rounds)
+
+    def _queue_settings(self, dataset: IndexedDataset, declared: DatasetDeclaration) -> QueueSettings:
+        return QueueSettings(
+            task_count=dataset.layout.task_count,
+            batch_counts=dataset.layout.batch_count,
+            epochs=declared.epochs,
+            seed=declared.seed,
+            shuffle=declared.shuffle,
+            attempts_limit=self._settings.attempts_limit,
+        )
+
+    def _snapshot(self) -> tuple[int, dict[str, bytes]]:
+        with self._changed:
+            values: dict[str, bytes] = {}
+            if self._membership is not None:
+                values[self._keys.membership] = self._membership.encode()
+            if self._queue is not None:
+                dispatch, failures = self._queue.encode_parts()
+                values |= {self._keys.task_queues: dispatch, self._keys.task_failures: failures}
+            if self._declaration.dataset is not None or self._declaration.model is not None:
+                values[self._keys.job] = encode(self._declaration)
+            return self._revision, values
+
+    def _wait_durable(self, revision: int) -> None:
+        assert self._durable is not None
+        self._durable.wait(revision, _DURABLE_S)
+
+    # what the directory tells
+
+    def look_at_directory(self) -> None:
+        """Trainers and pservers may have come or gone."""
+        trainers = {name: record.generation for name, record in self._directory.trainers().items()}
+        pservers = {index: record.generation for index, record in self._directory.pservers().items()}
+        now = self._clock.now()
+        with self._changed:
+            for trainer, generation in self._trainers.items():
+                if trainers.get(trainer) != generation:
+                    self._trainer_gone(trainer, now)
+            self._trainers = trainers
+            known, self._pservers = self._pservers, pservers
+            for index in known:
+                if index not in pservers and self._membership is not None:
+                    self._perform(self._membership.pserver_down(index))
+            for index, generation in pservers.items():
+                if known.get(index) != generation and index < self._pserver_count:
+                    _log.info("pserver is there index=%d generation=%d", index, generation)
+                    if self._membership is not None:
+                        self._perform(self._membership.pserver_up(index, generation, 0))
+            self._changed.notify_all()
+
+    def _trainer_gone(self, trainer: str, now: float) -> None:
+        _log.info("trainer is gone trainer=%s", trainer)
+        self._progress.gone(trainer)
+        if self._queue is not None:
+            self._queue.trainer_gone(trainer, now)
+        self._leave(trainer)
+
+    def tick(self) -> None:
+        """Time has passed."""
+        with self._changed:
+            if self._queue is not None:
+                before = self._queue.revision
+                self._queue.tick(self._clock.now())
+                if self._queue.revision != before:
+                    self._touch()
+
+    def _touch(self) -> None:
+        self._revision += 1
+        self._changed.notify_all()
+
+    # declarations
+
+    def declare_dataset(self, declared: DatasetDeclaration) -> DatasetReply:
+        """First declaration wins.
+
+        Raises:
+            DataError: a file cannot be used.
+            DeclarationError: the job has another dataset.
+            NotReadyError: the index is being built; ask again.
+        """
+        with self._changed:
+            known = self._declaration.dataset
+        if known is not None:
+            require_same("dataset", known.declaration, declared)
+            return known
+        dataset = self._indexing.index(declared)
+        with self._changed:
+            if self._declaration.dataset is None:
+                self._dataset = dataset
+                self._queue = TaskQueue(self._queue_settings(dataset, declared))
+                self._declaration = JobDeclaration(dataset=dataset.reply, model=self._declaration.model)
+                self._touch()
+            known = self._declaration.dataset
+            revision = self._revision
+        assert known is not None
+        require_same("dataset", known.declaration, declared)
+        self._wait_durable(revision)
+        return known
+
+    def declare_model(self, declared: ModelDeclaration) -> ModelReply:
+        """First declaration wins.
+
+        Raises:
+            UsageError: a parameter, the optimizer or the mode is not valid.
+            DeclarationError: the job has another model.
+        """
+        with self._changed:
+            known = self._declaration.model
+        if known is None:
+            specs = [ParameterSpec(p.name, tuple(p.shape), p.dtype) for p in declared.parameters]
+            Optimizer.from_json(declared.optimizer).check_names([spec.name for spec in specs])
+            Mode.from_json(declared.mode)
+            plan = plan_shards(specs, self._pserver_count)
+            reply = ModelReply(declaration=declared, pservers=self._pserver_count, plan_hash=plan.hash)
+            with self._changed:
+                if self._declaration.model is None:
+                    self._declaration = JobDeclaration(dataset=self._declaration.dataset, model=reply)
+                    self._membership = self._make_membership(reply, None)
+                    for index, generation in self._pservers.items():
+                        if index < self._pserver_count:
+                            self._perform(self._membership.pserver_up(index, generation, 0))
+                    self._touch()
+                    _log.info("model declared parameters=%d blocks=%d", len(specs), plan.block_count)
+                known = self._declaration.model
+        with self._changed:
+            revision = self._revision
+        assert known is not None
+        require_same("model", known.declaration, declared)
+        self._wait_durable(revision)
+        return known
+
+    def parameter_servers(self) -> tuple[str, list[str]]:
+        """Plan hash and addresses of the pservers, for any Flight client."""
+        model = self._declaration.model
+        if model is None:
+            raise NotReadyError("no trainer has declared the model yet")
+        return model.plan_hash, [record.address for record in self._directory.pservers().values()]
+
+    # tasks
+
+    def _require_trainer(self, sender: Sender) -> None:
+        """Only a trainer whose lease is alive may hold work."""
+        if self._trainers.get(sender.trainer) == sender.generation:
+            return
+        entry = self._coordinator.get(self._keys.trainer(sender.trainer))
+        if entry is None or entry.create_revision != sender.generation:
+            raise FencedError(f"trainer {sender.trainer} has no lease of generation {sender.generation}: register anew")
+        raise NotReadyError(f"the master has not seen trainer {sender.trainer} yet")
+
+    def tasks(self, ticket: TasksTicket, closing: threading.Event) -> tuple[TasksReply, list[list[Chunk]]]:
+        """Take reports and hand out work; durable before it returns.
+
+        Raises:
+            FencedError: the trainer's lease has ended.
+            NotReadyError: there is no dataset yet, or etcd cannot be written.
+        """
+        self._require_trainer(ticket)
+        deadline = self._clock.now() + ticket.wait_s
+        with self._changed:
+            queue = self._queue
+            if queue is None:
+                raise NotReadyError("no trainer has declared the dataset yet")
+            before = queue.revision
+            lost = self._take_reports(queue, ticket)
+            given, outcome, retry_after_s = self._hand_out(queue, ticket)
+            while not given and outcome == "none_now" and ticket.want and not closing.is_set():
+                self._leave_if_idle(queue, ticket.trainer)
+                remaining = deadline - self._clock.now()
+                if remaining <= 0:
+                    break
+                self._changed.wait(min(remaining, 0.5))
+                given, outcome, retry_after_s = self._hand_out(queue, ticket)
+            self._leave_if_idle(queue, ticket.trainer)
+            if queue.revision != before:
+                self._touch()
+            revision = self._revision
+            reply = TasksReply(
+                assignments=given,
+                outcome=outcome,
+                retry_after_s=retry_after_s,
+                member=self._member_of(ticket.trainer),
+                lost=lost,
+                epoch=queue.epoch,
+            )
+            dataset = self._dataset
+        assert dataset is not None
+        self._wait_durable(revision)
+        return reply, [dataset.layout.chunks_of(assignment.task) for assignment in given]
+
+    def _take_reports(self, queue: TaskQueue, ticket: TasksTicket) -> list[ReturnedTask]:
+        """Apply the reports; those of attempts that are not current any more come back."""
+        now = self._clock.now()
+        lost: list[ReturnedTask] = []
+
+        def take(
+            report: FinishedTask | FailedTask | ReturnedTask, event: Callable[..., object], **more: object
+        ) -> None:
+            try:
+                event(ticket.trainer, report.epoch, report.position, report.attempt, now, **more)
+            except FencedError:
+                lost.append(ReturnedTask(epoch=report.epoch, position=report.position, attempt=report.attempt))
+
+        for finished in ticket.finished:
+            take(finished, queue.finish)
+        for failed in ticket.failed:
+            take(failed, queue.fail, error=failed.error, batch=failed.batch)
+        for returned in ticket.returned:
+            take(returned, queue.give_back)
+        return lost
+
+    def _hand_out(self, queue: TaskQueue, ticket: TasksTicket) -> tuple[list[Assignment], str, float]:
+        given: list[Assignment] = []
+        outcome, retry_after_s = "none_now", 0.0
+        if not ticket.want:
+            return [], "epochs_done" if queue.is_done else "none_now", 0.0
+        known = set(ticket.holding)
+        for _ in range(ticket.want):
+            answer = queue.request(ticket.trainer, self._clock.now(), known=known)
+            if isinstance(answer, TaskGiven):
+                a = answer.assignment
+                known.add(a.attempt)
+                given.append(
+                    Assignment(
+                        epoch=a.epoch,
+                        position=a.position,
+                        task=a.task,
+                        attempt=a.attempt,
+                        first_batch=a.first_batch,
+                        end_batch=a.end_batch,
+                        batch_count=a.batch_count,
+                    )
+                )
+                continue
+            if isinstance(answer, EpochsDone):
+                outcome = "epochs_done"
+            else:
+                retry_after_s = answer.retry_after_s
+            break
+        return given, "given" if given else outcome, retry_after_s
+
+    def _leave_if_idle(self, queue: TaskQueue, trainer: str) -> None:
+        """Nobody waits for a trainer that has no work."""
+        if not queue.holds(trainer):
+            self._leave(trainer)
+
+    # membership
+
+    def _leave(self, trainer: str) -> None:
+        if self._membership is not None:
+            self._perform(self._membership.leave(trainer))
+
+    def _member_of(self, trainer: str) -> int:
+        return 0 if self._membership is None else self._membership.member_id_of(trainer) or 0
+
+    def join(self, request: JoinRequest) -> JoinReply:
+        """Make the trainer a member; answers 0 while the pservers have not agreed.
+
+        Raises:
+            FencedError: the trainer's lease has ended.
+        """
+        self._require_trainer(request)
+        deadline = self._clock.now() + request.wait_s
+        with self._changed:
+            membership = self._membership
+            if membership is None:
+                raise NotReadyError("the model is not declared yet")
+            if self._queue is None or not self._queue.holds(request.trainer):
+                return JoinReply(member=0, waiting_for="a task: who has no work is not waited for")
+            self._perform(membership.join(request.trainer, request.generation))
+            while (member := membership.member_id_of(request.trainer)) is None:
+                remaining = deadline - self._clock.now()
+                if remaining <= 0:
+                    return JoinReply(member=0, waiting_for=membership.waiting_for(request.trainer))
+                self._changed.wait(remaining)
+            return JoinReply(member=member)
+
+    def _perform(self, effects: Sequence[MembershipEffect]) -> None:
+        """Effects of the membership: views to be sent once they are durable."""
+        if not effects:
+            return
+        self._touch()
+        for effect in effects:
+            if isinstance(effect, SendView):
+                self._outbox[effect.index] = (effect.view, self._revision)
+                if effect.index < len(self._senders):
+                    self._senders[effect.index].wake()
+
+    def _next_view(self, index: int) -> ViewRequest | None:
+        with self._changed:
+            found = self._outbox.pop(index, None)
+        if found is None:
+            return None
+        view, revision = found
+        try:
+            self._wait_durable(revision)
+        except NotReadyError:
+            with self._changed:
+                self._outbox.setdefault(index, found)
+            raise
+        return ViewRequest(
+            master_generation=view.master_generation,
+            serial=view.serial,
+            members=[
+                ViewMemberMessage(
+                    trainer=m.trainer,
+                    generation=m.trainer_generation,
+                    member=m.member_id,
+                    first_round=m.first_round,
+                )
+                for m in view.members
+            ],
+        )
+
+    def _view_answered(self, index: int, generation: int, answer: ViewReply) -> None:
+        if answer.outdated:
+            self._step_down("a pserver has a view of a newer master")
+            return
+        with self._changed:
+            if self._membership is not None:
+                self._perform(
+                    self._membership.answered(
+                        index, generation, answer.serial, answer.refused, answer.highest_open_round
+                    )
+                )
+
+    def _view_failed(self, index: int, generation: int, serial: int) -> None:
+        with self._changed:
+            if self._membership is not None:
+                self._perform(self._membership.send_failed(index, generation, serial))
+
+    # progress
+
+    def log(self, report: LogRequest) -> None:
+        """A trainer's progress."""
+        with self._changed:
+            if report.trainer in self._trainers:
+                self._progress.add(report, self._clock.now())
+
+    def status(self) -> StatusReply:
+        """The job at a glance."""
+        now = self._clock.now()
+        with self._changed:
+            return describe(
+                self._settings.job,
+                declaration=self._declaration,
+                queue=self._queue,
+                layout=None if self._dataset is None else self._dataset.layout,
+                membership=self._membership,
+                trainers=self._trainers,
+                records={index: record for index, record in self._directory.pservers().items()},
+                pservers=[sender.status for sender in self._senders],
+                master=self._directory.master(),
+                progress=self._progress,
+                indexing=self._indexing.doing,
+                now=now,
+            )

@@ -1,0 +1,154 @@
+"""The job at a glance, put together from the master's state. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from flightedl.coordination.records import ServerRecord
+from flightedl.domain.membership import Membership
+from flightedl.domain.tasks import TaskQueue
+from flightedl.formats.layout import TaskLayout
+from flightedl.master.progress import JobProgress, TrainerProgress
+from flightedl.wire.messages import (
+    FailedPiece,
+    JobDeclaration,
+    PserverStatusReply,
+    ServerStatus,
+    StatusReply,
+    TaskCounts,
+    TrainerStatus,
+)
+
+
+def describe(
+    job: str,
+    *,
+    declaration: JobDeclaration,
+    queue: TaskQueue | None,
+    layout: TaskLayout | None,
+    membership: Membership | None,
+    trainers: Mapping[str, int],
+    records: Mapping[int, ServerRecord],
+    pservers: Sequence[PserverStatusReply | None],
+    master: ServerRecord | None,
+    progress: JobProgress,
+    indexing: str,
+    now: float,
+) -> StatusReply:
+    """The reply to ``status``.
+
+    Args:
+        trainers: id -> generation of the live ones.
+        records: index -> address and generation of the live pservers.
+        pservers: What each pserver last said of itself.
+        indexing: What the building of the index is at; empty when none is built.
+    """
+    desired = len(pservers)
+    waiting_for = _waiting_for(declaration, records, desired, trainers, indexing)
+    is_done = queue is not None and queue.is_done
+    counts = TaskCounts() if queue is None else _task_counts(queue)
+    dataset = declaration.dataset
+    model = declaration.model
+    return StatusReply(
+        job=job,
+        state="done" if is_done else "waiting" if waiting_for else "training",
+        waiting_for="" if is_done else waiting_for,
+        epoch=0 if queue is None else queue.epoch,
+        epochs=None if dataset is None else dataset.declaration.epochs,
+        tasks=counts,
+        failed=[] if queue is None else _failed(queue, layout),
+        records=progress.records,
+        records_per_s=progress.records_per_s(now),
+        metrics=progress.metrics(now),
+        master=None
+        if master is None
+        else ServerStatus(index=0, address=master.address, generation=master.generation, state="serving"),
+        pservers=[_server(index, records[index], pservers[index]) for index in sorted(records) if index < desired],
+        pservers_desired=desired,
+        trainers=[
+            _trainer(name, generation, membership, queue, progress) for name, generation in sorted(trainers.items())
+        ],
+        mode="" if model is None else str(model.declaration.mode.get("kind", "")),
+        plan_hash="" if model is None else model.plan_hash,
+    )
+
+
+def _waiting_for(
+    declaration: JobDeclaration,
+    records: Mapping[int, ServerRecord],
+    desired: int,
+    trainers: Mapping[str, int],
+    indexing: str,
+) -> str:
+    missing = [index for index in range(desired) if index not in records]
+    if missing:
+        return f"{len(missing)} of {desired} pservers"
+    if indexing:
+        return indexing
+    if not trainers:
+        return "trainers"
+    return "" if declaration.dataset is not None else "a trainer to declare the dataset"
+
+
+def _task_counts(queue: TaskQueue) -> TaskCounts:
+    counts = queue.counts()
+    return TaskCounts(
+        todo=counts.todo,
+        pending=counts.pending,
+        done=counts.done,
+        failed=counts.failed,
+        total=counts.total,
+        copies=counts.copies,
+    )
+
+
+def _failed(queue: TaskQueue, layout: TaskLayout | None) -> list[FailedPiece]:
+    pieces = []
+    for failed in queue.failed():
+        chunks = [] if layout is None else layout.chunks_of(failed.task)
+        pieces.append(
+            FailedPiece(
+                epoch=failed.epoch,
+                task=failed.task,
+                first_batch=failed.first_batch,
+                end_batch=failed.end_batch,
+                attempts=failed.attempts,
+                trainer=failed.trainer,
+                error=failed.error,
+                url=chunks[0].url if chunks else "",
+                first_record=chunks[0].first_record if chunks else 0,
+                records=sum(chunk.records for chunk in chunks),
+            )
+        )
+    return pieces
+
+
+def _server(index: int, record: ServerRecord, said: PserverStatusReply | None) -> ServerStatus:
+    if said is None:
+        return ServerStatus(index=index, address=record.address, generation=record.generation, state="not reached")
+    return ServerStatus(
+        index=index,
+        address=record.address,
+        generation=record.generation,
+        state=said.state if not said.waiting_for else f"waiting for {said.waiting_for}",
+        blocks=said.blocks,
+        lowest_version=said.lowest_version,
+        highest_version=said.highest_version,
+        size_bytes=said.size_bytes,
+    )
+
+
+def _trainer(
+    name: str, generation: int, membership: Membership | None, queue: TaskQueue | None, progress: JobProgress
+) -> TrainerStatus:
+    said = progress.trainers.get(name, TrainerProgress())
+    return TrainerStatus(
+        trainer=name,
+        generation=generation,
+        host=said.host,
+        pid=said.pid,
+        member=0 if membership is None else membership.member_id_of(name) or 0,
+        holding=0 if queue is None else len(queue.holders().get(name, ())),
+        records=said.records,
+        waiting_for=said.waiting_for,
+    )

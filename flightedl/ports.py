@@ -1,0 +1,259 @@
+"""What flightedl needs of the world, in its own words.
+
+Each port has an adapter in ``flightedl.adapters``, an in-memory twin in ``flightedl.testing``, and one contract suite
+in ``flightedl.testing.contracts`` that both pass. The guarantees written here are what that suite checks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import BinaryIO, Protocol
+
+
+class Clock(Protocol):
+    """Time. Expiry uses ``now`` only; ``wall_time`` is for people."""
+
+    def now(self) -> float:
+        """Monotonic seconds; never goes back; the zero is arbitrary."""
+        ...
+
+    def wall_time(self) -> float:
+        """Seconds since 1970, for logs and file metadata. Never used to decide anything."""
+        ...
+
+    def sleep(self, seconds: float) -> None:
+        """Block the calling thread."""
+        ...
+
+
+# --- Coordinator: leases, locks and small state (etcd) ---
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A key as it stood at one revision. ``create_revision`` of a process's own key is its *generation*."""
+
+    key: str
+    value: bytes
+    create_revision: int
+    mod_revision: int
+    #: 0 when the key is not leased.
+    lease_id: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Absent:
+    """Condition: the key does not exist."""
+
+    key: str
+
+
+@dataclass(frozen=True, slots=True)
+class CreatedAt:
+    """Condition: the key exists and was created at this revision (the fence of a lock holder)."""
+
+    key: str
+    create_revision: int
+
+
+@dataclass(frozen=True, slots=True)
+class ModifiedAt:
+    """Condition: the key was last written at this revision (compare-and-swap). 0 means: does not exist."""
+
+    key: str
+    mod_revision: int
+
+
+Condition = Absent | CreatedAt | ModifiedAt
+
+
+@dataclass(frozen=True, slots=True)
+class Put:
+    """Write a key; ``lease_id`` 0 leaves it unleased."""
+
+    key: str
+    value: bytes
+    lease_id: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Delete:
+    """Delete a key; deleting an absent key is fine."""
+
+    key: str
+
+
+Operation = Put | Delete
+
+
+@dataclass(frozen=True, slots=True)
+class TransactionResult:
+    """``committed`` tells whether all conditions held and all operations were done at ``revision``.
+
+    When refused, ``entries`` holds what stood under each condition's key at that moment (None: absent).
+    """
+
+    committed: bool
+    revision: int
+    entries: Mapping[str, Entry | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Listing:
+    """All entries under a prefix at one revision, sorted by key. Watch from ``revision`` to miss nothing."""
+
+    entries: tuple[Entry, ...]
+    revision: int
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """Watch event: a key was created or overwritten."""
+
+    entry: Entry
+
+
+@dataclass(frozen=True, slots=True)
+class Removed:
+    """Watch event: a key was deleted, by hand or because its lease ended."""
+
+    key: str
+    revision: int
+
+
+WatchEvent = Written | Removed
+
+
+class CompactedError(Exception):
+    """The watch's revision was compacted away: list again, then watch from the listing's revision."""
+
+
+class LeaseLostError(Exception):
+    """The lease does not exist any more; all its keys are gone."""
+
+
+class Lease(Protocol):
+    """A lease granted by the coordinator. Not thread-safe; one thread renews."""
+
+    @property
+    def id(self) -> int:
+        """Never 0."""
+        ...
+
+    @property
+    def ttl_s(self) -> float:
+        """The *granted* time to live, which may be longer than the one asked for."""
+        ...
+
+    def renew(self) -> None:
+        """Start the time to live anew. LeaseLostError: gone. UnavailableError: not known, try again."""
+        ...
+
+    def revoke(self) -> None:
+        """End the lease and delete its keys; ending an ended lease is fine."""
+        ...
+
+
+class Watch(Protocol):
+    """Events of a prefix in revision order, none missed, none repeated, across reconnects of the adapter."""
+
+    def next(self, timeout_s: float) -> tuple[WatchEvent, ...]:
+        """The next events, or () after ``timeout_s``. CompactedError: see there. One thread calls it."""
+        ...
+
+    def close(self) -> None:
+        """Stop; a ``next`` that is waiting in another thread returns () within a second."""
+        ...
+
+
+class Coordinator(Protocol):
+    """A linearizable store of small values with leases and watches. Thread-safe; every call has a time limit.
+
+    All methods raise UnavailableError when nothing can have happened, and ``transact`` raises OutcomeUnknownError
+    when the request was sent and no answer came.
+    """
+
+    def get(self, key: str) -> Entry | None: ...
+
+    def list(self, prefix: str) -> Listing: ...
+
+    def transact(self, when: Sequence[Condition], then: Sequence[Operation]) -> TransactionResult:
+        """All operations if all conditions hold, atomically; else nothing. At most 128 of either."""
+        ...
+
+    def grant(self, ttl_s: float) -> Lease: ...
+
+    def watch(self, prefix: str, after_revision: int) -> Watch:
+        """Every event under ``prefix`` with a revision greater than ``after_revision``."""
+        ...
+
+    def close(self) -> None: ...
+
+
+# --- Files: what training data is read from; Storage: what checkpoints are written to (fsspec) ---
+
+
+@dataclass(frozen=True, slots=True)
+class FileStat:
+    """One file. ``version`` changes when the content may have changed (etag, or size with mtime)."""
+
+    url: str
+    size_bytes: int
+    version: str
+
+
+class Files(Protocol):
+    """Read-only access to files anywhere, by URL (``s3://``, ``memory://``, ``file://`` or a plain path)."""
+
+    def expand(self, patterns: Sequence[str]) -> tuple[FileStat, ...]:
+        """Files of the given URLs and globs, sorted by URL, without repeats.
+
+        Raises DataError naming the pattern that matches nothing or cannot be listed.
+        """
+        ...
+
+    def open(self, url: str) -> BinaryIO:
+        """Open for reading; seekable. DataError names the file (without credentials) and the reason."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class StoredFile:
+    """One file of a Storage; ``name`` is relative to its root, with forward slashes."""
+
+    name: str
+    size_bytes: int
+
+
+class Storage(Protocol):
+    """A directory anywhere (its root is a URL) with all-or-nothing writes. Thread-safe.
+
+    UnavailableError: the store cannot be reached or is full; NotFoundError: no such name.
+    """
+
+    @property
+    def url(self) -> str:
+        """The root, without credentials: for people."""
+        ...
+
+    def read(self, name: str) -> bytes: ...
+
+    def read_range(self, name: str, offset: int, length: int) -> bytes:
+        """Exactly ``length`` bytes, or CorruptError when the file is shorter."""
+        ...
+
+    def publish(self, name: str, parts: Iterable[bytes | memoryview]) -> int:
+        """Write a whole file; it is there complete and durable, or not at all, also when ``parts`` raises.
+
+        Returns its size in bytes. An existing file of the name is replaced atomically.
+        """
+        ...
+
+    def list(self, prefix: str) -> tuple[StoredFile, ...]:
+        """All files whose name starts with ``prefix``, sorted, never from a stale cache."""
+        ...
+
+    def delete(self, name: str) -> None:
+        """Deleting an absent file is fine."""
+        ...

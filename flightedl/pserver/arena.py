@@ -1,0 +1,29 @@
+"""The one place that allocates memory for blocks: aligned, contiguous per kind, page-touched once.
+
+Everything that lives as long as a block (values, slots, accumulators) comes from here, so that a later allocator, such
+as one in shared memory, has one place to be.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+ALIGNMENT_BYTES = 64
+
+
+class Arena:
+    """Hands out slices of large aligned allocations. Not thread-safe; used while a shard is built, and per block lock."""
+
+    def __init__(self) -> None:
+        self.size_bytes = 0
+
+    def allocate(self, element_count: int, dtype: npt.DTypeLike, fill: float = 0.0) -> npt.NDArray[np.generic]:
+        """An aligned (element_count,) array filled with ``fill``."""
+        kind = np.dtype(dtype)
+        raw = np.empty(element_count * kind.itemsize + ALIGNMENT_BYTES, np.uint8)
+        start = -raw.ctypes.data % ALIGNMENT_BYTES
+        array = raw[start : start + element_count * kind.itemsize].view(kind)
+        array.fill(fill)
+        self.size_bytes += array.nbytes
+        return array

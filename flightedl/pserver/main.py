@@ -1,0 +1,159 @@
+"""One pserver process: wiring, taking an index, serving, ending.
+
+Order: bind the server (it answers "not ready"), read ``ps_desired``, take the first free ``ps/<index>`` (or wait for one:
+a spare), publish address and generation with it, build the shard when the model is declared, serve. It ends when told to
+(exit code 0), when its lease is lost (75: start me again), or when the job cannot go on (3).
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import os
+import signal
+import socket
+import sys
+import threading
+
+import msgspec
+
+from flightedl.adapters.clock import SystemClock
+from flightedl.adapters.etcd import EtcdCoordinator
+from flightedl.config import PserverSettings
+from flightedl.coordination.directory import Directory
+from flightedl.coordination.keeper import HeldKey
+from flightedl.coordination.keys import JobKeys
+from flightedl.coordination.records import ServerRecord
+from flightedl.errors import EXIT_JOB_FAILED, EXIT_START_AGAIN, FlightedlError, exit_code_of
+from flightedl.ports import Clock, Coordinator
+from flightedl.pserver.flight import PserverFlight
+from flightedl.pserver.service import PserverService
+from flightedl.rpc import process_tuning
+from flightedl.rpc.authentication import Credentials
+from flightedl.rpc.identity import ServerIdentity
+from flightedl.rpc.server import FlightServer
+
+_log = logging.getLogger(__name__)
+
+_POLL_S = 0.5
+
+
+class PserverProcess:
+    """Everything one pserver process is made of."""
+
+    def __init__(self, chosen: PserverSettings) -> None:
+        self._settings = chosen
+        self._clock: Clock = SystemClock()
+        self._keys = JobKeys(chosen.job)
+        self._stop = threading.Event()
+        self._exit_code = 0
+        self._reason = ""
+
+    def end(self, exit_code: int, reason: str) -> None:
+        """Ask the process to end; the first reason counts."""
+        if not self._stop.is_set():
+            self._exit_code, self._reason = exit_code, reason
+            self._stop.set()
+
+    def run(self) -> int:
+        """Serve until told to end; returns the exit code."""
+        signal.signal(signal.SIGTERM, lambda *_: self.end(0, "terminated"))
+        signal.signal(signal.SIGINT, lambda *_: self.end(0, "interrupted"))
+        coordinator = EtcdCoordinator(self._settings.etcd, clock=self._clock)
+        directory = Directory(coordinator, self._keys, self._clock).start()
+        try:
+            return self._serve(coordinator, directory)
+        finally:
+            directory.close()
+            coordinator.close()
+
+    def _serve(self, coordinator: Coordinator, directory: Directory) -> int:
+        service = PserverService(directory, self._keys, lambda why: self.end(EXIT_JOB_FAILED, why))
+        credentials = Credentials.load(self._settings.tls_dir)
+        server = FlightServer(
+            PserverFlight(service, self._clock).routes(),
+            ServerIdentity(self._settings.job, "pserver"),
+            host=self._settings.bind,
+            port=self._settings.port,
+            credentials=credentials,
+            clock=self._clock,
+        )
+        held = None
+        try:
+            held = self._take_index(coordinator, directory, server.port)
+            if held is None:
+                return self._exit_code
+            index = self._keys.pserver_index(held.key)
+            assert index is not None
+            service.take_index(index)
+            server.start_serving(ServerIdentity(self._settings.job, "pserver", index, held.generation))
+            _log.info("pserver ready index=%d generation=%d port=%d", index, held.generation, server.port)
+            directory.subscribe(lambda: self._look(service))
+            self._look(service)
+            while not self._stop.wait(_POLL_S):
+                if not held.is_held:
+                    self.end(EXIT_START_AGAIN, "its lease could not be renewed")
+            if self._exit_code:
+                _log.error("pserver ends: %s", self._reason)
+                sys.stderr.write(f"flightedl pserver: {self._reason}\n")
+            return self._exit_code
+        finally:
+            server.stop(self._settings.drain_s)
+            if held is not None:
+                held.release()
+
+    def _look(self, service: PserverService) -> None:
+        try:
+            service.look_at_job()
+            service.look_at_election()
+        except FlightedlError as error:
+            self.end(EXIT_JOB_FAILED, str(error))
+
+    def _take_index(self, coordinator: Coordinator, directory: Directory, port: int) -> HeldKey | None:
+        """The first free index, waiting for one; None when told to end before."""
+        said = ""
+        while not self._stop.is_set():
+            desired = directory.ps_desired()
+            taken = directory.pservers()
+            free = [] if desired is None else [index for index in range(desired) if index not in taken]
+            for index in free:
+                if (held := self._claim(coordinator, index, port)) is not None:
+                    return held
+            reason = "a master to say how many pservers there are" if desired is None else "a free index"
+            if reason != said:
+                _log.info("waiting for %s", reason)
+                said = reason
+            seen = directory.revision
+            directory.wait_until(functools.partial(_has_moved, seen), _POLL_S)
+        return None
+
+    def _claim(self, coordinator: Coordinator, index: int, port: int) -> HeldKey | None:
+        record = ServerRecord(
+            address=f"{self._settings.advertise or self._settings.bind}:{port}",
+            generation=0,
+            name=socket.gethostname(),
+            pid=os.getpid(),
+        )
+        return HeldKey.claim(
+            coordinator,
+            self._clock,
+            self._keys.pserver(index),
+            msgspec.json.encode(record),
+            self._settings.lease_ttl_s,
+            on_lost=lambda reason: self.end(EXIT_START_AGAIN, f"its lease is lost: {reason}"),
+        )
+
+
+def _has_moved(seen: int, directory: Directory) -> bool | None:
+    return True if directory.revision != seen else None
+
+
+def run(chosen: PserverSettings) -> int:
+    """Run a pserver in this process; returns the exit code."""
+    process_tuning.apply()
+    logging.basicConfig(level=chosen.log_level, format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    try:
+        return PserverProcess(chosen).run()
+    except FlightedlError as error:
+        sys.stderr.write(f"flightedl pserver: {error}\n")
+        return exit_code_of(error)

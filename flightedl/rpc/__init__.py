@@ -1,0 +1,95 @@
+"""The one place that speaks Arrow Flight: everything above it says verbs, bytes and record batches.
+
+Reading order: ``routes`` (what a server is made of), ``server`` (its life and its admission), ``service`` and
+``streams`` (how it answers), ``client`` and ``client_streams`` (how it is asked), ``retrying``, ``wire_errors`` (how
+errors cross), ``received`` (what is checked of every batch). ``identity`` says who talks to whom, ``authentication``
+proves it; ``fork_guard``, ``severing`` and ``process_tuning`` keep the process healthy.
+
+Rules that hold for every call:
+
+* It has a time limit on both sides. A client call without ``timeout_s`` does not type-check and does not run; a server
+  ends streams that outlive their deadline, by closing the connection when the peer does not even read.
+* It names the server that is meant and the server that answers. The wrong generation is refused before anything is
+  done.
+* It ends with a value or with an error of :mod:`flightedl.errors`; *refused* and *outcome unknown* stay apart.
+* An upload is complete only when its commit record was seen and agrees with what arrived.
+
+The names below load on first use, so that :mod:`flightedl.rpc.process_tuning` can run before pyarrow is loaded.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from flightedl.rpc.authentication import Credentials, Tokens
+    from flightedl.rpc.client import Connection
+    from flightedl.rpc.client_streams import ClientExchange, Download
+    from flightedl.rpc.identity import Caller, ServerIdentity
+    from flightedl.rpc.received import BatchLimits
+    from flightedl.rpc.routes import (
+        Call,
+        Endpoint,
+        Endpoints,
+        ExchangeRoute,
+        Limits,
+        Message,
+        Outgoing,
+        PutRoute,
+        Routes,
+    )
+    from flightedl.rpc.server import FlightServer
+    from flightedl.rpc.streams import Exchange, Incoming
+
+_HOMES = {
+    "BatchLimits": "received",
+    "Call": "routes",
+    "Caller": "identity",
+    "ClientExchange": "client_streams",
+    "Connection": "client",
+    "Credentials": "authentication",
+    "Download": "client_streams",
+    "Endpoint": "routes",
+    "Endpoints": "routes",
+    "Exchange": "streams",
+    "ExchangeRoute": "routes",
+    "FlightServer": "server",
+    "Incoming": "streams",
+    "Limits": "routes",
+    "Message": "routes",
+    "Outgoing": "routes",
+    "PutRoute": "routes",
+    "Routes": "routes",
+    "ServerIdentity": "identity",
+    "Tokens": "authentication",
+}
+
+__all__ = [
+    "BatchLimits",
+    "Call",
+    "Caller",
+    "ClientExchange",
+    "Connection",
+    "Credentials",
+    "Download",
+    "Endpoint",
+    "Endpoints",
+    "Exchange",
+    "ExchangeRoute",
+    "FlightServer",
+    "Incoming",
+    "Limits",
+    "Message",
+    "Outgoing",
+    "PutRoute",
+    "Routes",
+    "ServerIdentity",
+    "Tokens",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)

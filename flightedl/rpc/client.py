@@ -1,0 +1,247 @@
+"""The client base: one connection to one server, for any number of threads.
+
+Every call takes ``timeout_s`` by keyword and has no default: Flight itself would wait for ever. Everything that goes
+wrong is an error of :mod:`flightedl.errors` by the table in :mod:`flightedl.rpc.wire_errors`; nothing of pyarrow's
+leaks out. A call that ended in OutcomeUnknownError or its DeadlineError may have been carried out: only repeat what is
+idempotent (:mod:`flightedl.rpc.retrying`).
+
+Python runs no signal handlers inside a Flight call: whatever a user's main thread waits for goes in slices of at most
+5 s, or Ctrl-C does nothing.
+
+Received batches are read-only views of network memory at any address; NumPy reads them as they are, raw pointers and
+``.view(dtype)`` do not. Copy what outlives the batch.
+
+No keepalive is set: gRPC servers cut off a client that pings more often than every 300 s during a blocked call.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from types import TracebackType
+from typing import Any, Self
+
+import pyarrow as pa
+
+from flightedl.errors import UsageError
+from flightedl.rpc.arrow_flight import flight
+from flightedl.rpc.authentication import SERVER_NAME, Credentials
+from flightedl.rpc.client_streams import ClientCall, ClientExchange, Download, upload
+from flightedl.rpc.fork_guard import GUARD
+from flightedl.rpc.identity import (
+    AUTHORIZATION_HEADER,
+    CALLER_HEADER,
+    EXPECT_HEADER,
+    SERVER_HEADER,
+    TIMEOUT_HEADER,
+    Caller,
+    ServerIdentity,
+)
+from flightedl.rpc.routes import Endpoint, Endpoints
+from flightedl.rpc.wire_errors import FOREIGN_ERRORS, shortened
+
+_CHANNEL_OPTIONS = [
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.min_reconnect_backoff_ms", 500),
+    ("grpc.max_reconnect_backoff_ms", 500),
+    ("grpc.max_receive_message_length", -1),
+    ("grpc.max_send_message_length", -1),
+    # A proxy for the outside world is never on the way to a job's own servers.
+    ("grpc.enable_http_proxy", 0),
+    # Each Connection is a TCP connection of its own.
+    ("grpc.use_local_subchannel_pool", 1),
+]
+
+
+class _Reply(flight.ClientMiddleware):  # type: ignore[misc]
+    """Keeps the header by which the server names itself."""
+
+    def __init__(self) -> None:
+        self.header: str | None = None
+
+    def sending_headers(self) -> dict[str, str]:
+        return {}
+
+    def received_headers(self, headers: Mapping[str, Sequence[str | bytes]]) -> None:
+        values = headers.get(SERVER_HEADER)
+        if values:
+            self.header = str(values[0])
+
+    def call_completed(self, exception: BaseException | None) -> None: ...
+
+
+class _Replies(flight.ClientMiddlewareFactory):  # type: ignore[misc]
+    """pyarrow starts a call's middleware in the caller's thread, which is how the two find each other."""
+
+    def __init__(self) -> None:
+        self._local = threading.local()
+
+    def expect(self) -> _Reply:
+        """Prepare the middleware of the call that this thread starts next."""
+        reply = self._local.reply = _Reply()
+        return reply
+
+    def start_call(self, info: flight.CallInfo) -> _Reply:  # noqa: ARG002 - pyarrow's signature
+        reply: _Reply = self._local.reply
+        return reply
+
+
+class Connection:
+    """A connection to the server at ``address``; opened by the first call, and again whenever it broke. Thread-safe.
+
+    Args:
+        address: ``host:port``.
+        expected: The server that is meant. Generation 0 accepts any generation; None accepts any server.
+        caller: Who asks.
+        credentials: Mutual TLS; None: plain text.
+        token: Proof of the caller's role, where servers want one.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        *,
+        expected: ServerIdentity | None = None,
+        caller: Caller | None = None,
+        credentials: Credentials | None = None,
+        token: str = "",
+    ) -> None:
+        self.address = address
+        self.expected = expected
+        self._headers = [(CALLER_HEADER.encode(), (caller or Caller()).to_header().encode())]
+        if expected is not None:
+            self._headers.append((EXPECT_HEADER.encode(), expected.to_header().encode()))
+        if token:
+            self._headers.append((AUTHORIZATION_HEADER.encode(), f"Bearer {token}".encode()))
+        self._replies = _Replies()
+        GUARD.check()
+        secured: dict[str, Any] = {}
+        if credentials is not None:
+            secured = {
+                "tls_root_certs": credentials.ca,
+                "cert_chain": credentials.cert,
+                "private_key": credentials.key,
+                "override_hostname": SERVER_NAME,
+            }
+        scheme = "grpc" if credentials is None else "grpc+tls"
+        try:
+            self._client = flight.FlightClient(
+                f"{scheme}://{address}", middleware=[self._replies], generic_options=_CHANNEL_OPTIONS, **secured
+            )
+        except FOREIGN_ERRORS as error:
+            raise UsageError(f"address {address!r} cannot be used: {shortened(str(error), 200)}") from None
+        GUARD.register(self._client)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End the connection; closing it again is fine. No other thread may be inside a call."""
+        GUARD.check()
+        self._client.close()
+
+    def action(self, verb: str, body: bytes, *, timeout_s: float) -> bytes:
+        """Carry out an action and return its reply.
+
+        Raises:
+            FlightedlError: what the server answered, or what happened on the way.
+        """
+        call = self._start(verb, timeout_s)
+
+        def run() -> bytes:
+            results = self._client.do_action(flight.Action(verb, body), call.options)
+            # The error, if there is one, appears only while the results are read.
+            return b"".join([result.body.to_pybytes() for result in results])
+
+        answer = call.run(run)
+        call.check_server()
+        return answer
+
+    @contextmanager
+    def get(self, ticket: bytes, *, timeout_s: float, schema: pa.Schema | None = None) -> Iterator[Download]:
+        """Open a stream of batches; leaving the ``with`` block early cancels it.
+
+        Args:
+            ticket: A JSON object with a verb.
+            timeout_s: For the whole stream.
+            schema: What the stream must carry; None: anything.
+
+        Raises:
+            MessageError: another schema, or a batch that is not sound.
+            FlightedlError: what the server answered, or what happened on the way.
+        """
+        call = self._start("get", timeout_s)
+
+        reader = call.run(lambda: self._client.do_get(flight.Ticket(ticket), call.options))
+        download = Download(call, reader, schema)
+        try:
+            yield download
+        finally:
+            download.end()
+
+    def put(
+        self,
+        descriptor: bytes,
+        schema: pa.Schema,
+        batches: Iterable[tuple[pa.RecordBatch, bytes | None]],
+        *,
+        timeout_s: float,
+    ) -> bytes:
+        """Upload batches and return the server's acknowledgement.
+
+        When ``batches`` raises, the upload is left without its commit record, and nothing of it counts.
+
+        Args:
+            descriptor: A JSON object with a verb.
+            schema: Of all batches; flat columns only.
+            batches: Each with its metadata or None.
+            timeout_s: For the whole upload.
+
+        Raises:
+            FlightedlError: what the server answered, or what happened on the way.
+        """
+        call = self._start("put", timeout_s)
+        target = flight.FlightDescriptor.for_command(descriptor)
+        writer, reader = call.run(lambda: self._client.do_put(target, schema, call.options))
+        return upload(call, writer, reader, schema, batches)
+
+    def exchange(self, descriptor: bytes, schema: pa.Schema, *, timeout_s: float) -> ClientExchange:
+        """Open a stream in both directions; use it in a ``with`` statement.
+
+        Args:
+            descriptor: A JSON object with a verb.
+            schema: Of what is written; flat columns only.
+            timeout_s: For the whole stream.
+        """
+        call = self._start("exchange", timeout_s)
+        target = flight.FlightDescriptor.for_command(descriptor)
+        writer, reader = call.run(lambda: self._client.do_exchange(target, call.options))
+        return ClientExchange(call, writer, reader, schema)
+
+    def info(self, descriptor: bytes, *, timeout_s: float) -> Endpoints:
+        """Ask where a data set is found (GetFlightInfo)."""
+        call = self._start("info", timeout_s)
+        target = flight.FlightDescriptor.for_command(descriptor)
+        found = call.run(lambda: self._client.get_flight_info(target, call.options))
+        call.check_server()
+        endpoints = tuple(
+            Endpoint(part.ticket.ticket, tuple(place.uri.decode().partition("://")[2] for place in part.locations))
+            for part in found.endpoints
+        )
+        return Endpoints(found.schema, endpoints, found.total_records, found.total_bytes)
+
+    def _start(self, verb: str, timeout_s: float) -> ClientCall:
+        GUARD.check()
+        if not (math.isfinite(timeout_s) and timeout_s > 0):
+            raise UsageError(f"timeout_s is {timeout_s}, but it must be a positive number of seconds")
+        headers = [*self._headers, (TIMEOUT_HEADER.encode(), f"{timeout_s:.3f}".encode())]
+        options = flight.FlightCallOptions(timeout=timeout_s, headers=headers)
+        reply = self._replies.expect()
+        return ClientCall(f"{verb} at {self.address}", options, self.expected, lambda: reply.header)

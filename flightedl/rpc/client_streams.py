@@ -1,0 +1,325 @@
+"""The client's side of a call and of its stream. :mod:`flightedl.rpc.client` hands these out.
+
+Each operation of pyarrow goes through ``ClientCall.run``, which turns foreign errors into ours and compares the name in
+the reply with the server that was meant. Batches that are read are checked like on the server.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from types import TracebackType
+from typing import Self, TypeVar
+
+import pyarrow as pa
+
+from flightedl.errors import FencedError, FlightedlError, MessageError, OutcomeUnknownError, UsageError
+from flightedl.rpc.arrow_flight import flight
+from flightedl.rpc.identity import ServerIdentity
+from flightedl.rpc.received import BatchLimits, Tally, check_batch, check_schema, not_null_columns
+from flightedl.rpc.routes import Message
+from flightedl.rpc.wire_errors import FOREIGN_ERRORS, decoded, from_wire
+
+_Result = TypeVar("_Result")
+
+#: Eight MiB on their way in both directions at once stop a stream for ever; four are safe.
+LOCK_STEP_LIMIT_BYTES = 4 << 20
+
+#: A server is believed not to flood its clients; soundness is checked all the same.
+_UNLIMITED = BatchLimits(batch_rows=1 << 62, batch_bytes=1 << 62, stream_rows=1 << 62, stream_bytes=1 << 62)
+
+
+class ClientCall:
+    """One call on its way: its options, whom it expects to answer, and who did."""
+
+    __slots__ = ("_expected", "_is_checked", "_reply_header", "_what", "options")
+
+    def __init__(
+        self,
+        what: str,
+        options: flight.FlightCallOptions,
+        expected: ServerIdentity | None,
+        reply_header: Callable[[], str | None],
+    ) -> None:
+        self._what = what
+        self._expected = expected
+        self._is_checked = expected is None
+        self.options = options
+        #: Returns the header by which the server named itself, or None while it has not.
+        self._reply_header = reply_header
+
+    def __str__(self) -> str:
+        return self._what
+
+    def run(self, operation: Callable[[], _Result]) -> _Result:
+        """Carry out an operation of pyarrow; raises errors of ours only."""
+        try:
+            return operation()
+        except FOREIGN_ERRORS as error:
+            raise self.failure(error) from None
+
+    def failure(self, error: BaseException) -> FlightedlError:
+        """Our error for one of pyarrow's; FencedError is raised when it is the answer of another server."""
+        if decoded(error) is not None:
+            self._check_place()
+        return from_wire(error, doing=self._what)
+
+    def check_server(self) -> None:
+        """FencedError unless the server that answered is the one that was meant."""
+        if self._is_checked or self._expected is None:
+            return
+        self._answered_by().check_meant_by(self._expected)
+        self._is_checked = True
+
+    def _check_place(self) -> None:
+        """Like ``check_server``, but a server may refuse before it knows its index and generation."""
+        if self._expected is None:
+            return
+        server = self._answered_by()
+        if server.generation == 0:
+            server.check_meant_by(replace(self._expected, index=server.index, generation=0))
+        else:
+            server.check_meant_by(self._expected)
+
+    def _answered_by(self) -> ServerIdentity:
+        header = self._reply_header()
+        if header is None:
+            raise FencedError(f"{self._what}: who answers there does not say who it is; it is no server of this job")
+        return ServerIdentity.from_header(header)
+
+
+class Download:
+    """A stream of batches from the server; iterate it once.
+
+    A pair is ``(batch, metadata)``; metadata alone comes with None for the batch.
+    """
+
+    __slots__ = ("_call", "_declared", "_is_ended", "_reader")
+
+    def __init__(self, call: ClientCall, reader: flight.FlightStreamReader, declared: pa.Schema | None) -> None:
+        self._call = call
+        self._reader = reader
+        self._declared = declared
+        self._is_ended = False
+
+    @property
+    def schema(self) -> pa.Schema:
+        """The schema of the stream; waits for the server's first message."""
+        found = self._call.run(lambda: self._reader.schema)
+        self._call.check_server()
+        if self._declared is not None:
+            check_schema(found, self._declared)
+        return found
+
+    def __iter__(self) -> Iterator[Message]:
+        not_null = not_null_columns(self.schema)
+        while (chunk := self._call.run(lambda: _next_chunk(self._reader))) is not None:
+            yield _checked(chunk, not_null)
+        self._is_ended = True
+
+    def end(self) -> None:
+        """Cancel what was not read."""
+        if not self._is_ended:
+            self._is_ended = True
+            with suppress(*FOREIGN_ERRORS):
+                self._reader.cancel()
+
+
+class ClientExchange:
+    """A stream in both directions. One thread writes, and one, perhaps the same, reads.
+
+    Leave the ``with`` block before ``done_writing``, or by an exception, and the stream is broken off: the server never
+    takes it for complete. Leave it after ``done_writing``, and the answers that were not read are read and dropped, so
+    that an error of the server is still raised.
+    """
+
+    __slots__ = ("_call", "_is_done_writing", "_is_ended", "_not_null", "_reader", "_schema", "_tally", "_writer")
+
+    def __init__(
+        self,
+        call: ClientCall,
+        writer: flight.FlightStreamWriter,
+        reader: flight.FlightStreamReader,
+        schema: pa.Schema,
+    ) -> None:
+        self._call = call
+        self._writer = writer
+        self._reader = reader
+        self._schema = schema
+        self._tally = Tally(schema, _UNLIMITED)
+        self._not_null: list[int] | None = None
+        self._is_done_writing = False
+        self._is_ended = False
+
+    def __enter__(self) -> Self:
+        try:
+            self._call.run(lambda: self._writer.begin(self._schema))
+        except BaseException as error:
+            self._close(error)
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
+    ) -> None:
+        if error is None and self._is_done_writing:
+            try:
+                while self.read() is not None:
+                    pass
+            except BaseException as late:
+                self._close(late)
+                raise
+        self._close(error)
+
+    def _close(self, error: BaseException | None) -> None:
+        is_cancelled = not self._is_ended
+        if is_cancelled:
+            self._is_ended = True
+            with suppress(*FOREIGN_ERRORS):
+                self._reader.cancel()
+        try:
+            self._writer.close()
+        except FOREIGN_ERRORS as late:
+            if error is None and not is_cancelled:
+                raise from_wire(late, doing=str(self._call)) from None
+
+    def write(self, batch: pa.RecordBatch, metadata: bytes | None = None) -> int:
+        """Send a batch; returns the bytes of its values. Blocks while the server does not read."""
+        size_bytes = count(self._tally, self._schema, batch)
+        try:
+            write_message(self._writer, batch, metadata)
+        except FOREIGN_ERRORS as error:
+            raise self._call.failure(error) from None
+        return size_bytes
+
+    def write_metadata(self, metadata: bytes) -> None:
+        """Send metadata alone. It must not begin with ``{"commit":``, which ends an upload."""
+        self._call.run(lambda: self._writer.write_metadata(metadata))
+
+    def done_writing(self) -> None:
+        """Say that everything was written: sends the commit record."""
+        self._call.run(lambda: self._writer.write_metadata(self._tally.commit_record()))
+        self._call.run(self._writer.done_writing)
+        self._is_done_writing = True
+
+    def read(self) -> Message | None:
+        """The next answer, or None when the server ended the stream, which it does only after success.
+
+        Raises:
+            FlightedlError: what the server answered, or what happened on the way.
+        """
+        if self._is_ended:
+            return None
+        try:
+            chunk = _next_chunk(self._reader)
+        except FOREIGN_ERRORS as error:
+            raise self._call.failure(error) from None
+        self._call.check_server()
+        if chunk is None:
+            self._is_ended = True
+            return None
+        if self._not_null is None and chunk.data is not None:
+            self._not_null = not_null_columns(chunk.data.schema)
+        return _checked(chunk, self._not_null or [])
+
+    def lock_step(
+        self, messages: Iterable[tuple[pa.RecordBatch, bytes | None]], *, window_bytes: int = 7 << 19
+    ) -> Iterator[Message]:
+        """Write messages to a server that answers each with one of about its size; gives the answers in order.
+
+        Keeps at most ``window_bytes`` unanswered (or one message, if it is bigger): that keeps data in the processor's
+        cache, and both sides from waiting for each other. Says ``done_writing`` after the last message.
+        """
+        if not 0 < window_bytes <= LOCK_STEP_LIMIT_BYTES:
+            raise UsageError(f"window_bytes is {window_bytes}, it must be from 1 to {LOCK_STEP_LIMIT_BYTES}")
+        unanswered: deque[int] = deque()
+        unanswered_bytes = 0
+        for batch, metadata in messages:
+            size_bytes = batch.get_total_buffer_size()
+            while unanswered and unanswered_bytes + size_bytes > window_bytes:
+                yield self._answer()
+                unanswered_bytes -= unanswered.popleft()
+            self.write(batch, metadata)
+            unanswered.append(size_bytes)
+            unanswered_bytes += size_bytes
+        self.done_writing()
+        for _ in unanswered:
+            yield self._answer()
+
+    def _answer(self) -> Message:
+        answer = self.read()
+        if answer is None:
+            raise MessageError(f"{self._call}: the server ended the stream before it answered everything")
+        return answer
+
+
+def count(tally: Tally, schema: pa.Schema, batch: pa.RecordBatch) -> int:
+    """Count a batch that is about to be sent; UsageError when it does not have the stream's schema."""
+    if not batch.schema.equals(schema, check_metadata=False):
+        raise UsageError(f"a batch with columns {batch.schema.names} does not fit a stream of {schema.names}")
+    return tally.add(batch)
+
+
+def write_message(writer: flight.FlightStreamWriter, batch: pa.RecordBatch, metadata: bytes | None) -> None:
+    """Send a batch with or without metadata."""
+    if metadata is None:
+        writer.write_batch(batch)
+    else:
+        writer.write_with_metadata(batch, metadata)
+
+
+def upload(
+    call: ClientCall,
+    writer: flight.FlightStreamWriter,
+    reader: flight.FlightMetadataReader,
+    schema: pa.Schema,
+    batches: Iterable[tuple[pa.RecordBatch, bytes | None]],
+) -> bytes:
+    """Send everything, then the commit record; returns the acknowledgement."""
+    tally = Tally(schema, _UNLIMITED)
+    with _closing(call, writer):
+        for batch, metadata in batches:
+            count(tally, schema, batch)
+            call.run(lambda: write_message(writer, batch, metadata))  # noqa: B023 - run at once
+        call.run(lambda: writer.write_metadata(tally.commit_record()))
+        call.run(writer.done_writing)
+        acknowledgement = call.run(reader.read)
+    call.check_server()
+    if acknowledgement is None:
+        raise OutcomeUnknownError(f"{call}: the upload ended without an acknowledgement")
+    return acknowledgement.to_pybytes()  # type: ignore[no-any-return]
+
+
+@contextmanager
+def _closing(call: ClientCall, writer: flight.FlightStreamWriter) -> Iterator[None]:
+    """Close the writer whatever happens; what the server says last explains more than a broken write."""
+    try:
+        yield
+    except BaseException as error:
+        try:
+            writer.close()
+        except FOREIGN_ERRORS as late:
+            answered = decoded(late)
+            if answered is not None and isinstance(error, OutcomeUnknownError):
+                raise answered from None
+        raise
+    call.run(writer.close)
+
+
+def _next_chunk(reader: flight.FlightStreamReader) -> flight.FlightStreamChunk | None:
+    try:
+        return reader.read_chunk()
+    except StopIteration:
+        return None
+
+
+def _checked(chunk: flight.FlightStreamChunk, not_null: list[int]) -> Message:
+    batch, metadata = chunk.data, chunk.app_metadata
+    if batch is not None:
+        check_batch(batch, _UNLIMITED, not_null)
+    if metadata is None:
+        return batch, None
+    # A get cannot send metadata alone; it sends it with an empty batch.
+    return (batch if batch is not None and batch.num_rows else None), metadata.to_pybytes()

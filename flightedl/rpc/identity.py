@@ -1,0 +1,93 @@
+"""Who talks to whom: the headers of every call.
+
+Request headers: whom the caller means (``flightedl-expect``), who it is (``flightedl-caller``), how long it waits
+(``flightedl-timeout``, seconds: relative, because clocks differ). Reply header: who answers (``flightedl-server``).
+
+The *generation* is the fence. It is the create_revision of the process's key in etcd, so a later process in the same
+place always has another one. 0 stands for "not known": a server before it is registered, a client that does not care.
+Headers prove nothing; :mod:`flightedl.rpc.authentication` does.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from urllib.parse import quote, unquote
+
+from flightedl.errors import FencedError, MessageError
+
+SERVER_HEADER = "flightedl-server"
+EXPECT_HEADER = "flightedl-expect"
+CALLER_HEADER = "flightedl-caller"
+TIMEOUT_HEADER = "flightedl-timeout"
+AUTHORIZATION_HEADER = "authorization"
+
+#: gRPC refuses more than 8 kB of headers in all.
+_NAME_LIMIT = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class ServerIdentity:
+    """One server process of one job. ``generation`` 0: not registered yet, or not known to the client."""
+
+    job: str
+    role: str
+    index: int = 0
+    generation: int = 0
+
+    def __str__(self) -> str:
+        generation = f"generation {self.generation}" if self.generation else "not registered"
+        return f"{self.role} {self.index} of job {self.job!r} ({generation})"
+
+    def to_header(self) -> str:
+        """ASCII text for a header."""
+        return f"{quote(self.job, safe='')}/{quote(self.role, safe='')}/{self.index}/{self.generation}"
+
+    @classmethod
+    def from_header(cls, text: str) -> ServerIdentity:
+        """The inverse of ``to_header``; MessageError when it is anything else."""
+        parts = text.split("/")
+        if len(parts) != 4 or len(text) > _NAME_LIMIT or not (parts[2].isdecimal() and parts[3].isdecimal()):
+            raise MessageError("a server's name in a header does not have the form job/role/index/generation")
+        return cls(unquote(parts[0]), unquote(parts[1]), int(parts[2]), int(parts[3]))
+
+    def check_meant_by(self, expected: ServerIdentity) -> None:
+        """Raise FencedError unless this server is the one that ``expected`` means."""
+        same_place = (self.job, self.role, self.index) == (expected.job, expected.role, expected.index)
+        same_generation = expected.generation in (0, self.generation)
+        if not (same_place and same_generation):
+            raise FencedError(f"this is {self}, not {expected}: look the address up again")
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """Who asks: the role it claims and a name for logs."""
+
+    role: str = ""
+    name: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.role or 'unknown'}/{self.name or 'unnamed'}"
+
+    def to_header(self) -> str:
+        """ASCII text for a header."""
+        return f"{quote(self.role, safe='')}/{quote(self.name[:256], safe='')}"
+
+    @classmethod
+    def from_header(cls, text: str) -> Caller:
+        """The inverse of ``to_header``; MessageError when it is anything else."""
+        role, slash, name = text.partition("/")
+        if not slash or len(text) > _NAME_LIMIT:
+            raise MessageError("a caller's name in a header does not have the form role/name")
+        return cls(unquote(role), unquote(name))
+
+
+def timeout_from_header(text: str) -> float:
+    """Seconds, finite and positive; MessageError otherwise."""
+    try:
+        timeout_s = float(text)
+    except ValueError:
+        timeout_s = math.nan
+    if not (math.isfinite(timeout_s) and timeout_s > 0):
+        raise MessageError("the timeout in a header is not a positive number of seconds")
+    return timeout_s

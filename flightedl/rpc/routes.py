@@ -1,0 +1,215 @@
+"""What a server is made of: a table from verbs to handlers, and what a handler is given.
+
+Actions are named by their verb and carry bytes. Tickets (gets) and descriptors (puts, exchanges) are JSON objects with
+a field ``verb``; the whole object is handed on as bytes. A handler decodes, calls its service once, and encodes. It
+raises errors of :mod:`flightedl.errors`; anything else reaches the client as *internal*.
+
+A handler may block, but in slices of at most 20 s in all per call, and it ends early when ``call.is_cancelled()`` or
+``call.closing`` is set: ``call.check()`` raises then. What it was given is dead after it returned.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import msgspec
+import pyarrow as pa
+
+from flightedl.errors import DeadlineError, MessageError, NotReadyError, UsageError
+from flightedl.ports import Clock
+from flightedl.rpc.identity import Caller
+from flightedl.rpc.received import BatchLimits, check_flat
+
+if TYPE_CHECKING:
+    from flightedl.rpc.streams import Exchange, Incoming
+
+#: A batch with or without metadata, or metadata alone.
+Message = tuple[pa.RecordBatch | None, bytes | None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """What a server lets one call, and all of them, use."""
+
+    #: Calls that run at one time; further ones are answered *busy*. Each is a thread.
+    running_calls: int = 1024
+    #: Bytes of an action's body, a ticket or a descriptor.
+    request_bytes: int = 4 << 20
+    #: Seconds that an action may take, whatever the client asks for.
+    call_s: float = 60.0
+    #: Seconds that a stream may take, whatever the client asks for.
+    stream_s: float = 600.0
+    #: Seconds past its deadline after which a stream that waits for its peer loses its connection.
+    sever_after_s: float = 1.0
+    batches: BatchLimits = field(default_factory=BatchLimits)
+
+
+class Call:
+    """One running call. Alive until its handler returned, or until the stream of a get ended.
+
+    Attributes:
+        verb: What is asked.
+        caller: Who says to ask.
+        peer: The peer's address, as gRPC writes it.
+        headers: The request's headers, without credentials.
+        deadline: Instant of the server's clock, from the client's timeout and the server's limits.
+        closing: Set when the server is about to stop; whoever waits, waits on this, too.
+    """
+
+    __slots__ = (
+        "_cancelled",
+        "_clock",
+        "caller",
+        "closing",
+        "deadline",
+        "headers",
+        "is_late",
+        "is_reading",
+        "is_writing",
+        "peer",
+        "verb",
+    )
+
+    def __init__(
+        self,
+        *,
+        verb: str,
+        caller: Caller,
+        peer: str,
+        headers: Mapping[str, str],
+        deadline: float,
+        clock: Clock,
+        closing: threading.Event,
+        cancelled: Callable[[], bool],
+    ) -> None:
+        self.verb = verb
+        self.caller = caller
+        self.peer = peer
+        self.headers = headers
+        self.deadline = deadline
+        self.closing = closing
+        #: Whether a thread of the handler is inside a read, or a write, of the stream.
+        self.is_reading = False
+        self.is_writing = False
+        #: Set by the server's watch within a quarter of a second after the deadline; cheap to look at.
+        self.is_late = False
+        self._clock = clock
+        self._cancelled = cancelled
+
+    def __str__(self) -> str:
+        return f"{self.verb} for {self.caller} at {self.peer}"
+
+    @property
+    def waits_for_peer(self) -> bool:
+        """Whether the handler can go on only when the peer sends or reads."""
+        return self.is_reading or self.is_writing
+
+    def remaining_s(self) -> float:
+        """Seconds until the deadline; negative when it passed."""
+        return self.deadline - self._clock.now()
+
+    def is_cancelled(self) -> bool:
+        """Whether the client is known to be gone. Not reliable for uploads: their commit record is."""
+        return self._cancelled()
+
+    def check_time(self) -> None:
+        """DeadlineError when the deadline passed."""
+        if self.remaining_s() <= 0:
+            raise DeadlineError(f"{self.verb}: the time for this call is over")
+
+    def check(self) -> None:
+        """Raise when there is no point in going on: deadline passed, server closing, or client gone."""
+        self.check_time()
+        if self.closing.is_set():
+            raise NotReadyError("the server is stopping, look for its successor")
+        if self._cancelled():
+            raise DeadlineError(f"{self.verb}: the client gave up")
+
+    def end(self) -> None:
+        """Let go of the transport; the server calls it, nobody else."""
+        self._cancelled = _always
+
+
+def _always() -> bool:
+    return True
+
+
+@dataclass(frozen=True, slots=True)
+class Outgoing:
+    """What a get answers: a schema and its messages. Metadata alone travels with an empty batch."""
+
+    schema: pa.Schema
+    messages: Iterator[Message]
+
+
+@dataclass(frozen=True, slots=True)
+class PutRoute:
+    """A handler of uploads and the one schema it takes. It returns the acknowledgement, at most 1 kB.
+
+    When the handler returns before the upload's end, the rest is read and checked before the acknowledgement leaves.
+    """
+
+    schema: pa.Schema
+    serve: Callable[[bytes, Incoming, Call], bytes]
+
+
+@dataclass(frozen=True, slots=True)
+class ExchangeRoute:
+    """A handler of exchanges and the one schema that clients write to it."""
+
+    schema: pa.Schema
+    serve: Callable[[bytes, Exchange, Call], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """A part of a data set: the ticket to ask for and the ``host:port`` addresses of servers that hold it."""
+
+    ticket: bytes
+    addresses: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoints:
+    """Where a data set is found. Counts are -1 when not known."""
+
+    schema: pa.Schema
+    endpoints: tuple[Endpoint, ...]
+    record_count: int = -1
+    size_bytes: int = -1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Routes:
+    """All verbs of one server."""
+
+    actions: Mapping[str, Callable[[bytes, Call], bytes]] = field(default_factory=dict)
+    gets: Mapping[str, Callable[[bytes, Call], Outgoing]] = field(default_factory=dict)
+    puts: Mapping[str, PutRoute] = field(default_factory=dict)
+    exchanges: Mapping[str, ExchangeRoute] = field(default_factory=dict)
+    #: Answers GetFlightInfo; given the descriptor's command.
+    info: Callable[[bytes, Call], Endpoints] | None = None
+
+    def __post_init__(self) -> None:
+        schemas = {verb: route.schema for verb, route in self.puts.items()}
+        schemas.update({verb: route.schema for verb, route in self.exchanges.items()})
+        for verb, schema in schemas.items():
+            try:
+                check_flat(schema)
+            except UsageError as error:
+                raise UsageError(f"route {verb!r}: {error}") from None
+
+
+class _Envelope(msgspec.Struct, frozen=True):
+    verb: str
+
+
+def verb_of(request: bytes) -> str:
+    """The verb of a ticket or descriptor; MessageError when it is not a JSON object that has one."""
+    try:
+        return msgspec.json.decode(request, type=_Envelope).verb
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        raise MessageError("a ticket or descriptor must be a JSON object with a text field 'verb'") from None

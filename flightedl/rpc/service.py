@@ -1,0 +1,255 @@
+"""The eight methods of Flight, each: admit the call, find its route, run it, end its stream.
+
+:class:`~flightedl.rpc.server.FlightServer` owns the one :class:`Service` of a server; nobody else sees it. Every method
+is guarded: what it raises leaves as one of our errors. pyarrow runs all of a call in one thread: the middleware's
+start, the method, the stream of a get, the middleware's end.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import pyarrow as pa
+
+from flightedl.errors import InternalError, MessageError, UsageError
+from flightedl.rpc.arrow_flight import flight
+from flightedl.rpc.authentication import Credentials
+from flightedl.rpc.fork_guard import GUARD
+from flightedl.rpc.identity import AUTHORIZATION_HEADER, CALLER_HEADER, SERVER_HEADER, Caller
+from flightedl.rpc.routes import Call, Endpoints, Outgoing, verb_of
+from flightedl.rpc.streams import Exchange, Incoming
+from flightedl.rpc.wire_errors import shortened, to_wire
+
+if TYPE_CHECKING:
+    from flightedl.rpc.server import FlightServer
+
+logger = logging.getLogger(__name__)
+
+ACKNOWLEDGEMENT_LIMIT_BYTES = 1024
+#: Under this name a method finds its call's :class:`Arrival`.
+MIDDLEWARE = "flightedl"
+
+_Route = TypeVar("_Route")
+
+
+class Arrival(flight.ServerMiddleware):  # type: ignore[misc]
+    """What is known of a call before its method runs; pyarrow tells it when the call is over, whatever happened."""
+
+    def __init__(self, server: FlightServer, headers: Mapping[str, str]) -> None:
+        self._server = server
+        self.headers = headers
+        self.call: Call | None = None
+
+    def sending_headers(self) -> dict[str, str]:
+        return {SERVER_HEADER: self._server.header}
+
+    def call_completed(self, exception: BaseException | None) -> None:  # noqa: ARG002 - pyarrow's signature
+        if self.call is not None:
+            self._server.release(self.call)
+            self.call = None
+
+
+class Arrivals(flight.ServerMiddlewareFactory):  # type: ignore[misc]
+    """Refuses strangers. A factory that returned None would let the call through, so it returns or raises."""
+
+    def __init__(self, server: FlightServer) -> None:
+        self._server = server
+
+    def start_call(self, info: flight.CallInfo, headers: Mapping[str, Sequence[str | bytes]]) -> Arrival:
+        try:
+            return self._checked(info.method, headers)
+        except BaseException as error:  # noqa: BLE001 - mapped, whatever it is
+            raise to_wire(error, doing="checking a call's headers") from None
+
+    def _checked(self, method: flight.FlightMethod, headers: Mapping[str, Sequence[str | bytes]]) -> Arrival:
+        texts = {name: values[0] for name, values in headers.items() if values and isinstance(values[0], str)}
+        if self._server.tokens is not None:
+            caller = Caller.from_header(texts[CALLER_HEADER]) if CALLER_HEADER in texts else Caller()
+            self._server.tokens.check(caller, headers)
+        if method == flight.FlightMethod.GET_SCHEMA:
+            # Refused here, because whatever that method raises reaches the client with a traceback.
+            raise MessageError("this server does not implement GetSchema")
+        texts.pop(AUTHORIZATION_HEADER, None)
+        return Arrival(self._server, texts)
+
+
+_Method = TypeVar("_Method", bound=Callable[..., Any])
+
+
+def _guarded(method: _Method) -> _Method:
+    """Map whatever a method raises to an error that may leave the process."""
+
+    @functools.wraps(method)
+    def guarded(self: Service, context: flight.ServerCallContext, *arguments: Any) -> Any:
+        try:
+            return method(self, context, *arguments)
+        except BaseException as error:  # noqa: BLE001 - mapped, whatever it is
+            raise to_wire(error, doing=method.__name__) from None
+
+    return guarded  # type: ignore[return-value]
+
+
+class Service(flight.FlightServerBase):  # type: ignore[misc]
+    """The eight methods of Flight, each: admit, find the route, run it, end its stream."""
+
+    def __init__(self, server: FlightServer, host: str, port: int, credentials: Credentials | None) -> None:
+        self._server = server
+        self._is_secured = credentials is not None
+        secured: dict[str, Any] = {}
+        if credentials is not None:
+            secured = {
+                "tls_certificates": [(credentials.cert, credentials.key)],
+                "verify_client": True,
+                "root_certificates": credentials.ca,
+            }
+        try:
+            super().__init__(location=(host, port), middleware={MIDDLEWARE: Arrivals(server)}, **secured)
+        except pa.ArrowException as error:
+            raise UsageError(f"cannot serve on {host} port {port}: {shortened(str(error), 200)}") from None
+        GUARD.register(self)
+
+    @_guarded
+    def do_action(self, context: flight.ServerCallContext, action: flight.Action) -> list[bytes]:
+        server = self._server
+        with server.admitted(context, action.type, server.limits.call_s) as call:
+            handler = self._route(server.routes.actions, action.type)
+            return [handler(self._request(action.body.to_pybytes()), call)]
+
+    @_guarded
+    def do_get(self, context: flight.ServerCallContext, ticket: flight.Ticket) -> flight.GeneratorStream:
+        server = self._server
+        # Released by the stream, or when pyarrow says that the call is over, if the stream never starts.
+        call = server.admit(context, "get", server.limits.stream_s)
+        try:
+            request = self._request(ticket.ticket)
+            call.verb = verb_of(request)
+            outgoing = self._route(server.routes.gets, call.verb)(request, call)
+            return flight.GeneratorStream(outgoing.schema, self._outgoing(outgoing, call))
+        except BaseException:
+            server.release(call)
+            raise
+
+    def _outgoing(self, outgoing: Outgoing, call: Call) -> Iterator[Any]:
+        empty: pa.RecordBatch | None = None
+        try:
+            for batch, metadata in outgoing.messages:
+                if batch is None:
+                    if empty is None:
+                        empty = pa.RecordBatch.from_pylist([], schema=outgoing.schema)
+                    batch = empty  # noqa: PLW2901 - a get has no messages without a batch
+                call.is_writing = True
+                yield (batch, metadata) if metadata is not None else batch
+                call.is_writing = False
+                call.check_time()
+        except GeneratorExit:
+            raise
+        except BaseException as error:  # noqa: BLE001 - mapped, whatever it is
+            raise to_wire(error, doing=str(call)) from None
+        finally:
+            close = getattr(outgoing.messages, "close", None)
+            if close is not None:
+                close()
+            self._server.release(call)
+
+    @_guarded
+    def do_put(
+        self,
+        context: flight.ServerCallContext,
+        descriptor: flight.FlightDescriptor,
+        reader: flight.MetadataRecordBatchReader,
+        writer: flight.FlightMetadataWriter,
+    ) -> None:
+        server = self._server
+        with server.admitted(context, "put", server.limits.stream_s) as call:
+            request = self._command(descriptor)
+            call.verb = verb_of(request)
+            route = self._route(server.routes.puts, call.verb)
+            incoming = Incoming(reader, route.schema, call, server.limits.batches)
+            try:
+                incoming.open()
+                acknowledgement = route.serve(request, incoming, call)
+                incoming.drain()
+                if len(acknowledgement) > ACKNOWLEDGEMENT_LIMIT_BYTES:
+                    raise InternalError(f"the acknowledgement of {call.verb} has {len(acknowledgement)} bytes")
+                _acknowledge(writer, acknowledgement)
+            finally:
+                incoming.end()
+
+    @_guarded
+    def do_exchange(
+        self,
+        context: flight.ServerCallContext,
+        descriptor: flight.FlightDescriptor,
+        reader: flight.MetadataRecordBatchReader,
+        writer: flight.MetadataRecordBatchWriter,
+    ) -> None:
+        server = self._server
+        with server.admitted(context, "exchange", server.limits.stream_s) as call:
+            request = self._command(descriptor)
+            call.verb = verb_of(request)
+            route = self._route(server.routes.exchanges, call.verb)
+            exchange = Exchange(reader, writer, route.schema, call, server.limits.batches)
+            try:
+                route.serve(request, exchange, call)
+                exchange.drain()
+            finally:
+                exchange.end()
+
+    @_guarded
+    def get_flight_info(
+        self, context: flight.ServerCallContext, descriptor: flight.FlightDescriptor
+    ) -> flight.FlightInfo:
+        server = self._server
+        with server.admitted(context, "info", server.limits.call_s) as call:
+            if server.routes.info is None:
+                raise MessageError("this server does not implement GetFlightInfo")
+            return _flight_info(
+                descriptor, server.routes.info(self._command(descriptor), call), is_secured=self._is_secured
+            )
+
+    @_guarded
+    def list_flights(self, context: flight.ServerCallContext, criteria: bytes) -> Iterator[flight.FlightInfo]:  # noqa: ARG002
+        with self._server.admitted(context, "list", self._server.limits.call_s):
+            raise MessageError("this server does not implement ListFlights")
+
+    @_guarded
+    def list_actions(self, context: flight.ServerCallContext) -> list[tuple[str, str]]:
+        with self._server.admitted(context, "actions", self._server.limits.call_s):
+            return [(verb, f"JSON body, see schemas/ of flightedl: {verb}") for verb in self._server.routes.actions]
+
+    def _command(self, descriptor: flight.FlightDescriptor) -> bytes:
+        if descriptor.descriptor_type != flight.DescriptorType.CMD:
+            raise MessageError("a descriptor must be a command with a JSON object, not a path")
+        return self._request(descriptor.command)
+
+    def _request(self, request: bytes) -> bytes:
+        limit_bytes = self._server.limits.request_bytes
+        if len(request) > limit_bytes:
+            raise MessageError(f"the request has {len(request)} bytes, at most {limit_bytes} are allowed")
+        return request
+
+    def _route(self, routes: Mapping[str, _Route], verb: str) -> _Route:
+        try:
+            return routes[verb]
+        except KeyError:
+            known = ", ".join(sorted(routes)) or "none"
+            raise MessageError(f"unknown verb {shortened(verb, 80)!r}, known here: {known}") from None
+
+
+def _acknowledge(writer: flight.FlightMetadataWriter, acknowledgement: bytes) -> None:
+    try:
+        writer.write(acknowledgement)
+    except OSError:
+        logger.info("a client was gone when its upload was acknowledged")
+
+
+def _flight_info(descriptor: flight.FlightDescriptor, found: Endpoints, *, is_secured: bool) -> flight.FlightInfo:
+    scheme = "grpc+tls" if is_secured else "grpc"
+    endpoints = [
+        flight.FlightEndpoint(part.ticket, [f"{scheme}://{address}" for address in part.addresses])
+        for part in found.endpoints
+    ]
+    return flight.FlightInfo(found.schema, descriptor, endpoints, found.record_count, found.size_bytes)

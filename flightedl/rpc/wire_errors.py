@@ -1,0 +1,144 @@
+"""How errors cross the wire: our classes by their code, everything else as *internal* with an incident number.
+
+On the wire an error is a FlightError whose text is ``code: sentence`` (at most 512 bytes: beyond 5 kB gRPC changes the
+exception's type, beyond 16 kB it destroys it) and whose ``extra_info`` is ``{"code", "retryable", "text"}`` (at most
+1 kB). The gRPC status fits the code, so that other languages see something sensible. A traceback, a path or the text of
+a foreign exception never leaves the server: it is logged there under the incident number that the client gets.
+
+On the client a foreign exception becomes ours by this table, first match wins:
+
+========================================================  =====================================================
+what pyarrow raises                                       what we raise
+========================================================  =====================================================
+``extra_info`` with a known code                          the class of that code
+FlightUnavailableError that says no connection was made   UnavailableError: nothing happened
+ArrowInvalid "FlightClient is closed"                     UsageError
+FlightTimedOutError                                       DeadlineError
+FlightUnauthenticatedError, FlightUnauthorizedError       AuthenticationError
+ArrowNotImplementedError                                  MessageError: the peer does not know this method
+FlightUnavailableError, FlightCancelledError, OSError,    OutcomeUnknownError: the connection broke after the
+ArrowInvalid, ArrowKeyError, any other ArrowException     request may have been sent
+========================================================  =====================================================
+"""
+
+from __future__ import annotations
+
+import logging
+import uuid
+
+import msgspec
+import pyarrow as pa
+
+from flightedl.errors import (
+    ERRORS_BY_CODE,
+    AuthenticationError,
+    DeadlineError,
+    FlightedlError,
+    InternalError,
+    MessageError,
+    OutcomeUnknownError,
+    UnavailableError,
+    UsageError,
+)
+from flightedl.rpc.arrow_flight import flight
+
+logger = logging.getLogger(__name__)
+
+MESSAGE_LIMIT_BYTES = 512
+DETAIL_LIMIT_BYTES = 1024
+_TEXT_LIMIT_BYTES = 460
+
+#: What a client's library may raise; anything else that passes through is a bug of ours and is not touched.
+FOREIGN_ERRORS = (flight.FlightError, pa.ArrowException, OSError)
+
+#: gRPC's words for "there never was a connection": the request cannot have arrived.
+_NEVER_SENT = ("failed to connect to all addresses", "errors resolving", "DNS resolution failed")
+_TLS_TROUBLE = ("handshake failed", "SSL_ERROR", "CERTIFICATE_VERIFY_FAILED", "Peer name")
+
+
+class _Detail(msgspec.Struct, frozen=True):
+    code: str
+    retryable: bool = False
+    text: str = ""
+
+
+def shortened(text: str, limit_bytes: int) -> str:
+    """One printable line of at most ``limit_bytes`` bytes of UTF-8."""
+    line = "".join(character if character.isprintable() else " " for character in text[: limit_bytes + 1])
+    data = line.encode(errors="replace")
+    if len(data) <= limit_bytes:
+        return data.decode()
+    return data[: limit_bytes - 3].decode(errors="ignore") + "..."
+
+
+def to_wire(error: BaseException, *, doing: str) -> flight.FlightError:
+    """The FlightError to answer with; logs what the client must not see.
+
+    Args:
+        error: What a handler raised.
+        doing: What the server was doing, for the log.
+    """
+    if not isinstance(error, FlightedlError):
+        incident = uuid.uuid4().hex[:12]
+        logger.error("request failed: incident=%s doing=%s", incident, doing, exc_info=error)
+        error = InternalError(f"the server met a bug and logged it as incident {incident}")
+    text = shortened(str(error), _TEXT_LIMIT_BYTES)
+    detail = msgspec.json.encode(_Detail(error.code, error.retryable, text))
+    if len(detail) > DETAIL_LIMIT_BYTES:
+        detail = msgspec.json.encode(_Detail(error.code, error.retryable, shortened(text, _TEXT_LIMIT_BYTES // 3)))
+    kind = next(kind for ours, kind in _FLIGHT_CLASSES if isinstance(error, ours))
+    return kind(shortened(f"{error.code}: {text}", MESSAGE_LIMIT_BYTES), extra_info=detail)
+
+
+#: The first class that fits decides the gRPC status; whatever is not here is a plain failure.
+_FLIGHT_CLASSES = (
+    (UnavailableError, flight.FlightUnavailableError),
+    (AuthenticationError, flight.FlightUnauthenticatedError),
+    (DeadlineError, flight.FlightTimedOutError),
+    (InternalError, flight.FlightInternalError),
+    (FlightedlError, flight.FlightServerError),
+)
+
+
+def from_wire(error: BaseException, *, doing: str) -> FlightedlError:
+    """Our error for what pyarrow raised on the client; see the table in the module's docstring.
+
+    Args:
+        error: One of ``FOREIGN_ERRORS``.
+        doing: What was asked of whom, to begin the sentence with.
+    """
+    answered = decoded(error)
+    if answered is not None:
+        return answered
+    reason = shortened(_innermost(str(error)), 300)
+    if isinstance(error, flight.FlightUnavailableError) and any(words in reason for words in _NEVER_SENT):
+        if any(words in reason for words in _TLS_TROUBLE):
+            return AuthenticationError(f"{doing}: no secure connection, check both sides' certificates: {reason}")
+        return UnavailableError(f"{doing}: not reachable: {reason.rpartition(': ')[2]}")
+    if isinstance(error, pa.ArrowInvalid) and "FlightClient is closed" in reason:
+        return UsageError(f"{doing}: this connection is closed")
+    if isinstance(error, flight.FlightTimedOutError):
+        return DeadlineError(f"{doing}: no answer in time")
+    if isinstance(error, flight.FlightUnauthenticatedError | flight.FlightUnauthorizedError):
+        return AuthenticationError(f"{doing}: refused: {reason}")
+    if isinstance(error, pa.ArrowNotImplementedError):
+        return MessageError(f"{doing}: the peer does not know this method")
+    return OutcomeUnknownError(f"{doing}: broken off: {reason}")
+
+
+def decoded(error: BaseException) -> FlightedlError | None:
+    """The error that one of our servers answered with, or None when this is none."""
+    detail = getattr(error, "extra_info", None)
+    if not detail:
+        return None
+    try:
+        answer = msgspec.json.decode(detail, type=_Detail)
+    except msgspec.MsgspecError:
+        return None
+    fallback = UnavailableError if answer.retryable else FlightedlError
+    return ERRORS_BY_CODE.get(answer.code, fallback)(answer.text or answer.code)
+
+
+def _innermost(text: str) -> str:
+    text = text.partition(" gRPC client debug context:")[0]
+    return text.rpartition("with message: ")[2].rstrip(". ")

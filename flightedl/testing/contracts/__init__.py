@@ -1,0 +1,1 @@
+"""One suite for each port: inherit it in a test class and provide the fixtures that it names."""

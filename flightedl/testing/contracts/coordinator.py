@@ -1,0 +1,426 @@
+"""What ``ports.Coordinator`` promises, as tests.
+
+Inherit :class:`CoordinatorContract` and :class:`CoordinatorOutageContract` and give them a fixture ``world``, a
+:class:`World` of the implementation; for the second it is one that may be stopped and frozen.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Protocol, TypeVar
+
+import pytest
+
+from flightedl.errors import OutcomeUnknownError, UnavailableError, UsageError
+from flightedl.ports import (
+    Absent,
+    CompactedError,
+    Coordinator,
+    CreatedAt,
+    Delete,
+    LeaseLostError,
+    ModifiedAt,
+    Put,
+    Removed,
+    Watch,
+    WatchEvent,
+    Written,
+)
+
+Result = TypeVar("Result")
+
+_PATIENCE_S = 10.0
+_TTL_S = 1.0
+
+
+class World(Protocol):
+    """An implementation and the means to bring about what the contract speaks of."""
+
+    #: Of this test alone; ends with a slash.
+    prefix: str
+
+    def connect(self) -> Coordinator:
+        """A connection of its own, closed by the world."""
+        ...
+
+    def pass_time(self, seconds: float) -> None:
+        """Let the store's time pass; may return before it has."""
+        ...
+
+    def compact(self) -> None:
+        """Forget all events up to now."""
+        ...
+
+    def stop(self) -> None:
+        """Make the store unreachable."""
+        ...
+
+    def start(self) -> None:
+        """Make it reachable again, with all that it had."""
+        ...
+
+    def lose_reply(self, coordinator: Coordinator) -> None:
+        """The next request of this connection is carried out, its reply is lost."""
+        ...
+
+
+def eventually(look: Callable[[], Result | None], timeout_s: float = _PATIENCE_S) -> Result:
+    """The first result that is true."""
+    deadline = time.monotonic() + timeout_s
+    while True:
+        result = look()
+        if result:
+            return result
+        assert time.monotonic() < deadline, "it did not happen in time"
+        time.sleep(0.01)
+
+
+def collect(watch: Watch, count: int, timeout_s: float = _PATIENCE_S) -> list[WatchEvent]:
+    """The next ``count`` events (and what came together with the last)."""
+    events: list[WatchEvent] = []
+    deadline = time.monotonic() + timeout_s
+    while len(events) < count:
+        assert time.monotonic() < deadline, f"only {len(events)} of {count} events came"
+        events.extend(watch.next(0.5))
+    return events
+
+
+def put(coordinator: Coordinator, key: str, value: bytes = b"", lease_id: int = 0) -> int:
+    """Write unconditionally; returns the revision."""
+    result = coordinator.transact([], [Put(key, value, lease_id)])
+    assert result.committed
+    return result.revision
+
+
+def persistently(act: Callable[[], Result]) -> Result:
+    """Repeat while the store is not reachable."""
+
+    def attempt() -> tuple[Result] | None:
+        try:
+            return (act(),)
+        except UnavailableError:
+            return None
+
+    return eventually(attempt)[0]
+
+
+class CoordinatorContract:
+    """Values, transactions, leases and watches of a healthy store."""
+
+    @pytest.fixture
+    def coordinator(self, world: World) -> Coordinator:
+        return world.connect()
+
+    def test_an_absent_key_is_none(self, coordinator: Coordinator, world: World) -> None:
+        assert coordinator.get(world.prefix + "a") is None
+
+    def test_a_written_key_is_read_by_everybody(self, coordinator: Coordinator, world: World) -> None:
+        revision = put(coordinator, world.prefix + "a", b"\x00\xff")
+        entry = world.connect().get(world.prefix + "a")
+        assert entry is not None
+        assert (entry.value, entry.create_revision, entry.mod_revision, entry.lease_id) == (
+            b"\x00\xff",
+            revision,
+            revision,
+            0,
+        )
+
+    def test_overwriting_keeps_the_create_revision(self, coordinator: Coordinator, world: World) -> None:
+        created = put(coordinator, world.prefix + "a", b"1")
+        modified = put(coordinator, world.prefix + "a", b"2")
+        entry = coordinator.get(world.prefix + "a")
+        assert entry is not None
+        assert created < modified
+        assert (entry.create_revision, entry.mod_revision) == (created, modified)
+
+    def test_recreating_gives_a_new_create_revision(self, coordinator: Coordinator, world: World) -> None:
+        created = put(coordinator, world.prefix + "a")
+        coordinator.transact([], [Delete(world.prefix + "a")])
+        assert put(coordinator, world.prefix + "a") > created
+
+    def test_a_listing_is_sorted_and_of_the_prefix_only(self, coordinator: Coordinator, world: World) -> None:
+        for name in ("ps/1", "ps/0", "ps_desired", "q", "ps/10"):
+            last = put(coordinator, world.prefix + name)
+        listing = coordinator.list(world.prefix + "ps/")
+        assert [entry.key for entry in listing.entries] == [world.prefix + f"ps/{i}" for i in ("0", "1", "10")]
+        assert listing.revision >= last
+        assert coordinator.list(world.prefix + "none/").entries == ()
+
+    def test_a_transaction_is_all_or_nothing(self, coordinator: Coordinator, world: World) -> None:
+        a, b = world.prefix + "a", world.prefix + "b"
+        revision = put(coordinator, a, b"1")
+        refused = coordinator.transact([Absent(b), Absent(a)], [Put(b, b"2"), Delete(a)])
+        assert not refused.committed
+        assert refused.entries == {a: coordinator.get(a), b: None}
+        done = coordinator.transact([Absent(b), CreatedAt(a, revision)], [Put(b, b"2"), Delete(a)])
+        assert done.committed
+        found = coordinator.get(b)
+        assert found is not None
+        assert found.mod_revision == done.revision
+        assert coordinator.get(a) is None
+
+    def test_conditions_on_revisions(self, coordinator: Coordinator, world: World) -> None:
+        key = world.prefix + "a"
+        created = put(coordinator, key)
+        modified = put(coordinator, key)
+        for condition, holds in (
+            (CreatedAt(key, created), True),
+            (CreatedAt(key, modified), False),
+            (ModifiedAt(key, modified), True),
+            (ModifiedAt(key, created), False),
+            (ModifiedAt(key, 0), False),
+            (ModifiedAt(world.prefix + "none", 0), True),
+            (CreatedAt(world.prefix + "none", created), False),
+            (Absent(key), False),
+            (Absent(world.prefix + "none"), True),
+        ):
+            assert coordinator.transact([condition], []).committed is holds, condition
+
+    def test_deleting_an_absent_key_is_fine(self, coordinator: Coordinator, world: World) -> None:
+        assert coordinator.transact([], [Delete(world.prefix + "none")]).committed
+
+    def test_of_many_who_create_a_key_one_wins(self, world: World) -> None:
+        connections = [world.connect() for _ in range(8)]
+        with ThreadPoolExecutor(8) as pool:
+            results = pool.map(
+                lambda one: one.transact([Absent(world.prefix + "a")], [Put(world.prefix + "a", b"")]), connections
+            )
+            assert sum(result.committed for result in results) == 1
+
+    def test_compare_and_swap_from_many_threads_counts_right(self, coordinator: Coordinator, world: World) -> None:
+        key = world.prefix + "count"
+        put(coordinator, key, b"0")
+
+        def add() -> None:
+            while True:
+                entry = coordinator.get(key)
+                assert entry is not None
+                then = [Put(key, b"%d" % (int(entry.value) + 1))]
+                if coordinator.transact([ModifiedAt(key, entry.mod_revision)], then).committed:
+                    return
+
+        with ThreadPoolExecutor(4) as pool:
+            for future in [pool.submit(add) for _ in range(20)]:
+                future.result()
+        entry = coordinator.get(key)
+        assert entry is not None
+        assert entry.value == b"20"
+
+    def test_what_is_too_much_for_a_transaction_is_refused(self, coordinator: Coordinator, world: World) -> None:
+        keys = [f"{world.prefix}{i}" for i in range(129)]
+        most = keys[:128]
+        assert coordinator.transact([Absent(key) for key in most], [Put(key, b"") for key in most]).committed
+        with pytest.raises(UsageError, match="128"):
+            coordinator.transact([], [Put(key, b"") for key in keys])
+        with pytest.raises(UsageError):
+            coordinator.transact([], [Put(keys[0], b"1"), Put(keys[0], b"2")])
+
+    # --- leases ---
+
+    def test_a_lease_has_an_id_and_at_least_the_time_asked_for(self, coordinator: Coordinator) -> None:
+        lease = coordinator.grant(_TTL_S)
+        assert lease.id != 0
+        assert lease.ttl_s >= _TTL_S
+
+    def test_revoking_deletes_the_keys(self, coordinator: Coordinator, world: World) -> None:
+        lease = coordinator.grant(60)
+        put(coordinator, world.prefix + "a", lease_id=lease.id)
+        entry = coordinator.get(world.prefix + "a")
+        assert entry is not None
+        assert entry.lease_id == lease.id
+        lease.revoke()
+        assert coordinator.get(world.prefix + "a") is None
+        lease.revoke()
+        with pytest.raises(LeaseLostError):
+            lease.renew()
+        with pytest.raises(LeaseLostError):
+            coordinator.transact([], [Put(world.prefix + "b", b""), Put(world.prefix + "a", b"", lease.id)])
+        assert coordinator.list(world.prefix).entries == ()
+
+    def test_keys_vanish_when_the_lease_ends(self, coordinator: Coordinator, world: World) -> None:
+        lease = coordinator.grant(_TTL_S)
+        put(coordinator, world.prefix + "leased", lease_id=lease.id)
+        put(coordinator, world.prefix + "lasting")
+        world.pass_time(lease.ttl_s * 1.1)
+        eventually(lambda: coordinator.get(world.prefix + "leased") is None)
+        assert coordinator.get(world.prefix + "lasting") is not None
+        with pytest.raises(LeaseLostError):
+            lease.renew()
+
+    def test_a_renewed_lease_lives_on(self, coordinator: Coordinator, world: World) -> None:
+        lease = coordinator.grant(_TTL_S)
+        put(coordinator, world.prefix + "a", lease_id=lease.id)
+        for _ in range(6):
+            world.pass_time(lease.ttl_s * 0.4)
+            threading.Event().wait(lease.ttl_s * 0.2)
+            lease.renew()
+        assert coordinator.get(world.prefix + "a") is not None
+
+    def test_overwriting_without_the_lease_frees_the_key(self, coordinator: Coordinator, world: World) -> None:
+        lease = coordinator.grant(60)
+        put(coordinator, world.prefix + "a", lease_id=lease.id)
+        put(coordinator, world.prefix + "a")
+        lease.revoke()
+        assert coordinator.get(world.prefix + "a") is not None
+
+    # --- watches ---
+
+    def test_a_watch_gives_each_event_once_and_in_order(self, coordinator: Coordinator, world: World) -> None:
+        start = coordinator.list(world.prefix).revision
+        watch = coordinator.watch(world.prefix, start)
+        expected: list[WatchEvent] = []
+        for i in range(30):
+            key = f"{world.prefix}{i % 3}"
+            if i % 5 == 4:
+                expected.append(Removed(key, coordinator.transact([], [Delete(key)]).revision))
+                assert coordinator.transact([], [Put(key, b"again")]).committed
+            else:
+                put(coordinator, key, b"%d" % i)
+            entry = coordinator.get(key)
+            assert entry is not None
+            expected.append(Written(entry))
+        put(coordinator, world.prefix[:-1] + "-other/a")
+        assert collect(watch, len(expected)) == expected
+        assert watch.next(0.1) == ()
+
+    def test_a_watch_starts_in_the_past(self, coordinator: Coordinator, world: World) -> None:
+        first = put(coordinator, world.prefix + "a", b"1")
+        put(coordinator, world.prefix + "a", b"2")
+        put(coordinator, world.prefix + "a", b"3")
+        events = collect(coordinator.watch(world.prefix, first), 2)
+        assert [event.entry.value for event in events if isinstance(event, Written)] == [b"2", b"3"]
+
+    def test_one_transaction_is_seen_as_one_revision(self, coordinator: Coordinator, world: World) -> None:
+        watch = coordinator.watch(world.prefix, coordinator.list(world.prefix).revision)
+        result = coordinator.transact([], [Put(world.prefix + "a", b""), Put(world.prefix + "b", b"")])
+        events = collect(watch, 2)
+        assert {event.entry.mod_revision for event in events if isinstance(event, Written)} == {result.revision}
+
+    def test_a_watch_sees_the_end_of_a_lease(self, coordinator: Coordinator, world: World) -> None:
+        lease = coordinator.grant(_TTL_S)
+        revision = put(coordinator, world.prefix + "a", lease_id=lease.id)
+        watch = coordinator.watch(world.prefix, revision)
+        world.pass_time(lease.ttl_s * 1.1)
+        (event,) = collect(watch, 1)
+        assert isinstance(event, Removed)
+        assert event.key == world.prefix + "a"
+        assert event.revision > revision
+
+    def test_an_idle_watch_returns_nothing_in_time(self, coordinator: Coordinator, world: World) -> None:
+        watch = coordinator.watch(world.prefix, coordinator.list(world.prefix).revision)
+        start = time.monotonic()
+        assert watch.next(0.2) == ()
+        assert 0.15 < time.monotonic() - start < 2
+
+    def test_closing_ends_a_waiting_next(self, coordinator: Coordinator, world: World) -> None:
+        watch = coordinator.watch(world.prefix, coordinator.list(world.prefix).revision)
+        with ThreadPoolExecutor(1) as pool:
+            waiting = pool.submit(watch.next, 30)
+            watch.close()
+            assert waiting.result(1.0) == ()
+        assert watch.next(30) == ()
+
+    def test_a_compacted_start_is_told(self, coordinator: Coordinator, world: World) -> None:
+        first = put(coordinator, world.prefix + "a")
+        for _ in range(3):
+            put(coordinator, world.prefix + "a")
+        world.compact()
+        with pytest.raises(CompactedError):
+            collect(coordinator.watch(world.prefix, first), 1)
+        listing = coordinator.list(world.prefix)
+        watch = coordinator.watch(world.prefix, listing.revision)
+        revision = put(coordinator, world.prefix + "b")
+        (event,) = collect(watch, 1)
+        assert isinstance(event, Written)
+        assert event.entry.mod_revision == revision
+
+    def test_a_watch_that_has_seen_all_outlives_compaction(self, coordinator: Coordinator, world: World) -> None:
+        watch = coordinator.watch(world.prefix, put(coordinator, world.prefix + "a"))
+        put(coordinator, world.prefix + "a")
+        collect(watch, 1)
+        world.compact()
+        put(coordinator, world.prefix + "a")
+        assert len(collect(watch, 1)) == 1
+
+    def test_a_closed_coordinator_is_unavailable(self, coordinator: Coordinator, world: World) -> None:
+        coordinator.close()
+        with pytest.raises(UnavailableError):
+            coordinator.get(world.prefix)
+
+
+class CoordinatorOutageContract:
+    """What holds while the store stops, and afterwards."""
+
+    @pytest.fixture
+    def coordinator(self, world: World) -> Coordinator:
+        return world.connect()
+
+    def test_a_stopped_store_is_unavailable_at_once(self, coordinator: Coordinator, world: World) -> None:
+        lease = coordinator.grant(60)
+        world.stop()
+        for act in (
+            lambda: coordinator.get(world.prefix),
+            lambda: coordinator.list(world.prefix),
+            lambda: coordinator.transact([], [Put(world.prefix + "a", b"")]),
+            lambda: coordinator.grant(5),
+            lease.renew,
+            lease.revoke,
+        ):
+            start = time.monotonic()
+            with pytest.raises(UnavailableError, match="FLIGHTEDL_ETCD"):
+                act()
+            assert time.monotonic() - start < 3
+
+    def test_everything_works_again_after_a_restart(self, coordinator: Coordinator, world: World) -> None:
+        lease = coordinator.grant(60)
+        revision = put(coordinator, world.prefix + "a", b"1", lease.id)
+        world.stop()
+        with pytest.raises(UnavailableError):
+            coordinator.get(world.prefix + "a")
+        world.start()
+        entry = persistently(lambda: coordinator.get(world.prefix + "a"))
+        assert entry is not None
+        assert (entry.value, entry.create_revision, entry.lease_id) == (b"1", revision, lease.id)
+        persistently(lease.renew)
+
+    def test_a_watch_rides_through_restarts(self, coordinator: Coordinator, world: World) -> None:
+        writer = world.connect()
+        watch = coordinator.watch(world.prefix, put(writer, world.prefix + "a"))
+        seen: list[WatchEvent] = []
+        revisions: list[int] = []
+        for _ in range(3):
+            revisions += [persistently(lambda: put(writer, world.prefix + "a")) for _ in range(3)]
+            # Some of the events are delivered before the outage, some are not.
+            seen += collect(watch, 1)
+            world.stop()
+            seen += watch.next(0.1)
+            world.start()
+        seen += collect(watch, len(revisions) - len(seen)) if len(seen) < len(revisions) else []
+        assert [event.entry.mod_revision for event in seen if isinstance(event, Written)] == revisions
+        assert watch.next(0.3) == ()
+
+    def test_events_that_were_compacted_during_an_outage_are_told(self, coordinator: Coordinator, world: World) -> None:
+        watch = coordinator.watch(world.prefix, put(coordinator, world.prefix + "a"))
+        put(coordinator, world.prefix + "a")
+        collect(watch, 1)
+        world.stop()
+        assert watch.next(0.1) == ()
+        world.start()
+        # The watch is driven by its reader: as long as nobody reads, it does not resume.
+        other = world.connect()
+        for _ in range(3):
+            persistently(lambda: put(other, world.prefix + "a"))
+        world.compact()
+        with pytest.raises(CompactedError):
+            collect(watch, 1)
+
+    def test_a_lost_reply_is_an_unknown_outcome(self, coordinator: Coordinator, world: World) -> None:
+        put(coordinator, world.prefix + "a")
+        world.lose_reply(coordinator)
+        with pytest.raises(OutcomeUnknownError):
+            coordinator.transact([], [Put(world.prefix + "b", b"1")])
+        entry = eventually(lambda: persistently(lambda: coordinator.get(world.prefix + "b")))
+        assert entry.value == b"1"

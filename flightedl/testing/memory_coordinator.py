@@ -1,0 +1,289 @@
+"""The Coordinator's in-memory twin: one store, any number of connections to it, each of which can be cut off.
+
+Leases end by the clock given, looked at whenever anybody asks anything and, while a watch waits, every few
+milliseconds; so a FakeClock that is advanced ends them.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Literal, TypeVar
+
+from flightedl.errors import OutcomeUnknownError, UnavailableError, UsageError
+from flightedl.ports import (
+    Absent,
+    Clock,
+    CompactedError,
+    Condition,
+    CreatedAt,
+    Delete,
+    Entry,
+    LeaseLostError,
+    Listing,
+    Operation,
+    Put,
+    Removed,
+    TransactionResult,
+    WatchEvent,
+    Written,
+)
+
+#: How a request fails: refused before anything happened, lost on its way there, or carried out with its reply lost.
+FaultKind = Literal["unavailable", "lost_request", "lost_reply"]
+
+Reply = TypeVar("Reply")
+
+_OPERATIONS_LIMIT = 128
+_POLL_S = 0.005
+
+
+class _Store:
+    """The state that all connections share; used under ``condition``."""
+
+    def __init__(self, clock: Clock) -> None:
+        self.clock = clock
+        self.condition = threading.Condition()
+        self.revision = 1
+        self.compacted = 0
+        self.entries: dict[str, Entry] = {}
+        #: All events since ``compacted``, in revision order.
+        self.history: list[tuple[int, WatchEvent]] = []
+        #: Time to live and the end of each live lease.
+        self.leases: dict[int, tuple[float, float]] = {}
+        self.lease_count = 0
+
+    def expire(self) -> None:
+        now = self.clock.now()
+        for lease_id in [lease_id for lease_id, (_, end) in self.leases.items() if end <= now]:
+            self.end(lease_id)
+
+    def end(self, lease_id: int) -> None:
+        if self.leases.pop(lease_id, None) is not None:
+            self.change([Delete(key) for key, entry in self.entries.items() if entry.lease_id == lease_id])
+
+    def change(self, operations: Sequence[Operation]) -> None:
+        """Do all operations as one revision; none at all if nothing changes."""
+        revision = self.revision + 1
+        for operation in operations:
+            old = self.entries.get(operation.key)
+            if isinstance(operation, Put):
+                created = old.create_revision if old else revision
+                entry = Entry(operation.key, bytes(operation.value), created, revision, operation.lease_id)
+                self.entries[operation.key] = entry
+                self.history.append((revision, Written(entry)))
+            elif old is not None:
+                del self.entries[operation.key]
+                self.history.append((revision, Removed(operation.key, revision)))
+        if self.history and self.history[-1][0] == revision:
+            self.revision = revision
+            self.condition.notify_all()
+
+    def holds(self, condition: Condition) -> bool:
+        entry = self.entries.get(condition.key)
+        match condition:
+            case Absent():
+                return entry is None
+            case CreatedAt(create_revision=revision):
+                return (entry.create_revision if entry else 0) == revision
+            case _:
+                return (entry.mod_revision if entry else 0) == condition.mod_revision
+
+
+class MemoryCoordinator:
+    """See ``ports.Coordinator``.
+
+    Args:
+        clock: Ends leases.
+        store: Given by ``another``; None: an empty one.
+    """
+
+    def __init__(self, clock: Clock, store: _Store | None = None) -> None:
+        self._store = store or _Store(clock)
+        self._faults: list[FaultKind] = []
+        self._is_connected = True
+        self._watches: set[MemoryWatch] = set()
+
+    def another(self) -> MemoryCoordinator:
+        """A connection of its own to the same store."""
+        return MemoryCoordinator(self._store.clock, self._store)
+
+    # --- faults ---
+
+    def fail_next(self, kind: FaultKind) -> None:
+        """The next request that is not yet planned to fail, fails in this way."""
+        with self._store.condition:
+            self._faults.append(kind)
+
+    def disconnect(self) -> None:
+        """All requests of this connection are refused and its watches are silent, until ``reconnect``."""
+        self._is_connected = False
+
+    def reconnect(self) -> None:
+        """Undo ``disconnect``; watches deliver what they missed."""
+        with self._store.condition:
+            self._is_connected = True
+            self._store.condition.notify_all()
+
+    @property
+    def is_connected(self) -> bool:
+        """False between ``disconnect`` and ``reconnect``."""
+        return self._is_connected
+
+    def compact(self) -> None:
+        """Forget all events up to now."""
+        with self._store.condition:
+            self._store.compacted = self._store.revision
+            self._store.history.clear()
+            self._store.condition.notify_all()
+
+    def end_lease(self, lease_id: int) -> None:
+        """End a lease behind its holder's back."""
+        with self._store.condition:
+            self._store.end(lease_id)
+
+    # --- the port ---
+
+    def get(self, key: str) -> Entry | None:
+        return self.request(lambda store: store.entries.get(key))
+
+    def list(self, prefix: str) -> Listing:
+        return self.request(
+            lambda store: Listing(
+                tuple(store.entries[key] for key in sorted(store.entries) if key.startswith(prefix)), store.revision
+            )
+        )
+
+    def transact(self, when: Sequence[Condition], then: Sequence[Operation]) -> TransactionResult:
+        if len(when) > _OPERATIONS_LIMIT or len(then) > _OPERATIONS_LIMIT:
+            raise UsageError(f"a transaction has at most {_OPERATIONS_LIMIT} conditions and operations: split it")
+        if any(count > 1 for count in Counter(operation.key for operation in then).values()):
+            raise UsageError("a transaction does not write the same key twice")
+
+        def carry_out(store: _Store) -> TransactionResult:
+            if not all(store.holds(condition) for condition in when):
+                entries = {condition.key: store.entries.get(condition.key) for condition in when}
+                return TransactionResult(committed=False, revision=store.revision, entries=entries)
+            for operation in then:
+                if isinstance(operation, Put) and operation.lease_id and operation.lease_id not in store.leases:
+                    raise LeaseLostError("the lease has ended")
+            store.change(then)
+            return TransactionResult(committed=True, revision=store.revision, entries={})
+
+        return self.request(carry_out, lost=OutcomeUnknownError("the transaction may or may not have been done"))
+
+    def grant(self, ttl_s: float) -> MemoryLease:
+        def carry_out(store: _Store) -> MemoryLease:
+            store.lease_count += 1
+            store.leases[store.lease_count] = (ttl_s, store.clock.now() + ttl_s)
+            return MemoryLease(self, store.lease_count, ttl_s)
+
+        return self.request(carry_out)
+
+    def watch(self, prefix: str, after_revision: int) -> MemoryWatch:
+        watch = MemoryWatch(self, self._store, prefix, after_revision, self._watches)
+        with self._store.condition:
+            self._watches.add(watch)
+        return watch
+
+    def close(self) -> None:
+        self.disconnect()
+        with self._store.condition:
+            watches = list(self._watches)
+        for watch in watches:
+            watch.close()
+
+    def request(self, carry_out: Callable[[_Store], Reply], lost: Exception | None = None) -> Reply:
+        """Do something to the store, unless a fault is planned; ``lost`` is raised when the outcome is unknown."""
+        with self._store.condition:
+            fault = self._faults.pop(0) if self._faults else None
+            if fault == "unavailable" or not self._is_connected:
+                raise UnavailableError("etcd cannot be reached: start it, or set FLIGHTEDL_ETCD")
+            self._store.expire()
+            if fault == "lost_request":
+                raise lost or UnavailableError("etcd did not answer")
+            reply = carry_out(self._store)
+            if fault == "lost_reply":
+                raise lost or UnavailableError("etcd did not answer")
+            return reply
+
+
+class MemoryLease:
+    """See ``ports.Lease``."""
+
+    def __init__(self, coordinator: MemoryCoordinator, lease_id: int, ttl_s: float) -> None:
+        self._coordinator = coordinator
+        self._id = lease_id
+        self._ttl_s = ttl_s
+
+    @property
+    def id(self) -> int:
+        return self._id
+
+    @property
+    def ttl_s(self) -> float:
+        return self._ttl_s
+
+    def renew(self) -> None:
+        def carry_out(store: _Store) -> None:
+            if self._id not in store.leases:
+                raise LeaseLostError(f"lease {self._id:x} has ended")
+            store.leases[self._id] = (self._ttl_s, store.clock.now() + self._ttl_s)
+
+        self._coordinator.request(carry_out)
+
+    def revoke(self) -> None:
+        self._coordinator.request(lambda store: store.end(self._id))
+
+
+class MemoryWatch:
+    """See ``ports.Watch``."""
+
+    def __init__(
+        self,
+        coordinator: MemoryCoordinator,
+        store: _Store,
+        prefix: str,
+        after_revision: int,
+        siblings: set[MemoryWatch],
+    ) -> None:
+        self._coordinator = coordinator
+        self._store = store
+        self._prefix = prefix
+        self._revision = after_revision
+        self._is_closed = False
+        self._siblings = siblings
+
+    def next(self, timeout_s: float) -> tuple[WatchEvent, ...]:
+        deadline = time.monotonic() + timeout_s
+        with self._store.condition:
+            while not self._is_closed:
+                self._store.expire()
+                if self._coordinator.is_connected:
+                    if self._revision < self._store.compacted:
+                        raise CompactedError("the events after the last one seen are gone: list again")
+                    events = tuple(
+                        event
+                        for revision, event in self._store.history
+                        if revision > self._revision and _key(event).startswith(self._prefix)
+                    )
+                    self._revision = self._store.revision
+                    if events:
+                        return events
+                left_s = deadline - time.monotonic()
+                if left_s <= 0:
+                    return ()
+                self._store.condition.wait(min(left_s, _POLL_S))
+        return ()
+
+    def close(self) -> None:
+        with self._store.condition:
+            self._is_closed = True
+            self._siblings.discard(self)
+            self._store.condition.notify_all()
+
+
+def _key(event: WatchEvent) -> str:
+    return event.entry.key if isinstance(event, Written) else event.key

@@ -1,0 +1,87 @@
+"""Server processes for tests: started, waited for, frozen, killed, and gone at the end."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+_POLL_S = 0.01
+
+
+def free_port() -> int:
+    """A port that was free a moment ago on 127.0.0.1; another process may take it before its user does."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+class ServerProcess:
+    """A child that leads a process group of its own and writes its output to a file.
+
+    Args:
+        command: Program and arguments.
+        log_path: Where its output goes; appended to.
+        environment: All variables; None: those of this process.
+    """
+
+    def __init__(self, command: Sequence[str], log_path: Path, environment: Mapping[str, str] | None = None) -> None:
+        self.log_path = log_path
+        with log_path.open("ab") as log:
+            self._process = subprocess.Popen(
+                list(command),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                env=environment,
+                start_new_session=True,
+                cwd=log_path.parent,
+            )
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
+    def is_running(self) -> bool:
+        return self._process.poll() is None
+
+    def wait_until(self, is_ready: Callable[[], bool], timeout_s: float) -> bool:
+        """True when ready, False when the process ended first.
+
+        Raises:
+            TimeoutError: neither happened; carries the end of the log.
+        """
+        deadline = time.monotonic() + timeout_s
+        while self.is_running:
+            if is_ready():
+                return True
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"not ready within {timeout_s:g} s: {self.log()}")
+            time.sleep(_POLL_S)
+        return False
+
+    def log(self) -> str:
+        """The end of its output."""
+        return self.log_path.read_text(errors="replace")[-2000:]
+
+    def freeze(self) -> None:
+        self._signal(signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        self._signal(signal.SIGCONT)
+
+    def kill(self) -> None:
+        """Kill -9, and wait for the end."""
+        self._signal(signal.SIGKILL)
+        self._process.wait()
+
+    def _signal(self, number: signal.Signals) -> None:
+        if self.is_running:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._process.pid, number)

@@ -1,0 +1,428 @@
+"""Every JSON message of the protocol, as a validated struct.
+
+Rules:
+
+* A request is a JSON object; an unknown field, a missing one or one of the wrong type is a :class:`MessageError`, and
+  nothing was done. Replies tolerate unknown fields, so that a server may be newer than its client.
+* Whatever can be retried carries its identity: a pushed batch its ``BatchIdentity``, a report its ``attempt``, a trainer
+  its ``generation``, a member its ``member``. Generations of the *servers* travel in headers of the transport.
+* Numbers that identify (epoch, task, batch, attempt, generation, member) are non-negative.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, TypeVar
+
+import msgspec
+
+from flightedl.errors import MessageError
+
+Natural = Annotated[int, msgspec.Meta(ge=0)]
+Text = Annotated[str, msgspec.Meta(max_length=4096)]
+Name = Annotated[str, msgspec.Meta(min_length=1, max_length=256)]
+Weight = Annotated[float, msgspec.Meta(ge=0)]
+
+
+class Request(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Base of what is asked of a server."""
+
+
+class Reply(msgspec.Struct, frozen=True, kw_only=True):
+    """Base of what a server answers, and of what lies in etcd."""
+
+
+# --- who asks ---
+
+
+class Sender(Request, frozen=True, kw_only=True):
+    """A trainer: its id, and the generation of its key in etcd."""
+
+    trainer: Name
+    generation: Natural
+
+
+# --- declarations: trainer -> master ---
+
+
+class DatasetDeclaration(Request, frozen=True, kw_only=True):
+    """What ``job.dataset(...)`` says. The first one wins; a different one is refused with the difference."""
+
+    urls: list[Text]
+    batch_size: Annotated[int, msgspec.Meta(ge=1)]
+    #: None: endless.
+    epochs: Annotated[int, msgspec.Meta(ge=1)] | None = 1
+    shuffle: bool = False
+    seed: int = 0
+    format: Text = ""
+    columns: list[Text] | None = None
+    #: [column, operator, value] conditions, all of which must hold.
+    filter: list[tuple[str, str, Any]] | None = None
+    records_per_task: Natural = 0
+    on_corrupt: Text = "fail"
+
+
+class DatasetReply(Reply, frozen=True, kw_only=True):
+    """The declared dataset, as the master indexed it."""
+
+    index_hash: str
+    task_count: int
+    record_count: int
+    #: Arrow IPC schema message, base64: what the batches look like.
+    schema: str
+    declaration: DatasetDeclaration
+
+
+class ParameterDeclaration(Request, frozen=True, kw_only=True):
+    """One named array."""
+
+    name: Name
+    shape: list[Natural]
+    dtype: Name
+
+
+class ModelDeclaration(Request, frozen=True, kw_only=True):
+    """What ``job.parameters(...)`` says. Optimizer and mode are tagged objects, see the domain's to_json."""
+
+    parameters: list[ParameterDeclaration]
+    optimizer: dict[str, Any]
+    mode: dict[str, Any]
+
+
+class ModelReply(Reply, frozen=True, kw_only=True):
+    """The declared model and how it lies on the pservers."""
+
+    declaration: ModelDeclaration
+    pservers: int
+    plan_hash: str
+
+
+class JobDeclaration(Reply, frozen=True, kw_only=True):
+    """The value of the ``job`` key: all that the trainers declared, each part once."""
+
+    dataset: DatasetReply | None = None
+    model: ModelReply | None = None
+
+
+# --- tasks: DoGet on the master ---
+
+
+class FinishedTask(Request, frozen=True, kw_only=True):
+    """A piece of work whose every batch is acknowledged by every pserver of the generations given."""
+
+    epoch: Natural
+    position: Natural
+    attempt: Natural
+    #: Generation of each pserver, by index, when it acknowledged; empty without a model.
+    pservers: list[Natural] = []
+
+
+class FailedTask(Request, frozen=True, kw_only=True):
+    """A piece of work that the trainer could not do."""
+
+    epoch: Natural
+    position: Natural
+    attempt: Natural
+    error: Text
+    #: The batch at which it failed, where known.
+    batch: Natural | None = None
+
+
+class ReturnedTask(Request, frozen=True, kw_only=True):
+    """A piece of work handed back unharmed, as a trainer does that leaves."""
+
+    epoch: Natural
+    position: Natural
+    attempt: Natural
+
+
+class TasksTicket(Sender, frozen=True, kw_only=True):
+    """Reports and asks in one call."""
+
+    verb: str = "tasks"
+    finished: list[FinishedTask] = []
+    failed: list[FailedTask] = []
+    returned: list[ReturnedTask] = []
+    #: Attempts that the trainer holds beside those reported: one that is missing here is told again.
+    holding: list[Natural] = []
+    #: How many pieces of work are wanted now; 0 only reports.
+    want: Annotated[int, msgspec.Meta(ge=0, le=64)] = 1
+    #: How long the master may hold the call while there is nothing to hand out.
+    wait_s: Annotated[float, msgspec.Meta(ge=0, le=20)] = 2.0
+
+
+class Assignment(Reply, frozen=True, kw_only=True):
+    """A piece of work: batches ``first_batch`` to ``end_batch`` (exclusive) of a task."""
+
+    epoch: int
+    position: int
+    task: int
+    attempt: int
+    first_batch: int
+    end_batch: int
+    #: Batches of the whole task.
+    batch_count: int
+
+
+class TasksReply(Reply, frozen=True, kw_only=True):
+    """Metadata of the first message of the reply; then one record batch of chunks for each assignment."""
+
+    assignments: list[Assignment]
+    #: "given", "none_now" or "epochs_done".
+    outcome: str
+    retry_after_s: float = 0.0
+    #: The sender's membership, 0: it is not a member.
+    member: int = 0
+    #: Reports that were refused, because their attempt is no longer current: drop that work.
+    lost: list[ReturnedTask] = []
+    epoch: int = 0
+
+
+class JoinRequest(Sender, frozen=True, kw_only=True):
+    """A trainer that holds work asks to be waited for."""
+
+    wait_s: Annotated[float, msgspec.Meta(ge=0, le=20)] = 2.0
+
+
+class JoinReply(Reply, frozen=True, kw_only=True):
+    """``member`` 0: not agreed yet, ask again."""
+
+    member: int
+    waiting_for: str = ""
+
+
+class LogRequest(Sender, frozen=True, kw_only=True):
+    """Progress of one trainer since its last message: sums over records."""
+
+    records: Natural = 0
+    batches: Natural = 0
+    #: name -> [weighted sum, weight].
+    metrics: dict[Name, tuple[float, float]] = {}
+    host: Text = ""
+    pid: Natural = 0
+    #: What the trainer waits for, empty when it works.
+    waiting_for: Text = ""
+
+
+# --- views: master -> pserver ---
+
+
+class ViewMemberMessage(Request, frozen=True, kw_only=True):
+    """One member of a view."""
+
+    trainer: Name
+    generation: Natural
+    member: Natural
+    first_round: Natural
+
+
+class ViewRequest(Request, frozen=True, kw_only=True):
+    """The whole membership; refused unless (master_generation, serial) is newer than the one known."""
+
+    master_generation: Natural
+    serial: Natural
+    members: list[ViewMemberMessage]
+
+
+class ViewReply(Reply, frozen=True, kw_only=True):
+    """What a pserver made of a view: everybody is admitted but those refused, whose first round has gone by."""
+
+    serial: int
+    refused: list[int] = []
+    highest_open_round: int = 0
+    #: True when the view was older than the one known.
+    outdated: bool = False
+
+
+# --- parameters: trainer -> pserver ---
+
+
+class BatchIdentity(Request, frozen=True, kw_only=True):
+    """Which batch of which epoch; what makes a push happen once."""
+
+    epoch: Natural
+    task: Natural
+    batch: Natural
+    #: Batches of the whole task.
+    batch_count: Annotated[int, msgspec.Meta(ge=1)]
+
+
+class PushHeader(Sender, frozen=True, kw_only=True):
+    """Opens a push (DoPut) or a step (DoExchange): what the rows that follow belong to."""
+
+    verb: str = "step"
+    plan_hash: Name
+    member: Natural
+    identity: BatchIdentity
+    #: The batch's weight in its round, usually its records.
+    weight: Weight
+    #: Rows that will follow.
+    rows: Natural
+    #: Step only: how long the server may hold the stream for rounds to close.
+    wait_s: Annotated[float, msgspec.Meta(ge=0, le=20)] = 2.0
+    #: Step only: whether fresh values are wanted.
+    pull: bool = True
+
+
+class PushReply(Reply, frozen=True, kw_only=True):
+    """The one acknowledgement of a push: how many rows met which outcome."""
+
+    accepted: int = 0
+    already_applied: int = 0
+    stale: int = 0
+    not_member: int = 0
+
+
+class PullTicket(Request, frozen=True, kw_only=True):
+    """Asks for blocks, each at or above a version. Without ``blocks``: all of this pserver."""
+
+    verb: str = "pull"
+    plan_hash: Name
+    #: The membership of the puller; 0: anybody who only reads.
+    member: Natural = 0
+    blocks: list[Natural] | None = None
+    #: One for each block, or a single one for all.
+    min_versions: list[Natural] = msgspec.field(default_factory=lambda: [0])
+    wait_s: Annotated[float, msgspec.Meta(ge=0, le=20)] = 2.0
+
+
+class InitHeader(Sender, frozen=True, kw_only=True):
+    """Opens the upload of the first values (DoPut) by the trainer that won the election."""
+
+    verb: str = "init"
+    plan_hash: Name
+    #: create_revision of the election's key: the newest winner's values count.
+    election: Natural
+    rows: Natural
+
+
+class InitReply(Reply, frozen=True, kw_only=True):
+    """How many blocks of this pserver have first values of that election, and how many there are."""
+
+    initialized: int
+    blocks: int
+
+
+class ElectionRecord(Reply, frozen=True, kw_only=True):
+    """The value of ``init_params``."""
+
+    trainer: str
+    done: bool = False
+
+
+# --- status ---
+
+
+class ServerStatus(Reply, frozen=True, kw_only=True):
+    """One server as the master sees it."""
+
+    index: int
+    address: str
+    generation: int
+    state: str
+    blocks: int = 0
+    #: Lowest and highest version among its blocks.
+    lowest_version: int = 0
+    highest_version: int = 0
+    size_bytes: int = 0
+
+
+class TrainerStatus(Reply, frozen=True, kw_only=True):
+    """One trainer as the master sees it."""
+
+    trainer: str
+    generation: int
+    host: str = ""
+    pid: int = 0
+    member: int = 0
+    holding: int = 0
+    records: int = 0
+    waiting_for: str = ""
+
+
+class TaskCounts(Reply, frozen=True, kw_only=True):
+    """Tasks of the current epoch by state."""
+
+    todo: int = 0
+    pending: int = 0
+    done: int = 0
+    failed: int = 0
+    total: int = 0
+    copies: int = 0
+
+
+class FailedPiece(Reply, frozen=True, kw_only=True):
+    """A quarantined piece of work."""
+
+    epoch: int
+    task: int
+    first_batch: int
+    end_batch: int
+    attempts: int
+    trainer: str
+    error: str
+    url: str = ""
+    first_record: int = 0
+    records: int = 0
+
+
+class StatusReply(Reply, frozen=True, kw_only=True):
+    """The job at a glance: ``flightedl status --json`` prints it as it is."""
+
+    job: str
+    #: waiting, training, done or failed.
+    state: str
+    waiting_for: str = ""
+    epoch: int = 0
+    epochs: int | None = None
+    tasks: TaskCounts = TaskCounts()
+    failed: list[FailedPiece] = []
+    records: int = 0
+    records_per_s: float = 0.0
+    #: Mean over the last seconds.
+    metrics: dict[str, float] = {}
+    master: ServerStatus | None = None
+    pservers: list[ServerStatus] = []
+    pservers_desired: int = 0
+    trainers: list[TrainerStatus] = []
+    mode: str = ""
+    plan_hash: str = ""
+    checkpoint: str = ""
+    checkpoint_age_s: float | None = None
+    error: str = ""
+
+
+class PserverStatusReply(Reply, frozen=True, kw_only=True):
+    """What a pserver says of itself."""
+
+    index: int
+    state: str
+    blocks: int
+    lowest_version: int
+    highest_version: int
+    size_bytes: int
+    pushes: int
+    rows_accepted: int
+    rows_repeated: int
+    rows_refused: int
+    members: list[int]
+    waiting_for: str = ""
+
+
+Message = TypeVar("Message", bound=msgspec.Struct)
+
+
+def encode(message: msgspec.Struct) -> bytes:
+    """JSON bytes of a message."""
+    return msgspec.json.encode(message)
+
+
+def decode(data: bytes, kind: type[Message]) -> Message:
+    """The message in ``data``.
+
+    Raises:
+        MessageError: not JSON, or not of this kind; says which field.
+    """
+    try:
+        return msgspec.json.decode(data, type=kind)
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
+        raise MessageError(f"not a valid {kind.__name__}: {str(error)[:200]}") from None

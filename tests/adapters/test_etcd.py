@@ -1,0 +1,233 @@
+"""The etcd adapter against a real etcd: the contract, and what only a real server can show."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from flightedl.adapters.clock import SystemClock
+from flightedl.adapters.etcd import EtcdCoordinator
+from flightedl.errors import OutcomeUnknownError, UnavailableError, UsageError
+from flightedl.ports import CompactedError, Coordinator, Put, Written
+from flightedl.testing.contracts.coordinator import (
+    CoordinatorContract,
+    CoordinatorOutageContract,
+    collect,
+    persistently,
+    put,
+)
+from flightedl.testing.etcd_server import EtcdServer
+from flightedl.testing.processes import free_port
+from flightedl.testing.proxy import TcpProxy
+
+pytestmark = pytest.mark.etcd
+
+
+class EtcdWorld:
+    """Real etcd behind a proxy."""
+
+    def __init__(self, server: EtcdServer, proxy: TcpProxy) -> None:
+        self.prefix = f"/test/{uuid.uuid4().hex}/"
+        self.server = server
+        self.proxy = proxy
+        self.connections: list[EtcdCoordinator] = []
+
+    def connect(self, timeout_s: float = 2.0) -> EtcdCoordinator:
+        self.connections.append(EtcdCoordinator(self.proxy.address, timeout_s=timeout_s, clock=SystemClock()))
+        return self.connections[-1]
+
+    def pass_time(self, seconds: float) -> None:
+        """Time passes by itself."""
+
+    def compact(self) -> None:
+        self.server.compact()
+
+    def stop(self) -> None:
+        self.server.kill()
+
+    def start(self) -> None:
+        self.server.restart()
+
+    def lose_reply(self, coordinator: Coordinator) -> None:
+        self.proxy.cut_after_request()
+
+    def close(self) -> None:
+        for connection in self.connections:
+            connection.close()
+
+
+@pytest.fixture
+def shared_world(etcd: EtcdServer) -> Iterator[EtcdWorld]:
+    with TcpProxy(etcd.address) as proxy:
+        world = EtcdWorld(etcd, proxy)
+        yield world
+        world.close()
+
+
+@pytest.fixture
+def own_world(own_etcd: EtcdServer) -> Iterator[EtcdWorld]:
+    with TcpProxy(own_etcd.address) as proxy:
+        world = EtcdWorld(own_etcd, proxy)
+        yield world
+        world.close()
+
+
+class TestContract(CoordinatorContract):
+    @pytest.fixture
+    def world(self, shared_world: EtcdWorld) -> EtcdWorld:
+        return shared_world
+
+
+@pytest.mark.faults
+class TestOutages(CoordinatorOutageContract):
+    @pytest.fixture
+    def world(self, own_world: EtcdWorld) -> EtcdWorld:
+        return own_world
+
+
+@pytest.mark.faults
+def test_a_frozen_etcd_never_hangs_a_call(own_world: EtcdWorld) -> None:
+    coordinator = own_world.connect(timeout_s=0.5)
+    lease = coordinator.grant(60)
+    own_world.server.freeze()
+    with pytest.raises(OutcomeUnknownError, match=r"did not answer within 0\.5 s"):
+        coordinator.transact([], [Put(own_world.prefix + "a", b"")])
+    for act in (lambda: coordinator.get("a"), lambda: coordinator.list("a"), lambda: coordinator.grant(5), lease.renew):
+        start = time.monotonic()
+        with pytest.raises(UnavailableError):
+            act()
+        assert time.monotonic() - start < 1.5
+    own_world.server.thaw()
+    persistently(lease.renew)
+
+
+@pytest.mark.faults
+def test_a_transaction_on_an_etcd_frozen_before_the_connection_is_known_not_to_be_sent(own_world: EtcdWorld) -> None:
+    own_world.server.freeze()
+    with pytest.raises(UnavailableError):
+        own_world.connect(timeout_s=1.0).transact([], [Put(own_world.prefix + "a", b"")])
+    own_world.server.thaw()
+
+
+@pytest.mark.faults
+@pytest.mark.timeout(90)
+def test_a_watch_survives_a_silent_partition(own_world: EtcdWorld) -> None:
+    """The stream looks alive and says nothing: only asking finds out."""
+    coordinator = own_world.connect(timeout_s=0.5)
+    direct = EtcdCoordinator(own_world.server.address, clock=SystemClock())
+    watch = coordinator.watch(own_world.prefix, put(coordinator, own_world.prefix + "a"))
+    put(direct, own_world.prefix + "a", b"1")
+    collect(watch, 1)
+    own_world.proxy.half_open()
+    put(direct, own_world.prefix + "a", b"2")
+    assert watch.next(0.2) == ()
+    # The old connections stay half-open for ever; only new ones are forwarded.
+    own_world.proxy.forget()
+    (event,) = collect(watch, 1)
+    assert isinstance(event, Written)
+    assert event.entry.value == b"2"
+    assert persistently(lambda: coordinator.get(own_world.prefix + "a")) is not None
+    direct.close()
+
+
+@pytest.mark.faults
+def test_a_watch_survives_a_freeze_without_losing_or_repeating(own_world: EtcdWorld) -> None:
+    coordinator = own_world.connect(timeout_s=0.5)
+    watch = coordinator.watch(own_world.prefix, put(coordinator, own_world.prefix + "a"))
+    revisions = [put(coordinator, own_world.prefix + "a") for _ in range(3)]
+    own_world.server.freeze()
+    seen = list(watch.next(1.0))
+    own_world.server.thaw()
+    revisions += [persistently(lambda: put(coordinator, own_world.prefix + "a")) for _ in range(3)]
+    seen += collect(watch, len(revisions) - len(seen))
+    # A write whose first try timed out may have been done twice; each event comes once and in order all the same.
+    got = [event.entry.mod_revision for event in seen if isinstance(event, Written)]
+    assert got == sorted(set(got))
+    assert set(revisions) <= set(got)
+
+
+@pytest.mark.faults
+def test_an_etcd_replaced_by_an_empty_one_is_told_as_compaction(own_etcd: EtcdServer) -> None:
+    with TcpProxy(own_etcd.address) as proxy, EtcdServer() as empty:
+        coordinator = EtcdCoordinator(proxy.address, clock=SystemClock())
+        for _ in range(5):
+            revision = put(coordinator, "/test/a")
+        watch = coordinator.watch("/test/", revision)
+        assert watch.next(0.1) == ()
+        proxy.redirect(empty.address)
+        with pytest.raises(CompactedError):
+            collect(watch, 1)
+        coordinator.close()
+
+
+def test_the_next_endpoint_is_asked_when_one_is_down(etcd: EtcdServer) -> None:
+    coordinator = EtcdCoordinator(f"127.0.0.1:{free_port()}, {etcd.address}", clock=SystemClock())
+    key = f"/test/{uuid.uuid4().hex}"
+    revision = put(coordinator, key, b"1")
+    watch = coordinator.watch(key, revision)
+    put(coordinator, key, b"2")
+    collect(watch, 1)
+    coordinator.close()
+
+
+def test_an_unreachable_etcd_says_what_to_do() -> None:
+    port = free_port()
+    coordinator = EtcdCoordinator(f"127.0.0.1:{port}", clock=SystemClock())
+    with pytest.raises(UnavailableError, match=rf":{port} cannot be reached: start it.*FLIGHTEDL_ETCD"):
+        coordinator.transact([], [Put("a", b"")])
+    coordinator.close()
+    coordinator = EtcdCoordinator("no-such-host.invalid:2379", clock=SystemClock())
+    with pytest.raises(UnavailableError, match="no-such-host"):
+        coordinator.transact([], [Put("a", b"")])
+    coordinator.close()
+    with pytest.raises(UsageError, match="FLIGHTEDL_ETCD"):
+        EtcdCoordinator(" , ", clock=SystemClock())
+
+
+def test_a_value_that_is_too_big_is_refused(shared_world: EtcdWorld) -> None:
+    coordinator = shared_world.connect()
+    for size_bytes in (1_700_000, 4_000_000):
+        with pytest.raises(UsageError, match=r"too large|larger than max"):
+            coordinator.transact([], [Put(shared_world.prefix + "a", bytes(size_bytes))])
+    assert coordinator.get(shared_world.prefix + "a") is None
+
+
+def test_the_granted_time_to_live_is_told(shared_world: EtcdWorld) -> None:
+    assert shared_world.connect().grant(1.2).ttl_s == 2.0
+
+
+def test_closing_ends_calls_and_watches_of_other_threads(shared_world: EtcdWorld) -> None:
+    coordinator = shared_world.connect(timeout_s=20)
+    coordinator.get("a")
+    watch = coordinator.watch(shared_world.prefix, 0)
+    shared_world.proxy.half_open()
+    with ThreadPoolExecutor(2) as pool:
+        watching = pool.submit(watch.next, 30)
+        asking = pool.submit(coordinator.get, "a")
+        with pytest.raises(TimeoutError):
+            asking.result(0.2)
+        coordinator.close()
+        assert watching.result(2) == ()
+        with pytest.raises(UnavailableError):
+            asking.result(2)
+
+
+def test_nothing_is_written_to_stderr(shared_world: EtcdWorld, capfd: pytest.CaptureFixture[str]) -> None:
+    coordinator = shared_world.connect()
+    watch = coordinator.watch(shared_world.prefix, put(coordinator, shared_world.prefix + "a"))
+    lease = coordinator.grant(5)
+    lease.renew()
+    put(coordinator, shared_world.prefix + "a")
+    collect(watch, 1)
+    shared_world.proxy.refuse()
+    with pytest.raises(UnavailableError):
+        lease.renew()
+    assert watch.next(0.3) == ()
+    shared_world.proxy.heal()
+    persistently(lease.renew)
+    coordinator.close()
+    assert capfd.readouterr().err == ""

@@ -1,0 +1,231 @@
+"""The storage adapter: the contract on a local directory, in fsspec's memory and on a real S3 server."""
+
+from __future__ import annotations
+
+import errno
+import os
+import time
+import uuid
+from pathlib import Path
+
+import fsspec
+import pytest
+
+from flightedl.adapters.storage import FsspecFiles, FsspecStorage, open_storage, without_credentials
+from flightedl.errors import DataError, NotFoundError, UnavailableError, UsageError
+from flightedl.testing.contracts.storage import StorageContract
+from flightedl.testing.processes import free_port
+from flightedl.testing.s3_server import S3Server
+
+
+class TestLocalPath(StorageContract):
+    @pytest.fixture
+    def storage(self, tmp_path: Path) -> FsspecStorage:
+        return open_storage(str(tmp_path / "not yet" / "there"))
+
+
+class TestFileUrl(StorageContract):
+    @pytest.fixture
+    def storage(self, tmp_path: Path) -> FsspecStorage:
+        return open_storage(f"file://{tmp_path}/root/")
+
+
+class TestMemory(StorageContract):
+    @pytest.fixture
+    def storage(self) -> FsspecStorage:
+        return open_storage(f"memory://{uuid.uuid4().hex}")
+
+
+@pytest.mark.s3
+class TestS3(StorageContract):
+    @pytest.fixture
+    def storage(self, s3_url: str) -> FsspecStorage:
+        return open_storage(s3_url + "/some/where")
+
+
+# --- local ---
+
+
+def test_a_publish_that_breaks_off_leaves_no_temporary_file(tmp_path: Path) -> None:
+    storage = open_storage(str(tmp_path))
+    with pytest.raises(ZeroDivisionError):
+        storage.publish("a", (bytes(1 // n) for n in (1, 0)))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_a_killed_writer_left_is_not_listed(tmp_path: Path) -> None:
+    (tmp_path / ".a.0123.partial").write_bytes(b"torn")
+    assert open_storage(str(tmp_path)).list("") == ()
+
+
+def test_the_file_is_synced_before_it_is_renamed_and_the_directory_after(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What reaches the disk first cannot be seen from inside the process; the order of the calls can."""
+    calls: list[str] = []
+    real_fsync, real_replace = os.fsync, Path.replace
+
+    def fsync(handle: int) -> None:
+        calls.append("sync directory" if Path(f"/proc/self/fd/{handle}").is_dir() else "sync file")
+        real_fsync(handle)
+
+    def replace(self: Path, target: Path) -> Path:
+        calls.append("rename")
+        return real_replace(self, target)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    monkeypatch.setattr(Path, "replace", replace)
+    open_storage(str(tmp_path)).publish("new/a", [b"1"])
+    assert calls == ["sync file", "rename", "sync directory", "sync directory"]
+
+
+@pytest.mark.parametrize("name", ["../a", "/a", "a/../../b", "./a"])
+def test_names_do_not_leave_the_root(tmp_path: Path, name: str) -> None:
+    with pytest.raises(UsageError, match="not the name"):
+        open_storage(str(tmp_path)).publish(name, [b""])
+
+
+def test_a_full_disk_is_unavailable() -> None:
+    """/dev/full says what a full disk says."""
+    storage = open_storage("/dev")
+    with (
+        Path("/dev/full").open("wb", buffering=0) as file,
+        pytest.raises(UnavailableError, match=os.strerror(errno.ENOSPC)),
+    ):
+        storage._write_all("full", file, [b"x"])
+
+
+def test_a_root_that_is_a_file_is_unavailable(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"")
+    with pytest.raises(UnavailableError, match="file"):
+        open_storage(str(tmp_path / "file")).publish("a", [b""])
+
+
+# --- URLs ---
+
+
+def test_credentials_are_never_shown() -> None:
+    assert without_credentials("s3://key:secret@bucket/a?token=t") == "s3://bucket/a"
+    assert without_credentials("/plain/p@th?x") == "/plain/p@th?x"
+
+
+def test_an_unknown_protocol_is_the_users_mistake() -> None:
+    with pytest.raises(UsageError, match="nonsense://user"):
+        open_storage("nonsense://user/dir")
+
+
+# --- S3 ---
+
+
+def test_a_dead_s3_server_is_reported_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    fsspec.get_filesystem_class("s3").clear_instance_cache()
+    monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{free_port()}")
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "visible-key")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "visible-secret")
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    start = time.monotonic()
+    with pytest.raises(UnavailableError, match="s3://bucket/a cannot be used") as caught:
+        open_storage("s3://bucket").read("a")
+    assert "visible" not in str(caught.value)
+    assert time.monotonic() - start < 8
+    fsspec.get_filesystem_class("s3").clear_instance_cache()
+
+
+@pytest.mark.s3
+def test_wrong_credentials_and_no_bucket_are_told_apart(s3_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(NotFoundError):
+        open_storage("s3://no-such-bucket-here").read("a")
+    fsspec.get_filesystem_class("s3").clear_instance_cache()
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "wrong")
+    with pytest.raises(UsageError, match="credentials"):
+        open_storage(s3_url).publish("a", [b""])
+    fsspec.get_filesystem_class("s3").clear_instance_cache()
+
+
+@pytest.mark.s3
+@pytest.mark.faults
+@pytest.mark.slow
+def test_an_s3_server_that_dies_and_comes_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    with S3Server() as server:
+        for name, value in server.environment.items():
+            monkeypatch.setenv(name, value)
+        fsspec.get_filesystem_class("s3").clear_instance_cache()
+        server.make_bucket("bucket")
+        storage = open_storage("s3://bucket/x")
+        storage.publish("a", [b"1"])
+        server.kill()
+        with pytest.raises(UnavailableError):
+            storage.publish("a", [b"2"])
+        server.restart()
+        deadline = time.monotonic() + 30
+        while True:
+            try:
+                storage.publish("a", [b"3"])
+                break
+            except UnavailableError:
+                assert time.monotonic() < deadline
+        assert storage.read("a") == b"3"
+    fsspec.get_filesystem_class("s3").clear_instance_cache()
+
+
+@pytest.mark.s3
+def test_files_on_s3(s3_url: str) -> None:
+    storage = open_storage(s3_url)
+    for name in ("d/b.parquet", "d/a.parquet", "d/c.csv"):
+        storage.publish(name, [name.encode()])
+    stats = FsspecFiles().expand([f"{s3_url}/d/*.parquet", f"{s3_url}/d/a.parquet"])
+    assert [stat.url for stat in stats] == [f"{s3_url}/d/a.parquet", f"{s3_url}/d/b.parquet"]
+    with FsspecFiles().open(stats[1].url) as file:
+        file.seek(2)
+        assert file.read() == b"b.parquet"
+    storage.publish("d/a.parquet", [b"D/A.PARQUET"])
+    changed = FsspecFiles().expand([f"{s3_url}/d/a.parquet"])[0]
+    assert changed.size_bytes == stats[0].size_bytes
+    assert changed.version != stats[0].version
+    with pytest.raises(DataError, match="none"):
+        FsspecFiles().open(f"{s3_url}/none")
+
+
+# --- Files ---
+
+
+def test_local_files_are_expanded_sorted_and_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("b.parquet", "a.parquet", "c.csv", "we[i]rd.csv"):
+        (tmp_path / name).write_bytes(name.encode())
+    (tmp_path / "dir.parquet").mkdir()
+    monkeypatch.chdir(tmp_path)
+    stats = FsspecFiles().expand(["*.parquet", f"file://{tmp_path}/a.parquet", "we[i]rd.csv"])
+    assert [stat.url for stat in stats] == [str(tmp_path / n) for n in ("a.parquet", "b.parquet", "we[i]rd.csv")]
+    assert stats[0].size_bytes == 9
+    with FsspecFiles().open(stats[0].url) as file:
+        assert file.read() == b"a.parquet"
+
+
+def test_a_changed_file_has_another_version(tmp_path: Path) -> None:
+    path = tmp_path / "a"
+    path.write_bytes(b"1")
+    before = FsspecFiles().expand([str(path)])[0].version
+    assert FsspecFiles().expand([str(path)])[0].version == before
+    os.utime(path, ns=(1, 1))
+    assert FsspecFiles().expand([str(path)])[0].version != before
+
+
+def test_what_is_not_there_is_named(tmp_path: Path) -> None:
+    files = FsspecFiles()
+    with pytest.raises(DataError, match=r"no file matches .*/\*\.parquet"):
+        files.expand([f"{tmp_path}/*.parquet"])
+    with pytest.raises(DataError, match=r"there is no file .*/a\.parquet"):
+        files.expand([f"{tmp_path}/a.parquet"])
+    with pytest.raises(DataError, match=r"is a directory: name the files, as in .*/\*\.parquet"):
+        files.expand([str(tmp_path)])
+    with pytest.raises(DataError, match="there is no file"):
+        files.open(f"{tmp_path}/a.parquet")
+    with pytest.raises(DataError, match="is a directory"):
+        files.open(str(tmp_path))
+
+
+def test_memory_files() -> None:
+    root = f"memory://{uuid.uuid4().hex}"
+    open_storage(root).publish("a.csv", [b"1"])
+    (stat,) = FsspecFiles().expand([f"{root}/*.csv"])
+    assert FsspecFiles().open(stat.url).read() == b"1"

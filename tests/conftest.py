@@ -1,0 +1,94 @@
+"""Shared fixtures: clocks, real servers, and the check that a test leaves nothing behind."""
+
+from __future__ import annotations
+
+import threading
+import time
+import uuid
+from collections.abc import Iterator
+
+import fsspec
+import psutil
+import pytest
+from hypothesis import HealthCheck, settings
+
+from flightedl.testing.clock import FakeClock
+from flightedl.testing.etcd_server import EtcdServer
+from flightedl.testing.s3_server import S3Server
+
+settings.register_profile(
+    "fast", max_examples=25, stateful_step_count=30, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
+settings.register_profile("thorough", max_examples=1000, stateful_step_count=60, deadline=None)
+settings.load_profile("fast")
+
+#: Threads that libraries keep for the life of the process.
+LASTING_THREADS = ("fsspecIO", "asyncio_", "pytest_timeout", "tqdm_monitor")
+LEAK_PATIENCE_S = 5.0
+
+
+def threads() -> set[threading.Thread]:
+    return {thread for thread in threading.enumerate() if not thread.name.startswith(LASTING_THREADS)}
+
+
+def children() -> set[psutil.Process]:
+    return set(psutil.Process().children(recursive=True))
+
+
+@pytest.fixture(autouse=True)
+def nothing_left_behind() -> Iterator[None]:
+    """Fails a test that leaves a thread or a child process. Servers of wider scope are started before and may stay."""
+    threads_before, children_before = threads(), children()
+    yield
+    deadline = time.monotonic() + LEAK_PATIENCE_S
+    while True:
+        left = [str(thing) for thing in (*(threads() - threads_before), *(children() - children_before))]
+        if not left:
+            return
+        if time.monotonic() > deadline:
+            pytest.fail(f"left behind: {', '.join(left)}")
+        time.sleep(0.01)
+
+
+@pytest.fixture
+def fake_clock() -> FakeClock:
+    """A clock that the test advances."""
+    return FakeClock()
+
+
+@pytest.fixture(scope="session")
+def etcd() -> Iterator[EtcdServer]:
+    """A real etcd that all tests share: take a job name of your own (``job_name``), and don't kill it."""
+    with EtcdServer() as server:
+        yield server
+
+
+@pytest.fixture
+def own_etcd() -> Iterator[EtcdServer]:
+    """A real etcd of this test's own, that may be killed and frozen."""
+    with EtcdServer() as server:
+        yield server
+
+
+@pytest.fixture
+def job_name() -> str:
+    """A job of this test's own."""
+    return f"job-{uuid.uuid4().hex[:12]}"
+
+
+@pytest.fixture(scope="session")
+def s3_server() -> Iterator[S3Server]:
+    """A real S3 server that all tests share."""
+    with S3Server() as server:
+        yield server
+
+
+@pytest.fixture
+def s3_url(s3_server: S3Server, monkeypatch: pytest.MonkeyPatch) -> str:
+    """URL of a new, empty bucket; the variables that S3 clients read are set."""
+    for name, value in s3_server.environment.items():
+        monkeypatch.setenv(name, value)
+    fsspec.get_filesystem_class("s3").clear_instance_cache()
+    bucket = f"bucket-{uuid.uuid4().hex[:12]}"
+    s3_server.make_bucket(bucket)
+    return f"s3://{bucket}"

@@ -1,0 +1,193 @@
+"""The directory: what it knows, how it hears of changes, and what outages do to it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+
+import msgspec
+import pytest
+
+from flightedl.adapters.clock import SystemClock
+from flightedl.adapters.etcd import EtcdCoordinator
+from flightedl.coordination.directory import Directory
+from flightedl.coordination.keys import JobKeys
+from flightedl.coordination.records import ServerRecord, TrainerRecord
+from flightedl.ports import Delete
+from flightedl.testing.contracts.coordinator import eventually, put
+from flightedl.testing.etcd_server import EtcdServer
+from flightedl.testing.memory import MemoryCoordinator
+
+
+def server(address: str, generation: int = 0) -> bytes:
+    return msgspec.json.encode(ServerRecord(address=address, generation=generation, name="x", pid=1))
+
+
+@pytest.fixture
+def directory(coordinator: MemoryCoordinator, keys: JobKeys, clock: SystemClock) -> Iterator[Directory]:
+    with Directory(coordinator.another(), keys, clock) as directory:
+        yield directory
+
+
+def test_an_empty_job_is_known_to_be_empty(directory: Directory) -> None:
+    assert directory.wait_until(lambda d: d.revision or None, 5) is not None
+    assert directory.master() is None
+    assert directory.pservers() == {}
+    assert directory.trainers() == {}
+    assert directory.ps_desired() is None
+
+
+def test_what_was_there_before_and_what_comes_later_are_both_known(
+    coordinator: MemoryCoordinator, keys: JobKeys, clock: SystemClock
+) -> None:
+    put(coordinator, keys.ps_desired, b"2")
+    first = put(coordinator, keys.pserver(0), server("h:1"))
+    with Directory(coordinator.another(), keys, clock) as directory:
+        assert directory.wait_until(lambda d: d.pservers().get(0), 5) is not None
+        second = put(coordinator, keys.pserver(1), server("h:2"))
+        put(coordinator, keys.master_address, server("h:3", 77))
+        put(coordinator, keys.trainer("t"), msgspec.json.encode(TrainerRecord(id="t", host="h", pid=5)))
+        assert directory.wait_until(lambda d: d.trainers().get("t"), 5) is not None
+        assert directory.ps_desired() == 2
+        assert {i: (r.address, r.generation) for i, r in directory.pservers().items()} == {
+            0: ("h:1", first),
+            1: ("h:2", second),
+        }
+        master = directory.master()
+        assert master is not None
+        assert (master.address, master.generation) == ("h:3", 77)
+        trainer = directory.trainers()["t"]
+        entry = directory.entry(keys.trainer("t"))
+        assert entry is not None
+        assert trainer == TrainerRecord(id="t", generation=entry.create_revision, host="h", pid=5)
+
+
+def test_a_replaced_server_has_another_generation(
+    directory: Directory, coordinator: MemoryCoordinator, keys: JobKeys
+) -> None:
+    first = put(coordinator, keys.pserver(0), server("h:1"))
+    coordinator.transact([], [Delete(keys.pserver(0))])
+    second = put(coordinator, keys.pserver(0), server("h:1"))
+    assert directory.wait_until(lambda d: d.revision >= second or None, 5)
+    assert directory.pservers()[0].generation == second > first
+
+
+def test_a_server_that_leaves_is_forgotten(directory: Directory, coordinator: MemoryCoordinator, keys: JobKeys) -> None:
+    put(coordinator, keys.pserver(0), server("h:1"))
+    assert directory.wait_until(lambda d: d.pservers() or None, 5)
+    coordinator.transact([], [Delete(keys.pserver(0))])
+    assert directory.wait_until(lambda d: True if not d.pservers() else None, 5)
+
+
+def test_values_that_are_no_records_are_left_out(
+    directory: Directory, coordinator: MemoryCoordinator, keys: JobKeys
+) -> None:
+    put(coordinator, keys.pserver(0), b"{not json")
+    put(coordinator, keys.pserver(1), b'{"address": 5}')
+    put(coordinator, keys.ps_desired, b"two")
+    last = put(coordinator, keys.pserver(2), b'{"address": "h:1", "of a newer version": 1}')
+    assert directory.wait_until(lambda d: d.revision >= last or None, 5)
+    assert list(directory.pservers()) == [2]
+    assert directory.ps_desired() is None
+
+
+def test_the_queue_is_not_kept_and_other_jobs_are_not_seen(
+    directory: Directory, coordinator: MemoryCoordinator, keys: JobKeys
+) -> None:
+    calls: list[int] = []
+    assert directory.wait_until(lambda d: d.revision or None, 5)
+    directory.subscribe(lambda: calls.append(directory.revision))
+    put(coordinator, JobKeys("demo2").pserver(0), server("h:1"))
+    put(coordinator, keys.membership, b"x")
+    last = put(coordinator, keys.task_queues, b"x")
+    eventually(lambda: directory.revision >= last)
+    assert directory.entry(keys.task_queues) is None
+    assert directory.pservers() == {}
+    assert calls == []
+
+
+def test_subscribers_are_called_after_the_change_and_survive_each_other(
+    directory: Directory, coordinator: MemoryCoordinator, keys: JobKeys, caplog: pytest.LogCaptureFixture
+) -> None:
+    seen: list[tuple[str, int]] = []
+    changed = threading.Event()
+
+    def note() -> None:
+        seen.append((threading.current_thread().name, len(directory.pservers())))
+        if seen[-1][1]:
+            changed.set()
+
+    directory.subscribe(lambda: 1 // 0)
+    directory.subscribe(note)
+    put(coordinator, keys.pserver(0), server("h:1"))
+    assert changed.wait(5)
+    assert seen[-1] == ("flightedl-directory", 1)
+    assert "a subscriber of the directory failed" in caplog.text
+
+
+def test_a_wait_ends_at_its_time_and_at_close(
+    coordinator: MemoryCoordinator, keys: JobKeys, clock: SystemClock
+) -> None:
+    directory = Directory(coordinator, keys, clock).start()
+    start = clock.now()
+    assert directory.wait_until(lambda d: d.master(), 0.1) is None
+    assert 0.1 <= clock.now() - start < 2
+    closer = threading.Timer(0.1, directory.close)
+    closer.start()
+    assert directory.wait_until(lambda d: d.master(), 30) is None
+    closer.join()
+    assert clock.now() - start < 5
+
+
+def test_an_outage_keeps_what_is_known_and_says_why_there_is_nothing_new(
+    coordinator: MemoryCoordinator, keys: JobKeys, clock: SystemClock
+) -> None:
+    connection = coordinator.another()
+    connection.disconnect()
+    with Directory(connection, keys, clock) as directory:
+        eventually(lambda: "cannot be reached" in directory.trouble)
+        connection.reconnect()
+        put(coordinator, keys.pserver(0), server("h:1"))
+        assert directory.wait_until(lambda d: d.pservers() or None, 5)
+        assert directory.trouble == ""
+        connection.disconnect()
+        put(coordinator, keys.pserver(1), server("h:2"))
+        assert list(directory.pservers()) == [0]
+        connection.reconnect()
+        assert directory.wait_until(lambda d: d.pservers().get(1), 5)
+
+
+def test_compaction_makes_it_list_again(coordinator: MemoryCoordinator, keys: JobKeys, clock: SystemClock) -> None:
+    connection = coordinator.another()
+    put(coordinator, keys.pserver(0), server("h:1"))
+    with Directory(connection, keys, clock) as directory:
+        assert directory.wait_until(lambda d: d.pservers() or None, 5)
+        connection.disconnect()
+        coordinator.transact([], [Delete(keys.pserver(0))])
+        put(coordinator, keys.pserver(1), server("h:2"))
+        coordinator.compact()
+        connection.reconnect()
+        assert directory.wait_until(lambda d: d.pservers().get(1), 5)
+        assert list(directory.pservers()) == [1]
+
+
+@pytest.mark.etcd
+@pytest.mark.faults
+def test_with_real_etcd_through_a_restart_and_a_compaction(
+    own_etcd: EtcdServer, keys: JobKeys, clock: SystemClock
+) -> None:
+    writer = EtcdCoordinator(own_etcd.address, clock=clock)
+    follower = EtcdCoordinator(own_etcd.address, clock=clock)
+    with Directory(follower, keys, clock) as directory:
+        put(writer, keys.pserver(0), server("h:1"))
+        assert directory.wait_until(lambda d: d.pservers() or None, 5)
+        own_etcd.restart()
+        writer.close()
+        writer = EtcdCoordinator(own_etcd.address, clock=clock)
+        put(writer, keys.pserver(1), server("h:2"))
+        put(writer, keys.pserver(1), server("h:3"))
+        own_etcd.compact()
+        assert directory.wait_until(lambda d: len(d.pservers()) == 2 or None, 10)
+        assert directory.pservers()[1].address == "h:3"
+    writer.close()
+    follower.close()

@@ -1,0 +1,252 @@
+"""Held keys: one holder, fenced writes, loss that is noticed in time and for ever."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from flightedl.adapters.clock import SystemClock
+from flightedl.adapters.etcd import EtcdCoordinator
+from flightedl.coordination.keeper import HeldKey
+from flightedl.errors import FencedError, OutcomeUnknownError, UnavailableError
+from flightedl.ports import Absent, Delete, Put
+from flightedl.testing.clock import FakeClock
+from flightedl.testing.contracts.coordinator import eventually
+from flightedl.testing.etcd_server import EtcdServer
+from flightedl.testing.memory import MemoryCoordinator
+
+KEY = "/flightedl/demo/master/lock"
+OTHER = "/flightedl/demo/task_queues"
+TTL_S = 0.3
+
+
+def claim(coordinator: MemoryCoordinator, clock: SystemClock, ttl_s: float = TTL_S) -> HeldKey:
+    held = HeldKey.claim(coordinator, clock, KEY, b"me", ttl_s)
+    assert held is not None
+    return held
+
+
+@pytest.fixture
+def losses() -> list[str]:
+    return []
+
+
+@pytest.fixture
+def held(coordinator: MemoryCoordinator, clock: SystemClock, losses: list[str]) -> Iterator[HeldKey]:
+    held = HeldKey.claim(coordinator, clock, KEY, b"me", TTL_S, losses.append)
+    assert held is not None
+    yield held
+    coordinator.reconnect()
+    held.release()
+
+
+def test_the_generation_is_the_keys_create_revision(held: HeldKey, coordinator: MemoryCoordinator) -> None:
+    entry = coordinator.get(KEY)
+    assert entry is not None
+    assert (entry.value, entry.create_revision, entry.lease_id) == (b"me", held.generation, held.lease_id)
+    assert held.is_held
+
+
+def test_a_second_claim_gets_nothing_and_leaves_no_lease(
+    held: HeldKey, coordinator: MemoryCoordinator, clock: SystemClock
+) -> None:
+    assert HeldKey.claim(coordinator.another(), clock, KEY, b"you", TTL_S) is None
+    assert len(coordinator._store.leases) == 1
+
+
+def test_of_many_claims_one_wins(coordinator: MemoryCoordinator, clock: SystemClock) -> None:
+    with ThreadPoolExecutor(8) as pool:
+        claims = list(pool.map(lambda _: HeldKey.claim(coordinator, clock, KEY, b"", 5), range(8)))
+    (winner,) = (held for held in claims if held is not None)
+    winner.release()
+
+
+def test_more_conditions_and_operations_go_with_the_claim(coordinator: MemoryCoordinator, clock: SystemClock) -> None:
+    def also(lease_id: int) -> list[Put]:
+        return [Put(OTHER, b"x", lease_id)]
+
+    coordinator.transact([], [Put("busy", b"")])
+    assert HeldKey.claim(coordinator, clock, KEY, b"", 5, also_when=[Absent("busy")], also_then=also) is None
+    assert coordinator.get(OTHER) is None
+    coordinator.transact([], [Delete("busy")])
+    held = HeldKey.claim(coordinator, clock, KEY, b"", 5, also_when=[Absent("busy")], also_then=also)
+    assert held is not None
+    entry = coordinator.get(OTHER)
+    assert entry is not None
+    assert entry.lease_id == held.lease_id
+    held.release()
+    assert coordinator.get(OTHER) is None
+
+
+def test_renewal_keeps_the_key_far_beyond_its_time_to_live(held: HeldKey, coordinator: MemoryCoordinator) -> None:
+    assert not threading.Event().wait(TTL_S * 3)
+    assert held.is_held
+    assert coordinator.get(KEY) is not None
+    assert held.write([Put(OTHER, b"1")]).committed
+
+
+def test_release_frees_the_key_at_once_and_is_no_loss(
+    held: HeldKey, coordinator: MemoryCoordinator, losses: list[str]
+) -> None:
+    held.release()
+    assert coordinator.get(KEY) is None
+    assert not held.is_held
+    held.release()
+    with pytest.raises(FencedError, match="released"):
+        held.write([Put(OTHER, b"1")])
+    assert losses == []
+
+
+def test_a_lease_that_ended_is_told_once(held: HeldKey, coordinator: MemoryCoordinator, losses: list[str]) -> None:
+    coordinator.end_lease(held.lease_id)
+    eventually(lambda: losses)
+    held._thread.join()
+    assert not held.is_held
+    assert len(losses) == 1
+    assert "has ended" in losses[0]
+
+
+def test_an_unreachable_etcd_loses_the_key_at_two_thirds_of_its_time(
+    held: HeldKey, coordinator: MemoryCoordinator, clock: SystemClock, losses: list[str]
+) -> None:
+    coordinator.disconnect()
+    renewed_at = held._renewed_at
+    eventually(lambda: losses)
+    assert TTL_S * 2 / 3 <= clock.now() - renewed_at < TTL_S
+    assert "not renewed for" in losses[0]
+    assert "cannot be reached" in losses[0]
+    coordinator.reconnect()
+    held._thread.join()
+    assert not held.is_held
+    assert len(losses) == 1
+
+
+def test_one_failed_renewal_is_not_a_loss(held: HeldKey, coordinator: MemoryCoordinator, losses: list[str]) -> None:
+    for kind in ("unavailable", "lost_request", "lost_reply"):
+        coordinator.fail_next(kind)
+    assert not threading.Event().wait(TTL_S * 2)
+    assert held.is_held
+    assert losses == []
+
+
+def test_a_process_that_slept_past_its_lease_finds_itself_lost_before_it_asks(coordinator: MemoryCoordinator) -> None:
+    fake = FakeClock()
+    held = claim(coordinator, fake, ttl_s=60)  # type: ignore[arg-type]
+    fake.advance(39)
+    assert held.is_held
+    fake.advance(2)
+    with pytest.raises(FencedError, match=r"not renewed for 41\.0 s"):
+        held.write([Put(OTHER, b"1")])
+    assert coordinator.get(OTHER) is None
+    # Lost is for ever, even when a renewal is answered after all.
+    held._renewed_at = fake.now()
+    assert not held.is_held
+    held.release()
+
+
+def test_a_deposed_holders_write_is_refused(held: HeldKey, coordinator: MemoryCoordinator, losses: list[str]) -> None:
+    coordinator.transact([], [Delete(KEY)])
+    coordinator.transact([], [Put(KEY, b"another")])
+    with pytest.raises(FencedError, match=f"no longer held by generation {held.generation}: generation"):
+        held.write([Put(OTHER, b"1")])
+    assert coordinator.get(OTHER) is None
+    assert not held.is_held
+    eventually(lambda: losses)
+    coordinator.transact([], [Delete(KEY)])
+
+
+def test_a_refusal_by_another_condition_is_a_result(held: HeldKey, coordinator: MemoryCoordinator) -> None:
+    result = held.write([Put(OTHER, b"1")], [Absent(KEY)])
+    assert not result.committed
+    assert held.is_held
+
+
+def test_an_unknown_outcome_is_passed_on(held: HeldKey, coordinator: MemoryCoordinator) -> None:
+    for _ in range(2):  # one of the two may hit a renewal
+        coordinator.fail_next("lost_reply")
+    with pytest.raises(OutcomeUnknownError):
+        held.write([Put(OTHER, b"1")])
+
+
+def test_a_claim_whose_reply_was_lost_is_found_to_be_held(coordinator: MemoryCoordinator, clock: SystemClock) -> None:
+    fail_second_request(coordinator, "lost_reply")
+    held = claim(coordinator, clock)
+    assert held.write([Put(OTHER, b"1")]).committed
+    held.release()
+
+
+def test_a_claim_that_was_lost_is_unavailable(coordinator: MemoryCoordinator, clock: SystemClock) -> None:
+    fail_second_request(coordinator, "lost_request")
+    with pytest.raises(UnavailableError, match="could not be claimed"):
+        claim(coordinator, clock)
+    assert coordinator._store.leases == {}
+    claim(coordinator, clock).release()
+
+
+def fail_second_request(coordinator: MemoryCoordinator, kind: str) -> None:
+    """Let the grant pass and the transaction fail."""
+    grant = coordinator.grant
+
+    def grant_then_fail(ttl_s: float) -> object:
+        lease = grant(ttl_s)
+        coordinator.grant = grant  # type: ignore[method-assign]
+        coordinator.fail_next(kind)  # type: ignore[arg-type]
+        return lease
+
+    coordinator.grant = grant_then_fail  # type: ignore[method-assign,assignment]
+
+
+def test_a_standby_takes_over_when_the_holder_dies(coordinator: MemoryCoordinator, clock: SystemClock) -> None:
+    first = claim(coordinator, clock)
+    standby = coordinator.another()
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(HeldKey.claim_when_free, standby, clock, KEY, b"standby", TTL_S, stop=threading.Event())
+        assert not threading.Event().wait(TTL_S)
+        assert not waiting.done()
+        standby.disconnect()
+        coordinator.end_lease(first.lease_id)
+        standby.reconnect()
+        second = waiting.result(5)
+    assert second is not None
+    assert second.generation > first.generation
+    with pytest.raises(FencedError):
+        first.write([Put(OTHER, b"zombie")])
+    assert second.write([Put(OTHER, b"1")]).committed
+    first.release()
+    assert second.is_held
+    second.release()
+
+
+def test_a_standby_can_be_stopped(coordinator: MemoryCoordinator, clock: SystemClock) -> None:
+    first = claim(coordinator, clock)
+    stop = threading.Event()
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(HeldKey.claim_when_free, coordinator, clock, KEY, b"", TTL_S, stop=stop)
+        stop.set()
+        assert waiting.result(2) is None
+    first.release()
+
+
+@pytest.mark.etcd
+@pytest.mark.faults
+def test_with_real_etcd_a_key_survives_a_restart_and_is_lost_by_a_freeze(
+    own_etcd: EtcdServer, clock: SystemClock, losses: list[str]
+) -> None:
+    coordinator = EtcdCoordinator(own_etcd.address, clock=clock)
+    held = HeldKey.claim(coordinator, clock, KEY, b"me", 3.0, losses.append)
+    assert held is not None
+    own_etcd.restart()
+    eventually(lambda: clock.now() - held._renewed_at > 0.9)
+    eventually(lambda: clock.now() - held._renewed_at < 0.5)
+    assert held.write([Put(OTHER, b"1")]).committed
+    renewed_at = held._renewed_at
+    own_etcd.freeze()
+    eventually(lambda: losses)
+    assert 2.0 <= clock.now() - max(renewed_at, held._renewed_at) < 2.4
+    assert not held.is_held
+    own_etcd.thaw()
+    held.release()
+    coordinator.close()

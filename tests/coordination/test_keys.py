@@ -1,0 +1,43 @@
+"""The key layout."""
+
+from __future__ import annotations
+
+import pytest
+
+from flightedl.coordination.keys import JobKeys
+
+KEYS = JobKeys("demo")
+
+
+def test_the_layout_is_the_documented_one() -> None:
+    assert KEYS.prefix == "/flightedl/demo/"
+    names = {
+        KEYS.master_lock: "master/lock",
+        KEYS.master_address: "master/addr",
+        KEYS.ps_desired: "ps_desired",
+        KEYS.pserver(3): "ps/3",
+        KEYS.trainer("t-1"): "trainers/t-1",
+        KEYS.job: "job",
+        KEYS.init_params: "init_params",
+        KEYS.task_queues: "task_queues",
+        KEYS.membership: "membership",
+        KEYS.checkpoint(2): "checkpoints/2",
+        KEYS.checkpoint_latest: "checkpoint/latest",
+    }
+    assert all(key == KEYS.prefix + name for key, name in names.items())
+
+
+@pytest.mark.parametrize(
+    "name", ["ps_desired", "ps/", "ps/x", "ps/-1", "ps/01", "ps/1/2", "ps/\u00b2", "trainers/1", "job"]
+)
+def test_other_keys_name_no_pserver(name: str) -> None:
+    assert KEYS.pserver_index(KEYS.prefix + name) is None
+
+
+def test_parsing_undoes_making() -> None:
+    assert [KEYS.pserver_index(KEYS.pserver(i)) for i in (0, 7, 10, 123)] == [0, 7, 10, 123]
+    assert KEYS.trainer_id(KEYS.trainer("host-1")) == "host-1"
+    assert KEYS.trainer_id(KEYS.trainers) is None
+    assert KEYS.trainer_id(KEYS.pserver(1)) is None
+    assert JobKeys("other").pserver_index(KEYS.pserver(1)) is None
+    assert JobKeys("other").trainer_id(KEYS.trainer("a")) is None

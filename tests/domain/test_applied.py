@@ -1,0 +1,190 @@
+from __future__ import annotations
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from flightedl.domain.applied import MAX_TASKS, AppliedBatches, Batch
+from flightedl.errors import CorruptError, MessageError
+
+COUNTS = [1, 3, 9]  # batches of tasks 0, 1, 2
+BATCHES = [(e, t, b) for e in range(2) for t, count in enumerate(COUNTS) for b in range(count)]
+
+marks = st.lists(st.tuples(st.integers(0, 3), st.sampled_from(BATCHES)), max_size=120)
+unmarks = st.lists(st.tuples(st.integers(0, 3), st.sampled_from(BATCHES)), max_size=10)
+
+
+def marked(applied: AppliedBatches, model: set, actions) -> None:
+    for block, identity in actions:
+        batch = Batch(*identity)
+        assert applied.mark(block, batch, COUNTS[batch.task]) == ((block, batch) not in model)
+        model.add((block, batch))
+    applied.check()
+
+
+def assert_equal(applied: AppliedBatches, model: set) -> None:
+    applied.check()
+    for block in range(applied.block_count):
+        for identity in BATCHES:
+            assert applied.has(block, Batch(*identity)) == ((block, Batch(*identity)) in model)
+    for epoch in range(2):
+        missing = {
+            task: [
+                b for b in range(count) if any((k, (epoch, task, b)) not in model for k in range(applied.block_count))
+            ]
+            for task, count in enumerate(COUNTS)
+        }
+        for task, count in enumerate(COUNTS):
+            assert applied.missing_batches(epoch, task, count) == missing[task]
+        assert applied.done_tasks(epoch) == [task for task in missing if not missing[task]]
+
+
+@given(marks, st.booleans(), unmarks, marks)
+@settings(max_examples=80, deadline=None)
+def test_it_behaves_like_a_set_of_pairs(first, is_sealed, taken, second):
+    applied, model = AppliedBatches(4), set()
+    if is_sealed:
+        applied.seal(0, 3)
+    marked(applied, model, first)
+    if is_sealed:
+        applied.seal(1, 3)
+    assert_equal(applied, model)
+    for block, identity in taken:
+        batch = Batch(*identity)
+        applied.unmark(block, batch, COUNTS[batch.task])
+        model.discard((block, batch))
+    assert_equal(applied, model)
+    copy = applied.copy()
+    before = set(model)
+    marked(applied, model, second)
+    assert_equal(applied, model)
+    assert_equal(copy, before)
+    assert_equal(AppliedBatches.decode(applied.encode()), model)
+
+
+@given(st.lists(marks, min_size=1, max_size=3), st.data())
+@settings(max_examples=60, deadline=None)
+def test_a_set_travels_with_its_block(parts, data):
+    sources = [AppliedBatches(4) for _ in parts]
+    models = [set() for _ in parts]
+    for source, model, actions in zip(sources, models, parts, strict=True):
+        marked(source, model, actions)
+    chosen = data.draw(st.lists(st.tuples(st.integers(0, len(parts) - 1), st.integers(0, 3)), min_size=1, max_size=6))
+    rebuilt = AppliedBatches.rebuilt([(sources[s], block) for s, block in chosen])
+    expected = {(i, batch) for i, (s, b) in enumerate(chosen) for block, batch in models[s] if block == b}
+    assert_equal(rebuilt, expected)
+    for source, model in zip(sources, models, strict=True):
+        assert_equal(source, model)
+    assert_equal(AppliedBatches.decode(rebuilt.encode()), expected)
+    if len(chosen) == 4:
+        marked(rebuilt, expected, data.draw(marks))
+        assert_equal(rebuilt, expected)
+
+
+def fill(applied: AppliedBatches, blocks, epoch: int, tasks: int = 3) -> None:
+    for task in range(tasks):
+        for batch in range(COUNTS[task]):
+            applied.mark_many(blocks, Batch(epoch, task, batch), COUNTS[task])
+
+
+def test_a_whole_epoch_costs_nothing_but_its_number():
+    applied = AppliedBatches(4)
+    applied.seal(0, 3)
+    empty = len(applied.encode())
+    fill(applied, range(4), 0)
+    assert len(applied.encode()) <= empty + 4
+    assert applied.done_tasks(0) == [0, 1, 2]
+    assert not applied.mark(2, Batch(0, 2, 8), 9)
+    applied.seal(0, 3)
+
+
+def test_a_million_tasks_take_a_bit_each():
+    applied = AppliedBatches(3)
+    for task in range(0, 20_000, 2):
+        applied.mark_many(range(3), Batch(0, task, 0), 1)
+    assert len(applied.encode()) < 20_000 / 8 + 100
+    assert applied.done_tasks(0) == list(range(0, 20_000, 2))
+
+
+def test_blocks_added_later_have_nothing_and_share_again_when_they_have_all():
+    applied = AppliedBatches(2)
+    fill(applied, range(2), 0)
+    applied.add_blocks(2)
+    assert applied.block_count == 4
+    assert applied.done_tasks(0) == []
+    assert applied.has(1, Batch(0, 1, 1))
+    assert not applied.has(2, Batch(0, 1, 1))
+    assert applied.mark_many(range(4), Batch(0, 0, 0), 1) == 2
+    fill(applied, [2, 3], 0)
+    assert applied.done_tasks(0) == [0, 1, 2]
+    applied.merge()
+    applied.check()
+    shared = AppliedBatches(4)
+    fill(shared, range(4), 0)
+    assert applied.encode() == shared.encode()
+
+
+def test_adding_blocks_to_none_is_a_start():
+    applied = AppliedBatches(0)
+    assert applied.done_tasks(0) == []
+    applied.add_blocks(3)
+    assert applied.encode() == AppliedBatches(3).encode()
+
+
+@pytest.mark.parametrize(
+    ("batch", "batch_count"),
+    [
+        (Batch(0, 1, 4), 4),
+        (Batch(0, 1, -1), 4),
+        (Batch(-1, 1, 0), 4),
+        (Batch(0, -1, 0), 4),
+        (Batch(0, MAX_TASKS, 0), 4),
+        (Batch(0, 1, 0), 0),
+        (Batch(0, 1, 0), 1 << 40),
+        (Batch(0, 1, 0), 3),  # the task has 4
+        (Batch(5, 2, 0), 1),  # the epoch has 2 tasks
+    ],
+)
+def test_an_impossible_batch_is_refused_and_nothing_is_done(batch, batch_count):
+    applied = AppliedBatches(2)
+    applied.mark(0, Batch(0, 1, 0), 4)
+    applied.seal(5, 2)
+    before = applied.encode()
+    with pytest.raises(MessageError):
+        applied.mark(1, batch, batch_count)
+    with pytest.raises(MessageError):
+        applied.mark_many([0, 1], batch, batch_count)
+    assert applied.encode() == before
+
+
+def test_an_epoch_cannot_be_shorter_than_what_arrived():
+    applied = AppliedBatches(1)
+    applied.mark(0, Batch(0, 4, 0), 1)
+    with pytest.raises(MessageError, match="a later one has arrived"):
+        applied.seal(0, 4)
+    with pytest.raises(MessageError, match="cannot have 0 tasks"):
+        applied.seal(0, 0)
+    applied.check()
+
+
+def test_bytes_that_are_not_applied_sets_are_refused():
+    applied = AppliedBatches(2)
+    fill(applied, [0], 0, tasks=2)
+    applied.mark(1, Batch(0, 0, 0), 1)
+    data = applied.encode()
+    refused = 0
+    for place in range(len(data)):
+        for bit in range(8):
+            broken = bytearray(data)
+            broken[place] ^= 1 << bit
+            try:
+                AppliedBatches.decode(bytes(broken)).check()
+            except CorruptError:
+                refused += 1
+    assert refused > len(data)
+    for short in range(len(data)):
+        with pytest.raises(CorruptError):
+            AppliedBatches.decode(data[:short])
+    with pytest.raises(CorruptError, match="format 9"):
+        AppliedBatches.decode(msgspec.msgpack.encode([9, [], []]))

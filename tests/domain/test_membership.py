@@ -1,0 +1,279 @@
+from __future__ import annotations
+
+import pytest
+
+from flightedl.domain.membership import (
+    Admitted,
+    Membership,
+    Persist,
+    PserverView,
+    SendView,
+    View,
+    ViewMember,
+)
+from flightedl.errors import CorruptError, FencedError, JobFailedError, MessageError
+
+
+def sends(effects):
+    return {effect.index: effect.view for effect in effects if isinstance(effect, SendView)}
+
+
+def admitted(effects):
+    return [effect.trainer for effect in effects if isinstance(effect, Admitted)]
+
+
+def answer(membership, index, refused=(), highest=0):
+    """The pserver answers what is on its way to it."""
+    pserver = membership._pservers[index]
+    return membership.answered(index, pserver.generation, pserver.sending, refused, highest)
+
+
+@pytest.fixture
+def membership():
+    made = Membership(7, 2)
+    for index in range(2):
+        assert list(sends(made.pserver_up(index, 100 + index, 0))) == [index]
+        assert answer(made, index) == []
+    yield made
+    made.check()
+
+
+def join(membership, trainer, generation=50, highest=0):
+    effects = membership.join(trainer, generation)
+    for index in range(2):
+        effects = effects + answer(membership, index, highest=highest)
+    assert admitted(effects) == [trainer]
+    return membership.member_id_of(trainer)
+
+
+def test_a_join_is_told_only_when_all_pservers_wait_for_the_trainer(membership):
+    effects = membership.join("a", 50)
+    assert effects[0] == Persist()
+    views = sends(effects)
+    assert set(views) == {0, 1}
+    (member,) = views[0].members
+    assert (member.trainer, member.trainer_generation, member.first_round) == ("a", 50, 0)
+    assert membership.join("a", 50) == []
+    assert answer(membership, 0) == []
+    assert membership.member_id_of("a") is None
+    assert membership.waiting_for("a") == "the answer of pserver 1 to round 0"
+    assert answer(membership, 1) == [Persist(), Admitted("a", member.member_id)]
+    assert membership.member_id_of("a") == member.member_id
+    assert membership.waiting_for("a") == ""
+
+
+def test_a_refused_join_is_proposed_under_a_new_id_at_a_later_round(membership):
+    first = sends(membership.join("a", 50))[0].members[0]
+    answer(membership, 0, highest=0)
+    rounds = []
+    for open_round in (5, 8, 20):
+        effects = answer(membership, 1, refused=[membership.members[0].member_id], highest=open_round)
+        (member,) = sends(effects)[1].members
+        rounds.append(member.first_round)
+        assert member.member_id != first.member_id
+        answer(membership, 0)
+    assert rounds == [6, 10, 24]
+    assert admitted(answer(membership, 1)) == ["a"]
+    assert membership.members[0].refusals == 0
+
+
+def test_joins_that_come_together_travel_in_one_view(membership):
+    membership.join("a", 50)
+    assert sends(membership.join("b", 51)) == {}
+    view = sends(answer(membership, 0))[0]
+    assert [member.trainer for member in view.members] == ["a", "b"]
+    assert admitted(answer(membership, 0)) == []
+    assert admitted(answer(membership, 1)) == ["a"]
+    assert admitted(answer(membership, 1)) == ["b"]
+
+
+def test_a_leave_needs_nobodys_agreement(membership):
+    join(membership, "a")
+    membership.pserver_down(1)
+    effects = membership.leave("a")
+    assert effects[0] == Persist()
+    assert sends(effects)[0].members == ()
+    assert membership.member_id_of("a") is None
+    assert membership.leave("a") == []
+
+
+def test_the_leave_of_an_old_registration_is_ignored(membership):
+    join(membership, "a", 50)
+    old = membership.member_id_of("a")
+    new = join(membership, "a", 60)
+    assert new != old
+    assert membership.leave("a", 50) == []
+    with pytest.raises(FencedError, match="registered anew"):
+        membership.join("a", 50)
+    assert membership.member_id_of("a") == new
+
+
+def test_a_lost_answer_is_asked_for_again_with_the_newest_view(membership):
+    view = sends(membership.join("a", 50))[0]
+    membership.join("b", 51)
+    again = sends(membership.send_failed(0, 100, view.serial))[0]
+    assert again.serial > view.serial
+    # The first answer was only late.
+    membership.answered(0, 100, view.serial, [], 0)
+    assert membership.send_failed(0, 100, view.serial) == []
+    answer(membership, 1)
+    assert membership.member_id_of("a") is not None
+    assert membership.member_id_of("b") is None
+
+
+def test_answers_of_another_generation_count_for_nothing(membership):
+    view = sends(membership.join("a", 50))[0]
+    answer(membership, 1)
+    membership.pserver_up(0, 200, 0)
+    assert membership.answered(0, 100, view.serial, [], 99) == []
+    assert membership.member_id_of("a") is None
+    with pytest.raises(FencedError, match="replaced"):
+        membership.pserver_up(0, 100, 0)
+
+
+def test_a_join_waits_for_a_pserver_that_is_away(membership):
+    membership.pserver_down(1)
+    membership.join("a", 50)
+    answer(membership, 0)
+    assert membership.member_id_of("a") is None
+    membership.pserver_up(1, 101, 3)
+    assert admitted(answer(membership, 1, highest=3)) == ["a"]
+
+
+def test_a_returned_pserver_makes_every_member_start_anew_at_one_round(membership):
+    old = {join(membership, "a"), join(membership, "b", 51)}
+    answer_highest = 40
+    membership.answered(0, 100, membership.view.serial, [], answer_highest)
+    effects = membership.pserver_up(1, 201, 12)
+    assert Persist() in effects
+    view = sends(effects)[1]
+    assert {member.first_round for member in view.members} == {40}
+    assert not old & {member.member_id for member in view.members}
+    assert membership.member_id_of("a") is None
+    answer(membership, 0, highest=40)
+    assert sorted(admitted(answer(membership, 1, highest=40))) == ["a", "b"]
+
+
+def test_a_returned_pserver_gets_the_view_as_it_is_in_async_mode():
+    membership = Membership(7, 1, has_rounds=False)
+    membership.pserver_up(0, 100, 0)
+    answer(membership, 0)
+    membership.join("a", 50)
+    answer(membership, 0)
+    member_id = membership.member_id_of("a")
+    view = sends(membership.pserver_up(0, 101, 0))[0]
+    assert [member.member_id for member in view.members] == [member_id]
+    assert membership.member_id_of("a") == member_id
+    membership.check()
+
+
+def test_member_ids_are_never_given_twice_over_masters():
+    seen = set()
+    stored = None
+    for generation in (3, 4, 9):
+        membership = Membership(generation, 1) if stored is None else Membership.restore(stored, generation, 1)
+        for _ in range(3):
+            membership.join("a", membership.members[0].generation + 1 if membership.members else 1)
+            seen.add(membership.members[0].member_id)
+            membership.rejoin()
+            seen.add(membership.members[0].member_id)
+        stored = membership.encode()
+    assert len(seen) == 18
+
+
+def test_a_new_master_goes_on_with_the_stored_members(membership):
+    member_id = join(membership, "a", highest=4)
+    membership.join("b", 51)
+    restored = Membership.restore(membership.encode(), 8, 2)
+    restored.check()
+    assert restored.member_id_of("a") == member_id
+    assert restored.member_id_of("b") is None
+    for index in range(2):
+        view = sends(restored.pserver_up(index, 100 + index, 4))[index]
+        assert (view.master_generation, view.serial) == (8, 1)
+        assert [member.trainer for member in view.members] == ["a", "b"]
+    answer(restored, 0, highest=4)
+    assert admitted(answer(restored, 1, highest=4)) == ["b"]
+    assert restored.member_id_of("a") == member_id
+
+
+def test_a_stored_member_that_a_pserver_cannot_wait_for_is_proposed_anew(membership):
+    member_id = join(membership, "a")
+    restored = Membership.restore(membership.encode(), 8, 2)
+    for index in range(2):
+        restored.pserver_up(index, 100 + index, 9)
+    answer(restored, 0, refused=[member_id], highest=9)
+    assert restored.member_id_of("a") is None
+    assert restored.members[0].first_round == 10
+    restored.check()
+
+
+def test_a_pserver_that_returned_while_there_was_no_master_is_noticed(membership):
+    member_id = join(membership, "a")
+    restored = Membership.restore(membership.encode(), 8, 2)
+    restored.pserver_up(0, 100, 9)
+    restored.pserver_up(1, 999, 2)
+    assert restored.member_id_of("a") is None
+    assert restored.members[0].member_id != member_id
+    assert restored.members[0].first_round == 9
+    restored.check()
+
+
+def test_a_deposed_master_cannot_restore(membership):
+    with pytest.raises(FencedError):
+        Membership.restore(membership.encode(), 7, 2)
+    with pytest.raises(CorruptError):
+        Membership.restore(b"nonsense", 8, 2)
+    with pytest.raises(JobFailedError, match="too large"):
+        Membership(1 << 60, 2)
+
+
+# the pserver's side
+
+
+def view(serial, *members, master=1):
+    return View(master, serial, tuple(ViewMember(f"t{m}", 5, m, first) for m, first in members))
+
+
+def test_a_pserver_admits_whom_it_can_and_says_whom_not():
+    pserver = PserverView()
+    verdict = pserver.consider(view(1, (11, 3), (12, 2)), lambda first: first >= 3)
+    assert [member.member_id for member in verdict.admit] == [11]
+    assert verdict.refused == (12,)
+    assert not verdict.accepted
+    assert pserver.is_member(11, "t11", 5)
+    assert not pserver.is_member(11, "t11", 6)
+    assert not pserver.is_member(12, "t12", 5)
+
+
+def test_known_members_are_kept_however_far_the_rounds_are():
+    pserver = PserverView()
+    pserver.consider(view(1, (11, 0)), lambda first: True)
+    verdict = pserver.consider(view(2, (11, 0), (12, 9)), lambda first: first >= 9)
+    assert verdict.accepted
+    assert [member.member_id for member in verdict.admit] == [12]
+    verdict = pserver.consider(view(3, (12, 9)), lambda first: False)
+    assert verdict.accepted
+    assert verdict.remove == (11,)
+
+
+def test_the_same_view_again_gets_the_same_answer_and_an_older_one_none():
+    pserver = PserverView()
+    pserver.consider(view(4, (11, 0)), lambda first: False)
+    verdict = pserver.consider(view(4, (11, 0)), lambda first: True)
+    assert (verdict.refused, verdict.admit, verdict.is_outdated) == ((11,), (), False)
+    assert pserver.consider(view(3), lambda first: True).is_outdated
+    assert pserver.consider(view(1, master=2), lambda first: True).accepted
+    assert pserver.consider(view(9), lambda first: True).is_outdated
+    assert pserver.number == (2, 1)
+
+
+def test_a_view_that_contradicts_itself_changes_nothing():
+    pserver = PserverView()
+    pserver.consider(view(1, (11, 0)), lambda first: True)
+    with pytest.raises(MessageError, match="twice"):
+        pserver.consider(view(2, (12, 0), (12, 0)), lambda first: True)
+    with pytest.raises(MessageError, match="another one"):
+        pserver.consider(view(2, (11, 1)), lambda first: True)
+    assert pserver.number == (1, 1)
+    assert [member.member_id for member in pserver.members] == [11]

@@ -1,0 +1,47 @@
+import json
+
+import pytest
+
+from flightedl.domain.modes import Async, Bounded, Mode, Sync
+from flightedl.errors import UsageError
+
+MODES = [
+    Sync(),
+    Sync("sum", backup=2),
+    Sync(deterministic=True),
+    Async(),
+    Async(4, 2, staleness_scaled=True),
+    Bounded(3),
+]
+
+
+@pytest.mark.parametrize("mode", MODES, ids=repr)
+def test_json_and_back(mode: Mode) -> None:
+    assert Mode.from_json(json.loads(json.dumps(mode.to_json()))) == mode
+
+
+def test_the_json_is_a_contract() -> None:
+    assert Sync().to_json() == {"kind": "Sync", "reduce": "mean", "backup": 0, "deterministic": False}
+    assert Async().to_json() == {"kind": "Async", "push_every": 1, "pull_every": 1, "staleness_scaled": False}
+    assert Bounded(3).to_json() == {"kind": "Bounded", "staleness": 3}
+
+
+@pytest.mark.parametrize(
+    ("make", "text"),
+    [
+        (lambda: Sync("max"), "Sync: reduce is 'max', but must be one of 'mean', 'sum'"),
+        (lambda: Sync(["mean"]), "Sync: reduce"),
+        (lambda: Sync(backup=-1), "Sync: backup is -1, but must be at least 0"),
+        (lambda: Sync(backup=1, deterministic=True), "set backup to 0"),
+        (lambda: Sync(deterministic=1), "True or False"),
+        (lambda: Async(push_every=0), "Async: push_every is 0, but must be at least 1"),
+        (lambda: Async(pull_every=True), "a whole number"),
+        (lambda: Bounded(-1), "Bounded: staleness is -1"),
+        (lambda: Mode.from_json({"kind": "SGD", "lr": 1}), "no mode 'SGD'; choose one of Async, Bounded, Sync"),
+        (lambda: Mode.from_json({"kind": "Mode"}), "no mode 'Mode'"),
+        (lambda: Mode.from_json(None), "'kind'"),
+    ],
+)
+def test_a_wrong_value_is_named(make: object, text: str) -> None:
+    with pytest.raises(UsageError, match=text):
+        make()

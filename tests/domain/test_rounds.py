@@ -1,0 +1,335 @@
+from __future__ import annotations
+
+import pytest
+
+from flightedl.domain.applied import Batch
+from flightedl.domain.modes import Async, Bounded, Sync
+from flightedl.domain.rounds import Accumulate, Apply, Arrived, BlockRounds, NotMember, Pull, Repeated, Stale
+from flightedl.errors import MessageError
+
+A, B, C = 11, 12, 13
+
+
+@pytest.fixture
+def make():
+    made = []
+
+    def build(mode=None, members=(A, B), version=0):
+        rounds = BlockRounds(mode or Sync(), version)
+        rounds.change(dict.fromkeys(members, version), ())
+        made.append(rounds)
+        return rounds
+
+    yield build
+    for rounds in made:
+        rounds.check()
+
+
+def push(rounds, member, base=None, weight=1.0, *, applied=False, batch=0, step=0):
+    base = rounds.version if base is None else base
+    return rounds.arrive(member, base, weight, already_applied=applied, batch=Batch(0, 0, batch), step=step)
+
+
+# sync
+
+
+def test_a_round_closes_when_all_members_arrived(make):
+    rounds = make()
+    assert push(rounds, A, weight=2.0) == Accumulate(is_first=True)
+    assert not rounds.closable()
+    assert rounds.waits_for() == [B]
+    assert push(rounds, B, weight=3.0) == Accumulate(is_first=False)
+    assert rounds.closable()
+    closing = rounds.close()
+    assert (closing.round, closing.total_weight, closing.contributors) == (0, 5.0, {A: 2.0, B: 3.0})
+    assert closing.arrived == {A, B}
+    assert closing.has_update
+    assert rounds.version == 1
+    assert not rounds.closable()
+    assert push(rounds, B) == Accumulate(is_first=True)
+
+
+def test_a_retry_in_the_same_round_changes_nothing(make):
+    rounds = make()
+    push(rounds, A)
+    assert push(rounds, A, applied=True) == Repeated()
+    assert rounds.total_weight == 1.0
+    assert not rounds.closable()
+
+
+def test_a_retry_after_the_round_closed_does_not_arrive_in_the_next(make):
+    rounds = make(members=[A])
+    push(rounds, A)
+    rounds.close()
+    assert push(rounds, A, base=0, applied=True) == Repeated()
+    assert rounds.waits_for() == [A]
+
+
+def test_a_batch_that_somebody_else_brought_arrives_with_weight_zero(make):
+    rounds = make()
+    push(rounds, A)
+    assert push(rounds, B, applied=True) == Arrived()
+    assert rounds.close().contributors == {A: 1.0}
+
+
+def test_a_round_of_arrivals_without_gradients_closes_without_an_update(make):
+    rounds = make()
+    assert push(rounds, A, weight=0) == Arrived()
+    assert push(rounds, B, applied=True) == Arrived()
+    closing = rounds.close()
+    assert not closing.has_update
+    assert rounds.version == 1
+
+
+def test_an_old_base_is_stale_and_does_not_arrive(make):
+    rounds = make(version=5)
+    assert push(rounds, A, base=4) == Stale(5)
+    assert rounds.waits_for() == [A, B]
+    assert rounds.held_batches == ()
+
+
+def test_a_base_from_the_future_is_an_error_that_changes_nothing(make):
+    rounds = make()
+    with pytest.raises(MessageError, match="future"):
+        push(rounds, A, base=1)
+    assert rounds.waits_for() == [A, B]
+
+
+def test_strangers_are_refused_even_with_a_batch_that_is_applied(make):
+    rounds = make()
+    assert push(rounds, C) == NotMember()
+    assert push(rounds, C, applied=True) == NotMember()
+
+
+def test_a_member_does_not_contribute_before_its_first_round(make):
+    rounds = make(members=[A])
+    assert rounds.admit(B, 2)
+    assert push(rounds, B) == Stale(2)
+    assert rounds.pull(B, 0) is Pull.WAIT
+    for _ in range(2):
+        push(rounds, A)
+        rounds.close()
+    assert rounds.pull(B, 0) is Pull.READY
+    push(rounds, A)
+    assert not rounds.closable()
+    assert push(rounds, B) == Accumulate(is_first=False)
+    assert rounds.closable()
+
+
+def test_a_second_batch_of_one_member_is_added(make):
+    rounds = make()
+    push(rounds, A, batch=1)
+    assert push(rounds, A, batch=2) == Accumulate(is_first=False)
+    assert not rounds.closable()
+    assert rounds.held_batches == (Batch(0, 0, 1), Batch(0, 0, 2))
+    push(rounds, B, batch=3)
+    assert rounds.close().contributors == {A: 2.0, B: 1.0}
+
+
+def test_nobody_waits_for_a_member_that_left_but_its_gradient_stays(make):
+    rounds = make()
+    push(rounds, A, weight=4.0)
+    rounds.remove(A)
+    assert not rounds.closable()
+    push(rounds, B)
+    assert rounds.close().contributors == {A: 4.0, B: 1.0}
+
+
+def test_a_leave_can_close_the_round(make):
+    rounds = make()
+    push(rounds, A)
+    rounds.remove(B)
+    assert rounds.closable()
+
+
+def test_the_last_gradients_are_not_left_in_the_accumulator_by_an_empty_view(make):
+    rounds = make()
+    push(rounds, A)
+    rounds.change({}, [A, B])
+    assert rounds.closable()
+    assert rounds.close().has_update
+    assert not rounds.closable()
+
+
+def test_an_empty_view_closes_nothing_by_itself(make):
+    rounds = make()
+    push(rounds, A, weight=0)
+    rounds.change({}, [A, B])
+    assert not rounds.closable()
+
+
+def test_a_member_that_comes_back_under_its_id_has_still_arrived(make):
+    rounds = make()
+    push(rounds, A)
+    rounds.remove(A)
+    assert rounds.admit(A, 0)
+    assert rounds.waits_for() == [B]
+
+
+def test_blocks_behind_catch_up_in_one_step_when_nobody_is_due(make):
+    rounds = make(version=3)
+    push(rounds, A)
+    rounds.change({21: 1_000_000, 22: 1_000_005}, [A, B])
+    assert rounds.closable()
+    assert rounds.close().has_update
+    assert rounds.version == 4
+    assert rounds.closable()
+    closing = rounds.close()
+    assert not closing.has_update
+    assert rounds.version == 1_000_000
+    assert not rounds.closable()
+    assert rounds.waits_for() == [21]
+
+
+def test_a_member_cannot_start_in_a_closed_round(make):
+    rounds = make(version=3)
+    assert not rounds.admit(C, 2)
+    with pytest.raises(MessageError, match="cannot start at round 2"):
+        rounds.change({C: 2}, [A])
+    assert rounds.members == {A: 3, B: 3}
+
+
+def test_who_names_an_ended_membership_is_never_left_waiting(make):
+    rounds = make()
+    push(rounds, A)
+    assert rounds.pull(A, 1) is Pull.WAIT
+    rounds.change({C: 0}, [A])
+    assert rounds.pull(A, 1) is Pull.NOT_MEMBER
+    assert rounds.pull(0, 0) is Pull.READY
+    assert rounds.pull(0, 1) is Pull.WAIT
+
+
+# backup
+
+
+def test_with_backup_the_slowest_is_not_waited_for_and_its_gradient_joins_the_next_round(make):
+    rounds = make(Sync(backup=1), members=[A, B, C])
+    push(rounds, A)
+    assert not rounds.closable()
+    push(rounds, B)
+    assert rounds.closable()
+    rounds.close()
+    assert push(rounds, C, base=0, batch=7) == Accumulate(is_first=True, is_late=True)
+    assert set(rounds.waits_for()) == {A, B, C}
+    push(rounds, A)
+    assert not rounds.closable()
+    push(rounds, C)
+    assert rounds.close().contributors == {A: 1.0, C: 2.0}
+
+
+def test_backup_never_closes_a_round_nobody_arrived_in(make):
+    rounds = make(Sync(backup=2), members=[A, B])
+    assert not rounds.closable()
+    push(rounds, A)
+    assert rounds.closable()
+
+
+def test_a_late_batch_from_before_the_membership_is_stale(make):
+    rounds = make(Sync(backup=1), version=5)
+    assert push(rounds, A, base=4) == Stale(5)
+
+
+# async and bounded
+
+
+def test_async_applies_on_arrival_and_counts(make):
+    rounds = make(Async(), version=7)
+    assert push(rounds, A, base=5) == Apply(staleness=2)
+    assert rounds.version == 8
+    assert push(rounds, A, base=5, applied=True) == Repeated()
+    assert push(rounds, A, weight=0) == Arrived()
+    assert rounds.version == 8
+    assert push(rounds, C) == NotMember()
+    assert push(rounds, B, base=100) == Apply(staleness=0)
+    assert not rounds.closable()
+    assert rounds.admit(C, 0)
+
+
+def test_bounded_holds_a_member_that_is_too_far_ahead(make):
+    rounds = make(Bounded(staleness=1))
+    assert push(rounds, A, step=1, batch=1) == Apply(0)
+    assert rounds.pull(A, 0) is Pull.READY
+    push(rounds, A, step=2, batch=2)
+    assert rounds.pull(A, 0) is Pull.WAIT
+    assert rounds.pull(B, 0) is Pull.READY
+    assert rounds.position == 0
+    push(rounds, B, step=1, batch=3)
+    assert rounds.pull(A, 0) is Pull.READY
+    assert rounds.position == 1
+
+
+def test_bounded_clocks_are_not_moved_by_repeated_messages(make):
+    rounds = make(Bounded(staleness=0))
+    push(rounds, A, step=1, batch=1)
+    push(rounds, A, step=2, batch=2)
+    assert push(rounds, A, step=1, batch=1, applied=True) == Repeated()
+    assert push(rounds, B, step=2, batch=2, applied=True) == Arrived()
+    assert rounds.may_proceed(A)
+    assert rounds.may_proceed(B)
+
+
+def test_bounded_a_leave_lets_the_others_go_on_and_newcomers_start_where_agreed(make):
+    rounds = make(Bounded(staleness=0))
+    push(rounds, A, step=5)
+    assert rounds.pull(A, 0) is Pull.WAIT
+    rounds.remove(B)
+    assert rounds.pull(A, 0) is Pull.READY
+    assert rounds.admit(C, 5)
+    assert rounds.may_proceed(A)
+    assert rounds.may_proceed(C)
+
+
+# changing the mode
+
+
+def test_sync_changes_to_async_when_the_agreed_round_opens(make):
+    rounds = make(members=[A])
+    rounds.switch(Async(), 2)
+    for version in range(2):
+        assert isinstance(rounds.mode, Sync)
+        push(rounds, A, batch=version)
+        rounds.close()
+    assert rounds.mode == Async()
+    assert push(rounds, A, batch=9) == Apply(0)
+
+
+def test_sync_changes_to_bounded_with_equal_clocks(make):
+    rounds = make(members=[A])
+    rounds.admit(B, 1)
+    rounds.switch(Bounded(staleness=0), 3)
+    push(rounds, A)
+    rounds.close()
+    for version in range(2):
+        push(rounds, A, batch=version)
+        push(rounds, B, batch=version + 5)
+        rounds.close()
+    assert rounds.may_proceed(A)
+    assert rounds.may_proceed(B)
+    assert rounds.position == 3
+
+
+def test_catching_up_stops_where_the_mode_changes(make):
+    rounds = make(members=[A])
+    rounds.switch(Async(), 4)
+    rounds.change({C: 9}, [A])
+    rounds.close()
+    assert (rounds.version, rounds.mode) == (4, Async())
+
+
+def test_async_changes_to_sync_at_one_version_for_all_blocks(make):
+    rounds = make(Async(), members=[A, B])
+    push(rounds, A)
+    with pytest.raises(MessageError, match="cannot change"):
+        rounds.switch(Sync(), 0)
+    rounds.switch(Sync(), 50)
+    assert rounds.version == 50
+    assert push(rounds, A, base=1) == Stale(50)
+    push(rounds, A, base=50)
+    assert rounds.waits_for() == [B]
+
+
+def test_a_begun_round_is_not_changed_under_its_members(make):
+    rounds = make()
+    push(rounds, A)
+    with pytest.raises(MessageError, match="has begun"):
+        rounds.switch(Async(), 0)

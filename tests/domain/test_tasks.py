@@ -1,0 +1,773 @@
+"""The task queue: given these events, expect exactly these answers. Every test ends with all invariants checked."""
+
+import random
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from flightedl.domain.intervals import IntervalSet
+from flightedl.domain.permutation import KeyedPermutation, key_of
+from flightedl.domain.tasks import TaskQueue
+from flightedl.domain.tasks_reopening import with_gaps_filled
+from flightedl.domain.tasks_values import (
+    AlreadyDone,
+    EpochFinished,
+    EpochsDone,
+    Expired,
+    FailedSelector,
+    Finished,
+    NoTaskNow,
+    Quarantined,
+    QueueSettings,
+    TaskGiven,
+)
+from flightedl.errors import CorruptError, FencedError, JobFailedError, NotFoundError, UsageError
+
+
+def four(_task):
+    return 4
+
+
+@pytest.fixture
+def make():
+    queues = []
+
+    def queue(task_count=3, *, batch_counts=four, **settings):
+        queues.append(TaskQueue(QueueSettings(task_count=task_count, batch_counts=batch_counts, **settings)))
+        return queues[-1]
+
+    yield queue
+    for each in queues:
+        each.check()
+
+
+def take(queue, trainer="a", now=0.0, **more):
+    answer = queue.request(trainer, now, **more)
+    assert isinstance(answer, TaskGiven), answer
+    return answer.assignment
+
+
+def finish(queue, assignment, trainer="a", now=0.0):
+    return queue.finish(trainer, assignment.epoch, assignment.position, assignment.attempt, now)
+
+
+def fail(queue, assignment, trainer="a", now=0.0, error="broken", batch=None):
+    where = (assignment.epoch, assignment.position, assignment.attempt)
+    return queue.fail(trainer, *where, now, error=error, batch=batch)
+
+
+def give_back(queue, assignment, trainer="a", now=0.0):
+    return queue.give_back(trainer, assignment.epoch, assignment.position, assignment.attempt, now)
+
+
+def run(queue, trainer="a", now=0.0, count=10**9):
+    """One trainer does up to ``count`` pieces; returns (epoch, task, first batch, end batch) of them."""
+    done = []
+    while len(done) < count and isinstance(answer := queue.request(trainer, now), TaskGiven):
+        finish(queue, answer.assignment, trainer, now)
+        given = answer.assignment
+        done.append((given.epoch, given.task, given.first_batch, given.end_batch))
+    return done
+
+
+def stretch(assignment):
+    return assignment.first_batch, assignment.end_batch
+
+
+# --- the plain way ---
+
+
+def test_every_task_of_every_epoch_once(make):
+    queue = make(3, epochs=2)
+
+    assert run(queue) == [(epoch, task, 0, 4) for epoch in range(2) for task in range(3)]
+
+    assert queue.request("a", 0.0) == EpochsDone()
+    assert queue.is_done
+    counts = queue.counts()
+    assert (counts.epoch, counts.todo, counts.pending, counts.done, counts.failed, counts.total) == (1, 0, 0, 3, 0, 3)
+
+
+def test_shuffled_epochs_follow_the_keyed_permutation(make):
+    queue = make(50, epochs=2, shuffle=True, seed=9)
+
+    tasks = [task for _, task, _, _ in run(queue)]
+
+    for epoch in range(2):
+        permutation = KeyedPermutation(50, key_of(9, epoch))
+        assert tasks[50 * epoch : 50 * epoch + 50] == [permutation.at(position) for position in range(50)]
+
+
+def test_endless_epochs_go_on(make):
+    queue = make(2, epochs=None)
+    assert len(run(queue, count=9)) == 9
+    assert queue.epoch == 4
+
+
+def test_the_last_finish_of_an_epoch_ends_it(make):
+    queue = make(2, epochs=2)
+    first, second = take(queue), take(queue)
+    assert queue.request("b", 0.0) == NoTaskNow(1.0), "the next epoch waits for this one"
+
+    assert finish(queue, second) == Finished()
+    assert finish(queue, first) == Finished((EpochFinished(0),))
+    assert take(queue).epoch == 1
+
+
+def test_a_trainer_holds_no_more_than_it_may(make):
+    queue = make()
+    take(queue, holding_limit=1)
+    assert isinstance(queue.request("a", 0.0, holding_limit=1), NoTaskNow)
+    take(queue, holding_limit=2)
+    assert [a.task for a in queue.holders()["a"]] == [0, 1]
+    assert queue.holds("a")
+    assert not queue.holds("b")
+
+
+def test_a_lost_reply_is_told_again(make):
+    queue = make()
+    known = take(queue)
+    lost = take(queue)
+    revision = queue.revision
+
+    assert take(queue, known={known.attempt}) == lost
+    assert queue.revision == revision
+    assert isinstance(queue.request("a", 0.0, known={known.attempt, lost.attempt}), NoTaskNow)
+
+
+def test_revision_rises_with_changes_only(make):
+    queue = make(1)
+    assignment = take(queue)
+    revisions = [queue.revision]
+    queue.request("b", 0.0)
+    queue.tick(1.0)
+    with pytest.raises(FencedError):
+        finish(queue, replace(assignment, attempt=77))
+    assert queue.revision == revisions[0]
+    finish(queue, assignment)
+    assert queue.revision > revisions[0]
+
+
+def test_a_task_without_batches_is_refused(make):
+    queue = make(batch_counts=lambda task: 0 if task == 1 else 4)
+    assignment = take(queue)
+    before = queue.encode()
+    with pytest.raises(UsageError, match="task 1 has 0 batches"):
+        take(queue)
+    assert queue.encode() == before
+    finish(queue, assignment)
+
+
+# --- reports ---
+
+
+def test_reports_of_what_is_not_held_are_refused(make):
+    queue = make()
+    mine = take(queue)
+    before = queue.encode()
+    for trainer, wrong in [
+        ("b", mine),
+        ("a", replace(mine, epoch=1)),
+        ("a", replace(mine, position=1)),
+        ("a", replace(mine, attempt=2)),
+        ("a", replace(mine, attempt=0)),
+    ]:
+        for report in (finish, fail, give_back):
+            with pytest.raises(FencedError):
+                report(queue, wrong, trainer)
+    assert queue.encode() == before
+
+
+def test_a_repeated_report_is_already_done(make):
+    queue = make()
+    assignment = take(queue)
+    finish(queue, assignment)
+    before = queue.encode()
+    assert finish(queue, assignment) == AlreadyDone()
+    assert fail(queue, assignment) == ()
+    assert queue.encode() == before
+
+
+def test_what_is_given_back_comes_first_and_is_not_counted(make):
+    queue = make(attempts_limit=1)
+    first, second = take(queue), take(queue)
+    give_back(queue, second)
+    give_back(queue, first)
+    assert queue.counts().retries == 2
+    again = take(queue)
+    assert (again.task, stretch(again)) == (0, (0, 4))
+    assert again.attempt > second.attempt
+    with pytest.raises(FencedError, match="no longer current"):
+        finish(queue, first)
+
+
+def test_a_gone_trainer_counts_as_a_failure_and_a_leaving_one_does_not(make):
+    queue = make(1, attempts_limit=1)
+    take(queue)
+    queue.trainer_gone("a", 0.0, is_graceful=True)
+    assert stretch(take(queue)) == (0, 4)
+    queue.trainer_gone("a", 0.0)
+    assert stretch(take(queue)) == (0, 2), "it was split"
+    assert queue.trainer_gone("nobody", 0.0) == ()
+
+
+# --- time ---
+
+
+def test_timeout_is_the_ceiling_then_follows_the_average(make):
+    queue = make(8, timeout_floor_s=10.0, timeout_ceiling_s=100.0, timeout_factor=4.0)
+    assert queue.timeout_s == 100.0
+    for duration_s, timeout_s in [(1.0, 10.0), (9.0, 20.0), (200.0, 100.0)]:
+        assignment = take(queue, now=500.0)
+        finish(queue, assignment, now=500.0 + duration_s)
+        assert queue.timeout_s == timeout_s
+    assert queue.average_s == 70.0
+
+
+def test_what_is_out_for_too_long_goes_back(make):
+    queue = make(timeout_ceiling_s=100.0)
+    early, late = take(queue, "a", 0.0), take(queue, "b", 50.0)
+
+    assert queue.tick(100.0) == ()
+    assert queue.tick(101.0) == (Expired("a", early),)
+
+    assert not queue.is_current("a", early.attempt)
+    assert queue.is_current("b", late.attempt)
+    again = take(queue, "c", 101.0)
+    assert again.task == early.task
+    with pytest.raises(FencedError):
+        finish(queue, early, "a", 102.0)
+    finish(queue, again, "c", 102.0)
+    assert finish(queue, early, "a", 102.0) == AlreadyDone()
+
+
+def test_timeouts_begin_anew_with_another_master(make):
+    queue = make(timeout_ceiling_s=100.0)
+    assignment = take(queue, now=9000.0)
+    settings = QueueSettings(task_count=3, batch_counts=four, timeout_ceiling_s=100.0)
+    restored = TaskQueue.decode(queue.encode(), settings)
+    assert restored.tick(5.0) == ()
+    assert restored.tick(100.0) == ()
+    assert restored.tick(106.0) == (Expired("a", assignment),)
+
+
+def test_an_unknown_duration_is_not_averaged(make):
+    queue = make()
+    assignment = take(queue, now=9000.0)
+    restored = TaskQueue.decode(queue.encode(), QueueSettings(task_count=3, batch_counts=four))
+    finish(restored, assignment, now=5.0)
+    assert restored.average_s is None
+
+
+# --- copies ---
+
+
+@pytest.fixture
+def near_end(make):
+    """One task took 10 s; the last two are out at "slow" since 100 and 101."""
+    queue = make(3)
+    finish(queue, take(queue, "fast", 0.0), "fast", 10.0)
+    return queue, take(queue, "slow", 100.0), take(queue, "slow", 101.0)
+
+
+def test_an_idle_trainer_gets_a_copy_of_the_slowest(near_end):
+    queue, slowest, _ = near_end
+    assert queue.request("fast", 105.0) == NoTaskNow(1.0)
+    assert queue.request("fast", 109.5) == NoTaskNow(0.5)
+
+    answer = queue.request("fast", 111.0)
+
+    assert answer.is_copy
+    assert (answer.assignment.task, answer.assignment.attempt > slowest.attempt) == (slowest.task, True)
+    assert queue.counts().copies == 1
+    assert isinstance(queue.request("fast", 112.0), NoTaskNow), "it is not idle any more"
+    assert isinstance(queue.request("slow", 200.0, holding_limit=9), NoTaskNow), "no copy of one's own"
+
+
+@pytest.mark.parametrize("winner", ["fast", "slow"])
+def test_the_first_finish_wins(near_end, winner):
+    queue, original, _ = near_end
+    both = {"slow": original, "fast": take(queue, "fast", 120.0)}
+    loser = "slow" if winner == "fast" else "fast"
+
+    assert isinstance(finish(queue, both[winner], winner, 121.0), Finished)
+    assert finish(queue, both[loser], loser, 122.0) == AlreadyDone()
+    assert queue.counts().done == 2
+
+
+def test_no_third_holder(near_end):
+    queue, slowest, second = near_end
+    assert take(queue, "fast", 120.0).task == slowest.task
+    assert take(queue, "third", 120.0).task == second.task
+    assert isinstance(queue.request("fourth", 120.0), NoTaskNow)
+
+
+def test_a_copy_survives_its_original(near_end):
+    queue, slowest, _ = near_end
+    copy = take(queue, "fast", 120.0)
+    queue.trainer_gone("slow", 121.0)
+    assert queue.is_current("fast", copy.attempt)
+    again = take(queue, "other", 122.0)
+    assert again.task != slowest.task
+    assert isinstance(finish(queue, copy, "fast", 123.0), Finished)
+
+
+def test_copies_can_be_off(make):
+    queue = make(2, copies=False)
+    finish(queue, take(queue, "fast", 0.0), "fast", 1.0)
+    take(queue, "slow", 1.0)
+    assert isinstance(queue.request("fast", 500.0), NoTaskNow)
+
+
+# --- poison ---
+
+
+def test_a_known_failing_batch_is_cut_out(make):
+    queue = make(1, attempts_limit=2, confirmations=1)
+    fail(queue, take(queue), batch=2)
+    fail(queue, take(queue), batch=2)
+
+    before, after = take(queue), take(queue)
+    assert (stretch(before), stretch(after)) == ((0, 2), (3, 4))
+    finish(queue, before)
+    assert finish(queue, before) == AlreadyDone()
+    finish(queue, after)
+    it = take(queue)
+    assert stretch(it) == (2, 3)
+    assert fail(queue, it, error="bad record", batch=2) == (
+        Quarantined(queue.failed()[0]),
+        EpochFinished(0),
+    )
+
+    piece = queue.failed()[0]
+    assert (piece.epoch, piece.task, piece.first_batch, piece.end_batch, piece.attempts) == (0, 0, 2, 3, 3)
+    assert (piece.trainer, piece.error) == ("a", "bad record")
+    assert queue.is_done
+    assert queue.counts().failed == 1
+    batches = queue.batches(0, 0)
+    assert (batches.done, batches.failed) == (((0, 2), (3, 4)), ((2, 3),))
+
+
+def test_an_unknown_failing_batch_is_found_by_halves(make):
+    queue = make(1, batch_counts=lambda _: 64, attempts_limit=2)
+    tried = 0
+    while not queue.is_done:
+        assignment = take(queue)
+        if assignment.first_batch <= 37 < assignment.end_batch:
+            fail(queue, assignment)
+            tried += 1
+        else:
+            finish(queue, assignment)
+    assert queue.batches(0, 0).failed == ((37, 38),)
+    assert tried == 2 + 6 + 1, "the limit, the halves, then the confirmations: one counts as the last half"
+
+
+def test_a_record_that_kills_trainers_convicts_no_other(make):
+    """Every trainer that holds the poison dies, with all else that it holds; trainers fetch ahead."""
+    poison = {(3, 5), (4, 0), (11, 7)}
+    queue = make(20, batch_counts=lambda _: 8, epochs=2)
+    chance = random.Random(4)
+    deaths = 0
+    while not queue.is_done:
+        trainer = chance.choice("abcd")
+        while isinstance(queue.request(trainer, 0.0), TaskGiven):
+            pass
+        held = queue.holders().get(trainer, ())
+        doomed = [a for a in held if any(t == a.task and a.first_batch <= b < a.end_batch for t, b in poison)]
+        if doomed:
+            queue.trainer_gone(trainer, 0.0)
+            deaths += 1
+        elif held:
+            finish(queue, held[0], trainer)
+        queue.check()
+    failed = {(piece.epoch, piece.task, piece.first_batch, piece.end_batch) for piece in queue.failed()}
+    assert failed == {(epoch, task, batch, batch + 1) for epoch in range(2) for task, batch in poison}
+    assert deaths <= 2 * len(poison) * (3 + 3 + 2)
+
+
+def test_a_suspect_is_given_alone(make):
+    queue = make(3, attempts_limit=1)
+    fail(queue, take(queue, "a"), "a")  # task 0 is in halves, both suspect
+    take(queue, "b")
+    assert take(queue, "b").task == 2, "new tasks come before suspects"
+    assert isinstance(queue.request("b", 0.0, holding_limit=9), NoTaskNow), "b is not idle"
+    assert stretch(take(queue, "a")) == (0, 2)
+    give_back(queue, queue.holders()["b"][1], "b")
+    assert isinstance(queue.request("a", 0.0, holding_limit=9), NoTaskNow), "nothing beside a suspect"
+    assert take(queue, "b").task == 2
+
+
+def test_many_suspects_come_before_new_tasks(make):
+    queue = make(100, attempts_limit=1)
+    take(queue, "busy")
+    for _ in range(8):
+        fail(queue, take(queue))
+    assert isinstance(queue.request("busy", 0.0), NoTaskNow), "it shall become idle"
+    assert (take(queue).task, stretch(queue.holders()["a"][0])) == (1, (0, 2))
+    assert take(queue, "busy").task == 9, "few enough are left"
+
+
+def test_errors_are_kept_short_and_valid(make):
+    queue = make(1, batch_counts=lambda _: 1, attempts_limit=1, confirmations=0)
+    fail(queue, take(queue), error="\ud800" + "x" * 5000)
+    assert queue.failed()[0].error == "?" + "x" * 198 + "…"
+    assert TaskQueue.decode(queue.encode(), QueueSettings(task_count=1, batch_counts=four)).failed() == queue.failed()
+
+
+def test_failed_batches_can_be_retried_or_dropped(make):
+    queue = make(3, attempts_limit=1, confirmations=0, batch_counts=lambda _: 1)
+    for _ in range(3):
+        fail(queue, take(queue))
+    assert queue.is_done
+    with pytest.raises(NotFoundError):
+        queue.retry_failed(FailedSelector(task=7))
+
+    assert queue.drop_failed(FailedSelector(task=2)) == 1
+    assert queue.retry_failed(FailedSelector(epoch=0, task=1)) == 1
+
+    assert [piece.task for piece in queue.failed()] == [0]
+    assert not queue.is_done
+    assert finish(queue, take(queue)) == Finished((EpochFinished(0),))
+    counts = queue.counts()
+    assert (counts.done, counts.failed, counts.dropped_batches) == (2, 1, 1)
+    assert queue.reopen(0, [(0, 3)]) == 1, "neither the failed nor the dropped one"
+
+
+def test_too_many_failures_stop_the_job(make):
+    queue = make(9, attempts_limit=1, confirmations=0, batch_counts=lambda _: 1, failed_limit=2)
+    for _ in range(3):
+        fail(queue, take(queue), error="no such column")
+    with pytest.raises(JobFailedError, match=r"3 pieces .* limit of 2.*no such column"):
+        queue.request("a", 0.0)
+    queue.drop_failed(FailedSelector(task=0))
+    assert take(queue).task == 3
+
+
+def test_failures_of_old_epochs_are_forgotten_first(make):
+    queue = make(2, attempts_limit=1, confirmations=0, batch_counts=lambda _: 1, failed_limit=3, epochs=None)
+    for _ in range(20):
+        assignment = take(queue)
+        finish(queue, assignment) if assignment.task else fail(queue, assignment)
+    assert [piece.epoch for piece in queue.failed()] == [7, 8, 9]
+    assert queue.counts().forgotten == 7
+
+
+# --- reopening ---
+
+
+def test_done_tasks_are_reopened_with_priority(make):
+    queue = make(6, epochs=2)
+    run(queue, count=4)
+    pending = take(queue)
+
+    assert queue.reopen(0, [(0, 6)], {}) == 4, "neither what is pending nor what is todo"
+    assert [take(queue, name).task for name in "bcde"] == [0, 1, 2, 3]
+    assert queue.request("b", 0.0).assignment.task == 5
+    finish(queue, pending)
+
+
+def test_parts_of_tasks_are_reopened(make):
+    queue = make(3)
+    run(queue)
+    assert queue.is_done
+    assert queue.reopen(0, [(2, 3)], {0: [(1, 3)], 1: [(0, 1), (3, 4)]}) == 3
+    assert not queue.is_done
+    assert queue.counts().todo == 3
+    assert run(queue) == [(0, 0, 1, 3), (0, 1, 0, 1), (0, 1, 3, 4), (0, 2, 0, 4)]
+    assert queue.is_done
+
+
+def test_an_earlier_epoch_is_reopened_and_ends_again(make):
+    queue = make(3, epochs=3)
+    run(queue, count=4)
+    held = take(queue, "b")
+    assert queue.reopen(0, [(1, 3)]) == 2
+    assert queue.counts().reopened == 2
+
+    first, second = take(queue), take(queue)
+    assert (first.epoch, first.task, second.epoch, second.task) == (0, 1, 0, 2)
+    assert isinstance(queue.request("b", 0.0), NoTaskNow), "epoch 1 waits for epoch 0"
+    finish(queue, held, "b")
+    finish(queue, first)
+    assert finish(queue, second) == Finished((EpochFinished(0),))
+    assert take(queue).epoch == 1
+
+
+def test_reopening_what_is_not_done_changes_nothing(make):
+    queue = make(3)
+    take(queue)
+    revision = queue.revision
+    assert queue.reopen(0, [(0, 3)], {}) == 0
+    assert queue.revision == revision
+
+
+@pytest.mark.parametrize(
+    ("epoch", "tasks", "parts"),
+    [
+        (1, [(0, 1)], {}),
+        (-1, [], {}),
+        (0, [(2, 4)], {}),
+        (0, [(-1, 1)], {}),
+        (0, [], {3: [(0, 1)]}),
+        (0, [], {0: [(3, 5)]}),
+        (0, [(0, 1)], {0: [(0, 1)]}),
+    ],
+)
+def test_impossible_reopenings_are_refused(make, epoch, tasks, parts):
+    queue = make(3)
+    run(queue, count=2)
+    before = queue.encode()
+    with pytest.raises(UsageError):
+        queue.reopen(epoch, tasks, parts)
+    assert queue.encode() == before
+
+
+def test_a_million_reopened_tasks_stay_small():
+    settings = QueueSettings(task_count=1_000_000, batch_counts=four, epochs=2, shuffle=True, seed=1)
+    queue = TaskQueue(settings)
+    queue._state.epoch = 1
+    queue._state.cursor = 500_000
+    queue.check()
+
+    # A pserver came back with what was done at position 300,000 of this epoch.
+    permutation = KeyedPermutation(1_000_000, key_of(1, 1))
+    positions = permutation.positions_of(np.arange(1_000_000))
+    lost = [(task, task + 1) for task in np.flatnonzero(positions >= 300_000).tolist()]
+    assert queue.reopen(1, lost) == 200_000
+    assert len(queue.encode()) < 600
+    assert take(queue).position == 300_000
+
+    # Another one lost everything.
+    assert queue.reopen(1, [(0, 1_000_000)]) == 300_000
+    assert queue.reopen(0, [(0, 1_000_000)]) == 1_000_000
+    assert len(queue.encode()) < 700
+    queue.check()
+
+    # Arbitrary tasks: a few more are reopened than asked for.
+    again = TaskQueue(settings)
+    again._state.epoch = 1
+    assert again.reopen(0, [(task, task + 1) for task in range(0, 1_000_000, 5000)]) == 200
+    counts = again.counts()
+    assert 200 < counts.reopened < 1_000_000
+    assert len(again.encode()) < 4000
+    again.check()
+
+
+def test_gaps_between_reopened_runs_are_filled_where_all_is_done():
+    runs = IntervalSet([(0, 1), (2, 3), (6, 7), (8, 9), (20, 30)])
+    obstacles = IntervalSet([(1, 2)])
+    assert with_gaps_filled(runs, obstacles, 5) == runs
+    assert list(with_gaps_filled(runs, obstacles, 3)) == [(0, 1), (2, 9), (20, 30)]
+    assert list(with_gaps_filled(runs, obstacles, 1)) == [(0, 1), (2, 30)]
+
+
+def test_filled_gaps_leave_open_and_failed_tasks_alone(make):
+    queue = make(2000, attempts_limit=1, confirmations=0, batch_counts=lambda _: 1, epochs=2)
+    run(queue, count=400)
+    fail(queue, take(queue))
+    pending = take(queue, "b")
+    given_back = take(queue, "c")
+    run(queue, count=500)
+    give_back(queue, given_back, "c")
+    run(queue, count=300)
+
+    assert queue.reopen(0, [(task, task + 1) for task in range(0, 1200, 3)]) == 399, "402 is out"
+
+    queue.check()
+    batches = queue.batches(0, 400), queue.batches(0, 401), queue.batches(0, 1300)
+    assert (batches[0].failed, batches[1].pending, batches[2].todo) == (((0, 1),),) * 3
+    assert finish(queue, pending, "b") == Finished()
+
+
+# --- growth ---
+
+
+def test_new_tasks_join_this_epoch_in_order_and_the_next_one_shuffled(make):
+    queue = make(4, epochs=2, shuffle=True, follow=True)
+    begun = run(queue, count=2)
+    queue.grow(6)
+    queue.grow(9)
+    begun += run(queue, count=7)
+    assert [task for _, task, _, _ in begun[4:]] == [4, 5, 6, 7, 8]
+    assert sorted(task for _, task, _, _ in begun) == list(range(9))
+    second = [task for _, task, _, _ in run(queue)]
+    assert second == [KeyedPermutation(9, key_of(0, 1)).at(position) for position in range(9)]
+
+
+def test_the_last_epoch_of_a_followed_dataset_waits_for_more(make):
+    queue = make(0, follow=True)
+    assert isinstance(queue.request("a", 0.0), NoTaskNow)
+    queue.grow(1)
+    run(queue)
+    assert isinstance(queue.request("a", 0.0), NoTaskNow)
+    queue.grow(2)
+    assert run(queue) == [(0, 1, 0, 4)]
+    assert queue.end_growth() == (EpochFinished(0),)
+    assert queue.request("a", 0.0) == EpochsDone()
+    assert queue.end_growth() == ()
+    with pytest.raises(UsageError, match="before its last epoch"):
+        queue.grow(3)
+
+
+def test_an_empty_followed_dataset_can_end(make):
+    queue = make(0, follow=True, epochs=None)
+    queue.end_growth()
+    assert queue.request("a", 0.0) == EpochsDone()
+
+
+def test_tasks_do_not_vanish(make):
+    queue = make(3, follow=True)
+    queue.grow(3)
+    with pytest.raises(UsageError, match="had 3 tasks and now has 2"):
+        queue.grow(2)
+
+
+def test_long_ago_sizes_are_forgotten(make):
+    queue = make(1, follow=True, epochs=None)
+    for size in range(2, 60):
+        run(queue, count=1)
+        queue.grow(size)
+        run(queue, count=size - 1)
+    assert len(queue.encode()) < 1500
+    with pytest.raises(NotFoundError, match="too long ago"):
+        queue.reopen(0, [(0, 1)])
+    assert queue.reopen(queue.epoch - 2, [(0, 1)]) == 1
+
+
+# --- storage ---
+
+
+def trainer_name(number):
+    return f"trainer-{number:05d}.worker-7f9c4b5d8-xk2lp.namespace"
+
+
+@pytest.mark.parametrize("trainers", [1, 64, 300])
+def test_the_stored_state_is_small_at_a_million_tasks(trainers):
+    """Whatever dies, the dispatch document is below 4 kB + 200 B for each trainer that was alive."""
+    settings = QueueSettings(
+        task_count=1_000_000, batch_counts=lambda _: 1000, shuffle=True, epochs=None, attempts_limit=2, follow=True
+    )
+    queue = TaskQueue(settings)
+    queue._state.epoch, queue._state.cursor = 100, 900_000
+    chance = random.Random(trainers)
+    largest = 0
+    given = {}
+    for step in range(20 * trainers):
+        name = trainer_name(chance.randrange(trainers))
+        answer = queue.request(name, float(step))
+        if isinstance(answer, TaskGiven):
+            given.setdefault(name, []).append(answer.assignment)
+        held = [assignment for assignment in given.get(name, ()) if queue.is_current(name, assignment.attempt)]
+        given[name] = held
+        kind = chance.random()
+        if kind < 0.05:
+            queue.trainer_gone(name, float(step))
+        elif kind < 0.5 and held:
+            finish(queue, held[0], name, float(step))
+        if step % trainers == 0:
+            largest = max(largest, len(queue.encode_parts()[0]))
+    for number in range(trainers):
+        queue.trainer_gone(trainer_name(number), 1e6)
+    largest = max(largest, len(queue.encode_parts()[0]))
+    queue.check()
+    assert largest < 4096 + 200 * trainers
+
+
+def test_failures_are_stored_apart(make):
+    queue = make(500, attempts_limit=1, confirmations=0, batch_counts=lambda _: 1)
+    for _ in range(300):
+        fail(queue, take(queue), error="e" * 500)
+    assignment = take(queue)
+    dispatch, failures = queue.encode_parts()
+    finish(queue, assignment)
+    next_dispatch, same = queue.encode_parts()
+    assert same is failures
+    assert len(next_dispatch) < 500
+    assert len(failures) < 100 * 400 + 300 * 20
+
+    settings = QueueSettings(task_count=500, batch_counts=lambda _: 1, attempts_limit=1, confirmations=0)
+    restored = TaskQueue.decode(next_dispatch, settings, failures)
+    assert restored.failed() == queue.failed()
+    assert len(restored.failed()) == 100
+    assert restored.counts() == queue.counts()
+    fail(queue, take(queue))
+    with pytest.raises(CorruptError, match="not of the same moment"):
+        TaskQueue.decode(dispatch, settings, queue.encode_parts()[1])
+
+
+def test_damaged_state_is_refused(make):
+    queue = make(20, attempts_limit=1, confirmations=0, shuffle=True, epochs=3)
+    run(queue, count=25)
+    fail(queue, take(queue), batch=1)
+    give_back(queue, take(queue))
+    take(queue, "b")
+    settings = QueueSettings(
+        task_count=20, batch_counts=four, attempts_limit=1, confirmations=0, shuffle=True, epochs=3
+    )
+    good = queue.encode()
+    assert TaskQueue.decode(good, settings).encode() == good
+    for data in (b"", b"{}", b"[]", good[:-1], good + b" 1", good.replace(b'"cursor"', b'"cursr"')):
+        with pytest.raises(CorruptError):
+            TaskQueue.decode(data, settings)
+    with pytest.raises(CorruptError, match="version 2"):
+        TaskQueue.decode(good.replace(b'"version":1', b'"version":2'), settings)
+    refused = 0
+    chance = random.Random(5)
+    for _ in range(300):
+        index = chance.choice([number for number, byte in enumerate(good) if chr(byte).isdigit()])
+        data = good[:index] + str(chance.randrange(10)).encode() + good[index + 1 :]
+        try:
+            TaskQueue.decode(data, settings).check()
+        except (CorruptError, UsageError):
+            refused += 1
+    assert refused > 50
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"seed": 5}, "has seed 0"),
+        ({"shuffle": True}, "shuffle"),
+        ({"task_count": 2}, "files have changed"),
+        ({"task_count": 4}, "files have changed"),
+        ({"epochs": 1}, "epochs must be more"),
+    ],
+)
+def test_state_of_another_dataset_is_refused(make, changes, words):
+    queue = make(3, epochs=2)
+    run(queue, count=4)
+    settings = QueueSettings(task_count=3, batch_counts=four, epochs=2)
+    assert TaskQueue.decode(queue.encode(), settings).epoch == 1
+    with pytest.raises(UsageError, match=words):
+        TaskQueue.decode(queue.encode(), replace(settings, **changes))
+
+
+def test_a_finished_job_can_be_given_more_epochs(make):
+    queue = make(2)
+    run(queue)
+    more = TaskQueue.decode(queue.encode(), QueueSettings(task_count=2, batch_counts=four, epochs=2))
+    assert run(more) == [(1, 0, 0, 4), (1, 1, 0, 4)]
+
+
+def test_seeds_of_any_size_are_stored(make):
+    for seed in (-1, 2**64 + 3):
+        queue = make(3, seed=seed, shuffle=True)
+        settings = QueueSettings(task_count=3, batch_counts=four, seed=seed, shuffle=True)
+        assert TaskQueue.decode(queue.encode(), settings).encode() == queue.encode()
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"task_count": 0},
+        {"epochs": 0},
+        {"attempts_limit": 0},
+        {"confirmations": -1},
+        {"timeout_floor_s": 10.0, "timeout_ceiling_s": 5.0},
+        {"timeout_factor": 0.0},
+    ],
+)
+def test_wrong_settings_are_refused(wrong):
+    with pytest.raises(UsageError):
+        QueueSettings(**({"task_count": 1, "batch_counts": four} | wrong))

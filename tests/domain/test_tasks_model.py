@@ -1,0 +1,358 @@
+"""The task queue against a naive model: one state for every batch of every epoch.
+
+The model knows nothing of positions, runs, cursors or attempts limits. It is told what the queue answered, and says
+whether that was allowed; what the queue says of every task must be what the model has.
+"""
+
+from contextlib import suppress
+from dataclasses import replace
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from flightedl.domain.tasks import TaskQueue
+from flightedl.domain.tasks_values import (
+    AlreadyDone,
+    EpochFinished,
+    EpochsDone,
+    Expired,
+    FailedSelector,
+    Finished,
+    NoTaskNow,
+    Quarantined,
+    QueueSettings,
+    TaskGiven,
+)
+from flightedl.errors import FencedError, FlightedlError
+
+TRAINERS = ("a", "b", "c", "d")
+HOLDING_LIMIT = 2
+
+
+def batch_counts(task):
+    return task % 4 + 1
+
+
+class QueueAgainstModel(RuleBasedStateMachine):
+    @initialize(
+        tasks=st.integers(1, 12),
+        epochs=st.sampled_from([1, 2, 3]),
+        shuffle=st.booleans(),
+        limit=st.integers(1, 3),
+        confirmations=st.integers(0, 1),
+        follow=st.booleans(),
+    )
+    def begin(self, tasks, epochs, shuffle, limit, confirmations, follow):
+        self.settings = QueueSettings(
+            task_count=tasks,
+            batch_counts=batch_counts,
+            epochs=epochs,
+            seed=7,
+            shuffle=shuffle,
+            attempts_limit=limit,
+            confirmations=confirmations,
+            timeout_floor_s=5.0,
+            timeout_ceiling_s=20.0,
+            follow=follow,
+        )
+        self.queue = TaskQueue(self.settings)
+        self.now = 1000.0
+        self.tasks = tasks
+        self.is_following = follow
+        self.epoch = 0
+        #: (epoch, task, batch) -> todo, done, failed or dropped, or the set of attempts that it is out under.
+        self.model = {}
+        #: attempt -> (trainer, assignment), current ones only.
+        self.out = {}
+        self.ended = []
+        self.begin_epoch(tasks)
+
+    def begin_epoch(self, tasks):
+        first = max((task + 1 for epoch, task, _ in self.model if epoch == self.epoch), default=0)
+        for task in range(first, tasks):
+            for batch in range(batch_counts(task)):
+                self.model[self.epoch, task, batch] = "todo"
+
+    # what the model makes of the queue's words
+
+    def batches_of(self, assignment):
+        return [(assignment.epoch, assignment.task, b) for b in range(assignment.first_batch, assignment.end_batch)]
+
+    def is_open(self, epoch):
+        return any(isinstance(s, set) or s == "todo" for (e, _, _), s in self.model.items() if e == epoch)
+
+    def lost(self, attempt):
+        """A holder lost its piece: todo again, unless another one has it."""
+        _, assignment = self.out.pop(attempt)
+        for batch in self.batches_of(assignment):
+            self.model[batch].remove(attempt)
+            if not self.model[batch]:
+                self.model[batch] = "todo"
+
+    def heed(self, effects, epoch_touched=None):
+        """Check effects in their order."""
+        for effect in effects:
+            if isinstance(effect, Quarantined):
+                piece = effect.piece
+                assert piece.end_batch - piece.first_batch == 1
+                batch = (piece.epoch, piece.task, piece.first_batch)
+                assert self.model[batch] == "todo"
+                self.model[batch] = "failed"
+            elif isinstance(effect, EpochFinished):
+                assert not self.is_open(effect.epoch)
+                if effect.epoch == self.epoch:
+                    assert not any(self.is_open(epoch) for epoch in range(self.epoch))
+                    self.epoch += 1
+                    if self.epoch < self.settings.epochs:
+                        self.begin_epoch(self.tasks)
+                self.ended.append(effect.epoch)
+
+    def is_finished(self):
+        return self.epoch == self.settings.epochs and not any(self.is_open(e) for e in range(self.epoch))
+
+    # events
+
+    @rule(trainer=st.sampled_from(TRAINERS), wait_s=st.floats(0, 3))
+    def request(self, trainer, wait_s):
+        self.now += wait_s
+        holding = [a for a, (holder, _) in self.out.items() if holder == trainer]
+        revision = self.queue.revision
+        answer = self.queue.request(trainer, self.now, HOLDING_LIMIT)
+        if isinstance(answer, EpochsDone):
+            assert self.is_finished()
+        elif isinstance(answer, NoTaskNow):
+            assert answer.retry_after_s > 0
+            assert not self.is_finished()
+        else:
+            given = answer.assignment
+            assert len(holding) < HOLDING_LIMIT
+            assert given.attempt not in self.out
+            assert given.batch_count == batch_counts(given.task)
+            assert not any(self.is_open(epoch) for epoch in range(given.epoch)), "epochs are a barrier"
+            for batch in self.batches_of(given):
+                if answer.is_copy:
+                    assert len(self.model[batch]) == 1
+                    assert not self.model[batch] & set(holding)
+                    self.model[batch] = self.model[batch] | {given.attempt}
+                else:
+                    assert self.model[batch] == "todo"
+                    self.model[batch] = {given.attempt}
+            self.out[given.attempt] = (trainer, given)
+        assert (self.queue.revision > revision) == isinstance(answer, TaskGiven)
+
+    @precondition(lambda self: self.out)
+    @rule(data=st.data(), wait_s=st.floats(0, 3))
+    def finish(self, data, wait_s):
+        self.now += wait_s
+        attempt = data.draw(st.sampled_from(sorted(self.out)))
+        trainer, assignment = self.out[attempt]
+        where = (assignment.epoch, assignment.position)
+        with pytest.raises(FencedError):
+            self.queue.finish("somebody else", *where, attempt, self.now)
+        answer = self.queue.finish(trainer, *where, attempt, self.now)
+        assert isinstance(answer, Finished)
+        losers = set(self.model[self.batches_of(assignment)[0]])
+        for batch in self.batches_of(assignment):
+            assert attempt in self.model[batch]
+            self.model[batch] = "done"
+        for loser in losers:
+            trainer, other = self.out.pop(loser)
+            repeated = self.queue.finish(trainer, other.epoch, other.position, loser, self.now)
+            assert repeated == AlreadyDone()
+        self.heed(answer.effects)
+
+    @precondition(lambda self: self.out)
+    @rule(data=st.data(), knows=st.booleans())
+    def fail(self, data, knows):
+        attempt = data.draw(st.sampled_from(sorted(self.out)))
+        trainer, assignment = self.out[attempt]
+        batch = data.draw(st.integers(assignment.first_batch, assignment.end_batch - 1)) if knows else None
+        effects = self.queue.fail(
+            trainer, assignment.epoch, assignment.position, attempt, self.now, error="\ud800 bad", batch=batch
+        )
+        self.lost(attempt)
+        self.heed(effects)
+
+    @precondition(lambda self: self.out)
+    @rule(data=st.data())
+    def give_back(self, data):
+        attempt = data.draw(st.sampled_from(sorted(self.out)))
+        trainer, assignment = self.out[attempt]
+        assert self.queue.give_back(trainer, assignment.epoch, assignment.position, attempt, self.now) == ()
+        self.lost(attempt)
+        if any(isinstance(self.model[batch], set) for batch in self.batches_of(assignment)):
+            return
+        with pytest.raises(FencedError):
+            self.queue.finish(trainer, assignment.epoch, assignment.position, attempt, self.now)
+
+    @rule(trainer=st.sampled_from(TRAINERS), is_graceful=st.booleans())
+    def trainer_gone(self, trainer, is_graceful):
+        effects = self.queue.trainer_gone(trainer, self.now, is_graceful)
+        for attempt in [a for a, (holder, _) in self.out.items() if holder == trainer]:
+            self.lost(attempt)
+        self.heed(effects)
+
+    @rule(wait_s=st.floats(0, 15))
+    def tick(self, wait_s):
+        self.now += wait_s
+        effects = self.queue.tick(self.now)
+        for effect in effects:
+            if isinstance(effect, Expired):
+                assert self.out[effect.assignment.attempt] == (effect.trainer, effect.assignment)
+                self.lost(effect.assignment.attempt)
+            else:
+                self.heed([effect])
+
+    @rule(data=st.data())
+    def reopen(self, data):
+        epoch = data.draw(st.integers(0, self.epoch))
+        if epoch == self.settings.epochs:
+            return
+        known = {task for e, task, _ in self.model if e == epoch}
+        whole = data.draw(st.frozensets(st.sampled_from(sorted(known)))) if known else frozenset()
+        rest = sorted(known - whole)
+        parts = {}
+        for task in data.draw(st.lists(st.sampled_from(rest), max_size=2, unique=True)) if rest else []:
+            first = data.draw(st.integers(0, batch_counts(task) - 1))
+            parts[task] = [(first, data.draw(st.integers(first + 1, batch_counts(task))))]
+        meant = {(epoch, task, b) for task in whole for b in range(batch_counts(task))}
+        meant |= {(epoch, task, b) for task, [(first, end)] in parts.items() for b in range(first, end)}
+        done = {batch for batch in meant if self.model[batch] == "done"}
+        count = self.queue.reopen(epoch, [(task, task + 1) for task in whole], parts)
+        assert count == len({task for _, task, _ in done})
+        self.model.update(dict.fromkeys(done, "todo"))
+
+    @rule(more=st.integers(1, 3))
+    def grow(self, more):
+        if not self.is_following or self.epoch == self.settings.epochs:
+            with pytest.raises(FlightedlError):
+                self.queue.grow(self.tasks + more)
+            return
+        self.tasks += more
+        self.queue.grow(self.tasks)
+        self.begin_epoch(self.tasks)
+
+    @precondition(lambda self: self.is_following)
+    @rule()
+    def end_growth(self):
+        self.is_following = False
+        self.heed(self.queue.end_growth())
+
+    @precondition(lambda self: "failed" in self.model.values())
+    @rule(data=st.data(), drops=st.booleans())
+    def retry_or_drop(self, data, drops):
+        failed = sorted(batch for batch, state in self.model.items() if state == "failed")
+        epoch, task, batch = data.draw(st.sampled_from(failed))
+        selector = data.draw(
+            st.sampled_from([FailedSelector(), FailedSelector(epoch=epoch), FailedSelector(epoch, task, batch)])
+        )
+        meant = [
+            key
+            for key in failed
+            if all(
+                w is None or w == k for w, k in zip((selector.epoch, selector.task, selector.batch), key, strict=True)
+            )
+        ]
+        action = self.queue.drop_failed if drops else self.queue.retry_failed
+        assert action(selector) == len(meant)
+        self.model.update(dict.fromkeys(meant, "dropped" if drops else "todo"))
+
+    @rule(in_parts=st.booleans())
+    def restart(self, in_parts):
+        """Another master goes on from what was stored, by another clock."""
+        self.now = 5.0
+        before = self.figures()
+        stored = self.queue.encode_parts() if in_parts else (self.queue.encode(), None)
+        self.settings = replace(self.settings, task_count=self.tasks)
+        self.queue = TaskQueue.decode(stored[0], self.settings, stored[1])
+        again = self.queue.encode_parts() if in_parts else (self.queue.encode(), None)
+        assert again == stored
+        assert self.figures() == before
+
+    def figures(self):
+        queue = self.queue
+        return queue.counts(), queue.failed(), queue.revision, queue.average_s, queue.timeout_s, queue.task_count
+
+    @rule(epoch=st.integers(0, 3), position=st.integers(0, 15), attempt=st.integers(0, 400))
+    def nonsense(self, epoch, position, attempt):
+        """Reports of what nobody holds change nothing."""
+        if attempt in self.out:
+            return
+        before = self.queue.encode()
+        for report in (self.queue.finish, self.queue.give_back):
+            with suppress(FencedError):
+                assert report("a", epoch, position, attempt, self.now) in (AlreadyDone(), ())
+        assert self.queue.encode() == before
+
+    # what must hold
+
+    @invariant()
+    def agrees(self):
+        if not hasattr(self, "queue"):
+            return
+        self.queue.check()
+        assert self.queue.epoch == self.epoch
+        assert self.queue.is_done == self.is_finished()
+        assert self.queue.holders() == self.holders()
+        states = {}
+        for epoch, task in {key[:2] for key in self.model}:
+            found = self.queue.batches(epoch, task)
+            for state in ("todo", "pending", "done", "failed", "dropped"):
+                for first, end in getattr(found, state):
+                    states.update({(epoch, task, batch): state for batch in range(first, end)})
+        wanted = {key: "pending" if isinstance(state, set) else state for key, state in self.model.items()}
+        assert states == wanted
+        self.check_counts(wanted)
+
+    def check_counts(self, states):
+        counts = self.queue.counts()
+        epoch = min(self.epoch, self.settings.epochs - 1)
+        tasks = {}
+        for (e, task, _), state in states.items():
+            if e == epoch:
+                tasks.setdefault(task, set()).add(state)
+        found = dict.fromkeys(("pending", "todo", "failed", "done"), 0)
+        for task_states in tasks.values():
+            found[next((state for state in found if state in task_states), "done")] += 1
+        assert (counts.epoch, counts.total) == (epoch, len(tasks))
+        assert {state: getattr(counts, state) for state in found} == found
+        assert counts.failed_batches == list(states.values()).count("failed")
+        assert counts.dropped_batches == list(states.values()).count("dropped")
+        earlier = {key[:2] for key, state in states.items() if key[0] < epoch and state in ("todo", "pending")}
+        assert counts.reopened == len(earlier)
+
+    def holders(self):
+        held = {}
+        for trainer, assignment in (self.out[attempt] for attempt in sorted(self.out)):
+            held.setdefault(trainer, []).append(assignment)
+        return {trainer: tuple(assignments) for trainer, assignments in held.items()}
+
+    def teardown(self):
+        """From wherever it is, the queue comes to its end, with every batch done or failed."""
+        if not hasattr(self, "queue"):
+            return
+        self.heed(self.queue.end_growth())
+        self.is_following = False
+        for _ in range(10_000):
+            if self.queue.is_done:
+                break
+            for trainer in TRAINERS:
+                self.request(trainer, 0.0)
+                for attempt in [a for a, (holder, _) in self.out.items() if holder == trainer]:
+                    _, assignment = self.out[attempt]
+                    answer = self.queue.finish(trainer, assignment.epoch, assignment.position, attempt, self.now)
+                    for batch in self.batches_of(assignment):
+                        for loser in self.model[batch] if isinstance(self.model[batch], set) else ():
+                            self.out.pop(loser, None)
+                        self.model[batch] = "done"
+                    self.heed(answer.effects)
+        self.agrees()
+        assert self.queue.is_done
+        assert set(self.ended) == set(range(self.settings.epochs))
+        assert set(self.model.values()) <= {"done", "failed", "dropped"}
+
+
+QueueAgainstModel.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestQueueAgainstModel = QueueAgainstModel.TestCase

@@ -1,0 +1,120 @@
+"""A job inside the test: one trainer, all parameters in its memory, Adam in NumPy.
+
+It keeps the client's contract as the examples use it (what is refused there is refused here), so that a whole program
+can run in a second. The same programs run against real servers in tests/launch.
+"""
+
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+import flightedl
+
+
+class AdamInMemory:
+    def __init__(self, lr):
+        self.lr = lr
+
+
+class ModelInMemory(dict):
+    def __init__(self, initial, optimizer):
+        super().__init__({name: values.copy() for name, values in initial.items()})
+        self.lr = optimizer.lr
+        self.steps = 0
+        self.first = {name: np.zeros_like(values) for name, values in initial.items()}
+        self.second = {name: np.zeros_like(values) for name, values in initial.items()}
+
+    def step(self, gradients):
+        assert gradients.keys() == self.keys()
+        self.steps += 1
+        for name, gradient in gradients.items():
+            assert gradient.shape == self[name].shape, name
+            assert gradient.dtype == self[name].dtype, name
+            assert np.isfinite(gradient).all(), name
+            self.first[name] = 0.9 * self.first[name] + 0.1 * gradient
+            self.second[name] = 0.999 * self.second[name] + 0.001 * gradient**2
+            mean = self.first[name] / (1 - 0.9**self.steps)
+            spread = np.sqrt(self.second[name] / (1 - 0.999**self.steps)) + 1e-8
+            self[name] = (self[name] - self.lr * mean / spread).astype(self[name].dtype)
+
+    def pull(self):
+        pass
+
+
+class JobInMemory:
+    def __init__(self, output_dir):
+        self.output_dir = output_dir
+        self.losses = []
+        self.model = None
+        self.names = set()
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *exception):
+        return None
+
+    def dataset(self, pattern, *, batch_size, epochs, shuffle, seed):
+        assert epochs >= 1
+        files = sorted(map(str, Path(pattern).parent.glob(Path(pattern).name)))
+        assert files, f"no files match {pattern}"
+        chunks = [chunk for file in files for chunk in self._chunks(file)]
+        random = np.random.default_rng(seed)
+        for _ in range(epochs):
+            for number in random.permutation(len(chunks)) if shuffle else range(len(chunks)):
+                for start in range(0, chunks[number].num_rows, batch_size):
+                    yield chunks[number].slice(start, batch_size)
+
+    @staticmethod
+    def _chunks(file):
+        if file.endswith(".parquet"):
+            with pq.ParquetFile(file) as reader:
+                groups = (reader.read_row_group(number) for number in range(reader.num_row_groups))
+                return [group.combine_chunks().to_batches()[0] for group in groups]
+        with pa.ipc.open_file(file) as reader:
+            return [reader.get_batch(number) for number in range(reader.num_record_batches)]
+
+    def parameters(self, initial, *, optimizer, mode):
+        self.model = ModelInMemory(initial, optimizer)
+        return self.model
+
+    def log(self, **values):
+        self.losses.append(float(values["loss"]))
+
+    def wait_for_end(self):
+        pass
+
+    def once(self, name):
+        first = name not in self.names
+        self.names.add(name)
+        return first
+
+
+@pytest.fixture
+def job(monkeypatch, tmp_path: Path):
+    """What ``fe.connect()`` gives in this test."""
+    job = JobInMemory(tmp_path / "results")
+    job.output_dir.mkdir()
+    monkeypatch.setattr(flightedl, "connect", lambda: job, raising=False)
+    monkeypatch.setattr(flightedl, "Adam", AdamInMemory, raising=False)
+    monkeypatch.setattr(flightedl, "Sync", object, raising=False)
+    monkeypatch.setattr(flightedl, "Async", object, raising=False)
+    return job
+
+
+def numeric_gradient(loss, parameters, name, position, step):
+    """Central difference of ``loss(parameters)`` in one element."""
+    values = []
+    for sign in (1, -1):
+        moved = {key: array.copy() for key, array in parameters.items()}
+        moved[name][position] += sign * step
+        values.append(loss(moved))
+    return (values[0] - values[1]) / (2 * step)
+
+
+@pytest.fixture
+def difference():
+    return numeric_gradient

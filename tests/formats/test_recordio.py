@@ -1,0 +1,163 @@
+from __future__ import annotations
+
+import struct
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from flightedl.errors import DataError, UsageError
+from flightedl.formats.chunks import CorruptChunkError, IndexOptions
+from flightedl.formats.crc32c import crc32c
+from flightedl.formats.recordio import DIALECTS, EDL, FLUID, PYRECORDIO, decode_chunk, encode_chunk, encode_records
+from flightedl.formats.recordio import RecordIO
+from flightedl.formats.records import ReadRequest
+from flightedl.testing.memory import MemoryFiles
+
+GOLDEN = bytes.fromhex(
+    "04030201873a67950000000011000000020000000500000031323334350400000031323334"
+    "040302019a5680f2000000000600000001000000020000003132"
+)
+
+
+def read_all(content: bytes, options: IndexOptions = IndexOptions()) -> list[bytes]:
+    files = MemoryFiles({"a.recordio": content})
+    stat = files.expand(["a.recordio"])[0]
+    index = RecordIO().index(files, stat, options)
+    from flightedl.formats.index import ChunkIndex
+
+    chunks = ChunkIndex([index], index.schema)
+    found: list[bytes] = []
+    for number in range(len(chunks)):
+        chunk = chunks.chunk(number)
+        assert chunk.first_record == len(found)
+        found += RecordIO().read(files, chunk, ReadRequest()).table.column("record").to_pylist()
+    return found
+
+
+def test_the_golden_file_is_written_and_read() -> None:
+    assert len(GOLDEN) == 63
+    assert b"".join(encode_records([b"12345", b"1234", b"12"], "none", max_chunk_bytes=10)) == GOLDEN
+    assert read_all(GOLDEN) == [b"12345", b"1234", b"12"]
+    files = MemoryFiles({"a.recordio": GOLDEN})
+    index = RecordIO().index(files, files.expand(["a.recordio"])[0], IndexOptions())
+    assert index.chunks.offset.tolist() == [0, 37]
+    assert index.chunks.records.tolist() == [2, 1]
+
+
+@pytest.mark.parametrize("dialect", DIALECTS, ids=lambda dialect: dialect.name)
+@pytest.mark.parametrize("compressor", ["none", "snappy", "gzip"])
+@given(records=st.lists(st.binary(max_size=30), min_size=1, max_size=20), limit=st.integers(1, 100))
+@settings(max_examples=10, deadline=None)
+def test_every_dialect_and_compressor(dialect: Any, compressor: str, records: list[bytes], limit: int) -> None:
+    content = b"".join(encode_records(records, compressor, limit, dialect))
+    assert read_all(content) == records
+
+
+def test_the_historic_layouts_byte_by_byte() -> None:
+    payload = struct.pack("<I", 2) + b"hi"
+    assert FLUID.header(encode_chunk([b"hi"], "none", FLUID)[:20]) == EDL.header(
+        encode_chunk([b"hi"], "none", EDL)[:20]
+    )
+    assert (
+        encode_chunk([b"hi"], "none", PYRECORDIO) == struct.pack("<5I", 0x01020304, 1, crc32c(payload), 1, 6) + payload
+    )
+
+
+def test_empty_records_and_empty_files_are_legal() -> None:
+    assert read_all(b"".join(encode_records([b"", b"", b"x", b""]))) == [b"", b"", b"x", b""]
+    assert read_all(b"") == []
+    assert list(encode_records([])) == []
+
+
+def test_an_empty_first_chunk_does_not_hide_the_dialect() -> None:
+    content = encode_chunk([], "none", FLUID) + encode_chunk([b"a", b"b"], "gzip", FLUID)
+    assert read_all(content) == [b"a", b"b"]
+
+
+@pytest.mark.parametrize("cut", [1, 19, 25, 36])
+def test_a_truncated_only_chunk(cut: int) -> None:
+    with pytest.raises(CorruptChunkError, match=r"a\.recordio"):
+        read_all(GOLDEN[:cut])
+
+
+@pytest.mark.parametrize(
+    ("cut", "text"), [(40, "ends within a header"), (62, "1 bytes are missing"), (57, "6 bytes are")]
+)
+def test_a_truncated_last_chunk_names_file_and_offset(cut: int, text: str) -> None:
+    with pytest.raises(DataError, match=rf"a\.recordio is corrupt, chunk at byte 37: the file is truncated.*{text}"):
+        read_all(GOLDEN[:cut])
+
+
+def test_a_flipped_bit_names_file_and_offset() -> None:
+    damaged = bytearray(GOLDEN)
+    damaged[60] ^= 1
+    with pytest.raises(CorruptChunkError, match=r"a\.recordio is corrupt, chunk at byte 37: the checksum does not"):
+        read_all(bytes(damaged))
+    damaged = bytearray(GOLDEN)
+    damaged[30] ^= 1
+    with pytest.raises(CorruptChunkError, match=r"chunk at byte 0: its checksum does not match"):
+        read_all(bytes(damaged))
+
+
+@given(st.integers(0, len(GOLDEN) - 1), st.integers(1, 255))
+@settings(max_examples=100, deadline=None)
+def test_no_flipped_byte_goes_unnoticed(place: int, flip: int) -> None:
+    damaged = bytearray(GOLDEN)
+    damaged[place] ^= flip
+    with pytest.raises(DataError, match=r"a\.recordio"):
+        read_all(bytes(damaged))
+
+
+def test_not_recordio_at_all() -> None:
+    with pytest.raises(DataError, match=r"a\.recordio is not a RecordIO file"):
+        read_all(b"PAR1" * 20)
+
+
+def test_damage_within_the_payload() -> None:
+    chunk = bytearray(encode_chunk([b"abc"], "none"))
+    struct.pack_into("<I", chunk, 20, 99)
+    import zlib
+
+    struct.pack_into("<I", chunk, 4, zlib.crc32(bytes(chunk[20:])))
+    with pytest.raises(ValueError, match="record 0 is longer than its chunk"):
+        decode_chunk(bytes(chunk))
+
+
+def test_skipping_keeps_what_precedes_the_damage() -> None:
+    files = MemoryFiles({"a.recordio": GOLDEN[:50]})
+    index = RecordIO().index(files, files.expand(["a.recordio"])[0], IndexOptions(skip_corrupt=True))
+    assert index.chunks.records.tolist() == [2]
+    assert len(index.skipped) == 1
+    assert "byte 37" in index.skipped[0]
+
+
+def test_an_unknown_compressor() -> None:
+    with pytest.raises(UsageError, match="no compressor 'lzma': use one of none, snappy, gzip"):
+        encode_chunk([b""], "lzma")
+
+
+@pytest.mark.parametrize(
+    ("data", "expected"),
+    [
+        (b"", 0),
+        (b"123456789", 0xE3069283),
+        (bytes(32), 0x8A9136AA),
+        (bytes([255] * 32), 0x62A8AB43),
+        (bytes(range(32)), 0x46DD794E),
+    ],
+)
+def test_crc32c_of_rfc_3720(data: bytes, expected: int) -> None:
+    assert crc32c(data) == expected
+
+
+@pytest.mark.parametrize("size", [2047, 2048, 4096, 4097, 10_000, 100_003])
+def test_crc32c_in_lanes_is_crc32c_byte_by_byte(size: int) -> None:
+    data = bytes((number * 7919 >> 3) & 0xFF for number in range(size))
+    register = 0xFFFFFFFF
+    for byte in data:
+        register ^= byte
+        for _ in range(8):
+            register = (register >> 1) ^ (0x82F63B78 if register & 1 else 0)
+    assert crc32c(data) == register ^ 0xFFFFFFFF

@@ -1,0 +1,56 @@
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from flightedl.launch.processes import Children
+
+Until = Callable[[Callable[[], object]], None]
+
+
+@pytest.fixture
+def until() -> Until:
+    """Polls a condition until it holds; fails the test after ten seconds."""
+
+    def wait(condition: Callable[[], object], timeout_s: float = 10.0) -> None:
+        deadline = time.monotonic() + timeout_s
+        while not condition():
+            assert time.monotonic() < deadline, "the condition did not come true in time"
+            time.sleep(0.01)
+
+    return wait
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_left() -> Iterator[None]:
+    """No process or thread that a test started outlives it."""
+    before = {child.pid for child in psutil.Process().children(recursive=True)}
+    threads = set(threading.enumerate())
+    yield
+    left = [child for child in psutil.Process().children(recursive=True) if child.pid not in before]
+    assert not [child for child in left if is_alive(child.pid)]
+    assert not [thread for thread in threading.enumerate() if thread not in threads]
+
+
+def is_alive(pid: int) -> bool:
+    """Whether a process runs; a zombie that nobody has reaped yet does not."""
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+@pytest.fixture
+def alive() -> Callable[[int], bool]:
+    return is_alive
+
+
+@pytest.fixture
+def children(tmp_path: Path) -> Iterator[Children]:
+    with Children(tmp_path / "logs") as made:
+        yield made

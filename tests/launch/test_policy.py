@@ -1,0 +1,162 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from flightedl.launch.policy import (
+    AllFinished,
+    GiveUp,
+    Limits,
+    RestartPolicy,
+    Role,
+    Slot,
+    SlotFinished,
+    StartAgain,
+    describe_exit,
+)
+
+MASTER = Slot(Role.MASTER, 0)
+PSERVER = Slot(Role.PSERVER, 1)
+FIRST, SECOND = Slot(Role.TRAINER, 0), Slot(Role.TRAINER, 1)
+
+
+def policy(*slots: Slot, limits: Limits | None = None) -> RestartPolicy:
+    return RestartPolicy(slots or (MASTER, PSERVER, FIRST, SECOND), limits or Limits())
+
+
+def test_the_job_is_done_when_the_last_trainer_finished() -> None:
+    decide = policy()
+    assert decide.ended(FIRST, 0, 5.0) == (SlotFinished(FIRST),)
+    assert not decide.is_all_finished
+    assert decide.ended(SECOND, 0, 6.0) == (SlotFinished(SECOND), AllFinished())
+    assert decide.is_all_finished
+
+
+def test_a_finished_slot_cannot_end_again() -> None:
+    decide = policy()
+    decide.ended(FIRST, 0, 5.0)
+    with pytest.raises(ValueError, match="has finished"):
+        decide.ended(FIRST, 0, 5.0)
+
+
+def test_a_cluster_without_trainers_never_finishes() -> None:
+    decide = policy(MASTER, PSERVER)
+    assert not decide.is_all_finished
+    assert isinstance(decide.ended(MASTER, 0, 5.0)[0], StartAgain)
+
+
+def test_a_killed_trainer_is_replaced_at_once() -> None:
+    assert policy().ended(FIRST, -9, 3.0) == (StartAgain(FIRST, 0.0, "killed by SIGKILL"),)
+
+
+def test_a_trainer_that_asks_to_be_started_again_is() -> None:
+    assert policy().ended(FIRST, 75, 3.0) == (StartAgain(FIRST, 0.0, "exit code 75"),)
+
+
+def test_ten_kills_of_trainers_spread_over_a_job_do_not_end_it() -> None:
+    decide = policy()
+    for number in range(10):
+        (decision,) = decide.ended((FIRST, SECOND)[number % 2], -9, 2.0)
+        assert isinstance(decision, StartAgain)
+
+
+def test_delays_double_up_to_the_longest() -> None:
+    decide = policy(limits=Limits(trainer_short_runs=100))
+    delays = [decide.ended(FIRST, -9, 1.0)[0] for _ in range(8)]
+    assert [d.after_s for d in delays if isinstance(d, StartAgain)] == [0.0, 0.25, 0.5, 1.0, 2.0, 4.0, 5.0, 5.0]
+
+
+def test_a_slot_is_given_up_after_too_many_short_runs() -> None:
+    decide = policy()
+    ends = [decide.ended(PSERVER, -11, 0.1)[0] for _ in range(4)]
+    assert [type(end) for end in ends] == [StartAgain, StartAgain, StartAgain, GiveUp]
+    assert ends[-1] == GiveUp(PSERVER, "pserver-1 ended 4 times in a row, the last time: killed by SIGSEGV", 1)
+
+
+def test_a_long_run_wipes_the_record() -> None:
+    decide = policy()
+    for _ in range(20):
+        assert isinstance(decide.ended(PSERVER, -9, 0.1)[0], StartAgain)
+        assert decide.ended(PSERVER, -9, 60.0)[0] == StartAgain(PSERVER, 0.0, "killed by SIGKILL")
+
+
+def test_long_runs_too_have_a_limit() -> None:
+    decide = policy(limits=Limits(restarts_limit=3))
+    ends = [decide.ended(MASTER, -9, 60.0)[0] for _ in range(4)]
+    assert [type(end) for end in ends] == [StartAgain, StartAgain, StartAgain, GiveUp]
+
+
+def test_a_crash_of_the_script_is_tried_once_more() -> None:
+    decide = policy()
+    first = decide.ended(FIRST, 1, 1.0)
+    assert first == (StartAgain(FIRST, 0.0, "the script crashed (exit code 1); it is tried once more"),)
+    assert decide.ended(FIRST, 1, 1.0) == (GiveUp(FIRST, "the script crashed in trainer-0 again (exit code 1)", 1),)
+
+
+def test_a_crash_in_every_trainer_ends_the_job() -> None:
+    decide = policy()
+    decide.ended(FIRST, 1, 1.0)
+    assert decide.ended(SECOND, 1, 1.0) == (
+        GiveUp(SECOND, "the script crashed in trainer-1 too, so in every trainer (exit code 1)", 1),
+    )
+
+
+def test_a_crash_beside_a_finished_trainer_is_tried_once_more() -> None:
+    decide = policy()
+    decide.ended(FIRST, 0, 1.0)
+    assert isinstance(decide.ended(SECOND, 1, 1.0)[0], StartAgain)
+
+
+def test_a_single_trainer_is_tried_twice() -> None:
+    decide = policy(MASTER, FIRST)
+    assert isinstance(decide.ended(FIRST, 1, 1.0)[0], StartAgain)
+    assert isinstance(decide.ended(FIRST, 1, 1.0)[0], GiveUp)
+
+
+@pytest.mark.parametrize("slot", [MASTER, PSERVER, FIRST])
+@pytest.mark.parametrize("code", [2, 3])
+def test_what_cannot_be_cured_by_trying_again_ends_the_job_at_once(slot: Slot, code: int) -> None:
+    assert policy().ended(slot, code, 1.0) == (GiveUp(slot, f"{slot} ended: exit code {code}", code),)
+
+
+def test_exits_are_described() -> None:
+    assert describe_exit(3) == "exit code 3"
+    assert describe_exit(-15) == "killed by SIGTERM"
+    assert describe_exit(-99) == "killed by signal 99"
+
+
+def test_slots_have_names() -> None:
+    assert [str(slot) for slot in (Slot(Role.ETCD, 0), MASTER, PSERVER, FIRST)] == [
+        "etcd",
+        "master",
+        "pserver-1",
+        "trainer-0",
+    ]
+
+
+ENDS = st.tuples(
+    st.sampled_from([MASTER, PSERVER, FIRST, SECOND]), st.sampled_from([-9, -15, 0, 1, 75]), st.floats(0, 99)
+)
+
+
+@given(st.lists(ENDS, max_size=400))
+@settings(max_examples=50)
+def test_every_sequence_of_ends_is_bounded(ends: list[tuple[Slot, int, float]]) -> None:
+    decide = policy(limits=Limits(restarts_limit=20))
+    restarts: dict[Slot, int] = {}
+    finished: set[Slot] = set()
+    for slot, code, ran_s in ends:
+        if slot in finished:
+            continue
+        for decision in decide.ended(slot, code, ran_s):
+            match decision:
+                case GiveUp() | AllFinished():
+                    return
+                case StartAgain(after_s=after_s):
+                    restarts[slot] = restarts.get(slot, 0) + 1
+                    assert 0 <= after_s <= Limits().longest_delay_s
+                    assert restarts[slot] <= 20
+                case SlotFinished():
+                    assert slot.role is Role.TRAINER
+                    finished.add(slot)

@@ -1,0 +1,186 @@
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import pytest
+
+from flightedl.config import child_environment
+from flightedl.errors import UsageError
+from flightedl.launch.processes import Child, Children
+
+Until = Callable[[Callable[[], object]], None]
+
+
+def start(children: Children, program: str, name: str = "child-0") -> Child:
+    return children.start(name, [sys.executable, "-c", textwrap.dedent(program)], child_environment())
+
+
+def test_output_is_captured_by_the_line(tmp_path: Path) -> None:
+    seen: list[tuple[str, str]] = []
+    with Children(tmp_path, lambda name, text: seen.append((name, text))) as children:
+        child = start(
+            children,
+            r"""
+            import os, sys
+            print("to stdout")
+            print("to stderr", file=sys.stderr)
+            os.write(1, b"10 %\r20 %\r30 %\n\xff is not text\nno line end")
+            """,
+        )
+        assert child.wait(10.0) == 0
+        expected = ("to stdout", "to stderr", "30 %", "\ufffd is not text", "no line end")
+        assert child.tail() == expected
+        assert child.tail(2) == expected[-2:]
+        assert seen == [("child-0", text) for text in expected]
+        assert (tmp_path / "child-0.log").read_text() == "".join(f"{text}\n" for text in expected)
+
+
+def test_a_line_without_end_does_not_fill_the_memory(children: Children) -> None:
+    child = start(children, "import sys; sys.stdout.write('x' * 1_000_000)")
+    assert child.wait(10.0) == 0
+    assert {len(line) for line in child.tail(1000)} == {64 * 1024, 1_000_000 % (64 * 1024)}
+
+
+def test_how_a_child_ended_is_known(children: Children) -> None:
+    ended = start(children, "raise SystemExit(7)")
+    assert ended.wait(10.0) == 7
+    killed = start(children, "import time; time.sleep(60)")
+    assert killed.poll() is None
+    killed.send(signal.SIGKILL)
+    assert killed.wait(10.0) == -signal.SIGKILL
+    killed.send(signal.SIGKILL)
+    killed.kill()
+
+
+def test_the_environment_is_exactly_the_one_given(children: Children) -> None:
+    child = children.start(
+        "child-0", [sys.executable, "-c", "import os; print(sorted(os.environ))"], {"ONLY": "1", "LC_ALL": "C.UTF-8"}
+    )
+    assert child.wait(10.0) == 0
+    assert child.tail() == ("['LC_ALL', 'ONLY', 'PYTHONUNBUFFERED']",)
+
+
+def test_a_missing_program_is_a_clear_error(children: Children, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="there is no such program"):
+        children.start("child-0", [str(tmp_path / "absent")], {})
+
+
+def test_a_child_that_ignores_sigterm_is_killed_after_the_grace_time(children: Children, until: Until) -> None:
+    stubborn = start(
+        children,
+        """
+        import signal, time
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        print("ready")
+        time.sleep(60)
+        """,
+    )
+    polite = start(
+        children,
+        """
+        import signal, sys, time
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(5))
+        print("ready")
+        time.sleep(60)
+        """,
+        "child-1",
+    )
+    until(lambda: stubborn.tail() and polite.tail())
+    children.stop([stubborn, polite], grace_s=0.5)
+    assert (stubborn.poll(), polite.poll()) == (-signal.SIGKILL, 5)
+
+
+GRANDPARENT = """
+import subprocess, sys, time
+grandchild = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+print(grandchild.pid)
+{end}
+"""
+
+
+@pytest.mark.parametrize("end", ["time.sleep(60)", ""])
+def test_grandchildren_end_with_the_child(
+    children: Children, until: Until, alive: Callable[[int], bool], end: str
+) -> None:
+    child = start(children, GRANDPARENT.format(end=end))
+    until(child.tail)
+    grandchild = int(child.tail()[0])
+    child.kill() if end else None
+    assert child.wait(10.0) is not None
+    until(lambda: not alive(grandchild))
+
+
+def test_a_frozen_child_can_be_stopped_for_good(children: Children, until: Until) -> None:
+    child = start(children, "import time; time.sleep(60)")
+    child.send(signal.SIGSTOP)
+    until(lambda: psutil.Process(child.pid).status() == psutil.STATUS_STOPPED)
+    children.stop([child], grace_s=0.1)
+    assert child.poll() == -signal.SIGKILL
+
+
+def test_a_running_child_is_not_forgotten(children: Children) -> None:
+    child = start(children, "import time; time.sleep(60)")
+    with pytest.raises(ValueError, match="still running"):
+        children.forget(child)
+
+
+def test_closing_leaves_nothing(tmp_path: Path, alive: Callable[[int], bool]) -> None:
+    adopted = tmp_path / "adopted"
+    with Children(tmp_path / "logs") as children:
+        child = start(children, "import time; time.sleep(60)")
+        adopted.mkdir()
+        (adopted / "file").write_text("x")
+        children.adopt_directory(adopted)
+    assert not alive(child.pid)
+    assert not adopted.exists()
+
+
+LAUNCHER = """
+import sys, time
+from pathlib import Path
+from flightedl.config import child_environment
+from flightedl.launch.processes import Children
+
+here = Path(sys.argv[1])
+children = Children(here / "logs")
+(here / "adopted").mkdir()
+children.adopt_directory(here / "adopted")
+child = children.start("child-0", [sys.executable, "-c", sys.argv[2]], child_environment())
+while not child.tail():
+    time.sleep(0.01)
+print(child.pid, child.tail()[0], flush=True)
+{end}
+"""
+
+
+@pytest.mark.parametrize(
+    "end",
+    ["time.sleep(60)", "", "import os; os._exit(3)", "import os; os.abort()"],
+    ids=["killed", "left", "exit", "abort"],
+)
+def test_nothing_survives_a_launcher_that_dies(
+    tmp_path: Path, until: Until, alive: Callable[[int], bool], end: str
+) -> None:
+    launcher = subprocess.Popen(
+        [sys.executable, "-c", LAUNCHER.format(end=end), str(tmp_path), GRANDPARENT.format(end="time.sleep(60)")],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    )
+    with launcher:
+        assert launcher.stdout is not None
+        child, grandchild = (int(word) for word in launcher.stdout.readline().split())
+        if "sleep" in end:
+            assert alive(child)
+            assert alive(grandchild)
+            os.kill(launcher.pid, signal.SIGKILL)
+        launcher.wait(10.0)
+    until(lambda: not alive(child) and not alive(grandchild))
+    until(lambda: not (tmp_path / "adopted").exists())

@@ -1,0 +1,124 @@
+from __future__ import annotations
+
+import io
+
+from rich.console import Console
+
+from flightedl.launch.progress import Figures, LiveDisplay, PlainDisplay, live_view, make_display, plain_line
+from flightedl.wire.messages import FailedPiece, ServerStatus, StatusReply, TaskCounts
+
+
+class StoodStill:
+    """A clock that the test moves."""
+
+    def __init__(self) -> None:
+        self.at = 0.0
+
+    def now(self) -> float:
+        return self.at
+
+    def wall_time(self) -> float:
+        return self.at
+
+    def sleep(self, seconds: float) -> None:
+        self.at += seconds
+
+
+PSERVER = ServerStatus(index=0, address="127.0.0.1:1", generation=5, state="serving")
+
+
+def figures(elapsed_s: float = 3.0, trouble: str = "", **status: object) -> Figures:
+    given = {
+        "job": "j",
+        "state": "training",
+        "epoch": 0,
+        "epochs": 2,
+        "tasks": TaskCounts(todo=3, pending=2, done=5, total=10),
+        "records": 12345,
+        "records_per_s": 678.9,
+        "metrics": {"loss": 0.51234},
+        "pservers": [PSERVER],
+        **status,
+    }
+    reply = StatusReply(**given)  # type: ignore[arg-type]
+    return Figures(elapsed_s, reply, trainers_running=1, trainers=2, pservers=2, trouble=trouble)
+
+
+def text_of(console_width: int, *renderables: object) -> str:
+    console = Console(file=io.StringIO(), width=console_width, force_terminal=False)
+    for each in renderables:
+        console.print(each)
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue()
+
+
+def test_all_figures_are_in_the_plain_line() -> None:
+    assert plain_line(figures()) == (
+        "3 s, epoch 1/2, tasks 5/10, 12,345 records, 679 records/s, loss 0.5123, pservers 1/2, trainers 1/2"
+    )
+
+
+def test_before_the_master_answers_it_says_so() -> None:
+    none_yet = Figures(1.0, None, trainers_running=2, trainers=2, pservers=2)
+    assert plain_line(none_yet) == "1 s, epoch -, pservers 0/2, trainers 2/2, waiting for the master"
+
+
+def test_what_is_waited_for_is_said_once() -> None:
+    assert plain_line(figures(waiting_for="waiting for 1 of 2 pservers")).endswith(", waiting for 1 of 2 pservers")
+    assert plain_line(figures(trouble="etcd does not answer")).endswith(", waiting for etcd does not answer")
+
+
+def test_failed_tasks_are_counted() -> None:
+    piece = FailedPiece(epoch=0, task=3, first_batch=0, end_batch=1, attempts=5, trainer="t", error="x")
+    assert ", 1 failed," in plain_line(figures(failed=[piece]))
+
+
+def test_the_epoch_is_never_above_the_last() -> None:
+    assert figures(epoch=2).epoch == "2/2"
+    assert figures(epoch=41, epochs=None).epoch == "42"
+    assert figures(tasks=TaskCounts()).epoch == "-"
+
+
+def test_plain_output_is_a_line_every_few_seconds_and_at_each_change() -> None:
+    clock, out = StoodStill(), io.StringIO()
+    with PlainDisplay(Console(file=out, width=300), clock) as display:
+        for second in range(12):
+            clock.at = float(second)
+            display.update(figures(float(second), epoch=int(second >= 7)))
+        display.line("trainer-1", "[bold]as it is[/bold] 40 %")
+        display.event("pserver-0 ended")
+    lines = out.getvalue().splitlines()
+    assert [line.split(",")[0] for line in lines[:4]] == [f"flightedl: {second} s" for second in (0, 5, 7)] + [
+        "trainer-1 | [bold]as it is[/bold] 40 %"
+    ]
+    assert lines[4] == "flightedl: pserver-0 ended"
+
+
+def test_the_live_display_shows_bars_and_lets_lines_through() -> None:
+    out = io.StringIO()
+    console = Console(file=out, width=120, force_terminal=True, color_system=None)
+    with LiveDisplay(console) as display:
+        display.line("trainer-0", "an ordinary line")
+        display.line("trainer-0", "flights: 40 %")
+        display.update(figures())
+        assert set(display._steps) == {("trainer-0", "flights")}
+        display.line("trainer-0", "flights: 100 %")
+        assert display._steps == {}
+    assert "trainer-0 | an ordinary line" in out.getvalue()
+    assert "trainer-0 | flights: 100 %" in out.getvalue()
+    assert "trainer-0 | flights: 40 %" not in out.getvalue()
+
+
+def test_the_live_view() -> None:
+    shown = text_of(120, live_view(figures(waiting_for="1 of 2 pservers"), {("trainer-0", "flights"): 40}))
+    assert "trainer-0 flights" in shown
+    assert "5/10 tasks, 3 s" in shown
+    assert "loss 0.5123" in shown
+    assert "waiting for 1 of 2 pservers" in shown
+    assert live_view(None, {}) is not None
+
+
+def test_the_display_suits_the_console() -> None:
+    clock = StoodStill()
+    assert isinstance(make_display(Console(file=io.StringIO()), clock), PlainDisplay)
+    assert isinstance(make_display(Console(file=io.StringIO(), force_terminal=True), clock), LiveDisplay)

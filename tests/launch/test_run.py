@@ -1,0 +1,57 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from flightedl.config import CommonSettings
+from flightedl.launch.run import job_name, new_output_directory, summary
+from flightedl.launch.supervisor import Outcome
+from flightedl.wire.messages import FailedPiece, StatusReply, TaskCounts
+
+
+@pytest.mark.parametrize(
+    ("target", "name"),
+    [
+        ("flightedl.examples.flights", "flights"),
+        ("my_script.py", "my-script"),
+        ("dir/My Script (2).py", "my-script-2"),
+        ("train", "train"),
+        ("./scripts/train", "train"),
+        ("__.py", "job"),
+        ("x" * 100 + ".py", "x" * 63),
+    ],
+)
+def test_a_job_is_named_after_its_script(target: str, name: str) -> None:
+    assert job_name(target) == name
+    CommonSettings(job=name)
+
+
+def test_each_run_has_an_output_directory_of_its_own(tmp_path: Path) -> None:
+    parent = tmp_path / "runs"
+    assert [new_output_directory("flights", parent).name for _ in range(3)] == ["flights", "flights-2", "flights-3"]
+    assert all(path.is_absolute() for path in [new_output_directory("x", parent)])
+
+
+def test_the_summary_of_a_finished_job() -> None:
+    status = StatusReply(
+        job="j", state="done", epoch=1, epochs=2, tasks=TaskCounts(done=40, total=40), records=1000, records_per_s=1.0
+    )
+    assert summary(Outcome(0), status, 0, 12.34, Path("/out")) == (
+        "done in 12.3 s, 2 epochs, 1,000 records, 40 of 40 tasks of the last epoch done, 0 tasks failed",
+        "output and logs are in /out",
+    )
+
+
+def test_the_summary_names_failed_tasks() -> None:
+    piece = FailedPiece(
+        epoch=0, task=3, first_batch=0, end_batch=1, attempts=5, trainer="t", error="bad", url="f.parquet"
+    )
+    status = StatusReply(job="j", state="training", tasks=TaskCounts(done=1, total=2), failed=[piece])
+    lines = summary(Outcome(130), status, 1, 1.0, Path("/out"))
+    assert lines[0] == "failed: f.parquet task 3: bad"
+    assert lines[1].startswith("ended in 1.0 s, 0 records, 1 of 2 tasks")
+
+
+def test_the_summary_without_any_status() -> None:
+    assert summary(Outcome(1), None, 0, 1.0, Path("/out"))[0] == "ended in 1.0 s"

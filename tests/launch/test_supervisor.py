@@ -1,0 +1,171 @@
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from flightedl.adapters.clock import SystemClock
+from flightedl.config import child_environment
+from flightedl.errors import UnavailableError
+from flightedl.launch.policy import Limits, Role, Slot
+from flightedl.launch.processes import Child, Children
+from flightedl.launch.supervisor import Outcome, Starter, Supervisor, relevant_lines
+
+Until = Callable[[Callable[[], object]], None]
+ETCD, MASTER = Slot(Role.ETCD, 0), Slot(Role.MASTER, 0)
+FIRST, SECOND = Slot(Role.TRAINER, 0), Slot(Role.TRAINER, 1)
+SLEEP = "import time; print('ready'); time.sleep(60)"
+
+
+class Job:
+    """A supervisor of small Python programs, one for each slot; stopped at the end of the test."""
+
+    def __init__(self, children: Children) -> None:
+        self.children = children
+        self.events: list[str] = []
+        self.supervisor: Supervisor | None = None
+
+    def start(self, *, limits: Limits | None = None, **programs: str) -> Supervisor:
+        slots = {str(slot): slot for slot in (ETCD, MASTER, FIRST, SECOND)}
+        starters: dict[Slot, Starter] = {
+            slots[name.replace("_", "-")]: self.starter(name, program) for name, program in programs.items()
+        }
+        self.supervisor = Supervisor(self.children, starters, SystemClock(), limits, self.events.append)
+        self.supervisor.start()
+        return self.supervisor
+
+    def starter(self, name: str, program: str) -> Starter:
+        def start(count: int) -> Child:
+            environment = child_environment(COUNT=str(count))
+            return self.children.start(name, [sys.executable, "-c", program], environment)
+
+        return start
+
+
+@pytest.fixture
+def job(children: Children) -> Iterator[Job]:
+    made = Job(children)
+    yield made
+    if made.supervisor is not None:
+        made.supervisor.stop()
+
+
+def test_the_job_is_done_when_all_trainers_are(job: Job) -> None:
+    supervisor = job.start(master=SLEEP, trainer_0="", trainer_1="")
+    assert supervisor.outcome(10.0) == Outcome(0)
+    finished = {view.slot: view.is_finished for view in supervisor.processes()}
+    assert finished == {MASTER: False, FIRST: True, SECOND: True}
+
+
+def test_a_killed_process_is_replaced(job: Job, until: Until) -> None:
+    supervisor = job.start(master=SLEEP, trainer_0=SLEEP)
+    for slot in (MASTER, FIRST):
+        child = supervisor.child(slot)
+        assert child is not None
+        child.send(signal.SIGKILL)
+        until(lambda: (new := supervisor.child(slot)) is not None and new.pid != child.pid)  # noqa: B023
+    assert [view.starts for view in supervisor.processes()] == [2, 2]
+    assert supervisor.outcome() is None
+    assert len(job.events) == 4
+    assert "killed by SIGKILL; a new one is started" in job.events[0]
+
+
+def test_a_crash_of_the_script_shows_its_traceback_and_the_trainer(job: Job) -> None:
+    supervisor = job.start(master=SLEEP, trainer_0="print('one'); 1 / 0")
+    outcome = supervisor.outcome(10.0)
+    assert outcome is not None
+    assert (outcome.exit_code, outcome.slot) == (1, FIRST)
+    assert outcome.reason == "the script crashed in trainer-0 again (exit code 1)"
+    assert outcome.last_lines[0] == "Traceback (most recent call last):"
+    assert outcome.last_lines[-1] == "ZeroDivisionError: division by zero"
+
+
+def test_a_second_try_may_succeed(job: Job) -> None:
+    supervisor = job.start(trainer_0="import os, sys; sys.exit(os.environ['COUNT'] == '1')")
+    assert supervisor.outcome(10.0) == Outcome(0)
+
+
+def test_a_server_that_keeps_ending_ends_the_job(job: Job) -> None:
+    limits = Limits(server_short_runs=3, first_delay_s=0.05)
+    supervisor = job.start(limits=limits, master="print('no room'); raise SystemExit(1)", trainer_0=SLEEP)
+    outcome = supervisor.outcome(10.0)
+    assert outcome is not None
+    assert (outcome.exit_code, outcome.slot, outcome.last_lines) == (1, MASTER, ("no room",))
+
+
+def test_a_server_that_says_the_job_cannot_go_on_ends_it(job: Job) -> None:
+    supervisor = job.start(master="print('the model is lost'); raise SystemExit(3)", trainer_0=SLEEP)
+    outcome = supervisor.outcome(10.0)
+    assert outcome is not None
+    assert (outcome.exit_code, outcome.last_lines) == (3, ("the model is lost",))
+
+
+def test_a_process_that_cannot_be_started_again_ends_the_job(job: Job) -> None:
+    first = job.starter("etcd", "")
+
+    def start(count: int) -> Child:
+        if count > 1:
+            raise UnavailableError("etcd does not start: no room")
+        return first(count)
+
+    job.supervisor = Supervisor(job.children, {ETCD: start}, SystemClock())
+    job.supervisor.start()
+    assert job.supervisor.outcome(10.0) == Outcome(75, "etcd does not start: no room")
+
+
+def test_stopping_goes_by_rank(job: Job, until: Until, tmp_path: Path) -> None:
+    order = tmp_path / "order"
+    program = f"""
+import signal, sys, time
+def stop(*_):
+    with open({str(order)!r}, "a") as file:
+        file.write(sys.argv[0] + NAME + "\\n")
+    sys.exit(0)
+signal.signal(signal.SIGTERM, stop)
+print("ready")
+time.sleep(60)
+"""
+    named = {name: f"NAME={name!r}\n{program}" for name in ("etcd", "master", "trainer_0")}
+    supervisor = job.start(**named)
+    found = [supervisor.child(slot) for slot in (ETCD, MASTER, FIRST)]
+    until(lambda: all(child is not None and child.tail() for child in found))
+    supervisor.stop()
+    supervisor.stop()
+    assert [line.removeprefix("-c") for line in order.read_text().splitlines()] == ["trainer_0", "master", "etcd"]
+    assert [view.pid for view in supervisor.processes()] == [None, None, None]
+    assert job.events == []
+
+
+@pytest.mark.faults
+def test_frozen_processes_are_stopped_within_five_seconds(job: Job) -> None:
+    supervisor = job.start(etcd=SLEEP, master=SLEEP, trainer_0=SLEEP)
+    for view in supervisor.processes():
+        assert view.pid is not None
+        os.kill(view.pid, signal.SIGSTOP)
+    clock = SystemClock()
+    started_at = clock.now()
+    supervisor.stop()
+    assert clock.now() - started_at < 5.0
+
+
+def test_children_outlive_the_thread_that_started_the_supervisor(job: Job, until: Until) -> None:
+    thread = threading.Thread(target=lambda: job.start(trainer_0=SLEEP))
+    thread.start()
+    thread.join()
+    assert job.supervisor is not None
+    child = job.supervisor.child(FIRST)
+    assert child is not None
+    until(child.tail)
+    assert child.wait(0.2) is None
+
+
+def test_the_lines_that_show_why() -> None:
+    assert relevant_lines([]) == ()
+    assert relevant_lines([f"line {number}" for number in range(30)])[0] == "line 20"
+    trace = ["Traceback (most recent call last):", "  File", "Error: x"]
+    assert relevant_lines(["before", *trace, "between", *trace, "after"]) == (*trace, "after")

@@ -1,0 +1,129 @@
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from flightedl.errors import UsageError
+from flightedl.launch.trainer import check_target
+
+
+def run(directory: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run the trainer's outermost frame to its end."""
+    return subprocess.run(
+        [sys.executable, "-m", "flightedl.launch.trainer", *arguments],
+        cwd=directory,
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=False,
+    )
+
+
+def write(directory: Path, name: str, program: str) -> str:
+    path = directory / name
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(program)
+    return name
+
+
+def test_a_script_runs_as_python_would_run_it(tmp_path: Path) -> None:
+    write(tmp_path, "scripts/beside.py", "VALUE = 42\n")
+    script = write(
+        tmp_path, "scripts/program.py", "import sys, beside\nprint(__name__, __file__, sys.argv, beside.VALUE)\n"
+    )
+    done = run(tmp_path, script, "--rate", "1")
+    assert done.stdout.split(" ", 2)[0] == "__main__"
+    assert done.stdout.rstrip().endswith(f"{script} ['{script}', '--rate', '1'] 42")
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_module_runs_as_python_would_run_it(tmp_path: Path) -> None:
+    write(tmp_path, "package/__init__.py", "")
+    write(tmp_path, "package/program.py", "import sys\nprint(__name__, __package__, sys.argv[1:])\n")
+    done = run(tmp_path, "package.program", "x")
+    assert (done.stdout, done.returncode) == ("__main__ package ['x']\n", 0)
+
+
+@pytest.mark.parametrize(
+    ("program", "code", "last"),
+    [
+        ("def f():\n    1 / 0\nf()\n", 1, "ZeroDivisionError: division by zero"),
+        ("from flightedl.errors import GradientError as E\nraise E('w is NaN')\n", 2, "GradientError: w is NaN"),
+        ("from flightedl.errors import JobFailedError as E\nraise E('lost')\n", 3, "JobFailedError: lost"),
+        ("from flightedl.errors import FencedError as E\nraise E('late')\n", 75, "FencedError: late"),
+        ("import sys\nsys.exit('enough')\n", 1, "enough"),
+        ("import sys\nsys.exit(9)\n", 9, ""),
+        ("raise KeyboardInterrupt\n", 130, ""),
+    ],
+)
+def test_how_a_script_ends_is_the_exit_code(tmp_path: Path, program: str, code: int, last: str) -> None:
+    done = run(tmp_path, write(tmp_path, "program.py", program))
+    assert done.returncode == code
+    assert done.stderr.rstrip().endswith(last)
+
+
+def test_a_traceback_begins_in_the_script(tmp_path: Path) -> None:
+    script = write(tmp_path, "program.py", "def f():\n    1 / 0\nf()\n")
+    lines = run(tmp_path, script).stderr.splitlines()
+    assert lines[0] == "Traceback (most recent call last):"
+    assert lines[1] == f'  File "{script}", line 3, in <module>'
+    assert "runpy" not in "".join(lines)
+
+
+def test_a_syntax_error_names_the_place(tmp_path: Path) -> None:
+    done = run(tmp_path, write(tmp_path, "program.py", "x = = 1\n"))
+    assert done.returncode == 1
+    assert 'program.py", line 1' in done.stderr
+    assert "runpy" not in done.stderr
+
+
+@pytest.mark.parametrize("target", ["absent.py", "some/where", "absent_package", "json.absent", "not-a-name"])
+def test_what_does_not_exist_is_one_sentence(tmp_path: Path, target: str) -> None:
+    done = run(tmp_path, target)
+    assert done.returncode == 2
+    assert len(done.stderr.splitlines()) == 1
+    assert target in done.stderr
+
+
+def test_a_missing_import_inside_a_package_is_not_blamed_on_the_package(tmp_path: Path) -> None:
+    write(tmp_path, "package/__init__.py", "import absent_dependency\n")
+    done = run(tmp_path, "package.program")
+    assert done.returncode == 1
+    assert "No module named 'absent_dependency'" in done.stderr
+
+
+def test_without_a_target_it_says_how_it_is_used(tmp_path: Path) -> None:
+    assert run(tmp_path).returncode == 2
+
+
+def test_sigterm_lets_the_script_clean_up(tmp_path: Path) -> None:
+    script = write(
+        tmp_path,
+        "program.py",
+        "import time\ntry:\n    print('ready', flush=True)\n    time.sleep(60)\nfinally:\n    print('cleaned up')\n",
+    )
+    with subprocess.Popen(
+        [sys.executable, "-m", "flightedl.launch.trainer", script], cwd=tmp_path, stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        os.kill(process.pid, signal.SIGTERM)
+        assert process.stdout.readline() == "cleaned up\n"
+        assert process.wait(10) == 143
+
+
+def test_targets_are_checked_without_importing_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    write(tmp_path, "program.py", "raise AssertionError\n")
+    write(tmp_path, "package/__init__.py", "raise AssertionError\n")
+    check_target("program.py")
+    check_target("package.anything")
+    for target in ("absent.py", "absent_package.x", "a b"):
+        with pytest.raises(UsageError):
+            check_target(target)

@@ -1,0 +1,104 @@
+"""Group commit: durable before told, fenced, and safe after a write of unknown outcome."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from flightedl.adapters.clock import SystemClock
+from flightedl.coordination.keeper import HeldKey
+from flightedl.errors import NotReadyError
+from flightedl.master.durable import DurableState
+from flightedl.ports import Delete, ModifiedAt, Put
+from flightedl.testing.memory_coordinator import FaultKind, MemoryCoordinator
+
+
+class Counter:
+    """A state that is one number, written by a durable writer under a lock of a coordinator in memory."""
+
+    def __init__(self) -> None:
+        self.clock = SystemClock()
+        self.coordinator = MemoryCoordinator(self.clock)
+        held = HeldKey.claim(self.coordinator, self.clock, "lock", b"", 30.0)
+        assert held is not None
+        self.held = held
+        self.value = 0
+        self.reasons: list[str] = []
+        self.durable = DurableState(held, self.coordinator, self.clock, self._snapshot, self.reasons.append, {})
+
+    def _snapshot(self) -> tuple[int, dict[str, bytes]]:
+        return self.value, {"state": str(self.value).encode()}
+
+    def stored(self) -> bytes | None:
+        entry = self.coordinator.get("state")
+        return None if entry is None else entry.value
+
+
+@pytest.fixture
+def counter() -> Iterator[Counter]:
+    made = Counter()
+    yield made
+    made.durable.close()
+    made.held.release()
+
+
+def test_what_was_waited_for_is_stored(counter: Counter) -> None:
+    counter.value = 3
+    counter.durable.wait(3, 5.0)
+    assert counter.stored() == b"3"
+
+
+def test_many_waiters_share_few_writes(counter: Counter) -> None:
+    counter.value = 64
+    waiters = [threading.Thread(target=counter.durable.wait, args=(n, 5.0)) for n in range(1, 65)]
+    for waiter in waiters:
+        waiter.start()
+    for waiter in waiters:
+        waiter.join()
+    assert counter.durable.write_count == 1
+    assert counter.stored() == b"64"
+
+
+def test_a_deposed_master_writes_nothing_and_steps_down(counter: Counter) -> None:
+    counter.coordinator.transact([], [Delete("lock")])
+    counter.value = 1
+    with pytest.raises(NotReadyError, match="stepping down"):
+        counter.durable.wait(1, 5.0)
+    assert counter.stored() is None
+    assert counter.reasons
+
+
+def test_somebody_elses_bytes_make_it_step_down(counter: Counter) -> None:
+    counter.coordinator.transact([], [Put("state", b"not mine")])
+    counter.value = 1
+    with pytest.raises(NotReadyError):
+        counter.durable.wait(1, 5.0)
+    assert counter.stored() == b"not mine"
+    assert counter.reasons == ["somebody else wrote its state"]
+
+
+@pytest.mark.parametrize("fault", ["unavailable", "lost_request", "lost_reply"])
+def test_a_write_that_fails_in_any_way_is_carried_on(counter: Counter, fault: FaultKind) -> None:
+    counter.value = 1
+    counter.coordinator.fail_next(fault)
+    counter.durable.wait(1, 5.0)
+    assert counter.stored() == b"1"
+    counter.value = 2
+    counter.durable.wait(2, 5.0)
+    assert counter.stored() == b"2"
+    assert not counter.reasons
+
+
+def test_a_late_write_of_unknown_outcome_cannot_undo_a_later_one(counter: Counter) -> None:
+    """The transaction that was lost compares with a revision that the next one changes."""
+    counter.value = 1
+    counter.durable.wait(1, 5.0)
+    before = counter.coordinator.get("state")
+    assert before is not None
+    counter.value = 2
+    counter.durable.wait(2, 5.0)
+    late = counter.coordinator.transact([ModifiedAt("state", before.mod_revision)], [Put("state", b"1")])
+    assert not late.committed
+    assert counter.stored() == b"2"

@@ -1,0 +1,191 @@
+"""A pserver's blocks: what a row does to values, version and answer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+from flightedl.domain.modes import Async, Mode, Sync
+from flightedl.domain.optimizers import SGD
+from flightedl.domain.parameters import ParameterSpec
+from flightedl.domain.sharding import plan_shards
+from flightedl.errors import GradientError, MessageError
+from flightedl.pserver.shard import Pushed, ShardState
+from flightedl.wire.messages import BatchIdentity, PushHeader, ViewMemberMessage, ViewRequest
+from flightedl.wire.rows import Outcome, Row
+
+SIZE = 16
+
+
+class Bench:
+    """One shard of one block, and members to push to it."""
+
+    def __init__(self, mode: Mode) -> None:
+        plan = plan_shards([ParameterSpec("w", (SIZE,))], 1)
+        self.shard = ShardState(plan, 0, SGD(lr=1.0), mode)
+        self.serial = 0
+        self.shard.initialize(1, Row(0, 0, memoryview(np.zeros(SIZE, np.float32)).cast("B")))
+
+    def view(self, *members: int, first_round: int = 0) -> tuple[int, ...]:
+        self.serial += 1
+        messages = [
+            ViewMemberMessage(trainer=f"t{m}", generation=m, member=m, first_round=first_round) for m in members
+        ]
+        request = ViewRequest(master_generation=1, serial=self.serial, members=messages)
+        return self.shard.set_members(request).refused
+
+    def push(self, member: int, batch: int, gradient: float | None, base: int = 0, weight: float = 1.0) -> Pushed:
+        header = PushHeader(
+            trainer=f"t{member}",
+            generation=member,
+            plan_hash=self.shard.plan_hash,
+            member=member,
+            identity=BatchIdentity(epoch=0, task=0, batch=batch, batch_count=100),
+            weight=weight,
+            rows=1,
+        )
+        array = np.empty(0, np.float32) if gradient is None else np.full(SIZE, gradient, np.float32)
+        return self.shard.push(header, Row(0, base, memoryview(array).cast("B")))
+
+    def values(self) -> tuple[int, float]:
+        read = self.shard.read(0, 0, 0)
+        assert read is not None
+        assert read.values is not None
+        assert len(set(read.values.tolist())) == 1
+        return read.version, float(read.values[0])
+
+
+@pytest.fixture
+def synchronous() -> Iterator[Bench]:
+    bench = Bench(Sync(reduce="sum"))
+    yield bench
+    for block in bench.shard._ordered:
+        block.rounds.check()
+    bench.shard._applied.check()
+
+
+@pytest.fixture
+def asynchronous() -> Bench:
+    return Bench(Async())
+
+
+def test_a_round_closes_when_all_members_have_arrived(synchronous: Bench) -> None:
+    synchronous.view(1, 2)
+    assert synchronous.push(1, batch=0, gradient=-1).outcome == Outcome.ACCEPTED
+    assert synchronous.values() == (0, 0.0)
+    assert synchronous.push(2, batch=1, gradient=-2).outcome == Outcome.ACCEPTED
+    assert synchronous.values() == (1, 3.0)
+
+
+def test_the_mean_is_weighted_by_records() -> None:
+    bench = Bench(Sync())
+    bench.view(1, 2)
+    bench.push(1, batch=0, gradient=-1, weight=30)
+    bench.push(2, batch=1, gradient=-5, weight=10)
+    assert bench.values() == (1, 2.0)
+
+
+def test_the_same_push_again_counts_once(synchronous: Bench) -> None:
+    synchronous.view(1)
+    synchronous.push(1, batch=0, gradient=-1)
+    assert synchronous.push(1, batch=0, gradient=-1).outcome == Outcome.ALREADY_APPLIED
+    assert synchronous.values() == (1, 1.0)
+
+
+def test_a_batch_that_another_trainer_had_pushed_arrives_without_weight(synchronous: Bench) -> None:
+    synchronous.view(1, 2)
+    synchronous.push(1, batch=0, gradient=-1)
+    synchronous.view(2)
+    assert synchronous.values() == (0, 0.0), "the round still waits for member 2"
+    synchronous.push(2, batch=0, gradient=-1)
+    assert synchronous.values() == (1, 1.0)
+
+
+def test_a_leave_closes_the_round_that_waited_for_it(synchronous: Bench) -> None:
+    synchronous.view(1, 2)
+    synchronous.push(1, batch=0, gradient=-1)
+    synchronous.view(1)
+    assert synchronous.values() == (1, 1.0)
+
+
+def test_an_arrival_without_gradient_closes_the_round_without_an_update(synchronous: Bench) -> None:
+    synchronous.view(1)
+    assert synchronous.push(1, batch=0, gradient=None).outcome == Outcome.ACCEPTED
+    assert synchronous.values() == (1, 0.0)
+    assert synchronous.push(1, batch=0, gradient=-1, base=1).outcome == Outcome.ALREADY_APPLIED
+
+
+def test_who_is_no_member_changes_nothing(synchronous: Bench) -> None:
+    synchronous.view(1)
+    assert synchronous.push(2, batch=0, gradient=-1).outcome == Outcome.NOT_MEMBER
+    assert synchronous.push(1, batch=0, gradient=-1).outcome == Outcome.ACCEPTED, "the batch was not marked"
+    assert synchronous.values() == (1, 1.0)
+
+
+def test_an_old_base_version_is_stale_and_the_batch_is_not_marked(synchronous: Bench) -> None:
+    synchronous.view(1)
+    synchronous.push(1, batch=0, gradient=-1)
+    assert synchronous.push(1, batch=1, gradient=-1, base=0).outcome == Outcome.STALE
+    assert synchronous.push(1, batch=1, gradient=-1, base=1).outcome == Outcome.ACCEPTED
+    assert synchronous.values() == (2, 2.0)
+
+
+def test_a_member_is_refused_at_a_round_that_has_gone_by(synchronous: Bench) -> None:
+    synchronous.view(1)
+    synchronous.push(1, batch=0, gradient=-1)
+    assert synchronous.view(1, 2, first_round=0) == (2,)
+
+
+def test_a_reader_with_a_lost_membership_is_told(synchronous: Bench) -> None:
+    synchronous.view(1)
+    read = synchronous.shard.read(0, 2, 0)
+    assert read is not None
+    assert (read.outcome, read.values) == (Outcome.NOT_MEMBER, None)
+
+
+def test_async_applies_on_arrival_and_hands_out_the_new_values(asynchronous: Bench) -> None:
+    asynchronous.view(1, 2)
+    pushed = asynchronous.push(1, batch=0, gradient=-1)
+    assert pushed.values is not None
+    assert (pushed.version, pushed.values[0]) == (1, 1.0)
+    asynchronous.push(2, batch=1, gradient=-1, base=0)
+    assert asynchronous.values() == (2, 2.0)
+    assert asynchronous.push(2, batch=0, gradient=-1).outcome == Outcome.ALREADY_APPLIED
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_what_is_not_finite_is_refused_before_anything_is_marked(synchronous: Bench, bad: float) -> None:
+    synchronous.view(1)
+    with pytest.raises(GradientError, match="'w'"):
+        synchronous.push(1, batch=0, gradient=bad)
+    assert synchronous.push(1, batch=0, gradient=-1).outcome == Outcome.ACCEPTED
+
+
+def test_a_wrong_size_a_foreign_block_and_a_base_from_the_future_are_refused(synchronous: Bench) -> None:
+    synchronous.view(1)
+    header = PushHeader(
+        trainer="t1",
+        generation=1,
+        plan_hash="",
+        member=1,
+        identity=BatchIdentity(epoch=0, task=0, batch=0, batch_count=1),
+        weight=1,
+        rows=1,
+    )
+    with pytest.raises(MessageError, match="64 bytes, not 60"):
+        synchronous.shard.push(header, Row(0, 0, memoryview(bytes(60))))
+    with pytest.raises(MessageError, match="block 7"):
+        synchronous.shard.push(header, Row(7, 0, memoryview(bytes(64))))
+    with pytest.raises(MessageError, match="future"):
+        synchronous.push(1, batch=0, gradient=-1, base=3)
+    assert synchronous.values() == (0, 0.0)
+
+
+def test_first_values_of_a_newer_election_replace_those_of_an_older_one(synchronous: Bench) -> None:
+    ones = memoryview(np.ones(SIZE, np.float32)).cast("B")
+    synchronous.shard.initialize(5, Row(0, 0, ones))
+    synchronous.shard.initialize(3, Row(0, 0, memoryview(np.full(SIZE, 9, np.float32)).cast("B")))
+    assert synchronous.values() == (0, 1.0)
+    assert synchronous.shard.initialized_count(5) == 1

@@ -1,0 +1,148 @@
+"""What the tests of flightedl.rpc share: one schema, one identity, handlers of every kind."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+import pyarrow as pa
+from pyarrow import flight
+
+from flightedl.rpc import (
+    Call,
+    Caller,
+    Endpoint,
+    Endpoints,
+    Exchange,
+    ExchangeRoute,
+    Incoming,
+    Outgoing,
+    PutRoute,
+    Routes,
+    ServerIdentity,
+)
+
+SCHEMA = pa.schema([pa.field("id", pa.int64(), nullable=False), pa.field("values", pa.binary(), nullable=False)])
+IDENTITY = ServerIdentity("digits", "pserver", 1, 7)
+CALLER = Caller("trainer", "trainer-1")
+TIMEOUT_S = 5.0
+
+
+def make_batch(rows: int = 3, size: int = 4) -> pa.RecordBatch:
+    return pa.RecordBatch.from_arrays(
+        [pa.array(range(rows), pa.int64()), pa.array([b"x" * size] * rows, pa.binary())], schema=SCHEMA
+    )
+
+
+BATCH = make_batch()
+
+
+class Handlers:
+    """Handlers of every kind, and what they saw."""
+
+    def __init__(self) -> None:
+        self.uploads: list[tuple[int, bool]] = []
+        self.failures: list[BaseException] = []
+        self.calls: list[Call] = []
+        self.streams: list[Incoming | Exchange] = []
+        self.entered = threading.Event()
+        self.release = threading.Event()
+        self.ended = threading.Event()
+
+    def routes(self) -> Routes:
+        return Routes(
+            actions={"echo": self.echo, "wait": self.wait, "fail": self.fail},
+            gets={"numbers": self.numbers, "endless": self.endless, "fail": self.fail_late},
+            puts={"upload": PutRoute(SCHEMA, self.upload), "fail": PutRoute(SCHEMA, self.fail_upload)},
+            exchanges={"mirror": ExchangeRoute(SCHEMA, self.mirror), "fail": ExchangeRoute(SCHEMA, self.fail_exchange)},
+            info=self.info,
+        )
+
+    def echo(self, body: bytes, call: Call) -> bytes:
+        self.calls.append(call)
+        return body
+
+    def wait(self, body: bytes, call: Call) -> bytes:
+        self.entered.set()
+        while not self.release.is_set() and not call.closing.wait(0.01):
+            call.check()
+        return b"woken by closing" if call.closing.is_set() else body
+
+    def fail(self, body: bytes, call: Call) -> bytes:
+        raise self.failures[-1]
+
+    def numbers(self, ticket: bytes, call: Call) -> Outgoing:
+        return Outgoing(SCHEMA, iter([(BATCH, None), (BATCH, b"metadata"), (None, b"alone")]))
+
+    def endless(self, ticket: bytes, call: Call) -> Outgoing:
+        return Outgoing(SCHEMA, self.forever())
+
+    def forever(self) -> Iterator[tuple[pa.RecordBatch, None]]:
+        try:
+            while True:
+                yield make_batch(1, 1 << 20), None
+        finally:
+            self.ended.set()
+
+    def fail_late(self, ticket: bytes, call: Call) -> Outgoing:
+        def messages() -> Iterator[tuple[pa.RecordBatch, None]]:
+            yield BATCH, None
+            raise self.failures[-1]
+
+        return Outgoing(SCHEMA, messages())
+
+    def upload(self, descriptor: bytes, incoming: Incoming, call: Call) -> bytes:
+        self.streams.append(incoming)
+        rows = 0
+        self.entered.set()
+        try:
+            for batch, _ in incoming:
+                rows += batch.num_rows
+        finally:
+            self.uploads.append((rows, incoming.is_complete))
+            self.ended.set()
+        return str(rows).encode()
+
+    def fail_upload(self, descriptor: bytes, incoming: Incoming, call: Call) -> bytes:
+        raise self.failures[-1]
+
+    def mirror(self, descriptor: bytes, exchange: Exchange, call: Call) -> None:
+        self.streams.append(exchange)
+        self.entered.set()
+        exchange.begin(SCHEMA)
+        try:
+            while (message := exchange.read()) is not None:
+                batch, metadata = message
+                if batch is None:
+                    exchange.write_metadata(metadata or b"")
+                else:
+                    exchange.write(batch, metadata)
+        finally:
+            self.uploads.append((0, exchange.is_complete))
+            self.ended.set()
+
+    def fail_exchange(self, descriptor: bytes, exchange: Exchange, call: Call) -> None:
+        raise self.failures[-1]
+
+    def info(self, descriptor: bytes, call: Call) -> Endpoints:
+        if self.failures:
+            raise self.failures[-1]
+        return Endpoints(SCHEMA, (Endpoint(b'{"verb": "numbers"}', ("127.0.0.1:1", "[::1]:2")),), 9, 108)
+
+
+def eventually(condition: Callable[[], bool], what: str, within_s: float = 5.0) -> None:
+    """Poll until the condition holds."""
+    deadline = time.monotonic() + within_s
+    while not condition():
+        assert time.monotonic() < deadline, f"not in time: {what}"
+        time.sleep(0.005)
+
+
+def options(timeout_s: float = TIMEOUT_S, **headers: str) -> flight.FlightCallOptions:
+    pairs = [(name.replace("_", "-").encode(), value.encode()) for name, value in headers.items()]
+    return flight.FlightCallOptions(timeout=timeout_s, headers=pairs)
+
+
+def command(text: bytes) -> flight.FlightDescriptor:
+    return flight.FlightDescriptor.for_command(text)

@@ -1,0 +1,80 @@
+"""Process settings: made by the library, never against the environment, and cheap to import."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+
+def run(program: str, **environment: str) -> str:
+    clean = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith("MALLOC_") and name != "GRPC_EXPERIMENTS"
+    }
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        env=clean | environment,
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=30,
+    )
+    return done.stdout.strip()
+
+
+REPORT = "import os; from flightedl.rpc import process_tuning as p; r = p.apply(); print(r.is_allocator_tuned, r.is_grpc_tuned, os.environ.get('GRPC_EXPERIMENTS'))"
+EXPERIMENTS = "tcp_frame_size_tuning,tcp_rcv_lowat"
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="glibc's allocator")
+def test_apply_tunes_allocator_and_grpc() -> None:
+    assert run(REPORT) == f"True True {EXPERIMENTS}"
+
+
+def test_what_the_environment_says_stays() -> None:
+    assert run(REPORT, GRPC_EXPERIMENTS="mine").endswith("True mine")
+
+
+def test_too_late_for_grpc_is_told() -> None:
+    assert run("import pyarrow.flight; " + REPORT).endswith("False None")
+
+
+def test_importing_the_client_sets_grpcs_experiments_first() -> None:
+    program = "import flightedl.rpc.client, os; print(os.environ['GRPC_EXPERIMENTS'])"
+    assert run(program) == EXPERIMENTS
+
+
+def test_the_package_loads_nothing_until_it_is_used() -> None:
+    program = "import flightedl.rpc, flightedl.rpc.process_tuning, sys; print('pyarrow' in sys.modules)"
+    assert run(program) == "False"
+
+
+def test_every_name_of_the_package_is_there() -> None:
+    program = "import flightedl.rpc as r; print(all(getattr(r, name) for name in r.__all__), hasattr(r, 'nothing'))"
+    assert run(program) == "True False"
+
+
+def test_kept_memory_is_not_faulted_in_again() -> None:
+    program = """
+import ctypes, resource
+from flightedl.rpc import process_tuning
+process_tuning.apply()
+libc = ctypes.CDLL(None)
+libc.malloc.restype = ctypes.c_void_p
+libc.malloc.argtypes = (ctypes.c_size_t,)
+libc.free.argtypes = (ctypes.c_void_p,)
+def cycle():
+    block = libc.malloc(32 << 20)
+    ctypes.memset(block, 1, 32 << 20)
+    libc.free(block)
+cycle()
+before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+for _ in range(5):
+    cycle()
+print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before < 1000)
+"""
+    assert run(program) == "True"

@@ -1,0 +1,92 @@
+"""The package as a whole: what importing it costs, and that its layers hold."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import flightedl
+
+ROOT = Path(flightedl.__file__).resolve().parent.parent
+HEAVY = {
+    "numpy",
+    "pyarrow",
+    "numba",
+    "llvmlite",
+    "s3fs",
+    "fsspec",
+    "etcd3",
+    "grpc",
+    "click",
+    "rich",
+    "msgspec",
+    "asyncio",
+}
+
+
+def loaded_by(program: str) -> set[str]:
+    """Top-level modules that a fresh interpreter has loaded after a program."""
+    program += "\nimport json, sys\nprint(json.dumps(sorted({name.partition('.')[0] for name in sys.modules})))"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
+    return set(json.loads(done.stdout.splitlines()[-1]))
+
+
+def import_seconds(program: str) -> float:
+    """Seconds that an import takes in a fresh interpreter; the best of five, because others use the machine too."""
+    timed = f"import time\nbegin = time.perf_counter()\n{program}\nprint(time.perf_counter() - begin)"
+    command = [sys.executable, "-c", timed]
+    return min(float(subprocess.run(command, capture_output=True, timeout=60, check=True).stdout) for _ in range(5))
+
+
+def test_importing_the_package_loads_nothing_heavy() -> None:
+    assert loaded_by("import flightedl") & HEAVY == set()
+
+
+def test_importing_the_package_takes_less_than_a_tenth_of_a_second() -> None:
+    assert import_seconds("import flightedl") < 0.1
+
+
+def test_settings_of_optimizers_need_no_kernels() -> None:
+    assert loaded_by("import flightedl as fe; fe.Adam(lr=0.1); fe.Sync()") & {"numba", "llvmlite", "s3fs"} == set()
+
+
+def test_a_trainer_loads_no_kernels() -> None:
+    assert loaded_by("import flightedl as fe; fe.connect") & {"numba", "llvmlite", "s3fs"} == set()
+
+
+def test_the_help_of_the_command_loads_nothing_of_a_server() -> None:
+    program = "from flightedl_tools.main import run_command_line\nassert run_command_line(['--help']) == 0"
+    assert loaded_by(program) & {"numpy", "pyarrow", "numba", "etcd3", "rich"} == set()
+
+
+def test_every_public_name_is_there() -> None:
+    for name in flightedl.__all__:
+        assert getattr(flightedl, name) is not None
+    assert set(flightedl.__all__) <= set(dir(flightedl))
+    assert set(flightedl.__all__) == {*flightedl._MODULE_OF, "errors"}
+
+
+def test_an_unknown_name_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="no attribute 'absent'"):
+        _ = flightedl.absent
+
+
+def test_the_layers_hold() -> None:
+    program = "import sys; from importlinter.cli import lint_imports_command; sys.exit(lint_imports_command())"
+    done = subprocess.run(
+        [sys.executable, "-c", program, "--no-cache"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_the_types_are_published() -> None:
+    assert (ROOT / "flightedl" / "py.typed").is_file()

@@ -1,0 +1,83 @@
+"""The Coordinator's twin passes the adapter's contract."""
+
+from __future__ import annotations
+
+import uuid
+
+import pytest
+
+from flightedl.errors import OutcomeUnknownError, UnavailableError
+from flightedl.ports import Coordinator, Put
+from flightedl.testing.clock import FakeClock
+from flightedl.testing.contracts.coordinator import CoordinatorContract, CoordinatorOutageContract, put
+from flightedl.testing.memory import MemoryCoordinator
+
+
+class MemoryWorld:
+    def __init__(self) -> None:
+        self.prefix = f"/test/{uuid.uuid4().hex}/"
+        self.clock = FakeClock()
+        self.first = MemoryCoordinator(self.clock)
+        self.connections: list[MemoryCoordinator] = []
+
+    def connect(self) -> MemoryCoordinator:
+        self.connections.append(self.first.another())
+        return self.connections[-1]
+
+    def pass_time(self, seconds: float) -> None:
+        self.clock.advance(seconds)
+
+    def compact(self) -> None:
+        self.first.compact()
+
+    def stop(self) -> None:
+        for connection in self.connections:
+            connection.disconnect()
+
+    def start(self) -> None:
+        for connection in self.connections:
+            connection.reconnect()
+
+    def lose_reply(self, coordinator: Coordinator) -> None:
+        assert isinstance(coordinator, MemoryCoordinator)
+        coordinator.fail_next("lost_reply")
+
+
+@pytest.fixture
+def memory_world() -> MemoryWorld:
+    return MemoryWorld()
+
+
+class TestContract(CoordinatorContract):
+    @pytest.fixture
+    def world(self, memory_world: MemoryWorld) -> MemoryWorld:
+        return memory_world
+
+
+class TestOutages(CoordinatorOutageContract):
+    @pytest.fixture
+    def world(self, memory_world: MemoryWorld) -> MemoryWorld:
+        return memory_world
+
+
+def test_planned_faults_happen_once_each_and_in_order(memory_world: MemoryWorld) -> None:
+    coordinator = memory_world.connect()
+    for kind in ("unavailable", "lost_request", "lost_reply"):
+        coordinator.fail_next(kind)
+    with pytest.raises(UnavailableError):
+        put(coordinator, "a")
+    with pytest.raises(OutcomeUnknownError):
+        put(coordinator, "b")
+    with pytest.raises(OutcomeUnknownError):
+        put(coordinator, "c")
+    assert [entry.key for entry in coordinator.list("").entries] == ["c"]
+
+
+def test_a_fault_of_one_connection_leaves_the_others_alone(memory_world: MemoryWorld) -> None:
+    one, other = memory_world.connect(), memory_world.connect()
+    one.disconnect()
+    assert other.transact([], [Put("a", b"")]).committed
+    with pytest.raises(UnavailableError):
+        one.get("a")
+    one.reconnect()
+    assert one.get("a") is not None

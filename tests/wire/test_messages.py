@@ -1,0 +1,43 @@
+"""Messages: what is not valid is refused before anything is done."""
+
+from __future__ import annotations
+
+import pytest
+
+from flightedl.errors import MessageError
+from flightedl.wire.messages import JoinReply, PushHeader, TasksTicket, decode, encode
+
+
+def test_a_ticket_survives_the_way_there() -> None:
+    ticket = TasksTicket(trainer="a", generation=3, want=2)
+    assert decode(encode(ticket), TasksTicket) == ticket
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"[]",
+        b"\xff\xfe",
+        b'{"trainer": "a"}',
+        b'{"trainer": "a", "generation": -1}',
+        b'{"trainer": "a", "generation": 1, "unknown": 2}',
+        b'{"trainer": "", "generation": 1}',
+        b'{"trainer": "a", "generation": 1, "want": 65}',
+        b'{"trainer": "a", "generation": 1, "wait_s": 21}',
+        b'{"trainer": "a", "generation": 1, "wait_s": 1e999}',
+        b"[" * 100_000,
+    ],
+)
+def test_a_bad_ticket_is_refused(data: bytes) -> None:
+    with pytest.raises(MessageError):
+        decode(data, TasksTicket)
+
+
+def test_a_push_names_a_whole_identity() -> None:
+    with pytest.raises(MessageError, match="identity"):
+        decode(b'{"trainer":"a","generation":1,"plan_hash":"p","member":1,"weight":1,"rows":1}', PushHeader)
+
+
+def test_a_reply_may_come_from_a_newer_server() -> None:
+    assert decode(b'{"member": 4, "something_new": true}', JoinReply) == JoinReply(member=4)

@@ -1,0 +1,91 @@
+"""The ``flightedl`` command.
+
+Rules:
+
+* Subcommands are imported when they are used, so that ``flightedl --help`` is quick.
+* Errors become text here and nowhere else: a :class:`FlightedlError` is one red line and its exit code (2: something
+  has to be changed, 3: the job cannot go on, else 1); Ctrl-C is 130; anything else is a bug and keeps
+  its traceback. ``--debug`` keeps all tracebacks.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Sequence
+
+import click
+
+from flightedl.errors import EXIT_FAILED, EXIT_START_AGAIN, FlightedlError, exit_code_of
+
+#: name -> (module, attribute, one line of help). The help stands here so that listing imports nothing.
+COMMANDS: dict[str, tuple[str, str, str]] = {
+    "run": ("flightedl_tools.run", "run", "Run a whole job on this machine: servers and trainers."),
+    "status": ("flightedl_tools.status", "status", "Show how a running job stands."),
+    "master": ("flightedl_tools.servers", "master", "Start a master: hands out tasks."),
+    "pserver": ("flightedl_tools.servers", "pserver", "Start a parameter server: holds a part of the model."),
+}
+
+EXIT_INTERRUPTED = 130
+
+
+class LazyGroup(click.Group):
+    """A group whose subcommands are imported on use."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return [*COMMANDS, *super().list_commands(ctx)]
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in COMMANDS:
+            return super().get_command(ctx, cmd_name)
+        module, attribute, _help = COMMANDS[cmd_name]
+        command: click.Command = getattr(importlib.import_module(module), attribute)
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002 - click's
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, text) for name, (_module, _attribute, text) in COMMANDS.items()])
+
+
+@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.version_option(package_name="flightedl")
+@click.option("--debug", is_flag=True, help="Show the traceback of every error.")
+def command(debug: bool) -> None:
+    """Elastic deep-learning training on Apache Arrow Flight: exactly once under any crash."""
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run the command line and end the process with its exit code."""
+    sys.exit(run_command_line(sys.argv[1:] if arguments is None else list(arguments)))
+
+
+def run_command_line(arguments: list[str]) -> int:
+    """Run the command line; the exit code."""
+    try:
+        result = command.main(args=arguments, prog_name="flightedl", standalone_mode=False)
+    except FlightedlError as error:
+        if _wants_debug(arguments):
+            raise
+        click.secho(f"flightedl: {error}", fg="red", err=True)
+        code = exit_code_of(error)
+        return EXIT_FAILED if code == EXIT_START_AGAIN else code
+    except click.ClickException as error:
+        error.show()
+        return error.exit_code
+    except (KeyboardInterrupt, click.Abort):
+        return EXIT_INTERRUPTED
+    return result if isinstance(result, int) else 0
+
+
+def _wants_debug(arguments: Sequence[str]) -> bool:
+    """Whether ``--debug`` stands before the subcommand."""
+    for argument in arguments:
+        if argument == "--debug":
+            return True
+        if not argument.startswith("-"):
+            return False
+    return False
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,36 @@
+"""Options that several commands share. Their defaults are in ``flightedl.config``: an option not given is None."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import click
+
+Command = Callable[..., Any]
+
+
+def job_options(function: Command) -> Command:
+    """``--etcd`` and ``--job``."""
+    for option in (
+        click.option("--job", metavar="NAME", help="Name of the job [FLIGHTEDL_JOB, else: default]"),
+        click.option("--etcd", metavar="HOST:PORT", help="etcd to use [FLIGHTEDL_ETCD, else: 127.0.0.1:2379]"),
+    ):
+        function = option(function)
+    return function
+
+
+def server_options(function: Command) -> Command:
+    """What both kinds of server are told."""
+    for option in (
+        click.option("--log-level", metavar="LEVEL", help="DEBUG, INFO, WARNING or ERROR [INFO]"),
+        click.option("--tls-dir", metavar="DIR", help="Directory with ca.pem, cert.pem and key.pem: mutual TLS"),
+        click.option("--metrics-port", type=int, help="Port of the Prometheus page; 0: none [0]"),
+        click.option("--lease-ttl-s", type=float, help="Time to live of this server's lease, in seconds [5]"),
+        click.option("--checkpoint", metavar="URL", help="Where checkpoints go"),
+        click.option("--port", type=int, help="Port to listen on; 0: a free one [0]"),
+        click.option("--advertise", metavar="ADDRESS", help="Address that the others are told [the bound one]"),
+        click.option("--bind", metavar="ADDRESS", help="Numeric address to listen on [127.0.0.1]"),
+    ):
+        function = option(function)
+    return job_options(function)

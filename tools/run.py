@@ -1,0 +1,60 @@
+"""``flightedl run``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+from rich.console import Console
+
+from flightedl.launch.run import RunOptions, run_job
+
+
+@click.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": True})
+@click.argument("script_or_module")
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
+@click.option("--trainers", type=click.IntRange(min=1), default=1, show_default=True, help="How many trainers.")
+@click.option("--pservers", type=click.IntRange(min=1), default=1, show_default=True, help="How many pservers.")
+@click.option("--checkpoint", metavar="URL", help="Where checkpoints go; none are kept without it.")
+@click.option("--job", metavar="NAME", help="Name of the job [the script's name]")
+@click.option("--output", metavar="DIR", type=click.Path(path_type=Path), help="Results and logs [runs/NAME]")
+@click.option("--etcd", metavar="HOST:PORT", help="Use this running etcd [one is started for the job]")
+@click.option("--lease-ttl-s", type=float, help="After how long a process that fell silent counts as dead [5]")
+@click.option("--tls-dir", metavar="DIR", help="Directory with ca.pem, cert.pem and key.pem: mutual TLS")
+@click.option("--log-level", metavar="LEVEL", help="DEBUG, INFO, WARNING or ERROR [INFO]")
+def run(
+    *,
+    script_or_module: str,
+    arguments: tuple[str, ...],
+    trainers: int,
+    pservers: int,
+    checkpoint: str | None,
+    job: str | None,
+    output: Path | None,
+    etcd: str | None,
+    lease_ttl_s: float | None,
+    tls_dir: str | None,
+    log_level: str | None,
+) -> int:
+    """Run a whole job on this machine: servers and trainers.
+
+    Starts etcd, a master, the pservers and the trainers, each its own process; a process that dies is replaced. Every
+    trainer runs SCRIPT_OR_MODULE (the path of a script, or the dotted name of a module) with the ARGUMENTS after it;
+    put `--` before arguments that this command would take for its own.
+
+    Exit codes: 0 all done; 1 the script crashed; 2 something has to be changed; 3 the job cannot go on; 4 done, but
+    tasks failed; 130 stopped by Ctrl-C.
+    """
+    more = {"lease_ttl_s": lease_ttl_s, "tls_dir": tls_dir, "log_level": log_level}
+    options = RunOptions(
+        target=script_or_module,
+        arguments=arguments,
+        trainers=trainers,
+        pservers=pservers,
+        job=job,
+        checkpoint=checkpoint,
+        output=output,
+        etcd=etcd,
+        more={name: value for name, value in more.items() if value is not None},
+    )
+    return run_job(options, Console(highlight=False))

@@ -1,0 +1,99 @@
+"""Writes the contract in ``schemas/`` from the code that keeps it."""
+
+from __future__ import annotations
+
+import base64
+import json
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+
+from flightedl.coordination import records
+from flightedl.coordination.keys import JobKeys
+from flightedl.formats.chunks import CHUNK_SCHEMA
+from flightedl.wire import messages
+from flightedl.wire.rows import PUSH_SCHEMA, VALUES_SCHEMA, Outcome, encode_rows
+
+_JOB = "<job>"
+
+
+def current() -> dict[str, Any]:
+    """The contract as the code has it: file name without ending -> JSON value."""
+    return {"messages": _messages(), "arrow": _arrow(), "keys": _keys(), "golden": _golden()}
+
+
+def _messages() -> dict[str, Any]:
+    structs = [
+        kind
+        for module in (messages, records)
+        for kind in vars(module).values()
+        if isinstance(kind, type)
+        and issubclass(kind, msgspec.Struct)
+        and kind.__module__ == module.__name__
+        and kind not in {messages.Request, messages.Reply, messages.Sender}
+    ]
+    _, components = msgspec.json.schema_components(structs, ref_template="#/$defs/{name}")
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", "$defs": dict(sorted(components.items()))}
+
+
+def _arrow() -> dict[str, Any]:
+    def fields(schema: pa.Schema) -> list[dict[str, Any]]:
+        return [{"name": f.name, "type": str(f.type), "nullable": f.nullable} for f in schema]
+
+    return {
+        "pserver DoPut push, init; DoExchange step (to the server)": fields(PUSH_SCHEMA),
+        "pserver DoGet pull; DoExchange step (from the server)": fields(VALUES_SCHEMA),
+        "master DoGet tasks": fields(CHUNK_SCHEMA),
+        "outcome": {outcome.name: int(outcome) for outcome in Outcome},
+    }
+
+
+def _keys() -> dict[str, str]:
+    keys = JobKeys("j")
+    described = {
+        keys.master_lock: "leased; its create_revision is the master's generation",
+        keys.master_address: "leased; ServerRecord",
+        keys.ps_desired: "number of pservers, decimal",
+        keys.pserver(0): "leased; ServerRecord; its create_revision is the pserver's generation",
+        keys.trainer("id"): "leased; TrainerRecord; its create_revision is the trainer's generation",
+        keys.job: "JobDeclaration",
+        keys.init_params: "ElectionRecord; leased until done",
+        keys.task_queues: "the queue's own encoding; constant size",
+        keys.membership: "the membership's own encoding",
+        keys.checkpoint_latest: "the newest published checkpoint",
+        keys.prefix + "once/<name>": "id of the trainer that won the name; leased until its session ends",
+    }
+    return {key.replace("/j/", f"/{_JOB}/"): text for key, text in described.items()}
+
+
+def _golden() -> dict[str, Any]:
+    batch = encode_rows([7], [3], [np.array([1.0, -2.5], np.float32)])
+    identity = messages.BatchIdentity(epoch=1, task=2, batch=3, batch_count=4)
+    header = messages.PushHeader(
+        trainer="t", generation=5, plan_hash="p", member=6, identity=identity, weight=32.0, rows=1
+    )
+    return {
+        "push row: block 7 at base version 3, float32 [1, -2.5] (Arrow IPC stream, base64)": _stream(batch),
+        "push header": json.loads(messages.encode(header)),
+        "pull ticket": json.loads(messages.encode(messages.PullTicket(plan_hash="p"))),
+    }
+
+
+def _stream(batch: pa.RecordBatch) -> str:
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, batch.schema) as writer:
+        writer.write_batch(batch)
+    return base64.b64encode(sink.getvalue().to_pybytes()).decode()
+
+
+def write(directory: Path) -> None:
+    """Write all files of the contract."""
+    for name, value in current().items():
+        (directory / f"{name}.json").write_text(json.dumps(value, indent=1) + "\n", "utf-8")
+
+
+if __name__ == "__main__":
+    write(Path(__file__).resolve().parent.parent / "schemas")

@@ -1,0 +1,100 @@
+"""``flightedl status``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+import msgspec
+from rich.console import Console
+from rich.table import Table
+
+from flightedl.adapters.clock import SystemClock
+from flightedl.config import CommonSettings, settings
+from flightedl.launch.status import JobStatus
+from flightedl.wire.messages import ServerStatus, StatusReply
+
+from .options import job_options
+
+_TIMEOUT_S = 5.0
+
+
+@click.command()
+@job_options
+@click.option("--tls-dir", metavar="DIR", help="Directory with ca.pem, cert.pem and key.pem: mutual TLS")
+@click.option("--json", "as_json", is_flag=True, help="The master's reply as one JSON object.")
+def status(as_json: bool, **options: Any) -> None:
+    """Show how a running job stands.
+
+    Its processes with their generations, the epoch, the tasks by state, the versions of the parameters.
+    """
+    values = settings(CommonSettings, **options)
+    with JobStatus(values.etcd, values.job, SystemClock(), values.tls_dir) as job:
+        reply = job.read(_TIMEOUT_S)
+    if as_json:
+        click.echo(msgspec.json.encode(reply))
+        return
+    show(reply, Console(highlight=False))
+
+
+def show(reply: StatusReply, console: Console) -> None:
+    """Print a status for people."""
+    for name, value in facts(reply):
+        console.print(f"{name:<12} {value}", markup=False, soft_wrap=True)
+    console.print()
+    console.print(processes(reply))
+    for piece in reply.failed:
+        place = f"{piece.url} records {piece.first_record}-{piece.first_record + piece.records - 1}"
+        console.print(f"failed: epoch {piece.epoch + 1} task {piece.task}, {place}: {piece.error}", markup=False)
+
+
+def facts(reply: StatusReply) -> list[tuple[str, str]]:
+    """Everything about the job as a whole, as name and text."""
+    tasks = reply.tasks
+    last = "" if reply.epochs is None else f" of {reply.epochs}"
+    found = [("job", reply.job), ("state", reply.state)]
+    if reply.waiting_for:
+        found.append(("waiting for", reply.waiting_for.removeprefix("waiting for ")))
+    if reply.error:
+        found.append(("error", reply.error))
+    if tasks.total:
+        counts = f"{tasks.todo} todo, {tasks.pending} pending, {tasks.done} done, {tasks.failed} failed"
+        number = reply.epoch + 1 if reply.epochs is None else min(reply.epoch + 1, reply.epochs)
+        found.append(("epoch", f"{number}{last}"))
+        found.append(("tasks", f"{counts}, {tasks.total} in all"))
+    found.append(("records", f"{reply.records:,}, {reply.records_per_s:,.0f} per second"))
+    found.extend((name, f"{value:.6g}") for name, value in sorted(reply.metrics.items()))
+    if reply.mode:
+        found.append(("mode", reply.mode))
+    if reply.checkpoint:
+        age = "" if reply.checkpoint_age_s is None else f", {reply.checkpoint_age_s:.0f} s old"
+        found.append(("checkpoint", reply.checkpoint + age))
+    return found
+
+
+def processes(reply: StatusReply) -> Table:
+    """One row for each process of the job."""
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for title in ("process", "where", "generation", "state", "versions"):
+        table.add_column(title, overflow="fold")
+    if reply.master is not None:
+        table.add_row("master", reply.master.address, str(reply.master.generation), reply.master.state, "")
+    there = {server.index: server for server in reply.pservers}
+    for index in range(max(reply.pservers_desired, len(there))):
+        server = there.get(index)
+        if server is None:
+            table.add_row(f"pserver-{index}", "-", "-", "missing", "")
+        else:
+            table.add_row(f"pserver-{index}", server.address, str(server.generation), server.state, _versions(server))
+    for trainer in reply.trainers:
+        state = f"waiting for {trainer.waiting_for}" if trainer.waiting_for else f"holds {trainer.holding} tasks"
+        where = f"{trainer.host} pid {trainer.pid}"
+        table.add_row(trainer.trainer, where, str(trainer.generation), state, f"{trainer.records:,} records")
+    return table
+
+
+def _versions(server: ServerStatus) -> str:
+    size = f"{server.blocks} blocks, {server.size_bytes / 1e6:,.1f} MB"
+    if server.lowest_version == server.highest_version:
+        return f"{server.lowest_version} ({size})"
+    return f"{server.lowest_version}-{server.highest_version} ({size})"
