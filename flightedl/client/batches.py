@@ -16,8 +16,10 @@ class CurrentBatch:
     number: int
     #: Its weight in a synchronous round.
     record_count: int
-    #: Numbers of the blocks that have an answer for this batch.
-    answered: set[int] = field(default_factory=set)
+    #: How many batches the trainer has begun since it was admitted, this one included.
+    step: int = 0
+    #: Blocks that have an answer for this batch -> the version that its gradient was computed at.
+    answered: dict[int, int] = field(default_factory=dict)
     #: Its gradient met a newer version or a lost membership: it has to be computed and pushed again.
     must_repeat: bool = False
 

@@ -34,8 +34,8 @@ _SLICE_S = 0.5
 class BatchListener(Protocol):
     """Who has to know where the user's code is: the session, on behalf of parameters and tables."""
 
-    def open_batch(self, current: CurrentBatch) -> None:
-        """The batch is about to be handed out: be a member, have fresh values."""
+    def open_batch(self, current: CurrentBatch) -> bool:
+        """The batch is about to be handed out: be a member, have fresh values. False: the work was taken away."""
         ...
 
     def close_batch(self, current: CurrentBatch) -> list[int]:
@@ -136,7 +136,9 @@ class Dataset:
                 while True:
                     current.must_repeat = False
                     current.answered.clear()
-                    self._listener.open_batch(current)
+                    if not self._listener.open_batch(current):
+                        feed.drop_all()
+                        break
                     yield item.records
                     generations = self._listener.close_batch(current)
                     if not current.must_repeat or not feed.is_held(item.assignment):

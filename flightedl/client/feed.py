@@ -203,6 +203,9 @@ class TaskFeed:
             for lost in reply.lost:
                 self._held.pop(lost.attempt, None)
             self._is_done = reply.outcome == "epochs_done"
+            if self._is_done:
+                self._held.clear()
+                self._ready.clear()
             if self._is_closing:
                 unwanted = tuple(
                     ReturnedTask(epoch=p.assignment.epoch, position=p.assignment.position, attempt=p.assignment.attempt)

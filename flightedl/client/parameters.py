@@ -171,10 +171,9 @@ class Parameters(Mapping[str, npt.NDArray[np.generic]]):
         current = self._scope.current
         if current is not None and current.answered and self._is_synchronous and not current.must_repeat:
             self._send(current, {}, self._unanswered(current), pull=False)
-        wanted: dict[int, int] = {}
-        for number, version in self._versions.items():
-            pushed = current is not None and number in current.answered and not current.must_repeat
-            wanted[number] = version + 1 if pushed and self._is_synchronous else 0
+        wanted = dict.fromkeys(self._blocks, 0)
+        if current is not None and self._is_synchronous and not current.must_repeat:
+            wanted |= {number: base + 1 for number, base in current.answered.items()}
         self._transfer(current, {}, [], wanted, pull=True, member=0 if current is None else self._scope.member)
 
     # what the session calls
@@ -189,8 +188,12 @@ class Parameters(Mapping[str, npt.NDArray[np.generic]]):
         Returns:
             The generation of each pserver that has the batch.
         """
-        missing = self._unanswered(current)
-        return self._send(current, {}, missing, pull=bool(missing))
+        generations = self._send(current, {}, self._unanswered(current), pull=True)
+        if self._is_synchronous and not current.must_repeat:
+            behind = {number: base + 1 for number, base in current.answered.items() if self._versions[number] <= base}
+            if behind:
+                self._transfer(current, {}, [], behind, pull=True, member=self._scope.member)
+        return generations
 
     def close(self) -> None:
         """Stop the threads."""
@@ -304,6 +307,7 @@ class Parameters(Mapping[str, npt.NDArray[np.generic]]):
             plan_hash=self._plan.hash,
             member=transfer.member,
             identity=current.identity,
+            step=current.step,
             weight=float(current.record_count),
             rows=len(numbers),
             pull=transfer.pull_after_push,
@@ -340,7 +344,7 @@ class Parameters(Mapping[str, npt.NDArray[np.generic]]):
             elif row.outcome != Outcome.NONE:
                 transfer.pushes.pop(row.block, None)
                 if current is not None:
-                    current.answered.add(row.block)
+                    current.answered[row.block] = self._versions[row.block]
                 if transfer.pull_after_push:
                     transfer.pulls[row.block] = self._versions[row.block] + 1 if self._is_synchronous else 0
             if len(row.values):

@@ -100,6 +100,8 @@ class Job:
         self._mode: Mode | None = None
         self._current: CurrentBatch | None = None
         self._member = 0
+        #: Batches begun under the present membership.
+        self._steps = 0
         self._files = FsspecFiles()
         self._won: set[str] = set()
         self._is_closed = False
@@ -311,12 +313,16 @@ class Job:
         """Join again before the next batch is handed out."""
         self._member = 0
 
-    def open_batch(self, current: CurrentBatch) -> None:
+    def open_batch(self, current: CurrentBatch) -> bool:
         """Be a member of the view and have values that a member may have."""
         while self._parameters is not None and self._member == 0:
-            self._join()
+            if not self._join():
+                return False
             self._parameters.refresh()
+        self._steps += 1
+        current.step = self._steps
         self._current = current
+        return True
 
     def close_batch(self, current: CurrentBatch) -> list[int]:
         """Answer for the blocks that the user's code did not push to."""
@@ -342,17 +348,19 @@ class Job:
     def _send_progress(self, body: bytes) -> None:
         self._servers.master().action("log", body, timeout_s=SLICE_S)
 
-    def _join(self) -> None:
+    def _join(self) -> bool:
+        """Become a member; False when this trainer holds no work, because all of it was taken away."""
         waiting = self._waiting()
         for _ in waiting.steps():
             self._renew_registration()
             request = JoinRequest(trainer=self.trainer, generation=self.generation, wait_s=2.0)
             reply = self._ask_master("join", encode(request), JoinReply)
-            if reply.member:
-                self._member = reply.member
+            if reply.member or not reply.holds_work:
+                self._member, self._steps = reply.member, 0
                 break
             waiting.because(reply.waiting_for or "the pservers to agree on this trainer's first round")
         waiting.over()
+        return self._member != 0
 
     def _renew_registration(self) -> None:
         if self._registration.renewed():

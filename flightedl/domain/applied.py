@@ -402,6 +402,15 @@ class AppliedBatches:
         bits = result or 0
         return bits.to_bytes((bits.bit_length() + 7) >> 3, "little")
 
+    def epochs(self) -> list[int]:
+        """Epochs of which some block has something, ascending."""
+        return sorted({epoch for cohort in self._cohorts for epoch in (*cohort.through, *cohort.epochs)})
+
+    def through_task_count(self, epoch: int) -> int | None:
+        """How many tasks the epoch has, if every block has all of them and that was told (``seal``); else None."""
+        counts = {cohort.through.get(epoch) for cohort in self._cohorts}
+        return counts.pop() if len(counts) == 1 else None
+
     def missing_batches(self, epoch: int, task: int, batch_count: int) -> list[int]:
         """Batches of a task that some block lacks, ascending."""
         return [

@@ -167,7 +167,7 @@ class BlockRounds:
         self._contributors: dict[int, float] = {}
         self._total_weight = 0.0
         #: Batches in the accumulator of the open round.
-        self._held: list[Batch] = []
+        self._held: list[tuple[Batch, int]] = []
         #: Member -> first round + highest step brought (bounded).
         self._clocks: dict[int, int] = {}
         self._switch: _Switch | None = None
@@ -208,6 +208,11 @@ class BlockRounds:
     @property
     def held_batches(self) -> tuple[Batch, ...]:
         """Batches that are marked but wait in the accumulator: a snapshot without the accumulator must unmark them."""
+        return tuple(batch for batch, _ in self._held)
+
+    @property
+    def held(self) -> tuple[tuple[Batch, int], ...]:
+        """``held_batches``, each with the number of batches of its task."""
         return tuple(self._held)
 
     def waits_for(self) -> list[int]:
@@ -219,7 +224,15 @@ class BlockRounds:
     # pushes
 
     def arrive(
-        self, member: int, base_version: int, weight: float, *, already_applied: bool, batch: Batch, step: int = 0
+        self,
+        member: int,
+        base_version: int,
+        weight: float,
+        *,
+        already_applied: bool,
+        batch: Batch,
+        batch_count: int = 0,
+        step: int = 0,
     ) -> Arrival:
         """A member brings a batch to this block.
 
@@ -229,6 +242,7 @@ class BlockRounds:
             weight: Of the gradient; 0 says that there is none.
             already_applied: Whether the block has the batch, whoever brought it.
             batch: Its identity.
+            batch_count: Batches of its task; only remembered, for ``held``.
             step: How many batches the trainer has begun since it was admitted (bounded; ignored in other modes).
 
         Raises:
@@ -243,7 +257,7 @@ class BlockRounds:
         if base_version > version:
             raise MessageError(f"base version {base_version} is in the future: the open round is {version}")
         if base_version < version or first > version:
-            return self._arrive_late(member, base_version, weight, already_applied, batch)
+            return self._arrive_late(member, base_version, weight, already_applied, (batch, batch_count))
         has_arrived = member in self._arrived
         if has_arrived:
             if already_applied:
@@ -253,9 +267,9 @@ class BlockRounds:
             self._missing -= 1
         if already_applied or not weight:
             return _ARRIVED
-        return self._contribute(member, weight, batch)
+        return self._contribute(member, weight, (batch, batch_count))
 
-    def _contribute(self, member: int, weight: float, batch: Batch) -> Accumulate:
+    def _contribute(self, member: int, weight: float, batch: tuple[Batch, int]) -> Accumulate:
         contributors = self._contributors
         is_first = not contributors
         contributors[member] = contributors.get(member, 0.0) + weight
@@ -264,7 +278,7 @@ class BlockRounds:
         return _FIRST if is_first else _FURTHER
 
     def _arrive_late(
-        self, member: int, base_version: int, weight: float, already_applied: bool, batch: Batch
+        self, member: int, base_version: int, weight: float, already_applied: bool, batch: tuple[Batch, int]
     ) -> Arrival:
         if already_applied:
             return _REPEATED

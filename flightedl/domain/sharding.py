@@ -23,6 +23,7 @@ differ by parameter.
 from __future__ import annotations
 
 import hashlib
+import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -171,6 +172,48 @@ def plan_shards(
             raise UsageError(f"there are two parameters named {parameter.name!r}; give each its own name")
         names.add(parameter.name)
     return _divide(tuple(parameters), pserver_count, block_bytes)
+
+
+def reassigned(plan: ShardPlan, pserver_count: int) -> ShardPlan:
+    """The same blocks on another number of pservers: what a job gets that was saved on fewer or more of them.
+
+    A block stays what it is, with its version and its applied set, so nothing has to be cut or merged. Depends on the
+    blocks only, not on who owned them: however often a job is moved, the plan is that of its first cut and its present
+    number of pservers. Each block goes to the pserver that has the fewest bytes so far, the biggest blocks first
+    (Graham 1969), ties by lower number: no pserver has more than an equal share and one block.
+
+    Raises:
+        UsageError: no pserver.
+    """
+    if pserver_count < 1:
+        raise UsageError(f"a model needs at least 1 pserver, got {pserver_count}")
+    items = np.array([parameter.item_size_bytes for parameter in plan.parameters], np.int64)
+    sizes = (plan.block_stops - plan.block_starts) * items[plan.block_parameters]
+    loads = [(0, index) for index in range(pserver_count)]
+    owners = np.empty(plan.block_count, np.int64)
+    for number in np.argsort(-sizes, kind="stable").tolist():
+        load, index = loads[0]
+        owners[number] = index
+        heapq.heapreplace(loads, (load + int(sizes[number]), index))
+    return ShardPlan(
+        plan.parameters,
+        pserver_count,
+        plan.block_parameters.copy(),
+        plan.block_starts.copy(),
+        plan.block_stops.copy(),
+        owners,
+        plan.version,
+    )
+
+
+def plan_for(parameters: Sequence[ParameterSpec], pserver_count: int, cut_for: int = 0) -> ShardPlan:
+    """The plan of a job whose parameters were cut into blocks for ``cut_for`` pservers (0: for as many as it has now).
+
+    Raises:
+        UsageError: as ``plan_shards``.
+    """
+    plan = plan_shards(parameters, cut_for or pserver_count)
+    return plan if plan.pserver_count == pserver_count else reassigned(plan, pserver_count)
 
 
 def _cuts(parameters: Sequence[ParameterSpec], ends: Integers, stretch_count: int) -> list[int]:

@@ -1,11 +1,11 @@
 """The formats of training data: index a file, read a chunk of it, write one.
 
-Start with ``chunks`` (what a chunk is), then follow the data: ``index`` finds the chunks of a dataset (in parallel) and
-``stored_index`` keeps them beside the checkpoints; ``layout`` groups them into tasks; ``reader`` turns the chunks of one
-task into its batches. ``convert`` writes a dataset in another format.
+Start with ``chunks`` (what a chunk is), then follow the data: ``index`` finds the chunks of a dataset (in parallel),
+``stored_index`` keeps them beside the checkpoints; ``layout`` groups them into tasks; ``reader`` turns the chunks of
+one task into its batches. ``convert`` writes a dataset in another format.
 
 One module for each format: ``parquet``, ``arrow_ipc`` (with ``arrow_messages``), ``recordio`` (with ``crc32c``),
-``csv_text`` and ``json_lines`` (what they share: ``text``, ``cutting``). Below them: ``records`` (columns and conditions),
+``csv_text`` and ``json_lines`` (what they share: ``text``, ``cutting``). Below them: ``records`` (columns, conditions),
 ``schemas`` (one schema for all files), ``sources`` and ``sinks`` (files in and out).
 
 Files are reached through ``ports.Files`` only. Whatever is wrong with a file is a DataError that names file and place.

@@ -10,7 +10,7 @@ trainer needs nothing else to read it (text formats also want the dataset's sche
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import astuple, dataclass, fields
+from dataclasses import astuple, dataclass, fields, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -126,12 +126,29 @@ class FileIndex:
 class IndexOptions:
     """What decides how files are cut into chunks."""
 
-    #: Parquet row groups with more records are cut; 0: never. Each part is read by decoding its whole row group.
+    #: Parquet row groups with more records are cut; 0: never. A part is read by decoding its row group up to its end.
     max_records_per_chunk: int = 0
     #: Text files are cut into about this many bytes.
     text_chunk_bytes: int = 16 << 20
     #: Pass over corrupt content, and say so in ``FileIndex.skipped``.
     skip_corrupt: bool = False
+
+
+def merged(chunks: Sequence[Chunk]) -> list[Chunk]:
+    """The same records, with parts of one container that follow each other as one chunk: it is then decoded once."""
+    found: list[Chunk] = []
+    for chunk in chunks:
+        last = found[-1] if found else None
+        if (
+            last is not None
+            and (last.url, last.version, last.number, last.offset)
+            == (chunk.url, chunk.version, chunk.number, chunk.offset)
+            and last.first_record + last.records == chunk.first_record
+        ):
+            found[-1] = replace(last, records=last.records + chunk.records)
+        else:
+            found.append(chunk)
+    return found
 
 
 def chunks_to_batch(chunks: Sequence[Chunk]) -> pa.RecordBatch:

@@ -2,8 +2,8 @@
 
 Shard i of n is ``<prefix>-<i>-of-<n><suffix>`` with five digits each, and holds an equal share of consecutive records
 (before the filter, so that the share of a shard does not depend on the others). Shards are published whole, so
-a conversion that was interrupted goes on where it stopped: ``<prefix>.conversion.json`` says of what source, in which way, the
-shards are made, and a shard that is there already under the same description is kept.
+a conversion that was interrupted goes on where it stopped: ``<prefix>.conversion.json`` says of what source, in which
+way, the shards are made, and a shard that is there already under the same description is kept.
 
 Not guaranteed: that a shard which was damaged since is noticed; delete it and convert again.
 """
@@ -38,7 +38,7 @@ class Target:
         prefix: Start of the shards' names.
         format: Name of the format.
         shards: How many files.
-        records_per_chunk: Records of a row group or record batch, before the filter; also how many are in memory at a time.
+        records_per_chunk: Records of a row group or record batch, before the filter; also how many are read at a time.
     """
 
     prefix: str
@@ -149,7 +149,7 @@ def convert(
 def _describe(index: ChunkIndex, spec: DatasetSpec, storage: Storage, target: Target, overwrite: bool) -> bool:
     """Whether shards that are there belong to this very conversion; states it for the next run if not."""
     settings = repr((target, spec.columns, spec.filter, spec.on_corrupt))
-    wanted = _Description(index.content_hash(), xxhash.xxh3_64_hexdigest(settings))
+    wanted = _Description(index.content_hash(), xxhash.xxh3_64_hexdigest(settings.encode()))
     found = [file.name for file in storage.list(target.prefix)]
     if target.description_name in found:
         try:

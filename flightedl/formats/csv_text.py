@@ -1,8 +1,8 @@
 """CSV (and TSV) with a header line, fields quoted as in RFC 4180, newlines allowed within quotes.
 
 Types are guessed by pyarrow: null, int64, date, time, timestamp, bool, double, text. Where pieces of one file
-disagree the column becomes text; where files do, it is an error. Empty lines are passed over. A UTF-8 byte order mark is
-allowed.
+disagree the column becomes text; where files do, it is an error. Empty lines are passed over. A UTF-8 byte order
+mark is allowed.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class CommaSeparated(TextFormat):
     def _parsing(self) -> pc.ParseOptions:
         return pc.ParseOptions(delimiter=self.delimiter, newlines_in_values=True)
 
-    def _joined(self, schema: pa.Schema | None, found: pa.Schema, url: str, offset: int) -> pa.Schema:
+    def _joined(self, schema: pa.Schema | None, found: pa.Schema, url: str, offset: int) -> pa.Schema:  # noqa: ARG002
         """Within one file, columns that turn out to hold different things are text."""
         if schema is None:
             return found

@@ -26,7 +26,7 @@ class Readable(Protocol):
 
 
 def pieces(source: Readable, size_bytes: int, records_end: RecordsEnd) -> Iterator[bytes]:
-    """The text from here on, in pieces of complete records, each of about ``size_bytes`` or one record if that is longer.
+    """The text from here on, in pieces of complete records: each about ``size_bytes``, or one record if that is more.
 
     The last piece is whatever is left, complete or not.
     """

@@ -20,10 +20,10 @@ import pyarrow as pa
 import xxhash
 
 from flightedl.errors import DataError, UsageError
-from flightedl.formats import FORMATS, format_for
-from flightedl.formats.chunks import Chunk, ChunkColumns, FileIndex, IndexOptions
-from flightedl.formats.records import Condition, ReadRequest, require_columns
+from flightedl.formats import FORMATS, Format, format_for
+from flightedl.formats.chunks import Chunk, ChunkColumns, CorruptChunkError, FileIndex, IndexOptions
 from flightedl.formats.recordio import RecordIO
+from flightedl.formats.records import Condition, ReadRequest, require_columns
 from flightedl.formats.schemas import Mismatch, same_schema, schema_text, widened_schema
 from flightedl.formats.sources import without_compression
 from flightedl.formats.text import TextFormat
@@ -69,7 +69,7 @@ class DatasetSpec:
     text_chunk_bytes: int = IndexOptions().text_chunk_bytes
 
     def __post_init__(self) -> None:
-        if not self.urls or isinstance(self.urls, str):
+        if not self.urls:
             raise UsageError("a dataset needs a list of at least one URL")
         if self.batch_size < 1:
             raise UsageError(f"batch_size has to be at least 1, not {self.batch_size}")
@@ -90,7 +90,7 @@ class DatasetSpec:
 
     def index_hash(self) -> str:
         """Of what decides the chunks of given files: the name under which an index is kept."""
-        return xxhash.xxh3_64_hexdigest("\n".join((repr(self.index_options()), self.format, *self.urls)))
+        return xxhash.xxh3_64_hexdigest("\n".join((repr(self.index_options()), self.format, *self.urls)).encode())
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,11 +214,11 @@ def build_index(
         spec: Which.
         concurrency: Files indexed at the same time, at most.
         progress: Called after each file, in this thread.
-        known: An earlier index made with the same ``spec.index_options()``; files that are in it unchanged are not read.
+        known: An earlier index made with the same ``spec.index_options()``; its unchanged files are not read.
 
     Raises:
-        DataError: a file is missing, unreadable, corrupt or of another schema than the others; there is no record; a column
-            or condition of the spec fits no file.
+        DataError: a file is missing, unreadable, corrupt or of another schema than the others; there is no record; a
+            column or condition of the spec fits no file.
     """
     stats = files.expand(list(spec.urls))
     reusable = {} if known is None else {stat: number for number, stat in enumerate(known.stats)}
@@ -248,14 +248,15 @@ def build_index(
 
 
 def common_schema(files: Sequence[FileIndex]) -> pa.Schema:
-    """The schema of all files.
+    """The schema of all files but those that were skipped as a whole.
 
     Raises:
         DataError: they are mixed; names file and column.
     """
-    first = files[0]
+    sound = [file for file in files if len(file.chunks) or not file.skipped] or files
+    first = sound[0]
     schema = first.schema
-    for file in files[1:]:
+    for file in sound[1:]:
         if file.schema is first.schema or file.schema.equals(schema):
             continue
         if _is_guessed(file) and _is_guessed(first):
@@ -289,7 +290,7 @@ def _indexed(
         try:
             while True:
                 for number, stat, found in islice(waiting, 2 * concurrency - len(running)):
-                    running[pool.submit(found.index, files, stat, options)] = number
+                    running[pool.submit(_index_file, found, files, stat, options)] = number
                 if not running:
                     return
                 done, _ = wait(running, return_when=FIRST_COMPLETED)
@@ -299,6 +300,15 @@ def _indexed(
         finally:
             for future in running:
                 future.cancel()
+
+
+def _index_file(found: Format, files: Files, stat: FileStat, options: IndexOptions) -> FileIndex:
+    try:
+        return found.index(files, stat, options)
+    except CorruptChunkError as error:
+        if not options.skip_corrupt:
+            raise
+        return FileIndex(stat, found.name, pa.schema([]), ChunkColumns.of([], [], []), (str(error),))
 
 
 def _no_records(files: Sequence[FileIndex]) -> str:

@@ -3,13 +3,14 @@
 Indexing reads footers only. Reading takes only the wanted columns, and with conditions: nothing where the row group's
 statistics exclude every record, else first the columns of the conditions, and the others only where a record is left.
 
-A part of a row group (``max_records_per_chunk``) is read by decoding the whole row group: it makes smaller tasks, not
-cheaper ones. Pages with a checksum are verified; the format does not require one.
+A part of a row group (``max_records_per_chunk``) is read by decoding the row group up to its end: it makes smaller
+tasks, not cheaper ones. Pages with a checksum are verified; the format does not require one.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from itertools import pairwise
 from typing import Any, ClassVar
 
 import numpy as np
@@ -25,6 +26,9 @@ from flightedl.formats.sinks import PartsSink
 from flightedl.formats.sources import WatchedFile, opened, parsing
 from flightedl.ports import Files, FileStat
 
+#: Records decoded at a time where only a part of a row group is wanted.
+_DECODED_RECORDS = 65_536
+
 
 class Parquet:
     """See ``formats.Format``."""
@@ -39,7 +43,7 @@ class Parquet:
             records = [metadata.row_group(number).num_rows for number in range(metadata.num_row_groups)]
             schema = file.schema_arrow.remove_metadata()
             require_unique_columns(schema, stat.url)
-        sizes = [end - start for start, end in zip(offsets, [*offsets[1:], stat.size_bytes], strict=True)]
+        sizes = [end - start for start, end in pairwise([*offsets, stat.size_bytes])]
         chunks = ChunkColumns.of(records, offsets, [max(size, 0) for size in sizes])
         if options.max_records_per_chunk:
             chunks = chunks.split(options.max_records_per_chunk)
@@ -60,8 +64,8 @@ class Parquet:
                 raise ValueError(f"it does not have the {chunk.records} records that the index says")
             where = expression(schema, request.conditions)
             if where is None:
-                table = file.read_row_group(chunk.number, columns=_listed(request.needed()))
-                return select(table.slice(start, chunk.records), request)
+                table = _part(file, chunk.number, _listed(request.needed()), start, chunk.records)
+                return select(table, request)
             if _is_excluded(source, chunk.number, where, schema):
                 return empty(schema, request)
             return _filtered(file, chunk, start, where, request, schema)
@@ -101,17 +105,32 @@ def _filtered(
 ) -> Records:
     tested = list(dict.fromkeys(column for column, _, _ in request.conditions))
     shown = list(request.shown(schema))
-    table = file.read_row_group(chunk.number, columns=tested).slice(start, chunk.records)
+    table = _part(file, chunk.number, tested, start, chunk.records)
     number = pa.array(np.arange(len(table), dtype=np.int64))
     kept = table.append_column("", number).filter(where).column("")
     if not len(kept):
         return empty(schema, request)
     others = [name for name in shown if name not in tested]
     if others:
-        rest = file.read_row_group(chunk.number, columns=others).slice(start, chunk.records)
+        rest = _part(file, chunk.number, others, start, chunk.records)
         for name in others:
             table = table.append_column(rest.schema.field(name), rest.column(name))
     return Records(table.select(shown).take(kept), kept.to_numpy())
+
+
+def _part(file: pq.ParquetFile, number: int, columns: list[str] | None, start: int, count: int) -> pa.Table:
+    """``count`` records of a row group from ``start`` on; what follows them is not decoded."""
+    end = start + count
+    if end == file.metadata.row_group(number).num_rows:
+        return file.read_row_group(number, columns=columns).slice(start)
+    batches: list[pa.RecordBatch] = []
+    decoded = 0
+    for batch in file.iter_batches(batch_size=min(end, _DECODED_RECORDS), row_groups=[number], columns=columns):
+        batches.append(batch)
+        decoded += batch.num_rows
+        if decoded >= end:
+            break
+    return pa.Table.from_batches(batches).replace_schema_metadata(None).slice(start, count)
 
 
 def _listed(columns: tuple[str, ...] | None) -> list[str] | None:

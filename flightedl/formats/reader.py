@@ -13,8 +13,8 @@ Rules:
 * ``decode`` turns the bytes of a RecordIO record into a mapping of column to value; columns and conditions then mean
   those columns. Types are those that pyarrow finds in the batch.
 
-In stored order one chunk is in memory at a time, and only chunks of the batches wanted are read; shuffled, all chunks of
-the task are.
+In stored order one chunk is in memory at a time, and only chunks of the batches wanted are read; shuffled, all chunks
+of the task are.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ import pyarrow as pa
 from flightedl.domain.datasets import batch_count, batch_range, record_order
 from flightedl.errors import DataError, FlightedlError, UsageError
 from flightedl.formats import named_format
-from flightedl.formats.chunks import Chunk, CorruptChunkError
+from flightedl.formats.chunks import Chunk, CorruptChunkError, merged
 from flightedl.formats.index import DatasetSpec
 from flightedl.formats.recordio import RecordIO
 from flightedl.formats.records import ReadRequest, Records, require_columns, select
@@ -110,12 +110,12 @@ class ChunkReader:
         counts: ReadCounts | None = None,
     ) -> None:
         self._files = files
-        self._chunks = chunks
+        self._chunks = merged(chunks)
         self._spec = spec
         self._request = spec.request(schema)
         self._decode = decode
         self._counts = ReadCounts() if counts is None else counts
-        self._ends: list[int] = np.cumsum([chunk.records for chunk in chunks], dtype=np.int64).tolist()
+        self._ends: list[int] = np.cumsum([chunk.records for chunk in self._chunks], dtype=np.int64).tolist()
         #: The chunk read last.
         self._current: tuple[int, Records] | None = None
         #: All chunks at once, and for each record its row there or -1.

@@ -33,7 +33,7 @@ import pyarrow as pa
 from flightedl.errors import DataError, UsageError
 from flightedl.formats.chunks import Chunk, ChunkColumns, CorruptChunkError, FileIndex, IndexOptions
 from flightedl.formats.crc32c import crc32c
-from flightedl.formats.records import ReadRequest, Records, select
+from flightedl.formats.records import ReadRequest, Records, require_columns, select
 from flightedl.formats.sources import WatchedFile, opened, parsing
 from flightedl.ports import Files, FileStat
 
@@ -59,7 +59,7 @@ class Header:
     records: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Dialect:
     """One way to lay out a chunk."""
 
@@ -94,12 +94,7 @@ class RecordIO:
 
     def index(self, files: Files, stat: FileStat, options: IndexOptions) -> FileIndex:
         with opened(files, stat.url) as source:
-            try:
-                dialect = _dialect(source, stat)
-            except CorruptChunkError as error:
-                if not options.skip_corrupt:
-                    raise
-                return FileIndex(stat, self.name, SCHEMA, ChunkColumns.of([], [], []), (str(error),))
+            dialect = _dialect(source, stat)
             headers: list[Header] = []
             offsets: list[int] = []
             skipped: tuple[str, ...] = ()
@@ -127,12 +122,13 @@ class RecordIO:
             records = decode_chunk(data)
             if len(records) != chunk.records:
                 raise ValueError(f"it has {len(records)} records, not {chunk.records}")
+            require_columns(SCHEMA, request, f"{chunk.url}, unless decode= makes it")
             return select(pa.table([pa.array(records, pa.binary())], schema=SCHEMA), request)
 
     def write(self, batches: Iterable[pa.RecordBatch], schema: pa.Schema) -> Iterator[bytes]:
         if len(schema) != 1 or not _is_bytes(schema.field(0).type):
             raise UsageError(
-                f"RecordIO holds one column of bytes or text, and there are {len(schema)}: {', '.join(schema.names)[:200]}"
+                f"RecordIO holds one column of bytes or text, and this has {', '.join(schema.names)[:200]}"
             )
         return encode_records(record for batch in batches for record in _bytes_of(batch.column(0)))
 
@@ -187,24 +183,24 @@ def encode_records(
 
 
 def _dialect(source: WatchedFile, stat: FileStat) -> Dialect:
-    """What the first chunk is written in; EDL for an empty file."""
-    data = source.read(HEADER_BYTES)
-    if not data:
-        return EDL
-    if len(data) < HEADER_BYTES or _HEADER.unpack(data)[0] != MAGIC:
-        raise CorruptChunkError(f"{stat.url} is not a RecordIO file: it does not start with the bytes 04 03 02 01")
-    readable = False
-    for dialect in DIALECTS:
-        header = dialect.header(data)
-        if header is None:
-            continue
-        if HEADER_BYTES + header.size_bytes <= stat.size_bytes:
-            readable = True
-            source.seek(HEADER_BYTES)
-            if dialect.checksum(source.exactly(header.size_bytes)) == header.checksum:
+    """What the first chunk with a payload is written in; EDL for a file without one."""
+    offset = 0
+    while offset < stat.size_bytes:
+        source.seek(offset)
+        data = source.read(HEADER_BYTES)
+        if len(data) < HEADER_BYTES or _HEADER.unpack(data)[0] != MAGIC:
+            raise CorruptChunkError(f"{stat.url} is not a RecordIO file: byte {offset} is not the start of a chunk")
+        headers = {dialect: header for dialect in DIALECTS if (header := dialect.header(data)) is not None}
+        fitting = {d: h for d, h in headers.items() if offset + HEADER_BYTES + h.size_bytes <= stat.size_bytes}
+        for dialect, header in fitting.items():
+            source.seek(offset + HEADER_BYTES)
+            if header.size_bytes and dialect.checksum(source.exactly(header.size_bytes)) == header.checksum:
                 return dialect
-    what = "its checksum does not match its bytes" if readable else "it is truncated, or its header is damaged"
-    raise CorruptChunkError(f"{stat.url} is corrupt, chunk at byte 0: {what}")
+        if all(header.size_bytes for header in fitting.values()):
+            what = "its checksum does not match its bytes" if fitting else "it is truncated, or its header is damaged"
+            raise CorruptChunkError(f"{stat.url} is corrupt, chunk at byte {offset}: {what}")
+        offset += HEADER_BYTES
+    return EDL
 
 
 def _walk(source: WatchedFile, stat: FileStat, dialect: Dialect) -> Iterator[tuple[int, Header]]:

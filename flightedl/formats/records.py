@@ -1,13 +1,13 @@
 """What is asked of a chunk and what comes back: columns, conditions, records with their numbers.
 
 Conditions are (column, operator, value), all of which must hold. Operators: ``== != < <= > >= in "not in"``. A null
-meets no condition but ``(column, "==", None)``; ``(column, "!=", None)`` asks for what is not null. Values come from JSON,
-so text is also taken as a date or time where the column is one.
+meets no condition but ``(column, "==", None)``; ``(column, "!=", None)`` asks for what is not null. Values come from
+JSON, so text is also taken as a date or time where the column is one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -149,7 +149,12 @@ def _casts(options: pa.Array, kind: pa.DataType) -> bool:
 def _scalar(field: pa.Field, value: Any) -> pa.Scalar:
     """The value in the column's type where it has one there, else in its own."""
     kind = field.type.value_type if pa.types.is_dictionary(field.type) else field.type
-    for attempt in (lambda: pa.scalar(value, kind), lambda: pa.scalar(value).cast(kind), lambda: pa.scalar(value)):
+    attempts: list[Callable[[], pa.Scalar]] = [
+        lambda: pa.scalar(value, kind),
+        lambda: pa.scalar(value).cast(kind),
+        lambda: pa.scalar(value),
+    ]
+    for attempt in attempts:
         try:
             scalar = attempt()
         except (pa.ArrowException, TypeError, ValueError, OverflowError):

@@ -119,9 +119,10 @@ def decode_index(data: bytes) -> ChunkIndex:
         if metadata[b"layout"] != _LAYOUT:
             raise ValueError("it has another layout")
         index = ChunkIndex(_files(batch, metadata), _schema(metadata[b"schema"]))
+        stated = metadata[b"content_hash"].decode()
     except (pa.ArrowException, OSError, KeyError, IndexError) as error:
         raise ValueError(f"it is damaged: {error}") from error
-    if index.content_hash().encode() != metadata[b"content_hash"]:
+    if index.content_hash() != stated:
         raise ValueError("it does not match its hash")
     return index
 

@@ -147,7 +147,22 @@ class MasterService:
             for index in range(self._pserver_count)
         ]
         self._directory.subscribe(self.look_at_directory)
+        self._forget_the_dead()
         self.look_at_directory()
+
+    def _forget_the_dead(self) -> None:
+        """Trainers that died while there was no master lose what the predecessor's state says they have."""
+        while not self._directory.wait_until(lambda d: d.revision > 0 or None, _DURABLE_S):
+            if not self._held.is_held:
+                raise FencedError("the lock was lost before the job's keys were read")
+        alive = {name: record.generation for name, record in self._directory.trainers().items()}
+        with self._changed:
+            for trainer in () if self._queue is None else tuple(self._queue.holders()):
+                if trainer not in alive:
+                    self._trainer_gone(trainer, self._clock.now())
+            for member in () if self._membership is None else self._membership.members:
+                if alive.get(member.trainer) != member.generation:
+                    self._leave(member.trainer)
 
     def close(self) -> None:
         """Stop the threads; nobody is answered any more."""
@@ -218,6 +233,7 @@ class MasterService:
         self._progress.gone(trainer)
         if self._queue is not None:
             self._queue.trainer_gone(trainer, now)
+        self._touch()
         self._leave(trainer)
 
     def tick(self) -> None:
@@ -327,6 +343,11 @@ class MasterService:
                 raise NotReadyError("no trainer has declared the dataset yet")
             before = queue.revision
             lost = self._take_reports(queue, ticket)
+            lost += [
+                ReturnedTask(epoch=0, position=0, attempt=attempt)
+                for attempt in ticket.holding
+                if not queue.is_current(ticket.trainer, attempt)
+            ]
             given, outcome, retry_after_s = self._hand_out(queue, ticket)
             while not given and outcome == "none_now" and ticket.want and not closing.is_set():
                 self._leave_if_idle(queue, ticket.trainer)
@@ -430,7 +451,7 @@ class MasterService:
             if membership is None:
                 raise NotReadyError("the model is not declared yet")
             if self._queue is None or not self._queue.holds(request.trainer):
-                return JoinReply(member=0, waiting_for="a task: who has no work is not waited for")
+                return JoinReply(member=0, holds_work=False)
             self._perform(membership.join(request.trainer, request.generation))
             while (member := membership.member_id_of(request.trainer)) is None:
                 remaining = deadline - self._clock.now()
@@ -478,7 +499,7 @@ class MasterService:
 
     def _view_answered(self, index: int, generation: int, answer: ViewReply) -> None:
         if answer.outdated:
-            self._step_down("a pserver has a view of a newer master")
+            self._view_failed(index, generation, answer.serial)
             return
         with self._changed:
             if self._membership is not None:

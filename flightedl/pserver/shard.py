@@ -123,6 +123,8 @@ class ShardState:
         self.counts = Counts()
         self._mode = mode
         self._is_mean = isinstance(mode, Sync) and mode.reduce == "mean"
+        #: New values may leave with the update: nobody has to wait for anybody.
+        self._hands_out = isinstance(mode, Async)
         self._scales_by_staleness = isinstance(mode, Async) and mode.staleness_scaled
         self._arena = Arena()
         self._blocks = self._build(plan, index, optimizer, mode)
@@ -222,19 +224,17 @@ class ShardState:
         """
         block = self._owned(row.block)
         gradient = self._array(block, row) if len(row.values) else None
-        identity = header.identity
-        batch = Batch(identity.epoch, identity.task, identity.batch)
         weight = 0.0 if gradient is None else header.weight if self._is_mean else 1.0
         with block.lock:
             if not self._view.is_member(header.member, header.trainer, header.generation):
                 self.counts.refused += 1
                 return Pushed(Outcome.NOT_MEMBER, block.rounds.version)
-            arrival, is_new = self._arrive(block, header.member, row.version, weight, batch, identity.batch_count)
+            arrival, is_new = self._arrive(block, header, row.version, weight)
             copy = None
             if isinstance(arrival, Accumulate) and gradient is not None:
                 self._accumulate(block, gradient, weight if self._is_mean else 1.0, arrival.is_first)
             elif isinstance(arrival, Apply) and gradient is not None:
-                copy = np.empty_like(block.values) if header.pull else None
+                copy = np.empty_like(block.values) if header.pull and self._hands_out else None
                 factor = 1.0 / (1.0 + arrival.staleness) if self._scales_by_staleness else 1.0
                 block.update(block.values, gradient, block.slots, block.updates, 1.0, copy, factor)
                 block.updates += 1
@@ -246,20 +246,22 @@ class ShardState:
         self._count(outcome)
         return Pushed(outcome, version, copy)
 
-    def _arrive(
-        self, block: _Block, member: int, base_version: int, weight: float, batch: Batch, batch_count: int
-    ) -> tuple[Arrival, bool]:
+    def _arrive(self, block: _Block, header: PushHeader, base_version: int, weight: float) -> tuple[Arrival, bool]:
         """Mark the batch and let it arrive, or neither. Also whether the block did not have it."""
+        identity = header.identity
+        batch = Batch(identity.epoch, identity.task, identity.batch)
         with self._applied_lock:
-            is_new = self._applied.mark(block.local, batch, batch_count)
+            is_new = self._applied.mark(block.local, batch, identity.batch_count)
         keep = False
         try:
-            arrival = block.rounds.arrive(member, base_version, weight, already_applied=not is_new, batch=batch)
+            arrival = block.rounds.arrive(
+                header.member, base_version, weight, already_applied=not is_new, batch=batch, step=header.step
+            )
             keep = not isinstance(arrival, Stale | NotMember)
         finally:
             if is_new and not keep:
                 with self._applied_lock:
-                    self._applied.unmark(block.local, batch, batch_count)
+                    self._applied.unmark(block.local, batch, identity.batch_count)
         return arrival, is_new
 
     def _accumulate(self, block: _Block, gradient: Array, weight: float, is_first: bool) -> None:

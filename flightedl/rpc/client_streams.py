@@ -24,7 +24,7 @@ from flightedl.rpc.wire_errors import FOREIGN_ERRORS, decoded, from_wire
 
 _Result = TypeVar("_Result")
 
-#: Eight MiB on their way in both directions at once stop a stream for ever; four are safe.
+#: Windows of 8 MiB and more have been seen to stop both sides for ever, though not on every machine; up to 6 never.
 LOCK_STEP_LIMIT_BYTES = 4 << 20
 
 #: A server is believed not to flood its clients; soundness is checked all the same.
@@ -34,7 +34,7 @@ _UNLIMITED = BatchLimits(batch_rows=1 << 62, batch_bytes=1 << 62, stream_rows=1 
 class ClientCall:
     """One call on its way: its options, whom it expects to answer, and who did."""
 
-    __slots__ = ("_expected", "_is_checked", "_reply_header", "_what", "options")
+    __slots__ = ("_expected", "_reply_header", "_what", "is_checked", "options")
 
     def __init__(
         self,
@@ -45,7 +45,8 @@ class ClientCall:
     ) -> None:
         self._what = what
         self._expected = expected
-        self._is_checked = expected is None
+        #: Whether the answering server is known to be the one that was meant.
+        self.is_checked = expected is None
         self.options = options
         #: Returns the header by which the server named itself, or None while it has not.
         self._reply_header = reply_header
@@ -68,10 +69,10 @@ class ClientCall:
 
     def check_server(self) -> None:
         """FencedError unless the server that answered is the one that was meant."""
-        if self._is_checked or self._expected is None:
+        if self.is_checked or self._expected is None:
             return
         self._answered_by().check_meant_by(self._expected)
-        self._is_checked = True
+        self.is_checked = True
 
     def _check_place(self) -> None:
         """Like ``check_server``, but a server may refuse before it knows its index and generation."""
@@ -187,9 +188,14 @@ class ClientExchange:
 
     def write(self, batch: pa.RecordBatch, metadata: bytes | None = None) -> int:
         """Send a batch; returns the bytes of its values. Blocks while the server does not read."""
-        size_bytes = count(self._tally, self._schema, batch)
+        if batch.schema is not self._schema:
+            check_fits(batch, self._schema)
+        size_bytes = self._tally.add(batch)
         try:
-            write_message(self._writer, batch, metadata)
+            if metadata is None:
+                self._writer.write_batch(batch)
+            else:
+                self._writer.write_with_metadata(batch, metadata)
         except FOREIGN_ERRORS as error:
             raise self._call.failure(error) from None
         return size_bytes
@@ -212,17 +218,24 @@ class ClientExchange:
         """
         if self._is_ended:
             return None
+        call = self._call
         try:
-            chunk = _next_chunk(self._reader)
+            chunk = self._reader.read_chunk()
+        except StopIteration:
+            chunk = None
         except FOREIGN_ERRORS as error:
-            raise self._call.failure(error) from None
-        self._call.check_server()
+            raise call.failure(error) from None
+        if not call.is_checked:
+            call.check_server()
         if chunk is None:
             self._is_ended = True
             return None
-        if self._not_null is None and chunk.data is not None:
-            self._not_null = not_null_columns(chunk.data.schema)
-        return _checked(chunk, self._not_null or [])
+        batch, metadata = chunk.data, chunk.app_metadata
+        if batch is not None:
+            if self._not_null is None:
+                self._not_null = not_null_columns(batch.schema)
+            check_batch(batch, _UNLIMITED, self._not_null)
+        return batch, None if metadata is None else metadata.to_pybytes()
 
     def lock_step(
         self, messages: Iterable[tuple[pa.RecordBatch, bytes | None]], *, window_bytes: int = 7 << 19
@@ -255,11 +268,10 @@ class ClientExchange:
         return answer
 
 
-def count(tally: Tally, schema: pa.Schema, batch: pa.RecordBatch) -> int:
-    """Count a batch that is about to be sent; UsageError when it does not have the stream's schema."""
+def check_fits(batch: pa.RecordBatch, schema: pa.Schema) -> None:
+    """UsageError when a batch that is about to be sent does not have the stream's schema."""
     if not batch.schema.equals(schema, check_metadata=False):
         raise UsageError(f"a batch with columns {batch.schema.names} does not fit a stream of {schema.names}")
-    return tally.add(batch)
 
 
 def write_message(writer: flight.FlightStreamWriter, batch: pa.RecordBatch, metadata: bytes | None) -> None:
@@ -281,7 +293,8 @@ def upload(
     tally = Tally(schema, _UNLIMITED)
     with _closing(call, writer):
         for batch, metadata in batches:
-            count(tally, schema, batch)
+            check_fits(batch, schema)
+            tally.add(batch)
             call.run(lambda: write_message(writer, batch, metadata))  # noqa: B023 - run at once
         call.run(lambda: writer.write_metadata(tally.commit_record()))
         call.run(writer.done_writing)

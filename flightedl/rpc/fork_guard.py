@@ -4,8 +4,9 @@ A process that made a server or a client must start children with the *spawn* me
 forking, and it can't mend the parent; it turns the child's silent hang into one clear error. Children of ``subprocess``
 are not forks in this sense (they execute another program at once) and are not affected.
 
-A child that is forked all the same never runs the destructors of inherited servers and clients, nor what pyarrow does to
-servers at exit, which would hang, too: the guard keeps one reference of each for good and calls their finalizers off.
+A child that is forked all the same never runs the destructors of inherited servers and clients, nor what pyarrow
+does to servers at exit, which would hang, too: the guard keeps one reference of each for good and calls their
+finalizers off.
 """
 
 from __future__ import annotations

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 _POLL_S = 0.01
+_FREEZE_TIMEOUT_S = 5.0
 
 
 def free_port() -> int:
@@ -71,7 +72,13 @@ class ServerProcess:
         return self.log_path.read_text(errors="replace")[-2000:]
 
     def freeze(self) -> None:
+        """SIGSTOP, and wait until every thread stands still: the signal's arrival is not instantaneous."""
         self._signal(signal.SIGSTOP)
+        deadline = time.monotonic() + _FREEZE_TIMEOUT_S
+        while self.is_running and not self._is_frozen():
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"process {self.pid} does not stop")
+            time.sleep(_POLL_S / 10)
 
     def thaw(self) -> None:
         self._signal(signal.SIGCONT)
@@ -80,6 +87,14 @@ class ServerProcess:
         """Kill -9, and wait for the end."""
         self._signal(signal.SIGKILL)
         self._process.wait()
+
+    def _is_frozen(self) -> bool:
+        """By Linux's account; elsewhere the signal is trusted."""
+        for stat in Path(f"/proc/{self.pid}/task").glob("*/stat"):
+            with contextlib.suppress(OSError):
+                if stat.read_text().rpartition(")")[2].split()[0] not in "TZX":
+                    return False
+        return True
 
     def _signal(self, number: signal.Signals) -> None:
         if self.is_running:

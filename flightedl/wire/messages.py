@@ -184,9 +184,10 @@ class JoinRequest(Sender, frozen=True, kw_only=True):
 
 
 class JoinReply(Reply, frozen=True, kw_only=True):
-    """``member`` 0: not agreed yet, ask again."""
+    """``member`` 0: not agreed yet, ask again; unless the sender holds no work, which nobody waits for."""
 
     member: int
+    holds_work: bool = True
     waiting_for: str = ""
 
 
@@ -255,6 +256,8 @@ class PushHeader(Sender, frozen=True, kw_only=True):
     identity: BatchIdentity
     #: The batch's weight in its round, usually its records.
     weight: Weight
+    #: How many batches the sender has begun since it was admitted, this one included.
+    step: Natural = 0
     #: Rows that will follow.
     rows: Natural
     #: Step only: how long the server may hold the stream for rounds to close.

@@ -563,16 +563,15 @@ def test_gaps_between_reopened_runs_are_filled_where_all_is_done():
 
 
 def test_filled_gaps_leave_open_and_failed_tasks_alone(make):
-    queue = make(2000, attempts_limit=1, confirmations=0, batch_counts=lambda _: 1, epochs=2)
+    queue = make(2000, attempts_limit=2, confirmations=0, batch_counts=lambda _: 1, epochs=2)
     run(queue, count=400)
     fail(queue, take(queue))
-    pending = take(queue, "b")
-    given_back = take(queue, "c")
-    run(queue, count=500)
-    give_back(queue, given_back, "c")
-    run(queue, count=300)
+    fail(queue, take(queue))
+    pending, failing = take(queue, "b"), take(queue, "c")
+    run(queue, count=800)
+    fail(queue, failing, "c")
 
-    assert queue.reopen(0, [(task, task + 1) for task in range(0, 1200, 3)]) == 399, "402 is out"
+    assert queue.reopen(0, [(task, task + 1) for task in range(0, 1200, 3)]) == 399, "402 waits already"
 
     queue.check()
     batches = queue.batches(0, 400), queue.batches(0, 401), queue.batches(0, 1300)
@@ -694,6 +693,27 @@ def test_failures_are_stored_apart(make):
     fail(queue, take(queue))
     with pytest.raises(CorruptError, match="not of the same moment"):
         TaskQueue.decode(dispatch, settings, queue.encode_parts()[1])
+
+
+def test_everything_is_stored(near_end):
+    """Copies, failure counts, narrowed and quarantined pieces, averages: the next master knows it all."""
+    queue, slowest, second = near_end
+    copy = take(queue, "fast", 120.0)
+    fail(queue, second, "slow", 121.0)
+    settings = QueueSettings(task_count=3, batch_counts=four)
+
+    restored = TaskQueue.decode(queue.encode(), settings)
+
+    assert restored.counts() == queue.counts()
+    assert restored.counts().copies == 1
+    assert restored.holders() == queue.holders()
+    assert (restored.average_s, restored.revision, restored.epoch) == (10.0, queue.revision, 0)
+    for _ in range(2):
+        fail(restored, take(restored, "third", 1.0), "third", 1.0)
+    assert stretch(take(restored, "third", 1.0)) == (0, 2), "its first failure was not forgotten"
+    assert isinstance(finish(restored, copy, "fast", 2.0), Finished)
+    assert finish(restored, slowest, "slow", 2.0) == AlreadyDone()
+    restored.check()
 
 
 def test_damaged_state_is_refused(make):

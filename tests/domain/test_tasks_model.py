@@ -4,6 +4,7 @@ The model knows nothing of positions, runs, cursors or attempts limits. It is to
 whether that was allowed; what the queue says of every task must be what the model has.
 """
 
+import random
 from contextlib import suppress
 from dataclasses import replace
 
@@ -29,6 +30,8 @@ from flightedl.errors import FencedError, FlightedlError
 
 TRAINERS = ("a", "b", "c", "d")
 HOLDING_LIMIT = 2
+
+picks = st.integers(0, 100)
 
 
 def batch_counts(task):
@@ -143,10 +146,10 @@ class QueueAgainstModel(RuleBasedStateMachine):
         assert (self.queue.revision > revision) == isinstance(answer, TaskGiven)
 
     @precondition(lambda self: self.out)
-    @rule(data=st.data(), wait_s=st.floats(0, 3))
-    def finish(self, data, wait_s):
+    @rule(pick=picks, wait_s=st.floats(0, 3))
+    def finish(self, pick, wait_s):
         self.now += wait_s
-        attempt = data.draw(st.sampled_from(sorted(self.out)))
+        attempt = sorted(self.out)[pick % len(self.out)]
         trainer, assignment = self.out[attempt]
         where = (assignment.epoch, assignment.position)
         with pytest.raises(FencedError):
@@ -164,11 +167,12 @@ class QueueAgainstModel(RuleBasedStateMachine):
         self.heed(answer.effects)
 
     @precondition(lambda self: self.out)
-    @rule(data=st.data(), knows=st.booleans())
-    def fail(self, data, knows):
-        attempt = data.draw(st.sampled_from(sorted(self.out)))
+    @rule(pick=picks, knows=st.booleans())
+    def fail(self, pick, knows):
+        attempt = sorted(self.out)[pick % len(self.out)]
         trainer, assignment = self.out[attempt]
-        batch = data.draw(st.integers(assignment.first_batch, assignment.end_batch - 1)) if knows else None
+        size = assignment.end_batch - assignment.first_batch
+        batch = assignment.first_batch + pick % size if knows else None
         effects = self.queue.fail(
             trainer, assignment.epoch, assignment.position, attempt, self.now, error="\ud800 bad", batch=batch
         )
@@ -176,9 +180,9 @@ class QueueAgainstModel(RuleBasedStateMachine):
         self.heed(effects)
 
     @precondition(lambda self: self.out)
-    @rule(data=st.data())
-    def give_back(self, data):
-        attempt = data.draw(st.sampled_from(sorted(self.out)))
+    @rule(pick=picks)
+    def give_back(self, pick):
+        attempt = sorted(self.out)[pick % len(self.out)]
         trainer, assignment = self.out[attempt]
         assert self.queue.give_back(trainer, assignment.epoch, assignment.position, attempt, self.now) == ()
         self.lost(attempt)
@@ -285,6 +289,27 @@ class QueueAgainstModel(RuleBasedStateMachine):
             with suppress(FencedError):
                 assert report("a", epoch, position, attempt, self.now) in (AlreadyDone(), ())
         assert self.queue.encode() == before
+
+    @rule(seed=st.integers(0, 2**32), failing=st.sampled_from([0, 1, 6]), wait_s=st.sampled_from([0.1, 1.0, 3.0]))
+    def storm(self, seed, failing, wait_s):
+        """Many events in a row, to get deep into an epoch; hypothesis' own histories are short."""
+        chance = random.Random(seed)
+        for _ in range(25):
+            self.request(chance.choice(TRAINERS), chance.random() * wait_s)
+            kind = chance.choices(["finish", "fail", "back", "gone", "tick", "none"], [9, failing, 1, failing, 1, 6])[0]
+            if kind == "gone":
+                self.trainer_gone(chance.choice(TRAINERS), is_graceful=False)
+            elif kind == "tick":
+                self.tick(wait_s)
+            elif kind != "none" and self.out:
+                pick = chance.randrange(100)
+                if kind == "finish":
+                    self.finish(pick, chance.random() * wait_s)
+                elif kind == "fail":
+                    self.fail(pick, knows=chance.random() < 0.5)
+                else:
+                    self.give_back(pick)
+            self.queue.check()
 
     # what must hold
 

@@ -15,6 +15,7 @@ from flightedl.formats.stored_index import decode_index, encode_index, index_nam
 from flightedl.ports import FileStat
 from flightedl.testing.memory import MemoryFiles
 
+INT64 = pa.int64()
 SMALL = pa.table({"a": [1, 2, 3, 4, 5], "b": ["v", "w", "x", "y", "z"]})
 
 
@@ -204,7 +205,7 @@ def test_damage_anywhere_in_a_stored_index_is_noticed(world: Any) -> None:
 
 
 def test_the_hash_knows_what_matters(world: Any) -> None:
-    def hash_of(version: str = "v", records: int = 5, kind: pa.DataType = pa.int64(), url: str = "a") -> str:
+    def hash_of(version: str = "v", records: int = 5, kind: pa.DataType = INT64, url: str = "a") -> str:
         schema = pa.schema([("x", kind)])
         chunks = ChunkColumns.of([records], [4], [100])
         return ChunkIndex([FileIndex(FileStat(url, 100, version), "parquet", schema, chunks)], schema).content_hash()

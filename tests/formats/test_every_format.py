@@ -10,7 +10,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
-import zstandard
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -94,7 +93,7 @@ def test_each_record_exactly_once(
 def test_compressed_text_is_one_chunk(format_name: str, compression: str) -> None:
     plain = content_of(format_name, table_of(50), 1000)
     half = len(plain) // 2
-    compress = gzip.compress if compression == "gz" else zstandard.ZstdCompressor().compress
+    compress = gzip.compress if compression == "gz" else _zstd
     url = f"a.{format_name}.{compression}"
     # Two members, as of files that were appended to each other.
     files = MemoryFiles({url: compress(plain[:half]) + compress(plain[half:])})
@@ -181,7 +180,7 @@ def test_every_truncation_is_a_data_error_that_names_the_file(format_name: str) 
         try:
             batches = read_everything(files, spec)
         except DataError as error:
-            assert url in str(error)
+            assert url in str(error)  # noqa: PT017 - most cuts raise, some need not
         else:
             # A stream that ends between two messages is complete, as its format says.
             assert format_name == "arrow-stream"
@@ -198,7 +197,11 @@ def test_damage_never_raises_anything_but_a_data_error(format_name: str, place: 
     try:
         read_everything(MemoryFiles({url: bytes(content)}), DatasetSpec((url,), batch_size=6))
     except DataError as error:
-        assert url in str(error)
+        assert url in str(error)  # noqa: PT017 - harmless damage need not raise
+
+
+def _zstd(data: bytes) -> bytes:
+    return pa.compress(data, codec="zstd", asbytes=True)
 
 
 class BrokenStore(MemoryFiles):
@@ -228,7 +231,9 @@ def test_the_format_is_told_by_name_or_by_option() -> None:
     assert {format_for("x" + suffix).name for found in FORMATS.values() for suffix in found.suffixes} == set(FORMATS)
     assert format_for("s3://b/x.CSV.GZ").name == "csv"
     assert format_for("whatever", "recordio").name == "recordio"
-    with pytest.raises(DataError, match="cannot tell the format of data.bin by its name: say format=, one of parquet"):
+    with pytest.raises(
+        DataError, match=r"cannot tell the format of data\.bin by its name: say format=, one of parquet"
+    ):
         format_for("data.bin")
     with pytest.raises(UsageError, match="there is no format 'tar'"):
         format_for("data.bin", "tar")

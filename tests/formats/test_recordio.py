@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import struct
+import zlib
 from typing import Any
 
 import pytest
@@ -10,8 +11,17 @@ from hypothesis import strategies as st
 from flightedl.errors import DataError, UsageError
 from flightedl.formats.chunks import CorruptChunkError, IndexOptions
 from flightedl.formats.crc32c import crc32c
-from flightedl.formats.recordio import DIALECTS, EDL, FLUID, PYRECORDIO, decode_chunk, encode_chunk, encode_records
-from flightedl.formats.recordio import RecordIO
+from flightedl.formats.index import ChunkIndex
+from flightedl.formats.recordio import (
+    DIALECTS,
+    EDL,
+    FLUID,
+    PYRECORDIO,
+    RecordIO,
+    decode_chunk,
+    encode_chunk,
+    encode_records,
+)
 from flightedl.formats.records import ReadRequest
 from flightedl.testing.memory import MemoryFiles
 
@@ -21,12 +31,10 @@ GOLDEN = bytes.fromhex(
 )
 
 
-def read_all(content: bytes, options: IndexOptions = IndexOptions()) -> list[bytes]:
+def read_all(content: bytes, options: IndexOptions | None = None) -> list[bytes]:
     files = MemoryFiles({"a.recordio": content})
     stat = files.expand(["a.recordio"])[0]
-    index = RecordIO().index(files, stat, options)
-    from flightedl.formats.index import ChunkIndex
-
+    index = RecordIO().index(files, stat, options or IndexOptions())
     chunks = ChunkIndex([index], index.schema)
     found: list[bytes] = []
     for number in range(len(chunks)):
@@ -118,8 +126,6 @@ def test_not_recordio_at_all() -> None:
 def test_damage_within_the_payload() -> None:
     chunk = bytearray(encode_chunk([b"abc"], "none"))
     struct.pack_into("<I", chunk, 20, 99)
-    import zlib
-
     struct.pack_into("<I", chunk, 4, zlib.crc32(bytes(chunk[20:])))
     with pytest.raises(ValueError, match="record 0 is longer than its chunk"):
         decode_chunk(bytes(chunk))

@@ -65,9 +65,11 @@ def test_every_method_refuses_the_unproven(
     serve: Callable[..., FlightServer], handlers: Handlers, method: str, state: str, headers: dict[str, str]
 ) -> None:
     server = serve(handlers.routes(), tokens=TOKENS)
-    with flight.FlightClient(f"grpc://{server.address}") as client:
-        with pytest.raises((flight.FlightError, OSError)) as caught:
-            METHODS[method](client, options(**headers))
+    with (
+        flight.FlightClient(f"grpc://{server.address}") as client,
+        pytest.raises((flight.FlightError, OSError)) as caught,
+    ):
+        METHODS[method](client, options(**headers))
     words = "role/name" if state == "malformed role" else "role and its token"
     assert words in str(caught.value)
     assert not handlers.calls
@@ -86,9 +88,11 @@ def test_connections_bring_their_token(serve: Callable[..., FlightServer], handl
     with Connection(server.address, expected=IDENTITY, caller=CALLER, token="t" * 40) as connection:
         assert connection.action("echo", b"x", timeout_s=TIMEOUT_S) == b"x"
     assert "authorization" not in handlers.calls[0].headers
-    with Connection(server.address, caller=Caller("master", "m"), token="t" * 40) as connection:
-        with pytest.raises(AuthenticationError):
-            connection.action("echo", b"x", timeout_s=TIMEOUT_S)
+    with (
+        Connection(server.address, caller=Caller("master", "m"), token="t" * 40) as connection,
+        pytest.raises(AuthenticationError),
+    ):
+        connection.action("echo", b"x", timeout_s=TIMEOUT_S)
 
 
 @pytest.mark.parametrize("token", ["", "x" * 5000, "ä"])
@@ -133,9 +137,11 @@ def test_every_method_refuses_strangers(
     if who == "another authority's certificate":
         arguments["cert_chain"] = (certificates("outsider") / "cert.pem").read_bytes()
         arguments["private_key"] = (certificates("outsider") / "key.pem").read_bytes()
-    with flight.FlightClient(f"{scheme}://{secured.address}", **arguments) as client:
-        with pytest.raises((flight.FlightError, pa.ArrowException, OSError)):
-            METHODS[method](client, options(3.0))
+    with (
+        flight.FlightClient(f"{scheme}://{secured.address}", **arguments) as client,
+        pytest.raises((flight.FlightError, pa.ArrowException, OSError)),
+    ):
+        METHODS[method](client, options(3.0))
     assert not handlers.calls
     assert not handlers.uploads
 

@@ -170,10 +170,6 @@ def test_a_handlers_error_in_the_middle_of_an_upload(connection: Connection, han
         connection.put(b'{"verb": "fail"}', SCHEMA, [], timeout_s=TIMEOUT_S)
 
 
-def never_sent(words: str) -> flight.FlightUnavailableError:
-    return flight.FlightUnavailableError(words)
-
-
 @pytest.mark.parametrize(
     ("foreign", "ours"),
     [

@@ -106,9 +106,12 @@ def test_the_client_refuses_answers_of_another_server(header: str | None) -> Non
 def test_malformed_names_of_servers_are_refused(server: FlightServer, header: str) -> None:
     with pytest.raises(MessageError, match="job/role/index/generation"):
         ServerIdentity.from_header(header)
-    with Impostor(header) as other, Connection(f"127.0.0.1:{other.port}", expected=IDENTITY) as connection:
-        with pytest.raises((MessageError, FencedError)):
-            connection.action("echo", b"", timeout_s=TIMEOUT_S)
+    with (
+        Impostor(header) as other,
+        Connection(f"127.0.0.1:{other.port}", expected=IDENTITY) as connection,
+        pytest.raises((MessageError, FencedError)),
+    ):
+        connection.action("echo", b"", timeout_s=TIMEOUT_S)
     with flight.FlightClient(f"grpc://{server.address}") as client, pytest.raises(flight.FlightError, match="message:"):
         list(client.do_action(flight.Action("echo", b""), options(flightedl_expect=header)))
 
@@ -156,4 +159,5 @@ def test_every_reply_names_its_server(serve: Callable[..., FlightServer], handle
         client.get_flight_info(command(b"{}"), options())
         with pytest.raises(flight.FlightError):
             list(client.list_flights(b"", options()))
-    assert seen == ["digits/pserver/1/7"] * 4
+    assert set(seen) == {"digits/pserver/1/7"}
+    assert len(seen) >= 4

@@ -78,7 +78,7 @@ def test_failed_calls_give_their_place_back(serve: Callable[..., FlightServer], 
 def test_a_deadline_ends_the_wait_and_frees_the_server(
     connection: Connection, server: FlightServer, handlers: Handlers
 ) -> None:
-    with pytest.raises(DeadlineError, match="wait at 127.0.0.1"):
+    with pytest.raises(DeadlineError, match="wait at 127"):
         connection.action("wait", b"", timeout_s=0.2)
     eventually(lambda: server.running_calls == 0, "the handler saw its deadline")
     assert connection.action("echo", b"x", timeout_s=TIMEOUT_S) == b"x"
@@ -207,15 +207,6 @@ def test_nobody_there_is_unavailable_for_every_kind_of_call() -> None:
                     call(connection)
 
 
-CALLS: list[Callable[[Connection], object]] = [
-    lambda c: c.action("echo", b"", timeout_s=TIMEOUT_S),
-    lambda c: c.put(b'{"verb": "upload"}', SCHEMA, [(BATCH, None)], timeout_s=TIMEOUT_S),
-    lambda c: c.info(b"{}", timeout_s=TIMEOUT_S),
-    lambda c: _download(c),
-    lambda c: _exchange(c),
-]
-
-
 def _download(connection: Connection) -> None:
     with connection.get(b'{"verb": "numbers"}', timeout_s=TIMEOUT_S) as download:
         list(download)
@@ -226,6 +217,15 @@ def _exchange(connection: Connection) -> None:
         exchange.write(BATCH)
         exchange.done_writing()
         exchange.read()
+
+
+CALLS: list[Callable[[Connection], object]] = [
+    _download,
+    _exchange,
+    lambda c: c.action("echo", b"", timeout_s=TIMEOUT_S),
+    lambda c: c.put(b'{"verb": "upload"}', SCHEMA, [(BATCH, None)], timeout_s=TIMEOUT_S),
+    lambda c: c.info(b"{}", timeout_s=TIMEOUT_S),
+]
 
 
 def put_bare(client: flight.FlightClient, request: bytes, chosen: flight.FlightCallOptions) -> object:

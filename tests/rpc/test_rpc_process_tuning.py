@@ -26,7 +26,12 @@ def run(program: str, **environment: str) -> str:
     return done.stdout.strip()
 
 
-REPORT = "import os; from flightedl.rpc import process_tuning as p; r = p.apply(); print(r.is_allocator_tuned, r.is_grpc_tuned, os.environ.get('GRPC_EXPERIMENTS'))"
+REPORT = """
+import os
+from flightedl.rpc import process_tuning
+report = process_tuning.apply()
+print(report.is_allocator_tuned, report.is_grpc_tuned, os.environ.get("GRPC_EXPERIMENTS"))
+"""
 EXPERIMENTS = "tcp_frame_size_tuning,tcp_rcv_lowat"
 
 
@@ -40,7 +45,7 @@ def test_what_the_environment_says_stays() -> None:
 
 
 def test_too_late_for_grpc_is_told() -> None:
-    assert run("import pyarrow.flight; " + REPORT).endswith("False None")
+    assert run("import pyarrow.flight\n" + REPORT).endswith("False None")
 
 
 def test_importing_the_client_sets_grpcs_experiments_first() -> None:

@@ -1,0 +1,238 @@
+"""Ordering checkpoints: when, at which round, and what a crash after any step leaves behind."""
+
+from __future__ import annotations
+
+import pytest
+
+from checkpoint_shell import SETTINGS, World
+from flightedl.domain.checkpoints import Checkpoints, latest_of, next_number_after
+from flightedl.domain.checkpoints_manifest import Manifest, candidates
+from flightedl.domain.checkpoints_values import (
+    Alarm,
+    CheckpointSettings,
+    OpenRounds,
+    OrderSnapshot,
+    Persist,
+    Pointer,
+    SnapshotProgress,
+    WriteManifest,
+)
+from flightedl.errors import CorruptError, UsageError
+
+
+def ordered(effects):
+    return [effect for effect in effects if isinstance(effect, OrderSnapshot)]
+
+
+def ready(**settings) -> Checkpoints:
+    master = Checkpoints(CheckpointSettings(**settings), 1, 2, 0.0)
+    master.pserver_up(0, 10, 0.0)
+    master.pserver_up(1, 11, 0.0)
+    return master
+
+
+def test_a_checkpoint_every_interval_and_only_the_newest_are_kept():
+    world = World()
+    world.run(60)
+    assert world.stored_pointer.number >= 4
+    newest = world.stored_pointer.number
+    assert candidates(world.store) == (newest, newest - 1)
+    assert len(world.store) == 2 * 3
+    assert world.alarms == []
+
+
+def test_nothing_is_ordered_before_all_pservers_are_there():
+    master = Checkpoints(CheckpointSettings(interval_s=1), 1, 2, 0.0)
+    master.pserver_up(0, 10, 0.0)
+    assert master.tick(5.0, None) == ()
+    master.pserver_up(1, 11, 5.0)
+    effects = master.tick(6.0, None)
+    assert effects[0] == Persist()
+    assert [order.snapshot.round for order in ordered(effects)] == [None, None]
+
+
+def test_the_number_is_stored_before_it_is_used_and_never_used_again():
+    master = ready()
+    master.request("a test")
+    assert isinstance(master.tick(1.0, None)[0], Persist)
+    successor = Checkpoints.restore(master.encode(), SETTINGS, 2, 2, 0.0)
+    assert successor.next_number == master.under_way + 1
+
+
+def test_a_refused_round_is_proposed_later_with_a_growing_margin():
+    master = ready()
+    master.request("a test")
+    first = ordered(master.tick(1.0, OpenRounds(7)))
+    assert {order.snapshot.round for order in first} == {8}
+    order = first[0].snapshot.order
+    second = ordered(master.progressed(0, 10, SnapshotProgress(order, "refused", 12), 1.1))
+    assert [(order.index, order.snapshot.round) for order in second] == [(0, 14), (1, 14)]
+    assert master.progressed(1, 11, SnapshotProgress(order, "written", 12), 1.2) == (), "of the proposal before"
+    order = second[0].snapshot.order
+    third = ordered(master.progressed(1, 11, SnapshotProgress(order, "refused", 20), 1.3))
+    assert {order.snapshot.round for order in third} == {24}
+    assert len({order.snapshot.name for order in (*first, *second, *third)}) == 6
+
+
+def test_a_round_that_is_not_reached_is_given_up_for_now():
+    master = ready(patience_s=5)
+    master.request("a test")
+    assert {order.snapshot.round for order in ordered(master.tick(1.0, OpenRounds(7)))} == {8}
+    assert master.tick(5.0, OpenRounds(7)) == ()
+    assert {order.snapshot.round for order in ordered(master.tick(6.5, OpenRounds(7)))} == {None}
+
+
+def test_where_nobody_trains_the_open_round_is_taken():
+    world = World(has_members=False)
+    world.master.request("the end")
+    world.tick()
+    assert world.stored_pointer.number == 1
+    assert b'"round":5' in world.store["c-1/manifest.json"]
+
+
+def test_an_order_is_sent_again_until_the_file_is_reported():
+    master = ready()
+    master.request("a test")
+    effect = ordered(master.tick(1.0, None))[0]
+    assert ordered(master.send_failed(0, 10, effect.snapshot.order)) == [effect]
+    assert master.send_failed(0, 9, effect.snapshot.order) == ()
+
+
+def test_a_pserver_that_dies_meanwhile_ends_the_attempt_and_the_next_one_succeeds():
+    world = World()
+    world.run(9)
+    world.tick()
+    assert world.master.under_way == 1
+    world.replace_pserver(1)
+    assert world.master.under_way is None
+    assert "pserver 1 went away" in world.alarms[0]
+    world.run(5)
+    assert world.stored_pointer.number == 2
+    assert world.master.trouble == ""
+
+
+def test_a_pserver_that_dies_after_its_report_does_no_harm():
+    master = ready()
+    master.request("a test")
+    orders = ordered(master.tick(1.0, None))
+    world = World()
+    from checkpoint_shell import shard_file
+
+    for order in orders:
+        file = shard_file(order.index, order.generation, order.snapshot.name, b"abc")
+        effects = master.progressed(
+            order.index, order.generation, SnapshotProgress(order.snapshot.order, "written", 0, file), 1.5
+        )
+        assert master.pserver_down(order.index, 1.6) == ()
+    assert effects == (WriteManifest(1),)
+    assert world.master.under_way is None
+
+
+def test_an_attempt_that_takes_too_long_is_given_up_and_says_who():
+    master = ready(give_up_s=20)
+    master.request("a test")
+    master.tick(1.0, None)
+    (alarm,) = master.tick(22.0, None)
+    assert alarm == Alarm("pserver 0, 1 did not write checkpoint 1 in time")
+    assert master.tick(22.5, None) == (), "not at once"
+    assert ordered(master.tick(24.0, None)), "still wanted"
+
+
+def test_the_alarm_comes_once_and_pauses_grow():
+    master = ready(interval_s=None, retry_floor_s=1, retry_ceiling_s=4)
+    master.request("a test")
+    pauses, alarms, now = [], 0, 0.0
+    for _ in range(5):
+        since = now
+        while not (orders := ordered(master.tick(now, None))):
+            now += 0.5
+        pauses.append(now - since)
+        order = orders[0].snapshot.order
+        alarms += len(master.progressed(0, 10, SnapshotProgress(order, "failed", reason=f"{order.number - order.number}"), now))
+        assert "could not write" in master.trouble
+    assert pauses[1:] == [1, 2, 4, 4]
+    assert alarms == 5, "each names another checkpoint"
+
+
+def test_an_epochs_end_and_finished_tasks_make_one_due():
+    master = ready(interval_s=None, interval_tasks=10)
+    assert master.tick(100.0, None) == ()
+    master.tasks_finished(10)
+    assert ordered(master.tick(101.0, None))
+    other = ready(interval_s=None)
+    other.epoch_finished(0)
+    assert ordered(other.tick(1.0, None))
+    quiet = ready(interval_s=None, at_epoch_end=False)
+    quiet.epoch_finished(0)
+    assert quiet.tick(1.0, None) == ()
+
+
+def test_a_request_while_one_is_under_way_gets_the_next_one():
+    world = World(has_members=False, has_rounds=False)
+    world.master.request("before")
+    ticket = world.master.request("a test")
+    world.tick()
+    assert world.master.is_satisfied(ticket)
+    later = world.master.request("later")
+    assert not world.master.is_satisfied(later)
+    world.tick()
+    assert world.master.is_satisfied(later)
+
+
+@pytest.mark.parametrize("has_rounds", [True, False])
+def test_the_master_may_die_after_any_step(has_rounds):
+    quiet = World(has_rounds=has_rounds)
+    quiet.run(45)
+    for crash_in in range(1, quiet.steps + 1):
+        world = World(has_rounds=has_rounds, crash_in=crash_in)
+        world.run(60)
+        assert world.crash_in is None, "it did crash"
+        assert world.stored_pointer.number >= 3
+        assert world.store.keys() == {n for n in world.store if n.startswith(tuple(f"c-{i}/" for i in range(1, 9)))}
+
+
+def test_the_store_may_fail_at_any_step_and_all_is_well_later():
+    quiet = World()
+    quiet.run(45)
+    for step in range(1, quiet.steps + 1):
+        world = World(store_fails_at=frozenset({step}))
+        world.run(70)
+        assert world.stored_pointer.number >= 3
+        assert world.master.trouble == ""
+
+
+def test_a_store_that_is_away_for_long_keeps_the_last_checkpoint_and_the_alarm():
+    world = World(store_fails_at=frozenset(range(60, 10_000)))
+    world.run(200)
+    assert world.stored_pointer is not None
+    assert world.master.trouble
+    assert world.master.age_s(world.now) > 100
+
+
+def test_what_is_stored_is_checked():
+    assert latest_of(ready().encode()) is None
+    for data in (b"", b"{}", b'{"format":9,"next_number":1,"latest":null,"rejected":[]}'):
+        with pytest.raises(CorruptError):
+            Checkpoints.restore(data, SETTINGS, 1, 1, 0.0)
+
+
+def test_a_job_restored_into_a_new_etcd_goes_on_with_higher_numbers():
+    names = ["c-7/manifest.json", "c-7/shard-0-of-1-5-1.arrow", "c-9/shard-0-of-1-6-1.arrow", "notes.txt"]
+    assert next_number_after(names) == 10
+    master = Checkpoints(SETTINGS, 1, 1, 0.0, next_number=10, latest=Pointer(7, "x"), rejected=[8])
+    assert Checkpoints.restore(master.encode(), SETTINGS, 2, 1, 0.0).latest == Pointer(7, "x")
+
+
+def test_settings_are_checked():
+    for wrong in ({"keep": 0}, {"keep_every": 0}, {"interval_s": 0}, {"interval_tasks": 0}, {"patience_s": 0}):
+        with pytest.raises(UsageError):
+            CheckpointSettings(**wrong)
+
+
+def test_the_manifest_is_of_the_reports():
+    world = World(has_rounds=False)
+    world.master.request("a test")
+    world.tick()
+    manifest = Manifest.decode(world.store["c-1/manifest.json"])
+    assert [shard.index for shard in manifest.shards] == [0, 1]
+    assert manifest.queue == b'{"queue":1}'

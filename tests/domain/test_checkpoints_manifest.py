@@ -1,0 +1,147 @@
+"""Manifests: what is one, which is chosen, what is deleted."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from checkpoint_shell import shard_file
+from flightedl.domain.checkpoints_manifest import (
+    Manifest,
+    Skipped,
+    candidates,
+    deletable,
+    examine,
+    manifest_name,
+    number_of,
+    shard_name,
+    without_manifest,
+)
+from flightedl.errors import CorruptError
+
+
+def manifest(number=3, job="job", pserver_count=2) -> Manifest:
+    shards = tuple(
+        shard_file(i, 7 + i, shard_name(number, i, pserver_count, 7 + i, 1), b"x" * 10) for i in range(pserver_count)
+    )
+    return Manifest(
+        job=job,
+        number=number,
+        plan_hash="ab",
+        pserver_count=pserver_count,
+        cut_for=2,
+        round=4,
+        created_s=1.5,
+        shards=shards,
+        declaration=b'{"a":[1,2]}',
+        queue=b'{"version":1}',
+    )
+
+
+def test_a_manifest_comes_back_as_it_was():
+    assert Manifest.decode(manifest().encode()) == manifest()
+
+
+def test_no_mutation_of_a_manifest_is_taken_for_one():
+    data = manifest().encode()
+    rng = random.Random(0)
+    for _ in range(3000):
+        mutated = bytearray(data)
+        kind = rng.randrange(4)
+        at = rng.randrange(len(data))
+        if kind == 0:
+            mutated[at] ^= 1 << rng.randrange(8)
+        elif kind == 1:
+            del mutated[at:]
+        elif kind == 2:
+            del mutated[at]
+        else:
+            mutated.insert(at, rng.randrange(256))
+        if bytes(mutated) != data:
+            with pytest.raises(CorruptError):
+                Manifest.decode(bytes(mutated))
+
+
+def test_names_tell_their_checkpoint():
+    assert number_of(manifest_name(12)) == 12
+    assert number_of(shard_name(3, 0, 2, 5, 1)) == 3
+    for foreign in ("c-x/manifest.json", "c-03/manifest.json", "other", "c-3", "d/c-3/manifest.json"):
+        assert number_of(foreign) is None
+    assert candidates(["c-2/manifest.json", "c-10/manifest.json", "c-4/shard"]) == (10, 2)
+    assert [s.number for s in without_manifest(["c-2/manifest.json", "c-4/shard", "x"])] == [4]
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (lambda sizes: sizes.pop("c-3/shard-1-of-2-8-1.arrow"), "is missing"),
+        (lambda sizes: sizes.update({"c-3/shard-0-of-2-7-1.arrow": 9}), "has 9 bytes instead of 10"),
+    ],
+)
+def test_a_checkpoint_with_wrong_files_is_skipped(change, reason):
+    sizes = {shard.name: 10 for shard in manifest().shards}
+    assert examine(3, manifest().encode(), sizes, "job") == manifest()
+    change(sizes)
+    found = examine(3, manifest().encode(), sizes, "job")
+    assert isinstance(found, Skipped)
+    assert reason in found.reason
+
+
+def test_foreign_and_misplaced_manifests_are_skipped():
+    sizes = {shard.name: 10 for shard in manifest().shards}
+    assert "of job 'job'" in examine(3, manifest().encode(), sizes, "another").reason
+    assert "checkpoint 3" in examine(4, manifest().encode(), sizes, "job").reason
+    assert isinstance(examine(3, b"{}", sizes, "job"), Skipped)
+
+
+def files(*numbers, without=()):
+    names = []
+    for number in numbers:
+        names += [f"c-{number}/shard-0-of-1-1-1.arrow"]
+        if number not in without:
+            names.append(f"c-{number}/manifest.json")
+    return names
+
+
+def gone(names, **arguments):
+    return {number_of(name) for name in deletable(names, **arguments)}
+
+
+def test_the_newest_stay_and_every_nth():
+    names = files(*range(1, 10))
+    assert gone(names, latest=9, keep=2, keep_every=None) == set(range(1, 8))
+    assert gone(names, latest=9, keep=2, keep_every=3) == {1, 2, 4, 5, 7}
+    assert gone(names, latest=9, keep=20, keep_every=None) == set()
+
+
+def test_manifests_go_before_what_they_name():
+    order = deletable(files(1, 2, 3), latest=3, keep=1, keep_every=None)
+    assert order[0] == "c-1/manifest.json"
+    assert order.index("c-2/manifest.json") < order.index("c-2/shard-0-of-1-1-1.arrow")
+
+
+def test_what_is_being_written_is_left_alone():
+    names = files(1, 2, 3, 4, 5, without=(2, 4, 5))
+    assert gone(names, latest=3, keep=2, keep_every=None) == set(), "2 lies between kept ones"
+    assert gone(names, latest=3, keep=1, keep_every=None) == {1, 2}
+
+
+def test_a_newer_manifest_than_the_pointers_neither_goes_nor_counts():
+    assert gone(files(1, 2, 3, 4), latest=3, keep=1, keep_every=None) == {1, 2}
+
+
+def test_rejected_checkpoints_count_for_nothing():
+    names = files(7, 8, 9, 10, 11)
+    assert gone(names, latest=11, keep=2, keep_every=None, rejected=[8, 9, 10]) == set()
+    assert gone(names, latest=11, keep=1, keep_every=10, rejected=[8, 9, 10]) == {7, 8, 9, 10}
+
+
+def test_nothing_goes_when_the_latest_is_not_there():
+    assert deletable(files(1, 2, 3), latest=4, keep=1, keep_every=None) == ()
+
+
+def test_foreign_files_stay():
+    assert deletable(["c-x/a", "notes", *files(1, 2)], latest=2, keep=1, keep_every=None) == tuple(
+        ["c-1/manifest.json", "c-1/shard-0-of-1-1-1.arrow"]
+    )

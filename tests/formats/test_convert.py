@@ -1,0 +1,112 @@
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from flightedl.errors import DataError, UnavailableError, UsageError
+from flightedl.formats import FORMATS
+from flightedl.formats.convert import Converted, ConvertProgress, Target, convert
+from flightedl.formats.index import DatasetSpec, build_index
+from flightedl.formats.layout import TaskLayout
+from flightedl.formats.reader import read_task
+from flightedl.testing.memory import MemoryFiles, MemoryStorage
+
+TABLE = pa.table({"n": range(100), "t": [f"text {number}" for number in range(100)]})
+
+
+def run(world: Any, target: Target, source: str = "*.parquet", **options: Any) -> Converted:
+    spec = options.pop("spec", DatasetSpec((source,)))
+    return convert(world.files, build_index(world.files, spec), spec, world.storage, target, **options)
+
+
+def contents(storage: MemoryStorage, names: tuple[str, ...], **options: Any) -> list[dict[str, Any]]:
+    files = MemoryFiles({name: storage.files[name] for name in names})
+    spec = DatasetSpec(names, batch_size=1000)
+    index = build_index(files, spec)
+    layout = TaskLayout(index, 1000, chunks_per_task=len(index))
+    batches = list(read_task(files, layout.chunks_of(0), spec, None, 0, 0, schema=index.schema, **options))
+    return [row for batch in batches for row in batch.to_pylist()]
+
+
+@pytest.mark.parametrize("source", list(FORMATS))
+@pytest.mark.parametrize("target", list(FORMATS))
+def test_any_to_any(world: Any, source: str, target: str) -> None:
+    world.write("a.parquet", TABLE, "parquet", 30)
+    first = run(world, Target("one", source, 1, 17))
+    middle = MemoryFiles({name: world.storage.files[name] for name in first.names})
+    spec = DatasetSpec(first.names)
+    decode = json.loads if source == "recordio" and target != "recordio" else None
+    index = build_index(middle, spec)
+    second = convert(middle, index, spec, world.storage, Target("two", target, 3, 17), decode=decode)
+    assert [name.partition(".")[0] for name in second.names] == [f"two-0000{shard}-of-00003" for shard in range(3)]
+    back = contents(world.storage, second.names, decode=json.loads if target == "recordio" else None)
+    assert back == TABLE.to_pylist()
+
+
+@given(st.integers(1, 40), st.integers(1, 60), st.integers(1, 12), st.integers(1, 30))
+@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_shards_hold_equal_shares_of_each_record_once(
+    world: Any, records: int, shards: int, rows: int, per_chunk: int
+) -> None:
+    world.storage.files.clear()
+    world.write("a.parquet", TABLE.slice(0, records), "parquet", rows)
+    told: list[ConvertProgress] = []
+    done = run(world, Target("p/x", "arrow", shards, per_chunk), progress=told.append)
+    assert len(done.names) == shards
+    assert contents(world.storage, done.names) == TABLE.slice(0, records).to_pylist()
+    assert [step.records for step in told] == sorted(step.records for step in told)
+    assert told[-1] == ConvertProgress(shards, shards, records, records)
+    assert done.size_bytes == sum(len(world.storage.files[name]) for name in done.names)
+
+
+def test_an_interrupted_conversion_goes_on(world: Any) -> None:
+    world.write("a.parquet", TABLE, "parquet", 10)
+    target = Target("x", "csv", 5, 10)
+    whole = run(world, target)
+    expected = {name: world.storage.files[name] for name in whole.names}
+    world.storage.files.clear()
+    # The third publication is that of the second shard.
+    world.storage.plan.fail_at("publish:end", 3, UnavailableError("the store is gone"))
+    with pytest.raises(UnavailableError):
+        run(world, target)
+    assert [name for name in whole.names if name in world.storage.files] == list(whole.names[:1])
+    again = run(world, target)
+    assert again.kept == 1
+    assert {name: world.storage.files[name] for name in again.names} == expected
+    assert run(world, target).kept == 5
+
+
+def test_another_conversion_is_not_mixed_in(world: Any) -> None:
+    world.write("a.parquet", TABLE, "parquet", 10)
+    run(world, Target("x", "csv", 2))
+    with pytest.raises(UsageError, match=r"x-00000-of-00002\.csv is there already, of another source or setting"):
+        run(world, Target("x", "csv", 3))
+    world.write("a.parquet", TABLE.slice(1), "parquet", 10)
+    with pytest.raises(UsageError, match="is there already"):
+        run(world, Target("x", "csv", 2))
+    done = run(world, Target("x", "csv", 3), overwrite=True)
+    shards = [name for name in world.storage.files if name.startswith("x-")]
+    assert sorted(shards) == list(done.names)
+
+
+def test_columns_and_filter_are_applied(world: Any) -> None:
+    world.write("a.parquet", TABLE, "parquet", 10)
+    spec = DatasetSpec(("a.parquet",), columns=("t",), filter=(("n", "<", 30),))
+    done = run(world, Target("x", "parquet", 4), spec=spec)
+    assert contents(world.storage, done.names) == TABLE.slice(0, 30).select(["t"]).to_pylist()
+
+
+def test_what_a_format_cannot_hold(world: Any) -> None:
+    world.write("a.parquet", pa.table({"x": [[1, 2], [3]]}), "parquet")
+    with pytest.raises(DataError, match="cannot be written as csv"):
+        run(world, Target("x", "csv"))
+    assert [name for name in world.storage.files if name.startswith("x-")] == []
+    with pytest.raises(UsageError, match="number of shards"):
+        Target("x", "csv", 0)
+    with pytest.raises(UsageError, match="no format 'xml'"):
+        Target("x", "xml")

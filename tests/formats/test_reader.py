@@ -1,0 +1,221 @@
+from __future__ import annotations
+
+import datetime as dt
+import io
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from flightedl.errors import DataError, UsageError
+from flightedl.formats.chunks import CorruptChunkError
+from flightedl.formats.index import DatasetSpec, build_index
+from flightedl.formats.layout import TaskLayout
+from flightedl.formats.reader import ReadCounts, first_records, read_task
+from flightedl.formats.recordio import encode_chunk
+
+JSON_RECORDS = [json.dumps({"n": number, "t": str(number)}).encode() for number in range(10)]
+
+
+def read(world: Any, spec: DatasetSpec, seed: int | None = None, **options: Any) -> list[pa.RecordBatch]:
+    index = build_index(world.files, spec)
+    layout = TaskLayout(index, spec.batch_size, chunks_per_task=len(index))
+    return list(read_task(world.files, layout.chunks_of(0), spec, seed, 0, 0, schema=index.schema, **options))
+
+
+def test_decode_makes_columns_of_bytes(world: Any) -> None:
+    world.put("a.recordio", encode_chunk(JSON_RECORDS[:6]) + encode_chunk(JSON_RECORDS[6:]))
+    spec = DatasetSpec(("a.recordio",), batch_size=4, columns=("t",), filter=(("n", ">=", 3),))
+    batches = read(world, spec, decode=json.loads)
+    assert [batch.to_pydict() for batch in batches] == [{"t": ["3"]}, {"t": list("4567")}, {"t": ["8", "9"]}]
+    raw = read(world, DatasetSpec(("a.recordio",), batch_size=10))
+    assert raw[0].column("record").to_pylist() == JSON_RECORDS
+
+
+def test_decode_that_fails(world: Any) -> None:
+    world.put("a.recordio", encode_chunk([*JSON_RECORDS, b"not json"]))
+    spec = DatasetSpec(("a.recordio",), batch_size=100)
+    with pytest.raises(DataError, match="decode= failed at a record of 8 bytes: Expecting value"):
+        read(world, spec, decode=json.loads)
+
+    def two_types(record: bytes) -> Mapping[str, Any]:
+        return {"x": record if len(record) == 8 else 1}
+
+    with pytest.raises(DataError, match="decode= gave values that do not make columns"):
+        read(world, spec, decode=two_types)
+    world.write("b.parquet", pa.table({"a": [1]}), "parquet")
+    with pytest.raises(UsageError, match="decode= is for RecordIO"):
+        read(world, DatasetSpec(("b.parquet",)), decode=json.loads)
+
+
+def test_columns_of_recordio_without_decode(world: Any) -> None:
+    world.put("a.recordio", encode_chunk(JSON_RECORDS))
+    with pytest.raises(DataError, match=r"there is no column 't' in a\.recordio"):
+        read(world, DatasetSpec(("a.recordio",), columns=("t",)))
+
+
+@pytest.mark.parametrize("seed", [None, 4])
+def test_corrupt_chunks_are_skipped_only_on_demand_and_counted(world: Any, seed: int | None) -> None:
+    parts = [encode_chunk([b"%d" % n for n in range(start, start + 4)]) for start in (0, 4, 8)]
+    damaged = bytearray(parts[1])
+    damaged[-1] ^= 1
+    world.put("a.recordio", parts[0] + bytes(damaged) + parts[2])
+    with pytest.raises(CorruptChunkError, match=rf"a\.recordio is corrupt, chunk at byte {len(parts[0])}"):
+        read(world, DatasetSpec(("a.recordio",), batch_size=3), seed)
+    counts = ReadCounts()
+    batches = read(world, DatasetSpec(("a.recordio",), batch_size=3, on_corrupt="skip"), seed, counts=counts)
+    # Batches stay what they were: the records of the corrupt chunk are missing from theirs.
+    assert len(batches) == 4
+    found = [record for batch in batches for record in batch.column("record").to_pylist()]
+    assert sorted(found, key=int) == [b"%d" % n for n in (0, 1, 2, 3, 8, 9, 10, 11)]
+    if seed is None:
+        assert [batch.num_rows for batch in batches] == [3, 1, 1, 3]
+    assert (counts.corrupt_chunks, counts.corrupt_records, len(counts.sentences)) == (1, 4, 1)
+
+
+def test_dictionaries_that_differ_from_batch_to_batch(world: Any) -> None:
+    batches = [
+        pa.record_batch({"d": pa.array(values).dictionary_encode()}) for values in (["a", "b"], ["c", "b"], ["c", "d"])
+    ]
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, batches[0].schema) as writer:
+        for batch in batches:
+            writer.write_batch(batch)
+    world.put("a.arrows", sink.getvalue().to_pybytes())
+    read_batches = read(world, DatasetSpec(("a.arrows",), batch_size=3))
+    assert [batch.column("d").to_pylist() for batch in read_batches] == [["a", "b", "c"], ["b", "c", "d"]]
+    assert sorted(read(world, DatasetSpec(("a.arrows",), batch_size=6), 1)[0].column("d").to_pylist()) == list("abbccd")
+    filtered = read(world, DatasetSpec(("a.arrows",), batch_size=6, filter=(("d", "==", "c"),)))
+    assert filtered[0].column("d").to_pylist() == ["c", "c"]
+
+
+def test_a_part_of_a_row_group(world: Any) -> None:
+    world.write("a.parquet", pa.table({"n": range(20)}), "parquet", 10)
+    spec = DatasetSpec(("a.parquet",), batch_size=100, max_records_per_chunk=4, filter=(("n", "!=", 13),))
+    index = build_index(world.files, spec)
+    found = [
+        next(read_task(world.files, [index.chunk(number)], spec, None, 0, 0)).column("n").to_pylist()
+        for number in range(len(index))
+    ]
+    assert found == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9], [10, 11, 12], [14, 15, 16, 17], [18, 19]]
+
+
+@pytest.mark.parametrize("seed", [None, 3])
+def test_parts_of_a_row_group_make_the_batches_of_the_whole(world: Any, seed: int | None) -> None:
+    world.write("a.parquet", pa.table({"n": range(50), "m": range(50)}), "parquet", 25)
+    for columns in (None, ("n",)):
+        for condition in ((), (("m", "<", 40),)):
+            spec = DatasetSpec(("a.parquet",), batch_size=7, columns=columns, filter=condition)
+            whole = read(world, spec, seed)
+            assert read(world, replace(spec, max_records_per_chunk=4), seed) == whole
+
+
+def test_statistics_spare_reading(world: Any) -> None:
+    table = pa.table({"n": range(20), "blob": [b"x" * 1000 + b"%d" % number for number in range(20)]})
+    world.write("a.parquet", table, "parquet", 10)
+    content = bytearray(world.files.contents["a.parquet"])
+    column = pq.ParquetFile(io.BytesIO(content)).metadata.row_group(0).column(1)
+    content[column.dictionary_page_offset + 40] ^= 1
+    world.put("a.parquet", bytes(content))
+    # The damage is in the first row group, which the condition excludes: it is never read.
+    assert [b.num_rows for b in read(world, DatasetSpec(("a.parquet",), batch_size=10, filter=(("n", ">", 15),)))] == [
+        0,
+        4,
+    ]
+    assert [b.num_rows for b in read(world, DatasetSpec(("a.parquet",), batch_size=10, columns=("n",)))] == [10, 10]
+    with pytest.raises(CorruptChunkError, match=r"a\.parquet is corrupt, row group 0 at byte 4"):
+        read(world, DatasetSpec(("a.parquet",), batch_size=10))
+
+
+def test_text_types_come_from_the_whole_dataset(world: Any) -> None:
+    world.put("a.csv", b"x,y\n1,1\n2,2\n3.5,x\n")
+    spec = DatasetSpec(("a.csv",), batch_size=10, text_chunk_bytes=4)
+    assert read(world, spec)[0].to_pydict() == {"x": [1.0, 2.0, 3.5], "y": ["1", "2", "x"]}
+    world.put("a.jsonl", b'{"x":1}\n{"y":{"a":1}}\n\n{"x":2.5,"y":{"b":[]}}\n')
+    spec = DatasetSpec(("a.jsonl",), batch_size=10, text_chunk_bytes=4)
+    assert read(world, spec)[0].to_pylist() == [
+        {"x": 1.0, "y": None},
+        {"x": None, "y": {"a": 1, "b": None}},
+        {"x": 2.5, "y": {"a": None, "b": []}},
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "text"),
+    [
+        ("a.csv", b"", "no header line"),
+        ("a.csv", b"x,y\n1,2\n1\n", r"bytes 4 to 10: .*Expected 2 columns, got 1"),
+        ("a.csv", b'x,y\n1,"2\n3,4\n', "ends within a quoted field"),
+        ("a.csv", b"x,y\n1,\xff\n", "byte 2 of it is not UTF-8"),
+        ("a.csv", b"x,x\n1,2\n", "two columns of the name 'x'"),
+        ("a.jsonl", b'{"x":1}\n{"x":\n', "bytes 0 to 14: "),
+        ("a.jsonl", b'{"x":1}\n{"x":"a"}\n', "bytes 0 to 18: .*changed from number to string"),
+        ("a.jsonl", b"[1]\n", "bytes 0 to 4"),
+    ],
+)
+def test_broken_text_names_file_and_place(world: Any, name: str, content: bytes, text: str) -> None:
+    world.put(name, content)
+    with pytest.raises(DataError, match=text) as caught:
+        build_index(world.files, DatasetSpec((name,)))
+    assert name in str(caught.value)
+
+
+def test_types_that_change_within_json_lines(world: Any) -> None:
+    world.put("a.jsonl", b'{"x":1}\n{"x":"a"}\n')
+    with pytest.raises(DataError, match=r"a\.jsonl mixes types: from byte 8 on column 'x' is string and not int64"):
+        build_index(world.files, DatasetSpec(("a.jsonl",), text_chunk_bytes=8))
+
+
+def test_a_byte_order_mark_and_empty_lines(world: Any) -> None:
+    world.put("a.csv", b'\xef\xbb\xbf"x",y\r\n\r\n1,2\r\n\r\n')
+    assert read(world, DatasetSpec(("a.csv",)))[0].to_pydict() == {"x": [1], "y": [2]}
+
+
+@pytest.mark.parametrize(
+    ("condition", "expected"),
+    [
+        (("d", ">=", "2020-01-02"), [2, 3]),
+        (("n", "==", None), [4]),
+        (("n", "!=", None), [1, 2, 3]),
+        (("n", "!=", 2), [1, 3]),
+        (("n", "not in", [1]), [2, 3]),
+        (("n", "in", []), []),
+        (("n", "in", [1, 3, 7]), [1, 3]),
+        (("n", "<", 2.5), [1, 2]),
+        (("s", "in", ["a", "c"]), [1, 3]),
+    ],
+)
+def test_conditions(world: Any, condition: Any, expected: list[int]) -> None:
+    days = [dt.date(2020, 1, day) for day in (1, 2, 3)]
+    table = pa.table({"k": [1, 2, 3, 4], "d": [*days, None], "n": [1, 2, 3, None], "s": ["a", "b", "c", None]})
+    world.write("a.parquet", table, "parquet")
+    batch = read(world, DatasetSpec(("a.parquet",), batch_size=10, filter=(condition,)))[0]
+    assert batch.column("k").to_pylist() == expected
+
+
+@pytest.mark.parametrize(
+    ("condition", "text"),
+    [
+        (("n", "~", 1), "unknown operator '~': use one of ==, !="),
+        (("n", "<", None), "only == and != take None"),
+        (("n", "in", 3), "needs a list of values"),
+        (("n", "in", [1, "x"]), "different types"),
+    ],
+)
+def test_wrong_conditions(world: Any, condition: Any, text: str) -> None:
+    world.write("a.parquet", pa.table({"n": [1]}), "parquet")
+    with pytest.raises(DataError, match=text):
+        build_index(world.files, DatasetSpec(("a.parquet",), filter=(condition,)))
+
+
+def test_the_first_records(world: Any) -> None:
+    world.write("a.parquet", pa.table({"n": range(20)}), "parquet", 3)
+    spec = DatasetSpec(("a.parquet",))
+    index = build_index(world.files, spec)
+    chunks = [index.chunk(number) for number in range(3)]
+    assert first_records(world.files, chunks, spec, 5).column("n").to_pylist() == [0, 1, 2, 3, 4]
+    assert first_records(world.files, chunks, spec, 500).num_rows == 9
