@@ -11,7 +11,7 @@ MARKED := etcd or s3 or faults or slow or seeds
 PYTEST := $(BIN)/python -m pytest
 
 .DEFAULT_GOAL := help
-.PHONY: help run test unit marked lint format types layers check ci bench clean etcd-server
+.PHONY: help run test unit marked lint format types layers check ci schemas bench clean etcd-server
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -45,6 +45,9 @@ check: lint types layers ## lint, types and layers
 
 ci: ## What runs before a change lands: test and check
 	@.ci/run
+
+schemas: $(VENV)/.dev ## Write the protocol's contract files from the code
+	@$(BIN)/python -m flightedl_tools.schemas
 
 bench: $(VENV)/.dev ## Measure on this machine
 	@$(BIN)/flightedl bench --help

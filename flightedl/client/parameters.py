@@ -1,9 +1,9 @@
 """The model as trainers see it: a mapping of arrays, pushed to and pulled from the pservers.
 
 Theory of operation. Received rows are copied once, to the arrays that the user reads. A push goes to all pservers in
-parallel, one stream each, in lock-step: a few messages ahead, then one reply read for each message written, which keeps the data in cache and cannot
-deadlock. In synchronous mode a block's fresh values come when its round has closed; what has not come by the end of a
-stream is asked for again, in slices.
+parallel, one stream each, in lock-step: a few messages ahead, then one reply read for each message written, which
+keeps the data in cache and cannot deadlock. In synchronous mode a block's fresh values come when its round has closed;
+what has not come by the end of a stream is asked for again, in slices.
 
 Everything sent is idempotent: a push is known by its batch, so a stream that broke is simply repeated. Every batch gets
 an answer from every block: blocks that the user's code did not push to get the batch's *arrival* (weight zero), because

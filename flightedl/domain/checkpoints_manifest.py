@@ -216,6 +216,8 @@ def deletable(
 ) -> tuple[str, ...]:
     """What retention lets go, in the order in which it has to be deleted: manifests before what they name.
 
+    Who deletes stops at the first failure.
+
     The newest ``keep`` checkpoints up to ``latest`` stay, and those whose number is a multiple of ``keep_every``. Below
     the oldest of the newest ``keep`` everything else goes, also what never got a manifest. Nothing at or above it is
     touched: so a manifest that a deposed master completes late either names files that are all there, or is older than

@@ -11,7 +11,8 @@
   waited in its accumulator then. The sets are shared by all blocks, and large; so they are copied once, when all
   blocks are cut, and what was marked on a block between its cut and then is taken back out.
 
-The caller holds the block's lock around ``is_due``, ``cut`` and ``marked``, together with what they are about.
+The caller holds the block's lock around ``is_due``, ``cut`` and ``marked``, together with what they are about, and the
+lock of the applied sets around each mark with its ``marked``, and around ``applied``.
 """
 
 from __future__ import annotations
@@ -78,12 +79,12 @@ class SnapshotCut:
         return kept
 
     def marked(self, block: int, batch: Batch, batch_count: int) -> None:
-        """A batch was newly marked on the block; call it for every mark that stays, while not all blocks are cut."""
+        """A batch was newly marked on the block; call it for every mark that stays, until ``applied`` was called."""
         if self._versions[block] is not None:
             self._excluded.append((block, batch, batch_count))
 
     def applied(self, current: AppliedBatches) -> AppliedBatches:
-        """What is in the copies. Call it once, when complete, with the sets as they are now; they are not changed."""
+        """What is in the copies. Call it when complete, with the sets as they are now; they are not changed."""
         assert self.is_complete, "not all blocks are cut"
         copy = current.copy()
         for block, batch, batch_count in self._excluded:

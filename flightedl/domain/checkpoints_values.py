@@ -142,7 +142,10 @@ class MovePointer:
 
 @dataclass(frozen=True, slots=True)
 class Sweep:
-    """List the storage, and delete what ``deletable`` says, in its order. Failures are no trouble: it comes again."""
+    """List the storage, and delete what ``deletable`` says, in its order, up to the first failure.
+
+    A failure is no trouble: it comes again. Going on after one could leave a manifest without its files.
+    """
 
 
 @dataclass(frozen=True, slots=True)

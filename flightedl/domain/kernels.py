@@ -92,7 +92,7 @@ class Update:
     #: Machine code by whether it takes ``out``; filled by ``compile``.
     code: dict[bool, Any] = field(default_factory=dict, compare=False, repr=False)
 
-    def __call__(  # noqa: PLR0917 - called once per block: keywords cost more than they explain
+    def __call__(
         self,
         values: Floats,
         gradient: Floats,

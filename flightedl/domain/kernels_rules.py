@@ -11,8 +11,6 @@ These functions work compiled only. What keeps them fast and right:
 * ``out``, where given, receives a copy of the new values in the same pass.
 """
 
-# ruff: noqa: PLR0917 - compiled code takes neither keywords nor structures of arrays without a cost
-
 from __future__ import annotations
 
 import math

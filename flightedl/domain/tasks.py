@@ -276,6 +276,20 @@ class TaskQueue:
         """Tasks there are now."""
         return self._state.sizes.task_count
 
+    def epoch_size(self, epoch: int) -> int:
+        """How many tasks an epoch that has begun has.
+
+        Raises:
+            NotFoundError: the epoch is too long ago.
+        """
+        return self._state.size(epoch)
+
+    @property
+    def begun_epochs(self) -> int:
+        """Epochs 0 to this, exclusive, have begun."""
+        state = self._state
+        return state.epoch if state.is_past_last else state.epoch + 1
+
     @property
     def is_done(self) -> bool:
         """Whether every task of every epoch is done or failed."""

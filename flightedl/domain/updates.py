@@ -8,7 +8,7 @@ With g the gradient after scaling, clipping and (where coupled) weight decay, an
 gives its formula and where it comes from. Where torch.optim has the rule, the result is torch's.
 """
 
-# ruff: noqa: ARG001, PLR0917 - every rule takes the same arguments, so that a table can call it
+# ruff: noqa: ARG001 - every rule takes the same arguments, so that a table can call it
 
 from __future__ import annotations
 

@@ -110,15 +110,16 @@ class DurableState:
                     self._values.update(changed)
                     self._mod_revisions.update(dict.fromkeys(changed, result.revision))
                     return True
-                if not self._adopt(changed):
-                    self._step_down("somebody else wrote its state")
-                    return False
-                return True
+                if self._adopt(changed):
+                    return True
             except FencedError:
                 self._step_down("another master holds the lock")
                 return False
             except (UnavailableError, OutcomeUnknownError) as error:
                 self._note(error)
+            else:
+                self._step_down("somebody else wrote its state")
+                return False
         return not changed
 
     def _adopt(self, sent: Mapping[str, bytes]) -> bool:

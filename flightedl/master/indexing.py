@@ -1,8 +1,8 @@
 """Makes tasks of a declared dataset, in the background: indexing many files takes longer than a call may.
 
-The first trainer's declaration starts the work; all trainers' calls are answered "not ready" with the progress until it
-is done, then by the reply or by the error. An error is told to everybody who asks within a minute and then forgotten, so
-that a corrected file can be declared again.
+The first trainer's declaration starts the work; all trainers' calls are answered "not ready" with the progress until
+it is done, then by the reply or by the error. An error is told to everybody who asks within a minute and then
+forgotten, so that a corrected file can be declared again.
 """
 
 from __future__ import annotations

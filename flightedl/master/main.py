@@ -1,8 +1,8 @@
 """One master process: wiring, standing by, taking the lock, recovering, serving, ending.
 
-Order: bind the server (it answers "not ready"), wait for ``master/lock``, write job-wide facts, read what the predecessor
-left, serve, publish the address. It ends when told to (0), or when the lock or its lease is lost (75: start me again, as
-a standby).
+Order: bind the server (it answers "not ready"), wait for ``master/lock``, write job-wide facts, read what the
+predecessor left, serve, publish the address. It ends when told to (0), or when the lock or its lease is lost (75:
+start me again, as a standby).
 """
 
 from __future__ import annotations

@@ -533,7 +533,7 @@ class MasterService:
                 layout=None if self._dataset is None else self._dataset.layout,
                 membership=self._membership,
                 trainers=self._trainers,
-                records={index: record for index, record in self._directory.pservers().items()},
+                records=self._directory.pservers(),
                 pservers=[sender.status for sender in self._senders],
                 master=self._directory.master(),
                 progress=self._progress,

@@ -37,11 +37,8 @@ def describe(
 ) -> StatusReply:
     """The reply to ``status``.
 
-    Args:
-        trainers: id -> generation of the live ones.
-        records: index -> address and generation of the live pservers.
-        pservers: What each pserver last said of itself.
-        indexing: What the building of the index is at; empty when none is built.
+    ``trainers`` are the live ones with their generations, ``records`` the live pservers' addresses by index, ``pservers``
+    what each pserver last said of itself, ``indexing`` what the building of the index is at (empty: none is built).
     """
     desired = len(pservers)
     waiting_for = _waiting_for(declaration, records, desired, trainers, indexing)

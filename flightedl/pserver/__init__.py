@@ -1,10 +1,10 @@
 """A parameter server: holds one shard of the model and runs the optimizer on it.
 
-Map: ``main`` wires one process and takes an index; ``flight`` turns verbs into calls; ``service`` is the process's life
-(waits for the job's declaration, for first values, serves) and its view of the members; ``shard`` holds the blocks: arrays,
-rounds, what is applied; ``arena`` is the one place that allocates their memory.
+Map: ``main`` wires one process and takes an index; ``flight`` turns verbs into calls; ``service`` is the process's
+life (waits for the job's declaration, for first values, serves) and its view of the members; ``shard`` holds the
+blocks: arrays, rounds, what is applied; ``arena`` is the one place that allocates their memory.
 
-A gradient's way: ``flight.step`` reads a message, ``wire.rows`` checks its checksum, ``shard.push`` checks name, size and
-finiteness, then under the block's lock asks the block's round what to do with it, adds it up or applies it, and closes
-the round when it is full. Readers that wait for a version are woken once per change.
+A gradient's way: ``flight.step`` reads a message, ``wire.rows`` checks its checksum, ``shard.push`` checks name, size
+and finiteness, then under the block's lock asks the block's round what to do with it, adds it up or applies it, and
+closes the round when it is full. Readers that wait for a version are woken once per change.
 """

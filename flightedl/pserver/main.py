@@ -1,8 +1,8 @@
 """One pserver process: wiring, taking an index, serving, ending.
 
-Order: bind the server (it answers "not ready"), read ``ps_desired``, take the first free ``ps/<index>`` (or wait for one:
-a spare), publish address and generation with it, build the shard when the model is declared, serve. It ends when told to
-(exit code 0), when its lease is lost (75: start me again), or when the job cannot go on (3).
+Order: bind the server (it answers "not ready"), read ``ps_desired``, take the first free ``ps/<index>`` (or wait for
+one: a spare), publish address and generation with it, build the shard when the model is declared, serve. It ends when
+told to (exit code 0), when its lease is lost (75: start me again), or when the job cannot go on (3).
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """A pserver's life: wait for the job's declaration, for first values, then serve; and its view of the members.
 
-States, in order: ``waiting for the model``, ``waiting for first values``, ``serving``. A pserver that finds the election
-already done, but has no values, is a replacement without a checkpoint: the values are gone with its predecessor, and the
-job has failed.
+States, in order: ``waiting for the model``, ``waiting for first values``, ``serving``. A pserver that finds the
+election already done, but has no values, is a replacement without a checkpoint: the values are gone with its
+predecessor, and the job has failed.
 """
 
 from __future__ import annotations

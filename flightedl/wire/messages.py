@@ -4,8 +4,8 @@ Rules:
 
 * A request is a JSON object; an unknown field, a missing one or one of the wrong type is a :class:`MessageError`, and
   nothing was done. Replies tolerate unknown fields, so that a server may be newer than its client.
-* Whatever can be retried carries its identity: a pushed batch its ``BatchIdentity``, a report its ``attempt``, a trainer
-  its ``generation``, a member its ``member``. Generations of the *servers* travel in headers of the transport.
+* Whatever can be retried carries its identity: a pushed batch its ``BatchIdentity``, a report its ``attempt``, a
+  trainer its ``generation``, a member its ``member``. Generations of the *servers* travel in headers of the transport.
 * Numbers that identify (epoch, task, batch, attempt, generation, member) are non-negative.
 """
 

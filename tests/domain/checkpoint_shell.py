@@ -54,9 +54,7 @@ class World:
         if self.etcd is None:
             self.master = Checkpoints(self.settings, self.generation, self.pserver_count, self.now)
         else:
-            self.master = Checkpoints.restore(
-                self.etcd, self.settings, self.generation, self.pserver_count, self.now
-            )
+            self.master = Checkpoints.restore(self.etcd, self.settings, self.generation, self.pserver_count, self.now)
         for index, (generation, _) in self.pservers.items():
             self.perform(self.master.pserver_up(index, generation, self.now))
 
@@ -95,8 +93,9 @@ class World:
         elif isinstance(effect, Sweep):
             for name in master.deletable(list(self.store)):
                 self.step()
-                if self.steps not in self.store_fails_at:
-                    del self.store[name]
+                if self.steps in self.store_fails_at:
+                    break
+                del self.store[name]
                 self.check()
         else:
             assert isinstance(effect, Alarm)

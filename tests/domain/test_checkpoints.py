@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
-
 from checkpoint_shell import SETTINGS, World
+
 from flightedl.domain.checkpoints import Checkpoints, latest_of, next_number_after
 from flightedl.domain.checkpoints_manifest import Manifest, candidates
 from flightedl.domain.checkpoints_values import (
@@ -148,7 +148,9 @@ def test_the_alarm_comes_once_and_pauses_grow():
             now += 0.5
         pauses.append(now - since)
         order = orders[0].snapshot.order
-        alarms += len(master.progressed(0, 10, SnapshotProgress(order, "failed", reason=f"{order.number - order.number}"), now))
+        alarms += len(
+            master.progressed(0, 10, SnapshotProgress(order, "failed", reason=f"{order.number - order.number}"), now)
+        )
         assert "could not write" in master.trouble
     assert pauses[1:] == [1, 2, 4, 4]
     assert alarms == 5, "each names another checkpoint"

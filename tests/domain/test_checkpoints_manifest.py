@@ -5,8 +5,8 @@ from __future__ import annotations
 import random
 
 import pytest
-
 from checkpoint_shell import shard_file
+
 from flightedl.domain.checkpoints_manifest import (
     Manifest,
     Skipped,

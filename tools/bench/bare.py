@@ -14,7 +14,7 @@ from collections.abc import Iterator
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.flight as flight
+from pyarrow import flight
 
 from flightedl.domain.kernels import kernel_for
 from flightedl.domain.optimizers import SGD, Adam, Optimizer

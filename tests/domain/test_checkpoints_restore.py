@@ -1,0 +1,95 @@
+"""Restoring on another number of pservers: whole blocks move, with what they have applied."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from checkpoint_shell import shard_file
+
+from flightedl.domain.applied import AppliedBatches, Batch
+from flightedl.domain.checkpoints_manifest import Manifest, shard_name
+from flightedl.domain.checkpoints_restore import applied_of, recut, saved_plan
+from flightedl.domain.parameters import ParameterSpec
+from flightedl.domain.sharding import BLOCK_BYTES, plan_for, plan_shards, reassigned
+from flightedl.errors import UsageError
+
+PARAMETERS = [
+    ParameterSpec("w", (3_000, 1_000)),
+    ParameterSpec("b", (1_000,)),
+    ParameterSpec("u", (700_000,), "float64"),
+]
+
+
+def manifest(pserver_count: int, cut_for: int) -> Manifest:
+    plan = plan_for(PARAMETERS, pserver_count, cut_for)
+    return Manifest(
+        job="job",
+        number=1,
+        plan_hash=plan.hash,
+        pserver_count=pserver_count,
+        cut_for=cut_for,
+        round=None,
+        created_s=0.0,
+        shards=tuple(shard_file(i, 1, shard_name(1, i, pserver_count, 1, 1), b"x") for i in range(pserver_count)),
+        declaration=b"{}",
+        queue=None,
+    )
+
+
+def test_the_blocks_stay_and_the_owners_change():
+    first = plan_shards(PARAMETERS, 3)
+    for count in (1, 2, 4, 7):
+        moved = reassigned(first, count)
+        assert (moved.block_starts == first.block_starts).all()
+        assert (moved.block_stops == first.block_stops).all()
+        assert moved.hash != first.hash
+        loads = [moved.blocks_of(index).size_bytes for index in range(count)]
+        assert max(loads) <= sum(loads) / count + BLOCK_BYTES
+
+
+def test_the_plan_depends_on_the_first_cut_and_the_present_count_only():
+    first = plan_shards(PARAMETERS, 3)
+    assert reassigned(reassigned(first, 5), 2).hash == reassigned(first, 2).hash == plan_for(PARAMETERS, 2, 3).hash
+    assert plan_for(PARAMETERS, 3, 3).hash == plan_for(PARAMETERS, 3).hash == first.hash
+    with pytest.raises(UsageError):
+        reassigned(first, 0)
+
+
+@pytest.mark.parametrize(("before", "after"), [(1, 3), (3, 1), (2, 5), (4, 3), (2, 2)])
+def test_every_block_is_read_once_from_where_it_is(before, after):
+    stored = manifest(before, before)
+    saved = saved_plan(stored, PARAMETERS)
+    plan = plan_for(PARAMETERS, after, before)
+    sets = {}
+    for file in stored.shards:
+        numbers = saved.blocks_of(file.index).numbers.tolist()
+        sets[file.name] = AppliedBatches(len(numbers))
+        for position, number in enumerate(numbers):
+            sets[file.name].mark(position, Batch(0, number, 0), 1)
+    read = []
+    for index in range(after):
+        parts = recut(stored, saved, plan, index)
+        mine = plan.blocks_of(index).numbers.tolist()
+        assert sorted(number for part in parts for number in part.blocks) == mine
+        read += mine
+        applied = applied_of(parts, sets)
+        for position, number in enumerate(mine):
+            assert [b for b in range(plan.block_count) if applied.has(position, Batch(0, b, 0))] == [number]
+        if before == after:
+            assert [(part.file.index, part.is_whole) for part in parts] == [(index, True)]
+    assert sorted(read) == list(range(plan.block_count))
+
+
+def test_other_parameters_and_other_cuts_are_refused():
+    stored = manifest(2, 2)
+    with pytest.raises(UsageError, match="other parameters"):
+        saved_plan(stored, PARAMETERS[:2])
+    with pytest.raises(UsageError, match="plan_for"):
+        recut(stored, saved_plan(stored, PARAMETERS), plan_shards(PARAMETERS, 3), 0)
+
+
+def test_arrays_of_a_reassigned_plan_are_its_own_and_read_only():
+    first = plan_shards(PARAMETERS, 2)
+    moved = reassigned(first, 3)
+    assert not np.shares_memory(first.block_starts, moved.block_starts)
+    assert not moved.block_pservers.flags.writeable
