@@ -21,11 +21,13 @@ from pathlib import Path
 from types import FrameType, TracebackType
 from typing import NoReturn
 
-from flightedl.errors import EXIT_USAGE, FlightedlError, UsageError, exit_code_of
+from flightedl.errors import EXIT_USAGE, FlightedlError, InternalError, UsageError, exit_code_of
 
 _EXIT_TERMINATED = 128 + signal.SIGTERM
 _EXIT_INTERRUPTED = 128 + signal.SIGINT
 _OUTER_FILES = {__file__, runpy.__file__, "<frozen runpy>"}
+#: Frames below are of no use to who made a mistake in a call.
+_LIBRARY = Path(__file__).resolve().parent.parent
 
 
 def is_script(target: str) -> bool:
@@ -103,15 +105,22 @@ def _terminate(_number: int, _frame: FrameType | None) -> NoReturn:
 
 
 def _print_from_user_frame(error: BaseException) -> None:
-    """The traceback without the frames around the user's; only the sentence when an error of ours has no other."""
+    """The traceback without the frames around the user's; for an error of ours, the user's line and the sentence."""
     trace: TracebackType | None = error.__traceback__
     while trace is not None and trace.tb_frame.f_code.co_filename in _OUTER_FILES:
         trace = trace.tb_next
-    if trace is None and isinstance(error, FlightedlError):
-        sys.stderr.write(f"{type(error).__name__}: {error}\n")
+    if isinstance(error, FlightedlError) and not isinstance(error, InternalError):
+        of_user = [frame for frame in traceback.extract_tb(trace) if not _is_of_library(frame.filename)]
+        where = f"{of_user[-1].filename}, line {of_user[-1].lineno}: " if of_user else ""
+        sys.stderr.write(f"{where}{type(error).__name__}: {error}\n")
     else:
         traceback.print_exception(type(error), error, trace)
     sys.stderr.flush()
+
+
+def _is_of_library(filename: str) -> bool:
+    path = Path(filename)
+    return _LIBRARY in path.parents and _LIBRARY / "examples" not in path.parents
 
 
 if __name__ == "__main__":

@@ -37,8 +37,8 @@ def describe(
 ) -> StatusReply:
     """The reply to ``status``.
 
-    ``trainers`` are the live ones with their generations, ``records`` the live pservers' addresses by index, ``pservers``
-    what each pserver last said of itself, ``indexing`` what the building of the index is at (empty: none is built).
+    ``trainers`` are the live ones with their generations, ``records`` the live pservers' addresses by index,
+    ``pservers`` what each pserver last said of itself, ``indexing`` what the building of the index is at (empty: none).
     """
     desired = len(pservers)
     waiting_for = _waiting_for(declaration, records, desired, trainers, indexing)

@@ -13,8 +13,7 @@ ALIGNMENT_BYTES = 64
 
 
 class Arena:
-    """Hands out slices of large aligned allocations. Not thread-safe; used while a shard is built, and per block
-    lock."""
+    """Hands out aligned arrays. Not thread-safe: used while a shard is built, then under a block's lock."""
 
     def __init__(self) -> None:
         self.size_bytes = 0

@@ -142,6 +142,7 @@ def test_nothing_goes_when_the_latest_is_not_there():
 
 
 def test_foreign_files_stay():
-    assert deletable(["c-x/a", "notes", *files(1, 2)], latest=2, keep=1, keep_every=None) == tuple(
-        ["c-1/manifest.json", "c-1/shard-0-of-1-1-1.arrow"]
+    assert deletable(["c-x/a", "notes", *files(1, 2)], latest=2, keep=1, keep_every=None) == (
+        "c-1/manifest.json",
+        "c-1/shard-0-of-1-1-1.arrow",
     )

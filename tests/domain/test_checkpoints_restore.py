@@ -85,7 +85,7 @@ def test_other_parameters_and_other_cuts_are_refused():
     with pytest.raises(UsageError, match="other parameters"):
         saved_plan(stored, PARAMETERS[:2])
     with pytest.raises(UsageError, match="plan_for"):
-        recut(stored, saved_plan(stored, PARAMETERS), plan_shards(PARAMETERS, 3), 0)
+        recut(stored, saved_plan(stored, PARAMETERS), plan_shards(PARAMETERS, 7), 0)
 
 
 def test_arrays_of_a_reassigned_plan_are_its_own_and_read_only():

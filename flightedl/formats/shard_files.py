@@ -1,0 +1,407 @@
+"""The file that one pserver writes for one checkpoint: its blocks, their slots, and what is applied to them.
+
+An Arrow IPC file, one block per record batch, so that any Arrow reader opens it and a single block can be fetched by
+range. Columns: ``block``, ``parameter``, ``start``, ``stop`` (what the block is), ``version``, ``updates`` (how far it
+is), ``dtype``, ``checksum`` (xxh3-64 of the row), ``values`` and ``slot_0`` … (little-endian elements; null where the
+block's optimizer has fewer slots). The schema's metadata has ``flightedl`` (JSON: format, job, number, index, pservers,
+plan hash, the blocks in their order), ``applied`` (``AppliedBatches.encode`` of these blocks, in this order) and
+``checksum`` (xxh3-128 of both).
+
+Three nets, each of which is enough to refuse a damaged file:
+
+* ``load_shard`` reads everything in one pass and compares the xxh3-128 of the whole file with the manifest's.
+* ``read_blocks`` reads only what it needs, so it has the checksums of rows and metadata, and the plan hash and number.
+* What Arrow hands out is validated, and compared with the schema that this module writes.
+
+Writing streams: each part is handed to the storage as the array's own memory, so a shard needs no second copy. Whatever
+is wrong with a file's bytes is a CorruptError that names the file; whatever is wrong with the store comes as it is.
+
+Not guaranteed: that blocks yielded by ``load_shard`` are good before it ends: keep them apart until then.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import struct
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from typing_extensions import Buffer
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import xxhash
+
+from flightedl.errors import CorruptError, FlightedlError
+from flightedl.ports import Storage
+
+FORMAT = 1
+_DTYPES = ("float32", "float64")
+_FIXED = (
+    pa.field("block", pa.int32(), nullable=False),
+    pa.field("parameter", pa.int32(), nullable=False),
+    pa.field("start", pa.int64(), nullable=False),
+    pa.field("stop", pa.int64(), nullable=False),
+    pa.field("version", pa.int64(), nullable=False),
+    pa.field("updates", pa.int64(), nullable=False),
+    pa.field("dtype", pa.string(), nullable=False),
+    pa.field("checksum", pa.uint64(), nullable=False),
+    pa.field("values", pa.binary(), nullable=False),
+)
+_MAGIC = b"ARROW1"
+#: The magic at the start, padded to eight bytes; what follows up to the footer is an IPC stream.
+_STREAM_START = 8
+_READ_AHEAD_BYTES = 16 << 20
+_SMALL_READ_BYTES = 64 << 10
+
+Array = npt.NDArray[np.generic]
+
+
+@dataclass(frozen=True, slots=True)
+class StoredBlock:
+    """One block as it is written and read.
+
+    Attributes:
+        number: Of the block, in the plan.
+        parameter: Number of its parameter.
+        start: First element of the parameter.
+        stop: Behind its last element.
+        version: Of the values.
+        updates: Times the optimizer ran.
+        values: (stop - start,) float32 or float64, contiguous; read-only where it was read.
+        slots: The optimizer's arrays, of the same dtype, each (stop - start,) or (1,).
+    """
+
+    number: int
+    parameter: int
+    start: int
+    stop: int
+    version: int
+    updates: int
+    values: Array
+    slots: tuple[Array, ...] = ()
+
+
+class ShardHeader(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What a file says of itself."""
+
+    format: int = FORMAT
+    job: str
+    #: Of the checkpoint.
+    number: int
+    index: int
+    pservers: int
+    plan_hash: str
+    #: Block numbers, in the order of the record batches.
+    blocks: list[int]
+
+
+@dataclass(frozen=True, slots=True)
+class WrittenShard:
+    """What goes into the manifest."""
+
+    size_bytes: int
+    #: xxh3-128 of the file, 32 hex digits.
+    hash: str
+
+
+@dataclass(frozen=True, slots=True)
+class ShardContents:
+    """What was read of a file."""
+
+    header: ShardHeader
+    #: ``AppliedBatches.encode`` of *all* blocks of the file.
+    applied: bytes
+    blocks: tuple[StoredBlock, ...]
+
+
+# --- writing ---
+
+
+def write_shard(
+    storage: Storage, name: str, header: ShardHeader, applied: bytes, blocks: Iterable[StoredBlock], slot_count: int
+) -> WrittenShard:
+    """Publish a shard.
+
+    Args:
+        storage: Where to.
+        name: A name that nobody else writes.
+        header: ``blocks`` are the numbers of the blocks that come.
+        applied: Their applied sets.
+        blocks: In the order of the header; taken one by one, and not needed any more when the next one is.
+        slot_count: The most slots that any block has.
+
+    Raises:
+        UnavailableError: the storage could not take it; nothing is there under the name.
+    """
+    digest = xxhash.xxh3_128()
+    size_bytes = storage.publish(name, _hashed(_parts(header, applied, blocks, slot_count), digest))
+    return WrittenShard(size_bytes, digest.hexdigest())
+
+
+def _hashed(parts: Iterable[memoryview], digest: xxhash.xxh3_128) -> Iterator[memoryview]:
+    for part in parts:
+        digest.update(part)
+        yield part
+
+
+class _Sink(io.RawIOBase):
+    """Takes what the Arrow writer writes, without copying it."""
+
+    def __init__(self) -> None:
+        self._parts: list[memoryview] = []
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: Buffer, /) -> int:
+        view = memoryview(data).cast("B")
+        self._parts.append(view)
+        return len(view)
+
+    def drain(self) -> list[memoryview]:
+        parts, self._parts = self._parts, []
+        return parts
+
+
+def _parts(header: ShardHeader, applied: bytes, blocks: Iterable[StoredBlock], slot_count: int) -> Iterator[memoryview]:
+    schema = _schema(header, applied, slot_count)
+    sink = _Sink()
+    numbers = iter(header.blocks)
+    with pa.ipc.new_file(pa.PythonFile(sink, mode="w"), schema) as writer:
+        yield from sink.drain()
+        for block in blocks:
+            if next(numbers, None) != block.number:
+                raise ValueError(f"block {block.number} is not the next one of the header")
+            writer.write_batch(_batch(block, schema, slot_count))
+            yield from sink.drain()
+    if next(numbers, None) is not None:
+        raise ValueError("the header names more blocks than came")
+    yield from sink.drain()
+
+
+def _schema(header: ShardHeader, applied: bytes, slot_count: int) -> pa.Schema:
+    described = msgspec.json.encode(header)
+    metadata = {b"flightedl": described, b"applied": applied, b"checksum": _metadata_checksum(described, applied)}
+    slots = [pa.field(f"slot_{number}", pa.binary(), nullable=True) for number in range(slot_count)]
+    return pa.schema([*_FIXED, *slots], metadata)
+
+
+def _metadata_checksum(described: bytes, applied: bytes) -> bytes:
+    digest = xxhash.xxh3_128(struct.pack("<qq", len(described), len(applied)))
+    digest.update(described)
+    digest.update(applied)
+    return digest.hexdigest().encode()
+
+
+def _batch(block: StoredBlock, schema: pa.Schema, slot_count: int) -> pa.RecordBatch:
+    arrays = [memoryview(array).cast("B") for array in (block.values, *block.slots)]
+    numbers = (block.number, block.parameter, block.start, block.stop, block.version, block.updates)
+    dtype = block.values.dtype.name
+    columns = [
+        *(pa.array([number], field.type) for number, field in zip(numbers, _FIXED, strict=False)),
+        pa.array([dtype]),
+        pa.array([_row_checksum(numbers, dtype, arrays)], pa.uint64()),
+        *(_binary(array) for array in arrays),
+        *(pa.nulls(1, pa.binary()) for _ in range(slot_count - len(block.slots))),
+    ]
+    return pa.RecordBatch.from_arrays(columns, schema=schema)
+
+
+def _binary(view: memoryview) -> pa.Array:
+    offsets = np.array([0, len(view)], np.int32)
+    return pa.Array.from_buffers(pa.binary(), 1, [None, pa.py_buffer(offsets), pa.py_buffer(view)])
+
+
+def _row_checksum(numbers: Sequence[int], dtype: str, arrays: Sequence[Buffer]) -> int:
+    views = [memoryview(array) for array in arrays]
+    digest = xxhash.xxh3_64(struct.pack(f"<{len(numbers) + len(views)}q", *numbers, *(v.nbytes for v in views)))
+    digest.update(dtype.encode())
+    for view in views:
+        digest.update(view)
+    return digest.intdigest()
+
+
+# --- reading ---
+
+
+class _RangeFile(io.RawIOBase):
+    """A stored file as Arrow wants it. With ``digest`` it is read once, front to back, and hashed."""
+
+    def __init__(
+        self, storage: Storage, name: str, size_bytes: int, window_bytes: int, digest: xxhash.xxh3_128 | None = None
+    ) -> None:
+        self._storage = storage
+        self._name = name
+        self._size_bytes = size_bytes
+        self._window_bytes = window_bytes
+        self._digest = digest
+        self._window = memoryview(b"")
+        self._window_start = 0
+        self._position = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return self._digest is None
+
+    def tell(self) -> int:
+        return self._position
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET, /) -> int:
+        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._size_bytes}[whence]
+        self._position = max(0, base + offset)
+        return self._position
+
+    def size(self) -> int:
+        return self._size_bytes
+
+    def read(self, size: int = -1, /) -> bytes:
+        rest = max(0, self._size_bytes - self._position)
+        size = rest if size < 0 else min(size, rest)
+        pieces = []
+        while size:
+            inside = self._position - self._window_start
+            if not 0 <= inside < len(self._window):
+                self._fetch(size)
+                inside = 0
+            piece = self._window[inside : inside + size]
+            pieces.append(piece)
+            self._position += len(piece)
+            size -= len(piece)
+        return b"".join(pieces)
+
+    def _fetch(self, size: int) -> None:
+        length = min(max(size, self._window_bytes) if self._digest is None else self._window_bytes, self._left())
+        data = self._storage.read_range(self._name, self._position, length)
+        if self._digest is not None:
+            self._digest.update(data)
+        self._window, self._window_start = memoryview(data), self._position
+
+    def _left(self) -> int:
+        return self._size_bytes - self._position
+
+
+def load_shard(
+    storage: Storage, name: str, size_bytes: int, expected_hash: str
+) -> tuple[ShardHeader, bytes, Iterator[StoredBlock]]:
+    """Read a whole shard, block by block, in one pass over the file.
+
+    Returns:
+        (header, applied sets, blocks). Only when the blocks have ended without an error, the file is what the manifest
+        says, and what was read may be used.
+
+    Raises:
+        CorruptError: the file is not what was written; also while the blocks are taken.
+        NotFoundError, UnavailableError: of the storage.
+    """
+    digest = xxhash.xxh3_128()
+    file = _RangeFile(storage, name, size_bytes, _READ_AHEAD_BYTES, digest)
+    with _as_corrupt(storage, name):
+        if file.read(_STREAM_START).rstrip(b"\0") != _MAGIC:
+            raise CorruptError("it is no Arrow file")
+        reader = pa.ipc.open_stream(pa.PythonFile(file, mode="r"))
+        header, applied = _described(reader.schema)
+    return header, applied, _stored_blocks(storage, name, file, reader, header, (digest, expected_hash))
+
+
+def _stored_blocks(
+    storage: Storage,
+    name: str,
+    file: _RangeFile,
+    reader: Any,
+    header: ShardHeader,
+    expected: tuple[xxhash.xxh3_128, str],
+) -> Iterator[StoredBlock]:
+    for number in header.blocks:
+        with _as_corrupt(storage, name):
+            block = _block_of(reader.read_next_batch(), reader.schema, number)
+        yield block
+    with _as_corrupt(storage, name):
+        while file.read(_READ_AHEAD_BYTES):
+            pass
+        digest, expected_hash = expected
+        if digest.hexdigest() != expected_hash:
+            raise CorruptError(f"its hash is {digest.hexdigest()}, not {expected_hash}")
+        with contextlib.suppress(StopIteration):
+            reader.read_next_batch()
+            raise CorruptError("it has more blocks than it says")
+
+
+def read_blocks(storage: Storage, name: str, size_bytes: int, blocks: Sequence[int]) -> ShardContents:
+    """Read some blocks of a shard, and no more of the file than these and its description.
+
+    Raises:
+        CorruptError: what was read is not what was written, or there is no such block.
+        NotFoundError, UnavailableError: of the storage.
+    """
+    file = _RangeFile(storage, name, size_bytes, _SMALL_READ_BYTES)
+    with _as_corrupt(storage, name):
+        reader = pa.ipc.open_file(pa.PythonFile(file, mode="r"))
+        header, applied = _described(reader.schema)
+        if reader.num_record_batches != len(header.blocks):
+            raise CorruptError(f"it has {reader.num_record_batches} blocks, not {len(header.blocks)}")
+        places = {number: place for place, number in enumerate(header.blocks)}
+        missing = [number for number in blocks if number not in places]
+        if missing:
+            raise CorruptError(f"it has no block {missing[0]}")
+        found = tuple(_block_of(reader.get_batch(places[number]), reader.schema, number) for number in blocks)
+    return ShardContents(header, applied, found)
+
+
+def _described(schema: pa.Schema) -> tuple[ShardHeader, bytes]:
+    metadata = schema.metadata or {}
+    described, applied = metadata.get(b"flightedl", b""), metadata.get(b"applied", b"")
+    if metadata.get(b"checksum") != _metadata_checksum(described, applied):
+        raise CorruptError("its description does not match its checksum")
+    header = msgspec.json.decode(described, type=ShardHeader)
+    if header.format != FORMAT:
+        raise CorruptError(f"it is of format {header.format}; this flightedl reads format {FORMAT}")
+    slot_count = len(schema) - len(_FIXED)
+    if slot_count < 0 or not schema.equals(_schema(header, applied, slot_count), check_metadata=False):
+        raise CorruptError("its columns are not those of a shard")
+    return header, applied
+
+
+def _block_of(batch: pa.RecordBatch, schema: pa.Schema, number: int) -> StoredBlock:
+    if batch.num_rows != 1 or not batch.schema.equals(schema, check_metadata=False):
+        raise CorruptError("a block is not one row")
+    batch.validate(full=True)
+    fixed = [column[0].as_py() for column in batch.columns[: len(_FIXED) - 1]]
+    buffers = [column[0].as_buffer() for column in batch.columns[len(_FIXED) - 1 :] if column.null_count == 0]
+    if None in fixed or len(buffers) == 0:
+        raise CorruptError("a block has a null")
+    *numbers, dtype, expected = fixed
+    if numbers[0] != number or dtype not in _DTYPES or _row_checksum(numbers, dtype, buffers) != expected:
+        raise CorruptError(f"block {number} does not match its checksum")
+    arrays = [np.frombuffer(buffer, dtype) for buffer in buffers]
+    block = StoredBlock(*numbers, values=arrays[0], slots=tuple(arrays[1:]))
+    if arrays[0].size != block.stop - block.start or any(slot.size not in {1, arrays[0].size} for slot in block.slots):
+        raise CorruptError(f"block {number} has another size than it says")
+    return block
+
+
+@contextlib.contextmanager
+def _as_corrupt(storage: Storage, name: str) -> Iterator[None]:
+    """Whatever a reader stumbles over is a damaged file; what the storage says is passed on."""
+    try:
+        yield
+    except CorruptError as error:
+        raise CorruptError(f"{storage.url}/{name} is damaged: {error}") from None
+    except FlightedlError:
+        raise
+    except (
+        pa.ArrowException,
+        msgspec.DecodeError,
+        StopIteration,
+        OSError,
+        ValueError,
+        TypeError,
+        MemoryError,
+    ) as error:
+        raise CorruptError(f"{storage.url}/{name} is damaged: {' '.join(str(error).split())[:200]}") from None

@@ -1,0 +1,180 @@
+"""A checkpoint's files: what is written comes back, what is damaged never does."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from flightedl.domain.applied import AppliedBatches, Batch
+from flightedl.errors import CorruptError, NotFoundError, UnavailableError
+from flightedl.formats.shard_files import ShardHeader, StoredBlock, load_shard, read_blocks, write_shard
+from flightedl.testing.memory import MemoryStorage
+
+NAME = "c-1/shard-0-of-1-5-1.arrow"
+
+
+def make_blocks(count=5, elements=300, seed=0) -> list[StoredBlock]:
+    rng = np.random.default_rng(seed)
+    blocks = []
+    for i in range(count):
+        dtype = "float32" if i % 2 == 0 else "float64"
+        slots = tuple(rng.random(elements).astype(dtype) for _ in range(i % 3))
+        blocks.append(
+            StoredBlock(3 * i, i, 10 * i, 10 * i + elements, 7 + i, 4, rng.random(elements).astype(dtype), slots)
+        )
+    return blocks
+
+
+def make_applied(count=5) -> bytes:
+    applied = AppliedBatches(count)
+    applied.mark_many(range(count), Batch(0, 3, 1), 4)
+    return applied.encode()
+
+
+def write(storage, blocks):
+    header = ShardHeader(job="j", number=1, index=0, pservers=1, plan_hash="ab", blocks=[b.number for b in blocks])
+    return write_shard(storage, NAME, header, make_applied(len(blocks)), iter(blocks), 2)
+
+
+def same(one: StoredBlock, other: StoredBlock) -> bool:
+    numbers = ("number", "parameter", "start", "stop", "version", "updates")
+    arrays = zip((one.values, *one.slots), (other.values, *other.slots), strict=True)
+    return all(getattr(one, n) == getattr(other, n) for n in numbers) and all(
+        a.dtype == b.dtype and (a == b).all() for a, b in arrays
+    )
+
+
+def load(storage, written):
+    header, applied, blocks = load_shard(storage, NAME, written.size_bytes, written.hash)
+    return header, applied, list(blocks)
+
+
+def test_a_shard_comes_back_as_it_was():
+    storage, blocks = MemoryStorage(), make_blocks()
+    written = write(storage, blocks)
+    assert written.size_bytes == len(storage.files[NAME])
+    header, applied, found = load(storage, written)
+    assert header.blocks == [block.number for block in blocks]
+    assert AppliedBatches.decode(applied).has(4, Batch(0, 3, 1))
+    assert all(same(one, other) for one, other in zip(blocks, found, strict=True))
+
+
+def test_a_shard_without_blocks_is_one_too():
+    storage = MemoryStorage()
+    assert load(storage, write(storage, []))[2] == []
+
+
+def test_any_arrow_reader_opens_it():
+    storage = MemoryStorage()
+    write(storage, make_blocks())
+    table = pa.ipc.open_file(pa.py_buffer(storage.files[NAME])).read_all()
+    assert table.column("block").to_pylist() == [0, 3, 6, 9, 12]
+
+
+def test_only_the_blocks_asked_for_are_read():
+    class Counting(MemoryStorage):
+        read_bytes = 0
+
+        def read_range(self, name, offset, length):
+            self.read_bytes += length
+            return super().read_range(name, offset, length)
+
+    storage, blocks = Counting(), make_blocks(count=12, elements=100_000)
+    written = write(storage, blocks)
+    contents = read_blocks(storage, NAME, written.size_bytes, [12, 33])
+    assert [block.number for block in contents.blocks] == [12, 33]
+    assert same(contents.blocks[0], blocks[4])
+    assert same(contents.blocks[1], blocks[11])
+    needed = sum(array.nbytes for i in (4, 11) for array in (blocks[i].values, *blocks[i].slots))
+    assert storage.read_bytes < needed + 600_000
+    with pytest.raises(CorruptError, match="no block 1"):
+        read_blocks(storage, NAME, written.size_bytes, [1])
+
+
+def test_the_array_is_what_goes_to_the_storage():
+    """No second copy: the parts that the storage gets are the block's own memory."""
+    blocks = make_blocks(count=1, elements=50_000)
+    places = []
+
+    class Looking(MemoryStorage):
+        def publish(self, name, parts):
+            collected = []
+            for part in parts:
+                if memoryview(part).nbytes == blocks[0].values.nbytes:
+                    places.append(np.frombuffer(part, np.uint8).ctypes.data)
+                collected.append(bytes(part))
+            return super().publish(name, collected)
+
+    write(Looking(), blocks)
+    assert blocks[0].values.ctypes.data in places
+
+
+def mutations(data: bytes, count: int, seed: int):
+    rng = random.Random(seed)
+    for _ in range(count):
+        mutated, at = bytearray(data), rng.randrange(len(data))
+        kind = rng.randrange(5)
+        if kind <= 1:
+            mutated[at] ^= 1 << rng.randrange(8)
+        elif kind == 2:
+            del mutated[at:]
+        elif kind == 3:
+            mutated[at : at + 64] = bytes(64)
+        else:
+            mutated[at:at] = rng.randbytes(rng.randrange(1, 9))
+        if mutated != data:
+            yield bytes(mutated)
+
+
+def test_no_damaged_file_is_ever_loaded():
+    storage, blocks = MemoryStorage(), make_blocks(elements=40)
+    written = write(storage, blocks)
+    for mutated in mutations(storage.files[NAME], 1500, seed=1):
+        damaged = MemoryStorage()
+        damaged.files[NAME] = mutated
+        with pytest.raises(CorruptError, match="damaged|truncated"):
+            load(damaged, written)
+
+
+def test_a_block_read_by_range_is_right_or_refused():
+    storage, blocks = MemoryStorage(), make_blocks(elements=40)
+    written = write(storage, blocks)
+    refused = 0
+    for mutated in mutations(storage.files[NAME], 1500, seed=2):
+        damaged = MemoryStorage()
+        damaged.files[NAME] = mutated
+        try:
+            contents = read_blocks(damaged, NAME, min(written.size_bytes, len(mutated)), [6])
+        except CorruptError:
+            refused += 1
+        else:
+            assert same(contents.blocks[0], blocks[2])
+            assert contents.applied == make_applied()
+    assert refused > 500
+
+
+def test_what_the_store_says_is_passed_on():
+    storage = MemoryStorage()
+    with pytest.raises(NotFoundError):
+        load_shard(storage, NAME, 1000, "x")
+    written = write(storage, make_blocks())
+    storage.plan.fail_at("read", error=UnavailableError("the store is away"))
+    with pytest.raises(UnavailableError):
+        read_blocks(storage, NAME, written.size_bytes, [0])
+    storage.plan.fail_at("publish:part", 4, UnavailableError("the store is full"))
+    storage.files.clear()
+    with pytest.raises(UnavailableError):
+        write(storage, make_blocks())
+    assert storage.files == {}
+
+
+def test_blocks_that_the_header_does_not_announce_are_a_bug_of_the_caller():
+    storage, blocks = MemoryStorage(), make_blocks()
+    header = ShardHeader(job="j", number=1, index=0, pservers=1, plan_hash="ab", blocks=[0, 6])
+    for wrong in (blocks[:2], blocks[:1]):
+        with pytest.raises(ValueError, match="header"):
+            write_shard(storage, NAME, header, b"", wrong, 2)
+    assert storage.files == {}
