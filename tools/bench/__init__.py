@@ -1,5 +1,40 @@
 """Benchmarks: ratios measured in one run on the same machine, since machines are noisy. Not tests.
 
 ``dense``: push + optimizer + pull against bare Flight. ``bare`` is that reference: the fastest plain transport loop we
-know, whose server does nothing but the optimizer on one array: no blocks, no identity, no checks.
+know, whose server does nothing but the optimizer on one array: no blocks, no identity, no checks. ``orders`` lets two
+sides take turns.
 """
+
+from __future__ import annotations
+
+import importlib
+
+import click
+
+#: name -> (module, attribute, one line of help).
+BENCHES: dict[str, tuple[str, str, str]] = {
+    "dense": ("flightedl_tools.bench.dense", "dense", "Push + optimizer + pull against bare Flight."),
+}
+
+
+class _Benches(click.Group):
+    """Imported on use, like the commands."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's
+        return list(BENCHES)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002 - click's
+        if cmd_name not in BENCHES:
+            return None
+        module, attribute, _help = BENCHES[cmd_name]
+        found: click.Command = getattr(importlib.import_module(module), attribute)
+        return found
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002 - click's
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, text) for name, (_module, _attribute, text) in BENCHES.items()])
+
+
+@click.group(cls=_Benches)
+def bench() -> None:
+    """Measure on this machine."""

@@ -1,0 +1,272 @@
+"""``flightedl bench dense``: push + optimizer + pull, against bare Flight on the same machine in the same run."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import statistics
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import click
+import numpy as np
+import psutil
+import pyarrow as pa
+import pyarrow.parquet as pq
+from rich.console import Console
+from rich.table import Table
+
+from flightedl.config import TrainerSettings, child_environment, settings
+from flightedl.domain.modes import Async, Bounded, Mode, Sync
+from flightedl.launch.cluster import LocalCluster
+from flightedl_tools.bench.orders import Worker, worker
+
+MODES: dict[str, Mode] = {
+    "async": Async(),
+    "sync": Sync(),
+    "sync-sum": Sync(reduce="sum"),
+    "bounded": Bounded(staleness=2),
+    "backup": Sync(backup=1),
+    "deterministic": Sync(deterministic=True),
+}
+#: Records of the benched dataset; a task is a row group of it.
+_RECORDS = 1 << 16
+_RECORDS_PER_TASK = 1 << 12
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """What is measured. ``parameters`` arrays of equal size, ``mb`` MiB of float32 together."""
+
+    mb: float = 64.0
+    parameters: int = 1
+    trainers: int = 1
+    pservers: int = 1
+    optimizer: str = "sgd"
+    mode: str = "async"
+    wire: str = ""
+
+    @property
+    def shapes(self) -> list[int]:
+        """Elements of each parameter."""
+        return [max(1, round(self.mb * (1 << 20) / 4 / self.parameters))] * self.parameters
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of the values."""
+        return 4 * sum(self.shapes)
+
+    def __str__(self) -> str:
+        pieces = "" if self.parameters == 1 else f" in {self.parameters}"
+        wire = f", {self.wire} wire" if self.wire else ""
+        return f"{self.mb:g} MB{pieces}, {self.optimizer}, {self.mode}{wire}, {self.trainers} x {self.pservers}"
+
+
+#: The standard table.
+STANDARD: dict[str, Workload] = {
+    "sgd": Workload(),
+    "adam": Workload(optimizer="adam"),
+    "sync": Workload(mode="sync", trainers=4, pservers=2),
+    "small": Workload(mb=4),
+    "tiny": Workload(mb=4000 * 1000 / (1 << 20), parameters=1000),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """One side of a comparison."""
+
+    #: Median wall time of a step of one trainer.
+    step_s: float
+    #: Bytes pushed and pulled a second, by all trainers together.
+    bytes_per_s: float
+    #: Processor time of all trainers and servers for a GB pushed and pulled.
+    cpu_s_per_gb: float
+    #: Largest resident memory of one server.
+    server_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """One line of the table."""
+
+    workload: Workload
+    bare: Measured
+    flightedl: Measured
+    #: Of throughput: 1 is as fast as bare Flight. The median of the ratios of neighbouring runs.
+    ratio: float
+
+
+class Side:
+    """The workers of one side, and the servers whose processor time counts."""
+
+    def __init__(self, workers: Sequence[Worker], servers: Sequence[int], size_bytes: int) -> None:
+        self._workers = workers
+        self._servers = [psutil.Process(pid) for pid in servers]
+        self._size_bytes = size_bytes
+        self._cpu_s: list[float] = []
+        self._medians: list[float] = []
+        self._server_bytes = 0
+
+    def run(self, step_count: int) -> float:
+        """Let all workers step; the median step's time."""
+        before = sum(sum(process.cpu_times()[:2]) for process in self._servers)
+        for one in self._workers:
+            one.order(step_count)
+        answers = [one.answer() for one in self._workers]
+        cpu_s = sum(sum(process.cpu_times()[:2]) for process in self._servers) - before
+        self._server_bytes = max([self._server_bytes, *(process.memory_info().rss for process in self._servers)])
+        self._cpu_s.append((cpu_s + sum(answer["cpu_s"] for answer in answers)) / step_count / len(self._workers))
+        median = float(statistics.median([second for answer in answers for second in answer["seconds"]]))
+        self._medians.append(median)
+        return median
+
+    def measured(self) -> Measured:
+        """Of all runs but those before ``forget``."""
+        step_s = statistics.median(self._medians)
+        moved = 2 * self._size_bytes
+        return Measured(
+            step_s,
+            moved * len(self._workers) / step_s,
+            statistics.median(self._cpu_s) / (moved / 1e9),
+            self._server_bytes,
+        )
+
+    def forget(self) -> None:
+        """What came before was the warm-up."""
+        self._medians.clear()
+        self._cpu_s.clear()
+
+
+@contextlib.contextmanager
+def bare_side(workload: Workload) -> Iterator[Side]:
+    """Bare Flight in the same shape."""
+    environment = child_environment()
+    module = "flightedl_tools.bench.bare"
+    count = sum(workload.shapes)
+    shares = [part.size for part in np.array_split(np.empty(count, np.bool_), workload.pservers)]
+    with contextlib.ExitStack() as stack:
+        servers = [
+            stack.enter_context(worker(module, ["server", share, workload.optimizer], environment)) for share in shares
+        ]
+        addresses = [f"127.0.0.1:{server.line()}" for server in servers]
+        clients = [
+            stack.enter_context(worker(module, ["client", count, *addresses], environment))
+            for _ in range(workload.trainers)
+        ]
+        for client in clients:
+            client.answer()
+        yield Side(clients, [server.process.pid for server in servers], 4 * count)
+
+
+@contextlib.contextmanager
+def flightedl_side(workload: Workload, directory: Path) -> Iterator[Side]:
+    """A job of real processes."""
+    path = directory / "records.parquet"
+    if not path.exists():
+        table = pa.table({"k": np.arange(_RECORDS)})
+        pq.write_table(table, path, row_group_size=_RECORDS_PER_TASK)
+    options = {
+        "shapes": workload.shapes,
+        "data": str(path),
+        "optimizer": workload.optimizer,
+        "mode": MODES[workload.mode].to_json(),
+        "more": {"wire": workload.wire} if workload.wire else {},
+    }
+    with contextlib.ExitStack() as stack:
+        cluster = stack.enter_context(LocalCluster(workload.pservers, job="bench"))
+        environment = child_environment(settings(TrainerSettings, etcd=cluster.etcd_address, job="bench"))
+        trainers = [
+            stack.enter_context(worker("flightedl_tools.bench.trainer", [json.dumps(options)], environment))
+            for _ in range(workload.trainers)
+        ]
+        for trainer in trainers:
+            trainer.answer()
+        pids = [pid for index in range(workload.pservers) if (pid := cluster.pid("pserver", index)) is not None]
+        yield Side(trainers, pids, workload.size_bytes)
+
+
+def compare(workload: Workload, *, turns: int, steps: int, directory: Path) -> Comparison:
+    """Both sides, taking turns of ``steps`` steps each."""
+    with bare_side(workload) as bare, flightedl_side(workload, directory) as ours:
+        for side in (bare, ours):
+            side.run(max(2, steps // 2))
+            side.forget()
+        ratios = []
+        for turn in range(turns):
+            # Who goes first alternates, so that a machine that slows down favours nobody.
+            first, second = (bare, ours) if turn % 2 == 0 else (ours, bare)
+            times = {id(first): first.run(steps), id(second): second.run(steps)}
+            ratios.append(times[id(bare)] / times[id(ours)])
+        return Comparison(workload, bare.measured(), ours.measured(), statistics.median(ratios))
+
+
+def as_json(comparisons: Sequence[Comparison]) -> str:
+    """Everything measured."""
+    return json.dumps([asdict(comparison) for comparison in comparisons], indent=2)
+
+
+def as_table(comparisons: Sequence[Comparison]) -> Table:
+    """For people."""
+    table = Table(title=f"push + optimizer + pull, {os.cpu_count()} cores, medians of alternated runs")
+    columns = ("workload", "bare ms", "flightedl ms", "ratio", "bare GB/s", "flightedl GB/s", "cpu s/GB", "server MB")
+    for number, name in enumerate(columns):
+        table.add_column(name, justify="left" if number == 0 else "right")
+    for one in comparisons:
+        table.add_row(
+            str(one.workload),
+            f"{one.bare.step_s * 1e3:.2f}",
+            f"{one.flightedl.step_s * 1e3:.2f}",
+            f"{one.ratio:.2f}",
+            f"{one.bare.bytes_per_s / 1e9:.2f}",
+            f"{one.flightedl.bytes_per_s / 1e9:.2f}",
+            f"{one.bare.cpu_s_per_gb:.2f} / {one.flightedl.cpu_s_per_gb:.2f}",
+            f"{one.flightedl.server_bytes / 1e6:.0f}",
+        )
+    return table
+
+
+@click.command()
+@click.argument("workloads", nargs=-1, type=click.Choice([*STANDARD, "custom"]))
+@click.option("--mb", type=click.FloatRange(min=0.001), default=64.0, show_default=True, help="MiB of the model.")
+@click.option("--parameters", type=click.IntRange(min=1), default=1, show_default=True, help="Equal arrays it is of.")
+@click.option("--trainers", type=click.IntRange(min=1), default=1, show_default=True)
+@click.option("--pservers", type=click.IntRange(min=1), default=1, show_default=True)
+@click.option("--optimizer", type=click.Choice(["sgd", "momentum", "adagrad", "adam"]), default="sgd")
+@click.option("--mode", type=click.Choice(list(MODES)), default="async", show_default=True)
+@click.option("--wire", type=click.Choice(["", "bfloat16", "float16"]), default="", help="16-bit floats on the wire.")
+@click.option("--steps", type=click.IntRange(min=0), default=0, help="Steps of a turn [0: by the size]")
+@click.option("--turns", type=click.IntRange(min=1), default=5, show_default=True, help="Turns of each side.")
+@click.option("--json", "wants_json", is_flag=True, help="Print JSON.")
+def dense(*, workloads: Sequence[str], steps: int, turns: int, wants_json: bool, **custom: Any) -> None:
+    """Push + optimizer + pull against bare Flight.
+
+    Runs the standard WORKLOADS (sgd, adam, sync, small, tiny), all of them if none is named and no option is given, or
+    with "custom" the one that the options describe. Both sides' processes live side by side and take turns.
+    """
+    chosen = [STANDARD[name] for name in workloads if name != "custom"]
+    own = Workload(**custom)
+    if "custom" in workloads or (not chosen and own != Workload()):
+        chosen.append(own)
+    console = Console(highlight=False, width=160)
+    with tempfile.TemporaryDirectory(prefix="flightedl-bench-") as directory:
+        found = []
+        for workload in chosen or list(STANDARD.values()):
+            if not wants_json:
+                click.echo(f"measuring {workload} ...", err=True)
+            found.append(
+                compare(workload, turns=turns, steps=steps or default_steps(workload), directory=Path(directory))
+            )
+    if wants_json:
+        click.echo(as_json(found))
+    else:
+        console.print(as_table(found))
+
+
+def default_steps(workload: Workload) -> int:
+    """Steps of a turn, about a second of them."""
+    return int(min(100, max(3, 1200 / workload.mb / workload.trainers)))

@@ -1,0 +1,106 @@
+"""How the bench tells its processes when to run: a line with a number of steps, answered by a line of JSON.
+
+Both sides of a comparison live all the time and take turns, so that neither has a warmer machine. A worker answers
+``{"seconds": [...], "cpu_s": ...}``: each step's wall time, and the processor time of the process for all of them. The
+end of the input ends it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from flightedl.errors import JobFailedError
+
+
+def next_order() -> int:
+    """How many steps to run now; 0: end."""
+    line = sys.stdin.readline()
+    return int(line) if line.strip() else 0
+
+
+def ready() -> None:
+    """Say that orders can be taken."""
+    _say({"ready": True})
+
+
+def report(seconds: Sequence[float], cpu_s: float) -> None:
+    """Answer an order."""
+    _say({"seconds": list(seconds), "cpu_s": cpu_s})
+
+
+def serve(step: Callable[[], object]) -> None:
+    """Run steps as ordered until the input ends."""
+    ready()
+    while count := next_order():
+        cpu_s = time.process_time()
+        seconds = []
+        for _ in range(count):
+            begun = time.perf_counter()
+            step()
+            seconds.append(time.perf_counter() - begun)
+        report(seconds, time.process_time() - cpu_s)
+
+
+def _say(message: Mapping[str, Any]) -> None:
+    sys.stdout.write(json.dumps(message) + "\n")
+    sys.stdout.flush()
+
+
+@dataclass(frozen=True, slots=True)
+class Worker:
+    """A process that takes orders."""
+
+    process: subprocess.Popen[str]
+
+    def order(self, count: int) -> None:
+        """Begin ``count`` steps."""
+        self._write(f"{count}\n")
+
+    def answer(self) -> dict[str, Any]:
+        """The answer to the order before."""
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        if not line:
+            raise JobFailedError(f"a process of the bench ended with code {self.process.wait()}: see its output above")
+        found: dict[str, Any] = json.loads(line)
+        return found
+
+    def line(self) -> str:
+        """One line that is no JSON."""
+        assert self.process.stdout is not None
+        return self.process.stdout.readline().strip()
+
+    def _write(self, text: str) -> None:
+        assert self.process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):
+            self.process.stdin.write(text)
+            self.process.stdin.flush()
+
+
+@contextlib.contextmanager
+def worker(module: str, arguments: Sequence[object], environment: Mapping[str, str]) -> Iterator[Worker]:
+    """Start ``python -m module arguments``; it ends with the block."""
+    with subprocess.Popen(
+        [sys.executable, "-m", module, *map(str, arguments)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env=dict(environment),
+    ) as process:
+        try:
+            yield Worker(process)
+        finally:
+            assert process.stdin is not None
+            with contextlib.suppress(BrokenPipeError):
+                process.stdin.close()
+            try:
+                process.wait(10)
+            except subprocess.TimeoutExpired:
+                process.kill()

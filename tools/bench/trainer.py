@@ -1,0 +1,57 @@
+"""A trainer of ``flightedl bench dense``: the user's loop, with steps of the size asked for.
+
+A step's time is that of a whole turn of the loop: batch handed out, pushed, pulled, closed.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from typing import Any
+
+import numpy as np
+
+import flightedl as fe
+from flightedl.domain.modes import Mode
+from flightedl_tools.bench.bare import OPTIMIZERS
+from flightedl_tools.bench.orders import next_order, ready, report
+
+
+def main(options: dict[str, Any]) -> None:
+    """Train as ordered."""
+    shapes: list[int] = options["shapes"]
+    random = np.random.default_rng(0)
+    gradients = {f"p{i}": random.standard_normal(size).astype(np.float32) for i, size in enumerate(shapes)}
+    with fe.connect() as job:
+        data = job.dataset(options["data"], batch_size=1, epochs=None)
+        model = job.parameters(
+            {name: np.zeros_like(gradient) for name, gradient in gradients.items()},
+            optimizer=OPTIMIZERS[options["optimizer"]],
+            mode=Mode.from_json(options["mode"]),
+            **options["more"],
+        )
+        ready()
+        left = 0
+        cpu_s = begun = 0.0
+        seconds: list[float] = []
+        for _ in data:
+            now = time.perf_counter()
+            if left or seconds:
+                seconds.append(now - begun)
+                left -= 1
+            if left <= 0:
+                if seconds:
+                    report(seconds, time.process_time() - cpu_s)
+                seconds = []
+                left = next_order()
+                if not left:
+                    return
+                cpu_s = time.process_time()
+                now = time.perf_counter()
+            begun = now
+            model.step(gradients)
+
+
+if __name__ == "__main__":
+    main(json.loads(sys.argv[1]))
