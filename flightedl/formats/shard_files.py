@@ -26,9 +26,7 @@ import io
 import struct
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
-
-from typing_extensions import Buffer
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
@@ -38,6 +36,9 @@ import xxhash
 
 from flightedl.errors import CorruptError, FlightedlError
 from flightedl.ports import Storage
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
 
 FORMAT = 1
 _DTYPES = ("float32", "float64")
@@ -55,6 +56,8 @@ _FIXED = (
 _MAGIC = b"ARROW1"
 #: The magic at the start, padded to eight bytes; what follows up to the footer is an IPC stream.
 _STREAM_START = 8
+#: What Arrow and msgspec raise over bytes that they cannot make sense of.
+_DAMAGE = (pa.ArrowException, msgspec.DecodeError, StopIteration, OSError, ValueError, TypeError, MemoryError)
 _READ_AHEAD_BYTES = 16 << 20
 _SMALL_READ_BYTES = 64 << 10
 
@@ -199,7 +202,7 @@ def _metadata_checksum(described: bytes, applied: bytes) -> bytes:
 
 
 def _batch(block: StoredBlock, schema: pa.Schema, slot_count: int) -> pa.RecordBatch:
-    arrays = [memoryview(array).cast("B") for array in (block.values, *block.slots)]
+    arrays = [array.data.cast("B") for array in (block.values, *block.slots)]
     numbers = (block.number, block.parameter, block.start, block.stop, block.version, block.updates)
     dtype = block.values.dtype.name
     columns = [
@@ -380,7 +383,8 @@ def _block_of(batch: pa.RecordBatch, schema: pa.Schema, number: int) -> StoredBl
     if numbers[0] != number or dtype not in _DTYPES or _row_checksum(numbers, dtype, buffers) != expected:
         raise CorruptError(f"block {number} does not match its checksum")
     arrays = [np.frombuffer(buffer, dtype) for buffer in buffers]
-    block = StoredBlock(*numbers, values=arrays[0], slots=tuple(arrays[1:]))
+    number, parameter, start, stop, version, updates = numbers
+    block = StoredBlock(number, parameter, start, stop, version, updates, arrays[0], tuple(arrays[1:]))
     if arrays[0].size != block.stop - block.start or any(slot.size not in {1, arrays[0].size} for slot in block.slots):
         raise CorruptError(f"block {number} has another size than it says")
     return block
@@ -395,13 +399,5 @@ def _as_corrupt(storage: Storage, name: str) -> Iterator[None]:
         raise CorruptError(f"{storage.url}/{name} is damaged: {error}") from None
     except FlightedlError:
         raise
-    except (
-        pa.ArrowException,
-        msgspec.DecodeError,
-        StopIteration,
-        OSError,
-        ValueError,
-        TypeError,
-        MemoryError,
-    ) as error:
+    except _DAMAGE as error:
         raise CorruptError(f"{storage.url}/{name} is damaged: {' '.join(str(error).split())[:200]}") from None

@@ -54,7 +54,7 @@ def describe(
         epochs=None if dataset is None else dataset.declaration.epochs,
         tasks=counts,
         failed=[] if queue is None else _failed(queue, layout),
-        records=progress.records,
+        records=_records(declaration, queue, counts),
         records_per_s=progress.records_per_s(now),
         metrics=progress.metrics(now),
         master=None
@@ -85,6 +85,14 @@ def _waiting_for(
     if not trainers:
         return "trainers"
     return "" if declaration.dataset is not None else "a trainer to declare the dataset"
+
+
+def _records(declaration: JobDeclaration, queue: TaskQueue | None, counts: TaskCounts) -> int:
+    """Records of all finished tasks; within an epoch in proportion to its tasks."""
+    if queue is None or declaration.dataset is None:
+        return 0
+    in_epoch = 0 if queue.is_done or not counts.total else counts.done / counts.total
+    return int((queue.epoch + in_epoch) * declaration.dataset.record_count)
 
 
 def _task_counts(queue: TaskQueue) -> TaskCounts:

@@ -135,7 +135,7 @@ def test_no_damaged_file_is_ever_loaded():
     for mutated in mutations(storage.files[NAME], 1500, seed=1):
         damaged = MemoryStorage()
         damaged.files[NAME] = mutated
-        with pytest.raises(CorruptError, match="damaged|truncated"):
+        with pytest.raises(CorruptError, match=r"damaged|truncated"):
             load(damaged, written)
 
 

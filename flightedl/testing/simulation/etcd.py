@@ -1,0 +1,204 @@
+"""A model of etcd: keys with revisions, leases, transactions, and a view that processes get a little later.
+
+* A lease is renewed as long as its owner is alive, awake, connected, and etcd is up; nothing is sent for it. When that
+  ends, the last renewal was some part of a third of its time to live ago, and it ends a time to live after that.
+* The owner counts itself out at two thirds (``is_held``), as ``coordination.keeper`` does, and for ever.
+* While etcd is down or frozen no lease ends; after a restart all are extended. Frozen, it carries requests out later,
+  when those who asked have given up: their outcome is unknown to them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from flightedl.testing.simulation.world import Process, Reply, Violation, World
+
+LOCK = "master/lock"
+ADDRESS = "master/addr"
+STATE = "state"
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """A key as it stands."""
+
+    value: Any
+    created: int
+    modified: int
+    lease: Lease | None
+
+
+@dataclass(slots=True, eq=False)
+class Lease:
+    """A lease and its owner's view of it."""
+
+    owner: Process
+    ttl_s: float
+    keys: set[str] = field(default_factory=set)
+    #: When it was renewed last; None: it is being renewed.
+    last_s: float | None = None
+    is_ended: bool = False
+    is_lost: bool = False
+    #: Rises when the renewal starts or stops.
+    epoch: int = 0
+
+    def is_held(self) -> bool:
+        """Whether the owner may still act: its own view, by its own clock."""
+        if self.last_s is not None and self.owner.world.now - self.last_s >= self.ttl_s * 2 / 3:
+            self.is_lost = True
+        return not self.is_lost
+
+
+@dataclass(frozen=True, slots=True)
+class Transaction:
+    """Conditions (key -> revision of creation, of modification; None: any, 0: absent), then writes and deletions."""
+
+    created: Mapping[str, int] = field(default_factory=dict)
+    modified: Mapping[str, int] = field(default_factory=dict)
+    puts: Mapping[str, Any] = field(default_factory=dict)
+    deletes: Sequence[str] = ()
+    lease: Lease | None = None
+    #: The generation that a write of the master's state claims to have; for the invariant.
+    writer: int = 0
+
+
+class Etcd(Process):
+    """The store. Processes reach it by calls, its leases by ``review``."""
+
+    def __init__(self, world: World, is_fenced: bool = True) -> None:
+        super().__init__(world, "etcd")
+        self.revision = 1
+        self.keys: dict[str, Key] = {}
+        self.is_down = False
+        self._leases: list[Lease] = []
+        self._watchers: dict[Process, Callable[[], None]] = {}
+        self._is_fenced = is_fenced
+
+    # requests
+
+    def grant(self, owner: Process, ttl_s: float) -> Lease:
+        """A lease, made together with the first transaction that uses it."""
+        lease = Lease(owner, ttl_s)
+        self._leases.append(lease)
+        return lease
+
+    def transact(self, transaction: Transaction, reply: Reply) -> None:
+        """Answers (committed, revision, the keys that conditions are about)."""
+        if self.is_down:
+            return
+        about = (*transaction.created, *transaction.modified)
+        lease = transaction.lease
+        committed = (
+            all(self._created(key) == revision for key, revision in transaction.created.items())
+            and all(self._modified(key) == revision for key, revision in transaction.modified.items())
+            and (lease is None or not lease.is_ended)
+        )
+        if committed:
+            self.revision += 1
+            for key, value in transaction.puts.items():
+                self._put(key, value, transaction)
+            for key in transaction.deletes:
+                self._delete(key)
+        reply((committed, self.revision, {key: self.keys.get(key) for key in about}))
+
+    def read(self, names: Sequence[str], reply: Reply) -> None:
+        """Answers the keys."""
+        if not self.is_down:
+            reply({name: self.keys.get(name) for name in names})
+
+    def _created(self, key: str) -> int:
+        found = self.keys.get(key)
+        return 0 if found is None else found.created
+
+    def _modified(self, key: str) -> int:
+        found = self.keys.get(key)
+        return 0 if found is None else found.modified
+
+    def _put(self, key: str, value: Any, transaction: Transaction) -> None:
+        if key == STATE and transaction.writer != self._created(LOCK):
+            raise Violation(f"master {transaction.writer} wrote its state after it was deposed")
+        before = self.keys.get(key)
+        created = self.revision if before is None else before.created
+        self.keys[key] = Key(value, created, self.revision, transaction.lease)
+        if transaction.lease is not None:
+            transaction.lease.keys.add(key)
+        self._changed(key)
+
+    def _delete(self, key: str) -> None:
+        found = self.keys.pop(key, None)
+        if found is not None:
+            self.revision += 1
+            if found.lease is not None:
+                found.lease.keys.discard(key)
+            self._changed(key)
+
+    def steal(self, key: str) -> None:
+        """Somebody deletes a key by hand, while its owner lives."""
+        self._delete(key)
+
+    # leases
+
+    def review(self) -> None:
+        """Something has changed that leases depend on."""
+        is_up = not self.is_down and not self.is_frozen
+        for lease in self._leases:
+            owner = lease.owner
+            renews = is_up and owner.is_alive and not owner.is_frozen and self.world.is_connected(owner, self)
+            if renews and lease.last_s is not None and not lease.is_lost:
+                lease.is_held()
+                if not lease.is_lost:
+                    lease.last_s = None
+                    lease.epoch += 1
+            elif not renews and lease.last_s is None:
+                lease.last_s = self.world.now - self.world.random.random() * lease.ttl_s / 3
+                lease.epoch += 1
+                self._end_later(lease, lease.last_s + lease.ttl_s - self.world.now)
+
+    def _end_later(self, lease: Lease, delay_s: float) -> None:
+        epoch = lease.epoch
+
+        def end() -> None:
+            if lease.epoch != epoch or lease.is_ended:
+                return
+            if self.is_down or self.is_frozen:
+                self._end_later(lease, lease.ttl_s)
+            else:
+                self.revoke(lease)
+
+        self.world.after(max(delay_s, 0.0), end)
+
+    def revoke(self, lease: Lease) -> None:
+        """The lease ends; its keys go."""
+        lease.is_ended = True
+        lease.is_lost = True
+        for key in sorted(lease.keys):
+            self._delete(key)
+        if lease in self._leases:
+            self._leases.remove(lease)
+
+    # what processes see
+
+    def watch(self, process: Process, changed: Callable[[], None]) -> None:
+        """Call ``changed`` some time after each change; the process then looks at ``keys``."""
+        self._watchers[process] = changed
+        self._notify(process)
+
+    def _changed(self, key: str) -> None:
+        if key != STATE:
+            for process in tuple(self._watchers):
+                if process.is_alive:
+                    self._notify(process)
+                else:
+                    del self._watchers[process]
+
+    def _notify(self, process: Process) -> None:
+        def look() -> None:
+            if self.is_down or self.is_frozen or not self.world.is_connected(process, self):
+                self.world.after(0.5, lambda: process.deliver(look))
+            else:
+                self._watchers[process]()
+
+        latency_s = 0.002 + 0.02 * self.world.random.random()
+        self.world.after(latency_s, lambda: process.deliver(look))

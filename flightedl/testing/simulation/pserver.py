@@ -1,0 +1,486 @@
+"""A pserver of the simulated cluster: the production rounds, views, applied sets and snapshots around plain lists."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from flightedl.domain.applied import AppliedBatches, Batch
+from flightedl.domain.checkpoints_manifest import Manifest, ShardFile, candidates, examine, manifest_name
+from flightedl.domain.checkpoints_replay import AppliedSummary
+from flightedl.domain.checkpoints_restore import applied_of, recut
+from flightedl.domain.checkpoints_snapshot import PserverSnapshots
+from flightedl.domain.checkpoints_values import SnapshotOrder
+from flightedl.domain.membership import PserverView, View
+from flightedl.domain.modes import Sync
+from flightedl.domain.rounds import Accumulate, Apply, Arrived, BlockRounds, NotMember, Pull, Stale
+from flightedl.errors import CorruptError, MessageError
+from flightedl.testing.simulation.etcd import ADDRESS, Transaction
+from flightedl.testing.simulation.job import blocks_of, plan_of
+from flightedl.testing.simulation.store import StoredShard
+from flightedl.testing.simulation.world import Process, Reply, Violation
+
+if TYPE_CHECKING:
+    from flightedl.testing.simulation.cluster import Cluster
+
+LEASE_TTL_S = 2.0
+_PULL_S = 1.0
+
+
+class Push(NamedTuple):
+    """One batch for all blocks of one pserver."""
+
+    trainer: str
+    generation: int
+    member: int
+    pserver_generation: int
+    batch: Batch
+    batch_count: int
+    #: (block, base version, weight)
+    rows: tuple[tuple[int, int, float], ...]
+    step: int
+
+
+class PullRequest(NamedTuple):
+    """Asks for blocks at or above versions."""
+
+    member: int
+    pserver_generation: int
+    wanted: tuple[tuple[int, int], ...]
+
+
+@dataclass(slots=True)
+class Block:
+    """One block: how often each batch is in it, and what waits in the open round."""
+
+    number: int
+    rounds: BlockRounds
+    values: list[int]
+    updates: int = 0
+    accumulator: list[int] = field(default_factory=list)
+    #: The simulation's own account, which the rounds are checked against.
+    first_rounds: dict[int, int] = field(default_factory=dict)
+    arrived: set[int] = field(default_factory=set)
+
+
+class Pserver(Process):
+    """One process; it takes an index, loads a checkpoint, announces what it has, and serves."""
+
+    def __init__(self, cluster: Cluster, name: str, forced: tuple[int | None] | None = None) -> None:
+        super().__init__(cluster.world, name)
+        self.cluster = cluster
+        self.flaws = cluster.flaws
+        self.index = -1
+        self.generation = 0
+        self.lease = cluster.etcd.grant(self, LEASE_TTL_S)
+        #: The checkpoint that a rollback wants.
+        self.forced = forced
+        self.loaded: int | None = None
+        self.blocks: dict[int, Block] = {}
+        self.ordered: list[Block] = []
+        self.positions: dict[int, int] = {}
+        self.applied = AppliedBatches(0)
+        self.view = PserverView()
+        self.snapshots = PserverSnapshots()
+        self.copies: dict[int, tuple[int, int, tuple[int, ...]]] = {}
+        self.is_serving = False
+        self._waiting: list[tuple[PullRequest, Reply, float]] = []
+        #: The master that knows what this process has.
+        self._announced_to = 0
+        self._is_announcing = False
+        self._sent_progress: Any = None
+        self._claim()
+
+    def end(self, why: str) -> None:
+        """Exit; the supervisor starts another one."""
+        self.world.note("{} ends: {}", self.name, why)
+        self.cluster.ended(self)
+
+    # an index
+
+    def _claim(self) -> None:
+        cluster = self.cluster
+        if self.lease.is_lost:
+            self.end("its lease was lost before it had an index")
+            return
+        taken = cluster.etcd.keys
+        free = [i for i in range(cluster.pserver_count) if f"ps/{i}" not in taken]
+        if not free:
+            self.later(0.2, self._claim)
+            return
+        index = free[0]
+        key = f"ps/{index}"
+
+        def answered(result: Any) -> None:
+            committed, revision, _ = result
+            if committed:
+                self.index, self.generation = index, revision
+                self.world.note("{} holds index {}, generation {}", self.name, index, revision)
+                self._load(None)
+            else:
+                self._claim()
+
+        transaction = Transaction(created={key: 0}, puts={key: self}, lease=self.lease)
+        self.world.call(
+            self, cluster.etcd, cluster.etcd.transact, transaction, answered, lambda: self.end("no answer to its claim")
+        )
+
+    # loading
+
+    def _load(self, below: int | None) -> None:
+        """Find the newest checkpoint that can be read, below a number."""
+        cluster = self.cluster
+
+        def listed(sizes: dict[str, int]) -> None:
+            numbers = [n for n in candidates(sizes) if below is None or n < below]
+            pointer = cluster.pointer()
+            if self.forced is not None:
+                (wanted,) = self.forced
+                numbers = [n for n in numbers if wanted is not None and n <= wanted]
+            elif below is None and pointer is not None:
+                numbers = [n for n in numbers if n <= pointer]
+            if "pserver loads what has no manifest" in self.flaws:
+                numbers = sorted({int(name[2:].split("/")[0]) for name in sizes}, reverse=True)
+            if numbers:
+                self._examine(numbers[0], sizes)
+            else:
+                self._begin(None, [])
+
+        cluster.store.list(self, listed, lambda: self.later(0.2, lambda: self._load(below)))
+
+    def _examine(self, number: int, sizes: dict[str, int]) -> None:
+        def read(found: tuple[bytes, bool] | None) -> None:
+            result = None if found is None else examine(number, found[0], sizes, "job")
+            if isinstance(result, Manifest):
+                plan = plan_of(self.cluster.pserver_count, self.cluster.shape.cut_for)
+                saved = plan_of(result.pserver_count, result.cut_for)
+                self._read_parts(result, list(recut(result, saved, plan, self.index)), [])
+            else:
+                self.world.note("{} skips checkpoint {}: {}", self.name, number, result)
+                self._load(number)
+
+        self.cluster.store.read(self, manifest_name(number), read, lambda: self.later(0.2, lambda: self._load(None)))
+
+    def _read_parts(self, manifest: Manifest, parts: list[Any], found: list[StoredShard]) -> None:
+        if len(found) == len(parts):
+            self._begin(manifest, list(zip(parts, found, strict=True)))
+            return
+        name = parts[len(found)].file.name
+
+        def read(stored: tuple[StoredShard, bool] | None) -> None:
+            if stored is None or (stored[1] and "no hash" not in self.flaws):
+                self.world.note("{} cannot use {}", self.name, name)
+                self._load(manifest.number)
+            else:
+                self._read_parts(manifest, parts, [*found, stored[0]])
+
+        self.cluster.store.read(self, name, read, lambda: self.later(0.2, lambda: self._load(None)))
+
+    def _begin(self, manifest: Manifest | None, found: list[tuple[Any, StoredShard]]) -> None:
+        """Build the blocks, announce, serve."""
+        cluster = self.cluster
+        numbers = blocks_of(cluster.pserver_count, cluster.shape.cut_for, self.index)
+        self.loaded = None if manifest is None else manifest.number
+        saved: dict[int, tuple[int, int, tuple[int, ...]]] = {}
+        if found:
+            sets = {part.file.name: AppliedBatches.decode(shard.applied) for part, shard in found}
+            self.applied = applied_of([part for part, _ in found], sets)
+            for part, shard in found:
+                for number in part.blocks:
+                    place = shard.blocks.index(number)
+                    saved[number] = (shard.versions[place], 0, shard.values[place])
+        else:
+            self.applied = AppliedBatches(len(numbers))
+        if "snapshot without applied" in self.flaws and manifest is not None:
+            self.applied = AppliedBatches(len(numbers))
+        for position, number in enumerate(numbers):
+            version, updates, values = saved.get(number, (0, 0, (0,) * cluster.shape.element_count))
+            block = Block(number, BlockRounds(cluster.shape.mode, version), list(values), updates)
+            self.blocks[number] = block
+            self.ordered.append(block)
+            self.positions[number] = position
+        self.world.note("{} index {} loaded checkpoint {}", self.name, self.index, self.loaded)
+        self.is_serving = True
+        self._announce()
+        cluster.etcd.watch(self, self._announce)
+
+    # the master
+
+    def highest(self) -> int:
+        """What a member that joins now has to start at, or later."""
+        return max((block.rounds.position for block in self.ordered), default=0)
+
+    def _announce(self) -> None:
+        """Tell each new master what this process has, until it has stored that."""
+        address = self.cluster.etcd.keys.get(ADDRESS)
+        if address is None or self._is_announcing:
+            return
+        master = address.value
+        if self._announced_to == master.generation:
+            return
+        self._is_announcing = True
+        summary = AppliedSummary.of(self.applied).encode()
+
+        def again() -> None:
+            self._is_announcing = False
+            self.later(0.2, self._announce)
+
+        def stored(_: Any) -> None:
+            self._is_announcing = False
+            self._announced_to = master.generation
+            self._announce()
+
+        message = (self.index, self.generation, summary, self.loaded, self.highest())
+        self.world.call(self, master, master.announced, message, stored, again)
+
+    def _serves(self, pserver_generation: int, reply: Reply) -> bool:
+        """Whether a request may be carried out."""
+        if not self.lease.is_held() and "no lease check" not in self.flaws:
+            self.end("its lease was lost")
+            return False
+        if not self.is_serving:
+            reply(("not ready",))
+            return False
+        if pserver_generation != self.generation:
+            reply(("fenced",))
+            return False
+        return True
+
+    def take_view(self, message: tuple[int, View], reply: Reply) -> None:
+        """A view of the master's."""
+        generation, view = message
+        if not self._serves(generation, reply):
+            return
+        before = self.view.number
+        if "old views are taken" in self.flaws:
+            self.view._master_generation = 0  # noqa: SLF001 - a planted bug
+        verdict = self.view.consider(view, lambda first: all(b.rounds.can_admit(first) for b in self.ordered))
+        if self.view.number < before:
+            raise Violation(f"{self.name} took view {self.view.number} after {before}")
+        admit = {member.member_id: member.first_round for member in verdict.admit}
+        for block in self.ordered:
+            block.rounds.change(admit, verdict.remove)
+            for member in verdict.remove:
+                block.first_rounds.pop(member, None)
+            block.first_rounds.update(admit)
+            self._settle(block)
+        reply(("outdated",) if verdict.is_outdated else ("taken", verdict.refused, self.highest()))
+        self._serve_waiting()
+
+    def take_order(self, message: tuple[int, SnapshotOrder], reply: Reply) -> None:
+        """An order for a checkpoint."""
+        generation, order = message
+        if not self._serves(generation, reply):
+            return
+        versions = [block.rounds.version for block in self.ordered]
+        if self.snapshots.take(order, versions, self.highest()) is not None:
+            self.copies = {}
+            self._name = order.name
+            for block in self.ordered:
+                self._look(block)
+            self._save()
+        reply(("progress", self.snapshots.progress))
+
+    def reload(self, message: tuple[int, int | None], reply: Reply) -> None:
+        """A rollback: end, and come back with that checkpoint."""
+        generation, checkpoint = message
+        if generation == self.generation and self.is_alive:
+            reply(("ending",))
+            self.world.note("{} goes back to checkpoint {}", self.name, checkpoint)
+            self.cluster.rolled_back(self, checkpoint)
+
+    # snapshots
+
+    def _look(self, block: Block) -> None:
+        """Cut a block when it is time."""
+        cut = self.snapshots.cut
+        if cut is None or not cut.is_due(self.positions[block.number], block.rounds.version):
+            return
+        held = () if "marks of the open round are saved" in self.flaws else block.rounds.held
+        version = cut.cut(self.positions[block.number], block.rounds.version, held)
+        self.copies[block.number] = (version, block.updates, tuple(block.values))
+
+    def _save(self) -> None:
+        """When all blocks are cut: write the file."""
+        cut = self.snapshots.cut
+        if cut is None or not cut.is_complete:
+            return
+        progress = self.snapshots.progress
+        assert progress is not None
+        order = progress.order
+        if "marks after the cut are saved" in self.flaws:
+            applied = self.applied.copy()
+        else:
+            applied = cut.applied(self.applied)
+        self.snapshots.taken(order)
+        numbers = tuple(self.blocks)
+        versions = tuple(self.copies[n][0] for n in numbers)
+        shard = StoredShard(numbers, versions, tuple(self.copies[n][2] for n in numbers), applied.encode())
+        size_bytes = 100 + len(shard.applied) + len(numbers)
+        file = ShardFile(
+            index=self.index,
+            generation=self.generation,
+            name=self._name,
+            size_bytes=size_bytes,
+            hash=f"{hash((self._name, shard.versions)) & (1 << 128) - 1:032x}",
+            blocks=len(numbers),
+            lowest_version=min(versions, default=0),
+            highest_version=max(versions, default=0),
+        )
+
+        def done() -> None:
+            self.snapshots.written(order, file)
+            self._tell_progress()
+
+        def failed() -> None:
+            self.snapshots.failed(order, "the store failed")
+            self._tell_progress()
+
+        if "reported before it is written" in self.flaws:
+            done()
+        self.cluster.store.publish(self, file.name, shard, size_bytes, done, failed)
+
+    def _tell_progress(self) -> None:
+        address = self.cluster.etcd.keys.get(ADDRESS)
+        progress = self.snapshots.progress
+        if progress is None or progress == self._sent_progress:
+            return
+        if address is None:
+            self.later(0.3, self._tell_progress)
+            return
+        master = address.value
+        if master.generation != progress.order.master_generation:
+            return
+
+        def heard(_: Any) -> None:
+            self._sent_progress = progress
+
+        message = (self.index, self.generation, progress)
+        self.world.call(self, master, master.progressed, message, heard, lambda: self.later(0.2, self._tell_progress))
+
+    # trainers
+
+    def push(self, push: Push, reply: Reply) -> None:
+        """A batch; each row is decided for itself. A stream may break off after any row."""
+        if not self._serves(push.pserver_generation, reply):
+            return
+        rows = push.rows
+        breaks = self.world.are_faults_on and self.world.random.random() < self.cluster.break_rate
+        if breaks:
+            self.world.fault("stream broken")
+            rows = rows[: self.world.random.randrange(len(rows) + 1)]
+        outcomes = []
+        for number, base, weight in rows:
+            try:
+                outcomes.append((number, self._push_row(self.blocks[number], push, base, weight)))
+            except MessageError:
+                # Its values are of another life of this pserver: as for one who is not a member, pull again.
+                outcomes.append((number, "stale"))
+        self._save()
+        self._serve_waiting()
+        if not breaks:
+            reply(("pushed", tuple(outcomes)))
+
+    def _push_row(self, block: Block, push: Push, base: int, weight: float) -> str:
+        flaws, batch, rounds = self.flaws, push.batch, block.rounds
+        element = self.cluster.shape.element_of(batch)
+        is_member = self.view.is_member(push.member, push.trainer, push.generation)
+        if "apply before check" in flaws and not is_member and weight:
+            self._apply(block, [element])
+        if not is_member and "no membership check" not in flaws:
+            return "not member"
+        position = self.positions[block.number]
+        has = self.applied.has(position, batch)
+        before = rounds.version
+        outcome = rounds.arrive(
+            push.member,
+            base,
+            weight,
+            already_applied=has and "no dedupe" not in flaws,
+            batch=batch,
+            batch_count=push.batch_count,
+            step=push.step,
+        )
+        if isinstance(outcome, NotMember):
+            return "not member"
+        if isinstance(outcome, Stale):
+            return "stale"
+        if base == before:
+            block.arrived.add(push.member)
+        if not isinstance(outcome, Arrived) or not has:
+            self._mark(position, block, push)
+        if isinstance(outcome, Accumulate):
+            if outcome.is_first:
+                block.accumulator = []
+            block.accumulator.append(element)
+        elif isinstance(outcome, Apply):
+            self._apply(block, [element])
+            self._look(block)
+        self._settle(block)
+        return "done"
+
+    def _mark(self, position: int, block: Block, push: Push) -> None:
+        if self.applied.mark(position, push.batch, push.batch_count) and self.snapshots.cut is not None:
+            self.snapshots.cut.marked(position, push.batch, push.batch_count)
+
+    def _apply(self, block: Block, elements: Sequence[int]) -> None:
+        block.updates += 1
+        for element in elements:
+            block.values[element] += 1
+            if block.values[element] > 1:
+                raise Violation(f"{self.name}, block {block.number}: element {element} has a batch twice")
+
+    def _settle(self, block: Block) -> None:
+        """Close what is full; see that the rule was kept."""
+        rounds = block.rounds
+        is_sync = isinstance(rounds.mode, Sync)
+        while rounds.closable():
+            version = rounds.version
+            due = {member for member, first in block.first_rounds.items() if first <= version}
+            if is_sync and not due <= block.arrived:
+                raise Violation(f"{self.name}, block {block.number}: round {version} closed without {due}")
+            if rounds.close().has_update:
+                self._apply(block, block.accumulator)
+            block.arrived = set()
+            self._look(block)
+        self._save()
+
+    def pull(self, request: PullRequest, reply: Reply) -> None:
+        """Answers what can be read, when all can be or the time is up."""
+        if not self._serves(request.pserver_generation, reply):
+            return
+        if not self._answer(request, reply, is_last=False):
+            deadline = self.world.now + _PULL_S
+            self._waiting.append((request, reply, deadline))
+            self.later(_PULL_S, self._serve_waiting)
+
+    def _answer(self, request: PullRequest, reply: Reply, *, is_last: bool) -> bool:
+        ready = []
+        for number, version in request.wanted:
+            rounds = self.blocks[number].rounds
+            state = rounds.pull(request.member, version)
+            if state is Pull.NOT_MEMBER:
+                reply(("not member",))
+                return True
+            if state is Pull.READY:
+                ready.append((number, rounds.version))
+        if len(ready) < len(request.wanted) and not is_last:
+            return False
+        reply(("pulled", tuple(ready)))
+        return True
+
+    def _serve_waiting(self) -> None:
+        waiting, self._waiting = self._waiting, []
+        for request, reply, deadline in waiting:
+            if not self._answer(request, reply, is_last=self.world.now >= deadline - 1e-9):
+                self._waiting.append((request, reply, deadline))
+
+    def check(self) -> None:
+        """Assert the invariants of what it is made of."""
+        self.applied.check()
+        for block in self.ordered:
+            block.rounds.check()
+
+
+__all__ = ["Block", "CorruptError", "Pserver", "PullRequest", "Push"]

@@ -1,0 +1,117 @@
+"""A model of the store of checkpoints: whole files or none, errors, unknown outcomes, and rot.
+
+What was asked for is done some time later, also when the asker is frozen or dead by then: nothing fences a store.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from flightedl.testing.simulation.world import Action, Process, Reply, World
+
+
+@dataclass(frozen=True, slots=True)
+class StoredShard:
+    """What a pserver's file holds: block -> (version, updates, values), and the applied sets of its blocks."""
+
+    blocks: tuple[int, ...]
+    versions: tuple[int, ...]
+    values: tuple[tuple[int, ...], ...]
+    applied: bytes
+
+
+class Store(Process):
+    """Files by name, each bytes or a shard."""
+
+    def __init__(self, world: World) -> None:
+        super().__init__(world, "store")
+        self.files: dict[str, Any] = {}
+        self.sizes: dict[str, int] = {}
+        #: Files whose bytes are no longer those that were written.
+        self.rotten: set[str] = set()
+        #: The chance that a request fails.
+        self.error_rate = 0.0
+        self.is_down = False
+        #: Told of each new and each deleted file.
+        self.written: Callable[[str], None] = lambda _: None
+        self.deleted: Callable[[str], None] = lambda _: None
+
+    def _fails(self) -> bool:
+        if self.is_down or (self.world.are_faults_on and self.world.random.random() < self.error_rate):
+            self.world.fault("store error")
+            return True
+        return False
+
+    def _soon(self, action: Action) -> None:
+        self.world.after(0.005 + 0.05 * self.world.random.random(), action)
+
+    def publish(
+        self, process: Process, name: str, content: Any, size_bytes: int, done: Action, failed: Action
+    ) -> None:
+        """Write a file, all of it or none; an error may come although it is there."""
+
+        def carry_out() -> None:
+            fails = self._fails()
+            if not fails or self.world.random.random() < 0.3:
+                self.files[name] = content
+                self.sizes[name] = size_bytes
+                self.rotten.discard(name)
+                self.written(name)
+            process.deliver(failed if fails else done)
+
+        self._soon(carry_out)
+
+    def read(self, process: Process, name: str, done: Reply, failed: Action) -> None:
+        """(content, whether it is rotten); None: there is none."""
+
+        def carry_out() -> None:
+            if self._fails():
+                process.deliver(failed)
+            else:
+                found = (self.files[name], name in self.rotten) if name in self.files else None
+                process.deliver(lambda: done(found))
+
+        self._soon(carry_out)
+
+    def list(self, process: Process, done: Reply, failed: Action) -> None:
+        """name -> size in bytes."""
+
+        def carry_out() -> None:
+            if self._fails():
+                process.deliver(failed)
+            else:
+                found = dict(self.sizes)
+                process.deliver(lambda: done(found))
+
+        self._soon(carry_out)
+
+    def delete(self, process: Process, name: str, done: Action, failed: Action) -> None:
+        """Delete a file."""
+
+        def carry_out() -> None:
+            if self._fails():
+                process.deliver(failed)
+            else:
+                self.remove(name)
+                process.deliver(done)
+
+        self._soon(carry_out)
+
+    def remove(self, name: str) -> None:
+        """A file goes."""
+        if self.files.pop(name, None) is not None:
+            del self.sizes[name]
+            self.rotten.discard(name)
+            self.deleted(name)
+
+    def rot(self, name: str, is_torn: bool) -> None:
+        """A file is no longer what was written: shorter, or with other bytes."""
+        self.rotten.add(name)
+        content = self.files[name]
+        if isinstance(content, bytes):
+            middle = len(content) // 2
+            self.files[name] = content[:middle] if is_torn else content[:middle] + b"\0" + content[middle + 1 :]
+        if is_torn:
+            self.sizes[name] //= 2

@@ -1,0 +1,356 @@
+"""A trainer of the simulated cluster: takes work, joins, pulls, pushes to every pserver, reports."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from flightedl.domain.applied import Batch
+from flightedl.domain.modes import Sync
+from flightedl.domain.tasks import Assignment
+from flightedl.testing.simulation.etcd import ADDRESS, Transaction
+from flightedl.testing.simulation.job import blocks_of
+from flightedl.testing.simulation.pserver import PullRequest, Push
+from flightedl.testing.simulation.world import Process
+
+if TYPE_CHECKING:
+    from flightedl.testing.simulation.cluster import Cluster
+
+LEASE_TTL_S = 2.0
+_HOLD = 2
+
+
+@dataclass(slots=True)
+class Report:
+    """That a piece is done, and by which generation of each pserver it was acknowledged."""
+
+    epoch: int
+    position: int
+    attempt: int
+    pservers: tuple[int, ...]
+
+
+@dataclass(slots=True)
+class Work:
+    """The piece that is being trained."""
+
+    assignment: Assignment
+    batch: int
+    #: Lowest generation of each pserver that acknowledged any of its batches.
+    generations: dict[int, int] = field(default_factory=dict)
+
+
+class Trainer(Process):
+    """One process of a user's program."""
+
+    def __init__(self, cluster: Cluster, name: str) -> None:
+        super().__init__(cluster.world, name)
+        self.cluster = cluster
+        self.flaws = cluster.flaws
+        self.is_sync = isinstance(cluster.shape.mode, Sync)
+        self.lease = cluster.etcd.grant(self, LEASE_TTL_S)
+        self.generation = 0
+        self.member = 0
+        self.step = 0
+        self.held: dict[int, Assignment] = {}
+        self.ready: list[Assignment] = []
+        self.reports: list[Report] = []
+        self.returned: list[Assignment] = []
+        self.work: Work | None = None
+        self.versions: dict[int, int] = dict.fromkeys(range(cluster.shape.block_count), 0)
+        #: Rises with each new doing: late answers to an older one are not heard.
+        self.token = 0
+        self._left: set[int] = set()
+        self._answered: set[int] = set()
+        self._is_fetching = False
+        self._claim()
+
+    def end(self, why: str) -> None:
+        """Exit; the supervisor starts another one."""
+        self.world.note("{} ends: {}", self.name, why)
+        self.cluster.ended(self)
+
+    def _claim(self) -> None:
+        key = f"trainers/{self.name}"
+
+        def answered(result: Any) -> None:
+            committed, revision, _ = result
+            if committed:
+                self.generation = revision
+                self._fetch()
+            elif self.lease.is_lost:
+                self.end("its lease was lost before it was registered")
+            else:
+                self.later(0.3, self._claim)
+
+        etcd = self.cluster.etcd
+        transaction = Transaction(created={key: 0}, puts={key: self}, lease=self.lease)
+        self.world.call(self, etcd, etcd.transact, transaction, answered, lambda: self.end("no answer to its claim"))
+
+    # work
+
+    def _fetch(self) -> None:
+        """Report and ask for more, when there is anything to say."""
+        if self._is_fetching:
+            return
+        if not self.lease.is_held():
+            self.end("its lease was lost")
+            return
+        want = _HOLD - len(self.held)
+        if not self.reports and not self.returned and want <= 0:
+            return
+        address = self.cluster.etcd.keys.get(ADDRESS)
+        if address is None:
+            self.later(0.3, self._fetch)
+            return
+        self._is_fetching = True
+        reports, returned = tuple(self.reports), tuple(self.returned)
+        held = tuple(self.held)
+
+        def answered(reply: Any) -> None:
+            self._is_fetching = False
+            kind, given, lost, member = reply
+            if kind == "fenced":
+                self.end("its registration has ended")
+                return
+            if kind == "retry":
+                self.later(0.2, self._fetch)
+                return
+            self._take(reports, returned, given, lost, member)
+            self.later(0.01 if given else 0.3, self._fetch)
+
+        def failed() -> None:
+            self._is_fetching = False
+            self.later(0.2, self._fetch)
+
+        message = (self.name, self.generation, reports, returned, held, want)
+        self.world.call(self, address.value, address.value.tasks, message, answered, failed)
+
+    def _take(self, reports: Any, returned: Any, given: Any, lost: Any, member: int) -> None:
+        self.reports = [report for report in self.reports if report not in reports]
+        self.returned = [piece for piece in self.returned if piece not in returned]
+        for attempt in lost:
+            self.held.pop(attempt, None)
+        if self.member != member:
+            self.member = 0
+        for assignment in given:
+            self.cluster.given(self, assignment)
+            if assignment.attempt not in self.held:
+                self.held[assignment.attempt] = assignment
+                self.ready.append(assignment)
+        if self.work is None:
+            self._next_piece()
+
+    def _next_piece(self) -> None:
+        self.work = None
+        while self.ready:
+            assignment = self.ready.pop(0)
+            if assignment.attempt in self.held:
+                self.work = Work(assignment, assignment.first_batch)
+                self._open_batch()
+                return
+        self._fetch()
+
+    def _open_batch(self) -> None:
+        """Be a member, have values, then push."""
+        self.token += 1
+        assert self.work is not None
+        self._answered = set()
+        if self.work.assignment.attempt not in self.held:
+            self._next_piece()
+        elif not self.lease.is_held():
+            self.end("its lease was lost")
+        elif self.member == 0:
+            self._join()
+        else:
+            self.step += 1
+            self._push_all()
+
+    def _again(self) -> None:
+        """The same batch, as a new member and with fresh values."""
+        self.member = 0
+        self._open_batch()
+
+    def _join(self) -> None:
+        token = self.token
+        address = self.cluster.etcd.keys.get(ADDRESS)
+
+        def retry() -> None:
+            if self.token == token:
+                self.later(0.1, lambda: self._open_batch() if self.token == token else None)
+
+        if address is None:
+            self.later(0.3, retry)
+            return
+
+        def answered(reply: Any) -> None:
+            if self.token != token:
+                return
+            kind, member = reply
+            if kind == "fenced":
+                self.end("its registration has ended")
+            elif kind == "member":
+                self.member = member
+                self.step = 0
+                self._pull(dict.fromkeys(self.versions, 0), self._open_batch)
+            else:
+                retry()
+
+        self.world.call(self, address.value, address.value.join, (self.name, self.generation), answered, retry)
+
+    # values
+
+    def _pull(self, wanted: dict[int, int], then: Any) -> None:
+        self.token += 1
+        token = self.token
+        left = dict(wanted)
+        cluster = self.cluster
+
+        def ask(index: int) -> None:
+            numbers = blocks_of(cluster.pserver_count, cluster.shape.cut_for, index)
+            mine = tuple((number, left[number]) for number in numbers if number in left)
+            if self.token != token or not mine:
+                return
+            key = cluster.etcd.keys.get(f"ps/{index}")
+            if key is None or not self.lease.is_held():
+                self.later(0.3, lambda: ask(index) if self.lease.is_held() else self.end("its lease was lost"))
+                return
+
+            def answered(reply: Any) -> None:
+                if self.token != token:
+                    return
+                if reply[0] == "not member":
+                    self._again()
+                    return
+                if reply[0] == "pulled":
+                    for number, version in reply[1]:
+                        self.versions[number] = version
+                        left.pop(number, None)
+                    if not left:
+                        then()
+                        return
+                    if self.work is not None and self.work.assignment.attempt not in self.held:
+                        self._next_piece()
+                        return
+                self.later(0.05 if reply[0] == "pulled" else 0.3, lambda: ask(index))
+
+            request = PullRequest(self.member, key.created, mine)
+            self.world.call(
+                self, key.value, key.value.pull, request, answered, lambda: self.later(0.1, lambda: ask(index))
+            )
+
+        for index in range(cluster.pserver_count):
+            ask(index)
+
+    # gradients
+
+    def _push_all(self) -> None:
+        self.token += 1
+        self._left = set(self.versions)
+        for index in range(self.cluster.pserver_count):
+            self._push(index, self.token)
+
+    def _push(self, index: int, token: int) -> None:
+        work, cluster = self.work, self.cluster
+        assert work is not None
+        numbers = blocks_of(cluster.pserver_count, cluster.shape.cut_for, index)
+        mine = [number for number in numbers if number in self._left]
+        if self.token != token or not mine:
+            return
+        if not self.lease.is_held():
+            self.end("its lease was lost")
+            return
+        if work.assignment.attempt not in self.held:
+            # Taken away: what is left of it is dropped.
+            self._next_piece()
+            return
+        key = cluster.etcd.keys.get(f"ps/{index}")
+        if key is None:
+            self.later(0.3, lambda: self._push(index, token))
+            return
+        assignment = work.assignment
+
+        def answered(reply: Any) -> None:
+            if self.token != token:
+                return
+            if reply[0] != "pushed":
+                self.later(0.2, lambda: self._push(index, token))
+                return
+            if any(outcome != "done" for _, outcome in reply[1]):
+                self._again()
+                return
+            generation = min(key.created, work.generations.get(index, key.created))
+            work.generations[index] = key.created if "newest generation is reported" in self.flaws else generation
+            self._left.difference_update(number for number, _ in reply[1])
+            if "done before ack" in self.flaws:
+                self._left.clear()
+            if not self._left:
+                self._batch_done()
+            elif any(number in self._left for number in numbers):
+                self._push(index, token)
+
+        push = Push(
+            self.name,
+            self.generation,
+            self.member,
+            key.created,
+            Batch(assignment.epoch, assignment.task, work.batch),
+            assignment.batch_count,
+            tuple((number, self.versions[number], 1.0) for number in mine),
+            self.step,
+        )
+        self.world.call(
+            self, key.value, key.value.push, push, answered, lambda: self.later(0.1, lambda: self._push(index, token))
+        )
+
+    def _batch_done(self) -> None:
+        work = self.work
+        assert work is not None
+        self.token += 1
+        base = dict(self.versions)
+        is_last = work.batch + 1 == work.assignment.end_batch
+        if is_last:
+            assignment = work.assignment
+            if self.held.pop(assignment.attempt, None) is not None:
+                # A pserver without blocks acknowledges nothing; its present generation will do.
+                pservers = tuple(
+                    work.generations.get(index, self._present(index)) for index in range(self.cluster.pserver_count)
+                )
+                self.reports.append(Report(assignment.epoch, assignment.position, assignment.attempt, pservers))
+            self._fetch()
+        wanted = {number: version + 1 if self.is_sync else 0 for number, version in base.items()}
+
+        def next_batch() -> None:
+            if is_last:
+                self._next_piece()
+            else:
+                work.batch += 1
+                self._open_batch()
+
+        if is_last and not self.ready:
+            # Nothing to train on: nobody waits for fresh values.
+            self._next_piece()
+        else:
+            if is_last:
+                self.work = None
+                self._begin_next(wanted)
+                return
+            self._pull(wanted, next_batch)
+
+    def _begin_next(self, wanted: dict[int, int]) -> None:
+        """Fresh values first, then the next piece."""
+        while self.ready and self.ready[0].attempt not in self.held:
+            self.ready.pop(0)
+        if not self.ready:
+            self._next_piece()
+            return
+        assignment = self.ready.pop(0)
+        self.work = Work(assignment, assignment.first_batch)
+        if self.member == 0:
+            self._open_batch()
+        else:
+            self._pull(wanted, self._open_batch)
+
+    def _present(self, index: int) -> int:
+        key = self.cluster.etcd.keys.get(f"ps/{index}")
+        return 0 if key is None else key.created

@@ -1,0 +1,143 @@
+"""The feed: what is held, reported, lost and handed back."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+
+import pytest
+
+from flightedl.adapters.clock import SystemClock
+from flightedl.client.feed import HOLD, Piece, Reports, TaskFeed
+from flightedl.errors import JobFailedError, UnavailableError
+from flightedl.wire.messages import Assignment, ReturnedTask, TasksReply
+
+
+def _piece(number: int) -> Piece:
+    assignment = Assignment(
+        epoch=0, position=number, task=number, attempt=100 + number, first_batch=0, end_batch=2, batch_count=2
+    )
+    return Piece(assignment, ())
+
+
+class Queue:
+    """A master in memory: hands out so many pieces, and remembers what it was told."""
+
+    def __init__(self, count: int) -> None:
+        self.todo = [_piece(n) for n in range(count)]
+        self.finished: list[int] = []
+        self.returned: list[int] = []
+        self.failed: list[tuple[int, str]] = []
+        self.lose: list[int] = []
+        self.errors: list[Exception] = []
+        self.changed = threading.Condition()
+
+    def fetch(
+        self, reports: Reports, holding: Sequence[int], want: int, _wait_s: float
+    ) -> tuple[TasksReply, Sequence[Piece]]:
+        with self.changed:
+            if self.errors:
+                raise self.errors.pop(0)
+            self.finished += [report.attempt for report in reports.finished]
+            self.returned += [report.attempt for report in reports.returned]
+            self.failed += [(report.attempt, report.error) for report in reports.failed]
+            given, self.todo = self.todo[:want], self.todo[want:]
+            lost = [ReturnedTask(epoch=0, position=0, attempt=attempt) for attempt in holding if attempt in self.lose]
+            is_done = not self.todo and not given and not holding
+            outcome = "given" if given else "epochs_done" if is_done else "none_now"
+            self.changed.notify_all()
+            reply = TasksReply(
+                assignments=[piece.assignment for piece in given], outcome=outcome, lost=lost, retry_after_s=0.01
+            )
+            return reply, given
+
+    def until(self, condition: Callable[[], bool]) -> None:
+        with self.changed:
+            assert self.changed.wait_for(condition, 10.0)
+
+
+@pytest.fixture
+def feeds() -> Iterator[Callable[[Queue], TaskFeed]]:
+    made: list[TaskFeed] = []
+
+    def make(queue: Queue) -> TaskFeed:
+        made.append(TaskFeed(queue.fetch, SystemClock()))
+        return made[-1]
+
+    yield make
+    for feed in made:
+        feed.close(5.0)
+
+
+def test_it_holds_the_present_piece_and_the_next(feeds: Callable[[Queue], TaskFeed]) -> None:
+    queue = Queue(5)
+    feed = feeds(queue)
+    first = feed.next(5.0)
+    assert first is not None
+    assert len(queue.todo) == 5 - HOLD
+    feed.finished(first.assignment, [1, 2])
+    queue.until(lambda: queue.finished == [100] and len(queue.todo) == 2)
+
+
+def test_all_pieces_come_and_then_it_is_done(feeds: Callable[[Queue], TaskFeed]) -> None:
+    queue = Queue(4)
+    feed = feeds(queue)
+    seen = []
+    while not feed.is_done:
+        if (piece := feed.next(0.5)) is not None:
+            seen.append(piece.assignment.task)
+            feed.finished(piece.assignment, [])
+    assert seen == [0, 1, 2, 3]
+    assert queue.finished == [100, 101, 102, 103]
+
+
+def test_a_report_survives_an_unreachable_master(feeds: Callable[[Queue], TaskFeed]) -> None:
+    queue = Queue(2)
+    feed = feeds(queue)
+    piece = feed.next(5.0)
+    assert piece is not None
+    with queue.changed:
+        queue.errors = [UnavailableError("gone"), UnavailableError("still gone")]
+    feed.finished(piece.assignment, [])
+    queue.until(lambda: queue.finished == [100])
+
+
+def test_a_final_error_reaches_who_asks(feeds: Callable[[Queue], TaskFeed]) -> None:
+    queue = Queue(2)
+    queue.errors = [JobFailedError("too much has failed")]
+    feed = feeds(queue)
+    with pytest.raises(JobFailedError, match="too much"):
+        feed.next(5.0)
+
+
+def test_what_the_master_took_away_is_not_held(feeds: Callable[[Queue], TaskFeed]) -> None:
+    queue = Queue(2)
+    queue.lose = [101]
+    feed = feeds(queue)
+    first, second = feed.next(5.0), feed.next(5.0)
+    assert first is not None
+    assert second is not None
+    feed.finished(first.assignment, [])
+    queue.until(lambda: queue.finished == [100])
+    with feed._changed:
+        assert feed._changed.wait_for(lambda: second.assignment.attempt not in feed._held, 5.0)
+    feed.finished(second.assignment, [])
+    assert queue.finished == [100]
+
+
+def test_closing_hands_back_what_is_held() -> None:
+    queue = Queue(5)
+    feed = TaskFeed(queue.fetch, SystemClock())
+    assert feed.next(5.0) is not None
+    queue.until(lambda: len(queue.todo) == 3)
+    feed.close(5.0)
+    assert sorted(queue.returned) == [100, 101]
+
+
+def test_a_failure_is_reported_with_its_error(feeds: Callable[[Queue], TaskFeed]) -> None:
+    queue = Queue(1)
+    feed = feeds(queue)
+    piece = feed.next(5.0)
+    assert piece is not None
+    feed.failed(piece.assignment, "cannot read", 1)
+    queue.until(lambda: queue.failed == [(100, "cannot read")])

@@ -1,0 +1,33 @@
+"""A different declaration is refused, and the refusal says what differs."""
+
+from __future__ import annotations
+
+import pytest
+
+from flightedl.errors import DeclarationError
+from flightedl.master.declarations import require_same
+from flightedl.wire.messages import DatasetDeclaration, ModelDeclaration, ParameterDeclaration
+
+
+def _model(rows: int, lr: float) -> ModelDeclaration:
+    parameter = ParameterDeclaration(name="w", shape=[rows, 3], dtype="float32")
+    return ModelDeclaration(parameters=[parameter], optimizer={"kind": "SGD", "lr": lr}, mode={"kind": "Sync"})
+
+
+def test_the_same_is_fine() -> None:
+    require_same("model", _model(2, 0.1), _model(2, 0.1))
+
+
+def test_the_difference_is_named() -> None:
+    with pytest.raises(DeclarationError) as caught:
+        require_same("model", _model(2, 0.1), _model(4, 0.5))
+    assert "optimizer.lr is 0.1, not 0.5" in str(caught.value)
+    assert "parameters[0].shape[0] is 2, not 4" in str(caught.value)
+    assert "another job name" in str(caught.value)
+
+
+def test_many_differences_are_counted() -> None:
+    known = DatasetDeclaration(urls=["a"], batch_size=1)
+    declared = DatasetDeclaration(urls=["b"], batch_size=2, epochs=3, shuffle=True, seed=4, format="csv")
+    with pytest.raises(DeclarationError, match=r"and 2 more"):
+        require_same("dataset", known, declared)
