@@ -20,6 +20,8 @@ class CurrentBatch:
     step: int = 0
     #: Blocks that have an answer for this batch -> the version that its gradient was computed at.
     answered: dict[int, int] = field(default_factory=dict)
+    #: Pserver -> the oldest generation of it that answered a row of this batch.
+    generations: dict[int, int] = field(default_factory=dict)
     #: Its gradient met a newer version or a lost membership: it has to be computed and pushed again.
     must_repeat: bool = False
 
@@ -32,6 +34,17 @@ class CurrentBatch:
             batch=self.number,
             batch_count=self.assignment.batch_count,
         )
+
+    def begin(self) -> None:
+        """The user's code is about to get it, for the first time or again."""
+        self.must_repeat = False
+        self.answered.clear()
+        self.generations.clear()
+
+    def note_answer(self, block: int, base_version: int, pserver: int, generation: int) -> None:
+        """A block has the batch. A pserver that was replaced meanwhile counts as what it was before."""
+        self.answered[block] = base_version
+        self.generations[pserver] = min(generation, self.generations.get(pserver, generation))
 
     def __str__(self) -> str:
         return f"epoch {self.assignment.epoch}, task {self.assignment.task}, batch {self.number}"

@@ -38,8 +38,8 @@ class BatchListener(Protocol):
         """The batch is about to be handed out: be a member, have fresh values. False: the work was taken away."""
         ...
 
-    def close_batch(self, current: CurrentBatch) -> list[int]:
-        """The user's code is through with it; returns the generations of the pservers that have it."""
+    def close_batch(self, current: CurrentBatch) -> None:
+        """The user's code is through with it: answer for what it left out."""
         ...
 
 
@@ -122,27 +122,32 @@ class Dataset:
             self.close()
 
     def _batches(self, feed: TaskFeed) -> Iterator[pa.RecordBatch]:
-        generations: list[int] = []
+        attempt = -1
+        #: Pserver -> the oldest generation of it that has a batch of the present piece.
+        generations: dict[int, int] = {}
         while (item := self._next_item(feed)) is not None:
             if not feed.is_held(item.assignment):
                 continue
+            if item.assignment.attempt != attempt:
+                attempt, generations = item.assignment.attempt, {}
             if isinstance(item, _PieceEnd):
-                feed.finished(item.assignment, generations)
+                feed.finished(item.assignment, [generations.get(i, 0) for i in range(max(generations, default=-1) + 1)])
             elif isinstance(item, _ReadFailure):
                 sys.stderr.write(f"flightedl: cannot read a batch, the task goes back: {item.error}\n")
                 feed.failed(item.assignment, str(item.error), item.number)
             else:
                 current = CurrentBatch(item.assignment, item.number, item.records.num_rows)
                 while True:
-                    current.must_repeat = False
-                    current.answered.clear()
+                    current.begin()
                     if not self._listener.open_batch(current):
                         feed.drop_all()
                         break
                     yield item.records
-                    generations = self._listener.close_batch(current)
+                    self._listener.close_batch(current)
                     if not current.must_repeat or not feed.is_held(item.assignment):
                         break
+                for index, generation in current.generations.items():
+                    generations[index] = min(generation, generations.get(index, generation))
 
     def _next_item(self, feed: TaskFeed) -> _Item | None:
         waiting = self._waiting()

@@ -51,6 +51,7 @@ class ShardTransfer:
     member: int = 0
     #: The gradient was too late, or the membership is gone.
     must_repeat: bool = False
+    #: Of the pserver that is being asked.
     generation: int = 0
 
 
@@ -182,18 +183,13 @@ class Parameters(Mapping[str, npt.NDArray[np.generic]]):
         """Pull all blocks: as a member at or above its first round, else at whatever version they are."""
         self._transfer(None, {}, [], dict.fromkeys(self._blocks, 0), pull=True, member=self._scope.member)
 
-    def arrive(self, current: CurrentBatch) -> list[int]:
-        """Make the batch arrive at the blocks that it was not pushed to.
-
-        Returns:
-            The generation of each pserver that has the batch.
-        """
-        generations = self._send(current, {}, self._unanswered(current), pull=True)
+    def arrive(self, current: CurrentBatch) -> None:
+        """Make the batch arrive at the blocks that it was not pushed to, and have the values that follow it."""
+        self._send(current, {}, self._unanswered(current), pull=True)
         if self._is_synchronous and not current.must_repeat:
             behind = {number: base + 1 for number, base in current.answered.items() if self._versions[number] <= base}
             if behind:
                 self._transfer(current, {}, [], behind, pull=True, member=self._scope.member)
-        return generations
 
     def close(self) -> None:
         """Stop the threads."""
@@ -237,10 +233,8 @@ class Parameters(Mapping[str, npt.NDArray[np.generic]]):
     def _unanswered(self, current: CurrentBatch) -> list[int]:
         return [number for number in self._blocks if number not in current.answered]
 
-    def _send(
-        self, current: CurrentBatch, pushes: Mapping[int, Array], arrivals: Sequence[int], *, pull: bool
-    ) -> list[int]:
-        return self._transfer(current, pushes, arrivals, {}, pull=pull, member=self._scope.member)
+    def _send(self, current: CurrentBatch, pushes: Mapping[int, Array], arrivals: Sequence[int], *, pull: bool) -> None:
+        self._transfer(current, pushes, arrivals, {}, pull=pull, member=self._scope.member)
 
     def _transfer(
         self,
@@ -251,8 +245,8 @@ class Parameters(Mapping[str, npt.NDArray[np.generic]]):
         *,
         pull: bool,
         member: int,
-    ) -> list[int]:
-        """All pservers in parallel; returns their generations."""
+    ) -> None:
+        """All pservers in parallel."""
         transfers = []
         for shard in self._shards:
             mine: dict[int, Array | None] = {n: pushes[n] for n in shard.blocks if n in pushes}
@@ -272,7 +266,6 @@ class Parameters(Mapping[str, npt.NDArray[np.generic]]):
             self._scope.lost_membership()
             if current is not None:
                 current.must_repeat = True
-        return [transfer.generation for transfer in transfers]
 
     def _finish(self, shard: _Shard, transfer: ShardTransfer, current: CurrentBatch | None) -> None:
         """One pserver, until everything is answered or has to be repeated."""
@@ -344,7 +337,7 @@ class Parameters(Mapping[str, npt.NDArray[np.generic]]):
             elif row.outcome != Outcome.NONE:
                 transfer.pushes.pop(row.block, None)
                 if current is not None:
-                    current.answered[row.block] = self._versions[row.block]
+                    current.note_answer(row.block, self._versions[row.block], shard.index, transfer.generation)
                 if transfer.pull_after_push:
                     transfer.pulls[row.block] = self._versions[row.block] + 1 if self._is_synchronous else 0
             if len(row.values):

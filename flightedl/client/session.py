@@ -324,15 +324,13 @@ class Job:
         self._current = current
         return True
 
-    def close_batch(self, current: CurrentBatch) -> list[int]:
+    def close_batch(self, current: CurrentBatch) -> None:
         """Answer for the blocks that the user's code did not push to."""
-        generations: list[int] = []
         if self._parameters is not None and not current.must_repeat:
-            generations = self._parameters.arrive(current)
+            self._parameters.arrive(current)
         self._current = None
         if not current.must_repeat:
             self._progress.batch(current.record_count)
-        return generations
 
     # talking to the master
 

@@ -112,7 +112,7 @@ class FinishedTask(Request, frozen=True, kw_only=True):
     epoch: Natural
     position: Natural
     attempt: Natural
-    #: Generation of each pserver, by index, when it acknowledged; empty without a model.
+    #: By index, the oldest generation of each pserver that acknowledged a batch of this piece; 0: it holds no blocks.
     pservers: list[Natural] = []
 
 

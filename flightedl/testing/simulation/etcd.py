@@ -121,6 +121,8 @@ class Etcd(Process):
             raise Violation(f"master {transaction.writer} wrote its state after it was deposed")
         before = self.keys.get(key)
         created = self.revision if before is None else before.created
+        if before is not None and before.lease is not None:
+            before.lease.keys.discard(key)
         self.keys[key] = Key(value, created, self.revision, transaction.lease)
         if transaction.lease is not None:
             transaction.lease.keys.add(key)
@@ -198,6 +200,7 @@ class Etcd(Process):
             if self.is_down or self.is_frozen or not self.world.is_connected(process, self):
                 self.world.after(0.5, lambda: process.deliver(look))
             else:
+                process.directory = dict(self.keys)
                 self._watchers[process]()
 
         latency_s = 0.002 + 0.02 * self.world.random.random()

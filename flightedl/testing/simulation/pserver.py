@@ -90,7 +90,12 @@ class Pserver(Process):
         self._announced_to = 0
         self._is_announcing = False
         self._sent_progress: Any = None
-        self._claim()
+        cluster.etcd.watch(self, self._look_around)
+        self.later(0.05, self._claim)
+
+    def _look_around(self) -> None:
+        if self.is_serving:
+            self._announce()
 
     def end(self, why: str) -> None:
         """Exit; the supervisor starts another one."""
@@ -104,7 +109,7 @@ class Pserver(Process):
         if self.lease.is_lost:
             self.end("its lease was lost before it had an index")
             return
-        taken = cluster.etcd.keys
+        taken = self.directory
         free = [i for i in range(cluster.pserver_count) if f"ps/{i}" not in taken]
         if not free:
             self.later(0.2, self._claim)
@@ -203,7 +208,6 @@ class Pserver(Process):
         self.world.note("{} index {} loaded checkpoint {}", self.name, self.index, self.loaded)
         self.is_serving = True
         self._announce()
-        cluster.etcd.watch(self, self._announce)
 
     # the master
 
@@ -213,7 +217,7 @@ class Pserver(Process):
 
     def _announce(self) -> None:
         """Tell each new master what this process has, until it has stored that."""
-        address = self.cluster.etcd.keys.get(ADDRESS)
+        address = self.directory.get(ADDRESS)
         if address is None or self._is_announcing:
             return
         master = address.value
@@ -342,7 +346,7 @@ class Pserver(Process):
         self.cluster.store.publish(self, file.name, shard, size_bytes, done, failed)
 
     def _tell_progress(self) -> None:
-        address = self.cluster.etcd.keys.get(ADDRESS)
+        address = self.directory.get(ADDRESS)
         progress = self.snapshots.progress
         if progress is None or progress == self._sent_progress:
             return

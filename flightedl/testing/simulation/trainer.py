@@ -63,6 +63,7 @@ class Trainer(Process):
         self._left: set[int] = set()
         self._answered: set[int] = set()
         self._is_fetching = False
+        cluster.etcd.watch(self, lambda: None)
         self._claim()
 
     def end(self, why: str) -> None:
@@ -99,7 +100,7 @@ class Trainer(Process):
         want = _HOLD - len(self.held)
         if not self.reports and not self.returned and want <= 0:
             return
-        address = self.cluster.etcd.keys.get(ADDRESS)
+        address = self.directory.get(ADDRESS)
         if address is None:
             self.later(0.3, self._fetch)
             return
@@ -143,6 +144,7 @@ class Trainer(Process):
 
     def _next_piece(self) -> None:
         self.work = None
+        self.token += 1
         while self.ready:
             assignment = self.ready.pop(0)
             if assignment.attempt in self.held:
@@ -173,7 +175,7 @@ class Trainer(Process):
 
     def _join(self) -> None:
         token = self.token
-        address = self.cluster.etcd.keys.get(ADDRESS)
+        address = self.directory.get(ADDRESS)
 
         def retry() -> None:
             if self.token == token:
@@ -211,7 +213,7 @@ class Trainer(Process):
             mine = tuple((number, left[number]) for number in numbers if number in left)
             if self.token != token or not mine:
                 return
-            key = cluster.etcd.keys.get(f"ps/{index}")
+            key = self.directory.get(f"ps/{index}")
             if key is None or not self.lease.is_held():
                 self.later(0.3, lambda: ask(index) if self.lease.is_held() else self.end("its lease was lost"))
                 return
@@ -264,7 +266,7 @@ class Trainer(Process):
             # Taken away: what is left of it is dropped.
             self._next_piece()
             return
-        key = cluster.etcd.keys.get(f"ps/{index}")
+        key = self.directory.get(f"ps/{index}")
         if key is None:
             self.later(0.3, lambda: self._push(index, token))
             return
@@ -352,5 +354,5 @@ class Trainer(Process):
             self._pull(wanted, self._open_batch)
 
     def _present(self, index: int) -> int:
-        key = self.cluster.etcd.keys.get(f"ps/{index}")
+        key = self.directory.get(f"ps/{index}")
         return 0 if key is None else key.created

@@ -43,6 +43,8 @@ class Process:
         self.name = name
         self.is_alive = True
         self.is_frozen = False
+        #: What it knows of etcd's keys: some moments old, or older.
+        self.directory: dict[str, Any] = {}
         self._inbox: deque[Action] = deque()
 
     def __str__(self) -> str:

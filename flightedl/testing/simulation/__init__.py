@@ -1,0 +1,1 @@
+"""The whole cluster in one process, from one seed."""

@@ -1,0 +1,491 @@
+"""A whole simulated job: who runs, who starts them again, what is done to them, and what must hold."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import Any
+
+from flightedl.domain.checkpoints import latest_of
+from flightedl.domain.checkpoints_manifest import Manifest, candidates, checksum, manifest_name, number_of
+from flightedl.domain.checkpoints_values import CheckpointSettings
+from flightedl.domain.modes import Async, Bounded, Mode, Sync
+from flightedl.domain.tasks import AlreadyDone
+from flightedl.errors import CorruptError
+from flightedl.testing.simulation.etcd import LOCK, STATE, Etcd
+from flightedl.testing.simulation.job import JobShape, lacking, plan_of
+from flightedl.testing.simulation.master import Master
+from flightedl.testing.simulation.pserver import Pserver
+from flightedl.testing.simulation.store import Store
+from flightedl.testing.simulation.trainer import Trainer
+from flightedl.testing.simulation.world import NetworkFaults, Process, Violation, World
+
+#: Simulated seconds that a job may take, with and without faults.
+_FAULTY_S = 400.0
+_CALM_S = 300.0
+_MASTERS = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What a run was like."""
+
+    seed: int
+    events: int
+    simulated_s: float
+    faults: dict[str, int]
+    mode: str
+    checkpoints: int
+
+
+class Cluster:
+    """One run. Everything about it follows from the seed, the planted flaws and ``fault_scale``."""
+
+    def __init__(self, seed: int, flaws: Collection[str] = (), fault_scale: float = 1.0, mode: str = "") -> None:
+        self.world = world = World(seed)
+        self.flaws = frozenset(flaws)
+        random = world.random
+        self.pserver_count = random.choice((1, 2, 2, 3))
+        modes: dict[str, Mode] = {"sync": Sync(), "async": Async(), "bounded": Bounded(random.randrange(3))}
+        self.mode_name = mode or random.choice(("sync", "sync", "async", "bounded"))
+        self.shape = JobShape(
+            mode=modes[self.mode_name],
+            batch_counts=tuple(random.choice((1, 1, 2, 3)) for _ in range(random.randint(2, 5))),
+            epochs=random.randint(1, 3),
+            seed=seed,
+            shuffle=random.random() < 0.7,
+            cut_for=self.pserver_count,
+            recovery=random.choice(("replay", "replay", "replay", "rollback")),
+        )
+        self.checkpoint_settings = CheckpointSettings(
+            interval_s=random.choice((0.7, 2.0, 5.0)),
+            keep=random.randint(1, 3),
+            keep_every=random.choice((None, None, 4)),
+            patience_s=2.0,
+            give_up_s=8.0,
+            retry_floor_s=0.3,
+            retry_ceiling_s=2.0,
+        )
+        self.trainer_count = random.randint(1, 3)
+        self.fault_scale = fault_scale
+        self.break_rate = 0.08 * fault_scale * random.random()
+        world.network = NetworkFaults(
+            drop=0.10 * fault_scale * random.random(),
+            duplicate=0.12 * fault_scale * random.random(),
+            delay=0.25 * fault_scale * random.random(),
+            longest_delay_s=random.choice((0.05, 0.5, 3.0)),
+        )
+        self.store = Store(world)
+        self.store.error_rate = 0.15 * fault_scale * random.random()
+        self.store.written = self._file_written
+        self.store.deleted = self._file_deleted
+        self.etcd = Etcd(world)
+        self.processes: list[Process] = []
+        #: (life of the job, attempt) -> what a trainer was given under it.
+        self._attempts: dict[tuple[int, int], Any] = {}
+        self._life = 0
+        self._names = 0
+        self.is_over = False
+        self.checkpoints = 0
+        self._boot()
+        self._look_at_leases()
+        if fault_scale:
+            self._plan_fault()
+
+    # who runs
+
+    def _boot(self) -> None:
+        for _ in range(_MASTERS):
+            self._start(Master(self, self._name("master")))
+        for _ in range(self.pserver_count):
+            self._start(Pserver(self, self._name("pserver")))
+        for number in range(self.trainer_count):
+            self._start(Trainer(self, f"trainer-{number}"))
+
+    def _name(self, role: str) -> str:
+        self._names += 1
+        return f"{role}-{self._names}"
+
+    def _start(self, process: Process) -> None:
+        self.processes.append(process)
+
+    def ended(self, process: Process) -> None:
+        """A process has ended by itself: its lease goes at once, as far as etcd can be reached; another one starts."""
+        lease = process.lease  # type: ignore[attr-defined]
+        self._bury(process)
+        if lease in self.etcd._leases and self.world.random.random() < 0.7 and not self.etcd.is_down:  # noqa: SLF001
+            self.etcd.revoke(lease)
+        self.etcd.review()
+
+    def rolled_back(self, pserver: Pserver, checkpoint: int | None) -> None:
+        """A pserver ends to come back with a checkpoint."""
+        self._bury(pserver, forced=(checkpoint,))
+        if not self.etcd.is_down and not self.etcd.is_frozen:
+            self.etcd.revoke(pserver.lease)
+        self.etcd.review()
+
+    def _bury(self, process: Process, forced: tuple[int | None] | None = None) -> None:
+        """Dead; the supervisor starts another one of its kind."""
+        if not process.is_alive:
+            return
+        process.die()
+        self.processes.remove(process)
+        life = self._life
+
+        def start() -> None:
+            if life != self._life:
+                return
+            if isinstance(process, Master):
+                self._start(Master(self, self._name("master")))
+            elif isinstance(process, Pserver):
+                self._start(Pserver(self, self._name("pserver"), forced))
+            else:
+                self._start(Trainer(self, process.name))
+
+        self.world.after(0.1 + self.world.random.random(), start)
+
+    def _look_at_leases(self) -> None:
+        """Every process looks at its own lease once a second, also when nobody talks to it."""
+        for process in tuple(self.processes):
+            if process.is_alive and not process.is_frozen and not process.lease.is_held():  # type: ignore[attr-defined]
+                process.end("its lease was lost")  # type: ignore[attr-defined]
+        self.world.after(1.0, self._look_at_leases)
+
+    def pointer(self) -> int | None:
+        """The checkpoint that etcd names."""
+        state = self.etcd.keys.get(STATE)
+        if state is None:
+            return None
+        latest = latest_of(state.value["checkpoints"])
+        return None if latest is None else latest.number
+
+    # what is done to them
+
+    def _plan_fault(self) -> None:
+        pause_s = self.world.random.expovariate(1.0) * 1.2 / self.fault_scale
+
+        def strike() -> None:
+            if self.world.are_faults_on:
+                self._strike()
+                self._plan_fault()
+
+        self.world.after(pause_s, strike)
+
+    def _strike(self) -> None:
+        random = self.world.random
+        kinds: tuple[tuple[int, Any], ...] = (
+            (24, self._kill),
+            (16, self._freeze),
+            (12, self._part),
+            (6, self._steal),
+            (6, self._etcd_down),
+            (4, self._etcd_frozen),
+            (6, self._store_down),
+            (8, self._rot),
+            (2, self._lose_everything),
+        )
+        (strike,) = random.choices([kind for _, kind in kinds], [weight for weight, _ in kinds])
+        strike()
+
+    def _any(self) -> Process:
+        return self.world.random.choice(self.processes)
+
+    def _kill(self) -> None:
+        if self.processes:
+            process = self._any()
+            self.world.fault("killed")
+            self.world.note("kill -9 {}", process.name)
+            self._bury(process)
+            self.etcd.review()
+
+    def _freeze(self) -> None:
+        if not self.processes:
+            return
+        process = self._any()
+        if process.is_frozen:
+            return
+        self.world.fault("frozen")
+        seconds = self.world.random.choice((0.3, 1.0, 3.0, 6.0))
+        self.world.note("{} freezes for {} s", process.name, seconds)
+        process.freeze()
+        self.etcd.review()
+
+        def wake() -> None:
+            if process.is_alive:
+                self.world.note("{} wakes", process.name)
+                process.is_frozen = False
+                self.etcd.review()
+                process.wake()
+
+        self.world.after(seconds, wake)
+
+    def _part(self) -> None:
+        """A partition: one from another, from etcd, or from everybody."""
+        if not self.processes:
+            return
+        one = self._any()
+        other = self.world.random.choice(("", "etcd", self._any().name))
+        self.world.fault("parted")
+        self.world.note("{} is parted from {}", one.name, other or "everybody")
+        mend = self.world.cut(one.name, other)
+        self.etcd.review()
+
+        def mended() -> None:
+            mend()
+            self.etcd.review()
+
+        self.world.after(self.world.random.choice((0.3, 1.0, 3.0, 6.0)), mended)
+
+    def _steal(self) -> None:
+        """A key is deleted by hand while its owner goes on; it notices some time later."""
+        keys = sorted(key for key in self.etcd.keys if key not in {STATE})
+        if not keys or self.etcd.is_down:
+            return
+        key = self.world.random.choice(keys)
+        if key.startswith("master/addr"):
+            key = LOCK
+        owner = self.etcd.keys[key].lease.owner if key in self.etcd.keys and self.etcd.keys[key].lease else None
+        if owner is None:
+            return
+        self.world.fault("key stolen")
+        self.world.note("somebody deletes {} of {}", key, owner.name)
+        self.etcd.steal(key)
+        self._replace_early(owner)
+
+        def notice() -> None:
+            if owner.is_alive:
+                self.ended(owner)
+
+        self.world.after(0.5 + 3.0 * self.world.random.random(), lambda: owner.deliver(notice))
+
+    def _replace_early(self, owner: Process) -> None:
+        """Another one starts beside the one that does not know that it is replaced."""
+        if isinstance(owner, Pserver):
+            self._start(Pserver(self, self._name("pserver")))
+
+    def _etcd_down(self) -> None:
+        if self.etcd.is_down:
+            return
+        self.world.fault("etcd down")
+        self.world.note("etcd goes down")
+        self.etcd.is_down = True
+        self.etcd.review()
+
+        def up() -> None:
+            self.world.note("etcd is back")
+            self.etcd.is_down = False
+            self.etcd.review()
+
+        self.world.after(self.world.random.choice((0.5, 2.0, 5.0)), up)
+
+    def _etcd_frozen(self) -> None:
+        etcd = self.etcd
+        if etcd.is_frozen or etcd.is_down:
+            return
+        self.world.fault("etcd frozen")
+        self.world.note("etcd freezes")
+        etcd.freeze()
+        etcd.review()
+
+        def wake() -> None:
+            self.world.note("etcd wakes")
+            etcd.wake()
+            etcd.review()
+
+        self.world.after(self.world.random.choice((0.5, 2.0, 4.0)), wake)
+
+    def _store_down(self) -> None:
+        if self.store.is_down:
+            return
+        self.world.fault("store down")
+        self.store.is_down = True
+
+        def up() -> None:
+            self.store.is_down = False
+
+        self.world.after(self.world.random.choice((0.5, 2.0, 6.0)), up)
+
+    def _rot(self) -> None:
+        """A stored file is torn or flipped."""
+        names = sorted(self.store.files)
+        if names:
+            name = self.world.random.choice(names[-6:])
+            self.world.fault("file torn")
+            self.world.note("{} rots", name)
+            self.store.rot(name, self.world.random.random() < 0.5)
+
+    def _lose_everything(self) -> None:
+        """All processes and etcd's data are gone; the job is started anew, maybe on other pservers, from the store."""
+        self.world.fault("whole job restarted")
+        self._life += 1
+        for process in tuple(self.processes):
+            process.die()
+        self.processes.clear()
+        self.etcd.die()
+        self.etcd = Etcd(self.world)
+        self.pserver_count = self.world.random.choice((1, 2, 3))
+        self.world.note("the whole job starts anew, with {} pservers", self.pserver_count)
+        self._boot()
+
+    # what must hold
+
+    def given(self, trainer: Trainer, assignment: Any) -> None:
+        """A trainer was given a piece: nobody but its successor of the same name ever gets this attempt, for this piece."""
+        place = (trainer.name, assignment.epoch, assignment.position)
+        known = self._attempts.setdefault((self._life, assignment.attempt), place)
+        if known != place:
+            raise Violation(f"attempt {assignment.attempt} was given twice: {known} and {place}")
+
+    def accepted(self, master: Master, report: Any, is_current: bool, outcome: Any) -> None:
+        """A report counted: it is of a current attempt, and of no past generation."""
+        if isinstance(outcome, AlreadyDone):
+            return
+        if not is_current:
+            raise Violation(f"{master.name} took the report of attempt {report.attempt}, which is not current")
+        for index, generation in enumerate(report.pservers):
+            if generation < master.announced_generations.get(index, 0):
+                raise Violation(f"{master.name} took a report of pserver {index}, generation {generation}, which is gone")
+
+    def state_stored(self, master: Master) -> None:
+        """A master's state was stored: its pointer names a complete checkpoint."""
+        latest = master.checkpoints.latest
+        state = self.etcd.keys.get(STATE)
+        if state is not None:
+            pointer = latest_of(state.value["checkpoints"])
+            if pointer is not None and (latest is None or pointer.number >= latest.number):
+                self._require_complete(pointer.number, pointer.manifest_checksum, "the pointer names")
+
+    def _require_complete(self, number: int, expected: str | None, why: str) -> None:
+        name = manifest_name(number)
+        data = self.store.files.get(name)
+        if data is None:
+            raise Violation(f"{why} checkpoint {number}, which has no manifest")
+        if name in self.store.rotten:
+            return
+        if expected is not None and checksum(data) != expected:
+            raise Violation(f"{why} another manifest of checkpoint {number}")
+        try:
+            manifest = Manifest.decode(data)
+        except CorruptError as error:
+            raise Violation(f"{why} checkpoint {number}: {error}") from None
+        for shard in manifest.shards:
+            if shard.name not in self.store.files:
+                raise Violation(f"{why} checkpoint {number}, whose {shard.name} is not there")
+            if shard.name not in self.store.rotten and self.store.sizes[shard.name] != shard.size_bytes:
+                raise Violation(f"{why} checkpoint {number}, whose {shard.name} is another one")
+        if manifest.round is not None and any(
+            version != manifest.round
+            for shard in manifest.shards
+            if isinstance(stored := self.store.files[shard.name], object) and shard.name not in self.store.rotten
+            for version in stored.versions
+        ):
+            raise Violation(f"checkpoint {number} is not of one round")
+
+    def _file_written(self, name: str) -> None:
+        number = number_of(name)
+        if number is None or name != manifest_name(number):
+            return
+        self.checkpoints += 1
+        kept = self.pointer()
+        if kept is None or number > kept:
+            self._require_complete(number, None, "a manifest was written for")
+
+    def _file_deleted(self, name: str) -> None:
+        pointer = self.pointer()
+        if pointer is not None and pointer in candidates(self.store.files):
+            self._require_complete(pointer, None, f"{name} was deleted, while the pointer names")
+        elif pointer is not None and number_of(name) == pointer:
+            raise Violation(f"{name} was deleted, which the pointer names")
+
+    def told_done(self, master: Master) -> None:
+        """A master has said that all is done."""
+        if not self.is_over:
+            self.world.note("{} says that all is done", master.name)
+
+    # the run
+
+    def run(self) -> Outcome:
+        """Run until the job is done and everything is in.
+
+        Raises:
+            Violation: what the run found.
+        """
+        world = self.world
+        next_look_s = 0.0
+        limit_s = _FAULTY_S
+        while world.step():
+            if world.now < next_look_s:
+                continue
+            next_look_s = world.now + 0.5
+            if world.are_faults_on and (world.now > _FAULTY_S or self._is_done()):
+                self._calm()
+                limit_s = world.now + _CALM_S
+            elif not world.are_faults_on and self._is_done() and self._is_quiet():
+                break
+            elif world.now > limit_s:
+                raise Violation("the job does not end: " + self.describe())
+        self._check_end()
+        return Outcome(
+            world.seed, world.events, world.now, dict(world.faults), self.mode_name, self.checkpoints
+        )
+
+    def _calm(self) -> None:
+        self.world.note("no more faults")
+        self.world.calm()
+        self.store.error_rate = 0.0
+        self.etcd.review()
+
+    def _leader(self) -> Master | None:
+        return next((p for p in self.processes if isinstance(p, Master) and p.is_leading and p.lease.is_held()), None)
+
+    def _is_done(self) -> bool:
+        leader = self._leader()
+        return leader is not None and leader.queue.is_done and leader.recovery.is_all_settled
+
+    def _is_quiet(self) -> bool:
+        """Whether all pservers are there and nothing waits in an accumulator."""
+        serving = self._serving()
+        return len(serving) == self.pserver_count and all(
+            not block.rounds.held for pserver in serving.values() for block in pserver.ordered
+        )
+
+    def _serving(self) -> dict[int, Pserver]:
+        keys = self.etcd.keys
+        return {
+            p.index: p
+            for p in self.processes
+            if isinstance(p, Pserver) and p.is_serving and (k := keys.get(f"ps/{p.index}")) is not None and k.value is p
+        }
+
+    def _check_end(self) -> None:
+        found = 0
+        for pserver in self._serving().values():
+            pserver.check()
+            for block in pserver.ordered:
+                found += 1
+                if wrong := lacking(block.values):
+                    counts = [(element, block.values[element]) for element in wrong[:5]]
+                    raise Violation(f"block {block.number} on {pserver.name} ends with {counts}")
+        if found != plan_of(self.pserver_count, self.shape.cut_for).block_count:
+            raise Violation(f"only {found} blocks are there at the end")
+        leader = self._leader()
+        if leader is not None:
+            leader.check()
+
+    def describe(self) -> str:
+        """Who waits for whom."""
+        lines = []
+        for process in self.processes:
+            if isinstance(process, Trainer):
+                lines.append(f"{process.name} member {process.member} held {list(process.held)} work {process.work}")
+            elif isinstance(process, Pserver):
+                versions = [(b.number, b.rounds.version, b.rounds.waits_for()) for b in process.ordered]
+                lines.append(f"{process.name} index {process.index} serving {process.is_serving} {versions}")
+            elif isinstance(process, Master) and process.is_leading:
+                lines.append(
+                    f"{process.name} {process.queue.counts()} members {process.membership.members} "
+                    f"settled {process.recovery.is_all_settled} durable {process._durable}/{process._revision}"  # noqa: SLF001
+                )
+        return "; ".join(lines)
+
+
