@@ -64,6 +64,15 @@ class Transaction:
     writer: int = 0
 
 
+def claimed(result: Any, key: str, value: Any) -> int:
+    """The revision at which a claim created ``key``; 0: somebody else has it. A doubled request is told of the first."""
+    committed, revision, found = result
+    if committed:
+        return int(revision)
+    entry = found[key]
+    return entry.created if entry is not None and entry.value is value else 0
+
+
 class Etcd(Process):
     """The store. Processes reach it by calls, its leases by ``review``."""
 

@@ -20,7 +20,7 @@ from flightedl.domain.membership import Effect as MembershipEffect
 from flightedl.domain.modes import Async, Sync
 from flightedl.domain.tasks import EpochFinished, EpochsDone, Finished, TaskGiven, TaskQueue
 from flightedl.errors import FencedError
-from flightedl.testing.simulation.etcd import ADDRESS, LOCK, STATE, Transaction
+from flightedl.testing.simulation.etcd import ADDRESS, LOCK, STATE, Transaction, claimed
 from flightedl.testing.simulation.job import plan_of
 from flightedl.testing.simulation.world import Action, Process, Reply
 
@@ -80,16 +80,15 @@ class Master(Process):
             return
 
         def answered(result: Any) -> None:
-            committed, revision, _ = result
-            if committed:
-                self.generation = revision
-                self.world.note("{} leads, generation {}", self.name, revision)
+            if generation := claimed(result, LOCK, self):
+                self.generation = generation
+                self.world.note("{} leads, generation {}", self.name, generation)
                 self._recover()
             else:
                 self.later(0.3, self._claim)
 
         etcd = self.cluster.etcd
-        transaction = Transaction(created={LOCK: 0}, puts={LOCK: self.name}, lease=self.lease)
+        transaction = Transaction(created={LOCK: 0}, puts={LOCK: self}, lease=self.lease)
         self.world.call(self, etcd, etcd.transact, transaction, answered, lambda: self.end("no answer to its claim"))
 
     def _recover(self) -> None:
@@ -460,7 +459,7 @@ class Master(Process):
             return
         refusal = self._knows(trainer, generation)
         if refusal or not self.queue.holds(trainer):
-            reply((refusal or "retry", 0))
+            reply((refusal or "idle", 0))
             return
         try:
             self._perform(self.membership.join(trainer, generation))

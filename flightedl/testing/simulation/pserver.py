@@ -16,7 +16,7 @@ from flightedl.domain.membership import PserverView, View
 from flightedl.domain.modes import Sync
 from flightedl.domain.rounds import Accumulate, Apply, Arrived, BlockRounds, NotMember, Pull, Stale
 from flightedl.errors import CorruptError, MessageError
-from flightedl.testing.simulation.etcd import ADDRESS, Transaction
+from flightedl.testing.simulation.etcd import ADDRESS, Transaction, claimed
 from flightedl.testing.simulation.job import blocks_of, plan_of
 from flightedl.testing.simulation.store import StoredShard
 from flightedl.testing.simulation.world import Process, Reply, Violation
@@ -118,10 +118,9 @@ class Pserver(Process):
         key = f"ps/{index}"
 
         def answered(result: Any) -> None:
-            committed, revision, _ = result
-            if committed:
-                self.index, self.generation = index, revision
-                self.world.note("{} holds index {}, generation {}", self.name, index, revision)
+            if generation := claimed(result, key, self):
+                self.index, self.generation = index, generation
+                self.world.note("{} holds index {}, generation {}", self.name, index, generation)
                 self._load(None)
             else:
                 self._claim()

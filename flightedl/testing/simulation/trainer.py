@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from flightedl.domain.applied import Batch
 from flightedl.domain.modes import Sync
 from flightedl.domain.tasks import Assignment
-from flightedl.testing.simulation.etcd import ADDRESS, Transaction
+from flightedl.testing.simulation.etcd import ADDRESS, Transaction, claimed
 from flightedl.testing.simulation.job import blocks_of
 from flightedl.testing.simulation.pserver import PullRequest, Push
 from flightedl.testing.simulation.world import Process
@@ -75,9 +75,8 @@ class Trainer(Process):
         key = f"trainers/{self.name}"
 
         def answered(result: Any) -> None:
-            committed, revision, _ = result
-            if committed:
-                self.generation = revision
+            if generation := claimed(result, key, self):
+                self.generation = generation
                 self._fetch()
             elif self.lease.is_lost:
                 self.end("its lease was lost before it was registered")
@@ -191,6 +190,11 @@ class Trainer(Process):
             kind, member = reply
             if kind == "fenced":
                 self.end("its registration has ended")
+            elif kind == "idle":
+                # Whatever it held was taken away.
+                self.held.clear()
+                self.ready.clear()
+                self._next_piece()
             elif kind == "member":
                 self.member = member
                 self.step = 0
@@ -254,10 +258,11 @@ class Trainer(Process):
 
     def _push(self, index: int, token: int) -> None:
         work, cluster = self.work, self.cluster
-        assert work is not None
+        if self.token != token or work is None:
+            return
         numbers = blocks_of(cluster.pserver_count, cluster.shape.cut_for, index)
         mine = [number for number in numbers if number in self._left]
-        if self.token != token or not mine:
+        if not mine:
             return
         if not self.lease.is_held():
             self.end("its lease was lost")
