@@ -7,6 +7,7 @@ start me again, as a standby).
 
 from __future__ import annotations
 
+import faulthandler
 import logging
 import os
 import signal
@@ -153,6 +154,7 @@ class MasterProcess:
 def run(chosen: MasterSettings) -> int:
     """Run a master in this process; returns the exit code."""
     process_tuning.apply()
+    faulthandler.enable()
     logging.basicConfig(level=chosen.log_level, format="%(asctime)s %(levelname)s %(name)s %(message)s")
     try:
         return MasterProcess(chosen).run()

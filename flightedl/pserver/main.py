@@ -7,6 +7,7 @@ told to (exit code 0), when its lease is lost (75: start me again), or when the 
 
 from __future__ import annotations
 
+import faulthandler
 import functools
 import logging
 import os
@@ -151,6 +152,7 @@ def _has_moved(seen: int, directory: Directory) -> bool | None:
 def run(chosen: PserverSettings) -> int:
     """Run a pserver in this process; returns the exit code."""
     process_tuning.apply()
+    faulthandler.enable()
     logging.basicConfig(level=chosen.log_level, format="%(asctime)s %(levelname)s %(name)s %(message)s")
     try:
         return PserverProcess(chosen).run()
