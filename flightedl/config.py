@@ -77,7 +77,22 @@ class MasterSettings(ServerSettings):
     attempts_limit: int = 5
     #: Seconds between checkpoints; 0: only at the end of an epoch.
     checkpoint_every_s: float = 60.0
+    #: After so many finished tasks; 0: not by tasks.
+    checkpoint_every_tasks: int = 0
     checkpoint_keep: int = 3
+    #: Checkpoints whose number is a multiple of it stay for ever; 0: none.
+    checkpoint_keep_every: int = 0
+    #: "replay": a pserver that comes back catches up. "rollback": all go back to the checkpoint that it has.
+    recovery: str = "replay"
+    #: Go on from the newest checkpoint, where etcd knows nothing of the job.
+    resume: bool = False
+
+    def __post_init__(self) -> None:
+        CommonSettings.__post_init__(self)
+        if self.recovery not in {"replay", "rollback"}:
+            raise UsageError(f"recovery is {self.recovery!r}, but there are only replay and rollback")
+        if self.resume and not self.checkpoint:
+            raise UsageError("resume needs the URL of the checkpoints (--checkpoint or FLIGHTEDL_CHECKPOINT)")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

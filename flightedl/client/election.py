@@ -25,6 +25,8 @@ from flightedl.wire.messages import ElectionRecord, InitHeader, InitReply, decod
 from flightedl.wire.rows import PUSH_SCHEMA, encode_rows, group_by_size
 
 _UPLOAD_S = 120.0
+#: Of a transaction.
+_CONDITIONS_LIMIT = 127
 
 
 def elect_and_initialize(
@@ -47,11 +49,18 @@ def elect_and_initialize(
             if record.done:
                 break
             if record.trainer == registration.trainer:
-                for index in range(plan.pserver_count):
-                    _upload(plan, index, values, entry.create_revision, registration, servers, waiting)
+                # A pserver that dies between its upload and the end takes its values along: then all is sent again.
+                received = [
+                    CreatedAt(
+                        keys.pserver(index),
+                        _upload(plan, index, values, entry.create_revision, registration, servers, waiting),
+                    )
+                    for index in range(plan.pserver_count)
+                ]
                 done = ElectionRecord(trainer=registration.trainer, done=True)
                 won = coordinator.transact(
-                    [CreatedAt(keys.init_params, entry.create_revision)], [Put(keys.init_params, encode(done))]
+                    [CreatedAt(keys.init_params, entry.create_revision), *received[:_CONDITIONS_LIMIT]],
+                    [Put(keys.init_params, encode(done))],
                 )
                 if won.committed:
                     break
@@ -94,13 +103,13 @@ def _upload(
     registration: Registration,
     servers: Servers,
     waiting: Callable[[], Waiting],
-) -> None:
-    """The blocks of one pserver, until it says that it has them all."""
+) -> int:
+    """The blocks of one pserver, until it says that it has them all; its generation."""
     blocks = [plan.block(number) for number in plan.blocks_of(index).numbers.tolist()]
     slices = [values[plan.parameters[b.parameter].name].reshape(-1)[b.start : b.stop] for b in blocks]
     groups = group_by_size([part.nbytes for part in slices])
 
-    def attempt() -> None:
+    def attempt() -> int:
         header = InitHeader(
             trainer=registration.trainer,
             generation=registration.generation,
@@ -111,9 +120,10 @@ def _upload(
         batches = (
             (encode_rows([blocks[i].number for i in g], [0] * len(g), [slices[i] for i in g]), None) for g in groups
         )
-        _, connection = servers.pserver(index)
+        generation, connection = servers.pserver(index)
         reply = decode(connection.put(encode(header), PUSH_SCHEMA, batches, timeout_s=_UPLOAD_S), InitReply)
         if reply.initialized != reply.blocks:
             raise FencedError("the pserver has values of a newer election")
+        return generation
 
-    persistently(waiting(), attempt)
+    return persistently(waiting(), attempt)

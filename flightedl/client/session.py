@@ -35,7 +35,7 @@ from flightedl.coordination.keys import JobKeys
 from flightedl.domain.modes import Mode, Sync
 from flightedl.domain.optimizers import SGD, Optimizer
 from flightedl.domain.parameters import ParameterSpec
-from flightedl.domain.sharding import plan_shards
+from flightedl.domain.sharding import plan_for
 from flightedl.errors import DeclarationError, FlightedlError, UsageError
 from flightedl.formats.chunks import chunks_from_batch
 from flightedl.formats.declared import spec_of
@@ -227,7 +227,7 @@ class Job:
             mode=chosen_mode.to_json(),
         )
         declared = self._ask_master("declare_model", encode(declaration), ModelReply)
-        plan = plan_shards(specs, declared.pservers)
+        plan = plan_for(specs, declared.pservers, declared.cut_for)
         if plan.hash != declared.plan_hash:
             raise DeclarationError(
                 "this trainer computes another shard plan: run the same flightedl version everywhere"
@@ -393,7 +393,8 @@ class Job:
         if reply is None or len(pieces) != len(reply.assignments):
             raise FlightedlError("the master's reply ended early")
         if reply.member != member and self._member == member:
-            self._member = reply.member
+            # A new membership begins with fresh values, so it is taken by joining, between two batches.
+            self._member = 0
         return reply, pieces
 
     def _wait_for_pservers(self, count: int) -> None:

@@ -47,7 +47,7 @@ class Directory:
         self._coordinator = coordinator
         self._keys = keys
         self._clock = clock
-        self._ignored = frozenset((keys.task_queues, keys.task_failures, keys.membership))
+        self._ignored = frozenset((keys.task_queues, keys.task_failures, keys.membership, keys.pserver_recovery))
         self._condition = threading.Condition()
         #: Replaced, never changed: readers take it without a lock.
         self._snapshot: tuple[Mapping[str, Entry], int] = (MappingProxyType({}), 0)

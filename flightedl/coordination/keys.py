@@ -93,6 +93,11 @@ class JobKeys:
         """The membership view, written by the master only."""
         return self.prefix + "membership"
 
+    @property
+    def pserver_recovery(self) -> str:
+        """Which process of each pserver is taken into the queue's account; written together with the queue."""
+        return f"{self.prefix}pserver_recovery"
+
     def checkpoint(self, index: int) -> str:
         """What the pserver of this index last stored."""
         return f"{self.prefix}checkpoints/{index}"

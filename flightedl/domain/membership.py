@@ -165,6 +165,11 @@ class Membership:
         """Everybody in the view, admitted or proposed."""
         return tuple(self._members.values())
 
+    @property
+    def is_quiet(self) -> bool:
+        """Whether all pservers are up and have answered the newest view."""
+        return all(self._has_answered(i, self._serial) and self._pservers[i].is_up for i in range(self._pserver_count))
+
     def member_id_of(self, trainer: str) -> int | None:
         """The id of an admitted trainer; None: not in the view, or not agreed yet."""
         member = self._members.get(trainer)

@@ -33,6 +33,7 @@ from flightedl.config import (
     settings,
 )
 from flightedl.errors import FlightedlError, JobFailedError, UnavailableError, UsageError
+from flightedl.launch.burial import Burial
 from flightedl.launch.etcd import EmbeddedEtcd
 from flightedl.launch.policy import Limits, Role, Slot
 from flightedl.launch.processes import Child, Children, OnLine
@@ -191,7 +192,11 @@ class LocalCluster:
                 self._etcd_address = etcd.address
                 starters[Slot(Role.ETCD, 0)] = lambda count: first if count == 1 else etcd.start()
             starters |= self._starters(children)
-            self._supervisor = Supervisor(children, starters, self._clock, self._limits, self._on_event)
+            burial = Burial(self.etcd_address, self.job, self._clock)
+            stack.callback(burial.close)
+            self._supervisor = Supervisor(
+                children, starters, self._clock, self._limits, self._on_event, burial.bury
+            )
             stack.callback(self._supervisor.stop)
             self._supervisor.start()
             if ready_s is not None:

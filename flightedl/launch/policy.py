@@ -3,7 +3,8 @@
 Rules, by the way a process ended:
 
 * A *server* (etcd, master, pserver) should not end while the job runs: it is started again, the first time at once,
-  then after a delay that doubles. Too many short runs in a row, and the job is given up.
+  then after a delay that doubles. Too many short runs in a row, and the job is given up; more of them are allowed where
+  somebody else ended them.
 * A *trainer* that ended with 0 has finished. When all have, the job is done.
 * A trainer that was killed by a signal, or ended with 75 ("start me again"), was no fault of the user's script: a new
   one takes its place like a server's, with a larger limit.
@@ -86,6 +87,8 @@ class Limits:
     server_short_runs: int = 4
     #: The same for a trainer's, where no run ended by a crash of the script.
     trainer_short_runs: int = 10
+    #: The same where the last run was ended from outside: by SIGKILL or SIGTERM, or because its lease was lost.
+    ended_short_runs: int = 30
     crashes_of_a_slot: int = 2
     restarts_limit: int = 200
     long_run_s: float = 20.0
@@ -100,6 +103,9 @@ class _Record:
     restarts: int = 0
     #: Whether its trainer did all its work.
     is_finished: bool = False
+
+
+_ENDED_FROM_OUTSIDE = frozenset({-signal.SIGKILL, -signal.SIGTERM, EXIT_START_AGAIN})
 
 
 @dataclass(slots=True)
@@ -154,6 +160,8 @@ class RestartPolicy:
     def _lost(self, slot: Slot, record: _Record, exit_code: int) -> Decision:
         record.short_runs += 1
         limit = self.limits.trainer_short_runs if slot.role is Role.TRAINER else self.limits.server_short_runs
+        if exit_code in _ENDED_FROM_OUTSIDE:
+            limit = max(limit, self.limits.ended_short_runs)
         if record.short_runs >= limit:
             return GiveUp(
                 slot, f"{slot} ended {record.short_runs} times in a row, the last time: {describe_exit(exit_code)}", 1

@@ -86,6 +86,7 @@ class Supervisor:
         clock: for delays and run times.
         limits: when to give up.
         on_event: is told about every end and every new start.
+        on_end: is told the pid of every process that has ended.
     """
 
     def __init__(
@@ -95,11 +96,13 @@ class Supervisor:
         clock: Clock,
         limits: Limits | None = None,
         on_event: OnEvent | None = None,
+        on_end: Callable[[int], None] | None = None,
     ) -> None:
         self._children = children
         self._clock = clock
         self._policy = RestartPolicy(tuple(starters), limits or Limits())
         self._on_event = on_event or (lambda _text: None)
+        self._on_end = on_end or (lambda _pid: None)
         self._places = {slot: _Place(starter) for slot, starter in starters.items()}
         self._lock = threading.Lock()
         self._stopping = threading.Event()
@@ -187,6 +190,7 @@ class Supervisor:
         if code is None:
             return
         self._children.forget(child)
+        self._on_end(child.pid)
         with self._lock:
             place.child = None
         for decision in self._policy.ended(slot, code, self._clock.now() - place.started_at):

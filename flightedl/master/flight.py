@@ -9,6 +9,7 @@ from flightedl.formats.chunks import CHUNK_SCHEMA, chunks_to_batch
 from flightedl.master.service import MasterService
 from flightedl.rpc.routes import Call, Endpoint, Endpoints, Message, Outgoing, Routes
 from flightedl.wire.messages import (
+    CheckpointRequest,
     DatasetDeclaration,
     JoinRequest,
     LogRequest,
@@ -37,6 +38,7 @@ class MasterFlight:
                 "declare_model": lambda body, _: encode(self._service.declare_model(decode(body, ModelDeclaration))),
                 "join": lambda body, _: encode(self._service.join(decode(body, JoinRequest))),
                 "log": self._log,
+                "checkpoint": lambda body, _: encode(self._service.checkpoint(decode(body, CheckpointRequest))),
                 "status": lambda _body, _: encode(self._service.status()),
             },
             gets={"tasks": self._tasks},

@@ -21,6 +21,7 @@ from flightedl.adapters.clock import SystemClock
 from flightedl.adapters.etcd import EtcdCoordinator
 from flightedl.adapters.storage import FsspecFiles
 from flightedl.config import MasterSettings
+from flightedl.coordination.checkpoint_places import job_storage
 from flightedl.coordination.directory import Directory
 from flightedl.coordination.keeper import HeldKey
 from flightedl.coordination.keys import JobKeys
@@ -67,7 +68,7 @@ class MasterProcess:
                 coordinator,
                 self._clock,
                 self._keys.master_lock,
-                socket.gethostname().encode(),
+                msgspec.json.encode(ServerRecord(address="", name=socket.gethostname(), pid=os.getpid())),
                 self._settings.lease_ttl_s,
                 on_lost=lambda reason: self.end(EXIT_START_AGAIN, f"its lock is lost: {reason}"),
                 stop=self._stop,
@@ -94,6 +95,7 @@ class MasterProcess:
             directory=directory,
             keys=self._keys,
             files=FsspecFiles(),
+            checkpoints=job_storage(self._settings.checkpoint, self._settings.job),
             clock=self._clock,
             credentials=credentials,
             step_down=lambda reason: self.end(EXIT_START_AGAIN, f"steps down: {reason}"),

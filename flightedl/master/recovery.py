@@ -18,13 +18,23 @@ class RecoveredState:
     queue: bytes | None
     failures: bytes | None
     membership: bytes | None
+    pserver_recovery: bytes | None
+    checkpoints: bytes | None
     #: key -> (value, mod_revision), for the compare-and-swap chain of later writes.
     known: Mapping[str, tuple[bytes, int]]
 
 
 def read_state(coordinator: Coordinator, keys: JobKeys) -> RecoveredState:
     """Read the declaration, the queue and the membership."""
-    entries = {key: coordinator.get(key) for key in (keys.job, keys.task_queues, keys.task_failures, keys.membership)}
+    read = (
+        keys.job,
+        keys.task_queues,
+        keys.task_failures,
+        keys.membership,
+        keys.pserver_recovery,
+        keys.checkpoint_latest,
+    )
+    entries = {key: coordinator.get(key) for key in read}
     known = {key: (entry.value, entry.mod_revision) for key, entry in entries.items() if entry is not None}
     declared = known.get(keys.job)
     return RecoveredState(
@@ -32,6 +42,8 @@ def read_state(coordinator: Coordinator, keys: JobKeys) -> RecoveredState:
         queue=_value(known, keys.task_queues),
         failures=_value(known, keys.task_failures),
         membership=_value(known, keys.membership),
+        pserver_recovery=_value(known, keys.pserver_recovery),
+        checkpoints=_value(known, keys.checkpoint_latest),
         known=known,
     )
 

@@ -13,32 +13,44 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Sequence
+from typing import Literal
+
+import msgspec
 
 from flightedl.config import MasterSettings
 from flightedl.coordination.directory import Directory
 from flightedl.coordination.keeper import HeldKey
 from flightedl.coordination.keys import JobKeys
+from flightedl.domain.checkpoints import Checkpoints
+from flightedl.domain.checkpoints_manifest import Manifest
+from flightedl.domain.checkpoints_values import OpenRounds
 from flightedl.domain.membership import Effect as MembershipEffect
 from flightedl.domain.membership import Membership, SendView, View
-from flightedl.domain.modes import Async, Mode
+from flightedl.domain.modes import Async, Mode, Sync
 from flightedl.domain.optimizers import Optimizer
 from flightedl.domain.parameters import ParameterSpec
-from flightedl.domain.sharding import plan_shards
+from flightedl.domain.sharding import plan_for
 from flightedl.domain.tasks import TaskQueue
 from flightedl.domain.tasks_values import EpochsDone, QueueSettings, TaskGiven
-from flightedl.errors import FencedError, NotReadyError
+from flightedl.errors import FencedError, NotReadyError, UsageError
 from flightedl.formats.chunks import Chunk
+from flightedl.master.checkpointing import Checkpointing, settings_of
 from flightedl.master.declarations import require_same
 from flightedl.master.durable import DurableState
 from flightedl.master.indexing import DatasetIndexing, IndexedDataset
 from flightedl.master.progress import JobProgress
 from flightedl.master.recovery import RecoveredState
+from flightedl.master.replay import Replay
 from flightedl.master.status import describe
 from flightedl.master.views import ViewSender
-from flightedl.ports import Clock, Coordinator, Files
+from flightedl.ports import Clock, Coordinator, Files, Storage
 from flightedl.rpc.authentication import Credentials
+from flightedl.rpc.client import Connection
 from flightedl.wire.messages import (
+    AppliedReply,
     Assignment,
+    CheckpointReply,
+    CheckpointRequest,
     DatasetDeclaration,
     DatasetReply,
     FailedTask,
@@ -57,6 +69,7 @@ from flightedl.wire.messages import (
     ViewMemberMessage,
     ViewReply,
     ViewRequest,
+    decode,
     encode,
 )
 
@@ -64,6 +77,10 @@ _log = logging.getLogger(__name__)
 
 #: How long a request waits for etcd before the trainer is told to ask again.
 _DURABLE_S = 3.0
+_ERRAND_S = 10.0
+_UNSETTLED_S = 0.05
+#: How soon a trainer asks again that has nothing to do but to hear that all is done.
+_END_RETRY_S = 0.1
 
 
 class MasterService:
@@ -79,6 +96,7 @@ class MasterService:
         directory: Directory,
         keys: JobKeys,
         files: Files,
+        checkpoints: Storage | None,
         clock: Clock,
         credentials: Credentials | None,
         step_down: Callable[[str], None],
@@ -109,6 +127,12 @@ class MasterService:
         self._indexing = DatasetIndexing(files, clock)
         self._durable: DurableState | None = None
         self._senders: list[ViewSender] = []
+        self._replay = Replay(pserver_count, "replay", None)
+        self._checkpoint_storage = checkpoints
+        self._checkpointing: Checkpointing | None = None
+        #: The ticket of the checkpoint that has everything; None: not everything is done.
+        self._final_ticket: int | None = None
+        self._epoch_seen = 0
 
     # life
 
@@ -130,6 +154,7 @@ class MasterService:
             )
         if recovered.declaration.model is not None:
             self._membership = self._make_membership(recovered.declaration.model, recovered.membership)
+        self._recover_pservers(recovered)
         self._durable = DurableState(
             self._held, self._coordinator, self._clock, self._snapshot, self._step_down, recovered.known
         )
@@ -143,12 +168,31 @@ class MasterService:
                 self._next_view,
                 self._view_answered,
                 self._view_failed,
+                self._errand,
             )
             for index in range(self._pserver_count)
         ]
         self._directory.subscribe(self.look_at_directory)
         self._forget_the_dead()
         self.look_at_directory()
+
+    def _recover_pservers(self, recovered: RecoveredState) -> None:
+        recovery: Literal["replay", "rollback"] = "rollback" if self._settings.recovery == "rollback" else "replay"
+        self._replay = Replay(self._pserver_count, recovery, recovered.pserver_recovery)
+        chosen, generation, count = settings_of(self._settings), self._held.generation, self._pserver_count
+        now = self._clock.now()
+        self._checkpointing = Checkpointing(
+            self._checkpoint_storage,
+            Checkpoints(chosen, generation, count, now)
+            if recovered.checkpoints is None
+            else Checkpoints.restore(recovered.checkpoints, chosen, generation, count, now),
+            self._changed,
+            self._persist,
+            self._manifest,
+            lambda index: self._senders[index].wake(),
+            self._clock,
+        )
+        self._epoch_seen = 0 if self._queue is None else self._queue.epoch
 
     def _forget_the_dead(self) -> None:
         """Trainers that died while there was no master lose what the predecessor's state says they have."""
@@ -168,6 +212,8 @@ class MasterService:
         """Stop the threads; nobody is answered any more."""
         for sender in self._senders:
             sender.close()
+        if self._checkpointing is not None:
+            self._checkpointing.close()
         if self._durable is not None:
             self._durable.close()
         self._indexing.close()
@@ -194,6 +240,9 @@ class MasterService:
             values: dict[str, bytes] = {}
             if self._membership is not None:
                 values[self._keys.membership] = self._membership.encode()
+                values[self._keys.pserver_recovery] = self._replay.encode()
+            if self._checkpointing is not None and self._checkpointing.is_kept:
+                values[self._keys.checkpoint_latest] = self._checkpointing.encode()
             if self._queue is not None:
                 dispatch, failures = self._queue.encode_parts()
                 values |= {self._keys.task_queues: dispatch, self._keys.task_failures: failures}
@@ -221,9 +270,14 @@ class MasterService:
             for index in known:
                 if index not in pservers and self._membership is not None:
                     self._perform(self._membership.pserver_down(index))
+                if pservers.get(index) != known[index] and self._checkpointing is not None:
+                    self._checkpointing.down(index)
             for index, generation in pservers.items():
                 if known.get(index) != generation and index < self._pserver_count:
                     _log.info("pserver is there index=%d generation=%d", index, generation)
+                    self._replay.seen(index, generation)
+                    if index < len(self._senders):
+                        self._senders[index].wake()
                     if self._membership is not None:
                         self._perform(self._membership.pserver_up(index, generation, 0))
             self._changed.notify_all()
@@ -244,6 +298,7 @@ class MasterService:
                 self._queue.tick(self._clock.now())
                 if self._queue.revision != before:
                     self._touch()
+            self._tick_checkpoints()
 
     def _touch(self) -> None:
         self._revision += 1
@@ -291,7 +346,7 @@ class MasterService:
             specs = [ParameterSpec(p.name, tuple(p.shape), p.dtype) for p in declared.parameters]
             Optimizer.from_json(declared.optimizer).check_names([spec.name for spec in specs])
             Mode.from_json(declared.mode)
-            plan = plan_shards(specs, self._pserver_count)
+            plan = plan_for(specs, self._pserver_count)
             reply = ModelReply(declaration=declared, pservers=self._pserver_count, plan_hash=plan.hash)
             with self._changed:
                 if self._declaration.model is None:
@@ -342,7 +397,8 @@ class MasterService:
             if queue is None:
                 raise NotReadyError("no trainer has declared the dataset yet")
             before = queue.revision
-            lost = self._take_reports(queue, ticket)
+            ticket, disbelieved = self._without_lost_work(ticket)
+            lost = disbelieved + self._take_reports(queue, ticket)
             lost += [
                 ReturnedTask(epoch=0, position=0, attempt=attempt)
                 for attempt in ticket.holding
@@ -359,6 +415,8 @@ class MasterService:
             self._leave_if_idle(queue, ticket.trainer)
             if queue.revision != before:
                 self._touch()
+            if outcome == "epochs_done" and not self._may_end():
+                outcome, retry_after_s = "none_now", _END_RETRY_S
             revision = self._revision
             reply = TasksReply(
                 assignments=given,
@@ -428,6 +486,141 @@ class MasterService:
         """Nobody waits for a trainer that has no work."""
         if not queue.holds(trainer):
             self._leave(trainer)
+
+    # checkpoints, and pservers that come back; see ``checkpointing`` and ``replay``
+
+    def _without_lost_work(self, ticket: TasksTicket) -> tuple[TasksTicket, list[ReturnedTask]]:
+        """Finished work that went with a pserver is given back instead."""
+        if self._membership is None:
+            return ticket, []
+        lost = [
+            ReturnedTask(epoch=report.epoch, position=report.position, attempt=report.attempt)
+            for report in ticket.finished
+            if not self._replay.counts(report)
+        ]
+        if not lost:
+            return ticket, []
+        _log.info("finished work was lost with a pserver trainer=%s pieces=%d", ticket.trainer, len(lost))
+        kept = [report for report in ticket.finished if self._replay.counts(report)]
+        return msgspec.structs.replace(ticket, finished=kept, returned=[*ticket.returned, *lost]), lost
+
+    def _errand(self, index: int, generation: int, connection: Connection) -> float:
+        """What has to be said to a pserver beside views; on the thread that talks to it."""
+        with self._changed:
+            checkpointing = self._checkpointing
+            is_settled = self._membership is None or self._replay.is_settled(index, generation)
+            reload = None if self._membership is None else self._replay.must_reload(index)
+        assert checkpointing is not None
+        try:
+            if reload == generation:
+                connection.action("reload", b"", timeout_s=_ERRAND_S)
+                return _UNSETTLED_S
+            if not is_settled:
+                reply = decode(connection.action("applied", b"", timeout_s=_ERRAND_S), AppliedReply)
+                self._announced(index, generation, reply)
+            return checkpointing.errand(index, generation, connection)
+        except NotReadyError as error:
+            _log.debug("pserver %d: %s", index, error)
+            return _UNSETTLED_S
+
+    def _announced(self, index: int, generation: int, reply: AppliedReply) -> None:
+        with self._changed:
+            assert self._checkpointing is not None
+            if self._replay.announced(index, generation, reply, self._queue):
+                self._final_ticket = None
+                self._touch()
+            revision = self._revision
+        self._wait_durable(revision)
+        with self._changed:
+            self._pserver_settled(index, generation)
+
+    def _pserver_settled(self, index: int, generation: int) -> None:
+        """It takes part in checkpoints, unless it is about to go back to one."""
+        assert self._checkpointing is not None
+        if self._pservers.get(index) == generation and self._replay.is_settled(index, generation):
+            if self._replay.must_reload(index) is None:
+                self._checkpointing.settled(index, generation)
+            self._changed.notify_all()
+
+    def _tick_checkpoints(self) -> None:
+        checkpointing = self._checkpointing
+        if checkpointing is None or self._declaration.model is None or self._membership is None:
+            return
+        for index, generation in self._pservers.items():
+            self._pserver_settled(index, generation)
+            status = self._senders[index].status if index < len(self._senders) else None
+            if status is not None and status.is_draining:
+                checkpointing.is_draining(index)
+        if self._queue is not None and self._queue.epoch > self._epoch_seen:
+            self._epoch_seen = self._queue.epoch
+            if not self._queue.is_done:
+                checkpointing.epoch_finished(self._epoch_seen - 1)
+        self._may_end()
+        checkpointing.tick(self._open_rounds(), may_order=True)
+
+    def _open_rounds(self) -> OpenRounds | None:
+        model, membership = self._declaration.model, self._membership
+        if model is None or membership is None or not isinstance(Mode.from_json(model.declaration.mode), Sync):
+            return None
+        known = [sender.status.highest_version for sender in self._senders if sender.status is not None]
+        return OpenRounds(max(known, default=0), has_members=bool(membership.members))
+
+    def _may_end(self) -> bool:
+        """Whether trainers may be told that all is done: nothing that is done can get lost any more."""
+        queue, checkpointing, membership = self._queue, self._checkpointing, self._membership
+        if queue is None or not queue.is_done or checkpointing is None or membership is None:
+            self._final_ticket = None
+            return queue is not None and queue.is_done
+        if not self._replay.is_all_settled:
+            return False
+        if not checkpointing.is_kept:
+            return True
+        if self._final_ticket is None:
+            # What waits in an open round is in no checkpoint: all rounds have to be closed first.
+            if membership.members or not membership.is_quiet:
+                return False
+            self._final_ticket = checkpointing.request("the end of the job")
+        return checkpointing.is_satisfied(self._final_ticket) or bool(checkpointing.trouble)
+
+    def _persist(self) -> None:
+        """Return when what is decided now is in etcd."""
+        with self._changed:
+            self._touch()
+            revision = self._revision
+        self._wait_durable(revision)
+
+    def _manifest(self, checkpoints: Checkpoints) -> Manifest:
+        model = self._declaration.model
+        assert model is not None, "a checkpoint without a model"
+        return checkpoints.manifest(
+            self._settings.job,
+            model.plan_hash,
+            model.cut_for or model.pservers,
+            encode(self._declaration),
+            None if self._queue is None else self._queue.encode(),
+            self._clock.wall_time(),
+        )
+
+    def checkpoint(self, request: CheckpointRequest) -> CheckpointReply:
+        """Order a checkpoint of what there is now, or wait for one ordered before.
+
+        Raises:
+            UsageError: the job keeps no checkpoints.
+            NotReadyError: there is no model yet.
+        """
+        deadline = self._clock.now() + request.wait_s
+        with self._changed:
+            checkpointing = self._checkpointing
+            if checkpointing is None or not checkpointing.is_kept:
+                raise UsageError("this job keeps no checkpoints: start it with --checkpoint URL")
+            if self._declaration.model is None:
+                raise NotReadyError("no trainer has declared the model yet")
+            ticket = checkpointing.request(request.reason) if request.ticket is None else request.ticket
+            while not (is_complete := checkpointing.is_satisfied(ticket)) and deadline > self._clock.now():
+                self._changed.wait(min(0.5, deadline - self._clock.now()))
+            return CheckpointReply(
+                ticket=ticket, complete=is_complete, latest=checkpointing.latest, trouble=checkpointing.trouble
+            )
 
     # membership
 
@@ -538,5 +731,7 @@ class MasterService:
                 master=self._directory.master(),
                 progress=self._progress,
                 indexing=self._indexing.doing,
+                checkpointing=self._checkpointing,
+                may_end=self._may_end(),
                 now=now,
             )

@@ -8,6 +8,7 @@ from flightedl.coordination.records import ServerRecord
 from flightedl.domain.membership import Membership
 from flightedl.domain.tasks import TaskQueue
 from flightedl.formats.layout import TaskLayout
+from flightedl.master.checkpointing import Checkpointing
 from flightedl.master.progress import JobProgress, TrainerProgress
 from flightedl.wire.messages import (
     FailedPiece,
@@ -33,6 +34,8 @@ def describe(
     master: ServerRecord | None,
     progress: JobProgress,
     indexing: str,
+    checkpointing: Checkpointing | None,
+    may_end: bool,
     now: float,
 ) -> StatusReply:
     """The reply to ``status``.
@@ -42,7 +45,7 @@ def describe(
     """
     desired = len(pservers)
     waiting_for = _waiting_for(declaration, records, desired, trainers, indexing)
-    is_done = queue is not None and queue.is_done
+    is_done = queue is not None and queue.is_done and may_end
     counts = TaskCounts() if queue is None else _task_counts(queue)
     dataset = declaration.dataset
     model = declaration.model
@@ -67,6 +70,9 @@ def describe(
         ],
         mode="" if model is None else str(model.declaration.mode.get("kind", "")),
         plan_hash="" if model is None else model.plan_hash,
+        checkpoint="" if checkpointing is None or not checkpointing.latest else f"c-{checkpointing.latest}",
+        checkpoint_age_s=None if checkpointing is None else checkpointing.age_s,
+        checkpoint_alarm="" if checkpointing is None else checkpointing.trouble,
     )
 
 

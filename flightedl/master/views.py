@@ -2,7 +2,8 @@
 
 A view goes out only when the state it came from is durable, so that a master's successor knows of every member that a
 pserver may have admitted. What cannot be delivered is tried again with whatever is newest by then. In quiet times the
-thread asks the pserver how it is, for ``status``.
+thread asks the pserver how it is, for ``status``. Whatever else has to be said to a pserver is an *errand*, done before
+views are sent.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ class ViewSender:
         next_view: The newest view that this pserver has not answered, durable by the time it is returned; or None.
         answered: Takes (index, generation, answer).
         failed: Takes (index, generation, serial) of a view that got no answer.
+        errand: Takes (index, generation, connection); says after how many seconds to come again.
     """
 
     def __init__(
@@ -46,6 +48,7 @@ class ViewSender:
         next_view: Callable[[int], ViewRequest | None],
         answered: Callable[[int, int, ViewReply], None],
         failed: Callable[[int, int, int], None],
+        errand: Callable[[int, int, Connection], float],
     ) -> None:
         self._index = index
         self._job = job
@@ -55,6 +58,7 @@ class ViewSender:
         self._next_view = next_view
         self._answered = answered
         self._failed = failed
+        self._errand = errand
         self._wake = threading.Event()
         self._is_stopping = False
         self._connection: tuple[str, int, Connection] | None = None
@@ -76,21 +80,25 @@ class ViewSender:
             self._connection[2].close()
 
     def _run(self) -> None:
+        pause_s = _STATUS_S
         while not self._is_stopping:
-            self._wake.wait(_STATUS_S)
+            self._wake.wait(pause_s)
             self._wake.clear()
             try:
-                self._deliver()
+                pause_s = self._deliver()
             except FlightedlError as error:
                 self.status = None
+                pause_s = _RETRY_S
                 _log.debug("pserver %d not reached: %s", self._index, error)
 
-    def _deliver(self) -> None:
+    def _deliver(self) -> float:
+        """Everything there is for the pserver now; after how many seconds to look again."""
         record = self._directory.pservers().get(self._index)
         if record is None:
             self.status = None
-            return
+            return _STATUS_S
         connection = self._connect(record.address, record.generation)
+        pause_s = self._errand(self._index, record.generation, connection)
         while not self._is_stopping and (view := self._next_view(self._index)) is not None:
             try:
                 answer = decode(connection.action("view", encode(view), timeout_s=_CALL_S), ViewReply)
@@ -99,7 +107,9 @@ class ViewSender:
                 self._failed(self._index, record.generation, view.serial)
                 raise
             self._answered(self._index, record.generation, answer)
-        self.status = decode(connection.action("status", b"", timeout_s=_CALL_S), PserverStatusReply)
+        if pause_s >= _STATUS_S or self.status is None:
+            self.status = decode(connection.action("status", b"", timeout_s=_CALL_S), PserverStatusReply)
+        return pause_s
 
     def _connect(self, address: str, generation: int) -> Connection:
         if self._connection is not None:

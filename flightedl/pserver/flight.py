@@ -23,6 +23,7 @@ from flightedl.wire.messages import (
     PullTicket,
     PushHeader,
     PushReply,
+    SnapshotRequest,
     ViewRequest,
     decode,
     encode,
@@ -43,7 +44,12 @@ class PserverFlight:
     def routes(self) -> Routes:
         """All verbs."""
         return Routes(
-            actions={"view": self._view, "status": self._status},
+            actions={
+                "view": self._view,
+                "status": self._status,
+                "snapshot": lambda body, _: encode(self._service.snapshot(decode(body, SnapshotRequest))),
+                "applied": lambda _body, _: encode(self._service.applied()),
+            },
             gets={"pull": self._pull},
             puts={"push": PutRoute(PUSH_SCHEMA, self._push), "init": PutRoute(PUSH_SCHEMA, self._init)},
             exchanges={"step": ExchangeRoute(PUSH_SCHEMA, self._step)},

@@ -1,8 +1,9 @@
 """One pserver process: wiring, taking an index, serving, ending.
 
 Order: bind the server (it answers "not ready"), read ``ps_desired``, take the first free ``ps/<index>`` (or wait for
-one: a spare), publish address and generation with it, build the shard when the model is declared, serve. It ends when
-told to (exit code 0), when its lease is lost (75: start me again), or when the job cannot go on (3).
+one: a spare), publish address and generation with it, build the shard when the model is declared, load what its
+predecessor had, serve. It ends when told to (exit code 0), when its lease is lost (75: start me again), or when the job
+cannot go on (3). What etcd says of the job counts only from the moment when the index was taken.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import msgspec
 from flightedl.adapters.clock import SystemClock
 from flightedl.adapters.etcd import EtcdCoordinator
 from flightedl.config import PserverSettings
+from flightedl.coordination.checkpoint_places import job_storage
 from flightedl.coordination.directory import Directory
 from flightedl.coordination.keeper import HeldKey
 from flightedl.coordination.keys import JobKeys
@@ -69,7 +71,13 @@ class PserverProcess:
             coordinator.close()
 
     def _serve(self, coordinator: Coordinator, directory: Directory) -> int:
-        service = PserverService(directory, self._keys, lambda why: self.end(EXIT_JOB_FAILED, why))
+        service = PserverService(
+            directory,
+            self._keys,
+            lambda why: self.end(EXIT_JOB_FAILED, why),
+            job_storage(self._settings.checkpoint, self._settings.job),
+            self._clock,
+        )
         credentials = Credentials.load(self._settings.tls_dir)
         server = FlightServer(
             PserverFlight(service, self._clock).routes(),
@@ -86,7 +94,9 @@ class PserverProcess:
                 return self._exit_code
             index = self._keys.pserver_index(held.key)
             assert index is not None
-            service.take_index(index)
+            while not self._stop.is_set() and not _has_seen(directory, held):
+                directory.wait_until(functools.partial(_has_moved, directory.revision), _POLL_S)
+            service.take_index(index, held.generation)
             server.start_serving(ServerIdentity(self._settings.job, "pserver", index, held.generation))
             _log.info("pserver ready index=%d generation=%d port=%d", index, held.generation, server.port)
             directory.subscribe(lambda: self._look(service))
@@ -99,6 +109,7 @@ class PserverProcess:
                 sys.stderr.write(f"flightedl pserver: {self._reason}\n")
             return self._exit_code
         finally:
+            service.close()
             server.stop(self._settings.drain_s)
             if held is not None:
                 held.release()
@@ -143,6 +154,11 @@ class PserverProcess:
             self._settings.lease_ttl_s,
             on_lost=lambda reason: self.end(EXIT_START_AGAIN, f"its lease is lost: {reason}"),
         )
+
+
+def _has_seen(directory: Directory, held: HeldKey) -> bool:
+    """Whether the directory knows everything that was there when the key was taken."""
+    return directory.revision >= held.generation or not held.is_held
 
 
 def _has_moved(seen: int, directory: Directory) -> bool | None:

@@ -1,8 +1,11 @@
 """A pserver's life: wait for the job's declaration, for first values, then serve; and its view of the members.
 
 States, in order: ``waiting for the model``, ``waiting for first values``, ``serving``. A pserver that finds the
-election already done, but has no values, is a replacement without a checkpoint: the values are gone with its
-predecessor, and the job has failed.
+election already done is a replacement: it loads the newest checkpoint that can be loaded, and nobody sees its blocks
+before that. Without any, the values are gone with its predecessor, and the job has failed.
+
+Building and restoring have a thread of their own: meanwhile everybody is answered "not ready", also views, because
+blocks that are at no version yet cannot say from which round on they can wait for a member.
 """
 
 from __future__ import annotations
@@ -13,17 +16,26 @@ from collections.abc import Callable
 
 from flightedl.coordination.directory import Directory
 from flightedl.coordination.keys import JobKeys
+from flightedl.domain.checkpoints_replay import AppliedSummary
+from flightedl.domain.checkpoints_values import OrderNumber, SnapshotOrder, SnapshotProgress
 from flightedl.domain.modes import Mode
 from flightedl.domain.optimizers import Optimizer
 from flightedl.domain.parameters import ParameterSpec
-from flightedl.domain.sharding import plan_shards
-from flightedl.errors import NotReadyError
+from flightedl.domain.sharding import ShardPlan, plan_for
+from flightedl.errors import FlightedlError, NotReadyError, UnavailableError
+from flightedl.ports import Clock, Storage
+from flightedl.pserver.restoring import Restored, load_newest
 from flightedl.pserver.shard import ShardState
+from flightedl.pserver.snapshots import Snapshots
 from flightedl.wire.messages import (
+    AppliedReply,
     ElectionRecord,
     JobDeclaration,
     ModelReply,
     PserverStatusReply,
+    ShardFileMessage,
+    SnapshotReply,
+    SnapshotRequest,
     ViewReply,
     ViewRequest,
     decode,
@@ -31,43 +43,94 @@ from flightedl.wire.messages import (
 
 _log = logging.getLogger(__name__)
 
+_STORE_RETRY_S = 0.5
+
 
 class PserverService:
-    """One pserver's state beside its blocks. Thread-safe."""
+    """One pserver's state beside its blocks. Thread-safe.
 
-    def __init__(self, directory: Directory, keys: JobKeys, fail: Callable[[str], None]) -> None:
+    Args:
+        directory: Tells the job's declaration and the election.
+        keys: The job's keys.
+        fail: Ends the process because the job cannot go on.
+        storage: Where the checkpoints lie; None: there are none.
+        clock: Measures, and paces what is tried again.
+    """
+
+    def __init__(
+        self,
+        directory: Directory,
+        keys: JobKeys,
+        fail: Callable[[str], None],
+        storage: Storage | None,
+        clock: Clock,
+    ) -> None:
         #: -1 until one is taken; nothing is served before.
         self._index = -1
+        self._generation = 0
+        self._storage = storage
+        self._clock = clock
         self._directory = directory
         self._keys = keys
         self._fail = fail
         self._lock = threading.Lock()
-        #: Held while the shard is built, which compiles kernels; only one is ever built.
-        self._building = threading.Lock()
+        #: Builds the shard, which compiles kernels and loads a checkpoint; there is only ever one.
+        self._builder: threading.Thread | None = None
+        self._is_closing = threading.Event()
+        self._doing = ""
         self._shard: ShardState | None = None
+        self._snapshots: Snapshots | None = None
+        self._restored: Restored | None = None
+        self._is_draining = False
         self._is_serving = False
-        #: The newest view, kept for a model that is declared later.
+        #: The newest view.
         self._view: ViewRequest | None = None
 
-    def take_index(self, index: int) -> None:
+    def take_index(self, index: int, generation: int) -> None:
         """This pserver holds ``index`` from now on."""
-        self._index = index
+        self._index, self._generation = index, generation
+
+    def close(self) -> None:
+        """Give up what is being built."""
+        self._is_closing.set()
+        if self._builder is not None:
+            self._builder.join(1.0)
+
+    def drain(self) -> None:
+        """This pserver is going to end: tell the master, which then wants a checkpoint."""
+        self._is_draining = True
 
     # what the directory tells
 
     def look_at_job(self) -> None:
         """The ``job`` key may have changed: build the shard when the model is declared."""
+        if self._index < 0:
+            return
         entry = self._directory.entry(self._keys.job)
         declared = None if entry is None else decode(entry.value, JobDeclaration).model
         if declared is None:
             return
-        with self._building:
-            if self._shard is None:
-                self._build(declared)
+        with self._lock:
+            if self._builder is not None:
+                return
+            self._builder = threading.Thread(
+                target=self._build, args=(declared,), name="flightedl-builder", daemon=True
+            )
+        self._builder.start()
 
     def _build(self, declared: ModelReply) -> None:
+        try:
+            self._build_shard(declared)
+        except FlightedlError as error:
+            self._fail(str(error))
+        except Exception as error:
+            _log.exception("the shard could not be built")
+            self._fail(f"the shard could not be built: {error}")
+            raise
+
+    def _build_shard(self, declared: ModelReply) -> None:
         specs = [ParameterSpec(p.name, tuple(p.shape), p.dtype) for p in declared.declaration.parameters]
-        plan = plan_shards(specs, declared.pservers)
+        plan = plan_for(specs, declared.pservers, declared.cut_for)
         if plan.hash != declared.plan_hash:
             self._fail("this pserver computes another shard plan: run the same flightedl version everywhere")
             return
@@ -77,11 +140,55 @@ class PserverService:
             Optimizer.from_json(declared.declaration.optimizer),
             Mode.from_json(declared.declaration.mode),
         )
+        if self._is_initialized() and not self._restore(shard, specs, plan):
+            return
+        snapshots = Snapshots(
+            shard, self._storage, self._keys.job_name, self._index, declared.pservers, self._generation, self._clock
+        )
         with self._lock:
+            self._snapshots = snapshots
             self._shard = shard
-            if self._view is not None:
-                shard.set_members(self._view)
         _log.info("model declared blocks=%d size_bytes=%d", shard.block_count, shard.size_bytes_total)
+        self.look_at_election()
+
+    def _is_initialized(self) -> bool:
+        """Whether the model had first values before this pserver came: then they are in a checkpoint, or gone."""
+        entry = self._directory.entry(self._keys.init_params)
+        return entry is not None and decode(entry.value, ElectionRecord).done
+
+    def _restore(self, shard: ShardState, specs: list[ParameterSpec], plan: ShardPlan) -> bool:
+        """Load the newest checkpoint; False: there is none, and the job has failed."""
+        began = self._clock.now()
+        said = ""
+        while self._storage is not None and not self._is_closing.is_set():
+            self._doing = "the checkpoint to be loaded"
+            try:
+                restored = load_newest(self._storage, self._keys.job_name, specs, plan, self._index, shard)
+            except UnavailableError as error:
+                if str(error) != said:
+                    said = str(error)
+                    _log.warning("waiting for the checkpoints: %s", error)
+                self._doing = f"the checkpoints: {error}"
+                self._is_closing.wait(_STORE_RETRY_S)
+                continue
+            self._doing = ""
+            if restored.number is None or restored.applied is None:
+                break
+            shard.restored(restored.applied)
+            self._restored = restored
+            _log.info(
+                "restored checkpoint=%d size_bytes=%d seconds=%.3f",
+                restored.number,
+                shard.size_bytes_total,
+                self._clock.now() - began,
+            )
+            return True
+        if not self._is_closing.is_set():
+            self._fail(
+                f"the values of pserver {self._index} are gone with its predecessor and there is no checkpoint: "
+                "start the job anew"
+            )
+        return False
 
     def look_at_election(self) -> None:
         """The ``init_params`` key may have changed: serve when the first values are complete and final."""
@@ -117,7 +224,7 @@ class PserverService:
             self.look_at_job()
         shard = self._shard
         if shard is None:
-            raise NotReadyError(f"pserver {self._index} has not heard of the model yet")
+            raise NotReadyError(f"pserver {self._index} waits for {self._doing or 'the model to be declared'}")
         shard.require_plan(plan_hash)
         return shard
 
@@ -126,13 +233,13 @@ class PserverService:
     def take_view(self, view: ViewRequest) -> ViewReply:
         """Adopt a newer view; joins are refused for rounds that have already gone by."""
         with self._lock:
+            shard = self._shard
+            if shard is None:
+                raise NotReadyError(f"pserver {self._index} waits for {self._doing or 'the model to be declared'}")
             known = self._view
             if known is not None and (view.master_generation, view.serial) < (known.master_generation, known.serial):
                 return ViewReply(serial=view.serial, outdated=True)
             self._view = view
-            shard = self._shard
-            if shard is None:
-                return ViewReply(serial=view.serial)
             verdict = shard.set_members(view)
         shard.announce_changes()
         return ViewReply(
@@ -142,11 +249,40 @@ class PserverService:
             outdated=verdict.is_outdated,
         )
 
+    def snapshot(self, request: SnapshotRequest) -> SnapshotReply:
+        """Carry out an order, or say how far the newest one is.
+
+        Raises:
+            NotReadyError: there are no values yet.
+        """
+        snapshots = self._snapshots
+        if snapshots is None or not self._is_serving:
+            raise NotReadyError(f"pserver {self._index} has no values yet")
+        number = OrderNumber(request.master_generation, request.number, request.serial)
+        progress = snapshots.order(SnapshotOrder(number, request.round, request.name))
+        return _reply(progress, snapshots)
+
+    def applied(self) -> AppliedReply:
+        """What all blocks have, for the master to compare with what it takes for done.
+
+        Raises:
+            NotReadyError: there are no values yet.
+        """
+        shard = self._shard
+        if shard is None or not self._is_serving:
+            raise NotReadyError(f"pserver {self._index} has no values yet")
+        restored = self._restored
+        return AppliedReply(
+            summary=AppliedSummary.of(shard.applied()).encode(),
+            checkpoint=None if restored is None else restored.number,
+            skipped=[] if restored is None else [f"checkpoint {s.number}: {s.reason}" for s in restored.skipped],
+        )
+
     def status(self) -> PserverStatusReply:
         """What this pserver says of itself."""
         shard = self._shard
         if shard is None:
-            waiting, counts, versions = "the model to be declared", None, (0, 0)
+            waiting, counts, versions = self._doing or "the model to be declared", None, (0, 0)
         else:
             waiting = "" if self._is_serving else "the first values of the model"
             counts, versions = shard.counts, shard.version_range()
@@ -163,4 +299,29 @@ class PserverService:
             rows_refused=0 if counts is None else counts.refused,
             members=[] if self._view is None else [m.member for m in self._view.members],
             waiting_for=waiting,
+            is_draining=self._is_draining,
         )
+
+
+def _reply(progress: SnapshotProgress, snapshots: Snapshots) -> SnapshotReply:
+    file = progress.file
+    return SnapshotReply(
+        master_generation=progress.order.master_generation,
+        number=progress.order.number,
+        serial=progress.order.serial,
+        state=progress.state,
+        highest_open_round=progress.highest_open_round,
+        file=None
+        if file is None
+        else ShardFileMessage(
+            name=file.name,
+            size_bytes=file.size_bytes,
+            hash=file.hash,
+            blocks=file.blocks,
+            lowest_version=file.lowest_version,
+            highest_version=file.highest_version,
+        ),
+        reason=progress.reason,
+        copied_s=snapshots.copied_s,
+        written_s=snapshots.written_s,
+    )

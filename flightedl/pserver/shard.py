@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -30,9 +30,11 @@ from flightedl.domain.membership import PserverView, View, ViewMember, ViewVerdi
 from flightedl.domain.modes import Async, Mode, Sync
 from flightedl.domain.optimizers import Optimizer
 from flightedl.domain.rounds import Accumulate, Apply, Arrival, Arrived, BlockRounds, NotMember, Pull, Repeated, Stale
-from flightedl.domain.sharding import ShardPlan
-from flightedl.errors import FencedError, GradientError, MessageError
+from flightedl.domain.sharding import Block, ShardPlan
+from flightedl.errors import CorruptError, FencedError, GradientError, MessageError
+from flightedl.formats.shard_files import StoredBlock
 from flightedl.pserver.arena import Arena
+from flightedl.pserver.snapshots import BlockCopies
 from flightedl.wire.messages import PushHeader, ViewRequest
 from flightedl.wire.rows import Outcome, Row
 
@@ -79,6 +81,7 @@ class _Block:
         "lock",
         "number",
         "parameter",
+        "place",
         "rounds",
         "slots",
         "update",
@@ -88,7 +91,7 @@ class _Block:
 
     def __init__(
         self,
-        number: int,
+        place: Block,
         local: int,
         parameter: str,
         values: Array,
@@ -97,7 +100,8 @@ class _Block:
         update: Update,
         kernels: BlockKernels,
     ) -> None:
-        self.number = number
+        self.place = place
+        self.number = place.number
         #: Its place among the blocks of this pserver.
         self.local = local
         self.parameter = parameter
@@ -132,6 +136,9 @@ class ShardState:
         self._applied = AppliedBatches(len(self._blocks))
         self._applied_lock = threading.Lock()
         self._view = PserverView()
+        #: The snapshot whose blocks are being copied; changed under all locks, read under any of them.
+        self._copies: BlockCopies | None = None
+        self._is_restored = False
         self._change = threading.Condition()
         self._change_count = 0
 
@@ -143,7 +150,7 @@ class ShardState:
             spec = plan.parameters[block.parameter]
             rule = optimizer.for_parameter(spec.name)
             blocks[number] = _Block(
-                number,
+                block,
                 local,
                 spec.name,
                 self._arena.allocate(block.size, spec.storage_dtype),
@@ -202,12 +209,14 @@ class ShardState:
         block = self._owned(row.block)
         values = self._array(block, row)
         with block.lock:
-            if election >= block.election and block.updates == 0:
+            if election >= block.election and block.updates == 0 and not self._is_restored:
                 np.copyto(block.values, values)
                 block.election = election
 
     def initialized_count(self, election: int) -> int:
-        """Blocks that have the first values of this election."""
+        """Blocks that have the first values of this election, or of a checkpoint."""
+        if self._is_restored:
+            return self.block_count
         return sum(block.election == election for block in self._ordered)
 
     # pushes
@@ -239,6 +248,8 @@ class ShardState:
                 block.update(block.values, gradient, block.slots, block.updates, 1.0, copy, factor)
                 block.updates += 1
             self._close_rounds(block)
+            if self._copies is not None:
+                self._copies.look_at(block)
             version = block.rounds.version
         outcome = _OUTCOMES[type(arrival)]
         if outcome == Outcome.ACCEPTED and not is_new:
@@ -252,10 +263,18 @@ class ShardState:
         batch = Batch(identity.epoch, identity.task, identity.batch)
         with self._applied_lock:
             is_new = self._applied.mark(block.local, batch, identity.batch_count)
+            if is_new and self._copies is not None:
+                self._copies.marked(block.local, batch, identity.batch_count)
         keep = False
         try:
             arrival = block.rounds.arrive(
-                header.member, base_version, weight, already_applied=not is_new, batch=batch, step=header.step
+                header.member,
+                base_version,
+                weight,
+                already_applied=not is_new,
+                batch=batch,
+                batch_count=identity.batch_count,
+                step=header.step,
             )
             keep = not isinstance(arrival, Stale | NotMember)
         finally:
@@ -278,6 +297,8 @@ class ShardState:
                 scale = 1.0 / closing.total_weight if self._is_mean else 1.0
                 block.update(block.values, block.accumulator, block.slots, block.updates, scale)
                 block.updates += 1
+            if self._copies is not None:
+                self._copies.look_at(block)
 
     def _array(self, block: _Block, row: Row) -> Array:
         if len(row.values) != block.values.nbytes:
@@ -342,6 +363,68 @@ class ShardState:
             for block in self._ordered:
                 held.enter_context(block.lock)
             yield
+
+    # checkpoints
+
+    @property
+    def slot_count(self) -> int:
+        """The most slots that any block has."""
+        return max((len(block.slots) for block in self._ordered), default=0)
+
+    def begin_copies(self, begin: Callable[[Sequence[int], int, threading.Lock], BlockCopies | None]) -> None:
+        """Let ``begin`` decide, under all locks, whether blocks are to be copied from now on."""
+        with self._all_locks():
+            versions = [block.rounds.version for block in self._ordered]
+            copies = begin(versions, self.highest_open_round(), self._applied_lock)
+            if copies is not None:
+                self._copies = copies
+
+    def copy_due_blocks(self, copies: BlockCopies) -> None:
+        """Copy every block that is due already."""
+        for block in self._ordered:
+            with block.lock:
+                copies.look_at(block)
+
+    def end_copies(self, copies: BlockCopies) -> AppliedBatches | None:
+        """What is applied to complete copies; None: newer ones took their place."""
+        with self._applied_lock:
+            if self._copies is not copies:
+                return None
+            self._copies = None
+            return copies.take_applied(self._applied)
+
+    def applied(self) -> AppliedBatches:
+        """What is applied now: a copy."""
+        with self._applied_lock:
+            return self._applied.copy()
+
+    def restore_block(self, stored: StoredBlock) -> None:
+        """Take a block over from a checkpoint, before anybody uses the shard.
+
+        Raises:
+            CorruptError: it is another block, or of another optimizer.
+        """
+        block = self._owned(stored.number)
+        place = block.place
+        sizes = [(slot.size, slot.dtype) for slot in block.slots]
+        if (
+            (stored.parameter, stored.start, stored.stop) != (place.parameter, place.start, place.stop)
+            or (stored.values.size, stored.values.dtype) != (block.values.size, block.values.dtype)
+            or [(slot.size, slot.dtype) for slot in stored.slots] != sizes
+        ):
+            raise CorruptError(f"block {stored.number} is not the one of this job's model and optimizer")
+        np.copyto(block.values, stored.values)
+        for slot, saved in zip(block.slots, stored.slots, strict=True):
+            np.copyto(slot, saved)
+        block.rounds = BlockRounds(self._mode, stored.version)
+        block.updates = stored.updates
+
+    def restored(self, applied: AppliedBatches) -> None:
+        """All blocks were taken over; this is what is applied to them."""
+        if applied.block_count != self.block_count:
+            raise CorruptError(f"{applied.block_count} blocks were restored, not {self.block_count}")
+        self._applied = applied
+        self._is_restored = True
 
     # waiting
 

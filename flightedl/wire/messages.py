@@ -94,6 +94,8 @@ class ModelReply(Reply, frozen=True, kw_only=True):
     declaration: ModelDeclaration
     pservers: int
     plan_hash: str
+    #: For how many pservers the parameters were cut into blocks, where it was another number; 0: for ``pservers``.
+    cut_for: int = 0
 
 
 class JobDeclaration(Reply, frozen=True, kw_only=True):
@@ -312,6 +314,78 @@ class ElectionRecord(Reply, frozen=True, kw_only=True):
     done: bool = False
 
 
+# --- checkpoints: master -> pserver; anybody -> master ---
+
+
+class SnapshotRequest(Request, frozen=True, kw_only=True):
+    """Orders a copy of all blocks, or asks how far it is: only an order newer than all before does anything."""
+
+    #: (master generation, checkpoint, proposal) order all orders of a job.
+    master_generation: Natural
+    number: Natural
+    serial: Natural
+    #: Copy each block when this round opens; None: now.
+    round: Natural | None = None
+    #: File to write, relative to the job's storage.
+    name: Name
+
+
+class ShardFileMessage(Reply, frozen=True, kw_only=True):
+    """A file that a pserver wrote."""
+
+    name: str
+    size_bytes: int
+    #: xxh3-128, hexadecimal.
+    hash: str
+    blocks: int
+    lowest_version: int
+    highest_version: int
+
+
+class SnapshotReply(Reply, frozen=True, kw_only=True):
+    """How far a pserver is with the newest order that it has heard of."""
+
+    master_generation: int
+    number: int
+    serial: int
+    #: refused, waiting, taken, written or failed.
+    state: str
+    highest_open_round: int = 0
+    file: ShardFileMessage | None = None
+    reason: str = ""
+    #: Seconds that training stood still for the copies, at most, and that writing took.
+    copied_s: float = 0.0
+    written_s: float = 0.0
+
+
+class AppliedReply(Reply, frozen=True, kw_only=True):
+    """Which tasks all blocks of a pserver have wholly, and the checkpoint that it started from."""
+
+    #: ``AppliedSummary.encode``.
+    summary: bytes
+    checkpoint: int | None = None
+    #: Checkpoints that could not be loaded, each with the reason.
+    skipped: list[str] = []
+
+
+class CheckpointRequest(Request, frozen=True, kw_only=True):
+    """Asks the master for a checkpoint of what there is now; ``ticket`` of an earlier answer: whether it is there."""
+
+    ticket: Natural | None = None
+    reason: Text = "a request"
+    wait_s: Annotated[float, msgspec.Meta(ge=0, le=20)] = 2.0
+
+
+class CheckpointReply(Reply, frozen=True, kw_only=True):
+    """Ask again with the ticket until ``complete``."""
+
+    ticket: int
+    complete: bool
+    #: The newest complete checkpoint; 0: there is none.
+    latest: int = 0
+    trouble: str = ""
+
+
 # --- status ---
 
 
@@ -391,6 +465,8 @@ class StatusReply(Reply, frozen=True, kw_only=True):
     plan_hash: str = ""
     checkpoint: str = ""
     checkpoint_age_s: float | None = None
+    #: What keeps checkpoints from being made; empty: nothing.
+    checkpoint_alarm: str = ""
     error: str = ""
 
 
@@ -409,6 +485,8 @@ class PserverStatusReply(Reply, frozen=True, kw_only=True):
     rows_refused: int
     members: list[int]
     waiting_for: str = ""
+    #: It was told to end, and waits for a checkpoint.
+    is_draining: bool = False
 
 
 Message = TypeVar("Message", bound=msgspec.Struct)

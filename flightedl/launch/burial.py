@@ -1,0 +1,93 @@
+"""Ends the leases of processes that are known to be dead, so that their successors need not wait for them.
+
+Who starts processes sees them end. What such a process held in etcd (its pserver's index, its trainer's key, the
+master's lock and address) names its host and pid; it is deleted in a transaction that names the key's generation, so
+nothing of a successor can be hit. A process that is only frozen or cut off is not dead, and its lease runs its time.
+
+The work has a thread of its own: etcd may be the one that died.
+"""
+
+from __future__ import annotations
+
+import queue
+import socket
+import threading
+
+import msgspec
+
+from flightedl.adapters.etcd import EtcdCoordinator
+from flightedl.coordination.keys import JobKeys
+from flightedl.errors import FlightedlError
+from flightedl.ports import Clock, Coordinator, CreatedAt, Delete, Entry
+
+_RETRY_S = 0.1
+_GIVE_UP_S = 10.0
+
+
+class _Holder(msgspec.Struct, frozen=True):
+    """What the records of all processes have in common."""
+
+    pid: int = 0
+    name: str = ""
+    host: str = ""
+
+
+class Burial:
+    """Deletes what the dead held. Thread-safe.
+
+    Args:
+        etcd: ``host:port``.
+        job: The job's name.
+        clock: Paces.
+    """
+
+    def __init__(self, etcd: str, job: str, clock: Clock) -> None:
+        self._etcd = etcd
+        self._prefix = JobKeys(job).prefix
+        self._clock = clock
+        self._dead: queue.SimpleQueue[int | None] = queue.SimpleQueue()
+        self._is_closing = False
+        self._thread = threading.Thread(target=self._run, name="flightedl-burial", daemon=True)
+        self._thread.start()
+
+    def bury(self, pid: int) -> None:
+        """This process of this machine has ended."""
+        self._dead.put(pid)
+
+    def close(self) -> None:
+        """Stop; leases that are left run their time."""
+        self._is_closing = True
+        self._dead.put(None)
+        self._thread.join(3.0)
+
+    def _run(self) -> None:
+        coordinator: Coordinator | None = None
+        try:
+            while (pid := self._dead.get()) is not None and not self._is_closing:
+                coordinator = coordinator or EtcdCoordinator(self._etcd, clock=self._clock)
+                self._bury(coordinator, pid)
+        finally:
+            if coordinator is not None:
+                coordinator.close()
+
+    def _bury(self, coordinator: Coordinator, pid: int) -> None:
+        deadline = self._clock.now() + _GIVE_UP_S
+        while not self._is_closing and self._clock.now() < deadline:
+            try:
+                for entry in coordinator.list(self._prefix).entries:
+                    if _is_held_by(entry, pid):
+                        coordinator.transact([CreatedAt(entry.key, entry.create_revision)], [Delete(entry.key)])
+            except FlightedlError:
+                self._clock.sleep(_RETRY_S)
+            else:
+                return
+
+
+def _is_held_by(entry: Entry, pid: int) -> bool:
+    if not entry.lease_id:
+        return False
+    try:
+        holder = msgspec.json.decode(entry.value, type=_Holder)
+    except msgspec.DecodeError:
+        return False
+    return holder.pid == pid and socket.gethostname() in {holder.name, holder.host}

@@ -1,0 +1,95 @@
+"""What the master does about pservers that come back with less than they had: their lost batches are dispatched again.
+
+Wraps ``domain.checkpoints_replay`` for the service, which calls everything here under its lock and stores ``encode()``
+in the same transaction as the queue.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Literal
+
+from flightedl.domain.checkpoints_replay import AppliedSummary, PserverRecovery
+from flightedl.domain.tasks import TaskQueue
+from flightedl.errors import NotFoundError
+from flightedl.wire.messages import AppliedReply, FinishedTask
+
+_log = logging.getLogger(__name__)
+
+#: Stands for the generation of a pserver that acknowledged nothing, because it has no blocks.
+_NOTHING_TO_LOSE = 1 << 62
+
+
+class Replay:
+    """Which process of each pserver counts, and what to do again when it is another one."""
+
+    def __init__(self, pserver_count: int, recovery: Literal["replay", "rollback"], stored: bytes | None) -> None:
+        self._pserver_count = pserver_count
+        self._recovery = (
+            PserverRecovery(pserver_count, recovery)
+            if stored is None
+            else PserverRecovery.restore(stored, pserver_count, recovery)
+        )
+
+    def encode(self) -> bytes:
+        """The state that a successor goes on from."""
+        return self._recovery.encode()
+
+    def seen(self, index: int, generation: int) -> None:
+        """A pserver's key is there."""
+        self._recovery.seen(index, generation)
+
+    def is_settled(self, index: int, generation: int) -> bool:
+        """Whether what this process has is taken into account."""
+        return self._recovery.generation_of(index) == generation and self._recovery.is_settled(index)
+
+    @property
+    def is_all_settled(self) -> bool:
+        """Whether the queue's word for what is done can be taken."""
+        return self._recovery.is_all_settled
+
+    def must_reload(self, index: int) -> int | None:
+        """Rollback: the generation that has to end and come back; None: it may stay."""
+        found = self._recovery.to_reload().get(index)
+        return None if found is None else found.generation
+
+    def counts(self, report: FinishedTask) -> bool:
+        """Whether finished work is in the pservers that count; one that has no blocks was never asked, and loses none."""
+        named = dict(enumerate(report.pservers))
+        return self._recovery.accepts([named.get(i) or _NOTHING_TO_LOSE for i in range(self._pserver_count)])
+
+    def announced(self, index: int, generation: int, reply: AppliedReply, queue: TaskQueue | None) -> bool:
+        """Reopen what this process lacks. True: something changed and has to be stored."""
+        lacking = self._recovery.announced(
+            index,
+            generation,
+            AppliedSummary.decode(reply.summary),
+            0 if queue is None else queue.begun_epochs,
+            (lambda _epoch: 0) if queue is None else lambda epoch: _size(queue, epoch),
+            reply.checkpoint,
+        )
+        if lacking is None:
+            return False
+        reopened = 0
+        for epoch, tasks in lacking.items():
+            assert queue is not None, "nothing is lacking without a queue"
+            reopened += queue.reopen(epoch, tasks)
+        _log.info(
+            "pserver is settled index=%d generation=%d checkpoint=%s tasks_to_do_again=%d",
+            index,
+            generation,
+            reply.checkpoint,
+            reopened,
+        )
+        for text in reply.skipped:
+            _log.warning("pserver %d skipped %s", index, text)
+        return True
+
+
+def _size(queue: TaskQueue, epoch: int) -> int:
+    """Tasks of a begun epoch; of one that is too long ago, as many as ever were, to be refused where it matters."""
+    try:
+        return queue.epoch_size(epoch)
+    except NotFoundError:
+        _log.exception("the size of epoch %d is forgotten", epoch)
+        return 0

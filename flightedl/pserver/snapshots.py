@@ -1,0 +1,243 @@
+"""Copies of a pserver's blocks, and the files that they become.
+
+Theory of operation. An order makes a ``BlockCopies``, which the shard asks after every round or update whether the
+block is due; a block is copied under its own lock, so training waits for one block's copy at a time and for nothing
+else. A thread copies the blocks that no push brings to the point, then writes the file. What the file says is applied
+is ``SnapshotCut``'s business.
+
+Lock order: blocks, then the applied batches. Nothing is written under a lock.
+
+Not guaranteed: that an order is carried out; a newer one replaces it at any point, and a store that fails ends it. The
+master is told (``progress``) and orders anew.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from flightedl.domain.applied import AppliedBatches, Batch
+from flightedl.domain.checkpoints_manifest import ShardFile
+from flightedl.domain.checkpoints_snapshot import PserverSnapshots, SnapshotCut
+from flightedl.domain.checkpoints_values import OrderNumber, SnapshotOrder, SnapshotProgress
+from flightedl.domain.rounds import BlockRounds
+from flightedl.domain.sharding import Block
+from flightedl.errors import FlightedlError
+from flightedl.formats.shard_files import ShardHeader, StoredBlock, write_shard
+from flightedl.ports import Clock, Storage
+
+_log = logging.getLogger(__name__)
+
+_WAIT_SLICE_S = 0.2
+Array = npt.NDArray[np.generic]
+
+
+class CopiedBlock(Protocol):
+    """What is copied of a block; its lock is held meanwhile."""
+
+    place: Block
+    local: int
+    rounds: BlockRounds
+    updates: int
+    values: Array
+    slots: Sequence[Array]
+    lock: threading.Lock
+
+
+class BlockCopies:
+    """One snapshot while its blocks are copied."""
+
+    def __init__(self, cut: SnapshotCut, block_count: int, applied_lock: threading.Lock) -> None:
+        self._cut = cut
+        self._applied_lock = applied_lock
+        self._blocks: list[StoredBlock | None] = [None] * block_count
+        self.is_complete = threading.Event()
+        if cut.is_complete:
+            self.is_complete.set()
+
+    def look_at(self, block: CopiedBlock) -> None:
+        """Copy the block if it is due; its lock is held."""
+        if not self._cut.is_due(block.local, block.rounds.version):
+            return
+        values, slots = block.values.copy(), tuple(slot.copy() for slot in block.slots)
+        with self._applied_lock:
+            version = self._cut.cut(block.local, block.rounds.version, block.rounds.held)
+            is_complete = self._cut.is_complete
+        place = block.place
+        self._blocks[block.local] = StoredBlock(
+            place.number, place.parameter, place.start, place.stop, version, block.updates, values, slots
+        )
+        if is_complete:
+            self.is_complete.set()
+
+    def marked(self, local: int, batch: Batch, batch_count: int) -> None:
+        """A batch was marked on a block, for good or not; the lock of the applied sets is held."""
+        self._cut.marked(local, batch, batch_count)
+
+    def take_applied(self, current: AppliedBatches) -> AppliedBatches:
+        """What is applied to the copies; the lock of the applied sets is held."""
+        return self._cut.applied(current)
+
+    def take_blocks(self) -> list[StoredBlock]:
+        """The copies, once."""
+        blocks, self._blocks = self._blocks, []
+        return [block for block in blocks if block is not None]
+
+
+class CopiedShard(Protocol):
+    """What snapshots need of a shard."""
+
+    plan_hash: str
+
+    @property
+    def numbers(self) -> list[int]: ...
+
+    @property
+    def slot_count(self) -> int: ...
+
+    def begin_copies(self, begin: Callable[[Sequence[int], int, threading.Lock], BlockCopies | None]) -> None:
+        """Call ``begin(versions, highest open round, lock of the applied sets)`` under all locks; keep its copies."""
+        ...
+
+    def copy_due_blocks(self, copies: BlockCopies) -> None:
+        """Offer every block once, each under its lock."""
+        ...
+
+    def end_copies(self, copies: BlockCopies) -> AppliedBatches | None:
+        """What is applied to complete copies; marks are no longer told. None: others took their place."""
+        ...
+
+
+class Snapshots:
+    """Carries out a master's orders for one shard. Thread-safe.
+
+    Args:
+        shard: The blocks.
+        storage: Where files go; None: this pserver was given none.
+        job: The job's name.
+        index: Of this pserver.
+        pserver_count: Of the job.
+        generation: Of this pserver.
+        clock: Measures.
+    """
+
+    def __init__(
+        self,
+        shard: CopiedShard,
+        storage: Storage | None,
+        job: str,
+        index: int,
+        pserver_count: int,
+        generation: int,
+        clock: Clock,
+    ) -> None:
+        self._shard = shard
+        self._storage = storage
+        self._job = job
+        self._index = index
+        self._pserver_count = pserver_count
+        self._generation = generation
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._state = PserverSnapshots()
+        #: Of the newest snapshot: how long the copies took, and the writing.
+        self.copied_s = 0.0
+        self.written_s = 0.0
+
+    def order(self, order: SnapshotOrder) -> SnapshotProgress:
+        """Take an order, unless it is known or old; how far the newest one is."""
+        taken: list[BlockCopies] = []
+
+        def begin(versions: Sequence[int], highest_open_round: int, applied_lock: threading.Lock) -> BlockCopies | None:
+            with self._lock:
+                cut = self._state.take(order, versions, highest_open_round)
+            if cut is None:
+                return None
+            taken.append(BlockCopies(cut, len(versions), applied_lock))
+            return taken[0]
+
+        with self._lock:
+            progress = self._state.progress
+        if progress is None or order.order.is_newer_than(progress.order):
+            self._shard.begin_copies(begin)
+        if taken:
+            threading.Thread(
+                target=self._carry_out, args=(order, taken[0]), name="flightedl-snapshot", daemon=True
+            ).start()
+        with self._lock:
+            progress = self._state.progress
+        assert progress is not None
+        return progress
+
+    @property
+    def progress(self) -> SnapshotProgress | None:
+        """How far the newest order is."""
+        with self._lock:
+            return self._state.progress
+
+    # the thread
+
+    def _carry_out(self, order: SnapshotOrder, copies: BlockCopies) -> None:
+        began = self._clock.now()
+        self._shard.copy_due_blocks(copies)
+        while not copies.is_complete.wait(_WAIT_SLICE_S):
+            if not self._is_wanted(order.order):
+                return
+        self.copied_s = self._clock.now() - began
+        applied = self._shard.end_copies(copies)
+        with self._lock:
+            if applied is None or not self._state.taken(order.order):
+                return
+        try:
+            file = self._write(order, copies.take_blocks(), applied)
+        except Exception as error:  # noqa: BLE001 - whatever goes wrong, the master has to hear of it
+            if not isinstance(error, FlightedlError):
+                _log.exception("a snapshot could not be written")
+            with self._lock:
+                self._state.failed(order.order, str(error))
+        else:
+            with self._lock:
+                self._state.written(order.order, file)
+
+    def _is_wanted(self, order: OrderNumber) -> bool:
+        with self._lock:
+            return self._state.is_current(order)
+
+    def _write(self, order: SnapshotOrder, blocks: list[StoredBlock], applied: AppliedBatches) -> ShardFile:
+        if self._storage is None:
+            raise FlightedlError("this pserver was started without --checkpoint: give it the same URL as the master")
+        began = self._clock.now()
+        header = ShardHeader(
+            job=self._job,
+            number=order.order.number,
+            index=self._index,
+            pservers=self._pserver_count,
+            plan_hash=self._shard.plan_hash,
+            blocks=self._shard.numbers,
+        )
+        versions = [block.version for block in blocks]
+        written = write_shard(self._storage, order.name, header, applied.encode(), iter(blocks), self._shard.slot_count)
+        self.written_s = self._clock.now() - began
+        _log.info(
+            "wrote checkpoint=%d blocks=%d size_bytes=%d copied_s=%.3f written_s=%.3f",
+            order.order.number,
+            len(blocks),
+            written.size_bytes,
+            self.copied_s,
+            self.written_s,
+        )
+        return ShardFile(
+            index=self._index,
+            generation=self._generation,
+            name=order.name,
+            size_bytes=written.size_bytes,
+            hash=written.hash,
+            blocks=len(blocks),
+            lowest_version=min(versions, default=0),
+            highest_version=max(versions, default=0),
+        )
