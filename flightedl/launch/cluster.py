@@ -194,9 +194,7 @@ class LocalCluster:
             starters |= self._starters(children)
             burial = Burial(self.etcd_address, self.job, self._clock)
             stack.callback(burial.close)
-            self._supervisor = Supervisor(
-                children, starters, self._clock, self._limits, self._on_event, burial.bury
-            )
+            self._supervisor = Supervisor(children, starters, self._clock, self._limits, self._on_event, burial.bury)
             stack.callback(self._supervisor.stop)
             self._supervisor.start()
             if ready_s is not None:

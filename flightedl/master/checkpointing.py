@@ -32,7 +32,6 @@ from flightedl.domain.checkpoints_values import (
     OrderNumber,
     OrderSnapshot,
     Persist,
-    SnapshotOrder,
     SnapshotProgress,
     Sweep,
     WriteManifest,
@@ -210,7 +209,7 @@ class Checkpointing:
         while (effect := self._effects.get()) is not None and not self._is_stopping:
             try:
                 self._carry_out(effect)
-            except Exception:
+            except Exception:  # noqa: BLE001 - whatever it is, the effects after it still have to be carried out
                 _log.exception("an effect of the checkpoints could not be carried out")
 
     def _carry_out(self, effect: Effect) -> None:

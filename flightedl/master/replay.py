@@ -54,7 +54,7 @@ class Replay:
         return None if found is None else found.generation
 
     def counts(self, report: FinishedTask) -> bool:
-        """Whether finished work is in the pservers that count; one that has no blocks was never asked, and loses none."""
+        """Whether finished work is in the pservers that count; one without blocks was never asked."""
         named = dict(enumerate(report.pservers))
         return self._recovery.accepts([named.get(i) or _NOTHING_TO_LOSE for i in range(self._pserver_count)])
 

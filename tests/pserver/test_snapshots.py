@@ -1,0 +1,251 @@
+"""What a pserver writes for a checkpoint, and what another one makes of it."""
+
+from __future__ import annotations
+
+import threading
+
+import numpy as np
+import pytest
+
+from flightedl.adapters.clock import SystemClock
+from flightedl.domain.applied import Batch
+from flightedl.domain.checkpoints_manifest import Manifest, ShardFile, manifest_name
+from flightedl.domain.checkpoints_values import OrderNumber, SnapshotOrder, SnapshotProgress
+from flightedl.domain.modes import Async, Mode, Sync
+from flightedl.domain.optimizers import Momentum
+from flightedl.domain.parameters import ParameterSpec
+from flightedl.domain.sharding import ShardPlan, plan_for
+from flightedl.errors import UnavailableError
+from flightedl.pserver.restoring import load_newest
+from flightedl.pserver.shard import Pushed, ShardState
+from flightedl.pserver.snapshots import Snapshots
+from flightedl.testing.memory import MemoryStorage
+from flightedl.wire.messages import BatchIdentity, PushHeader, ViewMemberMessage, ViewRequest
+from flightedl.wire.rows import Outcome, Row
+
+SPECS = [ParameterSpec("w", (40_000,)), ParameterSpec("b", (3,))]
+JOB = "j"
+
+
+class Pserver:
+    """One shard with its snapshots, and one member that pushes."""
+
+    def __init__(self, storage: MemoryStorage, mode: Mode, index: int = 0, count: int = 1, cut_for: int = 0) -> None:
+        self.plan: ShardPlan = plan_for(SPECS, count, cut_for)
+        self.index = index
+        self.storage = storage
+        self.shard = ShardState(self.plan, index, Momentum(lr=1.0, momentum=0.5), mode)
+        self.snapshots = Snapshots(self.shard, storage, JOB, index, count, 10 + index, SystemClock())
+        self.serial = 0
+        self.view(1, first_round=0)
+
+    def view(self, *members: int, first_round: int) -> None:
+        self.serial += 1
+        self.shard.set_members(
+            ViewRequest(
+                master_generation=1,
+                serial=self.serial,
+                members=[
+                    ViewMemberMessage(trainer=f"t{m}", generation=m, member=m, first_round=first_round) for m in members
+                ],
+            )
+        )
+
+    def push(self, batch: int, base: int = 0, member: int = 1) -> list[Pushed]:
+        header = PushHeader(
+            trainer=f"t{member}",
+            generation=member,
+            plan_hash=self.plan.hash,
+            member=member,
+            identity=BatchIdentity(epoch=0, task=0, batch=batch, batch_count=100),
+            weight=1.0,
+            rows=1,
+        )
+        return [
+            self.shard.push(header, Row(n, base, memoryview(np.ones(self.plan.block(n).size, np.float32)).cast("B")))
+            for n in self.shard.numbers
+        ]
+
+    def order(self, number: int, at_round: int | None = None, serial: int = 1) -> SnapshotProgress:
+        name = f"c-{number}/shard-{self.index}-{serial}.arrow"
+        return self.snapshots.order(SnapshotOrder(OrderNumber(1, number, serial), at_round, name))
+
+    def finished(self, *states: str) -> SnapshotProgress:
+        waited = threading.Event()
+        for _ in range(500):
+            progress = self.snapshots.progress
+            assert progress is not None
+            if progress.state in states:
+                return progress
+            waited.wait(0.01)
+        raise AssertionError(progress)
+
+    def checkpoint(self, number: int, at_round: int | None = None) -> ShardFile:
+        self.order(number, at_round)
+        file = self.finished("written").file
+        assert file is not None
+        return file
+
+    def restore(self) -> int | None:
+        found = load_newest(self.storage, JOB, SPECS, self.plan, self.index, self.shard)
+        if found.applied is not None:
+            self.shard.restored(found.applied)
+        return found.number
+
+    def state(self) -> list[tuple[int, bytes, list[bytes], int]]:
+        return [
+            (b.rounds.version, b.values.tobytes(), [s.tobytes() for s in b.slots], b.updates)
+            for b in self.shard._ordered
+        ]
+
+    def has(self, batch: int) -> set[bool]:
+        applied = self.shard.applied()
+        return {applied.has(local, Batch(0, 0, batch)) for local in range(applied.block_count)}
+
+
+def publish(storage: MemoryStorage, number: int, plan: ShardPlan, *files: ShardFile, cut_for: int = 0) -> None:
+    manifest = Manifest(
+        job=JOB,
+        number=number,
+        plan_hash=plan.hash,
+        pserver_count=len(files),
+        cut_for=cut_for or plan.pserver_count,
+        round=None,
+        created_s=0.0,
+        shards=files,
+        declaration=b"{}",
+        queue=None,
+    )
+    storage.publish(manifest_name(number), [manifest.encode()])
+
+
+@pytest.mark.parametrize("mode", [Async(), Sync(reduce="sum")])
+def test_what_is_restored_is_what_was_copied_and_goes_on_the_same_way(mode: Mode) -> None:
+    storage = MemoryStorage()
+    old, new = Pserver(storage, mode), Pserver(storage, mode)
+    old.push(0)
+    publish(storage, 1, old.plan, old.checkpoint(1))
+    copied = old.state()
+    old.push(1, base=1)
+    new.view(first_round=0)
+    assert new.restore() == 1
+    assert new.state() == copied
+    assert (new.has(0), new.has(1)) == ({True}, {False})
+    new.view(2, first_round=1)
+    assert {p.outcome for p in new.push(0, base=1, member=2)} == {Outcome.ALREADY_APPLIED}
+    if isinstance(mode, Sync):
+        new.push(1, base=2, member=2)
+    else:
+        new.push(1, base=1, member=2)
+    assert [state[1] for state in new.state()] == [state[1] for state in old.state()]
+
+
+def test_a_copy_at_a_round_waits_for_it_and_leaves_out_what_comes_after() -> None:
+    storage = MemoryStorage()
+    pserver = Pserver(storage, Sync(reduce="sum"))
+    pserver.push(0)
+    assert pserver.order(1, at_round=2).state == "waiting"
+    pserver.push(1, base=1)
+    pserver.push(2, base=2)
+    file = pserver.finished("written").file
+    assert file is not None
+    assert (file.lowest_version, file.highest_version) == (2, 2)
+    publish(storage, 1, pserver.plan, file)
+    other = Pserver(storage, Sync(reduce="sum"))
+    other.restore()
+    assert [other.has(batch) for batch in range(3)] == [{True}, {True}, {False}]
+
+
+def test_a_gradient_that_waits_in_its_round_is_not_in_the_copy() -> None:
+    storage = MemoryStorage()
+    pserver = Pserver(storage, Sync(reduce="sum"))
+    pserver.view(1, 2, first_round=0)
+    pserver.push(0)
+    publish(storage, 1, pserver.plan, pserver.checkpoint(1))
+    other = Pserver(storage, Sync(reduce="sum"))
+    other.restore()
+    assert (pserver.has(0), other.has(0)) == ({True}, {False})
+    assert {version for version, *_ in other.state()} == {0}
+
+
+def test_a_round_that_has_gone_by_is_refused() -> None:
+    pserver = Pserver(MemoryStorage(), Sync(reduce="sum"))
+    pserver.push(0)
+    progress = pserver.order(1, at_round=0)
+    assert (progress.state, progress.highest_open_round) == ("refused", 1)
+
+
+def test_only_the_newest_order_is_carried_out() -> None:
+    pserver = Pserver(MemoryStorage(), Sync(reduce="sum"))
+    pserver.order(2, at_round=5)
+    assert pserver.order(1).order.number == 2
+    pserver.order(2, serial=2)
+    assert pserver.finished("written").order.serial == 2
+
+
+def test_a_store_that_fails_is_told() -> None:
+    class Broken(MemoryStorage):
+        def publish(self, name: str, parts: object) -> int:
+            raise UnavailableError("no space left")
+
+    pserver = Pserver(Broken(), Async())
+    pserver.order(1)
+    assert pserver.finished("failed").reason == "no space left"
+    pserver.push(0)
+    assert pserver.has(0) == {True}
+
+
+@pytest.mark.parametrize("damage", ["torn", "flipped", "no manifest"])
+def test_a_damaged_checkpoint_is_skipped_for_the_one_before_it(damage: str) -> None:
+    storage = MemoryStorage()
+    pserver = Pserver(storage, Async())
+    publish(storage, 1, pserver.plan, pserver.checkpoint(1))
+    pserver.push(0)
+    file = pserver.checkpoint(2)
+    data = bytearray(storage.read(file.name))
+    if damage == "torn":
+        data = data[: len(data) // 2]
+    elif damage == "flipped":
+        data[len(data) // 2] ^= 1
+    storage.publish(file.name, [bytes(data)])
+    if damage != "no manifest":
+        publish(storage, 2, pserver.plan, file)
+    other = Pserver(storage, Async())
+    assert other.restore() == 1
+    assert other.has(0) == {False}
+
+
+def test_another_number_of_pservers_has_the_same_values() -> None:
+    storage = MemoryStorage()
+    old = [Pserver(storage, Async(), index, 2) for index in range(2)]
+    for pserver in old:
+        pserver.push(0)
+        pserver.push(1, base=1)
+    publish(storage, 1, old[0].plan, *(pserver.checkpoint(1) for pserver in old), cut_for=2)
+    new = [Pserver(storage, Async(), index, 3, cut_for=2) for index in range(3)]
+    assert [pserver.restore() for pserver in new] == [1, 1, 1]
+    blocks = {b.number: b.values.tobytes() for pserver in old for b in pserver.shard._ordered}
+    assert {b.number: b.values.tobytes() for pserver in new for b in pserver.shard._ordered} == blocks
+    assert {(True,)} == {tuple(pserver.has(1)) for pserver in new if pserver.shard.block_count}
+
+
+def test_copies_taken_while_others_push_hold_exactly_what_they_say() -> None:
+    """Each element of the copy counts the batches that the file says are applied to its block."""
+    storage = MemoryStorage()
+    plan = plan_for(SPECS, 1)
+    pserver = Pserver(storage, Async())
+    pserver.shard = shard = ShardState(plan, 0, Momentum(lr=1.0, momentum=0.0), Async())
+    pserver.snapshots = Snapshots(shard, storage, JOB, 0, 1, 10, SystemClock())
+    pserver.view(1, first_round=0)
+    thread = threading.Thread(target=lambda: [pserver.push(batch) for batch in range(100)])
+    thread.start()
+    for number in range(1, 12):
+        publish(storage, number, plan, pserver.checkpoint(number))
+        other = Pserver(storage, Async())
+        other.shard = ShardState(plan, 0, Momentum(lr=1.0, momentum=0.0), Async())
+        assert other.restore() == number
+        for block in other.shard._ordered:
+            applied = other.shard._applied
+            count = sum(applied.has(block.local, Batch(0, 0, batch)) for batch in range(100))
+            assert set(block.values.tolist()) == {-float(count)}
+    thread.join()
