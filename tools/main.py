@@ -24,6 +24,7 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
     "status": ("flightedl_tools.status", "status", "Show how a running job stands."),
     "master": ("flightedl_tools.servers", "master", "Start a master: hands out tasks."),
     "pserver": ("flightedl_tools.servers", "pserver", "Start a parameter server: holds a part of the model."),
+    "checkpoint": ("flightedl_tools.checkpoint", "checkpoint", "List, save, verify, restore and export checkpoints."),
     "bench": ("flightedl_tools.bench", "bench", "Measure on this machine."),
 }
 

@@ -16,6 +16,14 @@ from flightedl.launch.run import RunOptions, run_job
 @click.option("--trainers", type=click.IntRange(min=1), default=1, show_default=True, help="How many trainers.")
 @click.option("--pservers", type=click.IntRange(min=1), default=1, show_default=True, help="How many pservers.")
 @click.option("--checkpoint", metavar="URL", help="Where checkpoints go; none are kept without it.")
+@click.option("--checkpoint-every-s", type=float, help="Seconds between checkpoints; 0: only at epochs' ends [60]")
+@click.option("--checkpoint-keep", type=click.IntRange(min=1), help="How many of the newest checkpoints stay [3]")
+@click.option("--resume", is_flag=True, help="Go on from the newest checkpoint at the URL, also of other --pservers.")
+@click.option(
+    "--recovery",
+    type=click.Choice(["replay", "rollback"]),
+    help="When a pserver was lost: do its lost batches again, or take all pservers back to one checkpoint [replay]",
+)
 @click.option("--job", metavar="NAME", help="Name of the job [the script's name]")
 @click.option("--output", metavar="DIR", type=click.Path(path_type=Path), help="Results and logs [runs/NAME]")
 @click.option("--etcd", metavar="HOST:PORT", help="Use this running etcd [one is started for the job]")
@@ -29,6 +37,10 @@ def run(
     trainers: int,
     pservers: int,
     checkpoint: str | None,
+    checkpoint_every_s: float | None,
+    checkpoint_keep: int | None,
+    resume: bool,
+    recovery: str | None,
     job: str | None,
     output: Path | None,
     etcd: str | None,
@@ -45,7 +57,15 @@ def run(
     Exit codes: 0 all done; 1 the script crashed; 2 something has to be changed; 3 the job cannot go on; 4 done, but
     tasks failed; 130 stopped by Ctrl-C.
     """
-    more = {"lease_ttl_s": lease_ttl_s, "tls_dir": tls_dir, "log_level": log_level}
+    more = {
+        "lease_ttl_s": lease_ttl_s,
+        "tls_dir": tls_dir,
+        "log_level": log_level,
+        "checkpoint_every_s": checkpoint_every_s,
+        "checkpoint_keep": checkpoint_keep,
+        "resume": resume or None,
+        "recovery": recovery,
+    }
     options = RunOptions(
         target=script_or_module,
         arguments=arguments,

@@ -3,8 +3,8 @@
 Rules, by the way a process ended:
 
 * A *server* (etcd, master, pserver) should not end while the job runs: it is started again, the first time at once,
-  then after a delay that doubles. Too many short runs in a row, and the job is given up; more of them are allowed where
-  somebody else ended them.
+  then after a delay that doubles, unless somebody else ended it. Too many short runs in a row, and the job is given up;
+  more of them are allowed where somebody else ended them.
 * A *trainer* that ended with 0 has finished. When all have, the job is done.
 * A trainer that was killed by a signal, or ended with 75 ("start me again"), was no fault of the user's script: a new
   one takes its place like a server's, with a larger limit.
@@ -101,6 +101,8 @@ class _Record:
     short_runs: int = 0
     crashes: int = 0
     restarts: int = 0
+    #: Whether its last process was ended by somebody else: there is nothing to wait for.
+    is_ended_from_outside: bool = False
     #: Whether its trainer did all its work.
     is_finished: bool = False
 
@@ -124,6 +126,7 @@ class RestartPolicy:
         record = self._records[slot]
         if record.is_finished:
             raise ValueError(f"{slot} has finished; nothing runs there")
+        record.is_ended_from_outside = exit_code in _ENDED_FROM_OUTSIDE
         if ran_s >= self.limits.long_run_s:
             record.short_runs = record.crashes = 0
         if exit_code == 0 and slot.role is Role.TRAINER:
@@ -160,7 +163,7 @@ class RestartPolicy:
     def _lost(self, slot: Slot, record: _Record, exit_code: int) -> Decision:
         record.short_runs += 1
         limit = self.limits.trainer_short_runs if slot.role is Role.TRAINER else self.limits.server_short_runs
-        if exit_code in _ENDED_FROM_OUTSIDE:
+        if record.is_ended_from_outside:
             limit = max(limit, self.limits.ended_short_runs)
         if record.short_runs >= limit:
             return GiveUp(
@@ -176,6 +179,8 @@ class RestartPolicy:
         record.restarts += 1
         delays = self.limits.first_delay_s * 2.0 ** (record.short_runs + record.crashes - 2)
         is_first = record.short_runs + record.crashes <= 1
+        if record.is_ended_from_outside:
+            delays = min(delays, self.limits.first_delay_s)
         return StartAgain(slot, 0.0 if is_first else min(delays, self.limits.longest_delay_s), reason)
 
 

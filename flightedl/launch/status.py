@@ -20,7 +20,7 @@ from flightedl.ports import Clock
 from flightedl.rpc.authentication import Credentials
 from flightedl.rpc.client import Connection
 from flightedl.rpc.identity import Caller, ServerIdentity
-from flightedl.wire.messages import StatusReply, decode
+from flightedl.wire.messages import CheckpointReply, CheckpointRequest, StatusReply, decode, encode
 
 
 class JobStatus:
@@ -53,12 +53,19 @@ class JobStatus:
             NotFoundError: no master of this job is registered in etcd.
             UnavailableError: etcd or the master does not answer.
         """
+        return decode(self._ask("status", b"{}", timeout_s), StatusReply)
+
+    def checkpoint(self, request: CheckpointRequest, timeout_s: float) -> CheckpointReply:
+        """Ask the master for a checkpoint, or whether it is complete. Errors as ``read``."""
+        return decode(self._ask("checkpoint", encode(request), timeout_s), CheckpointReply)
+
+    def _ask(self, verb: str, body: bytes, timeout_s: float) -> bytes:
         with self._lock:
             record = self.master()
             if record is None:
                 raise NotFoundError(f"no job named {self._job} runs at etcd {self._etcd}: nobody is its master")
             try:
-                return decode(self._connection(record).action("status", b"{}", timeout_s=timeout_s), StatusReply)
+                return self._connection(record).action(verb, body, timeout_s=timeout_s)
             except FencedError:
                 # Replaced between the look-up and the call; its successor registers in a moment.
                 raise NotFoundError(f"the master of job {self._job} is just being replaced: ask again") from None

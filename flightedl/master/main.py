@@ -1,8 +1,8 @@
 """One master process: wiring, standing by, taking the lock, recovering, serving, ending.
 
 Order: bind the server (it answers "not ready"), wait for ``master/lock``, write job-wide facts, read what the
-predecessor left, serve, publish the address. It ends when told to (0), or when the lock or its lease is lost (75:
-start me again, as a standby).
+predecessor (or, if that is wanted, a checkpoint) left, serve, publish the address. It ends when told to (0), or when
+the lock or its lease is lost (75: start me again, as a standby).
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from flightedl.coordination.keeper import HeldKey
 from flightedl.coordination.keys import JobKeys
 from flightedl.coordination.records import ServerRecord
 from flightedl.errors import EXIT_START_AGAIN, FencedError, FlightedlError, UsageError, exit_code_of
+from flightedl.master import resuming
 from flightedl.master.flight import MasterFlight
 from flightedl.master.recovery import read_state
 from flightedl.master.service import MasterService
@@ -85,6 +86,8 @@ class MasterProcess:
     def _lead(self, coordinator: Coordinator, held: HeldKey) -> int:
         _log.info("took the lock generation=%d", held.generation)
         pserver_count = self._fix_pserver_count(coordinator, held)
+        checkpoints = job_storage(self._settings.checkpoint, self._settings.job)
+        resuming.begin(checkpoints, coordinator, held, self._keys, pserver_count, resume=self._settings.resume)
         directory = Directory(coordinator, self._keys, self._clock).start()
         credentials = Credentials.load(self._settings.tls_dir)
         service = MasterService(
@@ -95,7 +98,7 @@ class MasterProcess:
             directory=directory,
             keys=self._keys,
             files=FsspecFiles(),
-            checkpoints=job_storage(self._settings.checkpoint, self._settings.job),
+            checkpoints=checkpoints,
             clock=self._clock,
             credentials=credentials,
             step_down=lambda reason: self.end(EXIT_START_AGAIN, f"steps down: {reason}"),

@@ -10,29 +10,20 @@ A store that cannot be reached is asked again for ever: to begin without the val
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from flightedl.domain.applied import AppliedBatches
-from flightedl.domain.checkpoints_manifest import (
-    Manifest,
-    Skipped,
-    candidates,
-    examine,
-    manifest_name,
-    without_manifest,
-)
-from flightedl.domain.checkpoints_restore import FilePart, applied_of, recut, saved_plan
+from flightedl.domain.checkpoints_manifest import Skipped, candidates, examine, manifest_name, without_manifest
 from flightedl.domain.parameters import ParameterSpec
 from flightedl.domain.sharding import ShardPlan
 from flightedl.errors import CorruptError, NotFoundError, UsageError
-from flightedl.formats.shard_files import ShardHeader, StoredBlock, load_shard, read_blocks
+from flightedl.formats.checkpoint_files import load_shard_blocks
+from flightedl.formats.shard_files import StoredBlock
 from flightedl.ports import Storage
 
 _log = logging.getLogger(__name__)
-
-_BLOCKS_AT_ONCE = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,56 +73,3 @@ def load_newest(
 def _report(skipped: Iterable[Skipped]) -> None:
     for each in skipped:
         _log.warning("checkpoint %d is skipped: %s", each.number, each.reason)
-
-
-def load_shard_blocks(
-    storage: Storage,
-    manifest: Manifest,
-    parameters: Sequence[ParameterSpec],
-    plan: ShardPlan,
-    index: int,
-    take: Callable[[StoredBlock], None],
-) -> AppliedBatches:
-    """Give ``take`` every block that the pserver ``index`` of ``plan`` owns; what is applied to them.
-
-    Blocks count only when this returns.
-
-    Raises:
-        CorruptError, NotFoundError: a file is damaged or missing.
-        UsageError: the checkpoint is of other parameters.
-        UnavailableError: the storage cannot be read at the moment.
-    """
-    parts = recut(manifest, saved_plan(manifest, parameters), plan, index)
-    applied: dict[str, AppliedBatches] = {}
-    for part in parts:
-        applied[part.file.name] = _load_part(storage, manifest, part, take)
-    return applied_of(parts, applied)
-
-
-def _load_part(
-    storage: Storage, manifest: Manifest, part: FilePart, take: Callable[[StoredBlock], None]
-) -> AppliedBatches:
-    file = part.file
-    if part.is_whole:
-        header, applied, blocks = load_shard(storage, file.name, file.size_bytes, file.hash)
-        _require(manifest, header, part)
-        for block in blocks:
-            take(block)
-    else:
-        # A few at a time: what one pserver needs of a file may be all but a block of it.
-        applied = b""
-        for first in range(0, len(part.blocks), _BLOCKS_AT_ONCE):
-            wanted = part.blocks[first : first + _BLOCKS_AT_ONCE]
-            contents = read_blocks(storage, file.name, file.size_bytes, wanted)
-            _require(manifest, contents.header, part)
-            applied = contents.applied
-            for block in contents.blocks:
-                take(block)
-    return AppliedBatches.decode(applied)
-
-
-def _require(manifest: Manifest, header: ShardHeader, part: FilePart) -> None:
-    """The file is the one that the manifest means."""
-    said = (header.job, header.number, header.index, header.pservers, header.plan_hash)
-    if said != (manifest.job, manifest.number, part.file.index, manifest.pserver_count, manifest.plan_hash):
-        raise CorruptError(f"{part.file.name} is the file of another checkpoint")

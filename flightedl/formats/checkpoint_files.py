@@ -1,0 +1,134 @@
+"""Reading a checkpoint: the blocks of one pserver, or whole parameters, whoever owned their blocks when it was written.
+
+Both read no more than they need: a file of which all blocks are wanted in one pass, with the manifest's hash as the
+judge; of other files a few blocks at a time, each with its own checksum.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from flightedl.domain.applied import AppliedBatches
+from flightedl.domain.checkpoints_manifest import Manifest, Skipped, candidates, examine, manifest_name
+from flightedl.domain.checkpoints_restore import FilePart, applied_of, recut, saved_plan
+from flightedl.domain.parameters import ParameterSpec
+from flightedl.domain.sharding import ShardPlan
+from flightedl.errors import CorruptError, NotFoundError
+from flightedl.formats.shard_files import ShardHeader, StoredBlock, load_shard, read_blocks
+from flightedl.ports import Storage
+
+_BLOCKS_AT_ONCE = 16
+
+Array = npt.NDArray[np.generic]
+
+
+def found_checkpoints(storage: Storage, job: str) -> list[Manifest | Skipped]:
+    """All checkpoints that have a manifest, newest first, as far as a listing shows whether they are complete.
+
+    Raises:
+        UnavailableError: the storage cannot be read.
+    """
+    sizes = {file.name: file.size_bytes for file in storage.list("")}
+    found: list[Manifest | Skipped] = []
+    for number in candidates(sizes):
+        try:
+            found.append(examine(number, storage.read(manifest_name(number)), sizes, job))
+        except NotFoundError as error:
+            found.append(Skipped(number, str(error)))
+    return found
+
+
+def verify(storage: Storage, manifest: Manifest) -> int:
+    """Read everything, and compare it with its checksums; the bytes read.
+
+    Raises:
+        CorruptError, NotFoundError: a file is damaged or missing.
+    """
+    for file in manifest.shards:
+        header, applied, blocks = load_shard(storage, file.name, file.size_bytes, file.hash)
+        _require(manifest, header, file.index, file.name)
+        for _ in blocks:
+            pass
+        AppliedBatches.decode(applied)
+    return sum(file.size_bytes for file in manifest.shards)
+
+
+def load_parameters(
+    storage: Storage, manifest: Manifest, parameters: Sequence[ParameterSpec]
+) -> Iterator[tuple[ParameterSpec, Array]]:
+    """Each parameter with its values, in declared order; one at a time is in memory.
+
+    Raises:
+        CorruptError, NotFoundError: a file is damaged or missing.
+        UsageError: the checkpoint is of other parameters.
+    """
+    plan = saved_plan(manifest, parameters)
+    for spec in parameters:
+        values = np.empty(spec.size, spec.storage_dtype)
+        for first in plan.block_range(spec.name)[::_BLOCKS_AT_ONCE]:
+            numbers = range(first, min(first + _BLOCKS_AT_ONCE, plan.block_range(spec.name).stop))
+            for file in manifest.shards:
+                mine = [number for number in numbers if plan.block(number).pserver == file.index]
+                if not mine:
+                    continue
+                contents = read_blocks(storage, file.name, file.size_bytes, mine)
+                _require(manifest, contents.header, file.index, file.name)
+                for block in contents.blocks:
+                    values[block.start : block.stop] = block.values
+        yield spec, values.reshape(spec.shape)
+
+
+def load_shard_blocks(
+    storage: Storage,
+    manifest: Manifest,
+    parameters: Sequence[ParameterSpec],
+    plan: ShardPlan,
+    index: int,
+    take: Callable[[StoredBlock], None],
+) -> AppliedBatches:
+    """Give ``take`` every block that the pserver ``index`` of ``plan`` owns; what is applied to them.
+
+    Blocks count only when this returns.
+
+    Raises:
+        CorruptError, NotFoundError: a file is damaged or missing.
+        UsageError: the checkpoint is of other parameters.
+        UnavailableError: the storage cannot be read at the moment.
+    """
+    parts = recut(manifest, saved_plan(manifest, parameters), plan, index)
+    applied: dict[str, AppliedBatches] = {}
+    for part in parts:
+        applied[part.file.name] = _load_part(storage, manifest, part, take)
+    return applied_of(parts, applied)
+
+
+def _load_part(
+    storage: Storage, manifest: Manifest, part: FilePart, take: Callable[[StoredBlock], None]
+) -> AppliedBatches:
+    file = part.file
+    if part.is_whole:
+        header, applied, blocks = load_shard(storage, file.name, file.size_bytes, file.hash)
+        _require(manifest, header, file.index, file.name)
+        for block in blocks:
+            take(block)
+    else:
+        # A few at a time: what one pserver needs of a file may be all but a block of it.
+        applied = b""
+        for first in range(0, len(part.blocks), _BLOCKS_AT_ONCE):
+            wanted = part.blocks[first : first + _BLOCKS_AT_ONCE]
+            contents = read_blocks(storage, file.name, file.size_bytes, wanted)
+            _require(manifest, contents.header, file.index, file.name)
+            applied = contents.applied
+            for block in contents.blocks:
+                take(block)
+    return AppliedBatches.decode(applied)
+
+
+def _require(manifest: Manifest, header: ShardHeader, index: int, name: str) -> None:
+    """The file is the one that the manifest means."""
+    said = (header.job, header.number, header.index, header.pservers, header.plan_hash)
+    if said != (manifest.job, manifest.number, index, manifest.pserver_count, manifest.plan_hash):
+        raise CorruptError(f"{name} is the file of another checkpoint")

@@ -1,0 +1,120 @@
+"""A trained model as one file for others to load: safetensors, NumPy's npz, or Arrow.
+
+* ``safetensors``: eight bytes with the header's size, a JSON header (name -> dtype, shape, place), the arrays. Written
+  here, because the format is that simple and no package is needed for it; parameters stream through one at a time.
+* ``npz``: uncompressed, one member for each parameter.
+* ``arrow``: an Arrow IPC file with a row for each parameter: name, dtype, shape, values as little-endian bytes.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import struct
+import zipfile
+from collections.abc import Callable, Iterable, Iterator, Sequence
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from flightedl.domain.parameters import ParameterSpec
+from flightedl.errors import UsageError
+
+Array = npt.NDArray[np.generic]
+Parameters = Iterable[tuple[ParameterSpec, Array]]
+#: (what there will be, the same with its values one by one) -> the file's bytes, in parts.
+Writer = Callable[[Sequence[ParameterSpec], Parameters], Iterator[bytes | memoryview]]
+
+ARROW_SCHEMA = pa.schema(
+    [
+        pa.field("name", pa.string(), nullable=False),
+        pa.field("dtype", pa.string(), nullable=False),
+        pa.field("shape", pa.list_(pa.int64()), nullable=False),
+        pa.field("values", pa.large_binary(), nullable=False),
+    ]
+)
+_SAFETENSORS_DTYPES = {"float32": "F32", "float64": "F64"}
+_SUFFIXES = {".safetensors": "safetensors", ".npz": "npz", ".arrow": "arrow", ".feather": "arrow"}
+
+
+def format_of(name: str, given: str = "") -> str:
+    """The format that is meant: the one given, else by the file's name.
+
+    Raises:
+        UsageError: neither says which.
+    """
+    found = given or next((kind for suffix, kind in _SUFFIXES.items() if name.endswith(suffix)), "")
+    if found not in WRITERS:
+        raise UsageError(f"{name} says no format: end it in .safetensors, .npz or .arrow, or give the format")
+    return found
+
+
+def _safetensors(specs: Sequence[ParameterSpec], parameters: Parameters) -> Iterator[bytes | memoryview]:
+    header: dict[str, object] = {}
+    offset = 0
+    for spec in specs:
+        dtype = np.dtype(spec.storage_dtype)
+        end = offset + spec.size * dtype.itemsize
+        header[spec.name] = {
+            "dtype": _SAFETENSORS_DTYPES[dtype.name],
+            "shape": list(spec.shape),
+            "data_offsets": [offset, end],
+        }
+        offset = end
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    yield struct.pack("<Q", len(text)) + text
+    for _, values in parameters:
+        yield np.ascontiguousarray(values).reshape(-1).data.cast("B")
+
+
+class _Sink(io.RawIOBase):
+    """Collects what is written until it is taken."""
+
+    def __init__(self) -> None:
+        self._parts: list[bytes] = []
+        self._position = 0
+
+    def writable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._position
+
+    def write(self, data: object, /) -> int:
+        part = bytes(memoryview(data))  # type: ignore[arg-type]
+        self._parts.append(part)
+        self._position += len(part)
+        return len(part)
+
+    def take(self) -> list[bytes]:
+        parts, self._parts = self._parts, []
+        return parts
+
+
+def _npz(specs: Sequence[ParameterSpec], parameters: Parameters) -> Iterator[bytes | memoryview]:
+    del specs
+    sink = _Sink()
+    with zipfile.ZipFile(sink, "w", zipfile.ZIP_STORED) as archive:
+        for spec, values in parameters:
+            with archive.open(f"{spec.name}.npy", "w", force_zip64=True) as member:
+                np.lib.format.write_array(member, np.ascontiguousarray(values), allow_pickle=False)
+            yield from sink.take()
+    yield from sink.take()
+
+
+def _arrow(specs: Sequence[ParameterSpec], parameters: Parameters) -> Iterator[bytes | memoryview]:
+    del specs
+    sink = _Sink()
+    with pa.ipc.new_file(pa.PythonFile(sink, mode="w"), ARROW_SCHEMA) as writer:
+        for spec, values in parameters:
+            data = np.ascontiguousarray(values).tobytes()
+            row = [[spec.name], [values.dtype.name], [list(spec.shape)], [data]]
+            columns = [pa.array(value, field.type) for value, field in zip(row, ARROW_SCHEMA, strict=True)]
+            writer.write_batch(pa.RecordBatch.from_arrays(columns, schema=ARROW_SCHEMA))
+            yield from sink.take()
+    yield from sink.take()
+
+
+WRITERS: dict[str, Writer] = {"safetensors": _safetensors, "npz": _npz, "arrow": _arrow}

@@ -1,0 +1,119 @@
+"""Beginning a job from its checkpoints, where etcd knows nothing of it.
+
+The declaration, the queue, the pointer and "the first values are there" are put into etcd in one transaction under the
+master's fence, before anybody is served. From then on it is an ordinary job whose pservers have all been lost: they
+load the checkpoint and announce what they have, and what is done elsewhere is dispatched again. The number of pservers
+may be another one: the blocks stay what they are and are dealt out anew.
+
+A job that is new, at a place where a job of its name has left checkpoints, is refused unless it is to go on from them:
+its pservers would otherwise load another run's values one day.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+
+import msgspec
+
+from flightedl.coordination.keeper import HeldKey
+from flightedl.coordination.keys import JobKeys
+from flightedl.domain.checkpoints import Checkpoints, next_number_after
+from flightedl.domain.checkpoints_manifest import Manifest, Skipped, candidates, checksum, examine, manifest_name
+from flightedl.domain.checkpoints_restore import saved_plan
+from flightedl.domain.checkpoints_values import CheckpointSettings, Pointer
+from flightedl.domain.parameters import ParameterSpec
+from flightedl.domain.sharding import plan_for
+from flightedl.errors import CorruptError, FencedError, NotFoundError, UsageError
+from flightedl.ports import Absent, Coordinator, Put, Storage
+from flightedl.wire.messages import ElectionRecord, JobDeclaration, ModelReply, decode, encode
+
+_log = logging.getLogger(__name__)
+
+
+def begin(
+    storage: Storage | None, coordinator: Coordinator, held: HeldKey, keys: JobKeys, pserver_count: int, *, resume: bool
+) -> None:
+    """Put the newest checkpoint's state into etcd, if that is wanted and etcd has none.
+
+    Raises:
+        UsageError: there are checkpoints that the job is not to go on from, or none that it could.
+        UnavailableError: the storage cannot be read.
+        FencedError: the lock is lost.
+    """
+    if storage is None or coordinator.get(keys.job) is not None or coordinator.get(keys.checkpoint_latest) is not None:
+        return
+    sizes = {file.name: file.size_bytes for file in storage.list("")}
+    if not resume:
+        if candidates(sizes):
+            raise UsageError(
+                f"{storage.url} has checkpoints of job {keys.job_name}: add --resume to go on from them, "
+                "or choose another --checkpoint or --job"
+            )
+        return
+    manifest, data = newest(storage, keys.job_name, sizes)
+    declaration = redeclared(manifest, pserver_count)
+    checkpoints = Checkpoints(
+        CheckpointSettings(),
+        held.generation,
+        pserver_count,
+        0.0,
+        next_number=next_number_after(list(sizes)),
+        latest=Pointer(manifest.number, checksum(data)),
+    )
+    puts = [
+        Put(keys.job, encode(declaration)),
+        Put(keys.checkpoint_latest, checkpoints.encode()),
+        Put(keys.init_params, encode(ElectionRecord(trainer=f"checkpoint {manifest.number}", done=True))),
+    ]
+    if manifest.queue is not None:
+        puts.append(Put(keys.task_queues, manifest.queue))
+    if not held.write(puts, [Absent(keys.job)]).committed:
+        raise FencedError("another master has begun this job meanwhile")
+    _log.info("resumed checkpoint=%d pservers=%d before=%d", manifest.number, pserver_count, manifest.pserver_count)
+
+
+def newest(storage: Storage, job: str, sizes: Mapping[str, int]) -> tuple[Manifest, bytes]:
+    """The newest checkpoint that is complete as far as a listing shows, with its manifest's bytes.
+
+    Raises:
+        UsageError: there is none; says why.
+    """
+    reasons: list[str] = []
+    for number in candidates(sizes):
+        try:
+            data = storage.read(manifest_name(number))
+        except NotFoundError as error:
+            reasons.append(f"checkpoint {number}: {error}")
+            continue
+        found = examine(number, data, sizes, job)
+        if isinstance(found, Manifest):
+            return found, data
+        assert isinstance(found, Skipped)
+        _log.warning("checkpoint %d is skipped: %s", number, found.reason)
+        reasons.append(f"checkpoint {number}: {found.reason}")
+    why = f" ({'; '.join(reasons)})"[:300] if reasons else ""
+    raise UsageError(f"{storage.url} has no checkpoint of job {job} to go on from{why}: run without --resume")
+
+
+def redeclared(manifest: Manifest, pserver_count: int) -> JobDeclaration:
+    """The declaration of the checkpoint, for another number of pservers.
+
+    Raises:
+        UsageError: this version cuts the parameters otherwise.
+    """
+    declaration = decode(manifest.declaration, JobDeclaration)
+    if declaration.model is None:
+        raise CorruptError(f"checkpoint {manifest.number} has no model")
+    specs = specs_of(declaration.model)
+    saved_plan(manifest, specs)
+    plan = plan_for(specs, pserver_count, manifest.cut_for)
+    model = msgspec.structs.replace(
+        declaration.model, pservers=pserver_count, plan_hash=plan.hash, cut_for=manifest.cut_for
+    )
+    return msgspec.structs.replace(declaration, model=model)
+
+
+def specs_of(model: ModelReply) -> list[ParameterSpec]:
+    """The declared parameters."""
+    return [ParameterSpec(p.name, tuple(p.shape), p.dtype) for p in model.declaration.parameters]

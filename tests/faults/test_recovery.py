@@ -1,0 +1,105 @@
+"""Whole jobs that lose what they stand on: every record has to count exactly once all the same."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from storm import Storm, verdict
+
+pytestmark = [pytest.mark.etcd, pytest.mark.faults, pytest.mark.slow, pytest.mark.timeout(400)]
+
+
+def run(directory: Path, *options: str, arguments: tuple[str, ...] = (), wait: bool = True) -> subprocess.Popen[bytes]:
+    command = [sys.executable, "-m", "flightedl", "run", "flightedl.examples.ledger", "--output", "out"]
+    own = ["--lease-ttl-s", "2", "--checkpoint", str(directory / "ck"), "--checkpoint-every-s", "1", *options]
+    script = ["--records", "8000", "--per-task", "200", *arguments]
+    with (directory / "log").open("ab") as log:
+        process = subprocess.Popen(
+            [*command, *own, "--", *script], cwd=directory, stdout=log, stderr=subprocess.STDOUT, env=dict(os.environ)
+        )
+    if wait:
+        process.wait(180)
+    return process
+
+
+def text(directory: Path) -> str:
+    return (directory / "log").read_text()
+
+
+def until(condition: Callable[[], object], process: subprocess.Popen[bytes], directory: Path) -> None:
+    deadline = time.monotonic() + 90
+    while not condition():
+        assert process.poll() is None, text(directory)
+        assert time.monotonic() < deadline, text(directory)
+        time.sleep(0.1)
+
+
+@pytest.mark.parametrize("mode", ["sync", "async"])
+def test_killed_pservers_lose_nothing(tmp_path: Path, mode: str) -> None:
+    storm = Storm(tmp_path, mode, kills=4, roles=("pserver",), records=8_000, epochs=2, every_s=2.0, limit_s=240)
+    code, output = storm.run()
+    assert (code, verdict(output)) == (0, (0, 0)), output
+    assert storm.done["kill pserver"] >= 2
+
+
+@pytest.mark.parametrize("mode", ["sync", "async"])
+def test_everybody_is_killed_and_frozen_in_turn(tmp_path: Path, mode: str) -> None:
+    storm = Storm(tmp_path, mode, kills=8, stops=2, records=8_000, epochs=2, every_s=1.5, seed=1, limit_s=300)
+    code, output = storm.run()
+    assert (code, verdict(output)) == (0, (0, 0)), output
+    assert sum(storm.done.values()) >= 5
+
+
+@pytest.mark.parametrize("pservers", [2, 3])
+def test_a_stopped_job_goes_on_from_its_checkpoint_alone(tmp_path: Path, pservers: int) -> None:
+    first = run(
+        tmp_path, "--trainers", "2", "--pservers", "2", arguments=("--epochs", "2", "--pause", "0.05"), wait=False
+    )
+    until(lambda: len(list((tmp_path / "ck" / "ledger").glob("c-*/manifest.json"))) >= 3, first, tmp_path)
+    first.send_signal(signal.SIGINT)
+    first.wait(30)
+    again = run(
+        tmp_path,
+        "--trainers",
+        "2",
+        "--pservers",
+        str(pservers),
+        arguments=(
+            "--epochs",
+            "2",
+        ),
+    )
+    assert again.returncode == 2, text(tmp_path)
+    assert "add --resume" in text(tmp_path)
+    resumed = run(tmp_path, "--resume", "--trainers", "2", "--pservers", str(pservers), arguments=("--epochs", "2"))
+    assert resumed.returncode == 0, text(tmp_path)
+    assert verdict(text(tmp_path)) == (0, 0), text(tmp_path)
+
+
+def test_there_is_nothing_to_resume_from(tmp_path: Path) -> None:
+    assert run(tmp_path, "--resume").returncode == 2
+    assert "no checkpoint of job ledger" in text(tmp_path)
+
+
+def test_a_store_that_fails_does_not_stop_the_job(tmp_path: Path) -> None:
+    (tmp_path / "ck").mkdir()
+    (tmp_path / "ck" / "ledger").write_text("a file where a directory should be")
+    done = run(tmp_path, "--trainers", "2", "--pservers", "2", arguments=("--epochs", "1"))
+    assert done.returncode == 0, text(tmp_path)
+    assert verdict(text(tmp_path)) == (0, 0)
+
+
+@pytest.mark.s3
+def test_killed_pservers_come_back_from_s3(tmp_path: Path, s3_url: str) -> None:
+    storm = Storm(tmp_path, "sync", kills=3, roles=("pserver",), records=8_000, epochs=2, every_s=2.0, limit_s=240)
+    storm.checkpoint = f"{s3_url}/ck"
+    code, output = storm.run()
+    assert (code, verdict(output)) == (0, (0, 0)), output
+    assert storm.done["kill pserver"] >= 1

@@ -1,0 +1,163 @@
+"""``flightedl checkpoint``: look at what is there, make one, check it, take a model out of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import UTC, datetime
+from typing import Any
+
+import click
+
+from flightedl.adapters.clock import SystemClock
+from flightedl.adapters.storage import open_storage
+from flightedl.config import CommonSettings, settings
+from flightedl.domain.checkpoints_manifest import Manifest, Skipped, manifest_name
+from flightedl.domain.parameters import ParameterSpec
+from flightedl.errors import EXIT_FAILED, CorruptError, FlightedlError, NotFoundError, UsageError
+from flightedl.formats.checkpoint_files import found_checkpoints, load_parameters, verify
+from flightedl.formats.model_files import WRITERS, format_of
+from flightedl.launch.status import JobStatus
+from flightedl.ports import Storage
+from flightedl.wire.messages import CheckpointRequest, JobDeclaration, decode
+
+from .options import job_options
+
+_SLICE_S = 5.0
+
+
+@click.group()
+def checkpoint() -> None:
+    """List, save, verify, restore and export checkpoints."""
+
+
+def _place(function: Callable[..., Any]) -> Callable[..., Any]:
+    function = click.option("--job", metavar="NAME", help="Name of the job [the only one at the URL]")(function)
+    return click.argument("url")(function)
+
+
+def _storage(url: str, job: str | None) -> tuple[Storage, str]:
+    """The storage of the job, and its name."""
+    if job is None:
+        names = {file.name.partition("/")[0] for file in open_storage(url).list("") if "/manifest.json" in file.name}
+        if len(names) != 1:
+            found = f"{url} has checkpoints of {', '.join(sorted(names))}" if names else f"{url} has no checkpoint"
+            raise UsageError(f"{found}: say which job is meant with --job")
+        job = names.pop()
+    return open_storage(f"{url.rstrip('/')}/{job}"), job
+
+
+def _chosen(url: str, job: str | None, number: int | None) -> tuple[Storage, Manifest]:
+    storage, name = _storage(url, job)
+    found = found_checkpoints(storage, name)
+    for each in found:
+        if isinstance(each, Manifest) and number in {None, each.number}:
+            return storage, each
+        if isinstance(each, Skipped) and number == each.number:
+            raise CorruptError(f"checkpoint {number} cannot be used: {each.reason}")
+    which = "no complete checkpoint" if number is None else f"no checkpoint {number}"
+    raise NotFoundError(f"{storage.url} has {which}; `flightedl checkpoint list` shows what it has")
+
+
+@checkpoint.command("list")
+@_place
+def list_command(url: str, job: str | None) -> None:
+    """Show all checkpoints of a job, the newest first."""
+    storage, name = _storage(url, job)
+    for each in found_checkpoints(storage, name):
+        if isinstance(each, Skipped):
+            click.echo(f"c-{each.number:<6} cannot be used: {each.reason}")
+            continue
+        when = datetime.fromtimestamp(each.created_s, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+        size = sum(shard.size_bytes for shard in each.shards) / 1e6
+        versions = sorted({shard.lowest_version for shard in each.shards if shard.blocks})
+        highest = max((shard.highest_version for shard in each.shards), default=0)
+        click.echo(
+            f"c-{each.number:<6} {when}  {each.pserver_count} pservers  {size:,.1f} MB  "
+            f"versions {versions[0] if versions else 0}-{highest}"
+        )
+
+
+@checkpoint.command()
+@job_options
+@click.option("--timeout-s", type=float, default=120.0, show_default=True, help="How long to wait for it.")
+@click.option("--tls-dir", metavar="DIR", help="Directory with ca.pem, cert.pem and key.pem: mutual TLS")
+def save(timeout_s: float, **options: Any) -> int:
+    """Make a checkpoint of a running job now, and wait until it is complete."""
+    values = settings(CommonSettings, **options)
+    clock = SystemClock()
+    deadline = clock.now() + timeout_s
+    with JobStatus(values.etcd, values.job, clock, values.tls_dir) as job:
+        ticket: int | None = None
+        while True:
+            reply = job.checkpoint(CheckpointRequest(ticket=ticket, reason="a command", wait_s=2.0), _SLICE_S)
+            ticket = reply.ticket
+            if reply.complete:
+                click.echo(f"checkpoint c-{reply.latest} is complete")
+                return 0
+            if clock.now() >= deadline:
+                click.echo(f"not complete after {timeout_s:.0f} s{': ' + reply.trouble if reply.trouble else ''}")
+                return EXIT_FAILED
+
+
+@checkpoint.command("verify")
+@_place
+@click.option("--number", type=int, help="Only this one [all]")
+def verify_command(url: str, job: str | None, number: int | None) -> int:
+    """Read checkpoints whole and compare them with their checksums."""
+    storage, name = _storage(url, job)
+    is_good = True
+    found = [each for each in found_checkpoints(storage, name) if number in {None, each.number}]
+    if not found:
+        raise NotFoundError(f"{storage.url} has no checkpoint {'' if number is None else number}")
+    for each in found:
+        try:
+            if isinstance(each, Skipped):
+                raise CorruptError(each.reason)  # noqa: TRY301 - one way of telling
+            click.echo(f"c-{each.number:<6} good, {verify(storage, each) / 1e6:,.1f} MB")
+        except (CorruptError, NotFoundError) as error:
+            is_good = False
+            click.echo(f"c-{each.number:<6} cannot be used: {error}")
+    return 0 if is_good else EXIT_FAILED
+
+
+@checkpoint.command()
+@_place
+@click.argument("number", type=int)
+@click.option("--yes", is_flag=True, help="Do not ask.")
+def restore(url: str, job: str | None, number: int, yes: bool) -> None:
+    """Make checkpoint NUMBER the newest one, by dropping those after it.
+
+    For a job that does not run: start it with --resume then.
+    """
+    storage, manifest = _chosen(url, job, number)
+    verify(storage, manifest)
+    newer = [each.number for each in found_checkpoints(storage, manifest.job) if each.number > number]
+    if newer and not yes:
+        click.confirm(f"drop {', '.join(f'c-{each}' for each in newer)}?", abort=True)
+    for each in newer:
+        storage.delete(manifest_name(each))
+    click.echo(f"c-{number} is the newest checkpoint now: start the job with --resume")
+
+
+@checkpoint.command()
+@_place
+@click.argument("output")
+@click.option("--format", "kind", type=click.Choice(sorted(WRITERS)), help="Of the file [by its name]")
+@click.option("--number", type=int, help="Which checkpoint [the newest]")
+def export(url: str, job: str | None, output: str, kind: str | None, number: int | None) -> None:
+    """Write the model of a checkpoint to OUTPUT, a path or URL of one file."""
+    storage, manifest = _chosen(url, job, number)
+    name = export_model(storage, manifest, output, kind or "")
+    click.echo(f"c-{manifest.number} written to {name}")
+
+
+def export_model(storage: Storage, manifest: Manifest, output: str, kind: str) -> str:
+    """Write a checkpoint's parameters to one file; where it is."""
+    declared = decode(manifest.declaration, JobDeclaration).model
+    if declared is None:
+        raise FlightedlError(f"checkpoint {manifest.number} has no model")
+    specs = [ParameterSpec(p.name, tuple(p.shape), p.dtype) for p in declared.declaration.parameters]
+    folder, _, file = output.rpartition("/")
+    target = open_storage(folder or ("/" if output.startswith("/") else "."))
+    target.publish(file, WRITERS[format_of(file, kind)](specs, load_parameters(storage, manifest, specs)))
+    return f"{target.url}/{file}"
