@@ -363,6 +363,17 @@ class AppliedBatches:
             self._allow(cohort, batch, batch_count)
         return sum(cohort.add(batch, batch_count, mask).bit_count() for cohort, mask in masks.values())
 
+    def count_having(self, blocks: Iterable[int], batch: Batch) -> int:
+        """How many of the blocks have taken in the batch."""
+        cohort: _Cohort | None = None
+        mask = found = 0
+        for block in blocks:
+            if self._of[block] is not cohort:
+                found += 0 if cohort is None else (cohort.mask(batch) & mask).bit_count()
+                cohort, mask = self._of[block], 0
+            mask |= self._bits[block]
+        return found + (0 if cohort is None else (cohort.mask(batch) & mask).bit_count())
+
     def unmark(self, block: int, batch: Batch, batch_count: int) -> None:
         """Take a mark back: in a snapshot, of batches whose gradients wait in an open round that is not part of it."""
         if self.has(block, batch):

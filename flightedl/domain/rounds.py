@@ -183,6 +183,14 @@ class BlockRounds:
         if self._staleness is not None:
             self._clocks = {member: max(first, self._version) for member, first in self.members.items()}
 
+    def copy(self) -> BlockRounds:
+        """The same state, for another block with the same history."""
+        other = BlockRounds.__new__(BlockRounds)
+        for name in BlockRounds.__slots__:
+            value = getattr(self, name)
+            setattr(other, name, value.copy() if isinstance(value, dict | set | list) else value)
+        return other
+
     @property
     def mode(self) -> Mode:
         """The present mode."""

@@ -149,6 +149,35 @@ class ShardPlan:
         return tuple(self.block(number) for number in self.block_range(name))
 
 
+def runs_of(plan: ShardPlan, pserver: int) -> list[range]:
+    """A pserver's blocks in runs that travel in one message: neighbours of one dtype, at most ``BLOCK_BYTES`` together.
+
+    A run's blocks lie next to each other in the line of the model, so both sides can keep them in one array. Everybody
+    cuts runs alike.
+
+    Returns:
+        Ranges of block numbers, rising; every block of the pserver is in one.
+    """
+    numbers = plan.blocks_of(pserver).numbers
+    dtypes = [parameter.dtype for parameter in plan.parameters]
+    items = np.array([parameter.item_size_bytes for parameter in plan.parameters], np.int64)
+    parameters = plan.block_parameters[numbers]
+    sizes = ((plan.block_stops - plan.block_starts)[numbers] * items[parameters]).tolist()
+    runs: list[range] = []
+    start = stop = -1
+    total, dtype = 0, ""
+    for number, parameter, size in zip(numbers.tolist(), parameters.tolist(), sizes, strict=True):
+        if number == stop and dtypes[parameter] == dtype and total + size <= BLOCK_BYTES:
+            stop, total = number + 1, total + size
+            continue
+        if stop > start:
+            runs.append(range(start, stop))
+        start, stop, total, dtype = number, number + 1, size, dtypes[parameter]
+    if stop > start:
+        runs.append(range(start, stop))
+    return runs
+
+
 def plan_shards(
     parameters: Sequence[ParameterSpec], pserver_count: int, *, block_bytes: int = BLOCK_BYTES
 ) -> ShardPlan:

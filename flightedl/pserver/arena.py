@@ -21,9 +21,19 @@ class Arena:
     def allocate(self, element_count: int, dtype: npt.DTypeLike, fill: float = 0.0) -> npt.NDArray[np.generic]:
         """An aligned (element_count,) array filled with ``fill``."""
         kind = np.dtype(dtype)
-        raw = np.empty(element_count * kind.itemsize + ALIGNMENT_BYTES, np.uint8)
-        start = -raw.ctypes.data % ALIGNMENT_BYTES
-        array = raw[start : start + element_count * kind.itemsize].view(kind)
+        array = self._aligned(element_count, kind)
         array.fill(fill)
         self.size_bytes += array.nbytes
         return array
+
+    def copy(self, array: npt.NDArray[np.generic]) -> npt.NDArray[np.generic]:
+        """An aligned copy that takes the array's place: it is not counted, because the array will be freed."""
+        copied = self._aligned(array.size, array.dtype)
+        np.copyto(copied, array)
+        return copied
+
+    @staticmethod
+    def _aligned(element_count: int, kind: np.dtype[np.generic]) -> npt.NDArray[np.generic]:
+        raw = np.empty(element_count * kind.itemsize + ALIGNMENT_BYTES, np.uint8)
+        start = -raw.ctypes.data % ALIGNMENT_BYTES
+        return raw[start : start + element_count * kind.itemsize].view(kind)

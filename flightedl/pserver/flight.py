@@ -7,14 +7,15 @@ closes within ``wait_s`` follow. ``push`` (DoPut) and ``pull`` (DoGet) are the s
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections import deque
+from collections.abc import Iterator
 
 import pyarrow as pa
 
 from flightedl.errors import MessageError
 from flightedl.ports import Clock
 from flightedl.pserver.service import PserverService
-from flightedl.pserver.shard import Pushed, ShardState
+from flightedl.pserver.shard import ShardState, Wanted
 from flightedl.rpc.routes import Call, ExchangeRoute, Outgoing, PutRoute, Routes
 from flightedl.rpc.streams import Exchange, Incoming
 from flightedl.wire.messages import (
@@ -28,10 +29,18 @@ from flightedl.wire.messages import (
     decode,
     encode,
 )
-from flightedl.wire.rows import PUSH_SCHEMA, VALUES_SCHEMA, Outcome, decode_rows, encode_rows, group_by_size
+from flightedl.wire.rows import (
+    PUSH_SCHEMA,
+    TARGET_BYTES,
+    VALUES_SCHEMA,
+    Outcome,
+    Piece,
+    decode_batch,
+    decode_rows,
+    encode_pieces,
+)
 
 _SLICE_S = 0.25
-_ANSWERED = frozenset({Outcome.ACCEPTED, Outcome.ALREADY_APPLIED})
 
 
 class PserverFlight:
@@ -79,8 +88,9 @@ class PserverFlight:
         shard = self._service.shard(header.plan_hash)
         counts = dict.fromkeys(Outcome, 0)
         for batch, _metadata in incoming:
-            for row in decode_rows(batch):
-                counts[shard.push(header, row).outcome] += 1
+            shard.counts.messages += 1
+            for pushed in shard.push(header, decode_batch(batch)):
+                counts[Outcome(pushed.piece.outcome)] += len(pushed.piece.blocks)
             shard.announce_changes()
         return encode(
             PushReply(
@@ -94,35 +104,35 @@ class PserverFlight:
     def _step(self, descriptor: bytes, exchange: Exchange, call: Call) -> None:
         header = decode(descriptor, PushHeader)
         shard = self._service.shard(header.plan_hash)
-        wanted: dict[int, int] = {}
+        waiting: deque[Wanted] = deque()
         exchange.begin(VALUES_SCHEMA)
         while (message := exchange.read()) is not None:
             if message[0] is not None:
-                exchange.write(self._take_rows(shard, header, message[0], wanted))
+                exchange.write(encode_pieces(self._take_rows(shard, header, message[0], waiting)))
         deadline = min(self._clock.now() + header.wait_s, call.deadline)
-        for batch in self._values(shard, header.member, wanted, deadline, call):
-            exchange.write(batch)
+        for pieces in self._values(shard, header.member, waiting, deadline, call):
+            exchange.write(encode_pieces(pieces))
 
     @staticmethod
-    def _take_rows(
-        shard: ShardState, header: PushHeader, batch: pa.RecordBatch, wanted: dict[int, int]
-    ) -> pa.RecordBatch:
-        """Push the rows of one message; their outcomes, with what values can leave now."""
-        answers: dict[int, Pushed] = {}
-        for row in decode_rows(batch):
-            answers[row.block] = pushed = shard.push(header, row)
-            if header.pull and pushed.values is None and pushed.outcome in _ANSWERED:
-                wanted[row.block] = shard.version_after(row.version)
+    def _take_rows(shard: ShardState, header: PushHeader, batch: pa.RecordBatch, waiting: deque[Wanted]) -> list[Piece]:
+        """Push the rows of one message; their outcomes, with about as many values as came, of those that can leave."""
+        rows = decode_batch(batch)
+        shard.counts.messages += 1
+        pushed = shard.push(header, rows)
         shard.announce_changes()
-        budget = batch.nbytes - sum(p.values.nbytes for p in answers.values() if p.values is not None)
-        for block in list(wanted):
-            if budget <= 0:
+        pieces = [one.piece for one in pushed]
+        budget = rows.offsets[-1] - rows.offsets[0] - sum(piece.size_bytes for piece in pieces)
+        while waiting and budget > 0:
+            # Rounds close in about the order in which their rows come: what is not there yet stops the search.
+            ready, rest = shard.read(waiting[0], header.member)
+            pieces.extend(ready)
+            budget -= sum(piece.size_bytes for piece in ready)
+            waiting.popleft()
+            if rest:
+                waiting.extendleft(reversed(rest))
                 break
-            if (ready := shard.read(block, header.member, wanted[block])) is not None:
-                del wanted[block]
-                answers[block] = _merged(answers.get(block), ready)
-                budget -= 0 if ready.values is None else ready.values.nbytes
-        return _encoded(answers)
+        waiting.extend(one.wanted for one in pushed if one.wanted is not None)
+        return pieces
 
     def _pull(self, ticket: bytes, call: Call) -> Outgoing:
         request = decode(ticket, PullTicket)
@@ -130,46 +140,28 @@ class PserverFlight:
         blocks = shard.numbers if request.blocks is None else request.blocks
         if len(request.min_versions) not in {1, len(blocks)}:
             raise MessageError(f"{len(blocks)} blocks, but {len(request.min_versions)} min_versions")
-        lowest = request.min_versions * len(blocks) if len(request.min_versions) == 1 else request.min_versions
-        wanted = dict(zip(blocks, lowest, strict=True))
+        waiting = deque(shard.wanted(blocks, request.min_versions))
         deadline = min(self._clock.now() + request.wait_s, call.deadline)
-        batches = self._values(shard, request.member, wanted, deadline, call)
-        return Outgoing(VALUES_SCHEMA, ((batch, None) for batch in batches))
+        found = self._values(shard, request.member, waiting, deadline, call)
+        return Outgoing(VALUES_SCHEMA, ((encode_pieces(pieces), None) for pieces in found))
 
     def _values(
-        self, shard: ShardState, member: int, wanted: dict[int, int], deadline: float, call: Call
-    ) -> Iterator[pa.RecordBatch]:
-        """Values of the wanted blocks as their versions are reached, until the deadline."""
+        self, shard: ShardState, member: int, waiting: deque[Wanted], deadline: float, call: Call
+    ) -> Iterator[list[Piece]]:
+        """Values as their versions are reached, a message's worth at a time, until the deadline."""
         seen = -1
-        while wanted:
+        while waiting:
             seen = shard.wait_for_change(seen, min(_SLICE_S, deadline - self._clock.now()))
-            ready = [block for block, version in wanted.items() if shard.is_readable(block, member, version)]
-            for group in group_by_size([shard.size_bytes(block) for block in ready]):
-                answers = {
-                    ready[i]: read
-                    for i in group
-                    if (read := shard.read(ready[i], member, wanted[ready[i]])) is not None
-                }
-                for block in answers:
-                    del wanted[block]
-                if answers:
-                    yield _encoded(answers)
+            pieces: list[Piece] = []
+            for _ in range(len(waiting)):
+                ready, rest = shard.read(waiting.popleft(), member)
+                waiting.extend(rest)
+                if pieces and sum(piece.size_bytes for piece in (*pieces, *ready)) > TARGET_BYTES:
+                    yield pieces
+                    pieces = []
+                pieces.extend(ready)
+            if pieces:
+                yield pieces
             if self._clock.now() >= deadline:
                 return
             call.check()
-
-
-def _merged(pushed: Pushed | None, read: Pushed) -> Pushed:
-    """The answer to a row together with its block's values; a lost membership outweighs."""
-    if pushed is None or read.outcome == Outcome.NOT_MEMBER:
-        return read
-    return Pushed(pushed.outcome, read.version, read.values)
-
-
-def _encoded(answers: Mapping[int, Pushed]) -> pa.RecordBatch:
-    return encode_rows(
-        list(answers),
-        [answer.version for answer in answers.values()],
-        [answer.values for answer in answers.values()],
-        [answer.outcome for answer in answers.values()],
-    )

@@ -2,15 +2,15 @@
 
 Rules:
 
-* Each block has a lock. Under it: ask the round what to do with a row, do the arithmetic, mark the batch as applied,
-  close the round when it is full. So a block's values, slots, version and applied batches always belong together.
+* Neighbouring blocks with the same history are one *unit* (see ``units``), which has a lock. Under it: ask the round
+  what to do with a push, do the arithmetic, mark the batch as applied, close the round when it is full. So a block's
+  values, slots, version and applied batches always belong together.
 * Nothing is touched before a row was checked: a block of this shard, the right number of bytes, finite.
 * A version that has been reached wakes all waiters once per message (``announce_changes``), not once per block.
-* Values leave as copies made under the block's lock, so what a reader gets is one version, never a mixture. In
-  asynchronous mode the update writes the copy in its own pass over memory.
+* Values leave as they lie in memory, lent under the unit's lock: what a reader gets is one version, never a mixture.
 * A view changes all blocks at once, under all their locks.
 
-Lock order: blocks by rising number, then the applied batches, then the change counter. No lock is held while waiting or
+Lock order: units by rising number, then the applied batches, then the change counter. No lock is held while waiting or
 sending.
 """
 
@@ -18,25 +18,26 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
 from flightedl.domain.applied import AppliedBatches, Batch
-from flightedl.domain.kernels import BlockKernels, Update, block_kernels, kernel_for
+from flightedl.domain.kernels import Update, block_kernels, kernel_for
 from flightedl.domain.membership import PserverView, View, ViewMember, ViewVerdict
 from flightedl.domain.modes import Async, Mode, Sync
-from flightedl.domain.optimizers import Optimizer
+from flightedl.domain.optimizers import LAMB, Optimizer
 from flightedl.domain.rounds import Accumulate, Apply, Arrival, Arrived, BlockRounds, NotMember, Pull, Repeated, Stale
-from flightedl.domain.sharding import Block, ShardPlan
+from flightedl.domain.sharding import ShardPlan, runs_of
 from flightedl.errors import CorruptError, FencedError, GradientError, MessageError
 from flightedl.formats.shard_files import StoredBlock
 from flightedl.pserver.arena import Arena
 from flightedl.pserver.snapshots import BlockCopies
+from flightedl.pserver.units import Unit, UnitBlock
 from flightedl.wire.messages import PushHeader, ViewRequest
-from flightedl.wire.rows import Outcome, Row
+from flightedl.wire.rows import Outcome, Piece, Row, Rows
 
 Array = npt.NDArray[np.generic]
 
@@ -52,12 +53,19 @@ class Counts:
 
 
 @dataclass(frozen=True, slots=True)
-class Pushed:
-    """What became of a row. ``values``: a copy of the new values, where they came with the update."""
+class Wanted:
+    """Neighbouring blocks whose values somebody waits for, at or above a version."""
 
-    outcome: Outcome
-    version: int
-    values: Array | None = None
+    blocks: range
+    min_version: int
+
+
+@dataclass(frozen=True, slots=True)
+class Pushed:
+    """What became of neighbouring rows: the answer, and what is still to come."""
+
+    piece: Piece
+    wanted: Wanted | None
 
 
 _OUTCOMES: dict[type[Arrival], Outcome] = {
@@ -70,53 +78,7 @@ _OUTCOMES: dict[type[Arrival], Outcome] = {
 }
 
 
-class _Block:
-    """One block's arrays and state; everything under ``lock``."""
-
-    __slots__ = (
-        "accumulator",
-        "election",
-        "kernels",
-        "local",
-        "lock",
-        "number",
-        "parameter",
-        "place",
-        "rounds",
-        "slots",
-        "update",
-        "updates",
-        "values",
-    )
-
-    def __init__(
-        self,
-        place: Block,
-        local: int,
-        parameter: str,
-        values: Array,
-        slots: Sequence[Array],
-        rounds: BlockRounds,
-        update: Update,
-        kernels: BlockKernels,
-    ) -> None:
-        self.place = place
-        self.number = place.number
-        #: Its place among the blocks of this pserver.
-        self.local = local
-        self.parameter = parameter
-        self.values = values
-        self.slots = slots
-        self.rounds = rounds
-        self.update = update
-        self.kernels = kernels
-        self.lock = threading.Lock()
-        #: Sum of the open round's gradients; made with the first one.
-        self.accumulator: Array | None = None
-        #: Times the optimizer ran.
-        self.updates = 0
-        #: The election whose first values these are; 0: there are none.
-        self.election = 0
+_ANSWERED = frozenset({Outcome.ACCEPTED, Outcome.ALREADY_APPLIED})
 
 
 class ShardState:
@@ -125,77 +87,140 @@ class ShardState:
     def __init__(self, plan: ShardPlan, index: int, optimizer: Optimizer, mode: Mode) -> None:
         self.plan_hash = plan.hash
         self.counts = Counts()
-        self._mode = mode
-        self._is_mean = isinstance(mode, Sync) and mode.reduce == "mean"
-        #: New values may leave with the update: nobody has to wait for anybody.
-        self._hands_out = isinstance(mode, Async)
-        self._scales_by_staleness = isinstance(mode, Async) and mode.staleness_scaled
+        self._plan = plan
+        self._set_mode(mode)
         self._arena = Arena()
-        self._blocks = self._build(plan, index, optimizer, mode)
-        self._ordered = list(self._blocks.values())
-        self._applied = AppliedBatches(len(self._blocks))
+        #: In order; replaced, never changed, when one is split.
+        self._units = self._build(plan, index, optimizer, mode)
+        self._structure = threading.Lock()
+        self._locks = [unit.lock for unit in self._units]
+        #: Block number -> its unit.
+        self._unit_of = {number: unit for unit in self._units for number in unit.numbers}
+        #: Block number -> the election whose first values it has.
+        self._elections: dict[int, int] = {}
+        self._applied = AppliedBatches(len(self._unit_of))
         self._applied_lock = threading.Lock()
         self._view = PserverView()
         #: The snapshot whose blocks are being copied; changed under all locks, read under any of them.
         self._copies: BlockCopies | None = None
         self._is_restored = False
+        #: Block number -> (version, updates) of blocks taken over from a checkpoint.
+        self._restored: dict[int, tuple[int, int]] = {}
         self._change = threading.Condition()
         self._change_count = 0
 
-    def _build(self, plan: ShardPlan, index: int, optimizer: Optimizer, mode: Mode) -> dict[int, _Block]:
-        layout = plan.blocks_of(index)
-        blocks: dict[int, _Block] = {}
-        for local, number in enumerate(layout.numbers.tolist()):
-            block = plan.block(number)
-            spec = plan.parameters[block.parameter]
-            rule = optimizer.for_parameter(spec.name)
-            blocks[number] = _Block(
-                block,
-                local,
-                spec.name,
-                self._arena.allocate(block.size, spec.storage_dtype),
-                [self._arena.allocate(block.size, spec.storage_dtype, slot.initial) for slot in rule.slots],
-                BlockRounds(mode),
-                kernel_for(rule, spec.storage_dtype),
-                block_kernels(spec.storage_dtype),
-            )
-        return blocks
+    def _set_mode(self, mode: Mode) -> None:
+        self._mode = mode
+        self._is_mean = isinstance(mode, Sync) and mode.reduce == "mean"
+        self._is_deterministic = isinstance(mode, Sync) and mode.deterministic
+        self._scales_by_staleness = isinstance(mode, Async) and mode.staleness_scaled
+
+    def _build(self, plan: ShardPlan, index: int, optimizer: Optimizer, mode: Mode) -> list[Unit]:
+        updates: dict[tuple[Optimizer, str], Update] = {}
+        units: list[Unit] = []
+        local = 0
+        for run in runs_of(plan, index):
+            for numbers in self._of_one_rule(plan, run, optimizer):
+                spec = plan.parameters[plan.block(numbers.start).parameter]
+                rule, dtype = optimizer.for_parameter(spec.name), spec.storage_dtype
+                update = next((known for (r, d), known in updates.items() if (r, d) == (rule, dtype)), None)
+                if update is None:
+                    update = kernel_for(rule, dtype)
+                    update.compile()
+                    updates[rule, dtype] = update
+                sizes = [plan.block(number).size for number in numbers]
+                total = sum(sizes)
+                units.append(
+                    Unit(
+                        numbers,
+                        range(local, local + len(numbers)),
+                        sizes,
+                        self._arena.allocate(total, dtype),
+                        [self._arena.allocate(total, dtype, slot.initial) for slot in rule.slots],
+                        BlockRounds(mode),
+                        update,
+                        block_kernels(dtype),
+                        self._arena,
+                        threading.Lock(),
+                    )
+                )
+                local += len(numbers)
+        return units
+
+    @staticmethod
+    def _of_one_rule(plan: ShardPlan, run: range, optimizer: Optimizer) -> Iterator[range]:
+        """The parts of a run whose blocks can be updated by one kernel call."""
+        if isinstance(optimizer, LAMB):
+            # Its norms are those of a block.
+            yield from (range(number, number + 1) for number in run)
+            return
+        if not optimizer.overrides:
+            yield run
+            return
+        rules = [optimizer.for_parameter(plan.parameters[plan.block(n).parameter].name) for n in run]
+        start = 0
+        for place in range(1, len(run) + 1):
+            if place == len(run) or rules[place] != rules[start]:
+                yield run[start:place]
+                start = place
 
     # what it is
 
     @property
     def numbers(self) -> list[int]:
         """The blocks' numbers, rising."""
-        return list(self._blocks)
+        return list(self._unit_of)
 
     @property
     def block_count(self) -> int:
         """Number of blocks."""
-        return len(self._blocks)
+        return len(self._unit_of)
 
     @property
     def size_bytes_total(self) -> int:
         """Bytes of values, slots and accumulators."""
         return self._arena.size_bytes
 
-    def size_bytes(self, number: int) -> int:
-        """Bytes of a block's values."""
-        return self._owned(number).values.nbytes
+    def blocks(self) -> list[UnitBlock]:
+        """Every block with its state, as it lies in memory; for who knows that nobody pushes."""
+        return [unit.block(self._plan.block(number)) for unit in self._units for number in unit.numbers]
 
     def version_range(self) -> tuple[int, int]:
         """Lowest and highest version."""
-        versions = [block.rounds.version for block in self._ordered]
+        versions = [unit.rounds.version for unit in self._units]
         return (min(versions), max(versions)) if versions else (0, 0)
 
     def highest_open_round(self) -> int:
         """What a member that joins now has to start at, or later."""
-        return max((block.rounds.position for block in self._ordered), default=0)
+        return max((unit.rounds.position for unit in self._units), default=0)
 
-    def _owned(self, number: int) -> _Block:
-        block = self._blocks.get(number)
-        if block is None:
+    @contextlib.contextmanager
+    def _locked(self, number: int) -> Iterator[Unit]:
+        """The unit that has a block, with its lock held.
+
+        Raises:
+            MessageError: the block is not of this pserver.
+        """
+        unit = self._unit(number)
+        with unit.lock:
+            # It may have been split before the lock was taken; its parts share the lock.
+            yield self._unit_of[number] if unit.is_split else unit
+
+    def _unit(self, number: int) -> Unit:
+        unit = self._unit_of.get(number)
+        if unit is None:
             raise MessageError(f"block {number} does not lie on this pserver")
-        return block
+        return unit
+
+    def _split(self, unit: Unit) -> None:
+        """Give every block a unit of its own; the unit's lock is held."""
+        if len(unit.numbers) == 1 or unit.is_split:
+            return
+        parts = unit.split()
+        with self._structure:
+            at = self._units.index(unit)
+            self._units = [*self._units[:at], *parts, *self._units[at + 1 :]]
+            self._unit_of.update((part.numbers.start, part) for part in parts)
 
     # first values
 
@@ -206,68 +231,108 @@ class ShardState:
             MessageError: not a block of this pserver, or of another size.
             GradientError: not finite.
         """
-        block = self._owned(row.block)
-        values = self._array(block, row)
-        with block.lock:
-            if election >= block.election and block.updates == 0 and not self._is_restored:
-                np.copyto(block.values, values)
-                block.election = election
+        unit = self._unit(row.block)
+        values = self._checked(unit, range(row.block, row.block + 1), row.values)
+        with self._locked(row.block) as unit:
+            if unit.updates == 0 and not self._is_restored and election >= self._elections.get(row.block, 0):
+                unit.writable()[unit.part(row.block)] = values
+                self._elections[row.block] = election
 
     def initialized_count(self, election: int) -> int:
         """Blocks that have the first values of this election, or of a checkpoint."""
         if self._is_restored:
             return self.block_count
-        return sum(block.election == election for block in self._ordered)
+        return sum(known == election for known in self._elections.values())
 
     # pushes
 
-    def push(self, header: PushHeader, row: Row) -> Pushed:
-        """Take one row of a push.
+    def push(self, header: PushHeader, rows: Rows) -> list[Pushed]:
+        """Take the rows of one message of a push, one after the other.
 
         Returns:
-            What became of it; the same row again is answered, never applied again.
+            What became of them; the same row again is answered, never applied again.
 
         Raises:
-            MessageError: a foreign block, a wrong size, or a base version from the future.
-            GradientError: not finite.
+            MessageError: a foreign block, a wrong size, or a base version from the future. Rows before it were taken.
+            GradientError: not finite; likewise.
         """
-        block = self._owned(row.block)
-        gradient = self._array(block, row) if len(row.values) else None
-        weight = 0.0 if gradient is None else header.weight if self._is_mean else 1.0
-        with block.lock:
-            if not self._view.is_member(header.member, header.trainer, header.generation):
-                self.counts.refused += 1
-                return Pushed(Outcome.NOT_MEMBER, block.rounds.version)
-            arrival, is_new = self._arrive(block, header, row.version, weight)
-            copy = None
-            if isinstance(arrival, Accumulate) and gradient is not None:
-                self._accumulate(block, gradient, weight if self._is_mean else 1.0, arrival.is_first)
-            elif isinstance(arrival, Apply) and gradient is not None:
-                copy = np.empty_like(block.values) if header.pull and self._hands_out else None
-                factor = 1.0 / (1.0 + arrival.staleness) if self._scales_by_staleness else 1.0
-                block.update(block.values, gradient, block.slots, block.updates, 1.0, copy, factor)
-                block.updates += 1
-            self._close_rounds(block)
-            if self._copies is not None:
-                self._copies.look_at(block)
-            version = block.rounds.version
-        outcome = _OUTCOMES[type(arrival)]
-        if outcome == Outcome.ACCEPTED and not is_new:
-            outcome = Outcome.ALREADY_APPLIED
-        self._count(outcome)
-        return Pushed(outcome, version, copy)
+        found: list[Pushed] = []
+        position = 0
+        while position < len(rows):
+            unit = self._unit(rows.blocks[position])
+            stop = position + len(unit.numbers)
+            if not _covers(unit, rows, position, stop):
+                number = rows.blocks[position]
+                self._checked(unit, range(number, number + 1), rows.bytes_of(position, position + 1))
+                with unit.lock:
+                    self._split(unit)
+            elif (pushed := self._push(header, unit, rows, position, stop)) is not None:
+                found.append(pushed)
+                position = stop
+        return found
 
-    def _arrive(self, block: _Block, header: PushHeader, base_version: int, weight: float) -> tuple[Arrival, bool]:
-        """Mark the batch and let it arrive, or neither. Also whether the block did not have it."""
+    def _push(self, header: PushHeader, unit: Unit, rows: Rows, start: int, stop: int) -> Pushed | None:
+        """All blocks of a unit; None: it was split meanwhile."""
+        numbers, base_version = unit.numbers, rows.versions[start]
+        data = rows.bytes_of(start, stop)
+        gradient = self._checked(unit, numbers, data) if len(data) else None
+        with unit.lock:
+            if unit.is_split:
+                return None
+            if not self._view.is_member(header.member, header.trainer, header.generation):
+                self.counts.refused += len(numbers)
+                return Pushed(Piece(numbers, unit.rounds.version, Outcome.NOT_MEMBER, None, unit.offsets), None)
+            weight = 0.0 if gradient is None else header.weight if self._is_mean else 1.0
+            is_new = self._mark(unit, header)
+            if is_new is None:
+                return None
+            arrival = self._arrive(unit, header, base_version, weight, is_new=is_new)
+            if gradient is not None:
+                self._take(unit, header, arrival, gradient, weight)
+            self._close_rounds(unit)
+            self._look_at(unit)
+            outcome = _OUTCOMES[type(arrival)]
+            if outcome == Outcome.ACCEPTED and not is_new:
+                outcome = Outcome.ALREADY_APPLIED
+            values, wanted = None, None
+            if header.pull and outcome in _ANSWERED:
+                min_version = self.version_after(base_version)
+                if unit.rounds.pull(header.member, min_version) is Pull.READY:
+                    values = unit.lend(numbers)
+                else:
+                    wanted = Wanted(numbers, min_version)
+            piece = Piece(numbers, unit.rounds.version, outcome, values, unit.offsets)
+        self._count(outcome, len(numbers))
+        return Pushed(piece, wanted)
+
+    def _mark(self, unit: Unit, header: PushHeader) -> bool | None:
+        """Mark the batch as applied; False: all blocks have it. None: some have it, and the unit was split."""
         identity = header.identity
         batch = Batch(identity.epoch, identity.task, identity.batch)
         with self._applied_lock:
-            is_new = self._applied.mark(block.local, batch, identity.batch_count)
-            if is_new and self._copies is not None:
-                self._copies.marked(block.local, batch, identity.batch_count)
+            if len(unit.local) == 1:
+                having = 0 if self._applied.mark(unit.local.start, batch, identity.batch_count) else 1
+            else:
+                having = self._applied.count_having(unit.local, batch)
+                if not having:
+                    self._applied.mark_many(unit.local, batch, identity.batch_count)
+            if not having:
+                if self._copies is not None:
+                    for place in unit.local:
+                        self._copies.marked(place, batch, identity.batch_count)
+                return True
+        if having == len(unit.local):
+            return False
+        self._split(unit)
+        return None
+
+    def _arrive(self, unit: Unit, header: PushHeader, base_version: int, weight: float, *, is_new: bool) -> Arrival:
+        """Let the marked batch arrive, or take its mark back."""
+        identity = header.identity
+        batch = Batch(identity.epoch, identity.task, identity.batch)
         keep = False
         try:
-            arrival = block.rounds.arrive(
+            arrival = unit.rounds.arrive(
                 header.member,
                 base_version,
                 weight,
@@ -280,43 +345,64 @@ class ShardState:
         finally:
             if is_new and not keep:
                 with self._applied_lock:
-                    self._applied.unmark(block.local, batch, identity.batch_count)
-        return arrival, is_new
+                    for place in unit.local:
+                        self._applied.unmark(place, batch, identity.batch_count)
+        return arrival
 
-    def _accumulate(self, block: _Block, gradient: Array, weight: float, is_first: bool) -> None:
-        if block.accumulator is None:
-            block.accumulator = self._arena.allocate(block.values.size, block.values.dtype)
-        add = block.kernels.accumulate_first if is_first else block.kernels.accumulate
-        add(block.accumulator, gradient, weight)
+    def _take(self, unit: Unit, header: PushHeader, arrival: Arrival, gradient: Array, weight: float) -> None:
+        """Do with a gradient what its arrival says."""
+        if isinstance(arrival, Accumulate):
+            if self._is_deterministic:
+                identity = header.identity
+                unit.keep(Batch(identity.epoch, identity.task, identity.batch), gradient, weight)
+            else:
+                unit.accumulate(gradient, weight, is_first=arrival.is_first)
+        elif isinstance(arrival, Apply):
+            unit.run_optimizer(gradient, 1.0, 1.0 / (1.0 + arrival.staleness) if self._scales_by_staleness else 1.0)
 
-    def _close_rounds(self, block: _Block) -> None:
-        """Close what is full; the block's lock is held."""
-        while block.rounds.closable():
-            closing = block.rounds.close()
-            if closing.has_update and block.accumulator is not None:
-                scale = 1.0 / closing.total_weight if self._is_mean else 1.0
-                block.update(block.values, block.accumulator, block.slots, block.updates, scale)
-                block.updates += 1
-            if self._copies is not None:
-                self._copies.look_at(block)
+    def _close_rounds(self, unit: Unit) -> None:
+        """Close what is full; the unit's lock is held."""
+        while unit.rounds.closable():
+            closing = unit.rounds.close()
+            if closing.has_update:
+                unit.add_kept()
+                assert unit.accumulator is not None, "a round has contributions but no sum"
+                unit.run_optimizer(unit.accumulator, 1.0 / closing.total_weight if self._is_mean else 1.0)
+            self._look_at(unit)
 
-    def _array(self, block: _Block, row: Row) -> Array:
-        if len(row.values) != block.values.nbytes:
+    def _look_at(self, unit: Unit) -> None:
+        """Let a snapshot copy the unit's blocks if they are due; the unit's lock is held."""
+        if self._copies is not None:
+            for number in unit.numbers:
+                self._copies.look_at(unit.block(self._plan.block(number)))
+
+    def _checked(self, unit: Unit, numbers: range, data: memoryview) -> Array:
+        """The elements of neighbouring blocks of a unit."""
+        first = unit.numbers.start
+        start, stop = (unit.offsets[number - first] for number in (numbers.start, numbers.stop))
+        if len(data) != stop - start:
             raise MessageError(
-                f"block {block.number} of {block.parameter!r} has {block.values.nbytes} bytes, not {len(row.values)}"
+                f"block {numbers.start} of {self._name(numbers.start)!r} has {stop - start} bytes, not {len(data)}"
             )
-        array = row.array(block.values.dtype)
-        if not block.kernels.all_finite(array):
-            raise GradientError(f"{block.parameter!r} has NaN or infinity in block {block.number}: nothing was applied")
+        array = np.frombuffer(data, unit.values.dtype)
+        if not unit.kernels.all_finite(array):
+            wrong = int(np.flatnonzero(~np.isfinite(array))[0])
+            number = next(n for n in numbers if wrong < unit.bounds[n + 1 - first] - unit.bounds[numbers.start - first])
+            raise GradientError(
+                f"{self._name(number)!r} has NaN or infinity in block {number}: nothing of it was applied"
+            )
         return array
 
-    def _count(self, outcome: Outcome) -> None:
+    def _name(self, number: int) -> str:
+        return self._plan.parameters[self._plan.block(number).parameter].name
+
+    def _count(self, outcome: Outcome, count: int) -> None:
         if outcome == Outcome.ACCEPTED:
-            self.counts.accepted += 1
+            self.counts.accepted += count
         elif outcome == Outcome.ALREADY_APPLIED:
-            self.counts.repeated += 1
+            self.counts.repeated += count
         else:
-            self.counts.refused += 1
+            self.counts.refused += count
 
     # pulls
 
@@ -324,21 +410,49 @@ class ShardState:
         """The version that the sender of a row of this base waits for."""
         return base_version + 1 if isinstance(self._mode, Sync) else 0
 
-    def read(self, number: int, member: int, min_version: int) -> Pushed | None:
-        """A copy of a block's values; None: not yet. Outcome NOT_MEMBER: the membership is gone, and no values."""
-        block = self._owned(number)
-        with block.lock:
-            state = block.rounds.pull(member, min_version)
-            if state is Pull.WAIT:
-                return None
-            version = block.rounds.version
-            if state is Pull.NOT_MEMBER:
-                return Pushed(Outcome.NOT_MEMBER, version)
-            return Pushed(Outcome.NONE, version, block.values.copy())
+    def wanted(self, blocks: Iterable[int], min_versions: Sequence[int]) -> list[Wanted]:
+        """The blocks, neighbours of one unit and one version together.
 
-    def is_readable(self, number: int, member: int, min_version: int) -> bool:
-        """Whether ``read`` would answer now; may be out of date at once."""
-        return self._owned(number).rounds.pull(member, min_version) is not Pull.WAIT
+        Args:
+            blocks: Numbers; rising ones are found together.
+            min_versions: One for each block, or a single one for all.
+
+        Raises:
+            MessageError: a foreign block.
+        """
+        found: list[Wanted] = []
+        last: Unit | None = None
+        for place, number in enumerate(blocks):
+            unit = self._unit(number)
+            version = min_versions[place if len(min_versions) > 1 else 0]
+            if unit is last and found[-1].blocks.stop == number and found[-1].min_version == version:
+                found[-1] = Wanted(range(found[-1].blocks.start, number + 1), version)
+            else:
+                found.append(Wanted(range(number, number + 1), version))
+            last = unit
+        return found
+
+    def read(self, wanted: Wanted, member: int) -> tuple[list[Piece], list[Wanted]]:
+        """What is there of the wanted blocks, and what is not yet there.
+
+        Outcome NOT_MEMBER: the membership is gone, and there are no values.
+        """
+        pieces: list[Piece] = []
+        rest: list[Wanted] = []
+        number, end, version = wanted.blocks.start, wanted.blocks.stop, wanted.min_version
+        while number < end:
+            with self._locked(number) as unit:
+                numbers = range(number, min(unit.numbers.stop, end))
+                state = unit.rounds.pull(member, version)
+                if state is Pull.WAIT:
+                    rest.append(Wanted(numbers, version))
+                elif state is Pull.NOT_MEMBER:
+                    pieces.append(Piece(numbers, unit.rounds.version, Outcome.NOT_MEMBER, None, ()))
+                else:
+                    offsets = unit.offsets_of(numbers)
+                    pieces.append(Piece(numbers, unit.rounds.version, Outcome.NONE, unit.lend(numbers), offsets))
+            number = numbers.stop
+        return pieces, rest
 
     # views
 
@@ -348,20 +462,20 @@ class ShardState:
         with self._all_locks():
             verdict = self._view.consider(
                 View(request.master_generation, request.serial, members),
-                lambda first_round: all(block.rounds.can_admit(first_round) for block in self._ordered),
+                lambda first_round: all(unit.rounds.can_admit(first_round) for unit in self._units),
             )
             admit = {member.member_id: member.first_round for member in verdict.admit}
             if admit or verdict.remove:
-                for block in self._ordered:
-                    block.rounds.change(admit, verdict.remove)
-                    self._close_rounds(block)
+                for unit in self._units:
+                    unit.rounds.change(admit, verdict.remove)
+                    self._close_rounds(unit)
         return verdict
 
     @contextlib.contextmanager
     def _all_locks(self) -> Iterator[None]:
         with contextlib.ExitStack() as held:
-            for block in self._ordered:
-                held.enter_context(block.lock)
+            for lock in self._locks:
+                held.enter_context(lock)
             yield
 
     # checkpoints
@@ -369,21 +483,21 @@ class ShardState:
     @property
     def slot_count(self) -> int:
         """The most slots that any block has."""
-        return max((len(block.slots) for block in self._ordered), default=0)
+        return max((len(unit.slots) for unit in self._units), default=0)
 
     def begin_copies(self, begin: Callable[[Sequence[int], int, threading.Lock], BlockCopies | None]) -> None:
         """Let ``begin`` decide, under all locks, whether blocks are to be copied from now on."""
         with self._all_locks():
-            versions = [block.rounds.version for block in self._ordered]
+            versions = [unit.rounds.version for unit in self._units for _ in unit.numbers]
             copies = begin(versions, self.highest_open_round(), self._applied_lock)
             if copies is not None:
                 self._copies = copies
 
     def copy_due_blocks(self, copies: BlockCopies) -> None:
         """Copy every block that is due already."""
-        for block in self._ordered:
-            with block.lock:
-                copies.look_at(block)
+        for number in self.numbers:
+            with self._locked(number) as unit:
+                copies.look_at(unit.block(self._plan.block(number)))
 
     def end_copies(self, copies: BlockCopies) -> AppliedBatches | None:
         """What is applied to complete copies; None: newer ones took their place."""
@@ -404,25 +518,30 @@ class ShardState:
         Raises:
             CorruptError: it is another block, or of another optimizer.
         """
-        block = self._owned(stored.number)
-        place = block.place
-        sizes = [(slot.size, slot.dtype) for slot in block.slots]
+        unit = self._unit(stored.number)
+        place, at = self._plan.block(stored.number), unit.part(stored.number)
         if (
             (stored.parameter, stored.start, stored.stop) != (place.parameter, place.start, place.stop)
-            or (stored.values.size, stored.values.dtype) != (block.values.size, block.values.dtype)
-            or [(slot.size, slot.dtype) for slot in stored.slots] != sizes
+            or (stored.values.size, stored.values.dtype) != (place.size, unit.values.dtype)
+            or [(slot.size, slot.dtype) for slot in stored.slots] != [(place.size, slot.dtype) for slot in unit.slots]
         ):
             raise CorruptError(f"block {stored.number} is not the one of this job's model and optimizer")
-        np.copyto(block.values, stored.values)
-        for slot, saved in zip(block.slots, stored.slots, strict=True):
-            np.copyto(slot, saved)
-        block.rounds = BlockRounds(self._mode, stored.version)
-        block.updates = stored.updates
+        np.copyto(unit.values[at], stored.values)
+        for slot, saved in zip(unit.slots, stored.slots, strict=True):
+            np.copyto(slot[at], saved)
+        self._restored[stored.number] = (stored.version, stored.updates)
 
     def restored(self, applied: AppliedBatches) -> None:
         """All blocks were taken over; this is what is applied to them."""
-        if applied.block_count != self.block_count:
+        if applied.block_count != self.block_count or len(self._restored) != self.block_count:
             raise CorruptError(f"{applied.block_count} blocks were restored, not {self.block_count}")
+        for unit in self._units:
+            if len({self._restored[number] for number in unit.numbers}) > 1:
+                with unit.lock:
+                    self._split(unit)
+        for unit in self._units:
+            version, unit.updates = self._restored[unit.numbers.start]
+            unit.rounds = BlockRounds(self._mode, version)
         self._applied = applied
         self._is_restored = True
 
@@ -445,3 +564,14 @@ class ShardState:
         """Raise FencedError unless the sender means this shard's plan."""
         if self.plan_hash != plan_hash:
             raise FencedError("the shard plan is another one: read the job's declaration again")
+
+
+def _covers(unit: Unit, rows: Rows, start: int, stop: int) -> bool:
+    """Whether these rows are all blocks of the unit, at one version, all with values or all without."""
+    if stop - start == 1:
+        return True
+    versions = rows.versions[start:stop]
+    if rows.blocks[start:stop] != unit.number_list or versions.count(versions[0]) != len(versions):
+        return False
+    offsets = rows.offsets_of(start, stop)
+    return offsets == unit.offsets or offsets[-1] == 0

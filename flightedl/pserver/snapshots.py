@@ -38,15 +38,25 @@ Array = npt.NDArray[np.generic]
 
 
 class CopiedBlock(Protocol):
-    """What is copied of a block; its lock is held meanwhile."""
+    """What is copied of a block; the lock of its unit is held meanwhile."""
 
-    place: Block
-    local: int
-    rounds: BlockRounds
-    updates: int
-    values: Array
-    slots: Sequence[Array]
-    lock: threading.Lock
+    @property
+    def place(self) -> Block: ...
+
+    @property
+    def local(self) -> int: ...
+
+    @property
+    def rounds(self) -> BlockRounds: ...
+
+    @property
+    def updates(self) -> int: ...
+
+    @property
+    def values(self) -> Array: ...
+
+    @property
+    def slots(self) -> Sequence[Array]: ...
 
 
 class BlockCopies:

@@ -13,9 +13,11 @@ Received values are read-only views of network memory at any address; they live 
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
+from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
@@ -27,6 +29,8 @@ from flightedl.errors import CorruptError, MessageError
 #: 1 MiB batches are the fastest on Flight; half loses little, four times loses nothing but memory.
 TARGET_BYTES = 1 << 20
 _NOTHING = memoryview(b"")
+_INT8, _INT32, _INT64, _UINT64, _BINARY = pa.int8(), pa.int32(), pa.int64(), pa.uint64(), pa.binary()
+_digest = xxhash.xxh3_64_intdigest
 
 PUSH_SCHEMA = pa.schema(
     [
@@ -67,6 +71,54 @@ class Row:
         return np.frombuffer(self.values, dtype=dtype)
 
 
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """A received batch with its checksums verified. Plain lists: comparing and slicing them costs no Python per row."""
+
+    blocks: list[int]
+    versions: list[int]
+    outcomes: list[int]
+    #: Where each row's bytes start in ``data``, and where the last one's end.
+    offsets: list[int]
+    data: memoryview
+
+    def __len__(self) -> int:
+        return len(self.blocks)
+
+    def __getitem__(self, number: int) -> Row:
+        return Row(self.blocks[number], self.versions[number], self.bytes_of(number, number + 1), self.outcomes[number])
+
+    def bytes_of(self, start: int, stop: int) -> memoryview:
+        """The values of neighbouring rows, which lie next to each other."""
+        return self.data[self.offsets[start] : self.offsets[stop]]
+
+    def offsets_of(self, start: int, stop: int) -> list[int]:
+        """Where rows start and end, from the first of them."""
+        found = self.offsets[start : stop + 1]
+        first = found[0]
+        return [offset - first for offset in found] if first else found
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Rows of neighbouring blocks, of one version and outcome, to be sent.
+
+    ``values``: their (n,) elements next to each other, or None for empty rows; must not change until the batch is gone.
+    ``offsets``: in bytes, where each block starts and the last one ends.
+    """
+
+    blocks: range
+    version: int
+    outcome: int
+    values: npt.NDArray[np.generic] | None
+    offsets: Sequence[int]
+
+    @property
+    def size_bytes(self) -> int:
+        """Of the values carried."""
+        return 0 if self.values is None else self.values.nbytes
+
+
 def checksum(values: memoryview | npt.NDArray[np.generic]) -> int:
     """xxh3-64 of the bytes."""
     return xxhash.xxh3_64_intdigest(memoryview(values) if isinstance(values, memoryview) else values.data)
@@ -84,52 +136,106 @@ def encode_rows(
         blocks: Block numbers.
         versions: One for each block.
         values: One C-contiguous (n,) array for each block, or None for an empty row. Where only one row carries
-            values they are not copied, and must not change until the batch was written.
+            values they are not copied, and must not change until the batch is gone.
         outcomes: One for each block.
     """
+    offsets = array("i", [0])
+    sums = array("Q")
+    filled = []
+    end = 0
+    for part in values:
+        if part is None or not part.size:
+            sums.append(0)
+        else:
+            data = part.data
+            filled.append(data)
+            sums.append(_digest(data))
+            end += data.nbytes
+        offsets.append(end)
+    return _batch(blocks, versions, sums, offsets, filled, outcomes)
+
+
+def encode_pieces(pieces: Sequence[Piece]) -> pa.RecordBatch:
+    """A batch of ``VALUES_SCHEMA``; nothing is copied where only one piece carries values."""
+    blocks: list[int] = []
+    versions: list[int] = []
+    outcomes: list[int] = []
+    offsets = array("i", [0])
+    sums = array("Q")
+    filled = []
+    end = 0
+    for piece in pieces:
+        count = len(piece.blocks)
+        blocks.extend(piece.blocks)
+        versions.extend([piece.version] * count)
+        outcomes.extend([piece.outcome] * count)
+        if piece.values is None:
+            sums.extend([0] * count)
+            offsets.extend([end] * count)
+            continue
+        data = memoryview(piece.values.data).cast("B")
+        filled.append(data)
+        starts = piece.offsets
+        if count == 1:
+            sums.append(_digest(data))
+            offsets.append(end + data.nbytes)
+        else:
+            sums.extend([_digest(data[a:b]) for a, b in pairwise(starts)])
+            offsets.extend([end + stop for stop in starts[1:]] if end else starts[1:])
+        end += data.nbytes
+    return _batch(blocks, versions, sums, offsets, filled, outcomes)
+
+
+def _batch(
+    blocks: Sequence[int],
+    versions: Sequence[int],
+    sums: array[int],
+    offsets: array[int],
+    filled: Sequence[memoryview],
+    outcomes: Sequence[int] | None,
+) -> pa.RecordBatch:
     count = len(blocks)
-    parts = [_NOTHING if array is None else memoryview(array.data).cast("B") for array in values]
-    filled = [part for part in parts if len(part)]
-    offsets = np.zeros(count + 1, np.int32)
-    np.cumsum([len(part) for part in parts], out=offsets[1:])
-    data = pa.py_buffer(filled[0] if len(filled) == 1 else b"".join(filled))
-    sums = np.array([checksum(part) if len(part) else 0 for part in parts], np.uint64)
+    data = filled[0] if len(filled) == 1 else b"".join(filled)
     columns = [
-        pa.array(np.asarray(blocks, np.int32)),
-        pa.array(np.asarray(versions, np.int64)),
-        pa.array(sums),
-        pa.Array.from_buffers(pa.binary(), count, [None, pa.py_buffer(offsets), data]),
+        pa.Array.from_buffers(_INT32, count, [None, pa.py_buffer(array("i", blocks))], 0),
+        pa.Array.from_buffers(_INT64, count, [None, pa.py_buffer(array("q", versions))], 0),
+        pa.Array.from_buffers(_UINT64, count, [None, pa.py_buffer(sums)], 0),
+        pa.Array.from_buffers(_BINARY, count, [None, pa.py_buffer(offsets), pa.py_buffer(data)], 0),
     ]
     if outcomes is None:
         return pa.RecordBatch.from_arrays(columns, schema=PUSH_SCHEMA)
-    columns.append(pa.array(np.asarray(outcomes, np.int8)))
+    columns.append(pa.Array.from_buffers(_INT8, count, [None, pa.py_buffer(array("b", outcomes))], 0))
     return pa.RecordBatch.from_arrays(columns, schema=VALUES_SCHEMA)
 
 
-def decode_rows(batch: pa.RecordBatch) -> Iterator[Row]:
+def decode_batch(batch: pa.RecordBatch) -> Rows:
     """The rows of a received batch (already validated against its schema), each with its checksum verified.
 
     Raises:
-        MessageError: a null or an inconsistent column.
+        MessageError: a null.
         CorruptError: a row's values do not match its checksum.
     """
-    if any(column.null_count for column in batch.columns):
+    columns = batch.columns
+    if any(column.null_count for column in columns):
         raise MessageError("a row has a null")
-    blocks = batch.column(0).to_numpy()
-    versions = batch.column(1).to_numpy()
-    sums = batch.column(2).to_numpy()
-    values = batch.column(3)
-    outcomes = batch.column(4).to_numpy() if batch.num_columns > 4 else np.zeros(len(blocks), np.int8)
+    blocks, versions, sums = (columns[i].to_numpy().tolist() for i in range(3))
+    count = len(blocks)
+    outcomes = columns[4].to_numpy().tolist() if len(columns) > 4 else [0] * count
+    values = columns[3]
     _, offset_buffer, data_buffer = values.buffers()
-    offsets = np.frombuffer(offset_buffer, np.int32)[values.offset : values.offset + len(blocks) + 1].tolist()
-    data = memoryview(b"" if data_buffer is None else data_buffer)
-    for number, (block, version, expected, outcome) in enumerate(
-        zip(blocks.tolist(), versions.tolist(), sums.tolist(), outcomes.tolist(), strict=True)
-    ):
-        part = data[offsets[number] : offsets[number + 1]]
-        if len(part) and checksum(part) != expected:
+    first = values.offset
+    offsets = memoryview(offset_buffer).cast("B").cast("i")[first : first + count + 1].tolist() if count else [0]
+    data = _NOTHING if data_buffer is None else memoryview(data_buffer).cast("B")
+    for block, start, stop, expected in zip(blocks, offsets[:-1], offsets[1:], sums, strict=True):
+        if start != stop and _digest(data[start:stop]) != expected:
             raise CorruptError(f"the values of block {block} do not match their checksum")
-        yield Row(block, version, part, outcome)
+    return Rows(blocks, versions, outcomes, offsets, data)
+
+
+def decode_rows(batch: pa.RecordBatch) -> Iterator[Row]:
+    """``decode_batch``, one row at a time."""
+    rows = decode_batch(batch)
+    return (rows[number] for number in range(len(rows)))
 
 
 def group_by_size(sizes: Sequence[int], target_bytes: int = TARGET_BYTES) -> list[range]:

@@ -12,9 +12,9 @@ from flightedl.domain.optimizers import SGD
 from flightedl.domain.parameters import ParameterSpec
 from flightedl.domain.sharding import plan_shards
 from flightedl.errors import GradientError, MessageError
-from flightedl.pserver.shard import Pushed, ShardState
+from flightedl.pserver.shard import ShardState, Wanted
 from flightedl.wire.messages import BatchIdentity, PushHeader, ViewMemberMessage, ViewRequest
-from flightedl.wire.rows import Outcome, Row
+from flightedl.wire.rows import Outcome, Piece, Row, Rows
 
 SIZE = 16
 
@@ -36,7 +36,7 @@ class Bench:
         request = ViewRequest(master_generation=1, serial=self.serial, members=messages)
         return self.shard.set_members(request).refused
 
-    def push(self, member: int, batch: int, gradient: float | None, base: int = 0, weight: float = 1.0) -> Pushed:
+    def push(self, member: int, batch: int, gradient: float | None, base: int = 0, weight: float = 1.0) -> Piece:
         header = PushHeader(
             trainer=f"t{member}",
             generation=member,
@@ -47,22 +47,27 @@ class Bench:
             rows=1,
         )
         array = np.empty(0, np.float32) if gradient is None else np.full(SIZE, gradient, np.float32)
-        return self.shard.push(header, Row(0, base, memoryview(array).cast("B")))
+        (pushed,) = self.shard.push(header, one_row(0, base, memoryview(array).cast("B")))
+        return pushed.piece
 
     def values(self) -> tuple[int, float]:
-        read = self.shard.read(0, 0, 0)
-        assert read is not None
+        (read,), rest = self.shard.read(Wanted(range(1), 0), 0)
+        assert not rest
         assert read.values is not None
         assert len(set(read.values.tolist())) == 1
         return read.version, float(read.values[0])
+
+
+def one_row(block: int, version: int, values: memoryview) -> Rows:
+    return Rows([block], [version], [0], [0, len(values)], values)
 
 
 @pytest.fixture
 def synchronous() -> Iterator[Bench]:
     bench = Bench(Sync(reduce="sum"))
     yield bench
-    for block in bench.shard._ordered:
-        block.rounds.check()
+    for unit in bench.shard._units:
+        unit.rounds.check()
     bench.shard._applied.check()
 
 
@@ -140,8 +145,7 @@ def test_a_member_is_refused_at_a_round_that_has_gone_by(synchronous: Bench) -> 
 
 def test_a_reader_with_a_lost_membership_is_told(synchronous: Bench) -> None:
     synchronous.view(1)
-    read = synchronous.shard.read(0, 2, 0)
-    assert read is not None
+    (read,), _ = synchronous.shard.read(Wanted(range(1), 0), 2)
     assert (read.outcome, read.values) == (Outcome.NOT_MEMBER, None)
 
 
@@ -175,9 +179,9 @@ def test_a_wrong_size_a_foreign_block_and_a_base_from_the_future_are_refused(syn
         rows=1,
     )
     with pytest.raises(MessageError, match="64 bytes, not 60"):
-        synchronous.shard.push(header, Row(0, 0, memoryview(bytes(60))))
+        synchronous.shard.push(header, one_row(0, 0, memoryview(bytes(60))))
     with pytest.raises(MessageError, match="block 7"):
-        synchronous.shard.push(header, Row(7, 0, memoryview(bytes(64))))
+        synchronous.shard.push(header, one_row(7, 0, memoryview(bytes(64))))
     with pytest.raises(MessageError, match="future"):
         synchronous.push(1, batch=0, gradient=-1, base=3)
     assert synchronous.values() == (0, 0.0)

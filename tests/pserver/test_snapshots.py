@@ -17,11 +17,11 @@ from flightedl.domain.parameters import ParameterSpec
 from flightedl.domain.sharding import ShardPlan, plan_for
 from flightedl.errors import UnavailableError
 from flightedl.pserver.restoring import load_newest
-from flightedl.pserver.shard import Pushed, ShardState
+from flightedl.pserver.shard import ShardState
 from flightedl.pserver.snapshots import Snapshots
 from flightedl.testing.memory import MemoryStorage
 from flightedl.wire.messages import BatchIdentity, PushHeader, ViewMemberMessage, ViewRequest
-from flightedl.wire.rows import Outcome, Row
+from flightedl.wire.rows import Outcome, Piece, decode_batch, encode_rows
 
 SPECS = [ParameterSpec("w", (40_000,)), ParameterSpec("b", (3,))]
 JOB = "j"
@@ -51,7 +51,7 @@ class Pserver:
             )
         )
 
-    def push(self, batch: int, base: int = 0, member: int = 1) -> list[Pushed]:
+    def push(self, batch: int, base: int = 0, member: int = 1) -> list[Piece]:
         header = PushHeader(
             trainer=f"t{member}",
             generation=member,
@@ -61,10 +61,10 @@ class Pserver:
             weight=1.0,
             rows=1,
         )
-        return [
-            self.shard.push(header, Row(n, base, memoryview(np.ones(self.plan.block(n).size, np.float32)).cast("B")))
-            for n in self.shard.numbers
-        ]
+        numbers = self.shard.numbers
+        gradients = [np.ones(self.plan.block(n).size, np.float32) for n in numbers]
+        rows = decode_batch(encode_rows(numbers, [base] * len(numbers), gradients))
+        return [pushed.piece for pushed in self.shard.push(header, rows)]
 
     def order(self, number: int, at_round: int | None = None, serial: int = 1) -> SnapshotProgress:
         name = f"c-{number}/shard-{self.index}-{serial}.arrow"
@@ -95,7 +95,7 @@ class Pserver:
     def state(self) -> list[tuple[int, bytes, list[bytes], int]]:
         return [
             (b.rounds.version, b.values.tobytes(), [s.tobytes() for s in b.slots], b.updates)
-            for b in self.shard._ordered
+            for b in self.shard.blocks()
         ]
 
     def has(self, batch: int) -> set[bool]:
@@ -224,8 +224,8 @@ def test_another_number_of_pservers_has_the_same_values() -> None:
     publish(storage, 1, old[0].plan, *(pserver.checkpoint(1) for pserver in old), cut_for=2)
     new = [Pserver(storage, Async(), index, 3, cut_for=2) for index in range(3)]
     assert [pserver.restore() for pserver in new] == [1, 1, 1]
-    blocks = {b.number: b.values.tobytes() for pserver in old for b in pserver.shard._ordered}
-    assert {b.number: b.values.tobytes() for pserver in new for b in pserver.shard._ordered} == blocks
+    blocks = {b.place.number: b.values.tobytes() for pserver in old for b in pserver.shard.blocks()}
+    assert {b.place.number: b.values.tobytes() for pserver in new for b in pserver.shard.blocks()} == blocks
     assert {(True,)} == {tuple(pserver.has(1)) for pserver in new if pserver.shard.block_count}
 
 
@@ -244,7 +244,7 @@ def test_copies_taken_while_others_push_hold_exactly_what_they_say() -> None:
         other = Pserver(storage, Async())
         other.shard = ShardState(plan, 0, Momentum(lr=1.0, momentum=0.0), Async())
         assert other.restore() == number
-        for block in other.shard._ordered:
+        for block in other.shard.blocks():
             applied = other.shard._applied
             count = sum(applied.has(block.local, Batch(0, 0, batch)) for batch in range(100))
             assert set(block.values.tolist()) == {-float(count)}

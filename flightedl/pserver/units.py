@@ -1,0 +1,207 @@
+"""Runs of blocks that are updated as one: what makes a thousand tiny parameters as cheap as a big one.
+
+A *unit* holds neighbouring blocks of one pserver that have had the same history so far: the same version, the same open
+round, the same batches applied. While every message covers a unit wholly, as training does, the unit is checked,
+updated and sent in one go. The first row that covers only some of its blocks splits it, for good, into one unit for
+each block; nothing is lost by that but speed.
+
+**Values leave without a copy.** A reader is lent a view of the unit's own memory (``lend``), and the memory does not
+change while a view is alive: ``writable`` first moves the values elsewhere, if somebody still reads. What is lent is so
+one version, however long its sending takes. Views die when the transport has let go of them, so that mostly nothing has
+to be moved: in training everybody has read a version before the next one comes.
+
+Everything here belongs to who holds ``lock``. The units that came from one share its lock.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from flightedl.domain.applied import Batch
+from flightedl.domain.kernels import BlockKernels, Update
+from flightedl.domain.rounds import BlockRounds
+from flightedl.domain.sharding import Block
+from flightedl.pserver.arena import Arena
+
+Array = npt.NDArray[np.generic]
+
+
+@dataclass(frozen=True, slots=True)
+class UnitBlock:
+    """One block of a unit, for who copies it: views of the unit's arrays."""
+
+    place: Block
+    local: int
+    rounds: BlockRounds
+    updates: int
+    values: Array
+    slots: Sequence[Array]
+
+
+class Unit:
+    """Blocks ``numbers`` of the plan, their arrays and state; everything under ``lock``.
+
+    Args:
+        numbers: Block numbers, neighbours.
+        local: Their places among the blocks of this pserver, neighbours too.
+        sizes: Elements of each block.
+        values: (n,) values of all blocks, one after the other.
+        slots: The optimizer's arrays, likewise.
+        rounds: The consistency state that all blocks share.
+        update: The optimizer's kernel.
+        kernels: Those of the dtype.
+        arena: Where memory comes from.
+        lock: Held around everything.
+    """
+
+    __slots__ = (
+        "_arena",
+        "_lent",
+        "accumulator",
+        "bounds",
+        "contributions",
+        "is_split",
+        "kernels",
+        "local",
+        "lock",
+        "number_list",
+        "numbers",
+        "offsets",
+        "rounds",
+        "slots",
+        "update",
+        "updates",
+        "values",
+    )
+
+    def __init__(
+        self,
+        numbers: range,
+        local: range,
+        sizes: Sequence[int],
+        values: Array,
+        slots: Sequence[Array],
+        rounds: BlockRounds,
+        update: Update,
+        kernels: BlockKernels,
+        arena: Arena,
+        lock: threading.Lock,
+    ) -> None:
+        self.numbers = numbers
+        self.number_list = list(numbers)
+        self.local = local
+        #: Where each block starts, in elements, and the last one ends.
+        self.bounds: list[int] = [0, *np.cumsum(sizes).tolist()]
+        #: The same in bytes.
+        self.offsets = [bound * values.itemsize for bound in self.bounds]
+        self.values = values
+        self.slots = slots
+        self.rounds = rounds
+        self.update = update
+        self.kernels = kernels
+        self._arena = arena
+        self.lock = lock
+        #: Sum of the open round's gradients; made with the first one.
+        self.accumulator: Array | None = None
+        #: The open round's gradients with their weights, where their order counts.
+        self.contributions: list[tuple[Batch, float, Array]] = []
+        #: Times the optimizer ran.
+        self.updates = 0
+        #: Other units have taken its blocks over.
+        self.is_split = False
+        #: Views that readers may still have.
+        self._lent: list[weakref.ref[Array]] = []
+
+    def block(self, place: Block) -> UnitBlock:
+        """One of the blocks."""
+        at = self.part(place.number)
+        local = self.local[place.number - self.numbers.start]
+        slots = [slot[at] for slot in self.slots]
+        return UnitBlock(place, local, self.rounds, self.updates, self.values[at], slots)
+
+    def part(self, number: int) -> slice:
+        """Where a block lies in the arrays."""
+        place = number - self.numbers.start
+        return slice(self.bounds[place], self.bounds[place + 1])
+
+    def offsets_of(self, numbers: range) -> list[int]:
+        """In bytes: where neighbouring blocks start, from the first of them, and where the last one ends."""
+        if numbers == self.numbers:
+            return self.offsets
+        first = numbers.start - self.numbers.start
+        start = self.offsets[first]
+        return [offset - start for offset in self.offsets[first : first + len(numbers) + 1]]
+
+    def lend(self, numbers: range) -> Array:
+        """The values of some neighbouring blocks, (n,), which stay as they are while the result is alive."""
+        first = self.numbers.start
+        view = self.values[self.bounds[numbers.start - first] : self.bounds[numbers.stop - first]]
+        view.flags.writeable = False
+        self._lent.append(weakref.ref(view))
+        return view
+
+    def writable(self) -> Array:
+        """The values, where they may be changed: nobody reads this memory any more."""
+        if self._lent:
+            self._lent = [lent for lent in self._lent if lent() is not None]
+            if self._lent:
+                self.values = self._arena.copy(self.values)
+                self._lent = []
+        return self.values
+
+    def split(self) -> list[Unit]:
+        """A unit for each block, with its part of everything."""
+        parts = []
+        for place, number in enumerate(self.numbers):
+            at = slice(self.bounds[place], self.bounds[place + 1])
+            part = Unit(
+                range(number, number + 1),
+                self.local[place : place + 1],
+                [at.stop - at.start],
+                self.values[at],
+                [slot[at] for slot in self.slots],
+                self.rounds.copy(),
+                self.update,
+                self.kernels,
+                self._arena,
+                self.lock,
+            )
+            part.accumulator = None if self.accumulator is None else self.accumulator[at]
+            part.contributions = [(batch, weight, gradient[at]) for batch, weight, gradient in self.contributions]
+            part.updates = self.updates
+            part._lent = list(self._lent)
+            parts.append(part)
+        self.is_split = True
+        return parts
+
+    def accumulate(self, gradient: Array, weight: float, *, is_first: bool) -> None:
+        """Add a gradient to the open round."""
+        if self.accumulator is None:
+            self.accumulator = self._arena.allocate(self.values.size, self.values.dtype)
+        add = self.kernels.accumulate_first if is_first else self.kernels.accumulate
+        add(self.accumulator, gradient, weight)
+
+    def keep(self, batch: Batch, gradient: Array, weight: float) -> None:
+        """Keep a gradient of the open round, to be added in the order of the batches."""
+        self.contributions.append((batch, weight, self._arena.copy(gradient)))
+
+    def add_kept(self) -> None:
+        """Add up what was kept."""
+        for number, (_batch, weight, gradient) in enumerate(sorted(self.contributions, key=_batch_of)):
+            self.accumulate(gradient, weight, is_first=number == 0)
+        self.contributions.clear()
+
+    def run_optimizer(self, gradient: Array, scale: float = 1.0, rate_factor: float = 1.0) -> None:
+        """One update of all blocks, from a finite gradient (n,)."""
+        self.update(self.writable(), gradient, self.slots, self.updates, scale, None, rate_factor)
+        self.updates += 1
+
+
+def _batch_of(contribution: tuple[Batch, float, Array]) -> Batch:
+    return contribution[0]

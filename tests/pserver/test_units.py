@@ -1,0 +1,177 @@
+"""Runs of blocks that are updated as one: lending, splitting, and being no different from single blocks."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from flightedl.domain.modes import Async, Mode, Sync
+from flightedl.domain.optimizers import LAMB, SGD, Adam, Optimizer
+from flightedl.domain.parameters import ParameterSpec
+from flightedl.domain.sharding import plan_shards, runs_of
+from flightedl.errors import GradientError, MessageError
+from flightedl.pserver.shard import ShardState, Wanted
+from flightedl.wire.messages import BatchIdentity, PushHeader, ViewMemberMessage, ViewRequest
+from flightedl.wire.rows import Outcome, Row, Rows, decode_batch, encode_pieces, encode_rows
+
+COUNT, SIZE = 5, 16
+ALL = range(COUNT)
+
+
+class Bench:
+    """One shard of several tiny parameters, and members to push to it."""
+
+    def __init__(self, mode: Mode, optimizer: Optimizer | None = None) -> None:
+        plan = plan_shards([ParameterSpec(f"p{i}", (SIZE,)) for i in ALL], 1)
+        self.shard = ShardState(plan, 0, optimizer or SGD(lr=1.0), mode)
+        for number in ALL:
+            zeros = memoryview(np.zeros(SIZE, np.float32)).cast("B")
+            self.shard.initialize(1, Row(number, 0, zeros))
+        members = [ViewMemberMessage(trainer=f"t{m}", generation=m, member=m, first_round=0) for m in (1, 2)]
+        self.shard.set_members(ViewRequest(master_generation=1, serial=1, members=members))
+
+    def push(
+        self, member: int, batch: int, blocks: range = ALL, gradient: float = -1.0, bases: list[int] | None = None
+    ) -> list[tuple[range, int, Outcome]]:
+        header = PushHeader(
+            trainer=f"t{member}",
+            generation=member,
+            plan_hash=self.shard.plan_hash,
+            member=member,
+            identity=BatchIdentity(epoch=0, task=0, batch=batch, batch_count=100),
+            weight=1.0,
+            rows=len(blocks),
+        )
+        arrays = [np.full(SIZE, gradient * (number + 1), np.float32) for number in blocks]
+        rows = decode_batch(encode_rows(list(blocks), bases or [0] * len(blocks), arrays))
+        pieces = [one.piece for one in self.shard.push(header, rows)]
+        return [(piece.blocks, piece.version, Outcome(piece.outcome)) for piece in pieces]
+
+    def values(self) -> list[tuple[int, float]]:
+        """(version, value) of each block."""
+        pieces, rest = self.shard.read(Wanted(ALL, 0), 0)
+        assert not rest
+        rows = decode_batch(encode_pieces(pieces))
+        return [(rows[i].version, float(rows[i].array(np.float32)[-1])) for i in range(len(rows))]
+
+    def check(self) -> None:
+        for unit in self.shard._units:
+            unit.rounds.check()
+        self.shard._applied.check()
+
+
+def test_neighbouring_tiny_parameters_are_one_unit_and_one_answer() -> None:
+    bench = Bench(Async())
+    assert bench.push(1, 0) == [(ALL, 1, Outcome.ACCEPTED)]
+    assert bench.values() == [(1, float(i + 1)) for i in ALL]
+    assert bench.push(2, 0) == [(ALL, 1, Outcome.ALREADY_APPLIED)]
+    bench.check()
+
+
+def test_a_push_of_some_blocks_splits_the_unit_and_the_rest_follows() -> None:
+    bench = Bench(Async())
+    bench.push(1, 0)
+    assert [p[0] for p in bench.push(1, 1, range(1, 3))] == [range(1, 2), range(2, 3)]
+    answers = bench.push(1, 1)
+    assert [outcome == Outcome.ALREADY_APPLIED for _, _, outcome in answers] == [False, True, True, False, False]
+    assert bench.values() == [(2, 2.0 * (i + 1)) for i in ALL]
+    bench.check()
+
+
+def test_a_unit_split_in_an_open_round_keeps_its_contributions() -> None:
+    for mode in (Sync(reduce="sum"), Sync(reduce="sum", deterministic=True)):
+        bench = Bench(mode)
+        bench.push(1, 0)
+        bench.push(2, 1, range(1, 3))
+        assert [version for version, _ in bench.values()] == [0, 1, 1, 0, 0]
+        bench.push(2, 1)
+        assert bench.values() == [(1, 2.0 * (i + 1)) for i in ALL]
+        bench.check()
+
+
+def test_rows_of_different_bases_are_taken_apart() -> None:
+    bench = Bench(Sync(reduce="sum"))
+    bench.push(1, 0)
+    bench.push(2, 1, range(1))
+    answers = bench.push(2, 1, ALL, bases=[1, 0, 0, 0, 0])
+    assert answers[0][2] == Outcome.ALREADY_APPLIED
+    assert bench.values() == [(1, 2.0 * (i + 1)) for i in ALL]
+    bench.check()
+
+
+def test_what_was_lent_never_changes_and_costs_a_copy_only_while_it_is_read() -> None:
+    bench = Bench(Async())
+    (unit,) = bench.shard._units
+    bench.push(1, 0)
+    memory = unit.values
+    (lent,), _ = bench.shard.read(Wanted(ALL, 0), 0)
+    sent = encode_pieces([lent])
+    del lent
+    bench.push(1, 1)
+    assert unit.values is not memory, "somebody reads: the values moved"
+    assert decode_batch(sent)[0].array(np.float32)[0] == 1.0
+    moved = unit.values
+    bench.push(1, 2)
+    assert unit.values is moved, "nobody reads the new place"
+    assert bench.values()[0] == (3, 3.0)
+
+
+def test_a_lent_view_survives_the_split_of_its_unit() -> None:
+    bench = Bench(Async())
+    bench.push(1, 0)
+    (lent,), _ = bench.shard.read(Wanted(ALL, 0), 0)
+    bench.push(1, 1, range(2))
+    bench.push(1, 1)
+    assert lent.values is not None
+    assert lent.values.tolist() == np.repeat(np.arange(1.0, COUNT + 1), SIZE).tolist()
+
+
+def test_a_wrong_row_in_a_run_is_named_and_nothing_of_the_run_is_applied() -> None:
+    bench = Bench(Async())
+    with pytest.raises(GradientError, match="'p0'"):
+        bench.push(1, 0, gradient=float("nan"))
+    short = Rows([0, 1], [0, 0], [0, 0], [0, SIZE * 4, SIZE * 4 + 4], memoryview(bytes(SIZE * 4 + 4)))
+    header = PushHeader(
+        trainer="t1",
+        generation=1,
+        plan_hash="",
+        member=1,
+        identity=BatchIdentity(epoch=0, task=0, batch=0, batch_count=1),
+        weight=1,
+        rows=2,
+    )
+    with pytest.raises(MessageError, match="'p1'"):
+        bench.shard.push(header, short)
+    assert bench.values()[1:] == [(0, 0.0)] * (COUNT - 1)
+
+
+def test_blocks_whose_settings_or_norms_differ_are_no_unit() -> None:
+    assert len(Bench(Async(), Adam(overrides={"p3": {"lr": 0.1}})).shard._units) == 3
+    assert len(Bench(Async(), LAMB(lr=0.1)).shard._units) == COUNT
+
+
+def test_contributions_are_added_in_the_order_of_their_batches() -> None:
+    def result(first: int, second: int) -> list[tuple[int, float]]:
+        bench = Bench(Sync(reduce="sum", deterministic=True))
+        for batch in (first, second):
+            bench.push(1 + batch, batch, gradient={0: 1e8, 1: 1.0}[batch])
+        return bench.values()
+
+    assert result(0, 1) == result(1, 0)
+
+
+@pytest.mark.parametrize("pservers", [1, 3])
+def test_every_block_is_in_one_run_and_runs_fit_a_message(pservers: int) -> None:
+    specs = [ParameterSpec(f"p{i}", (1000 + i,), "float64" if i % 50 == 7 else "float32") for i in range(600)]
+    specs.append(ParameterSpec("big", (3_000_000,)))
+    plan = plan_shards(specs, pservers)
+    for index in range(pservers):
+        runs = runs_of(plan, index)
+        assert [number for run in runs for number in run] == plan.blocks_of(index).numbers.tolist()
+        for run in runs:
+            blocks = [plan.block(number) for number in run]
+            assert len({plan.parameters[block.parameter].dtype for block in blocks}) == 1
+            assert (
+                len(run) == 1
+                or sum(block.size * plan.parameters[block.parameter].item_size_bytes for block in blocks) <= 1 << 20
+            )
