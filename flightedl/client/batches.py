@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from flightedl.wire.messages import Assignment, BatchIdentity
@@ -41,9 +42,9 @@ class CurrentBatch:
         self.answered.clear()
         self.generations.clear()
 
-    def note_answer(self, block: int, base_version: int, pserver: int, generation: int) -> None:
-        """A block has the batch. A pserver that was replaced meanwhile counts as what it was before."""
-        self.answered[block] = base_version
+    def note_answers(self, base_versions: Mapping[int, int], pserver: int, generation: int) -> None:
+        """Blocks of a pserver have the batch. One that was replaced meanwhile counts as what it was before."""
+        self.answered.update(base_versions)
         self.generations[pserver] = min(generation, self.generations.get(pserver, generation))
 
     def __str__(self) -> str:

@@ -15,7 +15,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Protocol
+from itertools import groupby
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -24,16 +25,18 @@ import pyarrow as pa
 from flightedl.client.batches import CurrentBatch
 from flightedl.client.servers import Servers, is_transient
 from flightedl.client.waiting import Waiting
-from flightedl.domain.sharding import ShardPlan
-from flightedl.errors import FlightedlError, GradientError, UsageError
+from flightedl.domain.sharding import ALIGNMENT_BYTES, ShardPlan, runs_of
+from flightedl.errors import FlightedlError, GradientError, MessageError, UsageError
 from flightedl.rpc.client import Connection
 from flightedl.wire.messages import PullTicket, PushHeader, encode
-from flightedl.wire.rows import PUSH_SCHEMA, Outcome, Row, decode_rows, encode_rows, group_by_size
+from flightedl.wire.rows import PUSH_SCHEMA, Outcome, Rows, decode_batch, encode_rows
 
 Array = npt.NDArray[np.generic]
 
 #: Messages written ahead of the replies read; with 1 MiB messages well below where lock-step streams hang.
 WINDOW = 3
+#: Arrays from here on are checked by two threads.
+_BIG_BYTES = 4 << 20
 _SLICE_S = 2.0
 _STREAM_S = 30.0
 
@@ -63,6 +66,8 @@ class _Shard:
     blocks: tuple[int, ...]
     #: block -> the (n,) writable slice of the values.
     values: dict[int, Array] = field(default_factory=dict)
+    #: block -> number of the run that it travels in; see ``runs_of``.
+    run_of: dict[int, int] = field(default_factory=dict)
 
 
 class Scope(Protocol):
@@ -111,12 +116,20 @@ class Parameters(Mapping[str, npt.NDArray[np.generic]]):
         self._servers = servers
         self._scope = scope
         self._waiting = waiting
-        self._arrays: dict[str, Array] = {spec.name: np.zeros(spec.shape, spec.dtype) for spec in plan.parameters}
+        self._line, self._starts = _line_of(plan)
+        self._arrays: dict[str, Array] = {
+            spec.name: self._line[start : start + spec.size * spec.item_size_bytes].view(spec.dtype).reshape(spec.shape)
+            for spec, start in zip(plan.parameters, self._starts, strict=True)
+        }
         self._views = {name: _read_only(array) for name, array in self._arrays.items()}
         self._specs = {spec.name: spec for spec in plan.parameters}
         self._flat = [self._arrays[spec.name].reshape(-1) for spec in plan.parameters]
         self._blocks = {number: plan.block(number) for number in range(plan.block_count)}
         self._shards = [self._shard(index) for index in range(plan.pserver_count)]
+        self._block_starts = {
+            number: self._starts[block.parameter] + block.start * plan.parameters[block.parameter].item_size_bytes
+            for number, block in self._blocks.items()
+        }
         #: block -> version of the values held here.
         self._versions: dict[int, int] = dict.fromkeys(self._blocks, 0)
         self._pool = ThreadPoolExecutor(plan.pserver_count, "flightedl-parameters")
@@ -126,7 +139,8 @@ class Parameters(Mapping[str, npt.NDArray[np.generic]]):
         values = {
             n: self._flat[self._blocks[n].parameter][self._blocks[n].start : self._blocks[n].stop] for n in numbers
         }
-        return _Shard(index, numbers, values)
+        run_of = {number: run for run, blocks in enumerate(runs_of(self._plan, index)) for number in blocks}
+        return _Shard(index, numbers, values, run_of)
 
     # Mapping
 
@@ -226,9 +240,18 @@ class Parameters(Mapping[str, npt.NDArray[np.generic]]):
                 f"the gradient of {name!r} is {array.dtype}, the parameter {spec.dtype}: use .astype(np.{spec.dtype})"
             )
         array = np.ascontiguousarray(array)
-        if not _is_finite(array):
+        if not self._is_finite(array):
             raise GradientError(f"the gradient of {name!r} has NaN or infinity in {current}; nothing of it was pushed")
         return array
+
+    def _is_finite(self, array: Array) -> bool:
+        """A big array is read by two threads: the pass is bound by one core's way to memory."""
+        flat = array.reshape(-1)
+        if flat.nbytes < _BIG_BYTES:
+            return _is_finite(flat)
+        half = flat.size // 2
+        second = self._pool.submit(_is_finite, flat[half:])
+        return _is_finite(flat[:half]) & second.result()
 
     def _unanswered(self, current: CurrentBatch) -> list[int]:
         return [number for number in self._blocks if number not in current.answered]
@@ -291,9 +314,7 @@ class Parameters(Mapping[str, npt.NDArray[np.generic]]):
 
     def _stream(self, shard: _Shard, transfer: ShardTransfer, current: CurrentBatch, connection: Connection) -> None:
         """One lock-step DoExchange: rows up, outcomes and values down."""
-        numbers = list(transfer.pushes)
-        sizes = [0 if (array := transfer.pushes[n]) is None else array.nbytes for n in numbers]
-        groups = group_by_size(sizes)
+        numbers = sorted(transfer.pushes)
         header = PushHeader(
             trainer=self._scope.trainer,
             generation=self._scope.generation,
@@ -309,8 +330,8 @@ class Parameters(Mapping[str, npt.NDArray[np.generic]]):
         base = self._versions.copy()
         unanswered = 0
         with connection.exchange(encode(header), PUSH_SCHEMA, timeout_s=_STREAM_S) as exchange:
-            for group in groups:
-                members = [numbers[i] for i in group]
+            for _, run in groupby(numbers, shard.run_of.__getitem__):
+                members = list(run)
                 exchange.write(encode_rows(members, [base[n] for n in members], [transfer.pushes[n] for n in members]))
                 unanswered += 1
                 if unanswered >= WINDOW:
@@ -329,20 +350,31 @@ class Parameters(Mapping[str, npt.NDArray[np.generic]]):
     ) -> None:
         if message is None or message[0] is None:
             return
-        for row in decode_rows(message[0]):
-            if row.outcome in {Outcome.STALE, Outcome.NOT_MEMBER}:
+        rows = decode_batch(message[0])
+        for start, stop in _alike(rows, shard.run_of):
+            blocks = range(rows.blocks[start], rows.blocks[start] + stop - start)
+            outcome = rows.outcomes[start]
+            if outcome in _TOO_LATE:
                 transfer.must_repeat = True
-                transfer.pushes.pop(row.block, None)
-                transfer.pulls.pop(row.block, None)
-            elif row.outcome != Outcome.NONE:
-                transfer.pushes.pop(row.block, None)
-                if current is not None:
-                    current.note_answer(row.block, self._versions[row.block], shard.index, transfer.generation)
-                if transfer.pull_after_push:
-                    transfer.pulls[row.block] = self._versions[row.block] + 1 if self._is_synchronous else 0
-            if len(row.values):
-                self._store(shard, row)
-                transfer.pulls.pop(row.block, None)
+                _forget(transfer.pushes, blocks)
+                _forget(transfer.pulls, blocks)
+            elif outcome != Outcome.NONE:
+                self._note_answers(shard, blocks, transfer, current)
+            if data := rows.bytes_of(start, stop):
+                self._store(shard, blocks, data, rows.versions[start])
+                _forget(transfer.pulls, blocks)
+
+    def _note_answers(
+        self, shard: _Shard, blocks: range, transfer: ShardTransfer, current: CurrentBatch | None
+    ) -> None:
+        """Neighbouring blocks have the batch."""
+        _forget(transfer.pushes, blocks)
+        versions = self._versions
+        if current is not None:
+            current.note_answers({block: versions[block] for block in blocks}, shard.index, transfer.generation)
+        if transfer.pull_after_push:
+            is_synchronous = self._is_synchronous
+            transfer.pulls.update((block, versions[block] + 1 if is_synchronous else 0) for block in blocks)
 
     def _pull(self, shard: _Shard, transfer: ShardTransfer, connection: Connection) -> None:
         blocks = list(transfer.pulls)
@@ -359,10 +391,62 @@ class Parameters(Mapping[str, npt.NDArray[np.generic]]):
             for message in stream:
                 self._take(message, shard, transfer, None)
 
-    def _store(self, shard: _Shard, row: Row) -> None:
-        target = shard.values[row.block]
-        np.copyto(target, row.array(target.dtype))
-        self._versions[row.block] = row.version
+    def _store(self, shard: _Shard, blocks: range, data: memoryview, version: int) -> None:
+        """Neighbouring blocks of one run lie next to each other here as they do in the message."""
+        first = shard.values.get(blocks.start)
+        if first is None:
+            raise MessageError(f"pserver {shard.index} sent block {blocks.start}, which is not its own")
+        start = self._block_starts[blocks.start]
+        target = self._line[start : start + len(data)]
+        if self._block_starts[blocks.stop - 1] + shard.values[blocks.stop - 1].nbytes != start + len(data):
+            raise MessageError(f"pserver {shard.index} sent {len(data)} bytes for blocks {blocks}")
+        np.copyto(target, np.frombuffer(data, np.uint8))
+        self._versions.update(dict.fromkeys(blocks, version))
+
+
+_TOO_LATE = frozenset({Outcome.STALE, Outcome.NOT_MEMBER})
+
+
+def _line_of(plan: ShardPlan) -> tuple[npt.NDArray[np.uint8], list[int]]:
+    """Memory for all parameters in declared order, and where each one starts, in bytes.
+
+    Neighbours of one dtype touch, so that what travels together is one piece of memory.
+    """
+    starts: list[int] = []
+    end = 0
+    dtype = ""
+    for spec in plan.parameters:
+        if spec.dtype != dtype:
+            end, dtype = -(-end // ALIGNMENT_BYTES) * ALIGNMENT_BYTES, spec.dtype
+        starts.append(end)
+        end += spec.size * spec.item_size_bytes
+    raw = np.zeros(end + ALIGNMENT_BYTES, np.uint8)
+    first = -raw.ctypes.data % ALIGNMENT_BYTES
+    return raw[first : first + end], starts
+
+
+def _alike(rows: Rows, run_of: Mapping[int, int]) -> Iterator[tuple[int, int]]:
+    """Stretches of neighbouring blocks of one run with the same outcome and version, all with values or all without."""
+    blocks, versions, outcomes, offsets = rows.blocks, rows.versions, rows.outcomes, rows.offsets
+    count = len(blocks)
+    start = 0
+    for place in range(1, count + 1):
+        if (
+            place == count
+            or blocks[place] != blocks[place - 1] + 1
+            or versions[place] != versions[start]
+            or outcomes[place] != outcomes[start]
+            or run_of.get(blocks[place]) != run_of.get(blocks[start])
+            or (offsets[place + 1] == offsets[place]) != (offsets[start + 1] == offsets[start])
+        ):
+            yield start, place
+            start = place
+
+
+def _forget(table: dict[int, Any], blocks: range) -> None:
+    """Take blocks out of a table, those that are in it."""
+    for block in blocks:
+        table.pop(block, None)
 
 
 def _read_only(array: Array) -> Array:
