@@ -11,14 +11,14 @@ import click
 from flightedl.adapters.clock import SystemClock
 from flightedl.adapters.storage import open_storage
 from flightedl.config import CommonSettings, settings
+from flightedl.coordination.checkpoint_places import export_model
 from flightedl.domain.checkpoints_manifest import Manifest, Skipped, manifest_name
-from flightedl.domain.parameters import ParameterSpec
-from flightedl.errors import EXIT_FAILED, CorruptError, FlightedlError, NotFoundError, UsageError
-from flightedl.formats.checkpoint_files import found_checkpoints, load_parameters, verify
-from flightedl.formats.model_files import WRITERS, format_of
+from flightedl.errors import EXIT_FAILED, CorruptError, NotFoundError, UsageError
+from flightedl.formats.checkpoint_files import found_checkpoints, verify
+from flightedl.formats.model_files import WRITERS
 from flightedl.launch.status import JobStatus
 from flightedl.ports import Storage
-from flightedl.wire.messages import CheckpointRequest, JobDeclaration, decode
+from flightedl.wire.messages import CheckpointRequest
 
 from .options import job_options
 
@@ -149,15 +149,3 @@ def export(url: str, job: str | None, output: str, kind: str | None, number: int
     storage, manifest = _chosen(url, job, number)
     name = export_model(storage, manifest, output, kind or "")
     click.echo(f"c-{manifest.number} written to {name}")
-
-
-def export_model(storage: Storage, manifest: Manifest, output: str, kind: str) -> str:
-    """Write a checkpoint's parameters to one file; where it is."""
-    declared = decode(manifest.declaration, JobDeclaration).model
-    if declared is None:
-        raise FlightedlError(f"checkpoint {manifest.number} has no model")
-    specs = [ParameterSpec(p.name, tuple(p.shape), p.dtype) for p in declared.declaration.parameters]
-    folder, _, file = output.rpartition("/")
-    target = open_storage(folder or ("/" if output.startswith("/") else "."))
-    target.publish(file, WRITERS[format_of(file, kind)](specs, load_parameters(storage, manifest, specs)))
-    return f"{target.url}/{file}"

@@ -7,6 +7,7 @@ which it happened.
 
 from __future__ import annotations
 
+import contextlib
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -30,17 +31,19 @@ from flightedl.client.registration import Registration
 from flightedl.client.servers import SLICE_S, Servers, is_transient, persistently
 from flightedl.client.waiting import Waiting
 from flightedl.config import TrainerSettings, settings
+from flightedl.coordination.checkpoint_places import write_model
 from flightedl.coordination.directory import Directory
 from flightedl.coordination.keys import JobKeys
 from flightedl.domain.modes import Mode, Sync
 from flightedl.domain.optimizers import SGD, Optimizer
 from flightedl.domain.parameters import ParameterSpec
 from flightedl.domain.sharding import plan_for
-from flightedl.errors import DeclarationError, FlightedlError, UsageError
+from flightedl.errors import DeclarationError, FlightedlError, UnavailableError, UsageError
 from flightedl.formats.chunks import chunks_from_batch
 from flightedl.formats.declared import spec_of
+from flightedl.formats.model_files import format_of
 from flightedl.formats.reader import Decode, read_task
-from flightedl.ports import Absent, Clock, CreatedAt, Put
+from flightedl.ports import Absent, Clock, CreatedAt, Delete, Put
 from flightedl.rpc import process_tuning
 from flightedl.rpc.authentication import Credentials
 from flightedl.wire.messages import (
@@ -51,6 +54,8 @@ from flightedl.wire.messages import (
     ModelDeclaration,
     ModelReply,
     ParameterDeclaration,
+    SaveModelReply,
+    SaveModelRequest,
     TasksReply,
     TasksTicket,
     decode,
@@ -203,7 +208,7 @@ class Job:
 
         Args:
             initial: name -> float32 or float64 array of any shape; its values count only where this trainer is elected.
-            optimizer: What the pservers run; default plain SGD.
+            optimizer: What the pservers run; default plain SGD with a learning rate of 0.01.
             mode: Consistency; default ``Sync()``.
 
         Returns:
@@ -223,7 +228,7 @@ class Job:
                 raise UsageError(f"the initial value of parameter {name!r} has NaN or infinity")
         declaration = ModelDeclaration(
             parameters=[ParameterDeclaration(name=s.name, shape=list(s.shape), dtype=s.dtype) for s in specs],
-            optimizer=(SGD() if optimizer is None else optimizer).to_json(),
+            optimizer=(SGD(lr=0.01) if optimizer is None else optimizer).to_json(),
             mode=chosen_mode.to_json(),
         )
         declared = self._ask_master("declare_model", encode(declaration), ModelReply)
@@ -267,6 +272,62 @@ class Job:
             else:
                 waiting.patiently("the other trainers to finish their tasks")
         waiting.over()
+
+    def save_model(self, url: str, *, format: str = "", server: bool = False) -> bool:  # noqa: A002 - users' word
+        """Write the model as one file for others to load; one trainer does it, once for each URL.
+
+        Args:
+            url: Path or URL of the file, ending in .safetensors, .npz or .arrow. Give each save a name of its own.
+            format: Of the file, where its name does not say it.
+            server: Let the master take the values from a new checkpoint, instead of this trainer's copy of them.
+
+        Returns:
+            True in the trainer that wrote it (or asked the master to), False in the others.
+
+        Raises:
+            UsageError: there is no model, the format is not known, or (``server``) the job keeps no checkpoints.
+            UnavailableError: the file could not be written.
+        """
+        parameters = self._parameters
+        if parameters is None:
+            raise UsageError("there is no model to save: declare it with job.parameters first")
+        target = _absolute(url)
+        format_of(target, format)
+        name = f"save_model/{target}"
+        if not self.once(name):
+            return False
+        try:
+            if server:
+                self._save_on_master(SaveModelRequest(url=target, format=format))
+            else:
+                parameters.pull()
+                specs = [ParameterSpec(key, value.shape, value.dtype.name) for key, value in parameters.items()]
+                write_model(target, format, specs, zip(specs, parameters.values(), strict=True))
+        except BaseException:
+            self._give_back(name)
+            raise
+        return True
+
+    def _save_on_master(self, request: SaveModelRequest) -> None:
+        waiting = self._waiting()
+        for _ in waiting.steps():
+            reply = self._ask_master("save_model", encode(request), SaveModelReply)
+            if reply.state == "written":
+                break
+            if reply.state == "failed":
+                waiting.over()
+                raise UnavailableError(f"the model was not saved: {reply.error}")
+            waiting.patiently("the master to write the model")
+        waiting.over()
+
+    def _give_back(self, name: str) -> None:
+        """Somebody else may win the name."""
+        key = f"{self._keys.prefix}once/{name}"
+        self._won.discard(key)
+        with contextlib.suppress(FlightedlError):
+            entry = self._coordinator.get(key)
+            if entry is not None and entry.value == self.trainer.encode():
+                self._coordinator.transact([CreatedAt(key, entry.create_revision)], [Delete(key)])
 
     def once(self, name: str) -> bool:
         """True in exactly one trainer of the job: for what must be done once, such as writing the final report.

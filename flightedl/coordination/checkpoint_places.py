@@ -1,9 +1,18 @@
-"""Where the checkpoints of a job lie: under the job's name at the URL that all its servers are given."""
+"""Where the checkpoints of a job lie, and where models are written to.
+
+Checkpoints are under the job's name at the URL that all its servers are given.
+"""
 
 from __future__ import annotations
 
 from flightedl.adapters.storage import open_storage
+from flightedl.domain.checkpoints_manifest import Manifest
+from flightedl.domain.parameters import ParameterSpec
+from flightedl.errors import CorruptError
+from flightedl.formats.checkpoint_files import load_parameters
+from flightedl.formats.model_files import WRITERS, Parameters, format_of
 from flightedl.ports import Storage
+from flightedl.wire.messages import JobDeclaration, decode
 
 
 def job_storage(url: str, job: str) -> Storage | None:
@@ -13,3 +22,36 @@ def job_storage(url: str, job: str) -> Storage | None:
         UsageError: the URL cannot be used.
     """
     return open_storage(f"{url.rstrip('/')}/{job}") if url else None
+
+
+def write_model(output: str, kind: str, specs: list[ParameterSpec], parameters: Parameters) -> str:
+    """Write parameters to one file, whole or not at all; where it is, without credentials.
+
+    Args:
+        output: Its path or URL.
+        kind: "safetensors", "npz" or "arrow"; empty: by the file's name.
+        specs: What ``parameters`` brings.
+        parameters: Taken one by one.
+
+    Raises:
+        UsageError: the format is not known, or the URL cannot be used.
+        UnavailableError: the file could not be written.
+    """
+    folder, _, file = output.rpartition("/")
+    target = open_storage(folder or ("/" if output.startswith("/") else "."))
+    target.publish(file, WRITERS[format_of(file, kind)](specs, parameters))
+    return f"{target.url}/{file}"
+
+
+def export_model(storage: Storage, manifest: Manifest, output: str, kind: str) -> str:
+    """Write a checkpoint's parameters to one file; where it is.
+
+    Raises:
+        UsageError, UnavailableError: as ``write_model``.
+        CorruptError, NotFoundError: the checkpoint is damaged.
+    """
+    declared = decode(manifest.declaration, JobDeclaration).model
+    if declared is None:
+        raise CorruptError(f"checkpoint {manifest.number} has no model")
+    specs = [ParameterSpec(p.name, tuple(p.shape), p.dtype) for p in declared.declaration.parameters]
+    return write_model(output, kind, specs, load_parameters(storage, manifest, specs))

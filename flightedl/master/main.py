@@ -122,6 +122,8 @@ class MasterProcess:
                     self.end(EXIT_START_AGAIN, "its lease could not be renewed")
             if self._exit_code:
                 _log.error("master ends: %s", self._reason)
+            else:
+                service.drain(self._settings.drain_s)
             return self._exit_code
         finally:
             service.close()

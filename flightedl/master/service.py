@@ -37,6 +37,7 @@ from flightedl.formats.chunks import Chunk
 from flightedl.master.checkpointing import Checkpointing, settings_of
 from flightedl.master.declarations import require_same
 from flightedl.master.durable import DurableState
+from flightedl.master.exporting import ModelExports
 from flightedl.master.indexing import DatasetIndexing, IndexedDataset
 from flightedl.master.progress import JobProgress
 from flightedl.master.recovery import RecoveredState
@@ -78,6 +79,7 @@ _log = logging.getLogger(__name__)
 #: How long a request waits for etcd before the trainer is told to ask again.
 _DURABLE_S = 3.0
 _ERRAND_S = 10.0
+_DRAIN_POLL_S = 0.05
 _UNSETTLED_S = 0.05
 #: How soon a trainer asks again that has nothing to do but to hear that all is done.
 _END_RETRY_S = 0.1
@@ -130,6 +132,7 @@ class MasterService:
         self._replay = Replay(pserver_count, "replay", None)
         self._checkpoint_storage = checkpoints
         self._checkpointing: Checkpointing | None = None
+        self.exports = ModelExports(checkpoints, chosen.job, self.checkpoint)
         #: The ticket of the checkpoint that has everything; None: not everything is done.
         self._final_ticket: int | None = None
         self._epoch_seen = 0
@@ -210,6 +213,7 @@ class MasterService:
 
     def close(self) -> None:
         """Stop the threads; nobody is answered any more."""
+        self.exports.close()
         for sender in self._senders:
             sender.close()
         if self._checkpointing is not None:
@@ -621,6 +625,23 @@ class MasterService:
             return CheckpointReply(
                 ticket=ticket, complete=is_complete, latest=checkpointing.latest, trouble=checkpointing.trouble
             )
+
+    def drain(self, timeout_s: float) -> None:
+        """This master was told to end: make a last checkpoint, if everybody is still there to do it."""
+        deadline = self._clock.now() + timeout_s
+        with self._changed:
+            checkpointing = self._checkpointing
+            if checkpointing is None or not checkpointing.is_kept or self._membership is None:
+                return
+            if self._final_ticket is not None and checkpointing.is_satisfied(self._final_ticket):
+                return
+            ticket = checkpointing.request("the master is about to end")
+        while self._clock.now() < deadline and self._held.is_held and len(self._pservers) >= self._pserver_count:
+            self.tick()
+            with self._changed:
+                if checkpointing.is_satisfied(ticket) or checkpointing.trouble:
+                    return
+                self._changed.wait(_DRAIN_POLL_S)
 
     # membership
 

@@ -8,7 +8,7 @@ closes within ``wait_s`` follow. ``push`` (DoPut) and ``pull`` (DoGet) are the s
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pyarrow as pa
 
@@ -46,9 +46,10 @@ _SLICE_S = 0.25
 class PserverFlight:
     """Routes of one pserver."""
 
-    def __init__(self, service: PserverService, clock: Clock) -> None:
+    def __init__(self, service: PserverService, clock: Clock, reload: Callable[[], None]) -> None:
         self._service = service
         self._clock = clock
+        self._reload = reload
 
     def routes(self) -> Routes:
         """All verbs."""
@@ -58,6 +59,7 @@ class PserverFlight:
                 "status": self._status,
                 "snapshot": lambda body, _: encode(self._service.snapshot(decode(body, SnapshotRequest))),
                 "applied": lambda _body, _: encode(self._service.applied()),
+                "reload": self._take_reload,
             },
             gets={"pull": self._pull},
             puts={"push": PutRoute(PUSH_SCHEMA, self._push), "init": PutRoute(PUSH_SCHEMA, self._init)},
@@ -66,6 +68,10 @@ class PserverFlight:
 
     def _view(self, body: bytes, _: Call) -> bytes:
         return encode(self._service.take_view(decode(body, ViewRequest)))
+
+    def _take_reload(self, _body: bytes, _: Call) -> bytes:
+        self._reload()
+        return b"{}"
 
     def _status(self, _body: bytes, _: Call) -> bytes:
         return encode(self._service.status())

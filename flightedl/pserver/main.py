@@ -27,6 +27,7 @@ from flightedl.coordination.directory import Directory
 from flightedl.coordination.keeper import HeldKey
 from flightedl.coordination.keys import JobKeys
 from flightedl.coordination.records import ServerRecord
+from flightedl.domain.checkpoints import latest_of
 from flightedl.errors import EXIT_JOB_FAILED, EXIT_START_AGAIN, FlightedlError, exit_code_of
 from flightedl.ports import Clock, Coordinator
 from flightedl.pserver.flight import PserverFlight
@@ -39,6 +40,7 @@ from flightedl.rpc.server import FlightServer
 _log = logging.getLogger(__name__)
 
 _POLL_S = 0.5
+_DRAIN_POLL_S = 0.05
 
 
 class PserverProcess:
@@ -80,7 +82,7 @@ class PserverProcess:
         )
         credentials = Credentials.load(self._settings.tls_dir)
         server = FlightServer(
-            PserverFlight(service, self._clock).routes(),
+            PserverFlight(service, self._clock, self._reload).routes(),
             ServerIdentity(self._settings.job, "pserver"),
             host=self._settings.bind,
             port=self._settings.port,
@@ -104,6 +106,7 @@ class PserverProcess:
             while not self._stop.wait(_POLL_S):
                 if not held.is_held:
                     self.end(EXIT_START_AGAIN, "its lease could not be renewed")
+            self._drain(service, directory)
             if self._exit_code:
                 _log.error("pserver ends: %s", self._reason)
                 sys.stderr.write(f"flightedl pserver: {self._reason}\n")
@@ -113,6 +116,24 @@ class PserverProcess:
             server.stop(self._settings.drain_s)
             if held is not None:
                 held.release()
+
+    def _reload(self) -> None:
+        """The master wants all pservers back at one checkpoint: this process ends, its successor loads it."""
+        self.end(EXIT_START_AGAIN, "it goes back to a checkpoint, as all pservers do (recovery=rollback)")
+
+    def _drain(self, service: PserverService, directory: Directory) -> None:
+        """Told to end: wait a little for a checkpoint that has everything that was pushed until now."""
+        if self._exit_code or not self._settings.checkpoint or not service.is_serving:
+            return
+        service.drain()
+        deadline = self._clock.now() + self._settings.drain_s
+        known = directory.entry(self._keys.checkpoint_latest)
+        before = None if known is None else latest_of(known.value)
+        while self._clock.now() < deadline:
+            entry = directory.entry(self._keys.checkpoint_latest)
+            if service.has_written and entry is not None and latest_of(entry.value) != before:
+                return
+            self._clock.sleep(_DRAIN_POLL_S)
 
     def _look(self, service: PserverService) -> None:
         try:

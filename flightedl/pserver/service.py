@@ -82,6 +82,7 @@ class PserverService:
         self._snapshots: Snapshots | None = None
         self._restored: Restored | None = None
         self._is_draining = False
+        self._order_before_drain: OrderNumber | None = None
         self._is_serving = False
         #: The newest view.
         self._view: ViewRequest | None = None
@@ -96,8 +97,25 @@ class PserverService:
         if self._builder is not None:
             self._builder.join(1.0)
 
+    @property
+    def is_serving(self) -> bool:
+        """Whether it has values."""
+        return self._is_serving
+
+    @property
+    def has_written(self) -> bool:
+        """Whether a snapshot that was ordered since ``drain`` is in the store."""
+        progress = None if self._snapshots is None else self._snapshots.progress
+        return (
+            progress is not None
+            and progress.state == "written"
+            and progress.order.is_newer_than(self._order_before_drain)
+        )
+
     def drain(self) -> None:
         """This pserver is going to end: tell the master, which then wants a checkpoint."""
+        progress = None if self._snapshots is None else self._snapshots.progress
+        self._order_before_drain = None if progress is None else progress.order
         self._is_draining = True
 
     # what the directory tells

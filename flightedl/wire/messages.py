@@ -386,6 +386,23 @@ class CheckpointReply(Reply, frozen=True, kw_only=True):
     trouble: str = ""
 
 
+class SaveModelRequest(Request, frozen=True, kw_only=True):
+    """Asks the master to write the model, taken from a new checkpoint, to a file; again: how far it is."""
+
+    url: Text
+    #: "safetensors", "npz" or "arrow"; empty: by the name.
+    format: Text = ""
+
+
+class SaveModelReply(Reply, frozen=True, kw_only=True):
+    """``state``: writing, written or failed."""
+
+    state: str
+    where: str = ""
+    checkpoint: int = 0
+    error: str = ""
+
+
 # --- status ---
 
 

@@ -63,8 +63,14 @@ def test_ten_kills_of_trainers_spread_over_a_job_do_not_end_it() -> None:
 
 def test_delays_double_up_to_the_longest() -> None:
     decide = policy(limits=Limits(trainer_short_runs=100))
-    delays = [decide.ended(FIRST, -9, 1.0)[0] for _ in range(8)]
+    delays = [decide.ended(FIRST, -11, 1.0)[0] for _ in range(8)]
     assert [d.after_s for d in delays if isinstance(d, StartAgain)] == [0.0, 0.25, 0.5, 1.0, 2.0, 4.0, 5.0, 5.0]
+
+
+def test_who_was_ended_by_somebody_else_does_not_wait_long() -> None:
+    decide = policy()
+    delays = [decide.ended(PSERVER, -9, 1.0)[0] for _ in range(8)]
+    assert [d.after_s for d in delays if isinstance(d, StartAgain)] == [0.0, *[0.25] * 7]
 
 
 def test_a_slot_is_given_up_after_too_many_short_runs() -> None:

@@ -14,6 +14,7 @@ import click
 #: name -> (module, attribute, one line of help).
 BENCHES: dict[str, tuple[str, str, str]] = {
     "dense": ("flightedl_tools.bench.dense", "dense", "Push + optimizer + pull against bare Flight."),
+    "recovery": ("flightedl_tools.bench.recovery", "recovery", "Kill -9 to working again; the cost of a checkpoint."),
 }
 
 
