@@ -25,6 +25,8 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
     "master": ("flightedl_tools.servers", "master", "Start a master: hands out tasks."),
     "pserver": ("flightedl_tools.servers", "pserver", "Start a parameter server: holds a part of the model."),
     "checkpoint": ("flightedl_tools.checkpoint", "checkpoint", "List, save, verify, restore and export checkpoints."),
+    "dataset": ("flightedl_tools.dataset", "dataset", "Index, inspect, convert or split training data."),
+    "tasks": ("flightedl_tools.tasks", "tasks", "List failed tasks, retry them or let them go."),
     "bench": ("flightedl_tools.bench", "bench", "Measure on this machine."),
 }
 

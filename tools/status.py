@@ -11,6 +11,7 @@ from rich.table import Table
 
 from flightedl.adapters.clock import SystemClock
 from flightedl.config import CommonSettings, settings
+from flightedl.launch.failed import place_of
 from flightedl.launch.status import JobStatus
 from flightedl.wire.messages import ServerStatus, StatusReply
 
@@ -44,8 +45,12 @@ def show(reply: StatusReply, console: Console) -> None:
     console.print()
     console.print(processes(reply))
     for piece in reply.failed:
-        place = f"{piece.url} records {piece.first_record}-{piece.first_record + piece.records - 1}"
-        console.print(f"failed: epoch {piece.epoch + 1} task {piece.task}, {place}: {piece.error}", markup=False)
+        console.print(
+            f"failed: epoch {piece.epoch + 1} task {piece.task}, {place_of(piece)}, {piece.attempts} attempts, "
+            f"last by {piece.trainer}: {piece.error}",
+            markup=False,
+            soft_wrap=True,
+        )
 
 
 def facts(reply: StatusReply) -> list[tuple[str, str]]:
@@ -61,7 +66,8 @@ def facts(reply: StatusReply) -> list[tuple[str, str]]:
         counts = f"{tasks.todo} todo, {tasks.pending} pending, {tasks.done} done, {tasks.failed} failed"
         number = reply.epoch + 1 if reply.epochs is None else min(reply.epoch + 1, reply.epochs)
         found.append(("epoch", f"{number}{last}"))
-        found.append(("tasks", f"{counts}, {tasks.total} in all"))
+        copies = f", {tasks.copies} copies given" if tasks.copies else ""
+        found.append(("tasks", f"{counts}, {tasks.total} in all{copies}"))
     found.append(("records", f"{reply.records:,}, {reply.records_per_s:,.0f} per second"))
     found.extend((name, f"{value:.6g}") for name, value in sorted(reply.metrics.items()))
     if reply.mode:

@@ -24,6 +24,7 @@ from flightedl.client.batches import CurrentBatch
 from flightedl.client.feed import Piece, TaskFeed
 from flightedl.client.waiting import Waiting
 from flightedl.errors import FlightedlError, UsageError
+from flightedl.formats.chunks import ChangedFileError
 from flightedl.wire.messages import Assignment, DatasetReply
 
 #: Batches read ahead of the user's code.
@@ -91,6 +92,8 @@ class Dataset:
         self._grace_s = grace_s
         self._feed: TaskFeed | None = None
         self._read_queue: queue.Queue[_Item] = queue.Queue(_AHEAD)
+        #: What the user's code is at.
+        self._at: Assignment | None = None
         self._stopping = threading.Event()
         self._reader: threading.Thread | None = None
         self._reader_error: FlightedlError | None = None
@@ -118,8 +121,15 @@ class Dataset:
         self._reader.start()
         try:
             yield from self._batches(feed)
-        finally:
+        except GeneratorExit:
+            # The loop was left at a batch: by ``break``, or by an exception, of which the session hears in a moment.
+            self._stopping.set()
+            feed.retire(self._at)
+            raise
+        except BaseException:
             self.close()
+            raise
+        self.close()
 
     def _batches(self, feed: TaskFeed) -> Iterator[pa.RecordBatch]:
         attempt = -1
@@ -133,8 +143,7 @@ class Dataset:
             if isinstance(item, _PieceEnd):
                 feed.finished(item.assignment, [generations.get(i, 0) for i in range(max(generations, default=-1) + 1)])
             elif isinstance(item, _ReadFailure):
-                sys.stderr.write(f"flightedl: cannot read a batch, the task goes back: {item.error}\n")
-                feed.failed(item.assignment, str(item.error), item.number)
+                _report_unreadable(feed, item)
             else:
                 current = CurrentBatch(item.assignment, item.number, item.records.num_rows)
                 while True:
@@ -142,7 +151,9 @@ class Dataset:
                     if not self._listener.open_batch(current):
                         feed.drop_all()
                         break
+                    self._at = item.assignment
                     yield item.records
+                    self._at = None
                     self._listener.close_batch(current)
                     if not current.must_repeat or not feed.is_held(item.assignment):
                         break
@@ -217,6 +228,13 @@ class Dataset:
                 continue
             return True
         return False
+
+
+def _report_unreadable(feed: TaskFeed, failure: _ReadFailure) -> None:
+    if isinstance(failure.error, ChangedFileError):
+        raise failure.error
+    sys.stderr.write(f"flightedl: cannot read a batch, the task goes back: {failure.error}\n")
+    feed.failed(failure.assignment, str(failure.error), failure.number)
 
 
 def schema_of(declared: DatasetReply) -> pa.Schema:

@@ -23,6 +23,8 @@ from flightedl.wire.messages import Assignment, FailedTask, FinishedTask, Return
 #: Pieces of work held at once: one in training, one ahead.
 HOLD = 2
 _RETRY_S = 0.2
+#: A loop that was left by an exception reports its piece within this time.
+_KEPT_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +71,8 @@ class TaskFeed:
         self._is_done = False
         self._is_closing = False
         self._not_before = 0.0
+        #: When the last piece of a loop that was left goes back.
+        self._keep_until = 0.0
         self._error: FlightedlError | None = None
         self._reason = ""
         self._thread = threading.Thread(target=self._run, name="flightedl-tasks", daemon=True)
@@ -144,19 +148,29 @@ class TaskFeed:
             self._reports = Reports()
             self._changed.notify_all()
 
+    def retire(self, kept: Assignment | None) -> None:
+        """Take no more work and hand back all but ``kept``, which goes back a moment later unless it is reported."""
+        with self._changed:
+            self._hand_back(None if kept is None else kept.attempt)
+            self._keep_until = self._clock.now() + _KEPT_S
+
     def close(self, timeout_s: float) -> None:
         """Hand back what is held, send the last reports, stop the thread."""
         with self._changed:
-            self._is_closing = True
-            returned = [
-                ReturnedTask(epoch=held.epoch, position=held.position, attempt=held.attempt)
-                for held in self._held.values()
-            ]
-            self._held.clear()
-            self._ready.clear()
-            self._reports = replace(self._reports, returned=(*self._reports.returned, *returned))
-            self._changed.notify_all()
+            self._hand_back(None)
         self._thread.join(timeout_s)
+
+    def _hand_back(self, kept: int | None) -> None:
+        self._is_closing = True
+        returned = [
+            ReturnedTask(epoch=held.epoch, position=held.position, attempt=attempt)
+            for attempt, held in self._held.items()
+            if attempt != kept
+        ]
+        self._held = {attempt: held for attempt, held in self._held.items() if attempt == kept}
+        self._ready.clear()
+        self._reports = replace(self._reports, returned=(*self._reports.returned, *returned))
+        self._changed.notify_all()
 
     # the thread
 
@@ -176,7 +190,14 @@ class TaskFeed:
             while True:
                 pause = self._not_before - self._clock.now()
                 if self._is_closing and not self._reports:
-                    return None
+                    if not self._held:
+                        return None
+                    kept_s = self._keep_until - self._clock.now()
+                    if kept_s > 0:
+                        self._changed.wait(kept_s)
+                    else:
+                        self._hand_back(None)
+                    continue
                 room = 0 if self._is_closing or self._is_done else HOLD - len(self._held)
                 if self._reports and (pause <= 0 or not self._reason):
                     return self._reports, tuple(self._held), max(room, 0), 0.0

@@ -40,7 +40,7 @@ from flightedl.domain.parameters import ParameterSpec
 from flightedl.domain.sharding import plan_for
 from flightedl.errors import DeclarationError, FlightedlError, UnavailableError, UsageError
 from flightedl.formats.chunks import chunks_from_batch
-from flightedl.formats.declared import spec_of
+from flightedl.formats.declared import absolute_url, spec_of
 from flightedl.formats.model_files import format_of
 from flightedl.formats.reader import Decode, read_task
 from flightedl.ports import Absent, Clock, CreatedAt, Delete, Put
@@ -161,7 +161,7 @@ class Job:
             raise UsageError("this job already has its dataset: declare it once, before the training loop")
         chosen_urls = [urls] if isinstance(urls, str) else urls
         declaration = DatasetDeclaration(
-            urls=[_absolute(url) for url in chosen_urls],
+            urls=[absolute_url(url) for url in chosen_urls],
             batch_size=batch_size,
             epochs=epochs,
             shuffle=shuffle,
@@ -508,8 +508,3 @@ class Job:
                     )
             except FlightedlError:
                 return
-
-
-def _absolute(url: str) -> str:
-    """Relative local paths mean the trainer's directory, wherever the master runs."""
-    return url if "://" in url or url.startswith("/") else str(Path.cwd() / url)

@@ -320,6 +320,10 @@ class TaskQueue:
             for trainer in pending.trainers()
         }
 
+    def held_count(self, trainer: str) -> int:
+        """How many pieces a trainer holds; O(1)."""
+        return len(self._state.pending.held_by(trainer))
+
     def holds(self, trainer: str) -> bool:
         """Whether a trainer holds anything; O(1)."""
         return bool(self._state.pending.held_by(trainer))

@@ -144,6 +144,7 @@ class QueueState:
             failed_batches=self.failed.failed.batch_count,
             forgotten=self.failed.forgotten,
             dropped_batches=self.failed.dropped.batch_count,
+            attempts=self.next_attempt - 1,
         )
 
     def batches(self, epoch: int, task: int) -> TaskBatches:

@@ -200,6 +200,8 @@ class Counts:
     #: Quarantined stretches of earlier epochs that are no longer listed, and dropped ones.
     forgotten: int
     dropped_batches: int
+    #: Pieces handed out since the job began.
+    attempts: int
 
 
 @dataclass(frozen=True, slots=True)

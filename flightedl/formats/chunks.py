@@ -37,6 +37,10 @@ class CorruptChunkError(DataError):
     """The content of a file is broken: the one kind of bad data that ``on_corrupt="skip"`` passes over."""
 
 
+class ChangedFileError(DataError):
+    """A file is not the one that was indexed: nothing of the job can be trusted to be what it was declared to be."""
+
+
 @dataclass(frozen=True, slots=True)
 class Chunk:
     """A run of records of one file."""

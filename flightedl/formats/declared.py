@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from flightedl.formats.index import DatasetSpec
 from flightedl.wire.messages import DatasetDeclaration
 
@@ -21,3 +23,8 @@ def spec_of(declared: DatasetDeclaration) -> DatasetSpec:
         on_corrupt=declared.on_corrupt,
         max_records_per_chunk=declared.records_per_task,
     )
+
+
+def absolute_url(url: str) -> str:
+    """The same file from wherever it is read: a relative local path means this process's directory."""
+    return url if "://" in url or url.startswith("/") else str(Path.cwd() / url)

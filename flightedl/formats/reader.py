@@ -30,7 +30,7 @@ import pyarrow as pa
 from flightedl.domain.datasets import batch_count, batch_range, record_order
 from flightedl.errors import DataError, FlightedlError, UsageError
 from flightedl.formats import named_format
-from flightedl.formats.chunks import Chunk, CorruptChunkError, merged
+from flightedl.formats.chunks import ChangedFileError, Chunk, CorruptChunkError, merged
 from flightedl.formats.index import DatasetSpec
 from flightedl.formats.recordio import RecordIO
 from flightedl.formats.records import ReadRequest, Records, require_columns, select
@@ -82,7 +82,8 @@ def read_task(
 
     Raises:
         CorruptChunkError: a chunk is corrupt, and ``on_corrupt`` is "fail".
-        DataError: a file cannot be read, has changed, lacks a column; or ``decode`` failed.
+        ChangedFileError: a file is not the one that was indexed.
+        DataError: a file cannot be read, or lacks a column; or ``decode`` failed.
     """
     if decode is not None and any(chunk.format != RecordIO.name for chunk in chunks):
         raise UsageError("decode= is for RecordIO: the other formats have columns of their own")
@@ -227,7 +228,7 @@ def _read_unchanged(files: Files, chunk: Chunk, request: ReadRequest) -> Records
 def _require_unchanged(files: Files, chunk: Chunk) -> None:
     found = files.expand([chunk.url])
     if found[0].version != chunk.version:
-        raise DataError(
+        raise ChangedFileError(
             f"{chunk.url} has changed since it was indexed (version {chunk.version}, now {found[0].version}): "
             "training data must not change during a job; restart the job to use the new content"
         )

@@ -61,7 +61,7 @@ def load_or_build(
     Without a storage, or with one that does not work, it is only built. Raises as ``build_index`` does.
     """
     name = index_name(spec)
-    known = None if storage is None else _load_if_sound(storage, name)
+    known = None if storage is None else load_stored(storage, spec)
     index = build_index(files, spec, concurrency=concurrency, progress=progress, known=known)
     unchanged = set() if known is None else set(known.stats)
     files_read = len([stat for stat in index.stats if stat not in unchanged])
@@ -147,7 +147,9 @@ def _files(batch: pa.RecordBatch, metadata: dict[bytes, bytes]) -> list[FileInde
     return found
 
 
-def _load_if_sound(storage: Storage, name: str) -> ChunkIndex | None:
+def load_stored(storage: Storage, spec: DatasetSpec) -> ChunkIndex | None:
+    """The index as it was stored, which may not be that of the files any more; None: there is none that is sound."""
+    name = index_name(spec)
     try:
         if not any(file.name == name for file in storage.list(name)):
             return None

@@ -35,7 +35,7 @@ from flightedl.config import (
 from flightedl.errors import FlightedlError, JobFailedError, UnavailableError, UsageError
 from flightedl.launch.burial import Burial
 from flightedl.launch.etcd import EmbeddedEtcd
-from flightedl.launch.policy import Limits, Role, Slot
+from flightedl.launch.policy import Account, Limits, Role, Slot
 from flightedl.launch.processes import Child, Children, OnLine
 from flightedl.launch.status import JobStatus
 from flightedl.launch.supervisor import OnEvent, Outcome, ProcessView, Starter, Supervisor
@@ -194,7 +194,16 @@ class LocalCluster:
             starters |= self._starters(children)
             burial = Burial(self.etcd_address, self.job, self._clock)
             stack.callback(burial.close)
-            self._supervisor = Supervisor(children, starters, self._clock, self._limits, self._on_event, burial.bury)
+            account = stack.enter_context(self.status())
+            self._supervisor = Supervisor(
+                children,
+                starters,
+                self._clock,
+                self._limits,
+                self._on_event,
+                burial.bury,
+                lambda: _account_of(account),
+            )
             stack.callback(self._supervisor.stop)
             self._supervisor.start()
             if ready_s is not None:
@@ -284,6 +293,15 @@ class LocalCluster:
                 if self._clock.now() >= deadline:
                     raise UnavailableError(f"the cluster is not ready after {timeout_s:.0f} s: waiting for {missing}")
         raise JobFailedError(explain(outcome))
+
+
+def _account_of(status: JobStatus) -> Account | None:
+    try:
+        reply = status.read(_STATUS_TIMEOUT_S)
+    except FlightedlError:
+        return None
+    has_trained = reply.batches > 0 or reply.tasks.done > 0 or reply.epoch > 0
+    return Account(has_trained, reply.state == "done", reply.tasks.attempts)
 
 
 def explain(outcome: Outcome) -> str:

@@ -10,6 +10,9 @@ Rules, by the way a process ended:
   one takes its place like a server's, with a larger limit.
 * A trainer that ended with any other code crashed in the user's script. It is tried once more; the job is given up when
   the same slot crashes again, or when all slots have crashed: then it is the script, not the machine.
+* A trainer that crashes *at its work* is different: a record may be poison, and the master narrows it down only as
+  trainers fail at it. So while the job has trained something and work was handed out since the slot's last crash,
+  crashes and short runs of a trainer are counted anew. ``crashes_while_training`` in a row without that end the job.
 * Exit code 2 (the input must be changed) and 3 (the job cannot go on) end the job at once: trying again cannot help.
 
 A run of ``long_run_s`` or more wipes the slot's record of short runs and crashes. ``restarts_limit`` bounds all
@@ -80,6 +83,17 @@ Decision = StartAgain | SlotFinished | AllFinished | GiveUp
 
 
 @dataclass(frozen=True, slots=True)
+class Account:
+    """How the job stands by its master's account."""
+
+    #: Whether any batch was worked through.
+    has_trained: bool
+    is_done: bool
+    #: How often work was handed out.
+    attempts: int
+
+
+@dataclass(frozen=True, slots=True)
 class Limits:
     """When to give up, and how long to wait before starting again."""
 
@@ -90,6 +104,7 @@ class Limits:
     #: The same where the last run was ended from outside: by SIGKILL or SIGTERM, or because its lease was lost.
     ended_short_runs: int = 30
     crashes_of_a_slot: int = 2
+    crashes_while_training: int = 5
     restarts_limit: int = 200
     long_run_s: float = 20.0
     first_delay_s: float = 0.25
@@ -103,6 +118,8 @@ class _Record:
     restarts: int = 0
     #: Whether its last process was ended by somebody else: there is nothing to wait for.
     is_ended_from_outside: bool = False
+    #: Attempts at its last crash.
+    attempts: int = 0
     #: Whether its trainer did all its work.
     is_finished: bool = False
 
@@ -121,21 +138,29 @@ class RestartPolicy:
     def __post_init__(self) -> None:
         self._records = {slot: _Record() for slot in self.slots}
 
-    def ended(self, slot: Slot, exit_code: int, ran_s: float) -> tuple[Decision, ...]:
-        """The process in ``slot`` ended after ``ran_s`` seconds with ``exit_code`` (minus the signal's number)."""
+    def ended(self, slot: Slot, exit_code: int, ran_s: float, account: Account | None = None) -> tuple[Decision, ...]:
+        """The process in ``slot`` ended after ``ran_s`` seconds with ``exit_code`` (minus the signal's number).
+
+        ``account``: None when it is not known.
+        """
         record = self._records[slot]
         if record.is_finished:
             raise ValueError(f"{slot} has finished; nothing runs there")
         record.is_ended_from_outside = exit_code in _ENDED_FROM_OUTSIDE
         if ran_s >= self.limits.long_run_s:
             record.short_runs = record.crashes = 0
+        if account is not None and not account.has_trained:
+            account = None
+        if slot.role is Role.TRAINER and account is not None and account.attempts != record.attempts:
+            record.short_runs = record.crashes = 0
+            record.attempts = account.attempts
         if exit_code == 0 and slot.role is Role.TRAINER:
             record.is_finished = True
             return (SlotFinished(slot), AllFinished()) if self.is_all_finished else (SlotFinished(slot),)
         if exit_code in {EXIT_USAGE, EXIT_JOB_FAILED}:
             return (GiveUp(slot, f"{slot} ended: {describe_exit(exit_code)}", exit_code),)
         if slot.role is Role.TRAINER and exit_code not in {0, EXIT_START_AGAIN} and exit_code > 0:
-            return (self._crashed(slot, record, exit_code),)
+            return (self._crashed(slot, record, exit_code, account),)
         return (self._lost(slot, record, exit_code),)
 
     @property
@@ -147,18 +172,20 @@ class RestartPolicy:
     def _of_trainers(self) -> list[_Record]:
         return [record for slot, record in self._records.items() if slot.role is Role.TRAINER]
 
-    def _crashed(self, slot: Slot, record: _Record, exit_code: int) -> Decision:
+    def _crashed(self, slot: Slot, record: _Record, exit_code: int, account: Account | None) -> Decision:
+        """``account``: None also when nothing was trained yet."""
         record.crashes += 1
-        if record.crashes >= self.limits.crashes_of_a_slot:
-            return GiveUp(slot, f"the script crashed in {slot} again ({describe_exit(exit_code)})", EXIT_FAILED)
+        is_training = account is not None and not account.is_done
+        limit = self.limits.crashes_while_training if is_training else self.limits.crashes_of_a_slot
+        ended = describe_exit(exit_code)
+        if record.crashes >= limit:
+            return GiveUp(slot, f"the script crashed in {slot} again ({ended})", EXIT_FAILED)
+        if account is not None:
+            return self._start_again(slot, record, f"the script crashed ({ended}); the work it was at is tried again")
         trainers = self._of_trainers()
         if len(trainers) > 1 and all(each.crashes for each in trainers):
-            return GiveUp(
-                slot, f"the script crashed in {slot} too, so in every trainer ({describe_exit(exit_code)})", 1
-            )
-        return self._start_again(
-            slot, record, f"the script crashed ({describe_exit(exit_code)}); it is tried once more"
-        )
+            return GiveUp(slot, f"the script crashed in {slot} too, so in every trainer ({ended})", EXIT_FAILED)
+        return self._start_again(slot, record, f"the script crashed ({ended}); it is tried once more")
 
     def _lost(self, slot: Slot, record: _Record, exit_code: int) -> Decision:
         record.short_runs += 1

@@ -24,6 +24,7 @@ from rich.console import Console
 from flightedl.adapters.clock import SystemClock
 from flightedl.errors import EXIT_JOB_FAILED, FlightedlError
 from flightedl.launch.cluster import LocalCluster, TrainerProgram
+from flightedl.launch.failed import place_of
 from flightedl.launch.policy import Role
 from flightedl.launch.progress import Display, Figures, make_display
 from flightedl.launch.supervisor import Outcome
@@ -228,5 +229,5 @@ def summary(
         parts.append(f"{status.records:,} records")
         parts.append(f"{status.tasks.done} of {status.tasks.total} tasks of the last epoch done")
         parts.append(f"{failed} tasks failed")
-        lines = [f"failed: {piece.url} task {piece.task}: {piece.error}" for piece in status.failed[:10]]
+        lines = [f"failed: epoch {p.epoch + 1} task {p.task}, {place_of(p)}: {p.error}" for p in status.failed[:10]]
     return (*lines, ", ".join(parts), f"output and logs are in {directory}")

@@ -1,14 +1,14 @@
-"""Asks a job's master how the job stands.
+"""Asks a job's master how the job stands, or to do something about it.
 
 One call: look up the master's address in etcd, connect (or keep the connection while the address and generation stay),
-send the action ``status``. Nothing is retried here: the callers ask again anyway.
+send the action. Nothing is retried here: the callers ask again anyway.
 """
 
 from __future__ import annotations
 
 import threading
 from types import TracebackType
-from typing import Self
+from typing import Self, TypeVar
 
 import msgspec
 
@@ -21,6 +21,8 @@ from flightedl.rpc.authentication import Credentials
 from flightedl.rpc.client import Connection
 from flightedl.rpc.identity import Caller, ServerIdentity
 from flightedl.wire.messages import CheckpointReply, CheckpointRequest, StatusReply, decode, encode
+
+Answer = TypeVar("Answer", bound=msgspec.Struct)
 
 
 class JobStatus:
@@ -47,25 +49,27 @@ class JobStatus:
         return None if entry is None else msgspec.json.decode(entry.value, type=ServerRecord)
 
     def read(self, timeout_s: float) -> StatusReply:
-        """Ask the master.
+        """Ask the master how the job stands. Raises as ``ask`` does."""
+        return self.ask("status", b"{}", StatusReply, timeout_s)
+
+    def checkpoint(self, request: CheckpointRequest, timeout_s: float) -> CheckpointReply:
+        """Ask the master for a checkpoint, or whether it is complete. Raises as ``ask`` does."""
+        return self.ask("checkpoint", encode(request), CheckpointReply, timeout_s)
+
+    def ask(self, verb: str, body: bytes, kind: type[Answer], timeout_s: float) -> Answer:
+        """Have the master carry out an action.
 
         Raises:
             NotFoundError: no master of this job is registered in etcd.
             UnavailableError: etcd or the master does not answer.
+            FlightedlError: what the master answered.
         """
-        return decode(self._ask("status", b"{}", timeout_s), StatusReply)
-
-    def checkpoint(self, request: CheckpointRequest, timeout_s: float) -> CheckpointReply:
-        """Ask the master for a checkpoint, or whether it is complete. Errors as ``read``."""
-        return decode(self._ask("checkpoint", encode(request), timeout_s), CheckpointReply)
-
-    def _ask(self, verb: str, body: bytes, timeout_s: float) -> bytes:
         with self._lock:
             record = self.master()
             if record is None:
                 raise NotFoundError(f"no job named {self._job} runs at etcd {self._etcd}: nobody is its master")
             try:
-                return self._connection(record).action(verb, body, timeout_s=timeout_s)
+                return decode(self._connection(record).action(verb, body, timeout_s=timeout_s), kind)
             except FencedError:
                 # Replaced between the look-up and the call; its successor registers in a moment.
                 raise NotFoundError(f"the master of job {self._job} is just being replaced: ask again") from None

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 
 from flightedl.errors import FlightedlError, exit_code_of
 from flightedl.launch.policy import (
+    Account,
     AllFinished,
     Decision,
     GiveUp,
@@ -87,6 +88,7 @@ class Supervisor:
         limits: when to give up.
         on_event: is told about every end and every new start.
         on_end: is told the pid of every process that has ended.
+        account: asks the master how the job stands, when a trainer ended; None: not known.
     """
 
     def __init__(
@@ -97,12 +99,14 @@ class Supervisor:
         limits: Limits | None = None,
         on_event: OnEvent | None = None,
         on_end: Callable[[int], None] | None = None,
+        account: Callable[[], Account | None] | None = None,
     ) -> None:
         self._children = children
         self._clock = clock
         self._policy = RestartPolicy(tuple(starters), limits or Limits())
         self._on_event = on_event or (lambda _text: None)
         self._on_end = on_end or (lambda _pid: None)
+        self._account = account or (lambda: None)
         self._places = {slot: _Place(starter) for slot, starter in starters.items()}
         self._lock = threading.Lock()
         self._stopping = threading.Event()
@@ -193,7 +197,9 @@ class Supervisor:
         self._on_end(child.pid)
         with self._lock:
             place.child = None
-        for decision in self._policy.ended(slot, code, self._clock.now() - place.started_at):
+        ran_s = self._clock.now() - place.started_at
+        account = self._account() if code != 0 and slot.role is Role.TRAINER else None
+        for decision in self._policy.ended(slot, code, ran_s, account):
             self._carry_out(decision, child, code)
 
     def _carry_out(self, decision: Decision, child: Child, code: int) -> None:

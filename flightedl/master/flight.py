@@ -11,6 +11,7 @@ from flightedl.rpc.routes import Call, Endpoint, Endpoints, Message, Outgoing, R
 from flightedl.wire.messages import (
     CheckpointRequest,
     DatasetDeclaration,
+    FailedTasksRequest,
     JoinRequest,
     LogRequest,
     ModelDeclaration,
@@ -41,6 +42,8 @@ class MasterFlight:
                 "log": self._log,
                 "checkpoint": lambda body, _: encode(self._service.checkpoint(decode(body, CheckpointRequest))),
                 "save_model": lambda body, _: encode(self._service.exports.ask(decode(body, SaveModelRequest))),
+                "retry_failed": lambda body, _: encode(self._service.retry_failed(decode(body, FailedTasksRequest))),
+                "drop_failed": lambda body, _: encode(self._service.drop_failed(decode(body, FailedTasksRequest))),
                 "status": lambda _body, _: encode(self._service.status()),
             },
             gets={"tasks": self._tasks},

@@ -3,6 +3,11 @@
 The first trainer's declaration starts the work; all trainers' calls are answered "not ready" with the progress until
 it is done, then by the reply or by the error. An error is told to everybody who asks within a minute and then
 forgotten, so that a corrected file can be declared again.
+
+With a storage (beside the checkpoints) the index is kept there: the next job of the same data reads only files that
+have changed. A master's successor takes the stored index as it is when it is the one that the job was declared with,
+without asking for the files: takeover is quick, and works while their store does not answer. Whether a file changed is
+seen by whoever reads it.
 """
 
 from __future__ import annotations
@@ -14,10 +19,11 @@ from dataclasses import dataclass
 
 from flightedl.errors import DataError, FlightedlError, NotReadyError
 from flightedl.formats.declared import spec_of
-from flightedl.formats.index import IndexProgress, build_index
+from flightedl.formats.index import ChunkIndex, IndexProgress
 from flightedl.formats.layout import TaskLayout
+from flightedl.formats.stored_index import load_or_build, load_stored
 from flightedl.master.declarations import require_same
-from flightedl.ports import Clock, Files
+from flightedl.ports import Clock, Files, Storage
 from flightedl.wire.messages import DatasetDeclaration, DatasetReply
 
 _log = logging.getLogger(__name__)
@@ -47,9 +53,11 @@ class _Work:
 class DatasetIndexing:
     """At most one index is built at a time. Thread-safe."""
 
-    def __init__(self, files: Files, clock: Clock) -> None:
+    def __init__(self, files: Files, clock: Clock, storage: Storage | None = None) -> None:
+        """``storage``: where indexes are kept; None: nowhere."""
         self._files = files
         self._clock = clock
+        self._storage = storage
         self._lock = threading.Lock()
         self._work: _Work | None = None
         #: What is being done, for people; empty: nothing.
@@ -83,6 +91,10 @@ class DatasetIndexing:
         Raises:
             DataError: it cannot be read, or is not the same any more.
         """
+        if self._storage is not None:
+            stored = load_stored(self._storage, spec_of(known.declaration))
+            if stored is not None and stored.content_hash() == known.index_hash:
+                return _indexed(stored, known.declaration)
         dataset = self._build(known.declaration)
         if dataset.reply.index_hash != known.index_hash:
             raise DataError(
@@ -111,15 +123,26 @@ class DatasetIndexing:
             self.doing = f"the dataset to be indexed: {progress.files_done} of {progress.file_count} files"
 
         self.doing = "the dataset to be indexed"
-        index = build_index(self._files, spec_of(declared), progress=note)
-        layout = TaskLayout(index, batch_size=declared.batch_size, records_per_task=declared.records_per_task)
+        loaded = load_or_build(self._files, self._storage, spec_of(declared), progress=note)
         self.doing = ""
-        _log.info("dataset indexed tasks=%d records=%d", layout.task_count, layout.record_count)
-        reply = DatasetReply(
-            index_hash=index.content_hash(),
-            task_count=layout.task_count,
-            record_count=layout.record_count,
-            schema=base64.b64encode(index.schema.serialize().to_pybytes()).decode(),
-            declaration=declared,
+        found = _indexed(loaded.index, declared)
+        _log.info(
+            "dataset indexed tasks=%d records=%d files=%d files_read=%d",
+            found.layout.task_count,
+            found.layout.record_count,
+            len(loaded.index.stats),
+            loaded.files_read,
         )
-        return IndexedDataset(layout, reply)
+        return found
+
+
+def _indexed(index: ChunkIndex, declared: DatasetDeclaration) -> IndexedDataset:
+    layout = TaskLayout(index, batch_size=declared.batch_size, records_per_task=declared.records_per_task)
+    reply = DatasetReply(
+        index_hash=index.content_hash(),
+        task_count=layout.task_count,
+        record_count=layout.record_count,
+        schema=base64.b64encode(index.schema.serialize().to_pybytes()).decode(),
+        declaration=declared,
+    )
+    return IndexedDataset(layout, reply)

@@ -19,7 +19,7 @@ import msgspec
 
 from flightedl.adapters.clock import SystemClock
 from flightedl.adapters.etcd import EtcdCoordinator
-from flightedl.adapters.storage import FsspecFiles
+from flightedl.adapters.storage import FsspecFiles, open_storage
 from flightedl.config import MasterSettings
 from flightedl.coordination.checkpoint_places import job_storage
 from flightedl.coordination.directory import Directory
@@ -99,6 +99,7 @@ class MasterProcess:
             keys=self._keys,
             files=FsspecFiles(),
             checkpoints=checkpoints,
+            index_storage=open_storage(self._settings.checkpoint) if self._settings.checkpoint else None,
             clock=self._clock,
             credentials=credentials,
             step_down=lambda reason: self.end(EXIT_START_AGAIN, f"steps down: {reason}"),

@@ -31,11 +31,12 @@ from flightedl.domain.optimizers import Optimizer
 from flightedl.domain.parameters import ParameterSpec
 from flightedl.domain.sharding import plan_for
 from flightedl.domain.tasks import TaskQueue
-from flightedl.domain.tasks_values import EpochsDone, QueueSettings, TaskGiven
+from flightedl.domain.tasks_values import FailedSelector, QueueSettings
 from flightedl.errors import FencedError, NotReadyError, UsageError
 from flightedl.formats.chunks import Chunk
 from flightedl.master.checkpointing import Checkpointing, settings_of
 from flightedl.master.declarations import require_same
+from flightedl.master.dispatch import Dispatch
 from flightedl.master.durable import DurableState
 from flightedl.master.exporting import ModelExports
 from flightedl.master.indexing import DatasetIndexing, IndexedDataset
@@ -49,13 +50,12 @@ from flightedl.rpc.authentication import Credentials
 from flightedl.rpc.client import Connection
 from flightedl.wire.messages import (
     AppliedReply,
-    Assignment,
     CheckpointReply,
     CheckpointRequest,
     DatasetDeclaration,
     DatasetReply,
-    FailedTask,
-    FinishedTask,
+    FailedTasksReply,
+    FailedTasksRequest,
     JobDeclaration,
     JoinReply,
     JoinRequest,
@@ -99,6 +99,7 @@ class MasterService:
         keys: JobKeys,
         files: Files,
         checkpoints: Storage | None,
+        index_storage: Storage | None,
         clock: Clock,
         credentials: Credentials | None,
         step_down: Callable[[str], None],
@@ -119,6 +120,8 @@ class MasterService:
         self._declaration = JobDeclaration()
         self._dataset: IndexedDataset | None = None
         self._queue: TaskQueue | None = None
+        #: The dataset and the queue, once both are there.
+        self._dispatch: Dispatch | None = None
         #: None until the model is declared: before that nobody waits for anybody.
         self._membership: Membership | None = None
         #: pserver index -> the view to send next, with the revision that has to be durable first.
@@ -126,7 +129,7 @@ class MasterService:
         self._trainers: dict[str, int] = {}
         self._pservers: dict[int, int] = {}
         self._progress = JobProgress()
-        self._indexing = DatasetIndexing(files, clock)
+        self._indexing = DatasetIndexing(files, clock, index_storage)
         self._durable: DurableState | None = None
         self._senders: list[ViewSender] = []
         self._replay = Replay(pserver_count, "replay", None)
@@ -155,6 +158,7 @@ class MasterService:
                 if recovered.queue
                 else TaskQueue(settings)
             )
+            self._dispatch = Dispatch(self._dataset, self._queue)
         if recovered.declaration.model is not None:
             self._membership = self._make_membership(recovered.declaration.model, recovered.membership)
         self._recover_pservers(recovered)
@@ -289,19 +293,16 @@ class MasterService:
     def _trainer_gone(self, trainer: str, now: float) -> None:
         _log.info("trainer is gone trainer=%s", trainer)
         self._progress.gone(trainer)
-        if self._queue is not None:
-            self._queue.trainer_gone(trainer, now)
+        if self._dispatch is not None:
+            self._dispatch.trainer_gone(trainer, now)
         self._touch()
         self._leave(trainer)
 
     def tick(self) -> None:
         """Time has passed."""
         with self._changed:
-            if self._queue is not None:
-                before = self._queue.revision
-                self._queue.tick(self._clock.now())
-                if self._queue.revision != before:
-                    self._touch()
+            if self._dispatch is not None and self._dispatch.tick(self._clock.now()):
+                self._touch()
             self._tick_checkpoints()
 
     def _touch(self) -> None:
@@ -328,6 +329,7 @@ class MasterService:
             if self._declaration.dataset is None:
                 self._dataset = dataset
                 self._queue = TaskQueue(self._queue_settings(dataset, declared))
+                self._dispatch = Dispatch(dataset, self._queue)
                 self._declaration = JobDeclaration(dataset=dataset.reply, model=self._declaration.model)
                 self._touch()
             known = self._declaration.dataset
@@ -397,28 +399,27 @@ class MasterService:
         self._require_trainer(ticket)
         deadline = self._clock.now() + ticket.wait_s
         with self._changed:
-            queue = self._queue
-            if queue is None:
+            dispatch = self._dispatch
+            if dispatch is None:
                 raise NotReadyError("no trainer has declared the dataset yet")
+            queue = dispatch.queue
             before = queue.revision
             ticket, disbelieved = self._without_lost_work(ticket)
-            lost = disbelieved + self._take_reports(queue, ticket)
-            lost += [
-                ReturnedTask(epoch=0, position=0, attempt=attempt)
-                for attempt in ticket.holding
-                if not queue.is_current(ticket.trainer, attempt)
-            ]
-            given, outcome, retry_after_s = self._hand_out(queue, ticket)
+            lost = disbelieved + dispatch.take_reports(ticket, self._clock.now())
+            if queue.revision != before:
+                # Those who wait for work are woken by reports only: what is handed out gives nobody else any.
+                self._touch()
+            given, outcome, retry_after_s = dispatch.hand_out(ticket, self._clock.now())
             while not given and outcome == "none_now" and ticket.want and not closing.is_set():
                 self._leave_if_idle(queue, ticket.trainer)
                 remaining = deadline - self._clock.now()
                 if remaining <= 0:
                     break
                 self._changed.wait(min(remaining, 0.5))
-                given, outcome, retry_after_s = self._hand_out(queue, ticket)
+                given, outcome, retry_after_s = dispatch.hand_out(ticket, self._clock.now())
             self._leave_if_idle(queue, ticket.trainer)
-            if queue.revision != before:
-                self._touch()
+            if given:
+                self._revision += 1
             if outcome == "epochs_done" and not self._may_end():
                 outcome, retry_after_s = "none_now", _END_RETRY_S
             revision = self._revision
@@ -430,61 +431,37 @@ class MasterService:
                 lost=lost,
                 epoch=queue.epoch,
             )
-            dataset = self._dataset
-        assert dataset is not None
         self._wait_durable(revision)
-        return reply, [dataset.layout.chunks_of(assignment.task) for assignment in given]
+        return reply, [dispatch.dataset.layout.chunks_of(assignment.task) for assignment in given]
 
-    def _take_reports(self, queue: TaskQueue, ticket: TasksTicket) -> list[ReturnedTask]:
-        """Apply the reports; those of attempts that are not current any more come back."""
-        now = self._clock.now()
-        lost: list[ReturnedTask] = []
+    def retry_failed(self, request: FailedTasksRequest) -> FailedTasksReply:
+        """Make quarantined batches todo again; durable before it returns.
 
-        def take(
-            report: FinishedTask | FailedTask | ReturnedTask, event: Callable[..., object], **more: object
-        ) -> None:
-            try:
-                event(ticket.trainer, report.epoch, report.position, report.attempt, now, **more)
-            except FencedError:
-                lost.append(ReturnedTask(epoch=report.epoch, position=report.position, attempt=report.attempt))
+        Raises:
+            NotFoundError: nothing quarantined is meant.
+        """
+        return self._change_failed(lambda queue, selector: queue.retry_failed(selector), request)
 
-        for finished in ticket.finished:
-            take(finished, queue.finish)
-        for failed in ticket.failed:
-            take(failed, queue.fail, error=failed.error, batch=failed.batch)
-        for returned in ticket.returned:
-            take(returned, queue.give_back)
-        return lost
+    def drop_failed(self, request: FailedTasksRequest) -> FailedTasksReply:
+        """Let quarantined batches go; durable before it returns.
 
-    def _hand_out(self, queue: TaskQueue, ticket: TasksTicket) -> tuple[list[Assignment], str, float]:
-        given: list[Assignment] = []
-        outcome, retry_after_s = "none_now", 0.0
-        if not ticket.want:
-            return [], "epochs_done" if queue.is_done else "none_now", 0.0
-        known = set(ticket.holding)
-        for _ in range(ticket.want):
-            answer = queue.request(ticket.trainer, self._clock.now(), known=known)
-            if isinstance(answer, TaskGiven):
-                a = answer.assignment
-                known.add(a.attempt)
-                given.append(
-                    Assignment(
-                        epoch=a.epoch,
-                        position=a.position,
-                        task=a.task,
-                        attempt=a.attempt,
-                        first_batch=a.first_batch,
-                        end_batch=a.end_batch,
-                        batch_count=a.batch_count,
-                    )
-                )
-                continue
-            if isinstance(answer, EpochsDone):
-                outcome = "epochs_done"
-            else:
-                retry_after_s = answer.retry_after_s
-            break
-        return given, "given" if given else outcome, retry_after_s
+        Raises:
+            NotFoundError: nothing quarantined is meant.
+        """
+        return self._change_failed(lambda queue, selector: queue.drop_failed(selector), request)
+
+    def _change_failed(
+        self, change: Callable[[TaskQueue, FailedSelector], int], request: FailedTasksRequest
+    ) -> FailedTasksReply:
+        with self._changed:
+            if self._queue is None:
+                raise NotReadyError("no trainer has declared the dataset yet")
+            count = change(self._queue, FailedSelector(request.epoch, request.task, request.batch))
+            self._touch()
+            revision = self._revision
+        self._wait_durable(revision)
+        _log.info("failed tasks were changed by hand batches=%d request=%s", count, request)
+        return FailedTasksReply(batches=count)
 
     def _leave_if_idle(self, queue: TaskQueue, trainer: str) -> None:
         """Nobody waits for a trainer that has no work."""
@@ -744,7 +721,7 @@ class MasterService:
                 self._settings.job,
                 declaration=self._declaration,
                 queue=self._queue,
-                layout=None if self._dataset is None else self._dataset.layout,
+                indexed=self._dataset,
                 membership=self._membership,
                 trainers=self._trainers,
                 records=self._directory.pservers(),

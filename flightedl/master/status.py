@@ -7,11 +7,11 @@ from collections.abc import Mapping, Sequence
 from flightedl.coordination.records import ServerRecord
 from flightedl.domain.membership import Membership
 from flightedl.domain.tasks import TaskQueue
-from flightedl.formats.layout import TaskLayout
 from flightedl.master.checkpointing import Checkpointing
+from flightedl.master.failures import failed_piece
+from flightedl.master.indexing import IndexedDataset
 from flightedl.master.progress import JobProgress, TrainerProgress
 from flightedl.wire.messages import (
-    FailedPiece,
     JobDeclaration,
     PserverStatusReply,
     ServerStatus,
@@ -26,7 +26,7 @@ def describe(
     *,
     declaration: JobDeclaration,
     queue: TaskQueue | None,
-    layout: TaskLayout | None,
+    indexed: IndexedDataset | None,
     membership: Membership | None,
     trainers: Mapping[str, int],
     records: Mapping[int, ServerRecord],
@@ -56,8 +56,9 @@ def describe(
         epoch=0 if queue is None else queue.epoch,
         epochs=None if dataset is None else dataset.declaration.epochs,
         tasks=counts,
-        failed=[] if queue is None else _failed(queue, layout),
+        failed=[] if queue is None or indexed is None else [failed_piece(each, indexed) for each in queue.failed()],
         records=_records(declaration, queue, counts),
+        batches=progress.batches,
         records_per_s=progress.records_per_s(now),
         metrics=progress.metrics(now),
         master=None
@@ -110,28 +111,11 @@ def _task_counts(queue: TaskQueue) -> TaskCounts:
         failed=counts.failed,
         total=counts.total,
         copies=counts.copies,
+        attempts=counts.attempts,
+        failed_batches=counts.failed_batches,
+        forgotten=counts.forgotten,
+        dropped_batches=counts.dropped_batches,
     )
-
-
-def _failed(queue: TaskQueue, layout: TaskLayout | None) -> list[FailedPiece]:
-    pieces = []
-    for failed in queue.failed():
-        chunks = [] if layout is None else layout.chunks_of(failed.task)
-        pieces.append(
-            FailedPiece(
-                epoch=failed.epoch,
-                task=failed.task,
-                first_batch=failed.first_batch,
-                end_batch=failed.end_batch,
-                attempts=failed.attempts,
-                trainer=failed.trainer,
-                error=failed.error,
-                url=chunks[0].url if chunks else "",
-                first_record=chunks[0].first_record if chunks else 0,
-                records=sum(chunk.records for chunk in chunks),
-            )
-        )
-    return pieces
 
 
 def _server(index: int, record: ServerRecord, said: PserverStatusReply | None) -> ServerStatus:
@@ -159,7 +143,7 @@ def _trainer(
         host=said.host,
         pid=said.pid,
         member=0 if membership is None else membership.member_id_of(name) or 0,
-        holding=0 if queue is None else len(queue.holders().get(name, ())),
+        holding=0 if queue is None else queue.held_count(name),
         records=said.records,
         waiting_for=said.waiting_for,
     )

@@ -116,6 +116,8 @@ class FinishedTask(Request, frozen=True, kw_only=True):
     attempt: Natural
     #: By index, the oldest generation of each pserver that acknowledged a batch of this piece; 0: it holds no blocks.
     pservers: list[Natural] = []
+    #: Evaluations only: name -> [weighted sum, weight] over the piece.
+    metrics: dict[Name, tuple[float, float]] = {}
 
 
 class FailedTask(Request, frozen=True, kw_only=True):
@@ -442,6 +444,22 @@ class TaskCounts(Reply, frozen=True, kw_only=True):
     failed: int = 0
     total: int = 0
     copies: int = 0
+    #: Handed out since the job began, whole tasks and parts.
+    attempts: int = 0
+    #: Quarantined batches of all epochs that are still listed; quarantined pieces that are not listed any more;
+    #: batches that somebody let go.
+    failed_batches: int = 0
+    forgotten: int = 0
+    dropped_batches: int = 0
+
+
+class RecordRange(Reply, frozen=True, kw_only=True):
+    """Consecutive records of a file, numbered from 0."""
+
+    url: str
+    chunk: int
+    first_record: int
+    records: int
 
 
 class FailedPiece(Reply, frozen=True, kw_only=True):
@@ -454,9 +472,27 @@ class FailedPiece(Reply, frozen=True, kw_only=True):
     attempts: int
     trainer: str
     error: str
+    #: The file, the first chunk, and the narrowest stretch of that file that the records are in.
     url: str = ""
+    chunk: int = 0
     first_record: int = 0
     records: int = 0
+    #: The very records, as far as they are few stretches.
+    ranges: list[RecordRange] = []
+
+
+class FailedTasksRequest(Request, frozen=True, kw_only=True):
+    """Which quarantined batches are meant (``retry_failed``, ``drop_failed``); None: any."""
+
+    epoch: Natural | None = None
+    task: Natural | None = None
+    batch: Natural | None = None
+
+
+class FailedTasksReply(Reply, frozen=True, kw_only=True):
+    """How many batches it was about."""
+
+    batches: int
 
 
 class StatusReply(Reply, frozen=True, kw_only=True):
@@ -471,6 +507,8 @@ class StatusReply(Reply, frozen=True, kw_only=True):
     tasks: TaskCounts = TaskCounts()
     failed: list[FailedPiece] = []
     records: int = 0
+    #: Batches that trainers worked through since this master began, those worked through again included.
+    batches: int = 0
     records_per_s: float = 0.0
     #: Mean over the last seconds.
     metrics: dict[str, float] = {}

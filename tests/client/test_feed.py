@@ -141,3 +141,25 @@ def test_a_failure_is_reported_with_its_error(feeds: Callable[[Queue], TaskFeed]
     assert piece is not None
     feed.failed(piece.assignment, "cannot read", 1)
     queue.until(lambda: queue.failed == [(100, "cannot read")])
+
+
+def test_a_loop_that_was_left_keeps_its_piece_for_a_moment_only(feeds: Callable[[Queue], TaskFeed]) -> None:
+    master = Queue(2)
+    feed = feeds(master)
+    first = feed.next(5.0)
+    assert first is not None
+    master.until(lambda: not master.todo)
+    feed.retire(first.assignment)
+    master.until(lambda: master.returned == [101])
+    master.until(lambda: master.returned == [101, 100])
+
+
+def test_a_loop_that_was_left_by_an_exception_reports_its_piece(feeds: Callable[[Queue], TaskFeed]) -> None:
+    master = Queue(1)
+    feed = feeds(master)
+    first = feed.next(5.0)
+    assert first is not None
+    feed.retire(first.assignment)
+    feed.failed(first.assignment, "broken", 1)
+    feed.close(5.0)
+    assert (master.failed, master.returned) == ([(100, "broken")], [])

@@ -5,6 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flightedl.launch.policy import (
+    Account,
     AllFinished,
     GiveUp,
     Limits,
@@ -166,3 +167,39 @@ def test_every_sequence_of_ends_is_bounded(ends: list[tuple[Slot, int, float]]) 
                 case SlotFinished():
                     assert slot.role is Role.TRAINER
                     finished.add(slot)
+
+
+def test_a_crash_at_the_work_is_tried_as_long_as_work_is_handed_out() -> None:
+    decide = policy()
+    for attempts in range(1, 30):
+        (decision,) = decide.ended(FIRST, 1, 1.0, Account(has_trained=True, is_done=False, attempts=attempts))
+        assert decision == StartAgain(FIRST, 0.0, "the script crashed (exit code 1); the work it was at is tried again")
+
+
+def test_crashes_without_new_work_end_the_job() -> None:
+    decide = policy()
+    ends = [decide.ended(FIRST, 1, 1.0, Account(has_trained=True, is_done=False, attempts=7))[0] for _ in range(5)]
+    assert [type(each) for each in ends] == [*[StartAgain] * 4, GiveUp]
+
+
+def test_a_script_that_never_trained_anything_ends_the_job_soon() -> None:
+    decide = policy()
+    ends = [decide.ended(FIRST, 1, 1.0, Account(has_trained=False, is_done=False, attempts=n))[0] for n in range(2)]
+    assert [type(each) for each in ends] == [StartAgain, GiveUp]
+
+
+def test_a_trainer_killed_by_its_work_again_and_again_is_replaced() -> None:
+    decide = policy()
+    for attempts in range(1, 40):
+        assert decide.ended(FIRST, -11, 1.0, Account(has_trained=True, is_done=False, attempts=attempts)) == (
+            StartAgain(FIRST, 0.0, "killed by SIGSEGV"),
+        )
+
+
+def test_the_crash_that_ends_the_last_piece_of_work_does_not_end_the_job() -> None:
+    decide = policy()
+    for attempts in range(1, 5):
+        decide.ended(SECOND, 1, 1.0, Account(has_trained=True, is_done=False, attempts=attempts))
+    after = Account(has_trained=True, is_done=True, attempts=5)
+    assert isinstance(decide.ended(FIRST, 1, 1.0, after)[0], StartAgain)
+    assert isinstance(decide.ended(FIRST, 1, 1.0, after)[0], GiveUp)

@@ -15,6 +15,7 @@ import click
 BENCHES: dict[str, tuple[str, str, str]] = {
     "dense": ("flightedl_tools.bench.dense", "dense", "Push + optimizer + pull against bare Flight."),
     "recovery": ("flightedl_tools.bench.recovery", "recovery", "Kill -9 to working again; the cost of a checkpoint."),
+    "queue": ("flightedl_tools.bench.queue", "queue", "Cost of a dispatch by the number of tasks."),
 }
 
 

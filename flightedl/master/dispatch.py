@@ -1,0 +1,145 @@
+"""One dataset's task queue as trainers meet it: reports in, assignments out, decisions logged.
+
+The training data has one, each evaluation has one of its own. Whoever calls holds the service's lock; nothing here
+waits. What has to be durable, and when, is the service's business.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+
+from flightedl.domain.tasks import TaskQueue
+from flightedl.domain.tasks_values import (
+    Effects,
+    EpochFinished,
+    EpochsDone,
+    Expired,
+    Finished,
+    Quarantined,
+    TaskGiven,
+)
+from flightedl.errors import FencedError
+from flightedl.master.failures import failed_piece
+from flightedl.master.indexing import IndexedDataset
+from flightedl.wire.messages import Assignment, FailedTask, FinishedTask, ReturnedTask, TasksTicket
+
+_log = logging.getLogger(__name__)
+
+#: Told of the metrics of each piece of work that is done now and was not before.
+TakeMetrics = Callable[[Mapping[str, tuple[float, float]]], None]
+
+
+class Dispatch:
+    """Not thread-safe.
+
+    Args:
+        dataset: Whose tasks they are.
+        queue: Of these tasks.
+        take_metrics: For evaluations.
+    """
+
+    def __init__(self, dataset: IndexedDataset, queue: TaskQueue, take_metrics: TakeMetrics | None = None) -> None:
+        self.dataset = dataset
+        self.queue = queue
+        self._take_metrics = take_metrics
+
+    def take_reports(self, ticket: TasksTicket, now: float) -> list[ReturnedTask]:
+        """Apply the reports; what the trainer must drop, because it is not its own any more, comes back."""
+        queue = self.queue
+        lost: list[ReturnedTask] = []
+
+        def take(
+            report: FinishedTask | FailedTask | ReturnedTask, event: Callable[..., object], **more: object
+        ) -> object:
+            try:
+                return event(ticket.trainer, report.epoch, report.position, report.attempt, now, **more)
+            except FencedError:
+                lost.append(ReturnedTask(epoch=report.epoch, position=report.position, attempt=report.attempt))
+                return ()
+
+        for finished in ticket.finished:
+            answer = take(finished, queue.finish)
+            if isinstance(answer, Finished):
+                if self._take_metrics is not None:
+                    self._take_metrics(finished.metrics)
+                self.note(answer.effects)
+        for failed in ticket.failed:
+            effects = take(failed, queue.fail, error=failed.error, batch=failed.batch)
+            self.note(effects)  # type: ignore[arg-type]
+        for returned in ticket.returned:
+            take(returned, queue.give_back)
+        lost += [
+            ReturnedTask(epoch=0, position=0, attempt=attempt)
+            for attempt in ticket.holding
+            if not queue.is_current(ticket.trainer, attempt)
+        ]
+        return lost
+
+    def hand_out(self, ticket: TasksTicket, now: float) -> tuple[list[Assignment], str, float]:
+        """(assignments, outcome, after how many seconds to ask again)."""
+        given: list[Assignment] = []
+        if not ticket.want:
+            return [], "epochs_done" if self.queue.is_done else "none_now", 0.0
+        known = set(ticket.holding)
+        outcome, retry_after_s = "none_now", 0.0
+        for _ in range(ticket.want):
+            answer = self.queue.request(ticket.trainer, now, known=known)
+            if not isinstance(answer, TaskGiven):
+                if isinstance(answer, EpochsDone):
+                    outcome = "epochs_done"
+                else:
+                    retry_after_s = answer.retry_after_s
+                break
+            a = answer.assignment
+            known.add(a.attempt)
+            given.append(
+                Assignment(
+                    epoch=a.epoch,
+                    position=a.position,
+                    task=a.task,
+                    attempt=a.attempt,
+                    first_batch=a.first_batch,
+                    end_batch=a.end_batch,
+                    batch_count=a.batch_count,
+                )
+            )
+        return given, "given" if given else outcome, retry_after_s
+
+    def trainer_gone(self, trainer: str, now: float) -> None:
+        """What a dead trainer held goes back."""
+        self.note(self.queue.trainer_gone(trainer, now))
+
+    def tick(self, now: float) -> bool:
+        """What is out for too long goes back; whether anything did."""
+        effects = self.queue.tick(now)
+        self.note(effects)
+        return bool(effects)
+
+    def note(self, effects: Effects) -> None:
+        """Log what the queue decided."""
+        for effect in effects:
+            match effect:
+                case EpochFinished(epoch):
+                    _log.info("epoch is done epoch=%d", epoch)
+                case Expired(trainer, a):
+                    _log.warning(
+                        "a task took too long and goes back epoch=%d task=%d trainer=%s", a.epoch, a.task, trainer
+                    )
+                case Quarantined(piece):
+                    found = failed_piece(piece, self.dataset)
+                    _log.warning(
+                        "work failed for good epoch=%d task=%d batches=%d-%d url=%s chunk=%d records=%d-%d "
+                        "trainer=%s attempts=%d error=%s",
+                        found.epoch,
+                        found.task,
+                        found.first_batch,
+                        found.end_batch - 1,
+                        found.url,
+                        found.chunk,
+                        found.first_record,
+                        found.first_record + found.records - 1,
+                        found.trainer,
+                        found.attempts,
+                        found.error,
+                    )

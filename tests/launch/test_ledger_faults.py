@@ -1,0 +1,239 @@
+"""The ledger under faults of real processes: every record of every epoch counts exactly once, whatever is done to them.
+
+The queue's own account is checked too: every task of every epoch done, none failed.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from flightedl.config import MasterSettings, child_environment
+from flightedl.errors import FlightedlError
+from flightedl.examples.ledger import PARAMETERS
+from flightedl.launch.cluster import LocalCluster, TrainerProgram
+from flightedl.testing.etcd_server import EtcdServer
+from flightedl.testing.processes import ServerProcess
+from flightedl.wire.messages import StatusReply
+
+pytestmark = [pytest.mark.etcd, pytest.mark.faults, pytest.mark.slow, pytest.mark.timeout(240)]
+
+RECORDS, PER_TASK, BATCH, EPOCHS, TRAINERS = 3000, 100, 20, 2, 3
+TASKS = RECORDS // PER_TASK
+END_S = 150.0
+
+
+class Ledger:
+    """One ledger job: its cluster, its own etcd, what is done to it."""
+
+    def __init__(self, cluster: LocalCluster, etcd: EtcdServer, directory: Path, lease_ttl_s: float) -> None:
+        self.cluster = cluster
+        self.etcd = etcd
+        self.directory = directory
+        self.lease_ttl_s = lease_ttl_s
+        self.events: list[str] = []
+
+    def status(self) -> StatusReply | None:
+        try:
+            with self.cluster.status() as status:
+                return status.read(2.0)
+        except FlightedlError:
+            return None
+
+    def done(self) -> int:
+        """Tasks done over all epochs; -1: not known."""
+        found = self.status()
+        return -1 if found is None else found.tasks.done + found.epoch * TASKS * (found.state != "done")
+
+    def until(self, condition: Callable[[], bool], what: str, timeout_s: float = 60.0) -> None:
+        deadline = time.monotonic() + timeout_s
+        while not condition():
+            outcome = self.cluster.outcome()
+            assert outcome is None, f"waiting for {what}, but the job ended: {outcome}; {self.events}"
+            assert time.monotonic() < deadline, f"{what}: not within {timeout_s} s; {self.status()}; {self.events}"
+            time.sleep(0.02)
+
+    def until_done(self, tasks: int) -> None:
+        """Wait until so many tasks are done."""
+        self.until(lambda: self.done() >= tasks, f"{tasks} tasks")
+
+    def log(self, name: str) -> str:
+        return (self.directory / "logs" / f"{name}.log").read_text()
+
+    def check(self) -> None:
+        """Wait for the end; everything has counted once."""
+        outcome = self.cluster.outcome(END_S)
+        assert outcome is not None, f"the job does not end: {self.status()}; {self.events}"
+        assert outcome.exit_code == 0, f"{outcome}; {self.events}"
+        counts = np.load(self.directory / "ledger.npz")
+        for name in PARAMETERS:
+            assert np.array_equal(counts[name], np.full(RECORDS, EPOCHS)), f"{name}: {np.unique(counts[name])}"
+        self.until_status(lambda found: found.state == "done")
+        found = self.status()
+        assert found is not None
+        assert (found.tasks.done, found.tasks.failed, found.failed) == (TASKS, 0, [])
+
+    def until_status(self, condition: Callable[[StatusReply], bool]) -> None:
+        deadline = time.monotonic() + 20.0
+        while (found := self.status()) is None or not condition(found):
+            assert time.monotonic() < deadline, found
+            time.sleep(0.05)
+
+
+@pytest.fixture
+def ledger(own_etcd: EtcdServer, tmp_path: Path) -> Iterator[Callable[..., Ledger]]:
+    """Starts a ledger job; the test does something to it and calls ``check``."""
+    with ExitStack() as stack:
+
+        def start(mode: str = "sync", lease_ttl_s: float = 3.0) -> Ledger:
+            events: list[str] = []
+            arguments = f"--records {RECORDS} --per-task {PER_TASK} --batch-size {BATCH} --epochs {EPOCHS}"
+            arguments += f" --mode {mode} --pause 0.02 --data {tmp_path / 'data'}"
+            program = TrainerProgram("flightedl.examples.ledger", tuple(arguments.split()), TRAINERS)
+            cluster = LocalCluster(
+                2,
+                job="ledger",
+                etcd=own_etcd.address,
+                output_dir=tmp_path / "out",
+                trainers=program,
+                lease_ttl_s=lease_ttl_s,
+                on_event=events.append,
+            )
+            job = Ledger(stack.enter_context(cluster), own_etcd, tmp_path / "out", lease_ttl_s)
+            job.events = events
+            job.until_done(4)
+            return job
+
+        yield start
+
+
+@contextmanager
+def standby(job: Ledger, tmp_path: Path) -> Iterator[ServerProcess]:
+    """A second master that waits for the lock."""
+    values = MasterSettings(etcd=job.etcd.address, job="ledger", lease_ttl_s=job.lease_ttl_s, pservers=0)
+    process = ServerProcess(
+        [sys.executable, "-m", "flightedl.master"], tmp_path / "standby.log", child_environment(values)
+    )
+    try:
+        yield process
+    finally:
+        process.kill()
+
+
+def freeze(pid: int) -> None:
+    os.kill(pid, signal.SIGSTOP)
+
+
+def thaw(pid: int) -> None:
+    os.kill(pid, signal.SIGCONT)
+
+
+def test_a_killed_master_is_started_again(ledger: Callable[..., Ledger]) -> None:
+    job = ledger()
+    for tasks in (8, 20, 40):
+        job.until_done(tasks)
+        before = job.cluster.kill("master")
+        job.until(lambda before=before: job.cluster.pid("master") not in {None, before}, "a new master")
+    job.check()
+
+
+@pytest.mark.parametrize("mode", ["sync", "async"])
+def test_a_standby_takes_over_from_a_killed_master(ledger: Callable[..., Ledger], tmp_path: Path, mode: str) -> None:
+    job = ledger(mode)
+    with standby(job, tmp_path) as second:
+        job.until(lambda: second.is_running, "the standby")
+        time.sleep(1.0)
+        job.cluster.kill("master")
+        job.until(lambda: "master ready" in second.log(), "the takeover", job.lease_ttl_s + 10)
+        job.until_done(20)
+        second.kill()
+        job.check()
+
+
+def test_a_frozen_master_is_deposed_and_does_no_harm(ledger: Callable[..., Ledger], tmp_path: Path) -> None:
+    job = ledger()
+    with standby(job, tmp_path) as second:
+        time.sleep(1.0)
+        pid = job.cluster.pid("master")
+        assert pid is not None
+        freeze(pid)
+        job.until(lambda: "master ready" in second.log(), "the takeover", job.lease_ttl_s + 10)
+        job.until_done(16)
+        thaw(pid)
+        job.until(lambda: job.cluster.pid("master") not in {None, pid}, "the end of the zombie")
+        assert "exit code 75" in " ".join(job.events)
+        job.check()
+
+
+@pytest.mark.parametrize("mode", ["sync", "async"])
+def test_a_frozen_trainer_registers_anew_when_it_wakes(ledger: Callable[..., Ledger], mode: str) -> None:
+    job = ledger(mode)
+    for index, tasks in ((0, 8), (1, 24)):
+        job.until_done(tasks)
+        pid = job.cluster.pid("trainer", index)
+        assert pid is not None
+        before = {trainer.trainer: trainer.generation for trainer in job.status().trainers}
+        freeze(pid)
+        job.until(lambda: len(job.status().trainers) == TRAINERS - 1 if job.status() else False, "its lease to end")
+        job.until_done(tasks + 6)
+        thaw(pid)
+
+        def is_back(before: dict[str, int] = before) -> bool:
+            found = job.status()
+            if found is None:
+                return False
+            now = {trainer.trainer: trainer.generation for trainer in found.trainers}
+            return any(before.get(name, generation) != generation for name, generation in now.items())
+
+        job.until(is_back, "its return under a new generation")
+    job.check()
+
+
+def test_etcd_is_killed_and_started_again(ledger: Callable[..., Ledger]) -> None:
+    job = ledger()
+    for tasks in (8, 24):
+        job.until_done(tasks)
+        job.etcd.kill()
+        job.etcd.restart()
+    job.check()
+
+
+def test_etcd_forgets_its_history(ledger: Callable[..., Ledger]) -> None:
+    job = ledger()
+    for tasks in (8, 16, 24, 32):
+        job.until_done(tasks)
+        job.etcd.freeze() if tasks % 16 else None
+        job.etcd.thaw()
+        job.etcd.compact()
+        job.cluster.kill("trainer", tasks % TRAINERS)
+    job.check()
+
+
+def test_etcd_stands_still_for_ten_seconds(ledger: Callable[..., Ledger]) -> None:
+    job = ledger(lease_ttl_s=24.0)
+    job.until_done(10)
+    job.etcd.freeze()
+    time.sleep(10.0)
+    job.etcd.thaw()
+    at = job.done()
+    job.until(lambda: job.done() > at, "dispatch to resume", 5.0)
+    job.check()
+
+
+@pytest.mark.parametrize("mode", ["sync", "async"])
+def test_ten_trainers_are_killed(ledger: Callable[..., Ledger], mode: str) -> None:
+    job = ledger(mode)
+    for number in range(10):
+        job.until_done(5 + number * 4)
+        index = number % TRAINERS
+        job.until(lambda index=index: job.cluster.pid("trainer", index) is not None, "a trainer")
+        job.cluster.kill("trainer", index)
+    job.check()

@@ -1,0 +1,65 @@
+"""A record that no trainer survives: found by the queue, quarantined, and everything else is trained."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+pytestmark = [pytest.mark.etcd, pytest.mark.faults, pytest.mark.slow, pytest.mark.timeout(150)]
+
+RECORDS, BATCH, POISON = 400, 10, 123
+
+SCRIPT = f"""
+import os, sys
+import numpy as np
+import flightedl as fe
+
+with fe.connect() as job:
+    data = job.dataset("data.parquet", batch_size={BATCH}, epochs=1)
+    model = job.parameters({{"w": np.zeros({RECORDS}, np.float32)}}, optimizer=fe.SGD(lr=1.0), mode=fe.Async())
+    for batch in data:
+        k = batch["k"].to_numpy()
+        if {POISON} in k:
+            {{fault}}
+        gradient = np.zeros({RECORDS}, np.float32)
+        gradient[k] = -1
+        model.step({{"w": gradient}})
+    if job.once("save"):
+        model.pull()
+        np.save(job.output_dir / "w.npy", model["w"])
+"""
+
+
+@pytest.mark.parametrize("trainers", [1, 2])
+@pytest.mark.parametrize("fault", ["raise ValueError('bad record')", "os._exit(1)", "os.kill(os.getpid(), 11)"])
+def test_a_poison_record_is_quarantined_and_the_rest_is_trained(tmp_path: Path, fault: str, trainers: int) -> None:
+    pq.write_table(pa.table({"k": np.arange(RECORDS)}), tmp_path / "data.parquet", row_group_size=100)
+    (tmp_path / "train.py").write_text(SCRIPT.replace("{fault}", fault))
+    options = ["--trainers", str(trainers), "--output", "out", "--lease-ttl-s", "3"]
+    ran = subprocess.run(
+        [sys.executable, "-m", "flightedl", "run", "train.py", *options],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=140,
+        env={**os.environ, "TMPDIR": str(tmp_path)},
+        check=False,
+    )
+    assert ran.returncode == 4, ran.stdout + ran.stderr
+    expected = np.ones(RECORDS)
+    first = POISON // BATCH * BATCH
+    expected[first : first + BATCH] = 0
+    assert np.array_equal(np.load(tmp_path / "out" / "w.npy"), expected)
+    assert f"data.parquet chunk 1, records {first}-{first + BATCH - 1}" in ran.stdout
+    assert "3 of 4 tasks of the last epoch done, 1 tasks failed" in ran.stdout
+    if "ValueError" in fault:
+        assert "ValueError: bad record" in ran.stdout.splitlines()[-3]
+    assert not [child for child in psutil.Process().children(recursive=True) if child.status() != "zombie"]

@@ -1,0 +1,56 @@
+"""From batches of a task to records of its files."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+import pytest
+
+from flightedl.domain.datasets import record_order
+from flightedl.domain.tasks_values import FailedPiece
+from flightedl.formats import named_format
+from flightedl.formats.index import DatasetSpec, build_index
+from flightedl.formats.layout import TaskLayout
+from flightedl.master.failures import failed_piece
+from flightedl.master.indexing import IndexedDataset
+from flightedl.testing.memory import MemoryFiles
+from flightedl.wire.messages import DatasetDeclaration, DatasetReply, RecordRange
+
+
+def indexed(*, shuffle: bool) -> IndexedDataset:
+    """Two files of 12 records, 4 to a row group; a task is 8 records, so the second one is in both files."""
+    files = MemoryFiles()
+    for name in ("a", "b"):
+        batches = pa.table({"k": range(12)}).to_batches(max_chunksize=4)
+        files.contents[f"{name}.parquet"] = b"".join(named_format("parquet").write(batches, batches[0].schema))
+    declared = DatasetDeclaration(urls=["*.parquet"], batch_size=3, shuffle=shuffle, seed=7)
+    index = build_index(files, DatasetSpec(("*.parquet",)))
+    layout = TaskLayout(index, 3, records_per_task=8)
+    reply = DatasetReply(index_hash="", task_count=3, record_count=24, schema="", declaration=declared)
+    return IndexedDataset(layout, reply)
+
+
+def failed(task: int, first: int, end: int, epoch: int = 1) -> FailedPiece:
+    return FailedPiece(epoch, 0, task, first, end, 5, "t", "broken")
+
+
+@pytest.mark.parametrize(
+    ("piece", "place", "ranges"),
+    [
+        (failed(0, 0, 1), ("a.parquet", 0, 0, 3), [("a.parquet", 0, 0, 3)]),
+        (failed(0, 1, 2), ("a.parquet", 0, 3, 3), [("a.parquet", 0, 3, 1), ("a.parquet", 1, 4, 2)]),
+        (failed(1, 1, 2), ("a.parquet", 2, 11, 1), [("a.parquet", 2, 11, 1), ("b.parquet", 0, 0, 2)]),
+        (failed(2, 2, 3), ("b.parquet", 2, 10, 2), [("b.parquet", 2, 10, 2)]),
+    ],
+)
+def test_in_stored_order_batches_are_stretches_of_records(piece: FailedPiece, place: tuple, ranges: list) -> None:
+    found = failed_piece(piece, indexed(shuffle=False))
+    assert (found.url, found.chunk, found.first_record, found.records) == place
+    assert [(r.url, r.chunk, r.first_record, r.records) for r in found.ranges] == ranges
+
+
+def test_shuffled_batches_are_found_where_the_trainers_take_them_from() -> None:
+    found = failed_piece(failed(0, 0, 1), indexed(shuffle=True))
+    numbers = sorted(int(number) for number in record_order(8, 7, 1, 0)[:3])
+    assert [n for r in found.ranges for n in range(r.first_record, r.first_record + r.records)] == numbers
+    assert (found.first_record, found.records) == (numbers[0], numbers[-1] - numbers[0] + 1)
+    assert all(isinstance(each, RecordRange) for each in found.ranges)

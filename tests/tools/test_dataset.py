@@ -1,0 +1,140 @@
+"""``flightedl dataset`` as a user calls it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from click.testing import CliRunner, Result
+
+from flightedl.errors import FlightedlError, UsageError
+from flightedl_tools.dataset import _condition
+from flightedl_tools.main import command, run_command_line
+
+
+@pytest.fixture
+def data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Three files of 40 records each, ten to a row group, in the current directory."""
+    for number in range(3):
+        table = pa.table({"k": np.arange(number * 40, number * 40 + 40), "word": ["a", "b"] * 20})
+        pq.write_table(table, tmp_path / f"part-{number}.parquet", row_group_size=10)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def run(*arguments: str) -> Result:
+    return CliRunner().invoke(command, ["dataset", *arguments])
+
+
+def told(*arguments: str) -> dict:
+    result = run(*arguments, "--json")
+    assert result.exit_code == 0, result.exception
+    return json.loads(result.stdout)
+
+
+def refused(*arguments: str) -> str:
+    error = run(*arguments).exception
+    assert isinstance(error, FlightedlError)
+    return str(error)
+
+
+def test_an_index_is_kept_and_only_changed_files_are_read_again(data: Path) -> None:
+    first = told("index", "part-*.parquet", "--checkpoint", "kept")
+    assert (first["files_count"], first["chunks"], first["records"], first["files_read"]) == (3, 12, 120, 3)
+    assert Path(first["index"]).is_file()
+    assert told("index", "part-*.parquet", "--checkpoint", "kept")["files_read"] == 0
+    pq.write_table(pa.table({"k": np.arange(7), "word": ["a"] * 7}), data / "part-1.parquet")
+    again = told("index", "part-*.parquet", "--checkpoint", "kept")
+    assert (again["files_read"], again["records"]) == (1, 87)
+    assert again["content_hash"] != first["content_hash"]
+
+
+def test_the_index_command_says_what_it_found(data: Path) -> None:
+    shown = run("index", "part-*.parquet").stdout
+    assert shown.startswith("3 files, 12 chunks, 120 records, ")
+    assert "3 files were read, 0 were known" in shown
+    assert "say --checkpoint" in shown
+
+
+def test_inspect_shows_files_columns_and_records(data: Path) -> None:
+    shown = run("inspect", "part-*.parquet", "--records", "2").stdout
+    assert "part-2.parquet" in shown
+    assert "int64" in shown
+    assert "'a', 'b'" in shown
+    found = told("inspect", "part-*.parquet", "--records", "2")
+    assert found["columns"] == [{"name": "k", "type": "int64"}, {"name": "word", "type": "string"}]
+    assert found["first_records"] == [{"k": 0, "word": "a"}, {"k": 1, "word": "b"}]
+    assert [file["chunks"] for file in found["files"]] == [4, 4, 4]
+
+
+def test_conversion_goes_on_where_it_stopped(data: Path) -> None:
+    arguments = ["convert", "part-*.parquet", "--to", "out/train", "--to-format", "jsonl", "--shards", "4"]
+    first = told(*arguments)
+    assert [Path(name).name for name in first["files"]] == [f"train-0000{i}-of-00004.jsonl" for i in range(4)]
+    lines = [json.loads(line) for name in first["files"] for line in Path(name).read_text().splitlines()]
+    assert [line["k"] for line in lines] == list(range(120))
+    Path(first["files"][2]).unlink()
+    assert told(*arguments)["kept"] == 3
+    assert "overwritten" in refused(*arguments, "--filter", "k > 5")
+    filtered = told(*arguments, "--filter", "k >= 118", "--filter", "word == b", "--columns", "k", "--overwrite")
+    text = "".join(Path(name).read_text() for name in filtered["files"])
+    assert [json.loads(line) for line in text.splitlines()] == [{"k": 119}]
+
+
+def test_split_keeps_the_format(data: Path) -> None:
+    found = told("split", "part-*.parquet", "--to", str(data / "half"), "--shards", "2")
+    assert [pq.read_table(name).num_rows for name in found["files"]] == [60, 60]
+    shown = run("split", "part-*.parquet", "--to", "half", "--shards", "2").stdout
+    assert "half-00000-of-00002.parquet to half-00001-of-00002.parquet" in shown
+    assert "2 of them were there already" in shown
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (["index", "absent-*.parquet"], "no file matches"),
+        (["inspect", "part-0.parquet", "--format", "odd"], "there is no format 'odd'"),
+        (["convert", "part-0.parquet", "--to", "x", "--to-format", "odd"], "there is no format 'odd'"),
+        (["convert", "part-0.parquet", "--to", "x", "--to-format", "csv", "--columns", "z"], "no column 'z'"),
+        (["convert", "part-0.parquet", "--to", "x", "--to-format", "csv", "--filter", "k >"], "COLUMN OPERATOR VALUE"),
+        (["split", "empty.parquet", "--to", "x", "--shards", "2"], "empty.parquet is corrupt"),
+    ],
+)
+def test_mistakes_are_one_sentence(data: Path, arguments: list[str], text: str) -> None:
+    (data / "empty.parquet").write_bytes(b"")
+    assert text in refused(*arguments)
+
+
+def test_files_of_several_formats_cannot_be_split(data: Path) -> None:
+    (data / "a.csv").write_text("k\n1\n")
+    (data / "b.jsonl").write_text('{"k": 2}\n')
+    assert "different formats (csv, jsonl)" in refused("split", "a.csv", "b.jsonl", "--to", "x", "--shards", "2")
+
+
+def test_the_exit_code_tells_that_something_has_to_be_changed(data: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_command_line(["dataset", "index", "absent.parquet"]) == 2
+    assert capsys.readouterr().err.startswith("flightedl: ")
+
+
+@pytest.mark.parametrize(
+    ("text", "condition"),
+    [
+        ("k > 5", ("k", ">", 5)),
+        ('word == "5"', ("word", "==", "5")),
+        ("word == a b", ("word", "==", "a b")),
+        ("k in [1, 2]", ("k", "in", [1, 2])),
+        ("k not in [1]", ("k", "not in", [1])),
+        ("k != null", ("k", "!=", None)),
+    ],
+)
+def test_a_condition_in_words(text: str, condition: tuple) -> None:
+    assert _condition(text) == condition
+
+
+def test_a_condition_without_a_value_is_refused() -> None:
+    with pytest.raises(UsageError, match="COLUMN OPERATOR VALUE"):
+        _condition("k >")

@@ -1,0 +1,336 @@
+"""``flightedl dataset``: look at training data, index it ahead of a job, write it anew.
+
+Progress goes to stderr, results to stdout, so that ``--json`` can be piped. ``convert`` and ``split`` publish whole
+files and can be interrupted: the same command goes on where it stopped.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import click
+import pyarrow as pa
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from flightedl.adapters.storage import FsspecFiles, open_storage, without_credentials
+from flightedl.config import ServerSettings, settings
+from flightedl.errors import UsageError
+from flightedl.formats.declared import absolute_url
+from flightedl.formats.index import ON_CORRUPT, ChunkIndex, DatasetSpec, IndexProgress
+from flightedl.formats.stored_index import LoadedIndex, load_or_build
+
+if TYPE_CHECKING:
+    from flightedl.formats.convert import Converted, ConvertProgress
+
+Command = Callable[..., Any]
+
+_SHOWN_FILES = 20
+_LONGEST_VALUE = 60
+
+
+@click.group()
+def dataset() -> None:
+    """Index, inspect, convert or split training data."""
+
+
+def _source_options(function: Command) -> Command:
+    """Which data."""
+    for option in (
+        click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout."),
+        click.option(
+            "--concurrency", type=click.IntRange(1, 256), default=16, show_default=True, help="Files at once."
+        ),
+        click.option("--on-corrupt", type=click.Choice(ON_CORRUPT), default="fail", show_default=True),
+        click.option("--format", "format_name", default="", metavar="NAME", help="Of the files [by their names]"),
+        click.argument("urls", nargs=-1, required=True),
+    ):
+        function = option(function)
+    return function
+
+
+def _target_options(function: Command) -> Command:
+    """What is written."""
+    for option in (
+        click.option("--overwrite", is_flag=True, help="Replace shards of another conversion."),
+        click.option("--records-per-chunk", type=click.IntRange(min=1), default=65_536, show_default=True),
+        click.option("--columns", metavar="A,B", help="Only these."),
+        click.option("--to", "target", required=True, metavar="PREFIX", help="Start of the new files' names."),
+    ):
+        function = option(function)
+    return function
+
+
+@dataset.command()
+@_source_options
+@click.option("--checkpoint", metavar="URL", help="The job's checkpoint URL: the index is kept beside them.")
+@click.option("--records-per-task", type=click.IntRange(min=0), default=0, help="As the job will say [one chunk]")
+def index(
+    *,
+    urls: tuple[str, ...],
+    format_name: str,
+    on_corrupt: str,
+    concurrency: int,
+    as_json: bool,
+    checkpoint: str | None,
+    records_per_task: int,
+) -> None:
+    """Find the chunks of a dataset, and keep them for the jobs to come.
+
+    A job with the same URLs, format and records_per_task finds the index under its checkpoint URL and reads only files
+    that have changed since.
+    """
+    spec = _spec(urls, format_name, on_corrupt, max_records_per_chunk=records_per_task)
+    kept_at = settings(ServerSettings, checkpoint=checkpoint).checkpoint
+    storage = open_storage(kept_at) if kept_at else None
+    loaded = _indexed(spec, concurrency, storage)
+    found = {
+        **_facts(loaded.index),
+        "files_read": loaded.files_read,
+        "index": f"{storage.url}/{loaded.name}" if storage is not None else None,
+    }
+    if as_json:
+        click.echo(json.dumps(found))
+        return
+    click.echo(_sentence(loaded.index))
+    click.echo(f"{loaded.files_read} files were read, {len(loaded.index.stats) - loaded.files_read} were known")
+    click.echo(f"kept as {found['index']}" if storage is not None else "not kept: say --checkpoint URL to keep it")
+    _tell_skipped(loaded.index)
+
+
+@dataset.command()
+@_source_options
+@click.option("--records", type=click.IntRange(min=0), default=5, show_default=True, help="How many to show.")
+def inspect(
+    *, urls: tuple[str, ...], format_name: str, on_corrupt: str, concurrency: int, as_json: bool, records: int
+) -> None:
+    """Show files, columns and the first records of a dataset."""
+    from flightedl.formats.reader import first_records
+
+    spec = _spec(urls, format_name, on_corrupt)
+    chunk_index = _indexed(spec, concurrency).index
+    first = [chunk_index.chunk(number) for number in range(min(len(chunk_index), max(records, 1)))]
+    shown = first_records(FsspecFiles(), first, spec, records, schema=chunk_index.schema)
+    if as_json:
+        columns = [{"name": field.name, "type": str(field.type)} for field in chunk_index.schema]
+        files = [
+            {
+                "url": without_credentials(each.stat.url),
+                "format": each.format,
+                **_size(each.stat.size_bytes, each.chunks),
+            }
+            for each in (chunk_index.file_index(number) for number in range(len(chunk_index.stats)))
+        ]
+        found = {**_facts(chunk_index), "columns": columns, "files": files, "first_records": shown.to_pylist()}
+        click.echo(json.dumps(found, default=_plain))
+        return
+    console = Console(highlight=False)
+    click.echo(_sentence(chunk_index))
+    console.print(_file_table(chunk_index))
+    console.print(_column_table(chunk_index.schema, shown))
+    _tell_skipped(chunk_index)
+
+
+@dataset.command()
+@_source_options
+@_target_options
+@click.option(
+    "--to-format", required=True, metavar="NAME", help="parquet, arrow, arrow-stream, recordio, csv, tsv, jsonl"
+)
+@click.option("--shards", type=click.IntRange(min=1), default=1, show_default=True, help="How many new files.")
+@click.option("--filter", "filters", multiple=True, metavar="'COLUMN OP VALUE'", help="Only such records; repeatable.")
+def convert(*, to_format: str, filters: tuple[str, ...], **options: Any) -> None:
+    """Write a dataset in another format, as PREFIX-00000-of-00009 and so on.
+
+    Several columns become RecordIO as one JSON object a record. The same command again goes on where it was
+    interrupted.
+    """
+    _write(to_format=to_format, filters=[_condition(text) for text in filters], **options)
+
+
+@dataset.command()
+@_source_options
+@_target_options
+@click.option("--shards", type=click.IntRange(min=1), required=True, help="How many new files.")
+def split(**options: Any) -> None:
+    """Write a dataset into another number of files of the same format.
+
+    Each gets an equal share of consecutive records. The same command again goes on where it was interrupted.
+    """
+    _write(to_format=None, filters=[], **options)
+
+
+def _write(
+    *,
+    urls: tuple[str, ...],
+    format_name: str,
+    on_corrupt: str,
+    concurrency: int,
+    as_json: bool,
+    target: str,
+    to_format: str | None,
+    shards: int,
+    columns: str | None,
+    filters: Sequence[tuple[str, str, Any]],
+    records_per_chunk: int,
+    overwrite: bool,
+) -> None:
+    from flightedl.formats.convert import Target
+    from flightedl.formats.convert import convert as convert_index
+
+    spec = _spec(
+        urls,
+        format_name,
+        on_corrupt,
+        columns=None if columns is None else tuple(name.strip() for name in columns.split(",")),
+        filter=tuple(filters),
+    )
+    root, _, prefix = absolute_url(target).rpartition("/")
+    if to_format is not None:
+        wanted = Target(prefix, to_format, shards, records_per_chunk)  # a wrong name is told before anything is read
+    chunk_index = _indexed(spec, concurrency).index
+    if to_format is None:
+        wanted = Target(prefix, _only_format(chunk_index), shards, records_per_chunk)
+    with _bar("records written") as tell:
+
+        def told(progress: ConvertProgress) -> None:
+            tell(progress.records, progress.record_count)
+
+        done = convert_index(
+            FsspecFiles(), chunk_index, spec, open_storage(root), wanted, overwrite=overwrite, progress=told
+        )
+    _tell_written(done, without_credentials(root), as_json=as_json)
+
+
+def _tell_written(done: Converted, root: str, *, as_json: bool) -> None:
+    if as_json:
+        found = {
+            "files": [f"{root}/{name}" for name in done.names],
+            "kept": done.kept,
+            "size_bytes": done.size_bytes,
+            "corrupt_chunks": done.counts.corrupt_chunks,
+            "corrupt_records": done.counts.corrupt_records,
+        }
+        click.echo(json.dumps(found))
+        return
+    more = f" to {done.names[-1]}" if len(done.names) > 1 else ""
+    kept = f", {done.kept} of them were there already" if done.kept else ""
+    click.echo(f"{root}/{done.names[0]}{more}: {done.size_bytes / 1e6:,.1f} MB{kept}")
+    for sentence in done.counts.sentences:
+        click.echo(f"skipped: {sentence}", err=True)
+
+
+def _spec(urls: Sequence[str], format_name: str, on_corrupt: str, **more: Any) -> DatasetSpec:
+    return DatasetSpec(tuple(absolute_url(url) for url in urls), format_name, on_corrupt=on_corrupt, **more)
+
+
+def _indexed(spec: DatasetSpec, concurrency: int, storage: Any = None) -> LoadedIndex:
+    with _bar("files indexed") as tell:
+
+        def told(progress: IndexProgress) -> None:
+            tell(progress.files_done, progress.file_count)
+
+        return load_or_build(FsspecFiles(), storage, spec, concurrency=concurrency, progress=told)
+
+
+@contextmanager
+def _bar(title: str) -> Iterator[Callable[[int, int], None]]:
+    """A progress bar on stderr, on a terminal only; the function is told (done, of how many)."""
+    console = Console(stderr=True)
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
+        task = progress.add_task(title, total=None)
+        yield lambda done, total: progress.update(task, completed=done, total=total)
+
+
+def _condition(text: str) -> tuple[str, str, Any]:
+    """``distance > 500``: the value is JSON, or else text as it stands."""
+    column, _, rest = text.strip().partition(" ")
+    words = rest.strip()
+    operator = "not in" if words.startswith("not in ") else words.partition(" ")[0]
+    value = words.removeprefix(operator).strip()
+    if not value:
+        raise UsageError(f"--filter {text!r} is not COLUMN OPERATOR VALUE, such as 'distance > 500'")
+    try:
+        return column, operator, json.loads(value)
+    except ValueError:
+        return column, operator, value
+
+
+def _only_format(chunk_index: ChunkIndex) -> str:
+    formats = sorted({chunk_index.file_index(number).format for number in range(len(chunk_index.stats))})
+    if len(formats) > 1:
+        raise UsageError(f"the files have different formats ({', '.join(formats)}): use `flightedl dataset convert`")
+    return formats[0]
+
+
+def _facts(chunk_index: ChunkIndex) -> dict[str, Any]:
+    return {
+        "files_count": len(chunk_index.stats),
+        "chunks": len(chunk_index),
+        "records": chunk_index.record_count,
+        "size_bytes": sum(stat.size_bytes for stat in chunk_index.stats),
+        "content_hash": chunk_index.content_hash(),
+        "skipped": list(chunk_index.skipped),
+    }
+
+
+def _size(size_bytes: int, chunks: Any) -> dict[str, int]:
+    return {"size_bytes": size_bytes, "chunks": len(chunks), "records": int(chunks.records.sum())}
+
+
+def _sentence(chunk_index: ChunkIndex) -> str:
+    size_bytes = sum(stat.size_bytes for stat in chunk_index.stats)
+    return (
+        f"{len(chunk_index.stats):,} files, {len(chunk_index):,} chunks, {chunk_index.record_count:,} records, "
+        f"{size_bytes / 1e6:,.1f} MB"
+    )
+
+
+def _tell_skipped(chunk_index: ChunkIndex) -> None:
+    for sentence in chunk_index.skipped:
+        click.echo(f"skipped: {sentence}", err=True)
+
+
+def _file_table(chunk_index: ChunkIndex) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column("file", overflow="fold")
+    table.add_column("format")
+    for title in ("chunks", "records", "MB"):
+        table.add_column(title, justify="right")
+    for number in range(min(len(chunk_index.stats), _SHOWN_FILES)):
+        file = chunk_index.file_index(number)
+        table.add_row(
+            without_credentials(file.stat.url),
+            file.format,
+            f"{len(file.chunks):,}",
+            f"{int(file.chunks.records.sum()):,}",
+            f"{file.stat.size_bytes / 1e6:,.1f}",
+        )
+    if len(chunk_index.stats) > _SHOWN_FILES:
+        table.add_row(f"and {len(chunk_index.stats) - _SHOWN_FILES:,} more", "", "", "", "")
+    return table
+
+
+def _column_table(schema: pa.Schema, first: pa.RecordBatch) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for title in ("column", "type", "first records"):
+        table.add_column(title, overflow="fold")
+    for field in schema:
+        values = first.column(field.name).to_pylist() if field.name in first.schema.names else []
+        table.add_row(field.name, str(field.type), ", ".join(_short(value) for value in values))
+    return table
+
+
+def _short(value: Any) -> str:
+    text = repr(value) if isinstance(value, str | bytes) else str(value)
+    return text if len(text) <= _LONGEST_VALUE else text[: _LONGEST_VALUE - 3] + "..."
+
+
+def _plain(value: Any) -> Any:
+    """What JSON has no form for."""
+    return value.hex() if isinstance(value, bytes) else str(value)

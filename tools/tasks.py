@@ -1,0 +1,127 @@
+"""``flightedl tasks``: what failed for good, and what to do about it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+import msgspec
+from rich.console import Console
+from rich.table import Table
+
+from flightedl.adapters.clock import SystemClock
+from flightedl.config import CommonSettings, settings
+from flightedl.errors import UsageError
+from flightedl.launch.failed import place_of
+from flightedl.launch.status import JobStatus
+from flightedl.wire.messages import FailedPiece, FailedTasksReply, FailedTasksRequest, TaskCounts, encode
+
+from .options import Command, job_options
+
+_TIMEOUT_S = 10.0
+
+
+@click.group()
+def tasks() -> None:
+    """List failed tasks, retry them or let them go."""
+
+
+def _options(function: Command) -> Command:
+    option = click.option("--tls-dir", metavar="DIR", help="Directory with ca.pem, cert.pem and key.pem: mutual TLS")
+    json_option = click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
+    return job_options(option(json_option(function)))
+
+
+def _selection(function: Command) -> Command:
+    for option in (
+        click.option("--all", "all_of_them", is_flag=True, help="Whatever failed."),
+        click.option("--batch", type=click.IntRange(min=0), help="Only this batch of the task."),
+        click.option("--task", type=click.IntRange(min=0), help="Only this task."),
+        click.option("--epoch", type=click.IntRange(min=1), help="Only this epoch, counted from 1."),
+    ):
+        function = option(function)
+    return function
+
+
+@tasks.command("list")
+@_options
+def list_(as_json: bool, **options: Any) -> None:
+    """Show failed work: file, chunk, records, trainer, last error."""
+    with _job(options) as job:
+        reply = job.read(_TIMEOUT_S)
+    if as_json:
+        click.echo(msgspec.json.encode({"tasks": reply.tasks, "failed": reply.failed}))
+        return
+    if not reply.failed:
+        click.echo("no task has failed")
+    else:
+        Console(highlight=False).print(failed_table(reply.failed))
+    for sentence in _beside(reply.tasks, reply.failed):
+        click.echo(sentence)
+
+
+@tasks.command()
+@_options
+@_selection
+def retry(**options: Any) -> None:
+    """Have failed work done again, with all attempts before it."""
+    _change("retry_failed", "{} failed batches are to be done again", **options)
+
+
+@tasks.command()
+@_options
+@_selection
+def drop(**options: Any) -> None:
+    """Let failed work go: it is never trained and not listed any more."""
+    _change("drop_failed", "{} failed batches are let go", **options)
+
+
+def failed_table(failed: list[FailedPiece]) -> Table:
+    """One row for each failed piece."""
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for title in ("epoch", "task", "batches", "where", "attempts", "last trainer", "last error"):
+        table.add_column(title, overflow="fold")
+    for piece in failed:
+        batches = f"{piece.first_batch}-{piece.end_batch - 1}"
+        row = (str(piece.epoch + 1), str(piece.task), batches, place_of(piece), str(piece.attempts))
+        table.add_row(*row, piece.trainer, piece.error)
+    return table
+
+
+def _beside(counts: TaskCounts, failed: list[FailedPiece]) -> list[str]:
+    """What the list does not show."""
+    listed = sum(piece.end_batch - piece.first_batch for piece in failed)
+    found = []
+    if counts.failed_batches > listed:
+        found.append(f"{counts.failed_batches - listed} more failed batches: see the master's log")
+    if counts.dropped_batches:
+        found.append(f"{counts.dropped_batches} batches were let go")
+    if counts.forgotten:
+        found.append(f"{counts.forgotten} failed pieces of earlier epochs are not listed any more")
+    return found
+
+
+def _change(
+    verb: str,
+    sentence: str,
+    *,
+    as_json: bool,
+    all_of_them: bool,
+    epoch: int | None,
+    task: int | None,
+    batch: int | None,
+    **options: Any,
+) -> None:
+    if (epoch, task, batch) == (None, None, None) and not all_of_them:
+        raise UsageError("say which failed tasks are meant: --epoch, --task, --batch, or --all")
+    if batch is not None and task is None:
+        raise UsageError("--batch needs --task: batches are numbered within their task")
+    request = FailedTasksRequest(epoch=None if epoch is None else epoch - 1, task=task, batch=batch)
+    with _job(options) as job:
+        reply = job.ask(verb, encode(request), FailedTasksReply, _TIMEOUT_S)
+    click.echo(msgspec.json.encode(reply) if as_json else sentence.format(reply.batches))
+
+
+def _job(options: dict[str, Any]) -> JobStatus:
+    values = settings(CommonSettings, **options)
+    return JobStatus(values.etcd, values.job, SystemClock(), values.tls_dir)
