@@ -45,11 +45,21 @@ def test_the_summary_of_a_finished_job() -> None:
 
 def test_the_summary_names_failed_tasks() -> None:
     piece = FailedPiece(
-        epoch=0, task=3, first_batch=0, end_batch=1, attempts=5, trainer="t", error="bad", url="f.parquet"
+        epoch=0,
+        task=3,
+        first_batch=0,
+        end_batch=1,
+        attempts=5,
+        trainer="t",
+        error="bad",
+        url="f.parquet",
+        chunk=2,
+        first_record=40,
+        records=10,
     )
     status = StatusReply(job="j", state="training", tasks=TaskCounts(done=1, total=2), failed=[piece])
     lines = summary(Outcome(130), status, 1, 1.0, Path("/out"))
-    assert lines[0] == "failed: f.parquet task 3: bad"
+    assert lines[0] == "failed: epoch 1 task 3, f.parquet chunk 2, records 40-49: bad"
     assert lines[1].startswith("ended in 1.0 s, 0 records, 1 of 2 tasks")
 
 
