@@ -100,6 +100,8 @@ class RecordIO:
             skipped: tuple[str, ...] = ()
             try:
                 for offset, header in _walk(source, stat, dialect):
+                    if not header.records:
+                        _require_empty(source, offset, header, dialect)
                     offsets.append(offset)
                     headers.append(header)
             except CorruptChunkError as error:
@@ -180,6 +182,13 @@ def encode_records(
         size += len(record)
     if waiting:
         yield encode_chunk(waiting, compressor, dialect)
+
+
+def _require_empty(source: WatchedFile, offset: int, header: Header, dialect: Dialect) -> None:
+    """Nobody will read a chunk without records, and its checksum does not cover that number."""
+    source.seek(offset)
+    with parsing(source, f"chunk at byte {offset}"):
+        decode_chunk(source.exactly(HEADER_BYTES + header.size_bytes), dialect)
 
 
 def _dialect(source: WatchedFile, stat: FileStat) -> Dialect:

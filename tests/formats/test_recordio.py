@@ -118,6 +118,13 @@ def test_no_flipped_byte_goes_unnoticed(place: int, flip: int) -> None:
         read_all(bytes(damaged))
 
 
+def test_a_chunk_that_denies_its_records() -> None:
+    damaged = bytearray(GOLDEN)
+    damaged[53] = 0
+    with pytest.raises(DataError, match=r"a\.recordio is corrupt, chunk at byte 37"):
+        read_all(bytes(damaged))
+
+
 def test_not_recordio_at_all() -> None:
     with pytest.raises(DataError, match=r"a\.recordio is not a RecordIO file"):
         read_all(b"PAR1" * 20)
