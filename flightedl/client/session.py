@@ -291,7 +291,7 @@ class Job:
         parameters = self._parameters
         if parameters is None:
             raise UsageError("there is no model to save: declare it with job.parameters first")
-        target = _absolute(url)
+        target = absolute_url(url)
         format_of(target, format)
         name = f"save_model/{target}"
         if not self.once(name):
