@@ -411,15 +411,19 @@ class Job:
         """Become a member; False when this trainer holds no work, because all of it was taken away."""
         waiting = self._waiting()
         for _ in waiting.steps():
-            self._renew_registration()
-            request = JoinRequest(trainer=self.trainer, generation=self.generation, wait_s=2.0)
-            reply = self._ask_master("join", encode(request), JoinReply)
+            reply = persistently(self._waiting(), self._ask_to_join)
             if reply.member or not reply.holds_work:
                 self._member, self._steps = reply.member, 0
                 break
             waiting.because(reply.waiting_for or "the pservers to agree on this trainer's first round")
         waiting.over()
         return self._member != 0
+
+    def _ask_to_join(self) -> JoinReply:
+        """One try, under whatever registration there is now: the one before may have ended."""
+        self._renew_registration()
+        request = JoinRequest(trainer=self.trainer, generation=self.generation, wait_s=2.0)
+        return decode(self._servers.master().action("join", encode(request), timeout_s=SLICE_S), JoinReply)
 
     def _renew_registration(self) -> None:
         if self._registration.renewed():

@@ -1,1 +1,32 @@
-"""The whole cluster in one process, from one seed."""
+"""The whole cluster in one process, from one seed: masters, pservers, trainers, etcd, store, network and clock.
+
+What decides is the production code of ``flightedl.domain`` (queue, membership and views, rounds, applied sets,
+snapshots, checkpoints, recovery, restoring on another number of pservers). What is simulated is all around it:
+
+* ``world``: virtual time, processes that die and freeze, a network that loses, doubles, delays and parts;
+* ``etcd``, ``store``: models of the two outside systems, with outages, unknown outcomes and rot;
+* ``master``, ``pserver``, ``trainer``: thin shells that carry the domain's decisions out, as the servers do;
+* ``cluster``: who runs, who is started again, what is done to them, and *what must hold*;
+* ``job``: the ledger program; ``flaws``: bugs to plant; ``runs``: many seeds on several processes.
+
+What must hold, besides every ``check`` of the domain:
+
+1. *The ledger*: every batch of every epoch is in every block exactly once at the end, and never twice on the way.
+2. Each task is in exactly one state at every stored revision, and no attempt is ever given to two trainers.
+3. No report counts that names a past generation of a pserver, or an attempt that is not current.
+4. No master that was deposed writes its state, and no pserver follows its view.
+5. A manifest that is newer than the pointer names complete files; so does the one that the pointer names, always.
+6. A round closes only with all its due members; a checkpoint at a round has all blocks at that round.
+7. When faults end, the job ends; when it is said to be done, every pserver has everything.
+
+Not covered: threads within a process, and bytes (streams, files): those have tests of their own.
+
+``python -m flightedl.testing.simulation --seeds 300`` runs it.
+"""
+
+from flightedl.testing.simulation.cluster import Cluster, Outcome
+from flightedl.testing.simulation.flaws import FLAWS
+from flightedl.testing.simulation.runs import Found, Summary, run_seed, run_seeds
+from flightedl.testing.simulation.world import Violation
+
+__all__ = ["FLAWS", "Cluster", "Found", "Outcome", "Summary", "Violation", "run_seed", "run_seeds"]

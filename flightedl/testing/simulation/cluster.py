@@ -10,7 +10,7 @@ from flightedl.domain.checkpoints import latest_of
 from flightedl.domain.checkpoints_manifest import Manifest, candidates, checksum, manifest_name, number_of
 from flightedl.domain.checkpoints_values import CheckpointSettings
 from flightedl.domain.modes import Async, Bounded, Mode, Sync
-from flightedl.domain.tasks import AlreadyDone
+from flightedl.domain.tasks_values import AlreadyDone
 from flightedl.errors import CorruptError
 from flightedl.testing.simulation.etcd import LOCK, STATE, Etcd
 from flightedl.testing.simulation.job import JobShape, lacking, plan_of
@@ -21,7 +21,7 @@ from flightedl.testing.simulation.trainer import Trainer
 from flightedl.testing.simulation.world import NetworkFaults, Process, Violation, World
 
 #: Simulated seconds that a job may take, with and without faults.
-_FAULTY_S = 400.0
+_FAULTY_S = 90.0
 _CALM_S = 300.0
 _MASTERS = 2
 
@@ -41,7 +41,9 @@ class Outcome:
 class Cluster:
     """One run. Everything about it follows from the seed, the planted flaws and ``fault_scale``."""
 
-    def __init__(self, seed: int, flaws: Collection[str] = (), fault_scale: float = 1.0, mode: str = "") -> None:
+    def __init__(
+        self, seed: int, flaws: Collection[str] = (), fault_scale: float = 1.0, mode: str = "", recovery: str = ""
+    ) -> None:
         self.world = world = World(seed)
         self.flaws = frozenset(flaws)
         random = world.random
@@ -55,7 +57,7 @@ class Cluster:
             seed=seed,
             shuffle=random.random() < 0.7,
             cut_for=self.pserver_count,
-            recovery=random.choice(("replay", "replay", "replay", "rollback")),
+            recovery=recovery or random.choice(("replay", "replay", "replay", "rollback")),
         )
         self.checkpoint_settings = CheckpointSettings(
             interval_s=random.choice((0.7, 2.0, 5.0)),
@@ -85,7 +87,6 @@ class Cluster:
         self._attempts: dict[tuple[int, int], Any] = {}
         self._life = 0
         self._names = 0
-        self.is_over = False
         self.checkpoints = 0
         self._boot()
         self._look_at_leases()
@@ -162,7 +163,7 @@ class Cluster:
     # what is done to them
 
     def _plan_fault(self) -> None:
-        pause_s = self.world.random.expovariate(1.0) * 1.2 / self.fault_scale
+        pause_s = self.world.random.expovariate(1.0) * 2.0 / self.fault_scale
 
         def strike() -> None:
             if self.world.are_faults_on:
@@ -238,15 +239,16 @@ class Cluster:
 
     def _steal(self) -> None:
         """A key is deleted by hand while its owner goes on; it notices some time later."""
-        keys = sorted(key for key in self.etcd.keys if key not in {STATE})
+        keys = sorted(key for key in self.etcd.keys if key != STATE)
         if not keys or self.etcd.is_down:
             return
         key = self.world.random.choice(keys)
         if key.startswith("master/addr"):
             key = LOCK
-        owner = self.etcd.keys[key].lease.owner if key in self.etcd.keys and self.etcd.keys[key].lease else None
-        if owner is None:
+        found = self.etcd.keys.get(key)
+        if found is None or found.lease is None:
             return
+        owner = found.lease.owner
         self.world.fault("key stolen")
         self.world.note("somebody deletes {} of {}", key, owner.name)
         self.etcd.steal(key)
@@ -330,7 +332,7 @@ class Cluster:
     # what must hold
 
     def given(self, trainer: Trainer, assignment: Any) -> None:
-        """A trainer was given a piece: nobody but its successor of the same name ever gets this attempt, for this piece."""
+        """A trainer was given a piece: only a successor of its name may be given this attempt again, for this piece."""
         place = (trainer.name, assignment.epoch, assignment.position)
         known = self._attempts.setdefault((self._life, assignment.attempt), place)
         if known != place:
@@ -344,7 +346,9 @@ class Cluster:
             raise Violation(f"{master.name} took the report of attempt {report.attempt}, which is not current")
         for index, generation in enumerate(report.pservers):
             if generation < master.announced_generations.get(index, 0):
-                raise Violation(f"{master.name} took a report of pserver {index}, generation {generation}, which is gone")
+                raise Violation(
+                    f"{master.name} took a report of pserver {index}, generation {generation}, which is gone"
+                )
 
     def state_stored(self, master: Master) -> None:
         """A master's state was stored: its pointer names a complete checkpoint."""
@@ -373,12 +377,12 @@ class Cluster:
                 raise Violation(f"{why} checkpoint {number}, whose {shard.name} is not there")
             if shard.name not in self.store.rotten and self.store.sizes[shard.name] != shard.size_bytes:
                 raise Violation(f"{why} checkpoint {number}, whose {shard.name} is another one")
-        if manifest.round is not None and any(
-            version != manifest.round
+        whole = [
+            s
             for shard in manifest.shards
-            if isinstance(stored := self.store.files[shard.name], object) and shard.name not in self.store.rotten
-            for version in stored.versions
-        ):
+            if (s := self.store.files[shard.name]) and shard.name not in self.store.rotten
+        ]
+        if manifest.round is not None and any(version != manifest.round for s in whole for version in s.versions):
             raise Violation(f"checkpoint {number} is not of one round")
 
     def _file_written(self, name: str) -> None:
@@ -398,9 +402,16 @@ class Cluster:
             raise Violation(f"{name} was deleted, which the pointer names")
 
     def told_done(self, master: Master) -> None:
-        """A master has said that all is done."""
-        if not self.is_over:
-            self.world.note("{} says that all is done", master.name)
+        """A master says that all is done: every pserver process that it knows of has every batch."""
+        self.world.note("{} says that all is done", master.name)
+        for index in range(self.pserver_count):
+            key = master.directory.get(f"ps/{index}")
+            if key is None or not key.value.is_alive or not key.value.is_serving:
+                continue
+            for block in key.value.ordered:
+                waiting = {self.shape.element_of(batch) for batch in block.rounds.held_batches}
+                if missing := set(lacking(block.values)) - waiting:
+                    raise Violation(f"{master.name} says that all is done, but {key.value.name} lacks {missing}")
 
     # the run
 
@@ -413,11 +424,13 @@ class Cluster:
         world = self.world
         next_look_s = 0.0
         limit_s = _FAULTY_S
+        #: Until when faults go on at least, also if the job is done: what is lost then has to come back too.
+        linger_s = world.random.choice((0.0, 0.0, 5.0, 20.0))
         while world.step():
             if world.now < next_look_s:
                 continue
             next_look_s = world.now + 0.5
-            if world.are_faults_on and (world.now > _FAULTY_S or self._is_done()):
+            if world.are_faults_on and (world.now > _FAULTY_S or (world.now > linger_s and self._is_done())):
                 self._calm()
                 limit_s = world.now + _CALM_S
             elif not world.are_faults_on and self._is_done() and self._is_quiet():
@@ -425,9 +438,7 @@ class Cluster:
             elif world.now > limit_s:
                 raise Violation("the job does not end: " + self.describe())
         self._check_end()
-        return Outcome(
-            world.seed, world.events, world.now, dict(world.faults), self.mode_name, self.checkpoints
-        )
+        return Outcome(world.seed, world.events, world.now, dict(world.faults), self.mode_name, self.checkpoints)
 
     def _calm(self) -> None:
         self.world.note("no more faults")
@@ -487,5 +498,3 @@ class Cluster:
                     f"settled {process.recovery.is_all_settled} durable {process._durable}/{process._revision}"  # noqa: SLF001
                 )
         return "; ".join(lines)
-
-

@@ -65,7 +65,7 @@ class Transaction:
 
 
 def claimed(result: Any, key: str, value: Any) -> int:
-    """The revision at which a claim created ``key``; 0: somebody else has it. A doubled request is told of the first."""
+    """The revision at which a claim created ``key``; 0: somebody else has it. A doubled request hears of the first."""
     committed, revision, found = result
     if committed:
         return int(revision)
@@ -75,6 +75,8 @@ def claimed(result: Any, key: str, value: Any) -> int:
 
 class Etcd(Process):
     """The store. Processes reach it by calls, its leases by ``review``."""
+
+    is_asked_twice = False
 
     def __init__(self, world: World, is_fenced: bool = True) -> None:
         super().__init__(world, "etcd")

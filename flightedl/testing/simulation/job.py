@@ -15,7 +15,7 @@ from flightedl.domain.applied import Batch
 from flightedl.domain.modes import Mode
 from flightedl.domain.parameters import ParameterSpec
 from flightedl.domain.sharding import ShardPlan, plan_for
-from flightedl.domain.tasks import QueueSettings
+from flightedl.domain.tasks_values import QueueSettings
 
 #: A model of four blocks, whose plan is the production one.
 PARAMETERS = (ParameterSpec("w", (200,)), ParameterSpec("b", (10,)), ParameterSpec("u", (30_000,)))

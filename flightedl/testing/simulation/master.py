@@ -1,7 +1,7 @@
 """A master of the simulated cluster: the production queue, membership, recovery and checkpoints around a modelled etcd.
 
-Nothing that was decided is told to anybody before it is stored: one write at a time carries everything that has changed.
-Each write compares the lock's generation and the revision of what it overwrites; one of unknown outcome is repeated as
+Nothing that was decided is told to anybody before it is stored: one write at a time carries all that has changed. Each
+write compares the lock's generation and the revision of what it overwrites; one of unknown outcome is repeated as
 it was, until it is known to have happened or to be impossible.
 """
 
@@ -18,7 +18,8 @@ from flightedl.domain.checkpoints_values import OpenRounds, Pointer
 from flightedl.domain.membership import Admitted, Membership, SendView
 from flightedl.domain.membership import Effect as MembershipEffect
 from flightedl.domain.modes import Async, Sync
-from flightedl.domain.tasks import EpochFinished, EpochsDone, Finished, TaskGiven, TaskQueue
+from flightedl.domain.tasks import TaskQueue
+from flightedl.domain.tasks_values import EpochFinished, EpochsDone, Finished, TaskGiven
 from flightedl.errors import FencedError
 from flightedl.testing.simulation.etcd import ADDRESS, LOCK, STATE, Transaction, claimed
 from flightedl.testing.simulation.job import plan_of
@@ -80,6 +81,8 @@ class Master(Process):
             return
 
         def answered(result: Any) -> None:
+            if self.generation:
+                return
             if generation := claimed(result, LOCK, self):
                 self.generation = generation
                 self.world.note("{} leads, generation {}", self.name, generation)
@@ -143,9 +146,7 @@ class Master(Process):
             else:
                 self._choose(numbers[1:], sizes, [*rejected, numbers[0]])
 
-        self.cluster.store.read(
-            self, manifest_name(numbers[0]), read, lambda: self.later(0.2, self._begin_from_store)
-        )
+        self.cluster.store.read(self, manifest_name(numbers[0]), read, lambda: self.later(0.2, self._begin_from_store))
 
     def _begin_new(self, manifest: Manifest | None, sizes: dict[str, int], rejected: list[int]) -> None:
         shape, count, now = self.cluster.shape, self.cluster.pserver_count, self.world.now
@@ -233,9 +234,7 @@ class Master(Process):
         etcd = self.cluster.etcd
         compared = {} if "writes are not compared" in self.flaws else {STATE: self._state_revision}
         fence = {} if "writes are not fenced" in self.flaws else {LOCK: self.generation}
-        transaction = Transaction(
-            created=fence, modified=compared, puts={STATE: encoded}, writer=self.generation
-        )
+        transaction = Transaction(created=fence, modified=compared, puts={STATE: encoded}, writer=self.generation)
 
         def answered(result: Any) -> None:
             committed, at, found = result
@@ -333,10 +332,7 @@ class Master(Process):
             reply(("stored",))
 
         self._heard[index] = (generation, highest)
-        if "settled before stored" in self.flaws:
-            stored()
-        else:
-            self._after_stored(stored)
+        self._after_stored(stored)
         self._look_at_pservers()
 
     def _orderable(self) -> None:
@@ -396,14 +392,10 @@ class Master(Process):
         kind = "given" if given or not queue.is_done else "done"
         if kind == "done" and not self.recovery.is_all_settled and "done before settled" not in self.flaws:
             kind = "none"
+        if kind == "done":
+            self.cluster.told_done(self)
         answer = (kind, tuple(given), tuple(lost), member)
-
-        def send() -> None:
-            if kind == "done":
-                self.cluster.told_done(self)
-            reply(answer)
-
-        self._after_stored(send)
+        self._after_stored(lambda: reply(answer))
 
     def _take_report(self, trainer: str, report: Any) -> int | None:
         """Take one report; the attempt, when it does not count."""
@@ -552,7 +544,9 @@ class Master(Process):
 
     def _order(self, effect: values.OrderSnapshot) -> None:
         if "delete before publish" in self.flaws:
-            self._delete(tuple(n for n in self.cluster.store.files if int(n[2:].split("/")[0]) < effect.snapshot.order.number))
+            self._delete(
+                tuple(n for n in self.cluster.store.files if int(n[2:].split("/")[0]) < effect.snapshot.order.number)
+            )
         key = self.directory.get(f"ps/{effect.index}")
         index, generation = effect.index, effect.generation
 

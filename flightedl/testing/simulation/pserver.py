@@ -106,6 +106,8 @@ class Pserver(Process):
 
     def _claim(self) -> None:
         cluster = self.cluster
+        if self.index >= 0:
+            return
         if self.lease.is_lost:
             self.end("its lease was lost before it had an index")
             return
@@ -118,6 +120,8 @@ class Pserver(Process):
         key = f"ps/{index}"
 
         def answered(result: Any) -> None:
+            if self.index >= 0:
+                return
             if generation := claimed(result, key, self):
                 self.index, self.generation = index, generation
                 self.world.note("{} holds index {}, generation {}", self.name, index, generation)
@@ -144,8 +148,6 @@ class Pserver(Process):
                 numbers = [n for n in numbers if wanted is not None and n <= wanted]
             elif below is None and pointer is not None:
                 numbers = [n for n in numbers if n <= pointer]
-            if "pserver loads what has no manifest" in self.flaws:
-                numbers = sorted({int(name[2:].split("/")[0]) for name in sizes}, reverse=True)
             if numbers:
                 self._examine(numbers[0], sizes)
             else:
@@ -173,7 +175,7 @@ class Pserver(Process):
         name = parts[len(found)].file.name
 
         def read(stored: tuple[StoredShard, bool] | None) -> None:
-            if stored is None or (stored[1] and "no hash" not in self.flaws):
+            if stored is None or (stored[1] and "hashes are not compared" not in self.flaws):
                 self.world.note("{} cannot use {}", self.name, name)
                 self._load(manifest.number)
             else:
@@ -312,10 +314,8 @@ class Pserver(Process):
         progress = self.snapshots.progress
         assert progress is not None
         order = progress.order
-        if "marks after the cut are saved" in self.flaws:
-            applied = self.applied.copy()
-        else:
-            applied = cut.applied(self.applied)
+        is_flawed = "marks after the cut are saved" in self.flaws
+        applied = self.applied.copy() if is_flawed else cut.applied(self.applied)
         self.snapshots.taken(order)
         numbers = tuple(self.blocks)
         versions = tuple(self.copies[n][0] for n in numbers)
@@ -378,7 +378,7 @@ class Pserver(Process):
             try:
                 outcomes.append((number, self._push_row(self.blocks[number], push, base, weight)))
             except MessageError:
-                # Its values are of another life of this pserver: as for one who is not a member, pull again.
+                # It has values of another life of this pserver: it has to pull again.
                 outcomes.append((number, "stale"))
         self._save()
         self._serve_waiting()
@@ -412,7 +412,7 @@ class Pserver(Process):
         if base == before:
             block.arrived.add(push.member)
         if not isinstance(outcome, Arrived) or not has:
-            self._mark(position, block, push)
+            self._mark(position, push)
         if isinstance(outcome, Accumulate):
             if outcome.is_first:
                 block.accumulator = []
@@ -423,7 +423,7 @@ class Pserver(Process):
         self._settle(block)
         return "done"
 
-    def _mark(self, position: int, block: Block, push: Push) -> None:
+    def _mark(self, position: int, push: Push) -> None:
         if self.applied.mark(position, push.batch, push.batch_count) and self.snapshots.cut is not None:
             self.snapshots.cut.marked(position, push.batch, push.batch_count)
 

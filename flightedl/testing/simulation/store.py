@@ -6,7 +6,7 @@ What was asked for is done some time later, also when the asker is frozen or dea
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from flightedl.testing.simulation.world import Action, Process, Reply, World
@@ -47,9 +47,7 @@ class Store(Process):
     def _soon(self, action: Action) -> None:
         self.world.after(0.005 + 0.05 * self.world.random.random(), action)
 
-    def publish(
-        self, process: Process, name: str, content: Any, size_bytes: int, done: Action, failed: Action
-    ) -> None:
+    def publish(self, process: Process, name: str, content: Any, size_bytes: int, done: Action, failed: Action) -> None:
         """Write a file, all of it or none; an error may come although it is there."""
 
         def carry_out() -> None:
@@ -76,7 +74,7 @@ class Store(Process):
         self._soon(carry_out)
 
     def list(self, process: Process, done: Reply, failed: Action) -> None:
-        """name -> size in bytes."""
+        """All files: name -> size in bytes."""
 
         def carry_out() -> None:
             if self._fails():
@@ -113,5 +111,8 @@ class Store(Process):
         if isinstance(content, bytes):
             middle = len(content) // 2
             self.files[name] = content[:middle] if is_torn else content[:middle] + b"\0" + content[middle + 1 :]
+        elif content.values:
+            flipped = (content.values[0][0] ^ 1, *content.values[0][1:])
+            self.files[name] = replace(content, values=(flipped, *content.values[1:]))
         if is_torn:
             self.sizes[name] //= 2

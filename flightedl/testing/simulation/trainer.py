@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from flightedl.domain.applied import Batch
 from flightedl.domain.modes import Sync
-from flightedl.domain.tasks import Assignment
+from flightedl.domain.tasks_values import Assignment
 from flightedl.testing.simulation.etcd import ADDRESS, Transaction, claimed
 from flightedl.testing.simulation.job import blocks_of
 from flightedl.testing.simulation.pserver import PullRequest, Push
@@ -63,6 +63,7 @@ class Trainer(Process):
         self._left: set[int] = set()
         self._answered: set[int] = set()
         self._is_fetching = False
+        self._pushing_as = 0
         cluster.etcd.watch(self, lambda: None)
         self._claim()
 
@@ -206,11 +207,18 @@ class Trainer(Process):
 
     # values
 
-    def _pull(self, wanted: dict[int, int], then: Any) -> None:
+    def _pull(  # noqa: C901 - one conversation with each pserver
+        self, wanted: dict[int, int], then: Any
+    ) -> None:
         self.token += 1
         token = self.token
         left = dict(wanted)
         cluster = self.cluster
+        #: As of now: a membership that is gone meanwhile is answered so, where a reader would wait for ever.
+        member = self.member
+        if not member:
+            then()
+            return
 
         def ask(index: int) -> None:
             numbers = blocks_of(cluster.pserver_count, cluster.shape.cut_for, index)
@@ -240,7 +248,7 @@ class Trainer(Process):
                         return
                 self.later(0.05 if reply[0] == "pulled" else 0.3, lambda: ask(index))
 
-            request = PullRequest(self.member, key.created, mine)
+            request = PullRequest(member, key.created, mine)
             self.world.call(
                 self, key.value, key.value.pull, request, answered, lambda: self.later(0.1, lambda: ask(index))
             )
@@ -252,11 +260,14 @@ class Trainer(Process):
 
     def _push_all(self) -> None:
         self.token += 1
+        self._pushing_as = self.member
         self._left = set(self.versions)
         for index in range(self.cluster.pserver_count):
             self._push(index, self.token)
 
-    def _push(self, index: int, token: int) -> None:
+    def _push(  # noqa: C901 - one conversation with a pserver
+        self, index: int, token: int
+    ) -> None:
         work, cluster = self.work, self.cluster
         if self.token != token or work is None:
             return
@@ -299,7 +310,7 @@ class Trainer(Process):
         push = Push(
             self.name,
             self.generation,
-            self.member,
+            self._pushing_as,
             key.created,
             Batch(assignment.epoch, assignment.task, work.batch),
             assignment.batch_count,

@@ -38,6 +38,9 @@ class NetworkFaults:
 class Process:
     """Something that runs somewhere: it has a name, a place in the network, and an end."""
 
+    #: False: clients of it never send a request twice.
+    is_asked_twice = True
+
     def __init__(self, world: World, name: str) -> None:
         self.world = world
         self.name = name
@@ -209,7 +212,7 @@ class World:
                 self.fault("dropped")
                 return
             chance -= faults.drop
-            if chance < faults.duplicate:
+            if chance < faults.duplicate and target.is_asked_twice:
                 self.fault("doubled")
                 self.after(latency_s + draw() * faults.longest_delay_s, arrive)
             elif chance - faults.duplicate < faults.delay:

@@ -1,0 +1,66 @@
+"""``python -m flightedl.testing.simulation``: run seeds, or one of them; exit code 1 when something was found."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+from flightedl.adapters.clock import SystemClock
+from flightedl.testing.simulation.flaws import FLAWS
+from flightedl.testing.simulation.runs import Summary, run_seeds
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m flightedl.testing.simulation", description=__doc__)
+    parser.add_argument("--seeds", type=int, default=300, help="how many seeds, from 0 or --from on")
+    parser.add_argument("--from", dest="first", type=int, default=0, help="the first seed")
+    parser.add_argument("--seed", type=int, help="only this one")
+    parser.add_argument("--faults", type=float, default=1.0, help="how bad it gets: 0 none, 1 as meant, 2 worse")
+    parser.add_argument("--mode", choices=("sync", "async", "bounded"), default="", help="instead of any")
+    parser.add_argument("--recovery", choices=("replay", "rollback"), default="", help="instead of either")
+    parser.add_argument("--planted", choices=sorted(FLAWS), metavar="NAME", help="a bug to be found; see --list")
+    parser.add_argument("--processes", type=int, default=2)
+    parser.add_argument("--list", action="store_true", help="list the bugs that can be planted")
+    return parser.parse_args()
+
+
+def main() -> int:
+    """Run and report."""
+    chosen = _arguments()
+    if chosen.list:
+        sys.stdout.writelines(f"{name}: {text}\n" for name, text in FLAWS.items())
+        return 0
+    clock = SystemClock()
+    begun_s = clock.now()
+    seeds = range(chosen.first, chosen.first + chosen.seeds) if chosen.seed is None else [chosen.seed]
+
+    def progress(summary: Summary) -> None:
+        if sys.stderr.isatty():
+            done = f"{summary.seeds} of {len(seeds)} seeds, {summary.fault_count:,} faults, {len(summary.found)} found"
+            sys.stderr.write(f"\r{done}\x1b[K")
+
+    summary = run_seeds(
+        seeds,
+        flaws=() if chosen.planted is None else (chosen.planted,),
+        fault_scale=chosen.faults,
+        mode=chosen.mode,
+        recovery=chosen.recovery,
+        processes=1 if len(seeds) < 50 else chosen.processes,
+        progress=progress,
+    )
+    if sys.stderr.isatty():
+        sys.stderr.write("\n")
+    for found in summary.found:
+        sys.stdout.write(f"{found.story}\n--seed {found.seed}: {found.problem}\n")
+    kinds = ", ".join(f"{count:,} {kind}" for kind, count in summary.faults.most_common())
+    modes = ", ".join(f"{count} {mode}" for mode, count in summary.modes.most_common())
+    sys.stdout.write(
+        f"{summary.seeds} seeds ({modes}) in {clock.now() - begun_s:.1f} s: {summary.events:,} events, "
+        f"{summary.fault_count:,} faults ({kinds}), {summary.checkpoints:,} manifests, "
+        f"{summary.simulated_s / 3600:.1f} simulated hours, {len(summary.found)} violations\n"
+    )
+    return 1 if summary.found else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

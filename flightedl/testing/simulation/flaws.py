@@ -1,0 +1,26 @@
+"""Bugs that a run can be given, to show that it finds them. The switches are in this package, none in production."""
+
+from __future__ import annotations
+
+#: Name -> what goes wrong.
+FLAWS: dict[str, str] = {
+    "no dedupe": "a pserver applies a batch that it has already",
+    "apply before check": "a pserver applies a gradient before it looks at who sent it",
+    "snapshot without applied": "a checkpoint has values without the batches that are in them",
+    "marks of the open round are saved": "a checkpoint says that it has batches which wait in an accumulator",
+    "marks after the cut are saved": "a checkpoint says that it has batches which came after its copy",
+    "hashes are not compared": "a damaged shard file is loaded",
+    "reported before it is written": "a pserver reports its file before it is in the store",
+    "old views are taken": "a pserver follows a deposed master",
+    "no generation check": "reports of work that a past process of a pserver acknowledged count",
+    "newest generation is reported": "a trainer reports the pservers as they are, not as they acknowledged",
+    "done before ack": "a trainer reports work that some pserver has not acknowledged",
+    "stale completion accepted": "a report under an old attempt closes whatever is there now",
+    "nothing is reopened": "what a pserver lost is not dispatched again",
+    "only this epoch is reopened": "... but only what it lost of the present epoch",
+    "done before settled": "all is said to be done before it is known what a new pserver process has",
+    "dispatch before durable": "a trainer is given work before that is stored",
+    "delete before publish": "old checkpoints are deleted when the next one is ordered",
+    "pointer before manifest": "the pointer moves before the manifest is there",
+    "writes are not fenced": "a master's writes do not compare the lock",
+}

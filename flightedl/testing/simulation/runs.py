@@ -1,0 +1,123 @@
+"""Many seeds, on several processes."""
+
+from __future__ import annotations
+
+import multiprocessing
+import traceback
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import dataclass, field
+
+from flightedl.testing.simulation.cluster import Cluster, Outcome
+
+_CHUNK = 25
+_STORY_LINES = 60
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What a run found."""
+
+    seed: int
+    problem: str
+    #: The last events and where it was raised.
+    story: str
+
+
+@dataclass(slots=True)
+class Summary:
+    """What a number of runs were like."""
+
+    seeds: int = 0
+    events: int = 0
+    simulated_s: float = 0.0
+    checkpoints: int = 0
+    faults: Counter[str] = field(default_factory=Counter)
+    modes: Counter[str] = field(default_factory=Counter)
+    found: list[Found] = field(default_factory=list)
+
+    def add(self, result: Outcome | Found) -> None:
+        """Count one run."""
+        self.seeds += 1
+        if isinstance(result, Found):
+            self.found.append(result)
+            return
+        self.events += result.events
+        self.simulated_s += result.simulated_s
+        self.checkpoints += result.checkpoints
+        self.faults.update(result.faults)
+        self.modes[result.mode] += 1
+
+    @property
+    def fault_count(self) -> int:
+        """Of all kinds."""
+        return sum(self.faults.values())
+
+
+def run_seed(
+    seed: int, flaws: Collection[str] = (), fault_scale: float = 1.0, mode: str = "", recovery: str = ""
+) -> Outcome | Found:
+    """One run."""
+    cluster = None
+    try:
+        cluster = Cluster(seed, flaws, fault_scale, mode, recovery)
+        return cluster.run()
+    except Exception as error:  # noqa: BLE001 - whatever a run raises is what it found
+        story = "" if cluster is None else "\n".join(list(cluster.world.story())[-_STORY_LINES:])
+        where = "".join(traceback.format_tb(error.__traceback__)[-3:])
+        return Found(seed, f"{type(error).__name__}: {error}", f"{story}\n{where}")
+
+
+def run_seeds(
+    seeds: Iterable[int],
+    *,
+    flaws: Collection[str] = (),
+    fault_scale: float = 1.0,
+    mode: str = "",
+    recovery: str = "",
+    processes: int = 1,
+    stop_at: int = 1,
+    progress: Callable[[Summary], None] = lambda _: None,
+) -> Summary:
+    """Run seeds until all are done, or ``stop_at`` of them found something.
+
+    Args:
+        seeds: Which.
+        flaws: Bugs to plant.
+        fault_scale: 0: no faults; 1: as meant; more: worse.
+        mode: "sync", "async" or "bounded"; empty: by the seed.
+        recovery: "replay" or "rollback"; empty: by the seed.
+        processes: More than 1: started anew ("spawn"), not forked.
+        stop_at: See above.
+        progress: Told now and then.
+    """
+    summary = Summary()
+    numbers = list(seeds)
+    chunks = [
+        (numbers[at : at + _CHUNK], tuple(flaws), fault_scale, mode, recovery) for at in range(0, len(numbers), _CHUNK)
+    ]
+    if processes <= 1:
+        for chunk in chunks:
+            for seed in chunk[0]:
+                summary.add(run_seed(seed, *chunk[1:]))
+                if len(summary.found) >= stop_at:
+                    return summary
+            progress(summary)
+        return summary
+    with multiprocessing.get_context("spawn").Pool(processes) as pool:
+        for results in pool.imap_unordered(_run_chunk, chunks):
+            for result in results:
+                summary.add(result)
+            progress(summary)
+            if len(summary.found) >= stop_at:
+                pool.terminate()
+                break
+        else:
+            pool.close()
+        pool.join()
+    return summary
+
+
+def _run_chunk(chunk: tuple[list[int], tuple[str, ...], float, str, str]) -> list[Outcome | Found]:
+    seeds, flaws, fault_scale, mode, recovery = chunk
+    return [run_seed(seed, flaws, fault_scale, mode, recovery) for seed in seeds]

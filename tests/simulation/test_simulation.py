@@ -1,0 +1,81 @@
+"""The cluster's simulation: nothing is ever lost or doubled, and planted bugs are found."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+
+import pytest
+
+from flightedl.testing.simulation import FLAWS, Found, Outcome, run_seed, run_seeds
+
+#: Seeds within which each planted bug is found.
+WITHIN = 120
+#: Those that are found quickly enough to be looked for in every run of the tests.
+QUICK = (
+    "no dedupe",
+    "apply before check",
+    "snapshot without applied",
+    "marks of the open round are saved",
+    "reported before it is written",
+    "old views are taken",
+    "no generation check",
+    "nothing is reopened",
+    "delete before publish",
+    "pointer before manifest",
+    "writes are not fenced",
+)
+
+
+def report(found: list[Found]) -> str:
+    return "\n".join(f"{f.story}\nflightedl.testing.simulation --seed {f.seed}: {f.problem}" for f in found)
+
+
+def test_a_few_seeds():
+    summary = run_seeds(range(24))
+    assert not summary.found, report(summary.found)
+    assert summary.fault_count > 24 * 100
+    assert summary.checkpoints > 0
+
+
+@pytest.mark.seeds
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("mode", ["sync", "async", "bounded"])
+@pytest.mark.parametrize("recovery", ["replay", "rollback"])
+def test_many_seeds(mode, recovery):
+    summary = run_seeds(range(1000, 1050), mode=mode, recovery=recovery)
+    assert not summary.found, report(summary.found)
+    assert summary.modes == {mode: 50}
+
+
+def test_without_faults_the_job_just_ends():
+    summary = run_seeds(range(10), fault_scale=0.0)
+    assert not summary.found, report(summary.found)
+    assert summary.fault_count == 0
+
+
+def test_a_seed_is_a_run():
+    first, second = run_seed(7), run_seed(7)
+    assert isinstance(first, Outcome)
+    assert first == second
+
+
+@pytest.mark.parametrize("flaw", QUICK)
+def test_a_planted_bug_is_found(flaw):
+    assert run_seeds(range(WITHIN), flaws=[flaw]).found, FLAWS[flaw]
+
+
+@pytest.mark.seeds
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("flaw", [flaw for flaw in FLAWS if flaw not in QUICK])
+def test_a_planted_bug_is_found_sooner_or_later(flaw):
+    assert run_seeds(range(WITHIN), flaws=[flaw]).found, FLAWS[flaw]
+
+
+def test_the_command_says_which_seed_it_was():
+    command = [sys.executable, "-m", "flightedl.testing.simulation", "--seeds", "20", "--planted", "no dedupe"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=50, check=False)
+    assert done.returncode == 1
+    assert re.search(r"^--seed \d+: Violation", done.stdout, re.MULTILINE)
+    assert "1 violations" in done.stdout
