@@ -10,7 +10,7 @@ A store that cannot be reached is asked again for ever: to begin without the val
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -51,7 +51,25 @@ def load_newest(
     Raises:
         UnavailableError: the storage cannot be read at the moment; ask again.
     """
-    sizes = {file.name: file.size_bytes for file in storage.list("")}
+    sizes: dict[str, int] = {}
+    while True:
+        before, sizes = candidates(sizes), {file.name: file.size_bytes for file in storage.list("")}
+        restored = _load_one_of(storage, sizes, job, parameters, plan, index, shard)
+        # Where all that was listed had just been replaced by newer ones, those are tried.
+        if restored.number is not None or candidates(sizes) == before:
+            _report(restored.skipped)
+            return restored
+
+
+def _load_one_of(
+    storage: Storage,
+    sizes: Mapping[str, int],
+    job: str,
+    parameters: Sequence[ParameterSpec],
+    plan: ShardPlan,
+    index: int,
+    shard: Restorable,
+) -> Restored:
     skipped: list[Skipped] = []
     for number in candidates(sizes):
         try:
@@ -63,10 +81,8 @@ def load_newest(
         except (CorruptError, NotFoundError, UsageError) as error:
             skipped.append(Skipped(number, str(error)))
             continue
-        _report(skipped)
         return Restored(number, applied, tuple(skipped))
-    skipped += without_manifest(sizes)
-    _report(skipped)
+    skipped += without_manifest(dict(sizes))
     return Restored(None, None, tuple(skipped))
 
 

@@ -372,9 +372,11 @@ class ShardState:
 
     def _look_at(self, unit: Unit) -> None:
         """Let a snapshot copy the unit's blocks if they are due; the unit's lock is held."""
-        if self._copies is not None:
+        # They may be complete, and dropped by the thread that writes them, at any moment.
+        copies = self._copies
+        if copies is not None:
             for number in unit.numbers:
-                self._copies.look_at(unit.block(self._plan.block(number)))
+                copies.look_at(unit.block(self._plan.block(number)))
 
     def _checked(self, unit: Unit, numbers: range, data: memoryview) -> Array:
         """The elements of neighbouring blocks of a unit."""

@@ -16,6 +16,7 @@ from flightedl.domain.optimizers import Momentum
 from flightedl.domain.parameters import ParameterSpec
 from flightedl.domain.sharding import ShardPlan, plan_for
 from flightedl.errors import UnavailableError
+from flightedl.ports import StoredFile
 from flightedl.pserver.restoring import load_newest
 from flightedl.pserver.shard import ShardState
 from flightedl.pserver.snapshots import Snapshots
@@ -227,6 +228,49 @@ def test_another_number_of_pservers_has_the_same_values() -> None:
     blocks = {b.place.number: b.values.tobytes() for pserver in old for b in pserver.shard.blocks()}
     assert {b.place.number: b.values.tobytes() for pserver in new for b in pserver.shard.blocks()} == blocks
     assert {(True,)} == {tuple(pserver.has(1)) for pserver in new if pserver.shard.block_count}
+
+
+def test_a_push_goes_on_while_complete_copies_are_dropped() -> None:
+    """The thread that writes takes the copies away between two blocks of a push."""
+    pserver = Pserver(MemoryStorage(), Async())
+    looked = pserver.shard._look_at
+
+    def drop_then_look(unit: object) -> None:
+        class Dropping:
+            def look_at(self, block: object) -> None:
+                pserver.shard._copies = None
+
+        pserver.shard._copies = Dropping()  # type: ignore[assignment]
+        looked(unit)  # type: ignore[arg-type]
+
+    for unit in pserver.shard._units:
+        drop_then_look(unit)
+    pserver.push(0)
+    assert pserver.has(0) == {True}
+
+
+def test_a_checkpoint_that_is_swept_while_it_is_read_gives_way_to_its_successor() -> None:
+    storage = MemoryStorage()
+    pserver = Pserver(storage, Async())
+    first = pserver.checkpoint(1)
+    publish(storage, 1, pserver.plan, first)
+    second = pserver.checkpoint(2)
+
+    class Swept(MemoryStorage):
+        def read_range(self, name: str, offset: int, length: int) -> bytes:
+            if name == first.name:
+                publish(storage, 2, pserver.plan, second)
+                storage.delete(first.name)
+                storage.delete(manifest_name(1))
+            return storage.read_range(name, offset, length)
+
+        def read(self, name: str) -> bytes:
+            return storage.read(name)
+
+        def list(self, prefix: str) -> tuple[StoredFile, ...]:
+            return storage.list(prefix)
+
+    assert load_newest(Swept(), JOB, SPECS, pserver.plan, 0, Pserver(storage, Async()).shard).number == 2
 
 
 def test_copies_taken_while_others_push_hold_exactly_what_they_say() -> None:
