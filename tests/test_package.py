@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -90,3 +91,15 @@ def test_the_layers_hold() -> None:
 
 def test_the_types_are_published() -> None:
     assert (ROOT / "flightedl" / "py.typed").is_file()
+
+
+def test_every_package_is_shipped() -> None:
+    root = Path(__file__).parents[1]
+    listed = set(tomllib.loads((root / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"])
+    mapped = {"flightedl": "flightedl", "tools": "flightedl_tools", "schemas": "flightedl_schemas"}
+    found = {
+        ".".join([mapped[top], *path.parent.relative_to(root / top).parts])
+        for top in mapped
+        for path in (root / top).rglob("__init__.py")
+    }
+    assert listed == found
