@@ -21,6 +21,8 @@ class CurrentBatch:
     step: int = 0
     #: Blocks that have an answer for this batch -> the version that its gradient was computed at.
     answered: dict[int, int] = field(default_factory=dict)
+    #: The one version that all of its gradients count as computed at; None: each block's own.
+    base_version: int | None = None
     #: Pserver -> the oldest generation of it that answered a row of this batch.
     generations: dict[int, int] = field(default_factory=dict)
     #: Its gradient met a newer version or a lost membership: it has to be computed and pushed again.
@@ -40,6 +42,7 @@ class CurrentBatch:
         """The user's code is about to get it, for the first time or again."""
         self.must_repeat = False
         self.answered.clear()
+        self.base_version = None
         self.generations.clear()
 
     def note_answers(self, base_versions: Mapping[int, int], pserver: int, generation: int) -> None:

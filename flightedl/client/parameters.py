@@ -12,7 +12,8 @@ the others' rounds wait for it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from itertools import groupby
@@ -25,6 +26,7 @@ import pyarrow as pa
 from flightedl.client.batches import CurrentBatch
 from flightedl.client.servers import Servers, is_transient
 from flightedl.client.waiting import Waiting
+from flightedl.domain.modes import Async, Mode, Sync
 from flightedl.domain.sharding import ALIGNMENT_BYTES, ShardPlan, runs_of
 from flightedl.errors import FlightedlError, GradientError, MessageError, UsageError
 from flightedl.rpc.client import Connection
@@ -97,7 +99,8 @@ class Parameters(Mapping[str, npt.NDArray[np.generic]]):
 
     Args:
         plan: Where every block lies.
-        is_synchronous: Whether a pull waits for the round of the push before it.
+        mode: Whether a pull waits for the round of the push before it, and when a step pulls.
+        clip_norm: Gradients whose global norm is above it are scaled down to it; None: never.
         servers: Connections to the pservers.
         scope: Gives the present sender, member and batch.
         waiting: Makes a wait that the user sees.
@@ -106,13 +109,19 @@ class Parameters(Mapping[str, npt.NDArray[np.generic]]):
     def __init__(
         self,
         plan: ShardPlan,
-        is_synchronous: bool,
+        mode: Mode,
         servers: Servers,
         scope: Scope,
         waiting: Callable[[], Waiting],
+        clip_norm: float | None = None,
     ) -> None:
         self._plan = plan
-        self._is_synchronous = is_synchronous
+        self._is_synchronous = isinstance(mode, Sync)
+        #: All blocks are pushed with one base, see ``domain.rounds``.
+        self._has_one_base = isinstance(mode, Sync) and mode.backup > 0
+        self._pull_every = mode.pull_every if isinstance(mode, Async) else 1
+        self._steps_since_pull = 0
+        self._clip_norm = clip_norm
         self._servers = servers
         self._scope = scope
         self._waiting = waiting
@@ -167,6 +176,9 @@ class Parameters(Mapping[str, npt.NDArray[np.generic]]):
     def step(self, gradients: Mapping[str, npt.ArrayLike]) -> None:
         """Push the current batch's gradients, then pull: ``model[name]`` is fresh when this returns.
 
+        With ``Async(pull_every=m)`` only every m-th step pulls. The optimizer's ``clip_norm`` is that of all gradients
+        of one call.
+
         Args:
             gradients: name -> array of the parameter's shape and dtype. Parameters that are left out get none.
 
@@ -175,21 +187,41 @@ class Parameters(Mapping[str, npt.NDArray[np.generic]]):
             UsageError: no batch is current, or it was already pushed.
             UnavailableError: a pserver stayed away for longer than ``give_up_s``.
         """
-        self._push(gradients, pull=True, complete=True)
+        self._steps_since_pull += 1
+        pull = self._steps_since_pull >= self._pull_every
+        self._push(gradients, pull=pull, complete=True)
+        if pull:
+            self._steps_since_pull = 0
 
     def push(self, gradients: Mapping[str, npt.ArrayLike]) -> None:
         """Push the current batch's gradients of some parameters. Errors as ``step``."""
         self._push(gradients, pull=False, complete=False)
 
-    def pull(self) -> None:
-        """Refresh all values. In synchronous mode after a push this waits for the round of the current batch."""
+    def pull(self, names: Iterable[str] | None = None, *, min_version: int = 0) -> None:
+        """Refresh values. In synchronous mode after a push this waits for the round of the current batch.
+
+        Args:
+            names: Of the parameters wanted; None: all.
+            min_version: Wait until each of their blocks has had so many updates (rounds, in synchronous mode).
+
+        Raises:
+            UsageError: there is no such parameter.
+            UnavailableError: a pserver stayed away for longer than ``give_up_s``.
+        """
         current = self._scope.current
         if current is not None and current.answered and self._is_synchronous and not current.must_repeat:
             self._send(current, {}, self._unanswered(current), pull=False)
-        wanted = dict.fromkeys(self._blocks, 0)
+        wanted = dict.fromkeys(self._blocks if names is None else self._blocks_of(names), min_version)
         if current is not None and self._is_synchronous and not current.must_repeat:
-            wanted |= {number: base + 1 for number, base in current.answered.items()}
+            wanted |= {n: max(base + 1, min_version) for n, base in current.answered.items() if n in wanted}
         self._transfer(current, {}, [], wanted, pull=True, member=0 if current is None else self._scope.member)
+
+    def _blocks_of(self, names: Iterable[str]) -> list[int]:
+        chosen = [names] if isinstance(names, str) else list(names)
+        for name in chosen:
+            if name not in self._specs:
+                raise UsageError(f"there is no parameter {name!r}; declared are {', '.join(sorted(self._specs))}")
+        return [number for name in chosen for number in self._plan.block_range(name)]
 
     # what the session calls
 
@@ -199,7 +231,7 @@ class Parameters(Mapping[str, npt.NDArray[np.generic]]):
 
     def arrive(self, current: CurrentBatch) -> None:
         """Make the batch arrive at the blocks that it was not pushed to, and have the values that follow it."""
-        self._send(current, {}, self._unanswered(current), pull=True)
+        self._send(current, {}, self._unanswered(current), pull=self._pull_every == 1)
         if self._is_synchronous and not current.must_repeat:
             behind = {number: base + 1 for number, base in current.answered.items() if self._versions[number] <= base}
             if behind:
@@ -215,7 +247,7 @@ class Parameters(Mapping[str, npt.NDArray[np.generic]]):
         current = self._scope.current
         if current is None:
             raise UsageError("there is no current batch: push and step belong inside `for batch in job.dataset(...)`")
-        arrays = {name: self._checked(name, value, current) for name, value in gradients.items()}
+        arrays = self._clipped({name: self._checked(name, value, current) for name, value in gradients.items()})
         pushes: dict[int, Array] = {}
         for name, array in arrays.items():
             for number in self._plan.block_range(name):
@@ -244,6 +276,16 @@ class Parameters(Mapping[str, npt.NDArray[np.generic]]):
             raise GradientError(f"the gradient of {name!r} has NaN or infinity in {current}; nothing of it was pushed")
         return array
 
+    def _clipped(self, arrays: dict[str, Array]) -> dict[str, Array]:
+        """The gradients, scaled so that the norm of all of them together is at most ``clip_norm``."""
+        if self._clip_norm is None:
+            return arrays
+        norm = math.sqrt(sum(float(np.square(array, dtype=np.float64).sum()) for array in arrays.values()))
+        if norm <= self._clip_norm:
+            return arrays
+        factor = self._clip_norm / norm
+        return {name: np.multiply(array, factor, dtype=array.dtype) for name, array in arrays.items()}
+
     def _is_finite(self, array: Array) -> bool:
         """A big array is read by two threads: the pass is bound by one core's way to memory."""
         flat = array.reshape(-1)
@@ -270,6 +312,8 @@ class Parameters(Mapping[str, npt.NDArray[np.generic]]):
         member: int,
     ) -> None:
         """All pservers in parallel."""
+        if current is not None and self._has_one_base and not current.answered:
+            current.base_version = min(self._versions.values())
         transfers = []
         for shard in self._shards:
             mine: dict[int, Array | None] = {n: pushes[n] for n in shard.blocks if n in pushes}
@@ -327,7 +371,7 @@ class Parameters(Mapping[str, npt.NDArray[np.generic]]):
             pull=transfer.pull_after_push,
             wait_s=_SLICE_S,
         )
-        base = self._versions.copy()
+        base = self._base_versions(numbers, current)
         unanswered = 0
         with connection.exchange(encode(header), PUSH_SCHEMA, timeout_s=_STREAM_S) as exchange:
             for _, run in groupby(numbers, shard.run_of.__getitem__):
@@ -369,12 +413,18 @@ class Parameters(Mapping[str, npt.NDArray[np.generic]]):
     ) -> None:
         """Neighbouring blocks have the batch."""
         _forget(transfer.pushes, blocks)
-        versions = self._versions
+        versions = self._base_versions(blocks, current)
         if current is not None:
-            current.note_answers({block: versions[block] for block in blocks}, shard.index, transfer.generation)
+            current.note_answers(versions, shard.index, transfer.generation)
         if transfer.pull_after_push:
             is_synchronous = self._is_synchronous
             transfer.pulls.update((block, versions[block] + 1 if is_synchronous else 0) for block in blocks)
+
+    def _base_versions(self, blocks: Iterable[int], current: CurrentBatch | None) -> dict[int, int]:
+        """The versions that the current batch's gradients were computed at, by block."""
+        if current is not None and current.base_version is not None:
+            return dict.fromkeys(blocks, current.base_version)
+        return {block: self._versions[block] for block in blocks}
 
     def _pull(self, shard: _Shard, transfer: ShardTransfer, connection: Connection) -> None:
         blocks = list(transfer.pulls)

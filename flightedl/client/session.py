@@ -34,7 +34,7 @@ from flightedl.config import TrainerSettings, settings
 from flightedl.coordination.checkpoint_places import write_model
 from flightedl.coordination.directory import Directory
 from flightedl.coordination.keys import JobKeys
-from flightedl.domain.modes import Mode, Sync
+from flightedl.domain.modes import Async, Mode, Sync
 from flightedl.domain.optimizers import SGD, Optimizer
 from flightedl.domain.parameters import ParameterSpec
 from flightedl.domain.sharding import plan_for
@@ -221,6 +221,8 @@ class Job:
         if self._parameters is not None:
             raise UsageError("this job already has its parameters: declare all of them in one call")
         chosen_mode = Sync() if mode is None else mode
+        if isinstance(chosen_mode, Async) and chosen_mode.push_every > 1:
+            raise UsageError("Async(push_every=...) above 1 is not available: add the gradients up in bigger batches")
         values = {name: np.ascontiguousarray(value) for name, value in initial.items()}
         specs = [ParameterSpec(name, value.shape, value.dtype.name) for name, value in values.items()]
         for name, value in values.items():
@@ -249,7 +251,8 @@ class Job:
             waiting=self._waiting,
         )
         self._mode = Mode.from_json(declared.declaration.mode)
-        self._parameters = Parameters(plan, isinstance(self._mode, Sync), self._servers, self, self._waiting)
+        clip_norm = Optimizer.from_json(declared.declaration.optimizer).clip_norm
+        self._parameters = Parameters(plan, self._mode, self._servers, self, self._waiting, clip_norm)
         self._parameters.refresh()
         return self._parameters
 

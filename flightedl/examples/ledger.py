@@ -30,6 +30,15 @@ from flightedl.examples.prepared import prepared_directory
 from flightedl.examples.results import save_arrays
 
 PARAMETERS = ("first", "second", "third")
+#: ``--mode`` -> the class of flightedl's and its arguments.
+MODES: dict[str, tuple[str, dict[str, Any]]] = {
+    "sync": ("Sync", {"reduce": "sum"}),
+    "deterministic": ("Sync", {"reduce": "sum", "deterministic": True}),
+    "backup": ("Sync", {"reduce": "sum", "backup": 1}),
+    "async": ("Async", {}),
+    "rarely-pulled": ("Async", {"pull_every": 4}),
+    "bounded": ("Bounded", {"staleness": 2}),
+}
 
 
 def write_records(directory: Path, count: int, per_task: int) -> None:
@@ -54,7 +63,7 @@ def main(arguments: Sequence[str] | None = None, say: Callable[[str], None] = cl
     parser.add_argument("--per-task", type=int, default=500)
     parser.add_argument("--batch-size", type=int, default=20)
     parser.add_argument("--epochs", type=int, default=2)
-    parser.add_argument("--mode", choices=("sync", "async"), default="sync")
+    parser.add_argument("--mode", choices=sorted(MODES), default="sync")
     parser.add_argument("--pause", type=float, default=0.0, help="seconds of pretended work for each batch")
     chosen = parser.parse_args(arguments)
     kind = f"ledger-{chosen.records}-{chosen.per_task}"
@@ -65,7 +74,7 @@ def main(arguments: Sequence[str] | None = None, say: Callable[[str], None] = cl
         say,
     )
     clock = SystemClock()
-    mode = fe.Sync(reduce="sum") if chosen.mode == "sync" else fe.Async()
+    mode = getattr(fe, MODES[chosen.mode][0])(**MODES[chosen.mode][1])
     with fe.connect() as job:
         data = job.dataset(
             str(directory / "*.parquet"), batch_size=chosen.batch_size, epochs=chosen.epochs, shuffle=True, seed=1
