@@ -263,7 +263,8 @@ class ShardState:
             stop = position + len(unit.numbers)
             if not _covers(unit, rows, position, stop):
                 number = rows.blocks[position]
-                self._checked(unit, range(number, number + 1), rows.bytes_of(position, position + 1))
+                if len(data := rows.bytes_of(position, position + 1)):
+                    self._checked(unit, range(number, number + 1), data)
                 with unit.lock:
                     self._split(unit)
             elif (pushed := self._push(header, unit, rows, position, stop)) is not None:

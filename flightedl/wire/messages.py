@@ -20,7 +20,7 @@ from flightedl.errors import MessageError
 Natural = Annotated[int, msgspec.Meta(ge=0)]
 Text = Annotated[str, msgspec.Meta(max_length=4096)]
 Name = Annotated[str, msgspec.Meta(min_length=1, max_length=256)]
-Weight = Annotated[float, msgspec.Meta(ge=0)]
+Weight = Annotated[float, msgspec.Meta(ge=0, le=1e12)]
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -145,6 +145,30 @@ def test_a_wrong_row_in_a_run_is_named_and_nothing_of_the_run_is_applied() -> No
     assert bench.values()[1:] == [(0, 0.0)] * (COUNT - 1)
 
 
+def test_a_message_may_carry_values_for_some_blocks_and_arrivals_for_others() -> None:
+    bench = Bench(Sync(reduce="sum"))
+    bench.shard.set_members(
+        ViewRequest(
+            master_generation=1,
+            serial=2,
+            members=[ViewMemberMessage(trainer="t1", generation=1, member=1, first_round=0)],
+        )
+    )
+    header = PushHeader(
+        trainer="t1",
+        generation=1,
+        plan_hash="",
+        member=1,
+        identity=BatchIdentity(epoch=0, task=0, batch=0, batch_count=1),
+        weight=1,
+        rows=COUNT,
+    )
+    arrays = [None, None, np.full(SIZE, -1, np.float32), None, None]
+    bench.shard.push(header, decode_batch(encode_rows(list(ALL), [0] * COUNT, arrays)))
+    assert bench.values() == [(1, 0.0), (1, 0.0), (1, 1.0), (1, 0.0), (1, 0.0)]
+    bench.check()
+
+
 def test_blocks_whose_settings_or_norms_differ_are_no_unit() -> None:
     assert len(Bench(Async(), Adam(overrides={"p3": {"lr": 0.1}})).shard._units) == 3
     assert len(Bench(Async(), LAMB(lr=0.1)).shard._units) == COUNT

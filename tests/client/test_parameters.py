@@ -1,0 +1,160 @@
+"""A trainer's parameters against real pservers in this process."""
+
+from __future__ import annotations
+
+import threading
+
+import numpy as np
+import pytest
+from pserver_bench import Cluster
+
+from flightedl.domain.modes import Async, Bounded, Sync
+from flightedl.domain.optimizers import Adam
+from flightedl.errors import GradientError, UsageError
+
+SHAPES = {"w": (300, 1000), "a": (7,), "b": (), "c": (3, 5), "big": (600_000,)}
+ONES = {name: np.full(shape, -1, np.float32) for name, shape in SHAPES.items()}
+
+
+@pytest.mark.parametrize("pservers", [1, 2])
+@pytest.mark.parametrize("mode", [Async(), Sync(reduce="sum"), Bounded(staleness=1), Sync(backup=1)])
+def test_a_step_pushes_everything_and_brings_the_new_values(mode: object, pservers: int) -> None:
+    with Cluster(SHAPES, mode, pservers=pservers) as cluster:
+        trainer = cluster.trainer()
+        for batch in range(3):
+            trainer.begin(batch)
+            trainer.step(batch, ONES)
+            for name, shape in SHAPES.items():
+                values = trainer.parameters[name]
+                assert values.shape == tuple(shape)
+                assert (values == batch + 1).all(), name
+        assert set(trainer.parameters.versions.values()) == {3}
+
+
+def test_values_cannot_be_written_by_accident() -> None:
+    with Cluster(SHAPES, Async()) as cluster:
+        trainer = cluster.trainer()
+        with pytest.raises(ValueError, match="read-only"):
+            trainer.parameters["w"][0] = 1
+
+
+def test_parameters_that_are_left_out_get_the_arrival_only() -> None:
+    with Cluster(SHAPES, Sync(reduce="sum"), pservers=2) as cluster:
+        trainer = cluster.trainer()
+        trainer.begin(0)
+        trainer.step(0, {"a": ONES["a"]})
+        assert (trainer.parameters["a"] == 1).all()
+        assert (trainer.parameters["w"] == 0).all()
+        assert set(trainer.parameters.versions.values()) == {1}
+
+
+def test_a_repeated_batch_counts_once_and_its_values_come_all_the_same() -> None:
+    with Cluster(SHAPES, Async()) as cluster:
+        trainer = cluster.trainer()
+        for _ in range(2):
+            trainer.begin(0)
+            trainer.step(0, ONES)
+        assert (trainer.parameters["big"] == 1).all()
+
+
+@pytest.mark.parametrize("place", [0, 599_999])
+def test_a_gradient_that_is_not_finite_is_never_sent(place: int) -> None:
+    with Cluster({"big": (3_000_000,), "a": (2,)}, Async()) as cluster:
+        trainer = cluster.trainer()
+        trainer.begin(0)
+        bad = np.zeros(3_000_000, np.float32)
+        bad[place * 5] = np.inf
+        with pytest.raises(GradientError, match=r"'big' has NaN or infinity in epoch 0, task 0, batch 0"):
+            trainer.parameters.step({"a": np.ones(2, np.float32), "big": bad})
+        assert cluster.shards[0].counts.messages == 0
+
+
+def test_what_is_asked_for_by_name_is_refreshed_and_nothing_else() -> None:
+    with Cluster(SHAPES, Async(), members=2) as cluster:
+        one, other = cluster.trainer(1), cluster.trainer(2)
+        one.begin(0)
+        one.step(0, ONES)
+        other.parameters.pull(["a", "c"])
+        assert (other.parameters["a"] == 1).all()
+        assert (other.parameters["w"] == 0).all()
+        with pytest.raises(UsageError, match="'x'"):
+            other.parameters.pull(["x"])
+
+
+def test_a_pull_waits_for_the_version_asked_for() -> None:
+    with Cluster({"a": (4,)}, Async(), members=2) as cluster:
+        one, other = cluster.trainer(1), cluster.trainer(2)
+        waiting = threading.Thread(target=lambda: other.parameters.pull(min_version=2))
+        waiting.start()
+        for batch in range(2):
+            one.begin(batch)
+            one.step(batch, {"a": ONES["a"][:4]})
+        waiting.join(10)
+        assert not waiting.is_alive()
+        assert (other.parameters["a"] == 2).all()
+
+
+def test_pull_every_skips_pulls_but_no_push() -> None:
+    with Cluster({"a": (4,)}, Async(pull_every=3)) as cluster:
+        trainer = cluster.trainer()
+        seen = []
+        for batch in range(6):
+            trainer.begin(batch)
+            trainer.step(batch, {"a": ONES["a"][:4]})
+            seen.append(float(trainer.parameters["a"][0]))
+        assert seen == [0, 0, 3, 3, 3, 6]
+
+
+def test_the_global_norm_is_clipped_over_all_gradients() -> None:
+    with Cluster({"a": (1,), "b": (1,)}, Async()) as cluster:
+        trainer = cluster.trainer(clip_norm=1.0)
+        trainer.begin(0)
+        trainer.step(0, {"a": np.array([-3], np.float32), "b": np.array([-4], np.float32)})
+        assert trainer.parameters["a"][0] == pytest.approx(0.6)
+        assert trainer.parameters["b"][0] == pytest.approx(0.8)
+        trainer.begin(1)
+        trainer.step(1, {"a": np.array([-0.1], np.float32)})
+        assert trainer.parameters["a"][0] == pytest.approx(0.7)
+
+
+def test_with_a_backup_the_slowest_does_not_hold_the_round_and_its_gradient_counts() -> None:
+    with Cluster(SHAPES, Sync(reduce="sum", backup=1), pservers=2, members=2) as cluster:
+        fast, slow = cluster.trainer(1), cluster.trainer(2)
+        slow.begin(50)
+        for batch in range(3):
+            fast.begin(batch)
+            fast.step(batch, ONES)
+        assert (fast.parameters["w"] == 3).all()
+        slow.step(50, ONES)
+        assert slow.lost == 0
+        fast.begin(3)
+        fast.step(3, ONES)
+        assert (fast.parameters["w"] == 5).all()
+
+
+def test_bounded_lets_nobody_run_further_ahead_than_its_staleness() -> None:
+    with Cluster({"a": (4,)}, Bounded(staleness=1), members=2) as cluster:
+        fast, slow = cluster.trainer(1), cluster.trainer(2)
+        gradient = {"a": ONES["a"][:4]}
+        fast.begin(0)
+        fast.step(0, gradient)
+        fast.begin(1)
+        ahead = threading.Thread(target=lambda: fast.step(1, gradient))
+        ahead.start()
+        ahead.join(0.3)
+        assert ahead.is_alive()
+        slow.begin(0)
+        slow.current.number = 90
+        slow.step(90, gradient)
+        ahead.join(10)
+        assert not ahead.is_alive()
+
+
+def test_many_tiny_parameters_arrive_in_the_right_places() -> None:
+    shapes = {f"p{i}": (i % 7 + 1,) for i in range(500)}
+    with Cluster(shapes, Sync(reduce="sum"), optimizer=Adam(lr=1.0, overrides={"p1*": {"lr": 0.5}})) as cluster:
+        trainer = cluster.trainer()
+        trainer.begin(0)
+        trainer.step(0, {name: np.full(shape, -1, np.float32) for name, shape in shapes.items()})
+        for name in shapes:
+            assert trainer.parameters[name] == pytest.approx(0.5 if name.startswith("p1") else 1.0, rel=1e-5), name
