@@ -240,7 +240,10 @@ def test_a_killed_server_is_replaced(role: str, until: Until) -> None:
 
 def test_a_cluster_that_cannot_start_says_why() -> None:
     limits = Limits(first_delay_s=0.01)
-    with pytest.raises(JobFailedError, match=r"cannot listen on 192\.0\.2\.1"), fe.local(limits=limits, bind="192.0.2.1"):
+    with (
+        pytest.raises(JobFailedError, match=r"cannot listen on 192\.0\.2\.1"),
+        fe.local(limits=limits, bind="192.0.2.1"),
+    ):
         pass
 
 
