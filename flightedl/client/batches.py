@@ -17,6 +17,8 @@ class CurrentBatch:
     number: int
     #: Its weight in a synchronous round.
     record_count: int
+    #: The membership it is pushed under; also when a later answer says that it ended, so that pservers can tell.
+    member: int = 0
     #: How many batches the trainer has begun since it was admitted, this one included.
     step: int = 0
     #: Blocks that have an answer for this batch -> the version that its gradient was computed at.

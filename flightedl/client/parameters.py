@@ -214,7 +214,7 @@ class Parameters(Mapping[str, npt.NDArray[np.generic]]):
         wanted = dict.fromkeys(self._blocks if names is None else self._blocks_of(names), min_version)
         if current is not None and self._is_synchronous and not current.must_repeat:
             wanted |= {n: max(base + 1, min_version) for n, base in current.answered.items() if n in wanted}
-        self._transfer(current, {}, [], wanted, pull=True, member=0 if current is None else self._scope.member)
+        self._transfer(current, {}, [], wanted, pull=True, member=0 if current is None else current.member)
 
     def _blocks_of(self, names: Iterable[str]) -> list[int]:
         chosen = [names] if isinstance(names, str) else list(names)
@@ -235,7 +235,7 @@ class Parameters(Mapping[str, npt.NDArray[np.generic]]):
         if self._is_synchronous and not current.must_repeat:
             behind = {number: base + 1 for number, base in current.answered.items() if self._versions[number] <= base}
             if behind:
-                self._transfer(current, {}, [], behind, pull=True, member=self._scope.member)
+                self._transfer(current, {}, [], behind, pull=True, member=current.member)
 
     def close(self) -> None:
         """Stop the threads."""
@@ -299,7 +299,7 @@ class Parameters(Mapping[str, npt.NDArray[np.generic]]):
         return [number for number in self._blocks if number not in current.answered]
 
     def _send(self, current: CurrentBatch, pushes: Mapping[int, Array], arrivals: Sequence[int], *, pull: bool) -> None:
-        self._transfer(current, pushes, arrivals, {}, pull=pull, member=self._scope.member)
+        self._transfer(current, pushes, arrivals, {}, pull=pull, member=current.member)
 
     def _transfer(
         self,

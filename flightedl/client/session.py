@@ -379,12 +379,13 @@ class Job:
 
     def open_batch(self, current: CurrentBatch) -> bool:
         """Be a member of the view and have values that a member may have."""
-        while self._parameters is not None and self._member == 0:
+        # Taken once: an answer to another request may end the membership at any time.
+        while (member := self._member) == 0 and self._parameters is not None:
             if not self._join():
                 return False
             self._parameters.refresh()
         self._steps += 1
-        current.step = self._steps
+        current.step, current.member = self._steps, member
         self._current = current
         return True
 

@@ -53,7 +53,7 @@ class Trainer:
 
     def begin(self, batch: int) -> CurrentBatch:
         assignment = Assignment(epoch=0, position=0, task=0, attempt=0, first_batch=0, end_batch=100, batch_count=100)
-        self.current = CurrentBatch(assignment, batch, 1, step=batch + 1)
+        self.current = CurrentBatch(assignment, batch, 1, member=self.member, step=batch + 1)
         return self.current
 
     def step(self, batch: int, gradients: Mapping[str, np.ndarray]) -> None:
