@@ -70,6 +70,9 @@ def facts(reply: StatusReply) -> list[tuple[str, str]]:
         found.append(("tasks", f"{counts}, {tasks.total} in all{copies}"))
     found.append(("records", f"{reply.records:,}, {reply.records_per_s:,.0f} per second"))
     found.extend((name, f"{value:.6g}") for name, value in sorted(reply.metrics.items()))
+    for each in reply.evaluations:
+        means = ", ".join(f"{name} {value:.6g}" for name, value in each.metrics.items())
+        found.append((each.name, f"{each.tasks.done} of {each.tasks.total} tasks evaluated{means and ': '}{means}"))
     if reply.mode:
         found.append(("mode", reply.mode))
     if reply.checkpoint:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from flightedl.client.servers import is_transient
@@ -113,13 +113,22 @@ class TaskFeed:
 
     # what the trainer reports
 
-    def finished(self, assignment: Assignment, pservers: Sequence[int]) -> None:
-        """Every batch of this piece is acknowledged by all pservers, whose generations are given."""
+    def finished(
+        self,
+        assignment: Assignment,
+        pservers: Sequence[int],
+        metrics: Mapping[str, tuple[float, float]] | None = None,
+    ) -> None:
+        """Every batch of this piece is acknowledged by all pservers, whose generations are given.
+
+        ``metrics``: of an evaluation, name -> (weighted sum, weight).
+        """
         report = FinishedTask(
             epoch=assignment.epoch,
             position=assignment.position,
             attempt=assignment.attempt,
             pservers=list(pservers),
+            metrics=dict(metrics or {}),
         )
         self._report(assignment, lambda r: replace(r, finished=(*r.finished, report)))
 

@@ -21,9 +21,11 @@ import pyarrow as pa
 from flightedl.adapters.clock import SystemClock
 from flightedl.adapters.etcd import EtcdCoordinator
 from flightedl.adapters.storage import FsspecFiles
+from flightedl.client import evaluation
 from flightedl.client.batches import CurrentBatch
 from flightedl.client.dataset import Dataset, schema_of
 from flightedl.client.election import elect_and_initialize
+from flightedl.client.evaluation import Measure
 from flightedl.client.feed import Piece, Reports, TaskFeed
 from flightedl.client.parameters import Parameters
 from flightedl.client.progress import ProgressReporter
@@ -49,6 +51,7 @@ from flightedl.rpc.authentication import Credentials
 from flightedl.wire.messages import (
     DatasetDeclaration,
     DatasetReply,
+    EvaluationDeclaration,
     JoinReply,
     JoinRequest,
     ModelDeclaration,
@@ -101,6 +104,7 @@ class Job:
         self._servers = Servers(chosen.job, self.trainer, self._directory, credentials)
         self._progress = ProgressReporter(self._send_progress, lambda: (self.trainer, self.generation))
         self._dataset: Dataset | None = None
+        self._evaluation: TaskFeed | None = None
         self._parameters: Parameters | None = None
         self._mode: Mode | None = None
         self._current: CurrentBatch | None = None
@@ -255,6 +259,72 @@ class Job:
         self._parameters = Parameters(plan, self._mode, self._servers, self, self._waiting, clip_norm)
         self._parameters.refresh()
         return self._parameters
+
+    def evaluate(
+        self,
+        urls: str | Sequence[str],
+        measure: Measure,
+        *,
+        batch_size: int,
+        name: str = "evaluation",
+        columns: Sequence[str] | None = None,
+        filter: Sequence[tuple[str, str, Any]] | None = None,  # noqa: A002 - as in ``dataset``
+        format: str = "",  # noqa: A002 - likewise
+        decode: Decode | None = None,
+    ) -> dict[str, float]:
+        """Measure other data, together with all trainers that call this; the training data is not touched.
+
+        Each trainer gets a part of the batches; a trainer that calls it alone gets all. It returns when every batch is
+        measured, by whoever, and gives all callers the same result. One that calls it later gets the result at once.
+
+        Args:
+            urls: URLs or globs of the data, as of ``dataset``.
+            measure: Makes metrics of a batch (``pyarrow.RecordBatch``); they are averaged, weighted by records.
+            batch_size: Records of a batch, at most.
+            name: Tells one evaluation from another: use another one for each moment, such as ``f"epoch-{n}"``.
+            columns: Only these.
+            filter: (column, operator, value) conditions that records must meet.
+            format: Name of the format; empty: by the files' names.
+            decode: For RecordIO: makes columns of a record's bytes.
+
+        Returns:
+            name -> mean over all records.
+
+        Raises:
+            DataError: a file is missing, unreadable, or of another schema than the others.
+            DeclarationError: the evaluation of this name has other data.
+        """
+        chosen_urls = [urls] if isinstance(urls, str) else urls
+        declaration = DatasetDeclaration(
+            urls=[absolute_url(url) for url in chosen_urls],
+            batch_size=batch_size,
+            format=format,
+            columns=None if columns is None else list(columns),
+            filter=None if filter is None else [tuple(condition) for condition in filter],
+        )
+        spec = spec_of(declaration)
+        request = encode(EvaluationDeclaration(name=name, dataset=declaration))
+        schema = schema_of(self._ask_master("declare_evaluation", request, DatasetReply))
+
+        def read(piece: Piece) -> Iterator[pa.RecordBatch]:
+            a = piece.assignment
+            batches = (a.first_batch, a.end_batch)
+            return read_task(self._files, piece.chunks, spec, None, 0, a.task, *batches, schema=schema, decode=decode)
+
+        last = TasksReply(assignments=[], outcome="none_now")
+
+        def fetch(reports: Reports, holding: Sequence[int], want: int, wait_s: float) -> tuple[TasksReply, list[Piece]]:
+            nonlocal last
+            last, pieces = self._fetch(reports, holding, want, wait_s, name)
+            return last, pieces
+
+        self._evaluation = TaskFeed(fetch, self._clock)
+        try:
+            evaluation.run(self._evaluation, read, measure, self._waiting())
+        finally:
+            feed, self._evaluation = self._evaluation, None
+            feed.close(_CLOSE_S)
+        return evaluation.result(name, last)
 
     def log(self, **metrics: SupportsFloat) -> None:
         """Report metrics of the current batch; ``status`` and the progress bar show their mean over records."""
@@ -434,9 +504,11 @@ class Job:
             self._member = 0
             if self._dataset is not None:
                 self._dataset.registration_changed()
+            if self._evaluation is not None:
+                self._evaluation.drop_all()
 
     def _fetch(
-        self, reports: Reports, holding: Sequence[int], want: int, wait_s: float
+        self, reports: Reports, holding: Sequence[int], want: int, wait_s: float, evaluation: str = ""
     ) -> tuple[TasksReply, list[Piece]]:
         """Called on the feed's thread."""
         self._renew_registration()
@@ -444,6 +516,7 @@ class Job:
         ticket = TasksTicket(
             trainer=self.trainer,
             generation=self.generation,
+            evaluation=evaluation,
             finished=list(reports.finished),
             failed=list(reports.failed),
             returned=list(reports.returned),

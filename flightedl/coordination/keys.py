@@ -89,6 +89,11 @@ class JobKeys:
         return f"{self.prefix}task_failures"
 
     @property
+    def evaluations(self) -> str:
+        """What evaluations there are, with their queues and sums, written by the master only."""
+        return f"{self.prefix}evaluations"
+
+    @property
     def membership(self) -> str:
         """The membership view, written by the master only."""
         return self.prefix + "membership"

@@ -65,6 +65,11 @@ class Figures:
         if self.status is not None:
             found += [f"{self.status.records:,} records", f"{self.status.records_per_s:,.0f} records/s"]
             found += [f"{name} {value:.4g}" for name, value in sorted(self.status.metrics.items())]
+            found += [
+                f"{each.name} {each.tasks.done}/{each.tasks.total} tasks"
+                for each in self.status.evaluations
+                if not each.is_done
+            ]
             if self.status.tasks.failed or self.status.failed:
                 found.append(f"{max(self.status.tasks.failed, len(self.status.failed))} failed")
         there = 0 if self.status is None else len(self.status.pservers)

@@ -11,6 +11,7 @@ from flightedl.rpc.routes import Call, Endpoint, Endpoints, Message, Outgoing, R
 from flightedl.wire.messages import (
     CheckpointRequest,
     DatasetDeclaration,
+    EvaluationDeclaration,
     FailedTasksRequest,
     JoinRequest,
     LogRequest,
@@ -42,6 +43,9 @@ class MasterFlight:
                 "log": self._log,
                 "checkpoint": lambda body, _: encode(self._service.checkpoint(decode(body, CheckpointRequest))),
                 "save_model": lambda body, _: encode(self._service.exports.ask(decode(body, SaveModelRequest))),
+                "declare_evaluation": lambda body, _: encode(
+                    self._service.declare_evaluation(decode(body, EvaluationDeclaration))
+                ),
                 "retry_failed": lambda body, _: encode(self._service.retry_failed(decode(body, FailedTasksRequest))),
                 "drop_failed": lambda body, _: encode(self._service.drop_failed(decode(body, FailedTasksRequest))),
                 "status": lambda _body, _: encode(self._service.status()),

@@ -20,6 +20,7 @@ class RecoveredState:
     membership: bytes | None
     pserver_recovery: bytes | None
     checkpoints: bytes | None
+    evaluations: bytes | None
     #: key -> (value, mod_revision), for the compare-and-swap chain of later writes.
     known: Mapping[str, tuple[bytes, int]]
 
@@ -33,6 +34,7 @@ def read_state(coordinator: Coordinator, keys: JobKeys) -> RecoveredState:
         keys.membership,
         keys.pserver_recovery,
         keys.checkpoint_latest,
+        keys.evaluations,
     )
     entries = {key: coordinator.get(key) for key in read}
     known = {key: (entry.value, entry.mod_revision) for key, entry in entries.items() if entry is not None}
@@ -44,6 +46,7 @@ def read_state(coordinator: Coordinator, keys: JobKeys) -> RecoveredState:
         membership=_value(known, keys.membership),
         pserver_recovery=_value(known, keys.pserver_recovery),
         checkpoints=_value(known, keys.checkpoint_latest),
+        evaluations=_value(known, keys.evaluations),
         known=known,
     )
 

@@ -38,6 +38,7 @@ from flightedl.master.checkpointing import Checkpointing, settings_of
 from flightedl.master.declarations import require_same
 from flightedl.master.dispatch import Dispatch
 from flightedl.master.durable import DurableState
+from flightedl.master.evaluations import Evaluations
 from flightedl.master.exporting import ModelExports
 from flightedl.master.indexing import DatasetIndexing, IndexedDataset
 from flightedl.master.progress import JobProgress
@@ -50,10 +51,12 @@ from flightedl.rpc.authentication import Credentials
 from flightedl.rpc.client import Connection
 from flightedl.wire.messages import (
     AppliedReply,
+    Assignment,
     CheckpointReply,
     CheckpointRequest,
     DatasetDeclaration,
     DatasetReply,
+    EvaluationDeclaration,
     FailedTasksReply,
     FailedTasksRequest,
     JobDeclaration,
@@ -130,6 +133,7 @@ class MasterService:
         self._pservers: dict[int, int] = {}
         self._progress = JobProgress()
         self._indexing = DatasetIndexing(files, clock, index_storage)
+        self._evaluations = Evaluations(lambda: DatasetIndexing(files, clock, index_storage), chosen.attempts_limit)
         self._durable: DurableState | None = None
         self._senders: list[ViewSender] = []
         self._replay = Replay(pserver_count, "replay", None)
@@ -161,6 +165,8 @@ class MasterService:
             self._dispatch = Dispatch(self._dataset, self._queue)
         if recovered.declaration.model is not None:
             self._membership = self._make_membership(recovered.declaration.model, recovered.membership)
+        if recovered.evaluations is not None:
+            self._evaluations.recover(recovered.evaluations)
         self._recover_pservers(recovered)
         self._durable = DurableState(
             self._held, self._coordinator, self._clock, self._snapshot, self._step_down, recovered.known
@@ -254,6 +260,8 @@ class MasterService:
             if self._queue is not None:
                 dispatch, failures = self._queue.encode_parts()
                 values |= {self._keys.task_queues: dispatch, self._keys.task_failures: failures}
+            if self._evaluations:
+                values[self._keys.evaluations] = self._evaluations.encode()
             if self._declaration.dataset is not None or self._declaration.model is not None:
                 values[self._keys.job] = encode(self._declaration)
             return self._revision, values
@@ -295,6 +303,7 @@ class MasterService:
         self._progress.gone(trainer)
         if self._dispatch is not None:
             self._dispatch.trainer_gone(trainer, now)
+        self._evaluations.trainer_gone(trainer, now)
         self._touch()
         self._leave(trainer)
 
@@ -302,6 +311,8 @@ class MasterService:
         """Time has passed."""
         with self._changed:
             if self._dispatch is not None and self._dispatch.tick(self._clock.now()):
+                self._touch()
+            if self._evaluations.tick(self._clock.now()):
                 self._touch()
             self._tick_checkpoints()
 
@@ -397,6 +408,8 @@ class MasterService:
             NotReadyError: there is no dataset yet, or etcd cannot be written.
         """
         self._require_trainer(ticket)
+        if ticket.evaluation:
+            return self._evaluation_tasks(ticket)
         deadline = self._clock.now() + ticket.wait_s
         with self._changed:
             dispatch = self._dispatch
@@ -433,6 +446,61 @@ class MasterService:
             )
         self._wait_durable(revision)
         return reply, [dispatch.dataset.layout.chunks_of(assignment.task) for assignment in given]
+
+    def declare_evaluation(self, request: EvaluationDeclaration) -> DatasetReply:
+        """First declaration of a name wins.
+
+        Raises:
+            DataError: a file cannot be used.
+            DeclarationError: the evaluation of this name has another dataset.
+            NotReadyError: the index is being built; ask again.
+        """
+        with self._changed:
+            known = self._evaluations.declared(request)
+        if known is not None:
+            return known
+        indexed = self._evaluations.index(request.name, request)
+        with self._changed:
+            self._evaluations.begin(request.name, indexed)
+            known = self._evaluations.declared(request)
+            self._touch()
+            revision = self._revision
+        assert known is not None
+        self._wait_durable(revision)
+        return known
+
+    def _evaluation_tasks(self, ticket: TasksTicket) -> tuple[TasksReply, list[list[Chunk]]]:
+        """As ``tasks``, for an evaluation; does not wait for work."""
+        with self._changed:
+            found = self._evaluations.find(ticket.evaluation)
+        if found.dispatch is None and not found.is_done:
+            indexed = self._evaluations.index(found.name, found.declared)
+            with self._changed:
+                self._evaluations.begin(found.name, indexed)
+        with self._changed:
+            dispatch = found.dispatch
+            given: list[Assignment] = []
+            lost: list[ReturnedTask] = []
+            outcome, retry_after_s = "epochs_done", 0.0
+            if dispatch is not None:
+                before = dispatch.queue.revision
+                lost = dispatch.take_reports(ticket, self._clock.now())
+                given, outcome, retry_after_s = dispatch.hand_out(ticket, self._clock.now())
+                self._evaluations.settle(found)
+                if dispatch.queue.revision != before:
+                    self._touch()
+            reply = TasksReply(
+                assignments=given,
+                outcome=outcome,
+                retry_after_s=retry_after_s,
+                member=self._member_of(ticket.trainer),
+                lost=lost,
+                metrics=found.metrics if outcome == "epochs_done" else {},
+                failed=found.failed,
+            )
+            revision = self._revision
+        self._wait_durable(revision)
+        return reply, [] if dispatch is None else [dispatch.dataset.layout.chunks_of(each.task) for each in given]
 
     def retry_failed(self, request: FailedTasksRequest) -> FailedTasksReply:
         """Make quarantined batches todo again; durable before it returns.
@@ -729,6 +797,7 @@ class MasterService:
                 master=self._directory.master(),
                 progress=self._progress,
                 indexing=self._indexing.doing,
+                evaluations=self._evaluations.status(),
                 checkpointing=self._checkpointing,
                 may_end=self._may_end(),
                 now=now,

@@ -12,6 +12,7 @@ from flightedl.master.failures import failed_piece
 from flightedl.master.indexing import IndexedDataset
 from flightedl.master.progress import JobProgress, TrainerProgress
 from flightedl.wire.messages import (
+    EvaluationStatus,
     JobDeclaration,
     PserverStatusReply,
     ServerStatus,
@@ -34,6 +35,7 @@ def describe(
     master: ServerRecord | None,
     progress: JobProgress,
     indexing: str,
+    evaluations: list[EvaluationStatus],
     checkpointing: Checkpointing | None,
     may_end: bool,
     now: float,
@@ -58,6 +60,7 @@ def describe(
         tasks=counts,
         failed=[] if queue is None or indexed is None else [failed_piece(each, indexed) for each in queue.failed()],
         records=_records(declaration, queue, counts),
+        evaluations=evaluations,
         batches=progress.batches,
         records_per_s=progress.records_per_s(now),
         metrics=progress.metrics(now),

@@ -72,6 +72,32 @@ class DatasetReply(Reply, frozen=True, kw_only=True):
     declaration: DatasetDeclaration
 
 
+class EvaluationDeclaration(Request, frozen=True, kw_only=True):
+    """What ``job.evaluate(...)`` says. The same name is the same evaluation."""
+
+    name: Name
+    dataset: DatasetDeclaration
+
+
+class EvaluationRecord(Reply, frozen=True, kw_only=True):
+    """One evaluation as it lies in etcd."""
+
+    name: str
+    declared: DatasetReply
+    #: name -> [weighted sum, weight].
+    sums: dict[str, tuple[float, float]]
+    #: The queue's own encoding; empty when it is done.
+    queue: str
+    is_done: bool
+    failed: int = 0
+
+
+class EvaluationsRecord(Reply, frozen=True, kw_only=True):
+    """The value of ``evaluations``."""
+
+    evaluations: list[EvaluationRecord]
+
+
 class ParameterDeclaration(Request, frozen=True, kw_only=True):
     """One named array."""
 
@@ -143,6 +169,8 @@ class TasksTicket(Sender, frozen=True, kw_only=True):
     """Reports and asks in one call."""
 
     verb: str = "tasks"
+    #: Name of the evaluation whose tasks are meant; empty: the training data's.
+    evaluation: Text = ""
     finished: list[FinishedTask] = []
     failed: list[FailedTask] = []
     returned: list[ReturnedTask] = []
@@ -179,6 +207,9 @@ class TasksReply(Reply, frozen=True, kw_only=True):
     #: Reports that were refused, because their attempt is no longer current: drop that work.
     lost: list[ReturnedTask] = []
     epoch: int = 0
+    #: Evaluations only, once "epochs_done": weighted means over all records, and tasks that failed for good.
+    metrics: dict[str, float] = {}
+    failed: int = 0
 
 
 class JoinRequest(Sender, frozen=True, kw_only=True):
@@ -495,6 +526,16 @@ class FailedTasksReply(Reply, frozen=True, kw_only=True):
     batches: int
 
 
+class EvaluationStatus(Reply, frozen=True, kw_only=True):
+    """One evaluation, running or done."""
+
+    name: str
+    is_done: bool
+    #: Weighted means over what is done.
+    metrics: dict[str, float]
+    tasks: TaskCounts
+
+
 class StatusReply(Reply, frozen=True, kw_only=True):
     """The job at a glance: ``flightedl status --json`` prints it as it is."""
 
@@ -506,6 +547,7 @@ class StatusReply(Reply, frozen=True, kw_only=True):
     epochs: int | None = None
     tasks: TaskCounts = TaskCounts()
     failed: list[FailedPiece] = []
+    evaluations: list[EvaluationStatus] = []
     records: int = 0
     #: Batches that trainers worked through since this master began, those worked through again included.
     batches: int = 0
