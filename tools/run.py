@@ -20,6 +20,11 @@ from flightedl.launch.run import RunOptions, run_job
 @click.option("--checkpoint-keep", type=click.IntRange(min=1), help="How many of the newest checkpoints stay [3]")
 @click.option("--resume", is_flag=True, help="Go on from the newest checkpoint at the URL, also of other --pservers.")
 @click.option(
+    "--standby/--no-standby",
+    default=None,
+    help="One more master and pserver, to take over at once [with --checkpoint]",
+)
+@click.option(
     "--recovery",
     type=click.Choice(["replay", "rollback"]),
     help="When a pserver was lost: do its lost batches again, or take all pservers back to one checkpoint [replay]",
@@ -41,6 +46,7 @@ def run(
     checkpoint_keep: int | None,
     resume: bool,
     recovery: str | None,
+    standby: bool | None,
     job: str | None,
     output: Path | None,
     etcd: str | None,
@@ -73,6 +79,7 @@ def run(
         pservers=pservers,
         job=job,
         checkpoint=checkpoint,
+        standby=standby,
         output=output,
         etcd=etcd,
         more={name: value for name, value in more.items() if value is not None},

@@ -71,6 +71,8 @@ class LocalCluster:
         etcd: ``host:port`` of a running etcd to use; None: one of the cluster's own.
         output_dir: where logs (``logs/``) and what the script saves go; None: a temporary directory.
         trainers: the program to run as trainers beside the servers; None: no trainers.
+        standby: start one more master and one more pserver, which take over from one that dies at once, without the
+            time that starting takes.
         limits: when the supervisor gives up.
         on_event: is told in one sentence about each process that ends or is replaced.
         more: further settings of all processes, such as ``lease_ttl_s``.
@@ -88,6 +90,7 @@ class LocalCluster:
         etcd: str | None = None,
         output_dir: str | Path | None = None,
         trainers: TrainerProgram | None = None,
+        standby: bool = False,
         limits: Limits | None = None,
         on_event: OnEvent | None = None,
         **more: Any,
@@ -102,6 +105,7 @@ class LocalCluster:
         self._given_etcd = etcd
         self._output_dir = None if output_dir is None else Path(output_dir).absolute()
         self._trainers = trainers
+        self._standby = standby
         self._limits = limits
         self._on_event = on_event
         self._more = more
@@ -256,14 +260,13 @@ class LocalCluster:
         servers = {"port": 0, "metrics_port": 0, "checkpoint": self._checkpoint}
         master = self._settings(MasterSettings, pservers=self.pservers, **servers)
         pserver = self._settings(PserverSettings, **servers)
+        more = 1 if self._standby else 0
+        slots = [Slot(Role.MASTER, 0), *(Slot(Role.PSERVER, index) for index in range(self.pservers))]
+        slots += [Slot(Role.MASTER, 1), Slot(Role.PSERVER, self.pservers)] * more
+        environments = {Role.MASTER: child_environment(master), Role.PSERVER: child_environment(pserver)}
         found: dict[Slot, Starter] = {
-            Slot(Role.MASTER, 0): _starter(children, "master", ["flightedl.master"], child_environment(master))
+            slot: _starter(children, str(slot), [f"flightedl.{slot.role}"], environments[slot.role]) for slot in slots
         }
-        for index in range(self.pservers):
-            name = f"pserver-{index}"
-            found[Slot(Role.PSERVER, index)] = _starter(
-                children, name, ["flightedl.pserver"], child_environment(pserver)
-            )
         if self._trainers is not None:
             trainer = self._settings(TrainerSettings, output_dir=str(self.directory))
             program = ["flightedl.launch.trainer", self._trainers.target, *self._trainers.arguments]

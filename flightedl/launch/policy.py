@@ -46,7 +46,8 @@ class Slot:
     index: int
 
     def __str__(self) -> str:
-        return str(self.role) if self.role in {Role.ETCD, Role.MASTER} else f"{self.role}-{self.index}"
+        is_only_one = self.role is Role.ETCD or (self.role is Role.MASTER and not self.index)
+        return str(self.role) if is_only_one else f"{self.role}-{self.index}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -54,6 +54,8 @@ class RunOptions:
     #: Default: made of the target's name.
     job: str | None = None
     checkpoint: str | None = None
+    #: One master and one pserver more, which take over at once; None: where checkpoints are kept.
+    standby: bool | None = None
     #: Default: a new directory under ``runs/``.
     output: Path | None = None
     etcd: str | None = None
@@ -97,6 +99,7 @@ def run_job(options: RunOptions, console: Console) -> int:
         options.pservers,
         job=job,
         checkpoint=options.checkpoint,
+        standby=options.checkpoint is not None if options.standby is None else options.standby,
         etcd=options.etcd,
         output_dir=options.output or new_output_directory(job, Path("runs")),
         trainers=program,

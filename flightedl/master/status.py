@@ -66,7 +66,9 @@ def describe(
         metrics=progress.metrics(now),
         master=None
         if master is None
-        else ServerStatus(index=0, address=master.address, generation=master.generation, state="serving"),
+        else ServerStatus(
+            index=0, address=master.address, generation=master.generation, state="serving", pid=master.pid
+        ),
         pservers=[_server(index, records[index], pservers[index]) for index in sorted(records) if index < desired],
         pservers_desired=desired,
         trainers=[
@@ -123,7 +125,9 @@ def _task_counts(queue: TaskQueue) -> TaskCounts:
 
 def _server(index: int, record: ServerRecord, said: PserverStatusReply | None) -> ServerStatus:
     if said is None:
-        return ServerStatus(index=index, address=record.address, generation=record.generation, state="not reached")
+        return ServerStatus(
+            index=index, address=record.address, generation=record.generation, state="not reached", pid=record.pid
+        )
     return ServerStatus(
         index=index,
         address=record.address,
@@ -133,6 +137,7 @@ def _server(index: int, record: ServerRecord, said: PserverStatusReply | None) -
         lowest_version=said.lowest_version,
         highest_version=said.highest_version,
         size_bytes=said.size_bytes,
+        pid=record.pid,
     )
 
 

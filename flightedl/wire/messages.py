@@ -451,6 +451,7 @@ class ServerStatus(Reply, frozen=True, kw_only=True):
     lowest_version: int = 0
     highest_version: int = 0
     size_bytes: int = 0
+    pid: int = 0
 
 
 class TrainerStatus(Reply, frozen=True, kw_only=True):

@@ -12,6 +12,8 @@ Then one shard of the size asked for is copied, written and read in this process
 
 from __future__ import annotations
 
+import os
+import signal
 import statistics
 import tempfile
 import time
@@ -90,6 +92,15 @@ class _Watcher:
         job = self.until(self.job, "the master")
         return {p.index: (p.address, p.generation) for p in job.pservers}
 
+    def pid_of_pserver(self, index: int) -> int:
+        """The process that holds an index."""
+
+        def found() -> int | None:
+            job = self.job()
+            return None if job is None else next((p.pid for p in job.pservers if p.index == index), None)
+
+        return self.until(found, f"pserver {index}")
+
     def until(self, look: Callable[[], _T | None], what: str) -> _T:
         """The first answer that is not None.
 
@@ -124,10 +135,11 @@ class _Watcher:
             connection.close()
 
 
-def _kill_pserver(cluster: LocalCluster, watcher: _Watcher, number: int) -> float:
+def _kill_pserver(watcher: _Watcher, number: int) -> float:
     before = {index: generation for index, (_, generation) in watcher.places().items()}
+    pid = watcher.pid_of_pserver(number % 2)
     began = time.monotonic()
-    cluster.kill("pserver", number % 2)
+    os.kill(pid, signal.SIGKILL)
 
     def is_back() -> bool | None:
         new = {i: g for i, g in watcher.accepted().items() if g[0] > before[i]}
@@ -150,14 +162,15 @@ def _kill_trainer(cluster: LocalCluster, watcher: _Watcher, number: int) -> floa
     return time.monotonic() - began
 
 
-def _kill_master(cluster: LocalCluster, watcher: _Watcher) -> tuple[float, float]:
+def _kill_master(watcher: _Watcher) -> tuple[float, float]:
     job = watcher.until(watcher.job, "the master")
     places = watcher.places()
-    generation = 0 if job.master is None else job.master.generation
+    assert job.master is not None, "a master that does not know itself"
+    generation = job.master.generation
     done_before: list[int] = []
     rows, since, longest = -1, time.monotonic(), 0.0
     began = time.monotonic()
-    cluster.kill("master")
+    os.kill(job.master.pid, signal.SIGKILL)
 
     def goes_on() -> bool | None:
         nonlocal rows, since, longest
@@ -229,8 +242,9 @@ def _line(what: str, seconds: list[float]) -> str:
 @click.command()
 @click.option("--kills", type=click.IntRange(min=0), default=5, show_default=True, help="Of each kind of process.")
 @click.option("--lease-ttl-s", type=float, default=2.0, show_default=True, help="Time to live of all leases.")
+@click.option("--standby/--no-standby", default=True, show_default=True, help="With one more master and pserver.")
 @click.option("--size-mb", type=click.IntRange(min=1), default=256, show_default=True, help="Of the shard's values.")
-def recovery(kills: int, lease_ttl_s: float, size_mb: int) -> None:
+def recovery(kills: int, lease_ttl_s: float, standby: bool, size_mb: int) -> None:
     """Measure kill -9 to working again, and what a checkpoint costs."""
     process_tuning.apply()
     pserver_s: list[float] = []
@@ -248,6 +262,7 @@ def recovery(kills: int, lease_ttl_s: float, size_mb: int) -> None:
             job=_JOB,
             checkpoint=str(Path(directory) / "checkpoints"),
             trainers=program,
+            standby=standby,
             limits=limits,
             lease_ttl_s=lease_ttl_s,
             checkpoint_every_s=2.0,
@@ -256,15 +271,16 @@ def recovery(kills: int, lease_ttl_s: float, size_mb: int) -> None:
             watcher = _Watcher(cluster, status)
             for number in range(kills):
                 watcher.settle()
-                pserver_s.append(_kill_pserver(cluster, watcher, number))
+                pserver_s.append(_kill_pserver(watcher, number))
                 watcher.settle()
                 trainer_s.append(_kill_trainer(cluster, watcher, number))
                 watcher.settle()
-                seconds, silent = _kill_master(cluster, watcher)
+                seconds, silent = _kill_master(watcher)
                 master_s.append(seconds)
                 silent_s.append(silent)
             watcher.close()
-    click.echo(f"leases of {lease_ttl_s:g} s; SIGKILL to processes of this machine, whose end the launcher sees")
+    kind = "with" if standby else "without"
+    click.echo(f"leases of {lease_ttl_s:g} s, {kind} standby processes; SIGKILL, which the launcher here sees")
     click.echo(_line("pserver killed -> its successor accepts a push", pserver_s))
     click.echo(_line("trainer killed -> its work is back in the queue", trainer_s))
     click.echo(_line("master killed -> the next task is done", master_s))
