@@ -13,6 +13,9 @@ from pathlib import Path
 import pytest
 from storm import Storm, verdict
 
+import flightedl as fe
+from flightedl.launch.cluster import TrainerProgram
+
 pytestmark = [pytest.mark.etcd, pytest.mark.faults, pytest.mark.slow, pytest.mark.timeout(400)]
 
 
@@ -94,6 +97,28 @@ def test_a_store_that_fails_does_not_stop_the_job(tmp_path: Path) -> None:
     done = run(tmp_path, "--trainers", "2", "--pservers", "2", arguments=("--epochs", "1"))
     assert done.returncode == 0, text(tmp_path)
     assert verdict(text(tmp_path)) == (0, 0)
+
+
+def test_pservers_told_to_end_leave_a_checkpoint_of_everything(tmp_path: Path) -> None:
+    """SIGTERM to one: what it makes the master order is complete before it goes."""
+    with fe.local(
+        pservers=1,
+        checkpoint=str(tmp_path / "ck"),
+        output_dir=tmp_path / "out",
+        checkpoint_every_s=1000.0,
+        trainers=TrainerProgram(
+            "flightedl.examples.ledger", ("--data", str(tmp_path / "data"), "--epochs", "50", "--pause", "0.05"), 2
+        ),
+    ) as cluster:
+        manifests = (tmp_path / "ck" / "local").glob
+        deadline = time.monotonic() + 60
+        while not list(manifests("c-1/manifest.json")):
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+        cluster.kill("pserver", 0, signal.SIGTERM)
+        while not list(manifests("c-2/manifest.json")):
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
 
 
 @pytest.mark.s3

@@ -48,6 +48,7 @@ _T = TypeVar("_T")
 
 _POLL_S = 0.01
 _PATIENCE_S = 90.0
+_STANDBY_STARTS_S = 3.0
 _JOB = "recovery"
 
 
@@ -117,7 +118,8 @@ class _Watcher:
         return found
 
     def settle(self) -> None:
-        """Return when everybody works."""
+        """Return when everybody works, and whoever stands by has had time to start."""
+        time.sleep(_STANDBY_STARTS_S)
 
         def works() -> bool | None:
             before = self.accepted()
