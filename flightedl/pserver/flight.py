@@ -81,6 +81,7 @@ class PserverFlight:
         shard = self._service.shard_for_init(header.plan_hash)
         count = 0
         for batch, _metadata in incoming:
+            self._service.require_lease()
             for row in decode_rows(batch):
                 shard.initialize(header.election, row)
                 count += 1
@@ -94,6 +95,7 @@ class PserverFlight:
         shard = self._service.shard(header.plan_hash)
         counts = dict.fromkeys(Outcome, 0)
         for batch, _metadata in incoming:
+            self._service.require_lease()
             shard.counts.messages += 1
             for pushed in shard.push(header, decode_batch(batch)):
                 counts[Outcome(pushed.piece.outcome)] += len(pushed.piece.blocks)
@@ -113,6 +115,7 @@ class PserverFlight:
         waiting: deque[Wanted] = deque()
         exchange.begin(VALUES_SCHEMA)
         while (message := exchange.read()) is not None:
+            self._service.require_lease()
             if message[0] is not None:
                 exchange.write(encode_pieces(self._take_rows(shard, header, message[0], waiting)))
         deadline = min(self._clock.now() + header.wait_s, call.deadline)

@@ -98,7 +98,7 @@ class PserverProcess:
             assert index is not None
             while not self._stop.is_set() and not _has_seen(directory, held):
                 directory.wait_until(functools.partial(_has_moved, directory.revision), _POLL_S)
-            service.take_index(index, held.generation)
+            service.take_index(index, held.generation, lambda: held.is_held)
             server.start_serving(ServerIdentity(self._settings.job, "pserver", index, held.generation))
             _log.info("pserver ready index=%d generation=%d port=%d", index, held.generation, server.port)
             directory.subscribe(lambda: self._look(service))

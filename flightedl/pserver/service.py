@@ -22,7 +22,7 @@ from flightedl.domain.modes import Mode
 from flightedl.domain.optimizers import Optimizer
 from flightedl.domain.parameters import ParameterSpec
 from flightedl.domain.sharding import ShardPlan, plan_for
-from flightedl.errors import FlightedlError, NotReadyError, UnavailableError
+from flightedl.errors import FencedError, FlightedlError, NotReadyError, UnavailableError
 from flightedl.ports import Clock, Storage
 from flightedl.pserver.restoring import Restored, load_newest
 from flightedl.pserver.shard import ShardState
@@ -67,6 +67,7 @@ class PserverService:
     ) -> None:
         #: -1 until one is taken; nothing is served before.
         self._index = -1
+        self._is_held: Callable[[], bool] = lambda: False
         self._generation = 0
         self._storage = storage
         self._clock = clock
@@ -87,9 +88,18 @@ class PserverService:
         #: The newest view.
         self._view: ViewRequest | None = None
 
-    def take_index(self, index: int, generation: int) -> None:
-        """This pserver holds ``index`` from now on."""
-        self._index, self._generation = index, generation
+    def take_index(self, index: int, generation: int, is_held: Callable[[], bool]) -> None:
+        """This pserver holds ``index`` from now on, as long as ``is_held`` says so."""
+        self._index, self._generation, self._is_held = index, generation, is_held
+
+    def require_lease(self) -> None:
+        """Nothing is written once the lease is over: a process that was frozen finds out here, before it does harm.
+
+        Raises:
+            FencedError: it is over.
+        """
+        if not self._is_held():
+            raise FencedError(f"the lease of pserver {self._index} is over: look its successor up")
 
     def close(self) -> None:
         """Give up what is being built."""

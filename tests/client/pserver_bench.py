@@ -37,6 +37,9 @@ class OneShard:
 
     shard_for_init = shard
 
+    def require_lease(self) -> None:
+        """Its lease never ends."""
+
 
 class Trainer:
     """One member's parameters; also the scope that they ask."""
