@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from itertools import groupby
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -30,6 +30,7 @@ from flightedl.domain.modes import Async, Mode, Sync
 from flightedl.domain.sharding import ALIGNMENT_BYTES, ShardPlan, runs_of
 from flightedl.errors import FlightedlError, GradientError, MessageError, UsageError
 from flightedl.rpc.client import Connection
+from flightedl.wire.halves import shortened, widened
 from flightedl.wire.messages import PullTicket, PushHeader, encode
 from flightedl.wire.rows import PUSH_SCHEMA, Outcome, Rows, decode_batch, encode_rows
 
@@ -101,6 +102,7 @@ class Parameters(Mapping[str, npt.NDArray[np.generic]]):
         plan: Where every block lies.
         mode: Whether a pull waits for the round of the push before it, and when a step pulls.
         clip_norm: Gradients whose global norm is above it are scaled down to it; None: never.
+        wire: How float32 elements travel, see ``wire.halves``.
         servers: Connections to the pservers.
         scope: Gives the present sender, member and batch.
         waiting: Makes a wait that the user sees.
@@ -114,6 +116,7 @@ class Parameters(Mapping[str, npt.NDArray[np.generic]]):
         scope: Scope,
         waiting: Callable[[], Waiting],
         clip_norm: float | None = None,
+        wire: str = "",
     ) -> None:
         self._plan = plan
         self._is_synchronous = isinstance(mode, Sync)
@@ -122,6 +125,7 @@ class Parameters(Mapping[str, npt.NDArray[np.generic]]):
         self._pull_every = mode.pull_every if isinstance(mode, Async) else 1
         self._steps_since_pull = 0
         self._clip_norm = clip_norm
+        self._wire = wire
         self._servers = servers
         self._scope = scope
         self._waiting = waiting
@@ -376,7 +380,8 @@ class Parameters(Mapping[str, npt.NDArray[np.generic]]):
         with connection.exchange(encode(header), PUSH_SCHEMA, timeout_s=_STREAM_S) as exchange:
             for _, run in groupby(numbers, shard.run_of.__getitem__):
                 members = list(run)
-                exchange.write(encode_rows(members, [base[n] for n in members], [transfer.pushes[n] for n in members]))
+                gradients = [self._outgoing(transfer.pushes[n]) for n in members]
+                exchange.write(encode_rows(members, [base[n] for n in members], gradients))
                 unanswered += 1
                 if unanswered >= WINDOW:
                     self._take(exchange.read(), shard, transfer, current)
@@ -420,6 +425,12 @@ class Parameters(Mapping[str, npt.NDArray[np.generic]]):
             is_synchronous = self._is_synchronous
             transfer.pulls.update((block, versions[block] + 1 if is_synchronous else 0) for block in blocks)
 
+    def _outgoing(self, gradient: Array | None) -> Array | None:
+        """A gradient as it is sent."""
+        if gradient is None or not self._wire or gradient.dtype != np.float32:
+            return gradient
+        return shortened(cast("npt.NDArray[np.float32]", gradient), self._wire)
+
     def _base_versions(self, blocks: Iterable[int], current: CurrentBatch | None) -> dict[int, int]:
         """The versions that the current batch's gradients were computed at, by block."""
         if current is not None and current.base_version is not None:
@@ -447,10 +458,15 @@ class Parameters(Mapping[str, npt.NDArray[np.generic]]):
         if first is None:
             raise MessageError(f"pserver {shard.index} sent block {blocks.start}, which is not its own")
         start = self._block_starts[blocks.start]
-        target = self._line[start : start + len(data)]
-        if self._block_starts[blocks.stop - 1] + shard.values[blocks.stop - 1].nbytes != start + len(data):
+        end = self._block_starts[blocks.stop - 1] + shard.values[blocks.stop - 1].nbytes
+        target = self._line[start:end]
+        is_short = self._wire and first.dtype == np.float32
+        if end - start != (2 * len(data) if is_short else len(data)):
             raise MessageError(f"pserver {shard.index} sent {len(data)} bytes for blocks {blocks}")
-        np.copyto(target, np.frombuffer(data, np.uint8))
+        if is_short:
+            widened(data, self._wire, target.view(np.float32))
+        else:
+            np.copyto(target, np.frombuffer(data, np.uint8))
         self._versions.update(dict.fromkeys(blocks, version))
 
 

@@ -48,6 +48,7 @@ from flightedl.formats.reader import Decode, read_task
 from flightedl.ports import Absent, Clock, CreatedAt, Delete, Put
 from flightedl.rpc import process_tuning
 from flightedl.rpc.authentication import Credentials
+from flightedl.wire.halves import check_kind
 from flightedl.wire.messages import (
     DatasetDeclaration,
     DatasetReply,
@@ -207,6 +208,7 @@ class Job:
         *,
         optimizer: Optimizer | None = None,
         mode: Mode | None = None,
+        wire: str = "",
     ) -> Parameters:
         """Declare the model: the same in every trainer. One trainer's values become the first ones.
 
@@ -214,6 +216,8 @@ class Job:
             initial: name -> float32 or float64 array of any shape; its values count only where this trainer is elected.
             optimizer: What the pservers run; default plain SGD with a learning rate of 0.01.
             mode: Consistency; default ``Sync()``.
+            wire: "bfloat16" or "float16": gradients and values of float32 parameters travel with 16 bits, rounded to
+                nearest even; the pservers keep and update float32.
 
         Returns:
             A mapping of arrays with the job's present values.
@@ -224,6 +228,7 @@ class Job:
         """
         if self._parameters is not None:
             raise UsageError("this job already has its parameters: declare all of them in one call")
+        check_kind(wire)
         chosen_mode = Sync() if mode is None else mode
         if isinstance(chosen_mode, Async) and chosen_mode.push_every > 1:
             raise UsageError("Async(push_every=...) above 1 is not available: add the gradients up in bigger batches")
@@ -236,6 +241,7 @@ class Job:
             parameters=[ParameterDeclaration(name=s.name, shape=list(s.shape), dtype=s.dtype) for s in specs],
             optimizer=(SGD(lr=0.01) if optimizer is None else optimizer).to_json(),
             mode=chosen_mode.to_json(),
+            wire=wire,
         )
         declared = self._ask_master("declare_model", encode(declaration), ModelReply)
         plan = plan_for(specs, declared.pservers, declared.cut_for)
@@ -256,7 +262,7 @@ class Job:
         )
         self._mode = Mode.from_json(declared.declaration.mode)
         clip_norm = Optimizer.from_json(declared.declaration.optimizer).clip_norm
-        self._parameters = Parameters(plan, self._mode, self._servers, self, self._waiting, clip_norm)
+        self._parameters = Parameters(plan, self._mode, self._servers, self, self._waiting, clip_norm, wire)
         self._parameters.refresh()
         return self._parameters
 

@@ -257,3 +257,10 @@ def float32_to_bfloat16(values: npt.NDArray[np.float32], out: npt.NDArray[np.uin
     """Round (n,) float32, possibly unaligned and read-only, to nearest even into the bits of (n,) bfloat16."""
     signature = types.void(_received("uint32"), _own("uint16"))
     _compiled(kernels_blocks.float32_to_bfloat16, signature)(values.view(np.uint32), out)
+
+
+def compile_halves() -> None:
+    """Get the machine code of both conversions now; else the first calls do, which a server avoids."""
+    bits, values = np.zeros(1, np.uint16), np.zeros(1, np.float32)
+    bfloat16_to_float32(bits, values)
+    float32_to_bfloat16(values, bits)

@@ -167,6 +167,7 @@ class PserverService:
             self._index,
             Optimizer.from_json(declared.declaration.optimizer),
             Mode.from_json(declared.declaration.mode),
+            declared.declaration.wire,
         )
         if self._is_initialized() and not self._restore(shard, specs, plan):
             return

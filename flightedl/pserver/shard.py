@@ -25,7 +25,7 @@ import numpy as np
 import numpy.typing as npt
 
 from flightedl.domain.applied import AppliedBatches, Batch
-from flightedl.domain.kernels import Update, block_kernels, kernel_for
+from flightedl.domain.kernels import Update, block_kernels, compile_halves, kernel_for
 from flightedl.domain.membership import PserverView, View, ViewMember, ViewVerdict
 from flightedl.domain.modes import Async, Mode, Sync
 from flightedl.domain.optimizers import LAMB, Optimizer
@@ -84,14 +84,14 @@ _ANSWERED = frozenset({Outcome.ACCEPTED, Outcome.ALREADY_APPLIED})
 class ShardState:
     """The blocks of one pserver. Thread-safe."""
 
-    def __init__(self, plan: ShardPlan, index: int, optimizer: Optimizer, mode: Mode) -> None:
+    def __init__(self, plan: ShardPlan, index: int, optimizer: Optimizer, mode: Mode, wire: str = "") -> None:
         self.plan_hash = plan.hash
         self.counts = Counts()
         self._plan = plan
         self._set_mode(mode)
         self._arena = Arena()
         #: In order; replaced, never changed, when one is split.
-        self._units = self._build(plan, index, optimizer, mode)
+        self._units = self._build(plan, index, optimizer, mode, wire)
         self._structure = threading.Lock()
         self._locks = [unit.lock for unit in self._units]
         #: Block number -> its unit.
@@ -115,7 +115,9 @@ class ShardState:
         self._is_deterministic = isinstance(mode, Sync) and mode.deterministic
         self._scales_by_staleness = isinstance(mode, Async) and mode.staleness_scaled
 
-    def _build(self, plan: ShardPlan, index: int, optimizer: Optimizer, mode: Mode) -> list[Unit]:
+    def _build(self, plan: ShardPlan, index: int, optimizer: Optimizer, mode: Mode, wire: str) -> list[Unit]:
+        if wire == "bfloat16":
+            compile_halves()
         updates: dict[tuple[Optimizer, str], Update] = {}
         units: list[Unit] = []
         local = 0
@@ -142,6 +144,7 @@ class ShardState:
                         block_kernels(dtype),
                         self._arena,
                         threading.Lock(),
+                        wire,
                     )
                 )
                 local += len(numbers)
@@ -232,7 +235,12 @@ class ShardState:
             GradientError: not finite.
         """
         unit = self._unit(row.block)
-        values = self._checked(unit, range(row.block, row.block + 1), row.values)
+        size_bytes = self._plan.block(row.block).size * unit.values.itemsize
+        if len(row.values) != size_bytes:
+            raise MessageError(
+                f"block {row.block} of {self._name(row.block)!r} has {size_bytes} bytes, not {len(row.values)}"
+            )
+        values = self._finite(unit, range(row.block, row.block + 1), row.array(unit.values.dtype))
         with self._locked(row.block) as unit:
             if unit.updates == 0 and not self._is_restored and election >= self._elections.get(row.block, 0):
                 unit.writable()[unit.part(row.block)] = values
@@ -299,7 +307,7 @@ class ShardState:
             if header.pull and outcome in _ANSWERED:
                 min_version = self.version_after(base_version)
                 if unit.rounds.pull(header.member, min_version) is Pull.READY:
-                    values = unit.lend(numbers)
+                    values = unit.outgoing(numbers)
                 else:
                     wanted = Wanted(numbers, min_version)
             piece = Piece(numbers, unit.rounds.version, outcome, values, unit.offsets)
@@ -387,8 +395,11 @@ class ShardState:
             raise MessageError(
                 f"block {numbers.start} of {self._name(numbers.start)!r} has {stop - start} bytes, not {len(data)}"
             )
-        array = np.frombuffer(data, unit.values.dtype)
+        return self._finite(unit, numbers, unit.incoming(data))
+
+    def _finite(self, unit: Unit, numbers: range, array: Array) -> Array:
         if not unit.kernels.all_finite(array):
+            first = unit.numbers.start
             wrong = int(np.flatnonzero(~np.isfinite(array))[0])
             number = next(n for n in numbers if wrong < unit.bounds[n + 1 - first] - unit.bounds[numbers.start - first])
             raise GradientError(
@@ -453,7 +464,7 @@ class ShardState:
                     pieces.append(Piece(numbers, unit.rounds.version, Outcome.NOT_MEMBER, None, ()))
                 else:
                     offsets = unit.offsets_of(numbers)
-                    pieces.append(Piece(numbers, unit.rounds.version, Outcome.NONE, unit.lend(numbers), offsets))
+                    pieces.append(Piece(numbers, unit.rounds.version, Outcome.NONE, unit.outgoing(numbers), offsets))
             number = numbers.stop
         return pieces, rest
 

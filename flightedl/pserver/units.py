@@ -24,10 +24,11 @@ import numpy as np
 import numpy.typing as npt
 
 from flightedl.domain.applied import Batch
-from flightedl.domain.kernels import BlockKernels, Update
+from flightedl.domain.kernels import BlockKernels, Update, bfloat16_to_float32, float32_to_bfloat16
 from flightedl.domain.rounds import BlockRounds
 from flightedl.domain.sharding import Block
 from flightedl.pserver.arena import Arena
+from flightedl.wire.halves import item_bytes
 
 Array = npt.NDArray[np.generic]
 
@@ -58,6 +59,7 @@ class Unit:
         kernels: Those of the dtype.
         arena: Where memory comes from.
         lock: Held around everything.
+        wire: "bfloat16" or "float16" where float32 elements travel as such.
     """
 
     __slots__ = (
@@ -78,6 +80,7 @@ class Unit:
         "update",
         "updates",
         "values",
+        "wire",
     )
 
     def __init__(
@@ -92,14 +95,17 @@ class Unit:
         kernels: BlockKernels,
         arena: Arena,
         lock: threading.Lock,
+        wire: str = "",
     ) -> None:
         self.numbers = numbers
         self.number_list = list(numbers)
         self.local = local
         #: Where each block starts, in elements, and the last one ends.
         self.bounds: list[int] = [0, *np.cumsum(sizes).tolist()]
-        #: The same in bytes.
-        self.offsets = [bound * values.itemsize for bound in self.bounds]
+        self.wire = wire if values.dtype == np.float32 else ""
+        element_bytes = item_bytes(wire, values.dtype.name)
+        #: The same in bytes of the wire.
+        self.offsets = [bound * element_bytes for bound in self.bounds]
         self.values = values
         self.slots = slots
         self.rounds = rounds
@@ -146,6 +152,28 @@ class Unit:
         self._lent.append(weakref.ref(view))
         return view
 
+    def outgoing(self, numbers: range) -> Array:
+        """The values of some neighbouring blocks as they are sent: lent, or shortened to 16 bits."""
+        lent = self.lend(numbers)
+        if not self.wire:
+            return lent
+        if self.wire == "float16":
+            with np.errstate(over="ignore"):
+                return lent.astype(np.float16).view(np.uint16)
+        bits = np.empty(lent.size, np.uint16)
+        float32_to_bfloat16(lent, bits)  # type: ignore[arg-type]
+        return bits
+
+    def incoming(self, data: memoryview) -> Array:
+        """The elements that were sent, (n,) of the values' dtype."""
+        if not self.wire:
+            return np.frombuffer(data, self.values.dtype)
+        if self.wire == "float16":
+            return np.frombuffer(data, np.float16).astype(np.float32)
+        wide = np.empty(len(data) // 2, np.float32)
+        bfloat16_to_float32(np.frombuffer(data, np.uint16), wide)
+        return wide
+
     def writable(self) -> Array:
         """The values, where they may be changed: nobody reads this memory any more."""
         if self._lent:
@@ -171,6 +199,7 @@ class Unit:
                 self.kernels,
                 self._arena,
                 self.lock,
+                self.wire,
             )
             part.accumulator = None if self.accumulator is None else self.accumulator[at]
             part.contributions = [(batch, weight, gradient[at]) for batch, weight, gradient in self.contributions]

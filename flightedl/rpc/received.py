@@ -100,7 +100,7 @@ class Tally:
         if rows:
             for number, offset_format in self._binary:
                 column = batch.column(number)
-                offsets = memoryview(column.buffers()[1]).cast("B").cast(offset_format)
+                offsets = _offsets(column, rows, offset_format)
                 size_bytes += int(offsets[column.offset + rows] - offsets[column.offset])
         totals, limits = self._totals, self._limits
         totals.batches += 1
@@ -149,6 +149,12 @@ def check_batch(batch: pa.RecordBatch, limits: BatchLimits, not_null: Sequence[i
 def not_null_columns(schema: pa.Schema) -> list[int]:
     """Numbers of the columns that are declared without nulls."""
     return [number for number, field in enumerate(schema) if not field.nullable]
+
+
+def _offsets(column: pa.Array, rows: int, offset_format: Literal["i", "q"]) -> memoryview:
+    """The offsets of a column that is not empty; the buffer of a hostile one may have any length."""
+    end = (column.offset + rows + 1) * (4 if offset_format == "i" else 8)
+    return memoryview(column.buffers()[1]).cast("B")[:end].cast(offset_format)
 
 
 def is_commit_record(metadata: bytes) -> bool:

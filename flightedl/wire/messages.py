@@ -112,6 +112,8 @@ class ModelDeclaration(Request, frozen=True, kw_only=True):
     parameters: list[ParameterDeclaration]
     optimizer: dict[str, Any]
     mode: dict[str, Any]
+    #: "bfloat16" or "float16": how float32 gradients and values travel, as 16 bits an element. First values never do.
+    wire: Text = ""
 
 
 class ModelReply(Reply, frozen=True, kw_only=True):

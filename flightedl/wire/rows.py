@@ -223,13 +223,17 @@ def decode_batch(batch: pa.RecordBatch) -> Rows:
     outcomes = columns[4].to_numpy().tolist() if len(columns) > 4 else [0] * count
     values = columns[3]
     _, offset_buffer, data_buffer = values.buffers()
-    first = values.offset
-    offsets = memoryview(offset_buffer).cast("B").cast("i")[first : first + count + 1].tolist() if count else [0]
+    offsets = _offsets(offset_buffer, values.offset, count) if count else [0]
     data = _NOTHING if data_buffer is None else memoryview(data_buffer).cast("B")
     for block, start, stop, expected in zip(blocks, offsets[:-1], offsets[1:], sums, strict=True):
         if start != stop and _digest(data[start:stop]) != expected:
             raise CorruptError(f"the values of block {block} do not match their checksum")
     return Rows(blocks, versions, outcomes, offsets, data)
+
+
+def _offsets(buffer: pa.Buffer, first: int, count: int) -> list[int]:
+    """The buffer of a hostile column may have any length."""
+    return memoryview(buffer).cast("B")[4 * first : 4 * (first + count + 1)].cast("i").tolist()
 
 
 def decode_rows(batch: pa.RecordBatch) -> Iterator[Row]:

@@ -48,7 +48,7 @@ class Trainer:
         self.trainer, self.generation, self.member = f"t{member}", member, member
         self.current: CurrentBatch | None = None
         self.lost = 0
-        self.parameters = Parameters(cluster.plan, cluster.mode, cluster, self, _waiting, **more)
+        self.parameters = Parameters(cluster.plan, cluster.mode, cluster, self, _waiting, wire=cluster.wire, **more)
         self.parameters.refresh()
 
     def lost_membership(self) -> None:
@@ -80,11 +80,12 @@ class Cluster:
         pservers: int = 1,
         members: int = 1,
         optimizer: Optimizer | None = None,
+        wire: str = "",
     ) -> None:
-        self.mode = mode
+        self.mode, self.wire = mode, wire
         specs = [ParameterSpec(name, tuple(shape)) for name, shape in shapes.items()]
         self.plan: ShardPlan = plan_shards(specs, pservers)
-        self.shards = [ShardState(self.plan, i, optimizer or SGD(lr=1.0), mode) for i in range(pservers)]
+        self.shards = [ShardState(self.plan, i, optimizer or SGD(lr=1.0), mode, wire) for i in range(pservers)]
         self.servers = []
         self.connections = []
         for index, shard in enumerate(self.shards):

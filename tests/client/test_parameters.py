@@ -158,3 +158,18 @@ def test_many_tiny_parameters_arrive_in_the_right_places() -> None:
         trainer.step(0, {name: np.full(shape, -1, np.float32) for name, shape in shapes.items()})
         for name in shapes:
             assert trainer.parameters[name] == pytest.approx(0.5 if name.startswith("p1") else 1.0, rel=1e-5), name
+
+
+@pytest.mark.parametrize("wire", ["bfloat16", "float16"])
+@pytest.mark.parametrize("mode", [Async(), Sync(reduce="sum")])
+def test_short_floats_travel_and_full_ones_are_kept(mode: object, wire: str) -> None:
+    with Cluster(SHAPES, mode, pservers=2, wire=wire) as cluster:
+        trainer = cluster.trainer()
+        for batch in range(2):
+            trainer.begin(batch)
+            trainer.step(batch, {name: np.full(shape, -0.3, np.float32) for name, shape in SHAPES.items()})
+        precision = {"bfloat16": 2**-8, "float16": 2**-11}[wire]
+        for name in SHAPES:
+            assert np.allclose(trainer.parameters[name], 0.6, rtol=2 * precision), name
+        once = {"bfloat16": 0.30078125, "float16": np.float32(np.float16(0.3))}[wire]
+        assert all(set(block.values.tolist()) == {np.float32(once) * 2} for block in cluster.shards[0].blocks())
