@@ -91,7 +91,7 @@ class PserverProcess:
         )
         held = None
         try:
-            held = self._take_index(coordinator, directory, server.port)
+            held = self._take_index(coordinator, directory, server.port, service)
             if held is None:
                 return self._exit_code
             index = self._keys.pserver_index(held.key)
@@ -142,7 +142,9 @@ class PserverProcess:
         except FlightedlError as error:
             self.end(EXIT_JOB_FAILED, str(error))
 
-    def _take_index(self, coordinator: Coordinator, directory: Directory, port: int) -> HeldKey | None:
+    def _take_index(
+        self, coordinator: Coordinator, directory: Directory, port: int, service: PserverService
+    ) -> HeldKey | None:
         """The first free index, waiting for one; None when told to end before."""
         said = ""
         while not self._stop.is_set():
@@ -156,6 +158,8 @@ class PserverProcess:
             if reason != said:
                 _log.info("waiting for %s", reason)
                 said = reason
+            if desired is not None and len(taken) >= desired:
+                service.prepare()
             seen = directory.revision
             directory.wait_until(functools.partial(_has_moved, seen), _POLL_S)
         return None

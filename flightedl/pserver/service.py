@@ -18,6 +18,7 @@ from flightedl.coordination.directory import Directory
 from flightedl.coordination.keys import JobKeys
 from flightedl.domain.checkpoints_replay import AppliedSummary
 from flightedl.domain.checkpoints_values import OrderNumber, SnapshotOrder, SnapshotProgress
+from flightedl.domain.kernels import block_kernels, kernel_for
 from flightedl.domain.modes import Mode
 from flightedl.domain.optimizers import Optimizer
 from flightedl.domain.parameters import ParameterSpec
@@ -83,6 +84,7 @@ class PserverService:
         self._snapshots: Snapshots | None = None
         self._restored: Restored | None = None
         self._is_draining = False
+        self._is_prepared = False
         self._order_before_drain: OrderNumber | None = None
         self._is_serving = False
         #: The newest view.
@@ -106,6 +108,21 @@ class PserverService:
         self._is_closing.set()
         if self._builder is not None:
             self._builder.join(1.0)
+
+    def prepare(self) -> None:
+        """There is no free index yet: load the kernels that the declared model needs, so as to be quick later."""
+        if self._is_prepared:
+            return
+        entry = self._directory.entry(self._keys.job)
+        declared = None if entry is None else decode(entry.value, JobDeclaration).model
+        if declared is None:
+            return
+        self._is_prepared = True
+        optimizer = Optimizer.from_json(declared.declaration.optimizer)
+        for p in declared.declaration.parameters:
+            spec = ParameterSpec(p.name, tuple(p.shape), p.dtype)
+            kernel_for(optimizer.for_parameter(spec.name), spec.storage_dtype).compile()
+            block_kernels(spec.storage_dtype)
 
     @property
     def is_serving(self) -> bool:
