@@ -45,9 +45,9 @@ class Figures:
     @property
     def waiting_for(self) -> str:
         """What the job waits for, empty when it trains."""
-        if self.status is None:
-            return self.trouble or "the master"
-        return self.trouble or self.status.waiting_for
+        if self.status is None or self.trouble:
+            return f"the master ({self.trouble})" if self.trouble else "the master"
+        return self.status.waiting_for
 
     @property
     def epoch(self) -> str:

@@ -65,7 +65,9 @@ def test_before_the_master_answers_it_says_so() -> None:
 
 def test_what_is_waited_for_is_said_once() -> None:
     assert plain_line(figures(waiting_for="waiting for 1 of 2 pservers")).endswith(", waiting for 1 of 2 pservers")
-    assert plain_line(figures(trouble="etcd does not answer")).endswith(", waiting for etcd does not answer")
+    assert plain_line(figures(trouble="etcd does not answer")).endswith(
+        ", waiting for the master (etcd does not answer)"
+    )
 
 
 def test_failed_tasks_are_counted() -> None:
