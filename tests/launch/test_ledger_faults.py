@@ -145,6 +145,15 @@ def test_a_killed_master_is_started_again(ledger: Callable[..., Ledger]) -> None
     job.check()
 
 
+@pytest.mark.parametrize("mode", ["backup", "bounded", "deterministic", "rarely-pulled"])
+def test_killed_trainers_lose_and_double_nothing_in_any_mode(ledger: Callable[..., Ledger], mode: str) -> None:
+    job = ledger(mode)
+    for number, tasks in enumerate((8, 20, 32)):
+        job.until_done(tasks)
+        job.cluster.kill("trainer", number % TRAINERS)
+    job.check()
+
+
 @pytest.mark.parametrize("mode", ["sync", "async"])
 def test_a_standby_takes_over_from_a_killed_master(ledger: Callable[..., Ledger], tmp_path: Path, mode: str) -> None:
     job = ledger(mode)

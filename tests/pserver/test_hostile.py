@@ -63,9 +63,9 @@ class Target:
         )
 
     def message(self) -> bytes:
-        version = self.shard.version_range()[1] if self.is_sync else 0
+        versions = [block.rounds.version if self.is_sync else 0 for block in self.shard.blocks()]
         arrays = [np.full(size, -1, np.float32) for size in SIZES]
-        return encode_rows(range(len(SIZES)), [version] * len(SIZES), arrays).serialize().to_pybytes()
+        return encode_rows(range(len(SIZES)), versions, arrays).serialize().to_pybytes()
 
     def take(self, header: bytes, message: bytes) -> None:
         """As ``rpc`` and ``flight`` do it."""
