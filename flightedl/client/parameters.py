@@ -40,6 +40,7 @@ Array = npt.NDArray[np.generic]
 WINDOW = 3
 #: Arrays from here on are checked by two threads.
 _BIG_BYTES = 4 << 20
+_FEW_ELEMENTS = 4096
 _SLICE_S = 2.0
 _STREAM_S = 30.0
 
@@ -138,6 +139,8 @@ class Parameters(Mapping[str, npt.NDArray[np.generic]]):
         self._specs = {spec.name: spec for spec in plan.parameters}
         self._flat = [self._arrays[spec.name].reshape(-1) for spec in plan.parameters]
         self._blocks = {number: plan.block(number) for number in range(plan.block_count)}
+        #: Searching the plan costs as much as sending a small parameter does.
+        self._ranges = {name: plan.block_range(name) for name in self._specs}
         self._shards = [self._shard(index) for index in range(plan.pserver_count)]
         self._block_starts = {
             number: self._starts[block.parameter] + block.start * plan.parameters[block.parameter].item_size_bytes
@@ -254,7 +257,7 @@ class Parameters(Mapping[str, npt.NDArray[np.generic]]):
         arrays = self._clipped({name: self._checked(name, value, current) for name, value in gradients.items()})
         pushes: dict[int, Array] = {}
         for name, array in arrays.items():
-            for number in self._plan.block_range(name):
+            for number in self._ranges[name]:
                 if number in current.answered and not current.must_repeat:
                     raise UsageError(f"the gradient of {name!r} was already pushed for this batch ({current})")
                 block = self._blocks[number]
@@ -269,13 +272,14 @@ class Parameters(Mapping[str, npt.NDArray[np.generic]]):
         if spec is None:
             raise GradientError(f"there is no parameter {name!r}; declared are {', '.join(sorted(self._specs))}")
         array = np.asarray(value)
-        if array.shape != tuple(spec.shape):
+        if array.shape != spec.shape:
             raise GradientError(f"the gradient of {name!r} has shape {array.shape}, the parameter {tuple(spec.shape)}")
-        if array.dtype != np.dtype(spec.dtype):
+        if array.dtype != self._arrays[name].dtype:
             raise GradientError(
                 f"the gradient of {name!r} is {array.dtype}, the parameter {spec.dtype}: use .astype(np.{spec.dtype})"
             )
-        array = np.ascontiguousarray(array)
+        if not array.flags.c_contiguous:
+            array = np.ascontiguousarray(array)
         if not self._is_finite(array):
             raise GradientError(f"the gradient of {name!r} has NaN or infinity in {current}; nothing of it was pushed")
         return array
@@ -524,5 +528,8 @@ def _read_only(array: Array) -> Array:
 def _is_finite(array: Array) -> bool:
     """Whether all elements are finite: one fast pass, an exact one only where the fast one overflows."""
     flat = array.reshape(-1)
+    if flat.size < _FEW_ELEMENTS:
+        # Setting the error state costs more than looking at each element.
+        return bool(np.isfinite(flat).all())
     with np.errstate(over="ignore", invalid="ignore"):
         return bool(np.isfinite(np.dot(flat, flat))) or bool(np.isfinite(flat).all())
