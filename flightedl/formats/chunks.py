@@ -10,7 +10,8 @@ trainer needs nothing else to read it (text formats also want the dataset's sche
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import astuple, dataclass, fields, replace
+from dataclasses import dataclass, fields, replace
+from operator import attrgetter
 
 import numpy as np
 import numpy.typing as npt
@@ -61,6 +62,9 @@ class Chunk:
 
     def __str__(self) -> str:
         return f"chunk {self.number} of {self.url} (at byte {self.offset}, {self.records} records)"
+
+
+_row = attrgetter(*(field.name for field in fields(Chunk)))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -157,7 +161,7 @@ def merged(chunks: Sequence[Chunk]) -> list[Chunk]:
 
 def chunks_to_batch(chunks: Sequence[Chunk]) -> pa.RecordBatch:
     """The chunks as rows of ``CHUNK_SCHEMA``."""
-    rows = [astuple(chunk) for chunk in chunks]
+    rows = [_row(chunk) for chunk in chunks]
     columns = zip(*rows, strict=True) if rows else [()] * len(CHUNK_SCHEMA)
     return pa.RecordBatch.from_arrays(
         [pa.array(column, field.type) for column, field in zip(columns, CHUNK_SCHEMA, strict=True)],
@@ -179,7 +183,7 @@ def chunks_from_batch(batch: pa.RecordBatch) -> list[Chunk]:
         raise MessageError(f"chunk descriptors are damaged: {str(error)[:200]}") from None
     chunks = [Chunk(*row) for row in zip(*(column.to_pylist() for column in batch.columns), strict=True)]
     for chunk in chunks:
-        values = astuple(chunk)
+        values = _row(chunk)
         if any(value is None for value in values) or any(value < 0 for value in values[3:]):
             raise MessageError("a chunk descriptor has a null or a negative number")
     return chunks

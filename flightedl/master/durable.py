@@ -1,7 +1,7 @@
 """Group commit: the master's state is in etcd before a reply tells of it.
 
 One thread writes. It takes whatever the state is when it gets to it, so that one transaction serves all requests that
-wait. Each write is fenced by the lock's generation *and* compares the revision of the keys it overwrites. The second
+wait; each waits on a lock of its own, so that nobody is woken for another's sake. Each write is fenced by the lock's generation *and* compares the revision of the keys it overwrites. The second
 makes a write whose outcome is unknown harmless: it either happened (then the key holds exactly the bytes that were
 sent, and the chain goes on from there) or it never can, because the next write changed what it compares to. A master
 whose writes stay unresolved until its lease is at risk, or who finds bytes that it did not write, steps down.
@@ -45,7 +45,10 @@ class DurableState:
         self._step_down = step_down
         self._values = {key: value for key, (value, _) in known.items()}
         self._mod_revisions = {key: revision for key, (_, revision) in known.items()}
+        #: Guards what follows; only the writer waits for it.
         self._changed = threading.Condition()
+        #: (revision, lock that is released when it is durable, or never will be)
+        self._waiters: list[tuple[int, threading.Lock]] = []
         self._wanted = 0
         self._durable = 0
         self._trouble = ""
@@ -60,21 +63,37 @@ class DurableState:
         Raises:
             NotReadyError: not within the time; the request may be repeated.
         """
+        waiter = threading.Lock()
         with self._changed:
-            if revision > self._wanted:
-                self._wanted = revision
-                self._changed.notify_all()
-            if not self._changed.wait_for(lambda: self._durable >= revision or self._is_stopping, timeout_s):
-                raise NotReadyError(f"the master cannot save its state: {self._trouble or 'etcd is slow'}")
-            if self._durable < revision:
-                raise NotReadyError("the master is stepping down: ask the next one")
+            if self._durable >= revision:
+                return
+            if not self._is_stopping:
+                waiter.acquire()
+                self._waiters.append((revision, waiter))
+                if revision > self._wanted:
+                    self._wanted = revision
+                    self._changed.notify()
+        is_answered = waiter.acquire(timeout=timeout_s)
+        with self._changed:
+            if self._durable >= revision:
+                return
+            self._waiters = [(other, lock) for other, lock in self._waiters if lock is not waiter]
+        if not is_answered:
+            raise NotReadyError(f"the master cannot save its state: {self._trouble or 'etcd is slow'}")
+        raise NotReadyError("the master is stepping down: ask the next one")
 
     def close(self) -> None:
         """Stop the thread; what is not durable by now is never told to anybody."""
+        self._stop()
+        self._thread.join(5.0)
+
+    def _stop(self) -> None:
         with self._changed:
             self._is_stopping = True
             self._changed.notify_all()
-        self._thread.join(5.0)
+            waiters, self._waiters = self._waiters, []
+        for _, lock in waiters:
+            lock.release()
 
     def _run(self) -> None:
         while True:
@@ -84,14 +103,15 @@ class DurableState:
                     return
             revision, values = self._snapshot()
             if not self._write(values):
-                with self._changed:
-                    self._is_stopping = True
-                    self._changed.notify_all()
+                self._stop()
                 return
             with self._changed:
                 self._durable = revision
                 self._trouble = ""
-                self._changed.notify_all()
+                served = [lock for wanted, lock in self._waiters if wanted <= revision]
+                self._waiters = [waiter for waiter in self._waiters if waiter[0] > revision]
+            for lock in served:
+                lock.release()
 
     def _write(self, values: Mapping[str, bytes]) -> bool:
         """Write until it is known to be done. False: stepped down."""

@@ -121,6 +121,8 @@ class MasterService:
         #: Counts changes of the durable state.
         self._revision = 0
         self._declaration = JobDeclaration()
+        #: Its stored form, made once: it goes into every comparison with what is in etcd.
+        self._encoded_declaration = (self._declaration, b"")
         self._dataset: IndexedDataset | None = None
         self._queue: TaskQueue | None = None
         #: The dataset and the queue, once both are there.
@@ -263,7 +265,9 @@ class MasterService:
             if self._evaluations:
                 values[self._keys.evaluations] = self._evaluations.encode()
             if self._declaration.dataset is not None or self._declaration.model is not None:
-                values[self._keys.job] = encode(self._declaration)
+                if self._encoded_declaration[0] is not self._declaration:
+                    self._encoded_declaration = (self._declaration, encode(self._declaration))
+                values[self._keys.job] = self._encoded_declaration[1]
             return self._revision, values
 
     def _wait_durable(self, revision: int) -> None:
