@@ -44,6 +44,7 @@ _READ_BLOCK_BYTES = 16 << 20
 _REPLACED_TRIES = 10
 _TEMPORARY_END = ".partial"
 _MAGIC = re.compile(r"[*?\[]")
+_S3_CREDENTIALS = "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY for every process of the job"
 _S3_OPTIONS: Mapping[str, Any] = {
     "config_kwargs": {
         "connect_timeout": CONNECT_TIMEOUT_S,
@@ -227,6 +228,10 @@ def without_credentials(url: str) -> str:
 def _file_system(url: str) -> tuple[Any, str]:
     protocol = fsspec.utils.get_protocol(url)
     options = _S3_OPTIONS if protocol in ("s3", "s3a") else {}
+    if options and "@" in urlsplit(url).netloc:
+        raise UsageError(
+            f"{without_credentials(url)} was given with credentials in it, which S3 does not take: {_S3_CREDENTIALS}"
+        )
     try:
         fs, path = url_to_fs(url, use_listings_cache=False, **options)
     except ImportError as error:
@@ -291,6 +296,11 @@ def _as_data_error(shown: str) -> Iterator[None]:
             raise DataError(f"there is no file {shown}: check the path") from None
         if isinstance(error, IsADirectoryError):
             raise DataError(f"{shown} is a directory: name the files, as in {shown}/*.parquet") from None
+        if _lacks_credentials(error):
+            hint = _S3_CREDENTIALS if shown.startswith("s3") else "give every process of the job credentials"
+            raise DataError(f"no access to {shown}: {_reason(error)}; {hint}") from None
+        if isinstance(error, PermissionError):
+            raise DataError(f"no access to {shown}: {_reason(error)}; check the credentials and rights") from None
         raise DataError(f"{shown} cannot be read: {_reason(error)}") from error
 
 

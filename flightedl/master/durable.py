@@ -1,10 +1,11 @@
 """Group commit: the master's state is in etcd before a reply tells of it.
 
 One thread writes. It takes whatever the state is when it gets to it, so that one transaction serves all requests that
-wait; each waits on a lock of its own, so that nobody is woken for another's sake. Each write is fenced by the lock's generation *and* compares the revision of the keys it overwrites. The second
-makes a write whose outcome is unknown harmless: it either happened (then the key holds exactly the bytes that were
-sent, and the chain goes on from there) or it never can, because the next write changed what it compares to. A master
-whose writes stay unresolved until its lease is at risk, or who finds bytes that it did not write, steps down.
+wait; each waits on a lock of its own, so that nobody is woken for another's sake. Each write is fenced by the lock's
+generation *and* compares the revision of the keys it overwrites. The second makes a write whose outcome is unknown
+harmless: it either happened (then the key holds exactly the bytes that were sent, and the chain goes on from there) or
+it never can, because the next write changed what it compares to. A master whose writes stay unresolved until its lease
+is at risk, or who finds bytes that it did not write, steps down.
 """
 
 from __future__ import annotations

@@ -229,3 +229,19 @@ def test_memory_files() -> None:
     open_storage(root).publish("a.csv", [b"1"])
     (stat,) = FsspecFiles().expand([f"{root}/*.csv"])
     assert FsspecFiles().open(stat.url).read() == b"1"
+
+
+def test_credentials_in_an_s3_url_are_refused_and_not_repeated() -> None:
+    with pytest.raises(UsageError, match="AWS_ACCESS_KEY_ID") as raised:
+        FsspecFiles().expand(["s3://me:secret@bucket/x.parquet"])
+    assert "secret" not in str(raised.value)
+
+
+def test_missing_credentials_are_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for name in [name for name in os.environ if name.startswith("AWS_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "none"))
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "none"))
+    with pytest.raises(DataError, match=r"no access to s3://.*: Unable to locate credentials; set AWS_ACCESS_KEY_ID"):
+        FsspecFiles().expand([f"s3://bucket-{tmp_path.name.replace('_', '-')}/x-*.parquet"])
