@@ -19,7 +19,8 @@ import pyarrow as pa
 from pyarrow import flight
 
 from flightedl.domain.optimizers import SGD, Adagrad, Adam, Momentum, Optimizer
-from flightedl_tools.bench.orders import serve
+
+from .orders import serve
 
 BATCH_ELEMENTS = 1 << 18
 WINDOW = 4

@@ -23,7 +23,8 @@ from rich.table import Table
 from flightedl.config import TrainerSettings, child_environment, settings
 from flightedl.domain.modes import Async, Bounded, Mode, Sync
 from flightedl.launch.cluster import LocalCluster
-from flightedl_tools.bench.orders import Worker, worker
+
+from .orders import Worker, worker
 
 MODES: dict[str, Mode] = {
     "async": Async(),

@@ -27,7 +27,8 @@ from flightedl.rpc import process_tuning
 from flightedl.rpc.client import Connection
 from flightedl.rpc.identity import Caller, ServerIdentity
 from flightedl.wire.messages import Assignment, FinishedTask, TasksReply, TasksTicket, decode, encode
-from flightedl_tools.bench.orders import next_order, ready, report, serve
+
+from .orders import next_order, ready, report, serve
 
 _CALL_S = 20.0
 _LEASE_S = 60.0

@@ -38,7 +38,8 @@ from flightedl.launch.etcd import EmbeddedEtcd
 from flightedl.launch.processes import Child, Children
 from flightedl.ports import FileStat, Put
 from flightedl.wire.messages import DatasetDeclaration, DatasetReply, JobDeclaration, encode
-from flightedl_tools.bench.orders import Worker, worker
+
+from .orders import Worker, worker
 
 _MODULE = "flightedl_tools.bench.dispatchers"
 _CHUNKS_PER_FILE = 1000

@@ -14,8 +14,9 @@ import numpy as np
 
 import flightedl as fe
 from flightedl.domain.modes import Mode
-from flightedl_tools.bench.bare import OPTIMIZERS
-from flightedl_tools.bench.orders import next_order, ready, report
+
+from .bare import OPTIMIZERS
+from .orders import next_order, ready, report
 
 
 def main(options: dict[str, Any]) -> None:
