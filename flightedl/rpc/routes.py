@@ -26,6 +26,9 @@ from flightedl.rpc.received import BatchLimits, check_flat
 if TYPE_CHECKING:
     from flightedl.rpc.streams import Exchange, Incoming
 
+#: Both sides watch the same deadline. The caller's clock ends the call; the server's makes sure of it a little later.
+_CALLER_FIRST_S = 0.25
+
 #: A batch with or without metadata, or metadata alone.
 Message = tuple[pa.RecordBatch | None, bytes | None]
 
@@ -117,7 +120,7 @@ class Call:
 
     def check_time(self) -> None:
         """DeadlineError when the deadline passed."""
-        if self.remaining_s() <= 0:
+        if self.remaining_s() <= -_CALLER_FIRST_S:
             raise DeadlineError(f"{self.verb}: the time for this call is over")
 
     def check(self) -> None:
