@@ -17,7 +17,7 @@ from flightedl.errors import ERRORS_BY_CODE, FlightedlError, InternalError
 from flightedl.rpc import Connection, FlightServer, Incoming
 from flightedl.rpc.wire_errors import from_wire, to_wire
 
-LEAKS = re.compile(r"Traceback|\.py\b|\.pyx\b|/work|/usr|/home|site-packages|line \d+|secret")
+LEAKS = re.compile(r"Traceback|\.py\b|\.pyx\b|/srv|/usr|/home|site-packages|line \d+|secret")
 
 
 @pytest.mark.parametrize("code", sorted(ERRORS_BY_CODE))
@@ -47,7 +47,7 @@ def test_long_and_odd_texts_keep_class_and_size(connection: Connection, handlers
 
 
 FOREIGN: list[BaseException] = [
-    ValueError("/work/secret.py"),
+    ValueError("/srv/secret.py"),
     KeyError("secret"),
     OSError(2, "No such file or directory", "/home/secret"),
     RecursionError("secret"),
@@ -140,7 +140,7 @@ def test_refusals_do_not_leak(
     else:
 
         def broken(*_: object) -> None:
-            raise RuntimeError("/work/secret.py")
+            raise RuntimeError("/srv/secret.py")
 
         monkeypatch.setattr(server, "admit", broken)
     with caplog.at_level(logging.CRITICAL), pytest.raises((flight.FlightError, pa.ArrowException, OSError)) as caught:
