@@ -106,6 +106,7 @@ def test_pservers_told_to_end_leave_a_checkpoint_of_everything(tmp_path: Path) -
         checkpoint=str(tmp_path / "ck"),
         output_dir=tmp_path / "out",
         checkpoint_every_s=1000.0,
+        drain_s=40.0,
         trainers=TrainerProgram(
             "flightedl.examples.ledger", ("--data", str(tmp_path / "data"), "--epochs", "50", "--pause", "0.05"), 2
         ),
@@ -116,6 +117,7 @@ def test_pservers_told_to_end_leave_a_checkpoint_of_everything(tmp_path: Path) -
             assert time.monotonic() < deadline
             time.sleep(0.1)
         cluster.kill("pserver", 0, signal.SIGTERM)
+        deadline = time.monotonic() + 60
         while not list(manifests("c-2/manifest.json")):
             assert time.monotonic() < deadline
             time.sleep(0.1)

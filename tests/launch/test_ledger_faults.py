@@ -93,10 +93,10 @@ def ledger(own_etcd: EtcdServer, tmp_path: Path) -> Iterator[Callable[..., Ledge
     """Starts a ledger job; the test does something to it and calls ``check``."""
     with ExitStack() as stack:
 
-        def start(mode: str = "sync", lease_ttl_s: float = 3.0) -> Ledger:
+        def start(mode: str = "sync", lease_ttl_s: float = 3.0, pause_s: float = 0.02) -> Ledger:
             events: list[str] = []
             arguments = f"--records {RECORDS} --per-task {PER_TASK} --batch-size {BATCH} --epochs {EPOCHS}"
-            arguments += f" --mode {mode} --pause 0.02 --data {tmp_path / 'data'}"
+            arguments += f" --mode {mode} --pause {pause_s} --data {tmp_path / 'data'}"
             program = TrainerProgram("flightedl.examples.ledger", tuple(arguments.split()), TRAINERS)
             cluster = LocalCluster(
                 2,
@@ -184,7 +184,7 @@ def test_a_frozen_master_is_deposed_and_does_no_harm(ledger: Callable[..., Ledge
 
 @pytest.mark.parametrize("mode", ["sync", "async"])
 def test_a_frozen_trainer_registers_anew_when_it_wakes(ledger: Callable[..., Ledger], mode: str) -> None:
-    job = ledger(mode)
+    job = ledger(mode, pause_s=0.06)
     for index, tasks in ((0, 8), (1, 24)):
         job.until_done(tasks)
         pid = job.cluster.pid("trainer", index)

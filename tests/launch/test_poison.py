@@ -44,6 +44,7 @@ def test_a_poison_record_is_quarantined_and_the_rest_is_trained(tmp_path: Path, 
     pq.write_table(pa.table({"k": np.arange(RECORDS)}), tmp_path / "data.parquet", row_group_size=100)
     (tmp_path / "train.py").write_text(SCRIPT.replace("{fault}", fault))
     options = ["--trainers", str(trainers), "--output", "out", "--lease-ttl-s", "3"]
+    before = set(psutil.Process().children(recursive=True))
     ran = subprocess.run(
         [sys.executable, "-m", "flightedl", "run", "train.py", *options],
         cwd=tmp_path,
@@ -62,4 +63,5 @@ def test_a_poison_record_is_quarantined_and_the_rest_is_trained(tmp_path: Path, 
     assert "3 of 4 tasks of the last epoch done, 1 tasks failed" in ran.stdout
     if "ValueError" in fault:
         assert "ValueError: bad record" in ran.stdout.splitlines()[-3]
-    assert not [child for child in psutil.Process().children(recursive=True) if child.status() != "zombie"]
+    left = set(psutil.Process().children(recursive=True)) - before
+    assert not [child for child in left if child.status() != "zombie"]
