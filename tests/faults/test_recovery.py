@@ -46,7 +46,7 @@ def until(condition: Callable[[], object], process: subprocess.Popen[bytes], dir
 
 @pytest.mark.parametrize("mode", ["sync", "async"])
 def test_killed_pservers_lose_nothing(tmp_path: Path, mode: str) -> None:
-    storm = Storm(tmp_path, mode, kills=4, roles=("pserver",), records=8_000, epochs=2, every_s=2.0, limit_s=240)
+    storm = Storm(tmp_path, mode, kills=4, roles=("pserver",), records=14_000, epochs=2, every_s=2.0, limit_s=240)
     code, output = storm.run()
     assert (code, verdict(output)) == (0, (0, 0)), output
     assert storm.done["kill pserver"] >= 2
@@ -54,7 +54,7 @@ def test_killed_pservers_lose_nothing(tmp_path: Path, mode: str) -> None:
 
 @pytest.mark.parametrize("mode", ["sync", "async"])
 def test_everybody_is_killed_and_frozen_in_turn(tmp_path: Path, mode: str) -> None:
-    storm = Storm(tmp_path, mode, kills=8, stops=2, records=8_000, epochs=2, every_s=1.5, seed=1, limit_s=300)
+    storm = Storm(tmp_path, mode, kills=8, stops=2, records=20_000, epochs=2, every_s=1.0, seed=1, limit_s=300)
     code, output = storm.run()
     assert (code, verdict(output)) == (0, (0, 0)), output
     assert sum(storm.done.values()) >= 5
