@@ -228,7 +228,7 @@ class Parameters(Mapping[str, npt.NDArray[np.generic]]):
         for name in chosen:
             if name not in self._specs:
                 raise UsageError(f"there is no parameter {name!r}; declared are {', '.join(sorted(self._specs))}")
-        return [number for name in chosen for number in self._plan.block_range(name)]
+        return [number for name in chosen for number in self._ranges[name]]
 
     # what the session calls
 
