@@ -36,18 +36,22 @@ class MasterFlight:
         return Routes(
             actions={
                 "declare_dataset": lambda body, _: encode(
-                    self._service.declare_dataset(decode(body, DatasetDeclaration))
+                    self._service.declaring.dataset(decode(body, DatasetDeclaration))
                 ),
-                "declare_model": lambda body, _: encode(self._service.declare_model(decode(body, ModelDeclaration))),
-                "join": lambda body, _: encode(self._service.join(decode(body, JoinRequest))),
+                "declare_model": lambda body, _: encode(self._service.declaring.model(decode(body, ModelDeclaration))),
+                "join": lambda body, _: encode(self._service.members.join(decode(body, JoinRequest))),
                 "log": self._log,
-                "checkpoint": lambda body, _: encode(self._service.checkpoint(decode(body, CheckpointRequest))),
+                "checkpoint": lambda body, _: encode(self._service.completion.order(decode(body, CheckpointRequest))),
                 "save_model": lambda body, _: encode(self._service.exports.ask(decode(body, SaveModelRequest))),
                 "declare_evaluation": lambda body, _: encode(
-                    self._service.declare_evaluation(decode(body, EvaluationDeclaration))
+                    self._service.tasks.declare_evaluation(decode(body, EvaluationDeclaration))
                 ),
-                "retry_failed": lambda body, _: encode(self._service.retry_failed(decode(body, FailedTasksRequest))),
-                "drop_failed": lambda body, _: encode(self._service.drop_failed(decode(body, FailedTasksRequest))),
+                "retry_failed": lambda body, _: encode(
+                    self._service.tasks.retry_failed(decode(body, FailedTasksRequest))
+                ),
+                "drop_failed": lambda body, _: encode(
+                    self._service.tasks.drop_failed(decode(body, FailedTasksRequest))
+                ),
                 "status": lambda _body, _: encode(self._service.status()),
             },
             gets={"tasks": self._tasks},
@@ -59,7 +63,7 @@ class MasterFlight:
         return b"{}"
 
     def _tasks(self, ticket: bytes, call: Call) -> Outgoing:
-        reply, pieces = self._service.tasks(decode(ticket, TasksTicket), call.closing)
+        reply, pieces = self._service.tasks.exchange(decode(ticket, TasksTicket), call.closing)
 
         def messages() -> Iterator[Message]:
             yield None, encode(reply)

@@ -124,7 +124,7 @@ class MasterProcess:
             if self._exit_code:
                 _log.error("master ends: %s", self._reason)
             else:
-                service.drain(self._settings.drain_s)
+                service.completion.drain(self._settings.drain_s)
             return self._exit_code
         finally:
             service.close()

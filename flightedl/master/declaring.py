@@ -1,0 +1,92 @@
+"""What trainers declare: the first declaration wins, and a different one is refused with the difference."""
+
+from __future__ import annotations
+
+import logging
+
+from flightedl.domain.modes import Mode
+from flightedl.domain.optimizers import Optimizer
+from flightedl.domain.parameters import ParameterSpec
+from flightedl.domain.sharding import plan_for
+from flightedl.master.declarations import require_same
+from flightedl.master.indexing import DatasetIndexing
+from flightedl.master.members import Members
+from flightedl.master.state import JobState
+from flightedl.wire.messages import DatasetDeclaration, DatasetReply, JobDeclaration, ModelDeclaration, ModelReply
+
+_log = logging.getLogger(__name__)
+
+
+class Declaring:
+    """Takes declarations. Thread-safe.
+
+    Args:
+        state: What is declared becomes part of it.
+        members: Begun with the model.
+        indexing: Of the training data.
+    """
+
+    def __init__(self, state: JobState, members: Members, indexing: DatasetIndexing) -> None:
+        self._state = state
+        self._members = members
+        self._indexing = indexing
+
+    def dataset(self, declared: DatasetDeclaration) -> DatasetReply:
+        """First declaration wins.
+
+        Raises:
+            DataError: a file cannot be used.
+            DeclarationError: the job has another dataset.
+            NotReadyError: the index is being built; ask again.
+        """
+        state = self._state
+        with state.changed:
+            known = state.declaration.dataset
+        if known is not None:
+            require_same("dataset", known.declaration, declared)
+            return known
+        dataset = self._indexing.index(declared)
+        with state.changed:
+            if state.declaration.dataset is None:
+                state.begin_queue(dataset, None, None)
+                state.declaration = JobDeclaration(dataset=dataset.reply, model=state.declaration.model)
+                state.touch()
+            known = state.declaration.dataset
+            revision = state.revision
+        assert known is not None
+        require_same("dataset", known.declaration, declared)
+        state.wait_durable(revision)
+        return known
+
+    def model(self, declared: ModelDeclaration) -> ModelReply:
+        """First declaration wins.
+
+        Raises:
+            UsageError: a parameter, the optimizer or the mode is not valid.
+            DeclarationError: the job has another model.
+        """
+        state = self._state
+        with state.changed:
+            known = state.declaration.model
+        if known is None:
+            specs = [ParameterSpec(p.name, tuple(p.shape), p.dtype) for p in declared.parameters]
+            Optimizer.from_json(declared.optimizer).check_names([spec.name for spec in specs])
+            Mode.from_json(declared.mode)
+            plan = plan_for(specs, state.pserver_count)
+            reply = ModelReply(declaration=declared, pservers=state.pserver_count, plan_hash=plan.hash)
+            with state.changed:
+                if state.declaration.model is None:
+                    state.declaration = JobDeclaration(dataset=state.declaration.dataset, model=reply)
+                    self._members.begin(reply, None)
+                    for index, generation in state.pservers.items():
+                        if index < state.pserver_count:
+                            self._members.pserver_up(index, generation)
+                    state.touch()
+                    _log.info("model declared parameters=%d blocks=%d", len(specs), plan.block_count)
+                known = state.declaration.model
+        with state.changed:
+            revision = state.revision
+        assert known is not None
+        require_same("model", known.declaration, declared)
+        state.wait_durable(revision)
+        return known

@@ -1,0 +1,151 @@
+"""Who is a member: the decisions of ``domain.membership``, and the views that come of them.
+
+What the membership decides is put into an outbox, one view for each pserver, with the revision of the state that it
+came from: a view is taken out only when that is durable, so that a successor knows of every member that a pserver may
+have admitted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from flightedl.domain.membership import Effect as MembershipEffect
+from flightedl.domain.membership import Membership, SendView, View
+from flightedl.domain.modes import Async, Mode
+from flightedl.errors import NotReadyError
+from flightedl.master.state import JobState
+from flightedl.wire.messages import JoinReply, JoinRequest, ModelReply, ViewMemberMessage, ViewReply, ViewRequest
+
+
+class Members:
+    """The membership of one job. Thread-safe but for what is marked *locked*: called under the state's lock.
+
+    Args:
+        state: Has the membership.
+        generation: The master's.
+        wake: Told the index of a pserver that has a view to get.
+    """
+
+    def __init__(self, state: JobState, generation: int, wake: Callable[[int], None]) -> None:
+        self._state = state
+        self._generation = generation
+        self._wake = wake
+        #: pserver index -> the view to send next, with the revision that has to be durable first.
+        self._outbox: dict[int, tuple[View, int]] = {}
+
+    def begin(self, model: ModelReply, stored: bytes | None) -> None:
+        """Locked: there is a model, so there is somebody to wait for."""
+        has_rounds = not isinstance(Mode.from_json(model.declaration.mode), Async)
+        count = self._state.pserver_count
+        self._state.membership = (
+            Membership(self._generation, count, has_rounds=has_rounds)
+            if stored is None
+            else Membership.restore(stored, self._generation, count, has_rounds=has_rounds)
+        )
+
+    def pserver_up(self, index: int, generation: int) -> None:
+        """Locked: a process of this pserver is there."""
+        if self._state.membership is not None:
+            self._perform(self._state.membership.pserver_up(index, generation, 0))
+
+    def pserver_down(self, index: int) -> None:
+        """Locked: none is."""
+        if self._state.membership is not None:
+            self._perform(self._state.membership.pserver_down(index))
+
+    def leave(self, trainer: str) -> None:
+        """Locked: nobody waits for this trainer any more."""
+        if self._state.membership is not None:
+            self._perform(self._state.membership.leave(trainer))
+
+    def leave_if_idle(self, trainer: str) -> None:
+        """Locked: nobody waits for a trainer that has no work."""
+        if self._state.queue is not None and not self._state.queue.holds(trainer):
+            self.leave(trainer)
+
+    def member_of(self, trainer: str) -> int:
+        """Locked: the number of a member; 0: it is none."""
+        return 0 if self._state.membership is None else self._state.membership.member_id_of(trainer) or 0
+
+    def join(self, request: JoinRequest) -> JoinReply:
+        """Make the trainer a member; answers 0 while the pservers have not agreed.
+
+        Raises:
+            FencedError: the trainer's lease has ended.
+        """
+        state = self._state
+        state.require_trainer(request)
+        deadline = state.clock.now() + request.wait_s
+        with state.changed:
+            membership = state.membership
+            if membership is None:
+                raise NotReadyError("the model is not declared yet")
+            if state.queue is None or not state.queue.holds(request.trainer):
+                return JoinReply(member=0, holds_work=False)
+            self._perform(membership.join(request.trainer, request.generation))
+            while (member := membership.member_id_of(request.trainer)) is None:
+                remaining = deadline - state.clock.now()
+                if remaining <= 0:
+                    return JoinReply(member=0, waiting_for=membership.waiting_for(request.trainer))
+                state.changed.wait(remaining)
+            return JoinReply(member=member)
+
+    def _perform(self, effects: Sequence[MembershipEffect]) -> None:
+        """Effects of the membership: views to be sent once they are durable."""
+        if not effects:
+            return
+        self._state.touch()
+        for effect in effects:
+            if isinstance(effect, SendView):
+                self._outbox[effect.index] = (effect.view, self._state.revision)
+                self._wake(effect.index)
+
+    def next_view(self, index: int) -> ViewRequest | None:
+        """The newest view that a pserver has not answered, durable by now.
+
+        Raises:
+            NotReadyError: it cannot be made durable at the moment.
+        """
+        with self._state.changed:
+            found = self._outbox.pop(index, None)
+        if found is None:
+            return None
+        view, revision = found
+        try:
+            self._state.wait_durable(revision)
+        except NotReadyError:
+            with self._state.changed:
+                self._outbox.setdefault(index, found)
+            raise
+        return ViewRequest(
+            master_generation=view.master_generation,
+            serial=view.serial,
+            members=[
+                ViewMemberMessage(
+                    trainer=m.trainer,
+                    generation=m.trainer_generation,
+                    member=m.member_id,
+                    first_round=m.first_round,
+                )
+                for m in view.members
+            ],
+        )
+
+    def view_answered(self, index: int, generation: int, answer: ViewReply) -> None:
+        """A pserver took the view, or knows a newer master's."""
+        if answer.outdated:
+            self.view_failed(index, generation, answer.serial)
+            return
+        with self._state.changed:
+            if self._state.membership is not None:
+                self._perform(
+                    self._state.membership.answered(
+                        index, generation, answer.serial, answer.refused, answer.highest_open_round
+                    )
+                )
+
+    def view_failed(self, index: int, generation: int, serial: int) -> None:
+        """A pserver did not answer."""
+        with self._state.changed:
+            if self._state.membership is not None:
+                self._perform(self._state.membership.send_failed(index, generation, serial))

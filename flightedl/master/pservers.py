@@ -1,0 +1,130 @@
+"""The master's side of the pservers: who is there, what each has to be told, and what each says it has.
+
+Each pserver has a thread (``views.ViewSender``) that carries views and *errands*: to reload, to announce what it has
+applied, to make a snapshot. A pserver that came back is *settled* when what it lacks is in the queue again.
+"""
+
+from __future__ import annotations
+
+import logging
+
+from flightedl.coordination.directory import Directory
+from flightedl.errors import NotReadyError
+from flightedl.master.members import Members
+from flightedl.master.state import JobState
+from flightedl.master.views import ViewSender
+from flightedl.rpc.authentication import Credentials
+from flightedl.rpc.client import Connection
+from flightedl.wire.messages import AppliedReply, PserverStatusReply, decode
+
+_log = logging.getLogger(__name__)
+
+_ERRAND_S = 10.0
+_UNSETTLED_S = 0.05
+
+
+class Pservers:
+    """All pservers of one job. Thread-safe but for what is marked *locked*: called under the state's lock.
+
+    Args:
+        state: Has what is known of them.
+        job: The job's name.
+        directory: Says where they are.
+        credentials: To reach them.
+    """
+
+    def __init__(self, state: JobState, job: str, directory: Directory, credentials: Credentials | None) -> None:
+        self._state = state
+        self._job = job
+        self._directory = directory
+        self._credentials = credentials
+        self._senders: list[ViewSender] = []
+
+    def start(self, members: Members) -> None:
+        """Begin to talk to them."""
+        self._senders = [
+            ViewSender(
+                index,
+                self._job,
+                self._directory,
+                self._state.clock,
+                self._credentials,
+                members.next_view,
+                members.view_answered,
+                members.view_failed,
+                self._errand,
+            )
+            for index in range(self._state.pserver_count)
+        ]
+
+    def close(self) -> None:
+        """Talk to nobody any more."""
+        for sender in self._senders:
+            sender.close()
+
+    def wake(self, index: int) -> None:
+        """There is something to tell a pserver."""
+        if index < len(self._senders):
+            self._senders[index].wake()
+
+    @property
+    def said(self) -> list[PserverStatusReply | None]:
+        """What each last said of itself; None: it is not reached."""
+        return [sender.status for sender in self._senders]
+
+    def look(self, found: dict[int, int], members: Members) -> None:
+        """Locked: the directory has these generations now."""
+        state = self._state
+        known, state.pservers = state.pservers, found
+        for index, generation in known.items():
+            if index not in found:
+                members.pserver_down(index)
+            if found.get(index) != generation and state.checkpointing is not None:
+                state.checkpointing.down(index)
+        for index, generation in found.items():
+            if known.get(index) != generation and index < state.pserver_count:
+                _log.info("pserver is there index=%d generation=%d", index, generation)
+                state.replay.seen(index, generation)
+                self.wake(index)
+                members.pserver_up(index, generation)
+
+    def settled(self, index: int, generation: int) -> None:
+        """Locked: it takes part in checkpoints, unless it is about to go back to one."""
+        state = self._state
+        assert state.checkpointing is not None
+        if state.pservers.get(index) == generation and state.replay.is_settled(index, generation):
+            if state.replay.must_reload(index) is None:
+                state.checkpointing.settled(index, generation)
+            state.changed.notify_all()
+
+    def _errand(self, index: int, generation: int, connection: Connection) -> float:
+        """What has to be said to a pserver beside views; on the thread that talks to it."""
+        state = self._state
+        with state.changed:
+            checkpointing = state.checkpointing
+            is_settled = state.membership is None or state.replay.is_settled(index, generation)
+            reload = None if state.membership is None else state.replay.must_reload(index)
+        assert checkpointing is not None
+        try:
+            if reload == generation:
+                connection.action("reload", b"", timeout_s=_ERRAND_S)
+                return _UNSETTLED_S
+            if not is_settled:
+                reply = decode(connection.action("applied", b"", timeout_s=_ERRAND_S), AppliedReply)
+                self._announced(index, generation, reply)
+            return checkpointing.errand(index, generation, connection)
+        except NotReadyError as error:
+            _log.debug("pserver %d: %s", index, error)
+            return _UNSETTLED_S
+
+    def _announced(self, index: int, generation: int, reply: AppliedReply) -> None:
+        state = self._state
+        with state.changed:
+            assert state.checkpointing is not None
+            if state.replay.announced(index, generation, reply, state.queue):
+                state.final_ticket = None
+                state.touch()
+            revision = state.revision
+        state.wait_durable(revision)
+        with state.changed:
+            self.settled(index, generation)

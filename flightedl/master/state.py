@@ -1,0 +1,162 @@
+"""What the master knows, under one lock, and its way into etcd.
+
+The lock is never held across I/O: a request changes the state under it, notes the state's revision, and waits outside
+until :class:`~flightedl.master.durable.DurableState` has that revision in etcd; only then it is answered.
+
+Whoever reads or changes a field holds ``changed``, but for those that are set once.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+from flightedl.config import MasterSettings
+from flightedl.coordination.keeper import HeldKey
+from flightedl.coordination.keys import JobKeys
+from flightedl.domain.membership import Membership
+from flightedl.domain.tasks import TaskQueue
+from flightedl.domain.tasks_values import QueueSettings
+from flightedl.errors import FencedError, NotReadyError
+from flightedl.master.checkpointing import Checkpointing
+from flightedl.master.dispatch import Dispatch
+from flightedl.master.durable import DurableState
+from flightedl.master.evaluations import Evaluations
+from flightedl.master.indexing import IndexedDataset
+from flightedl.master.progress import JobProgress
+from flightedl.master.recovery import RecoveredState
+from flightedl.master.replay import Replay
+from flightedl.ports import Clock, Coordinator
+from flightedl.wire.messages import JobDeclaration, Sender, encode
+
+#: How long a request waits for etcd before the trainer is told to ask again.
+_DURABLE_S = 3.0
+
+
+class JobState:
+    """One job's state in one master."""
+
+    def __init__(
+        self,
+        chosen: MasterSettings,
+        pserver_count: int,
+        coordinator: Coordinator,
+        keys: JobKeys,
+        clock: Clock,
+        evaluations: Evaluations,
+    ) -> None:
+        self.clock = clock
+        self.pserver_count = pserver_count
+        self._attempts_limit = chosen.attempts_limit
+        self._coordinator = coordinator
+        self._keys = keys
+        #: Guards everything; notified when work may have become available or the membership moved.
+        self.changed = threading.Condition()
+        #: Counts changes of the durable state.
+        self.revision = 0
+        self.declaration = JobDeclaration()
+        #: Its stored form, made once: it goes into every comparison with what is in etcd.
+        self._encoded_declaration = (self.declaration, b"")
+        self.dataset: IndexedDataset | None = None
+        self.queue: TaskQueue | None = None
+        #: The dataset and the queue, once both are there.
+        self.dispatch: Dispatch | None = None
+        #: None until the model is declared: before that nobody waits for anybody.
+        self.membership: Membership | None = None
+        #: name -> generation of the trainers whose lease is alive.
+        self.trainers: dict[str, int] = {}
+        #: index -> generation of the pservers whose lease is alive.
+        self.pservers: dict[int, int] = {}
+        self.progress = JobProgress()
+        self.evaluations = evaluations
+        self.replay = Replay(pserver_count, "replay", None)
+        self.checkpointing: Checkpointing | None = None
+        #: The ticket of the checkpoint that has everything; None: not everything is done.
+        self.final_ticket: int | None = None
+        self._durable: DurableState | None = None
+
+    def begin_queue(self, dataset: IndexedDataset, stored: bytes | None, failures: bytes | None) -> None:
+        """Locked: the dataset's tasks are known; ``stored`` and ``failures`` as a predecessor left them."""
+        declared = dataset.reply.declaration
+        settings = QueueSettings(
+            task_count=dataset.layout.task_count,
+            batch_counts=dataset.layout.batch_count,
+            epochs=declared.epochs,
+            seed=declared.seed,
+            shuffle=declared.shuffle,
+            attempts_limit=self._attempts_limit,
+        )
+        self.dataset = dataset
+        self.queue = TaskQueue.decode(stored, settings, failures) if stored else TaskQueue(settings)
+        self.dispatch = Dispatch(dataset, self.queue)
+
+    # durability
+
+    def start_writing(self, held: HeldKey, recovered: RecoveredState, step_down: Callable[[str], None]) -> None:
+        """From here on the state is written to etcd when it is waited for."""
+        self._durable = DurableState(held, self._coordinator, self.clock, self._snapshot, step_down, recovered.known)
+
+    def close(self) -> None:
+        """Write nothing any more."""
+        if self._durable is not None:
+            self._durable.close()
+
+    def touch(self) -> None:
+        """Locked: the durable state has changed."""
+        self.revision += 1
+        self.changed.notify_all()
+
+    def wait_durable(self, revision: int) -> None:
+        """Return when the state of a revision is in etcd. Called without the lock.
+
+        Raises:
+            NotReadyError: etcd cannot be written; the request may be repeated.
+        """
+        assert self._durable is not None
+        self._durable.wait(revision, _DURABLE_S)
+
+    def persist(self) -> None:
+        """Return when what is decided now is in etcd. Called without the lock.
+
+        Raises:
+            NotReadyError: etcd cannot be written.
+        """
+        with self.changed:
+            self.touch()
+            revision = self.revision
+        self.wait_durable(revision)
+
+    def _snapshot(self) -> tuple[int, dict[str, bytes]]:
+        with self.changed:
+            values: dict[str, bytes] = {}
+            if self.membership is not None:
+                values[self._keys.membership] = self.membership.encode()
+                values[self._keys.pserver_recovery] = self.replay.encode()
+            if self.checkpointing is not None and self.checkpointing.is_kept:
+                values[self._keys.checkpoint_latest] = self.checkpointing.encode()
+            if self.queue is not None:
+                dispatch, failures = self.queue.encode_parts()
+                values |= {self._keys.task_queues: dispatch, self._keys.task_failures: failures}
+            if self.evaluations:
+                values[self._keys.evaluations] = self.evaluations.encode()
+            if self.declaration.dataset is not None or self.declaration.model is not None:
+                if self._encoded_declaration[0] is not self.declaration:
+                    self._encoded_declaration = (self.declaration, encode(self.declaration))
+                values[self._keys.job] = self._encoded_declaration[1]
+            return self.revision, values
+
+    # trainers
+
+    def require_trainer(self, sender: Sender) -> None:
+        """Only a trainer whose lease is alive may hold work.
+
+        Raises:
+            FencedError: its lease has ended.
+            NotReadyError: the master has not seen it yet.
+        """
+        if self.trainers.get(sender.trainer) == sender.generation:
+            return
+        entry = self._coordinator.get(self._keys.trainer(sender.trainer))
+        if entry is None or entry.create_revision != sender.generation:
+            raise FencedError(f"trainer {sender.trainer} has no lease of generation {sender.generation}: register anew")
+        raise NotReadyError(f"the master has not seen trainer {sender.trainer} yet")
