@@ -29,6 +29,12 @@ class CurrentBatch:
     generations: dict[int, int] = field(default_factory=dict)
     #: Its gradient met a newer version or a lost membership: it has to be computed and pushed again.
     must_repeat: bool = False
+    #: The other batches of the sum that is pushed in its name.
+    further: tuple[BatchIdentity, ...] = ()
+    #: Its gradients are in a sum that was not pushed yet.
+    waits: bool = False
+    #: It is pushed for itself, not in a sum with others.
+    is_alone: bool = False
 
     @property
     def identity(self) -> BatchIdentity:
@@ -43,6 +49,7 @@ class CurrentBatch:
     def begin(self) -> None:
         """The user's code is about to get it, for the first time or again."""
         self.must_repeat = False
+        self.waits = False
         self.answered.clear()
         self.base_version = None
         self.generations.clear()
@@ -51,6 +58,13 @@ class CurrentBatch:
         """Blocks of a pserver have the batch. One that was replaced meanwhile counts as what it was before."""
         self.answered.update(base_versions)
         self.generations[pserver] = min(generation, self.generations.get(pserver, generation))
+
+    def note_sum(self, pushed: CurrentBatch, *, must_repeat: bool) -> None:
+        """The sum that its gradients are in was pushed."""
+        self.waits = False
+        self.must_repeat = must_repeat
+        for pserver, generation in pushed.generations.items():
+            self.generations[pserver] = min(generation, self.generations.get(pserver, generation))
 
     def __str__(self) -> str:
         return f"epoch {self.assignment.epoch}, task {self.assignment.task}, batch {self.number}"

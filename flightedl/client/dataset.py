@@ -5,6 +5,10 @@ trainer is a member, its values are fresh), hands it out, and closes it when the
 gradient came too late (the round had moved on, or this trainer had lost its membership) is handed out *again*, under
 the same identity: the loop body simply runs once more with fresh values.
 
+Where gradients of several batches are pushed as one sum, their batches are kept until the sum is pushed; those that a
+block could not take with the others are handed out again, each for itself. A task is reported when its sums are pushed.
+A loop that is left gives up the sum that is not pushed: its batches go back with their task.
+
 What is not guaranteed: that the loop body runs exactly once for a batch. That its gradient counts exactly once is.
 """
 
@@ -14,8 +18,8 @@ import base64
 import queue
 import sys
 import threading
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import pyarrow as pa
@@ -43,6 +47,14 @@ class BatchListener(Protocol):
         """The user's code is through with it: answer for what it left out."""
         ...
 
+    def push_sum(self) -> None:
+        """Push the sum of what was not pushed yet: no batch ``waits`` when this returns."""
+        ...
+
+    def give_up_sum(self) -> None:
+        """Forget the sum of what was not pushed yet: its batches are somebody else's now."""
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class _ReadBatch:
@@ -64,6 +76,35 @@ class _ReadFailure:
 
 
 _Item = _ReadBatch | _PieceEnd | _ReadFailure
+
+
+@dataclass(eq=False, slots=True)
+class _Handed:
+    """A batch that the user's code has or had."""
+
+    item: _ReadBatch
+    current: CurrentBatch
+
+
+@dataclass(slots=True)
+class _PieceInWork:
+    """The piece of work that batches are handed out of."""
+
+    attempt: int
+    #: Batches handed out of which it is not known yet that every block has them.
+    handed: list[_Handed] = field(default_factory=list)
+    #: Pserver -> the oldest generation of it that has a batch of the piece.
+    generations: dict[int, int] = field(default_factory=dict)
+
+    def note(self, generations: Mapping[int, int]) -> None:
+        """Pservers that have a batch."""
+        for index, generation in generations.items():
+            self.generations[index] = min(generation, self.generations.get(index, generation))
+
+    def generation_list(self) -> list[int]:
+        """By index; 0: of a pserver that was sent nothing."""
+        return [self.generations.get(index, 0) for index in range(max(self.generations, default=-1) + 1)]
+
 
 #: Reads the batches of a piece, in order.
 ReadPiece = Callable[[Piece], Iterator[pa.RecordBatch]]
@@ -132,33 +173,52 @@ class Dataset:
         self.close()
 
     def _batches(self, feed: TaskFeed) -> Iterator[pa.RecordBatch]:
-        attempt = -1
-        #: Pserver -> the oldest generation of it that has a batch of the present piece.
-        generations: dict[int, int] = {}
+        piece = _PieceInWork(-1)
         while (item := self._next_item(feed)) is not None:
             if not feed.is_held(item.assignment):
                 continue
-            if item.assignment.attempt != attempt:
-                attempt, generations = item.assignment.attempt, {}
+            if item.assignment.attempt != piece.attempt:
+                if piece.handed:
+                    self._listener.give_up_sum()
+                piece = _PieceInWork(item.assignment.attempt)
             if isinstance(item, _PieceEnd):
-                feed.finished(item.assignment, [generations.get(i, 0) for i in range(max(generations, default=-1) + 1)])
+                if piece.handed:
+                    self._listener.push_sum()
+                    yield from self._settle(feed, piece)
+                feed.finished(item.assignment, piece.generation_list())
             elif isinstance(item, _ReadFailure):
                 _report_unreadable(feed, item)
             else:
-                current = CurrentBatch(item.assignment, item.number, item.records.num_rows)
-                while True:
-                    current.begin()
-                    if not self._listener.open_batch(current):
-                        feed.drop_all()
-                        break
-                    self._at = item.assignment
-                    yield item.records
-                    self._at = None
-                    self._listener.close_batch(current)
-                    if not current.must_repeat or not feed.is_held(item.assignment):
-                        break
-                for index, generation in current.generations.items():
-                    generations[index] = min(generation, generations.get(index, generation))
+                handed = _Handed(item, CurrentBatch(item.assignment, item.number, item.records.num_rows))
+                piece.handed.append(handed)
+                yield from self._hand_out(feed, handed)
+                yield from self._settle(feed, piece)
+
+    def _hand_out(self, feed: TaskFeed, handed: _Handed) -> Iterator[pa.RecordBatch]:
+        """Give a batch to the user's code, until it is answered, or waits in a sum."""
+        current, item = handed.current, handed.item
+        while True:
+            current.begin()
+            if not self._listener.open_batch(current):
+                feed.drop_all()
+                return
+            self._at = item.assignment
+            yield item.records
+            self._at = None
+            self._listener.close_batch(current)
+            if not current.must_repeat or not feed.is_held(item.assignment):
+                return
+            current.is_alone = True
+
+    def _settle(self, feed: TaskFeed, piece: _PieceInWork) -> Iterator[pa.RecordBatch]:
+        """Note who has the batches that do not wait any more; hand out again those whose sum was not taken."""
+        while settled := [handed for handed in piece.handed if not handed.current.waits]:
+            for handed in settled:
+                piece.handed.remove(handed)
+                if handed.current.must_repeat and feed.is_held(handed.item.assignment):
+                    handed.current.is_alone = True
+                    yield from self._hand_out(feed, handed)
+                piece.note(handed.current.generations)
 
     def _next_item(self, feed: TaskFeed) -> _Item | None:
         waiting = self._waiting()

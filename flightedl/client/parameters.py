@@ -23,9 +23,11 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from flightedl.client.accumulating import GradientSums
 from flightedl.client.batches import CurrentBatch
 from flightedl.client.servers import Servers, is_transient
 from flightedl.client.waiting import Waiting
+from flightedl.domain.accumulation import lacking_of
 from flightedl.domain.modes import Async, Mode, Sync
 from flightedl.domain.sharding import ALIGNMENT_BYTES, ShardPlan, runs_of
 from flightedl.errors import FlightedlError, GradientError, MessageError, UsageError
@@ -60,6 +62,8 @@ class ShardTransfer:
     must_repeat: bool = False
     #: Of the pserver that is being asked.
     generation: int = 0
+    #: Places of a sum's batches that a block lacks which did not take the sum.
+    lacking: set[int] = field(default_factory=set)
 
 
 @dataclass(slots=True)
@@ -125,6 +129,8 @@ class Parameters(Mapping[str, npt.NDArray[np.generic]]):
         self._has_one_base = isinstance(mode, Sync) and mode.backup > 0
         self._pull_every = mode.pull_every if isinstance(mode, Async) else 1
         self._steps_since_pull = 0
+        #: None where every batch is pushed for itself.
+        self._sums = GradientSums(mode) if isinstance(mode, Async) and mode.push_every > 1 else None
         self._clip_norm = clip_norm
         self._wire = wire
         self._servers = servers
@@ -183,8 +189,8 @@ class Parameters(Mapping[str, npt.NDArray[np.generic]]):
     def step(self, gradients: Mapping[str, npt.ArrayLike]) -> None:
         """Push the current batch's gradients, then pull: ``model[name]`` is fresh when this returns.
 
-        With ``Async(pull_every=m)`` only every m-th step pulls. The optimizer's ``clip_norm`` is that of all gradients
-        of one call.
+        With ``Async(push_every=n, pull_every=m)`` only every n-th step pushes, and only every m-th pulls. The
+        optimizer's ``clip_norm`` is that of all gradients of one push.
 
         Args:
             gradients: name -> array of the parameter's shape and dtype. Parameters that are left out get none.
@@ -221,7 +227,9 @@ class Parameters(Mapping[str, npt.NDArray[np.generic]]):
         wanted = dict.fromkeys(self._blocks if names is None else self._blocks_of(names), min_version)
         if current is not None and self._is_synchronous and not current.must_repeat:
             wanted |= {n: max(base + 1, min_version) for n, base in current.answered.items() if n in wanted}
-        self._transfer(current, {}, [], wanted, pull=True, member=0 if current is None else current.member)
+        member = 0 if current is None else current.member
+        # A batch that waits in a sum is not done again for a membership that ended.
+        self._transfer(None if current is None or current.waits else current, {}, [], wanted, pull=True, member=member)
 
     def _blocks_of(self, names: Iterable[str]) -> list[int]:
         chosen = [names] if isinstance(names, str) else list(names)
@@ -236,8 +244,27 @@ class Parameters(Mapping[str, npt.NDArray[np.generic]]):
         """Pull all blocks: as a member at or above its first round, else at whatever version they are."""
         self._transfer(None, {}, [], dict.fromkeys(self._blocks, 0), pull=True, member=self._scope.member)
 
+    def push_sum(self) -> None:
+        """Push what was added up, of however many batches."""
+        if self._sums is not None and self._sums.has_batches:
+            self._push_sum(self._sums, pull=False)
+
+    def give_up_sum(self) -> None:
+        """Forget what was added up: its batches are somebody else's."""
+        if self._sums is not None:
+            self._sums.give_up()
+
+    def leave_out(self, current: CurrentBatch) -> None:
+        """The batch is done again: nothing that it has pushed so far may be in a sum."""
+        if self._sums is not None and self._sums.is_at(current):
+            self._sums.give_up(must_repeat=True)
+
     def arrive(self, current: CurrentBatch) -> None:
         """Make the batch arrive at the blocks that it was not pushed to, and have the values that follow it."""
+        if self._sums is not None and not current.is_alone:
+            if not current.waits and not self._sums.is_pushed(current):
+                self._add_batch(self._sums, current, pull=self._pull_every == 1)
+            return
         self._send(current, {}, self._unanswered(current), pull=self._pull_every == 1)
         if self._is_synchronous and not current.must_repeat:
             behind = {number: base + 1 for number, base in current.answered.items() if self._versions[number] <= base}
@@ -254,7 +281,15 @@ class Parameters(Mapping[str, npt.NDArray[np.generic]]):
         current = self._scope.current
         if current is None:
             raise UsageError("there is no current batch: push and step belong inside `for batch in job.dataset(...)`")
-        arrays = self._clipped({name: self._checked(name, value, current) for name, value in gradients.items()})
+        checked = {name: self._checked(name, value, current) for name, value in gradients.items()}
+        if self._sums is not None and not current.is_alone:
+            if current.must_repeat:
+                return
+            self._sums.add(current, checked)
+            if complete:
+                self._add_batch(self._sums, current, pull=pull)
+            return
+        arrays = self._clipped(checked)
         pushes: dict[int, Array] = {}
         for name, array in arrays.items():
             for number in self._ranges[name]:
@@ -266,6 +301,32 @@ class Parameters(Mapping[str, npt.NDArray[np.generic]]):
             return
         arrivals = [n for n in self._unanswered(current) if n not in pushes] if complete else []
         self._send(current, pushes, arrivals, pull=pull)
+
+    def _add_batch(self, sums: GradientSums, current: CurrentBatch, *, pull: bool) -> None:
+        """All gradients of a batch are in the sum: push it, if it is time."""
+        sums.complete(current)
+        if sums.is_full:
+            self._push_sum(sums, pull=pull)
+        elif pull:
+            self._transfer(None, {}, [], dict.fromkeys(self._blocks, 0), pull=True, member=current.member)
+
+    def _push_sum(self, sums: GradientSums, *, pull: bool) -> None:
+        """One push for several batches: each block takes all of them, or none."""
+        together, gradients = sums.take()
+        flats = {name: array.reshape(-1) for name, array in self._clipped(gradients).items()}
+        pushes = {
+            number: flat[self._blocks[number].start : self._blocks[number].stop]
+            for name, flat in flats.items()
+            for number in self._ranges[name]
+        }
+        arrivals = [number for number in self._blocks if number not in pushes]
+        try:
+            lacking = self._transfer(together, pushes, arrivals, {}, pull=pull, member=together.member)
+        except BaseException:
+            # Which blocks have it is not known, and the sum is used up.
+            sums.give_up(must_repeat=True)
+            raise
+        sums.settle(together, lacking)
 
     def _checked(self, name: str, value: npt.ArrayLike, current: CurrentBatch) -> Array:
         spec = self._specs.get(name)
@@ -318,8 +379,8 @@ class Parameters(Mapping[str, npt.NDArray[np.generic]]):
         *,
         pull: bool,
         member: int,
-    ) -> None:
-        """All pservers in parallel."""
+    ) -> set[int]:
+        """All pservers in parallel. Returns which batches of a sum a block lacks that did not take it."""
         if current is not None and self._has_one_base and not current.answered:
             current.base_version = min(self._versions.values())
         transfers = []
@@ -341,6 +402,7 @@ class Parameters(Mapping[str, npt.NDArray[np.generic]]):
             self._scope.lost_membership()
             if current is not None:
                 current.must_repeat = True
+        return set().union(*(transfer.lacking for transfer in transfers))
 
     def _finish(self, shard: _Shard, transfer: ShardTransfer, current: CurrentBatch | None) -> None:
         """One pserver, until everything is answered or has to be repeated."""
@@ -373,6 +435,7 @@ class Parameters(Mapping[str, npt.NDArray[np.generic]]):
             plan_hash=self._plan.hash,
             member=transfer.member,
             identity=current.identity,
+            further=list(current.further),
             step=current.step,
             weight=float(current.record_count),
             rows=len(numbers),
@@ -411,6 +474,12 @@ class Parameters(Mapping[str, npt.NDArray[np.generic]]):
                 transfer.must_repeat = True
                 _forget(transfer.pushes, blocks)
                 _forget(transfer.pulls, blocks)
+            elif outcome == Outcome.PARTLY_APPLIED and current is not None:
+                _forget(transfer.pushes, blocks)
+                bits = rows.bytes_of(start, start + 1).tobytes()
+                transfer.lacking.update(lacking_of(bits, 1 + len(current.further)))
+                current.note_answers({}, shard.index, transfer.generation)
+                continue
             elif outcome != Outcome.NONE:
                 self._note_answers(shard, blocks, transfer, current)
             if data := rows.bytes_of(start, stop):

@@ -36,7 +36,7 @@ from flightedl.config import TrainerSettings, settings
 from flightedl.coordination.checkpoint_places import write_model
 from flightedl.coordination.directory import Directory
 from flightedl.coordination.keys import JobKeys
-from flightedl.domain.modes import Async, Mode, Sync
+from flightedl.domain.modes import Mode, Sync
 from flightedl.domain.optimizers import SGD, Optimizer
 from flightedl.domain.parameters import ParameterSpec
 from flightedl.domain.sharding import plan_for
@@ -230,8 +230,6 @@ class Job:
             raise UsageError("this job already has its parameters: declare all of them in one call")
         check_kind(wire)
         chosen_mode = Sync() if mode is None else mode
-        if isinstance(chosen_mode, Async) and chosen_mode.push_every > 1:
-            raise UsageError("Async(push_every=...) above 1 is not available: add the gradients up in bigger batches")
         values = {name: np.ascontiguousarray(value) for name, value in initial.items()}
         specs = [ParameterSpec(name, value.shape, value.dtype.name) for name, value in values.items()]
         for name, value in values.items():
@@ -467,11 +465,24 @@ class Job:
 
     def close_batch(self, current: CurrentBatch) -> None:
         """Answer for the blocks that the user's code did not push to."""
-        if self._parameters is not None and not current.must_repeat:
-            self._parameters.arrive(current)
+        if self._parameters is not None:
+            if current.must_repeat:
+                self._parameters.leave_out(current)
+            else:
+                self._parameters.arrive(current)
         self._current = None
         if not current.must_repeat:
             self._progress.batch(current.record_count)
+
+    def push_sum(self) -> None:
+        """Push what the trainer has added up and not pushed yet."""
+        if self._parameters is not None:
+            self._parameters.push_sum()
+
+    def give_up_sum(self) -> None:
+        """Forget what the trainer has added up and not pushed yet."""
+        if self._parameters is not None:
+            self._parameters.give_up_sum()
 
     # talking to the master
 

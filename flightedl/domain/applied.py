@@ -363,6 +363,30 @@ class AppliedBatches:
             self._allow(cohort, batch, batch_count)
         return sum(cohort.add(batch, batch_count, mask).bit_count() for cohort, mask in masks.values())
 
+    def mark_together(self, blocks: Sequence[int], batches: Sequence[tuple[Batch, int]]) -> list[int]:
+        """Note that the blocks have taken in the sum of several batches, if none of them has any of it.
+
+        Args:
+            blocks: Which.
+            batches: Each with the number of batches of its task.
+
+        Returns:
+            How many of the blocks had each batch. All are marked when all of these are 0, else nothing is.
+
+        Raises:
+            MessageError: as ``mark``, or a batch is named twice; nothing was done.
+        """
+        if len({batch for batch, _ in batches}) != len(batches):
+            raise MessageError("a sum names a batch twice")
+        for cohort in {id(self._of[block]): self._of[block] for block in blocks}.values():
+            for batch, batch_count in batches:
+                self._allow(cohort, batch, batch_count)
+        having = [self.count_having(blocks, batch) for batch, _ in batches]
+        if not any(having):
+            for batch, batch_count in batches:
+                self.mark_many(blocks, batch, batch_count)
+        return having
+
     def count_having(self, blocks: Iterable[int], batch: Batch) -> int:
         """How many of the blocks have taken in the batch."""
         cohort: _Cohort | None = None

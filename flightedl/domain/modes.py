@@ -46,15 +46,19 @@ class Async(Mode):
     """Each gradient is applied when it arrives; nobody waits.
 
     Args:
-        push_every: The client adds up the gradients of this many steps, and pushes the sum's mean.
-        pull_every: Fresh values are pulled at each such step.
+        push_every: The client adds up the gradients of this many batches and pushes once. A task's end pushes what
+            there is, so a push never has batches of two tasks: make tasks at least this many batches long.
+        pull_every: Fresh values are pulled at each such step, whether or not it pushes.
         staleness_scaled: Divide the learning rate by 1 + the number of updates that the gradient did not see
             (Zhang et al. 2016, staleness-aware async SGD).
+        reduce: What is pushed of several batches. ``"mean"``: their mean, weighted by records, as one batch of all
+            their records would give. ``"sum"``: the plain sum, as that many pushes in a row would move plain SGD.
     """
 
-    push_every: int = number(1, at_least=1)
+    push_every: int = number(1, at_least=1, at_most=1024)
     pull_every: int = number(1, at_least=1)
     staleness_scaled: bool = False
+    reduce: Literal["mean", "sum"] = "mean"
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,6 +36,7 @@ MODES: dict[str, tuple[str, dict[str, Any]]] = {
     "deterministic": ("Sync", {"reduce": "sum", "deterministic": True}),
     "backup": ("Sync", {"reduce": "sum", "backup": 1}),
     "async": ("Async", {}),
+    "accumulated": ("Async", {"push_every": 4, "pull_every": 2, "reduce": "sum"}),
     "rarely-pulled": ("Async", {"pull_every": 4}),
     "bounded": ("Bounded", {"staleness": 2}),
 }

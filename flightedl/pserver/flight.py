@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 
 import pyarrow as pa
 
+from flightedl.domain.accumulation import lacking_of
 from flightedl.errors import MessageError
 from flightedl.ports import Clock
 from flightedl.pserver.service import PserverService
@@ -94,11 +95,15 @@ class PserverFlight:
         header = decode(descriptor, PushHeader)
         shard = self._service.shard(header.plan_hash)
         counts = dict.fromkeys(Outcome, 0)
+        lacking: set[int] = set()
         for batch, _metadata in incoming:
             self._service.require_lease()
             shard.counts.messages += 1
             for pushed in shard.push(header, decode_batch(batch)):
                 counts[Outcome(pushed.piece.outcome)] += len(pushed.piece.blocks)
+                if pushed.piece.outcome == Outcome.PARTLY_APPLIED and pushed.piece.values is not None:
+                    bits = pushed.piece.values[: pushed.piece.offsets[1]].tobytes()
+                    lacking.update(lacking_of(bits, 1 + len(header.further)))
             shard.announce_changes()
         return encode(
             PushReply(
@@ -106,6 +111,8 @@ class PserverFlight:
                 already_applied=counts[Outcome.ALREADY_APPLIED],
                 stale=counts[Outcome.STALE],
                 not_member=counts[Outcome.NOT_MEMBER],
+                partly_applied=counts[Outcome.PARTLY_APPLIED],
+                lacking=sorted(lacking),
             )
         )
 

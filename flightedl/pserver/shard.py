@@ -24,6 +24,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from flightedl.domain.accumulation import having_bits
 from flightedl.domain.applied import AppliedBatches, Batch
 from flightedl.domain.kernels import Update, block_kernels, compile_halves, kernel_for
 from flightedl.domain.membership import PserverView, View, ViewMember, ViewVerdict
@@ -40,6 +41,8 @@ from flightedl.wire.messages import PushHeader, ViewRequest
 from flightedl.wire.rows import Outcome, Piece, Row, Rows
 
 Array = npt.NDArray[np.generic]
+#: The batches of a push, each with the number of batches of its task.
+Batches = Sequence[tuple[Batch, int]]
 
 
 @dataclass(slots=True)
@@ -262,8 +265,12 @@ class ShardState:
 
         Raises:
             MessageError: a foreign block, a wrong size, or a base version from the future. Rows before it were taken.
+                A sum of several batches in another mode than async.
             GradientError: not finite; likewise.
         """
+        batches = _batches(header)
+        if len(batches) > 1 and not isinstance(self._mode, Async):
+            raise MessageError("sums of several batches are taken in async mode only: push each batch for itself")
         found: list[Pushed] = []
         position = 0
         while position < len(rows):
@@ -275,12 +282,14 @@ class ShardState:
                     self._checked(unit, range(number, number + 1), data)
                 with unit.lock:
                     self._split(unit)
-            elif (pushed := self._push(header, unit, rows, position, stop)) is not None:
+            elif (pushed := self._push(header, batches, unit, rows, position, stop)) is not None:
                 found.append(pushed)
                 position = stop
         return found
 
-    def _push(self, header: PushHeader, unit: Unit, rows: Rows, start: int, stop: int) -> Pushed | None:
+    def _push(
+        self, header: PushHeader, batches: Batches, unit: Unit, rows: Rows, start: int, stop: int
+    ) -> Pushed | None:
         """All blocks of a unit; None: it was split meanwhile."""
         numbers, base_version = unit.numbers, rows.versions[start]
         data = rows.bytes_of(start, stop)
@@ -292,12 +301,14 @@ class ShardState:
                 self.counts.refused += len(numbers)
                 return Pushed(Piece(numbers, unit.rounds.version, Outcome.NOT_MEMBER, None, unit.offsets), None)
             weight = 0.0 if gradient is None else header.weight if self._is_mean else 1.0
-            is_new = self._mark(unit, header)
+            is_new = self._mark(unit, batches)
             if is_new is None:
                 return None
-            arrival = self._arrive(unit, header, base_version, weight, is_new=is_new)
+            if isinstance(is_new, bytes):
+                return self._refuse_sum(unit, is_new)
+            arrival = self._arrive(unit, header, batches, base_version, weight, is_new=is_new)
             if gradient is not None:
-                self._take(unit, header, arrival, gradient, weight)
+                self._take(unit, batches[0][0], arrival, gradient, weight)
             self._close_rounds(unit)
             self._look_at(unit)
             outcome = _OUTCOMES[type(arrival)]
@@ -314,31 +325,41 @@ class ShardState:
         self._count(outcome, len(numbers))
         return Pushed(piece, wanted)
 
-    def _mark(self, unit: Unit, header: PushHeader) -> bool | None:
-        """Mark the batch as applied; False: all blocks have it. None: some have it, and the unit was split."""
-        identity = header.identity
-        batch = Batch(identity.epoch, identity.task, identity.batch)
+    def _mark(self, unit: Unit, batches: Batches) -> bool | bytes | None:
+        """Mark the batches as applied, if no block has any of them.
+
+        Returns:
+            False: all blocks have all. None: blocks differ, and the unit was split. Bytes: which ones all blocks have.
+        """
         with self._applied_lock:
-            if len(unit.local) == 1:
-                having = 0 if self._applied.mark(unit.local.start, batch, identity.batch_count) else 1
+            if len(unit.local) == 1 and len(batches) == 1:
+                batch, batch_count = batches[0]
+                having = [0 if self._applied.mark(unit.local.start, batch, batch_count) else 1]
             else:
-                having = self._applied.count_having(unit.local, batch)
-                if not having:
-                    self._applied.mark_many(unit.local, batch, identity.batch_count)
-            if not having:
+                having = self._applied.mark_together(unit.local, batches)
+            if not any(having):
                 if self._copies is not None:
                     for place in unit.local:
-                        self._copies.marked(place, batch, identity.batch_count)
+                        for batch, batch_count in batches:
+                            self._copies.marked(place, batch, batch_count)
                 return True
-        if having == len(unit.local):
-            return False
-        self._split(unit)
-        return None
+        if any(0 < count < len(unit.local) for count in having):
+            self._split(unit)
+            return None
+        return False if all(having) else having_bits(map(bool, having))
 
-    def _arrive(self, unit: Unit, header: PushHeader, base_version: int, weight: float, *, is_new: bool) -> Arrival:
-        """Let the marked batch arrive, or take its mark back."""
-        identity = header.identity
-        batch = Batch(identity.epoch, identity.task, identity.batch)
+    def _refuse_sum(self, unit: Unit, bits: bytes) -> Pushed:
+        """Every block of the unit has some of a sum's batches: these bits."""
+        count = len(unit.numbers)
+        self.counts.refused += count
+        offsets = list(range(0, (count + 1) * len(bits), len(bits)))
+        values = np.frombuffer(bits * count, np.uint8)
+        return Pushed(Piece(unit.numbers, unit.rounds.version, Outcome.PARTLY_APPLIED, values, offsets), None)
+
+    def _arrive(
+        self, unit: Unit, header: PushHeader, batches: Batches, base_version: int, weight: float, *, is_new: bool
+    ) -> Arrival:
+        """Let the marked batches arrive, or take their marks back."""
         keep = False
         try:
             arrival = unit.rounds.arrive(
@@ -346,8 +367,8 @@ class ShardState:
                 base_version,
                 weight,
                 already_applied=not is_new,
-                batch=batch,
-                batch_count=identity.batch_count,
+                batch=batches[0][0],
+                batch_count=batches[0][1],
                 step=header.step,
             )
             keep = not isinstance(arrival, Stale | NotMember)
@@ -355,15 +376,15 @@ class ShardState:
             if is_new and not keep:
                 with self._applied_lock:
                     for place in unit.local:
-                        self._applied.unmark(place, batch, identity.batch_count)
+                        for batch, batch_count in batches:
+                            self._applied.unmark(place, batch, batch_count)
         return arrival
 
-    def _take(self, unit: Unit, header: PushHeader, arrival: Arrival, gradient: Array, weight: float) -> None:
+    def _take(self, unit: Unit, batch: Batch, arrival: Arrival, gradient: Array, weight: float) -> None:
         """Do with a gradient what its arrival says."""
         if isinstance(arrival, Accumulate):
             if self._is_deterministic:
-                identity = header.identity
-                unit.keep(Batch(identity.epoch, identity.task, identity.batch), gradient, weight)
+                unit.keep(batch, gradient, weight)
             else:
                 unit.accumulate(gradient, weight, is_first=arrival.is_first)
         elif isinstance(arrival, Apply):
@@ -578,6 +599,11 @@ class ShardState:
         """Raise FencedError unless the sender means this shard's plan."""
         if self.plan_hash != plan_hash:
             raise FencedError("the shard plan is another one: read the job's declaration again")
+
+
+def _batches(header: PushHeader) -> Batches:
+    named = (header.identity, *header.further)
+    return [(Batch(one.epoch, one.task, one.batch), one.batch_count) for one in named]
 
 
 def _covers(unit: Unit, rows: Rows, start: int, stop: int) -> bool:

@@ -291,6 +291,9 @@ class PushHeader(Sender, frozen=True, kw_only=True):
     plan_hash: Name
     member: Natural
     identity: BatchIdentity
+    #: Async mode: the other batches whose gradients are in the rows, which are sums then. A block takes a sum only if
+    #: it has none of its batches, and has all of them from then on.
+    further: Annotated[list[BatchIdentity], msgspec.Meta(max_length=1023)] = []
     #: The batch's weight in its round, usually its records.
     weight: Weight
     #: How many batches the sender has begun since it was admitted, this one included.
@@ -310,6 +313,10 @@ class PushReply(Reply, frozen=True, kw_only=True):
     already_applied: int = 0
     stale: int = 0
     not_member: int = 0
+    #: Sums that were not taken, because the block has some of their batches.
+    partly_applied: int = 0
+    #: Of these sums: the batches that some block lacks, to be pushed one by one; 0: ``identity``, 1: the first further.
+    lacking: list[int] = []
 
 
 class PullTicket(Request, frozen=True, kw_only=True):

@@ -173,3 +173,125 @@ def test_short_floats_travel_and_full_ones_are_kept(mode: object, wire: str) -> 
             assert np.allclose(trainer.parameters[name], 0.6, rtol=2 * precision), name
         once = {"bfloat16": 0.30078125, "float16": np.float32(np.float16(0.3))}[wire]
         assert all(set(block.values.tolist()) == {np.float32(once) * 2} for block in cluster.shards[0].blocks())
+
+
+def _alike(shard_index: int, cluster: Cluster) -> set[float]:
+    return {value for block in cluster.shards[shard_index].blocks() for value in block.values.tolist()}
+
+
+class TestSums:
+    """Several batches pushed as one."""
+
+    def test_one_push_names_all_batches_and_brings_their_weighted_mean(self) -> None:
+        with Cluster(SHAPES, Async(push_every=3), pservers=2) as cluster:
+            trainer = cluster.trainer()
+            for batch, records in enumerate((10, 20, 70)):
+                trainer.begin(batch).record_count = records
+                trainer.step(batch, {name: value * (batch + 1) for name, value in ONES.items()})
+                assert trainer.current is not None
+                assert trainer.current.waits == (batch < 2)
+            for name in SHAPES:
+                assert trainer.parameters[name] == pytest.approx(0.1 + 2 * 0.2 + 3 * 0.7), name
+            assert set(trainer.parameters.versions.values()) == {1}
+            for shard in cluster.shards:
+                assert shard.applied().missing_batches(0, 0, 100) == list(range(3, 100))
+
+    def test_the_plain_sum_moves_sgd_like_single_pushes(self) -> None:
+        with Cluster(SHAPES, Async(push_every=4, reduce="sum"), pservers=2) as cluster:
+            trainer = cluster.trainer()
+            seen = []
+            for batch in range(10):
+                trainer.begin(batch)
+                trainer.step(batch, ONES)
+                seen.append(float(trainer.parameters["b"]))
+            trainer.parameters.push_sum()
+            assert seen == [0, 0, 0, 4, 4, 4, 4, 8, 8, 8]
+            assert _alike(0, cluster) == _alike(1, cluster) == {10.0}
+
+    def test_pushing_and_pulling_are_counted_apart(self) -> None:
+        with Cluster({"a": (4,)}, Async(push_every=2, pull_every=3, reduce="sum")) as cluster:
+            trainer = cluster.trainer()
+            seen = []
+            for batch in range(6):
+                trainer.begin(batch)
+                trainer.step(batch, {"a": ONES["a"][:4]})
+                seen.append(float(trainer.parameters["a"][0]))
+            assert seen == [0, 0, 2, 2, 2, 6]
+
+    def test_a_block_that_has_some_of_the_batches_takes_nothing_and_says_which(self) -> None:
+        with Cluster(SHAPES, Async(push_every=3, reduce="sum"), pservers=2, members=2) as cluster:
+            one, other = cluster.trainer(1), cluster.trainer(2)
+            # The other trainer has a copy of the piece, and pushes batch 1 for itself, to one parameter only.
+            other.begin(1).is_alone = True
+            other.parameters.push({"big": ONES["big"]})
+            currents = []
+            for batch in range(3):
+                currents.append(one.begin(batch))
+                one.step(batch, ONES)
+            assert [current.must_repeat for current in currents] == [True, False, True]
+            assert not any(current.waits for current in currents)
+            for current in currents:
+                if current.must_repeat:
+                    current.begin()
+                    current.is_alone = True
+                    one.current = current
+                    one.step(current.number, ONES)
+                    assert not current.must_repeat
+            assert _alike(0, cluster) == _alike(1, cluster) == {3.0}
+
+    def test_the_same_sum_again_is_answered_and_not_applied(self) -> None:
+        with Cluster(SHAPES, Async(push_every=2, reduce="sum"), pservers=2, members=2) as cluster:
+            for trainer in (cluster.trainer(1), cluster.trainer(2)):
+                for batch in range(2):
+                    trainer.begin(batch)
+                    trainer.step(batch, ONES)
+                    assert trainer.current is not None
+                    assert not trainer.current.must_repeat
+            assert _alike(0, cluster) == _alike(1, cluster) == {2.0}
+            assert set(cluster.shards[0].version_range()) == {1}
+
+    def test_all_batches_of_a_sum_are_done_again_when_the_membership_ended(self) -> None:
+        with Cluster(SHAPES, Async(push_every=2), pservers=2) as cluster:
+            trainer = cluster.trainer()
+            currents = [trainer.begin(0)]
+            trainer.step(0, ONES)
+            cluster.view(serial=2)
+            currents.append(trainer.begin(1))
+            trainer.step(1, ONES)
+            assert [current.must_repeat for current in currents] == [True, True]
+            assert trainer.lost > 0
+            assert _alike(0, cluster) == {0.0}
+
+    def test_a_batch_that_is_done_again_takes_the_sum_with_it(self) -> None:
+        with Cluster(SHAPES, Async(push_every=3), pservers=1) as cluster:
+            trainer = cluster.trainer()
+            first = trainer.begin(0)
+            trainer.step(0, ONES)
+            second = trainer.begin(1)
+            trainer.parameters.push({"a": ONES["a"]})
+            cluster.view(serial=2)
+            trainer.parameters.pull(["a"])
+            assert second.must_repeat
+            trainer.parameters.leave_out(second)
+            assert first.must_repeat
+            assert not first.waits
+
+    def test_a_gradient_counts_once_for_a_batch(self) -> None:
+        with Cluster(SHAPES, Async(push_every=3)) as cluster:
+            trainer = cluster.trainer()
+            trainer.begin(0)
+            trainer.parameters.push({"a": ONES["a"]})
+            with pytest.raises(UsageError, match="'a' was already pushed for this batch"):
+                trainer.parameters.step(ONES)
+            trainer.parameters.step({name: ONES[name] for name in SHAPES if name != "a"})
+            with pytest.raises(UsageError, match="'w' was already pushed for this batch"):
+                trainer.parameters.push({"w": ONES["w"]})
+
+    def test_the_norm_of_a_sum_is_clipped(self) -> None:
+        with Cluster({"a": (1,), "b": (1,)}, Async(push_every=2, reduce="sum")) as cluster:
+            trainer = cluster.trainer(clip_norm=1.0)
+            for batch, name in enumerate(("a", "b")):
+                trainer.begin(batch)
+                trainer.step(batch, {name: np.array([-3.0 - batch], np.float32)})
+            assert trainer.parameters["a"][0] == pytest.approx(0.6)
+            assert trainer.parameters["b"][0] == pytest.approx(0.8)

@@ -22,7 +22,13 @@ def test_json_and_back(mode: Mode) -> None:
 
 def test_the_json_is_a_contract() -> None:
     assert Sync().to_json() == {"kind": "Sync", "reduce": "mean", "backup": 0, "deterministic": False}
-    assert Async().to_json() == {"kind": "Async", "push_every": 1, "pull_every": 1, "staleness_scaled": False}
+    assert Async().to_json() == {
+        "kind": "Async",
+        "push_every": 1,
+        "pull_every": 1,
+        "staleness_scaled": False,
+        "reduce": "mean",
+    }
     assert Bounded(3).to_json() == {"kind": "Bounded", "staleness": 3}
 
 

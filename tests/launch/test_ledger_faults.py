@@ -145,7 +145,7 @@ def test_a_killed_master_is_started_again(ledger: Callable[..., Ledger]) -> None
     job.check()
 
 
-@pytest.mark.parametrize("mode", ["backup", "bounded", "deterministic", "rarely-pulled"])
+@pytest.mark.parametrize("mode", ["accumulated", "backup", "bounded", "deterministic", "rarely-pulled"])
 def test_killed_trainers_lose_and_double_nothing_in_any_mode(ledger: Callable[..., Ledger], mode: str) -> None:
     job = ledger(mode)
     for number, tasks in enumerate((8, 20, 32)):

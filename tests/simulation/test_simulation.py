@@ -24,6 +24,7 @@ QUICK = (
     "nothing is reopened",
     "delete before publish",
     "pointer before manifest",
+    "only the first of a sum is marked",
     "writes are not fenced",
 )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass
+from random import Random
 from typing import Any
 
 from flightedl.domain.checkpoints import latest_of
@@ -69,6 +70,8 @@ class Cluster:
             retry_ceiling_s=2.0,
         )
         self.trainer_count = random.randint(1, 3)
+        #: Of its own, so that what is drawn from it changes nothing else.
+        self._habits = Random(seed)  # noqa: S311 - repeatable on purpose
         self.fault_scale = fault_scale
         self.break_rate = 0.08 * fault_scale * random.random()
         world.network = NetworkFaults(
@@ -106,6 +109,10 @@ class Cluster:
     def _name(self, role: str) -> str:
         self._names += 1
         return f"{role}-{self._names}"
+
+    def push_every(self) -> int:
+        """How many batches a trainer adds up."""
+        return self._habits.choice((1, 2, 2, 3))
 
     def _start(self, process: Process) -> None:
         self.processes.append(process)

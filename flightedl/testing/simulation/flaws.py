@@ -22,5 +22,9 @@ FLAWS: dict[str, str] = {
     "dispatch before durable": "a trainer is given work before that is stored",
     "delete before publish": "old checkpoints are deleted when the next one is ordered",
     "pointer before manifest": "the pointer moves before the manifest is there",
+    "sums are taken twice": "a block that has some batches of a sum takes the sum all the same",
+    "only the first of a sum is marked": "a block takes a sum and does not note all of its batches",
+    "a refused sum counts as taken": "a trainer does not push the batches again that a block lacks",
+    "reported before the sum is pushed": "a task is reported while its last batches wait in the trainer",
     "writes are not fenced": "a master's writes do not compare the lock",
 }

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from flightedl.domain.accumulation import having_bits, lacking_of
 from flightedl.domain.applied import AppliedBatches, Batch
 from flightedl.domain.checkpoints_manifest import Manifest, ShardFile, candidates, examine, manifest_name
 from flightedl.domain.checkpoints_replay import AppliedSummary
@@ -29,13 +30,14 @@ _PULL_S = 1.0
 
 
 class Push(NamedTuple):
-    """One batch for all blocks of one pserver."""
+    """One batch, or several added up, for all blocks of one pserver."""
 
     trainer: str
     generation: int
     member: int
     pserver_generation: int
-    batch: Batch
+    batches: tuple[Batch, ...]
+    #: Of their task.
     batch_count: int
     #: (block, base version, weight)
     rows: tuple[tuple[int, int, float], ...]
@@ -376,39 +378,41 @@ class Pserver(Process):
         outcomes = []
         for number, base, weight in rows:
             try:
-                outcomes.append((number, self._push_row(self.blocks[number], push, base, weight)))
+                outcomes.append((number, *self._push_row(self.blocks[number], push, base, weight)))
             except MessageError:
                 # It has values of another life of this pserver: it has to pull again.
-                outcomes.append((number, "stale"))
+                outcomes.append((number, "stale", ()))
         self._save()
         self._serve_waiting()
         if not breaks:
             reply(("pushed", tuple(outcomes)))
 
-    def _push_row(self, block: Block, push: Push, base: int, weight: float) -> str:
-        flaws, batch, rounds = self.flaws, push.batch, block.rounds
-        element = self.cluster.shape.element_of(batch)
+    def _push_row(self, block: Block, push: Push, base: int, weight: float) -> tuple[str, Sequence[int]]:
+        """What becomes of a row, and the places of the batches that are lacking, where a sum was refused."""
+        flaws, rounds = self.flaws, block.rounds
+        elements = [self.cluster.shape.element_of(batch) for batch in push.batches]
         is_member = self.view.is_member(push.member, push.trainer, push.generation)
         if "apply before check" in flaws and not is_member and weight:
-            self._apply(block, [element])
+            self._apply(block, elements)
         if not is_member and "no membership check" not in flaws:
-            return "not member"
+            return "not member", ()
         position = self.positions[block.number]
-        has = self.applied.has(position, batch)
+        having = [self.applied.has(position, batch) for batch in push.batches]
+        has = all(having)
+        if any(having) and not has and "sums are taken twice" not in flaws:
+            return "partly", lacking_of(having_bits(having), len(having))
         before = rounds.version
         outcome = rounds.arrive(
             push.member,
             base,
             weight,
             already_applied=has and "no dedupe" not in flaws,
-            batch=batch,
+            batch=push.batches[0],
             batch_count=push.batch_count,
             step=push.step,
         )
-        if isinstance(outcome, NotMember):
-            return "not member"
-        if isinstance(outcome, Stale):
-            return "stale"
+        if isinstance(outcome, NotMember | Stale):
+            return "not member" if isinstance(outcome, NotMember) else "stale", ()
         if base == before:
             block.arrived.add(push.member)
         if not isinstance(outcome, Arrived) or not has:
@@ -416,16 +420,18 @@ class Pserver(Process):
         if isinstance(outcome, Accumulate):
             if outcome.is_first:
                 block.accumulator = []
-            block.accumulator.append(element)
+            block.accumulator.extend(elements)
         elif isinstance(outcome, Apply):
-            self._apply(block, [element])
+            self._apply(block, elements)
             self._look(block)
         self._settle(block)
-        return "done"
+        return "done", ()
 
     def _mark(self, position: int, push: Push) -> None:
-        if self.applied.mark(position, push.batch, push.batch_count) and self.snapshots.cut is not None:
-            self.snapshots.cut.marked(position, push.batch, push.batch_count)
+        batches = push.batches[:1] if "only the first of a sum is marked" in self.flaws else push.batches
+        for batch in batches:
+            if self.applied.mark(position, batch, push.batch_count) and self.snapshots.cut is not None:
+                self.snapshots.cut.marked(position, batch, push.batch_count)
 
     def _apply(self, block: Block, elements: Sequence[int]) -> None:
         block.updates += 1

@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from flightedl.domain.accumulation import BatchGroup
 from flightedl.domain.applied import Batch
-from flightedl.domain.modes import Sync
+from flightedl.domain.modes import Async, Sync
 from flightedl.domain.tasks_values import Assignment
 from flightedl.testing.simulation.etcd import ADDRESS, Transaction, claimed
 from flightedl.testing.simulation.job import blocks_of
@@ -36,8 +37,17 @@ class Work:
 
     assignment: Assignment
     batch: int
+    #: Batches whose gradients are added up.
+    group: BatchGroup[int]
+    #: Batches that are pushed each for itself, before anything else.
+    alone: list[int] = field(default_factory=list)
     #: Lowest generation of each pserver that acknowledged any of its batches.
     generations: dict[int, int] = field(default_factory=dict)
+
+    @property
+    def is_last(self) -> bool:
+        """Whether the present batch is the piece's last."""
+        return self.batch + 1 == self.assignment.end_batch
 
 
 class Trainer(Process):
@@ -48,6 +58,8 @@ class Trainer(Process):
         self.cluster = cluster
         self.flaws = cluster.flaws
         self.is_sync = isinstance(cluster.shape.mode, Sync)
+        #: Each trainer adds up as it likes: pservers take any sum.
+        self.push_every = cluster.push_every() if isinstance(cluster.shape.mode, Async) else 1
         self.lease = cluster.etcd.grant(self, LEASE_TTL_S)
         self.generation = 0
         self.member = 0
@@ -61,7 +73,9 @@ class Trainer(Process):
         #: Rises with each new doing: late answers to an older one are not heard.
         self.token = 0
         self._left: set[int] = set()
-        self._answered: set[int] = set()
+        #: The batches that are being pushed, and the places of those that a block lacks which refused their sum.
+        self._pushing: tuple[int, ...] = ()
+        self._lacking: set[int] = set()
         self._is_fetching = False
         self._pushing_as = 0
         cluster.etcd.watch(self, lambda: None)
@@ -148,16 +162,18 @@ class Trainer(Process):
         while self.ready:
             assignment = self.ready.pop(0)
             if assignment.attempt in self.held:
-                self.work = Work(assignment, assignment.first_batch)
+                self.work = self._begin_work(assignment)
                 self._open_batch()
                 return
         self._fetch()
 
+    def _begin_work(self, assignment: Assignment) -> Work:
+        return Work(assignment, assignment.first_batch, BatchGroup(self.push_every))
+
     def _open_batch(self) -> None:
-        """Be a member, have values, then push."""
+        """Be a member, have values, then push, or add up."""
         self.token += 1
         assert self.work is not None
-        self._answered = set()
         if self.work.assignment.attempt not in self.held:
             self._next_piece()
         elif not self.lease.is_held():
@@ -166,11 +182,29 @@ class Trainer(Process):
             self._join()
         else:
             self.step += 1
-            self._push_all()
+            self._push_or_add(self.work)
+
+    def _push_or_add(self, work: Work) -> None:
+        if work.alone:
+            self._push_all(tuple(work.alone[:1]))
+        elif self.push_every == 1:
+            self._push_all((work.batch,))
+        else:
+            if work.batch not in work.group.members:
+                work.group.add(work.batch)
+            is_forgotten = work.is_last and "reported before the sum is pushed" in self.flaws
+            if work.group.is_full or (work.is_last and not is_forgotten):
+                self._push_all(work.group.members)
+            else:
+                self._pushing = ()
+                self._batch_done()
 
     def _again(self) -> None:
         """The same batch, as a new member and with fresh values."""
         self.member = 0
+        if self.work is not None and len(self._pushing) > 1:
+            self.work.alone = list(self.work.group.settle((), is_lost=True).again)
+            self._pushing = ()
         self._open_batch()
 
     def _join(self) -> None:
@@ -258,9 +292,10 @@ class Trainer(Process):
 
     # gradients
 
-    def _push_all(self) -> None:
+    def _push_all(self, batches: tuple[int, ...]) -> None:
         self.token += 1
         self._pushing_as = self.member
+        self._pushing, self._lacking = batches, set()
         self._left = set(self.versions)
         for index in range(self.cluster.pserver_count):
             self._push(index, self.token)
@@ -294,12 +329,15 @@ class Trainer(Process):
             if reply[0] != "pushed":
                 self.later(0.2, lambda: self._push(index, token))
                 return
-            if any(outcome != "done" for _, outcome in reply[1]):
+            if any(outcome not in {"done", "partly"} for _, outcome, _ in reply[1]):
                 self._again()
                 return
+            for _, outcome, lacking in reply[1]:
+                if outcome == "partly" and "a refused sum counts as taken" not in self.flaws:
+                    self._lacking.update(lacking)
             generation = min(key.created, work.generations.get(index, key.created))
             work.generations[index] = key.created if "newest generation is reported" in self.flaws else generation
-            self._left.difference_update(number for number, _ in reply[1])
+            self._left.difference_update(number for number, _, _ in reply[1])
             if "done before ack" in self.flaws:
                 self._left.clear()
             if not self._left:
@@ -312,7 +350,7 @@ class Trainer(Process):
             self.generation,
             self._pushing_as,
             key.created,
-            Batch(assignment.epoch, assignment.task, work.batch),
+            tuple(Batch(assignment.epoch, assignment.task, batch) for batch in self._pushing),
             assignment.batch_count,
             tuple((number, self.versions[number], 1.0) for number in mine),
             self.step,
@@ -326,7 +364,15 @@ class Trainer(Process):
         assert work is not None
         self.token += 1
         base = dict(self.versions)
-        is_last = work.batch + 1 == work.assignment.end_batch
+        is_last = work.is_last
+        if self._pushing and self._pushing == tuple(work.alone[:1]):
+            del work.alone[0]
+        elif self._pushing == work.group.members:
+            work.alone = list(work.group.settle(self._lacking, is_lost=False).again)
+        self._pushing = ()
+        if work.alone:
+            self._pull(dict.fromkeys(base, 0), self._open_batch)
+            return
         if is_last:
             assignment = work.assignment
             if self.held.pop(assignment.attempt, None) is not None:
@@ -363,7 +409,7 @@ class Trainer(Process):
             self._next_piece()
             return
         assignment = self.ready.pop(0)
-        self.work = Work(assignment, assignment.first_batch)
+        self.work = self._begin_work(assignment)
         if self.member == 0:
             self._open_batch()
         else:

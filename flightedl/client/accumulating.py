@@ -1,0 +1,118 @@
+"""The gradients of several batches, added up in the trainer's memory until they are pushed as one.
+
+One array for each parameter that got a gradient, however many batches there are. Sums of float32 and float64 are made
+in their own type. What is pushed is the sum itself, or the mean weighted by records, over the batches that had a
+gradient for the parameter, as in a synchronous round.
+
+A batch is in the sum from ``add`` on, and *complete* when the user's code is through with it; only then it waits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+import numpy.typing as npt
+
+from flightedl.client.batches import CurrentBatch
+from flightedl.domain.accumulation import BatchGroup
+from flightedl.domain.modes import Async
+from flightedl.errors import UsageError
+
+Array = npt.NDArray[np.generic]
+
+
+class GradientSums:
+    """The present sum of one trainer."""
+
+    def __init__(self, mode: Async) -> None:
+        self._is_mean = mode.reduce == "mean"
+        self._group: BatchGroup[CurrentBatch] = BatchGroup(mode.push_every)
+        self._sums: dict[str, npt.NDArray[np.floating]] = {}
+        #: Records of the batches that had a gradient for the parameter.
+        self._weights: dict[str, int] = {}
+        #: The batch at hand, and which parameters it has a gradient for.
+        self._current: CurrentBatch | None = None
+        self._names: set[str] = set()
+        #: The last batch that was pushed.
+        self._pushed: CurrentBatch | None = None
+
+    @property
+    def has_batches(self) -> bool:
+        """Whether there is anything to be pushed."""
+        return len(self._group) > 0
+
+    @property
+    def is_full(self) -> bool:
+        """Whether it is time to push."""
+        return self._group.is_full
+
+    def is_at(self, current: CurrentBatch) -> bool:
+        """Whether gradients of the batch are in the sum, and it is not complete."""
+        return self._current is current
+
+    def is_pushed(self, current: CurrentBatch) -> bool:
+        """Whether the batch was in the sum that was pushed last."""
+        return self._pushed is current
+
+    def add(self, current: CurrentBatch, gradients: Mapping[str, Array]) -> None:
+        """Add gradients of a batch, each of the parameter's shape and dtype, finite.
+
+        Raises:
+            UsageError: the batch has had a gradient for one of them; nothing was added.
+        """
+        names = self._names if current is self._current else set()
+        for name in gradients:
+            if name in names or current.waits or self._pushed is current:
+                raise UsageError(f"the gradient of {name!r} was already pushed for this batch ({current})")
+        self._current, self._names = current, names | gradients.keys()
+        weight = current.record_count if self._is_mean else 1
+        for name, gradient in gradients.items():
+            total = self._sums.get(name)
+            if total is None:
+                total = self._sums[name] = np.zeros(gradient.shape, gradient.dtype)
+            total += gradient if weight == 1 else np.multiply(gradient, weight, dtype=gradient.dtype)  # type: ignore[arg-type]
+            self._weights[name] = self._weights.get(name, 0) + weight
+
+    def complete(self, current: CurrentBatch) -> None:
+        """The batch has no more gradients."""
+        self._current, self._names = None, set()
+        self._pushed = None
+        current.waits = True
+        self._group.add(current)
+
+    def take(self) -> tuple[CurrentBatch, dict[str, Array]]:
+        """What is to be pushed: all batches as one, and the gradient of each parameter that has any."""
+        members = self._group.members
+        first, last = members[0], members[-1]
+        together = CurrentBatch(
+            first.assignment,
+            first.number,
+            sum(member.record_count for member in members),
+            member=last.member,
+            step=last.step,
+            further=tuple(member.identity for member in members[1:]),
+        )
+        gradients: dict[str, Array] = {}
+        for name, total in self._sums.items():
+            if self._is_mean:
+                total /= self._weights[name]  # noqa: PLW2901 - in place: it is pushed and forgotten
+            gradients[name] = total
+        self._sums, self._weights = {}, {}
+        self._pushed = last
+        return together, gradients
+
+    def settle(self, together: CurrentBatch, lacking: set[int]) -> None:
+        """The push is through: its batches wait no more."""
+        settled = self._group.settle(lacking, is_lost=together.must_repeat)
+        for member in settled.done:
+            member.note_sum(together, must_repeat=False)
+        for member in settled.again:
+            member.note_sum(together, must_repeat=True)
+
+    def give_up(self, *, must_repeat: bool = False) -> None:
+        """Forget what was added up; ``must_repeat``: its batches have to be done again."""
+        self._sums, self._weights, self._current, self._names = {}, {}, None, set()
+        for member in self._group.clear():
+            member.waits = False
+            member.must_repeat = must_repeat

@@ -1,0 +1,159 @@
+"""Sums of batches: whatever company they are pushed in, and however often, each block has each batch once."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from flightedl.domain.accumulation import BatchGroup, having_bits, lacking_of
+from flightedl.domain.applied import AppliedBatches, Batch
+from flightedl.errors import MessageError
+
+BLOCKS, TASKS, BATCHES = 3, 3, 5
+
+
+def _batches(*numbers: int) -> list[tuple[Batch, int]]:
+    return [(Batch(0, 0, number), BATCHES) for number in numbers]
+
+
+def test_a_sum_is_marked_whole_or_not_at_all() -> None:
+    applied = AppliedBatches(BLOCKS)
+    assert applied.mark_together([0, 1], _batches(0, 1, 2)) == [0, 0, 0]
+    assert applied.mark_together([0, 1], _batches(0, 1, 2)) == [2, 2, 2]
+    assert applied.mark_together([0, 1, 2], _batches(2, 3)) == [2, 0]
+    assert not applied.has(2, Batch(0, 0, 3))
+    assert applied.mark_together([2], _batches(2, 3)) == [0, 0]
+    applied.check()
+
+
+@pytest.mark.parametrize(
+    ("batches", "text"),
+    [
+        (_batches(1, 1), "twice"),
+        ([(Batch(0, 0, 1), 5), (Batch(0, 0, 2), 4)], "5 batches, not 4"),
+        (_batches(5), "cannot"),
+    ],
+)
+def test_a_sum_that_cannot_be_marks_nothing(batches: list[tuple[Batch, int]], text: str) -> None:
+    applied = AppliedBatches(1)
+    applied.mark(0, Batch(0, 0, 4), BATCHES)
+    before = applied.encode()
+    with pytest.raises(MessageError, match=text):
+        applied.mark_together([0], batches)
+    assert applied.encode() == before
+
+
+@pytest.mark.parametrize("count", [1, 7, 8, 9, 1024])
+def test_the_bits_that_a_block_answers_with(count: int) -> None:
+    having = [place % 3 == 0 for place in range(count)]
+    assert lacking_of(having_bits(having), count) == [place for place in range(count) if place % 3]
+    assert len(having_bits(having)) == (count + 7) // 8
+
+
+def test_a_group_is_pushed_when_it_is_full_and_settled_by_what_blocks_lack() -> None:
+    group: BatchGroup[str] = BatchGroup(3)
+    for name in "abc":
+        assert not group.is_full
+        group.add(name)
+    assert group.is_full
+    settled = group.settle({1}, is_lost=False)
+    assert (settled.done, settled.again) == (("a", "c"), ("b",))
+    group.add("d")
+    assert group.settle((), is_lost=True).again == ("d",)
+    assert len(group) == 0
+
+
+class _Blocks:
+    """What pservers do with sums: values count how often each batch is in a block."""
+
+    def __init__(self, chance: random.Random) -> None:
+        self.chance = chance
+        self.applied = AppliedBatches(BLOCKS)
+        self.values: list[dict[Batch, int]] = [{} for _ in range(BLOCKS)]
+        self.saved = self.save()
+
+    def save(self) -> tuple[bytes, list[dict[Batch, int]]]:
+        return self.applied.encode(), [values.copy() for values in self.values]
+
+    def restart(self) -> None:
+        """A process that starts from its checkpoint."""
+        self.applied = AppliedBatches.decode(self.saved[0])
+        self.values = [values.copy() for values in self.saved[1]]
+
+    def push(self, block: int, batches: list[tuple[Batch, int]]) -> list[int] | None:
+        """The places that the block lacks, if it refuses; None: it has all of them now."""
+        having = self.applied.mark_together([block], batches)
+        if not any(having):
+            for batch, _ in batches:
+                self.values[block][batch] = self.values[block].get(batch, 0) + 1
+                assert self.values[block][batch] == 1, f"{batch} is in block {block} twice"
+        elif not all(having):
+            return lacking_of(having_bits(map(bool, having)), len(having))
+        return None
+
+
+class _Trainer:
+    """Works through a task with sums of its own size; stops anywhere."""
+
+    def __init__(self, blocks: _Blocks, task: int) -> None:
+        self.blocks, self.chance, self.task = blocks, blocks.chance, task
+        self.group: BatchGroup[int] = BatchGroup(self.chance.randint(1, 4))
+        self.todo = list(range(BATCHES))
+        self.alone: list[int] = []
+        self.is_done = False
+
+    def push(self, numbers: list[int]) -> tuple[set[int], bool]:
+        """To all blocks, in any order, some of it twice; what they lack, and whether the membership was lost."""
+        lacking: set[int] = set()
+        batches = [(Batch(0, self.task, number), BATCHES) for number in numbers]
+        order = [*range(BLOCKS), self.chance.randrange(BLOCKS)]
+        self.chance.shuffle(order)
+        for block in order:
+            if self.chance.random() < 0.03:
+                return set(), True
+            lacking.update(self.blocks.push(block, batches) or ())
+        return lacking, False
+
+    def step(self) -> None:
+        if self.alone:
+            _, is_lost = self.push(self.alone[:1])
+            if not is_lost:
+                del self.alone[0]
+            return
+        if self.todo:
+            self.group.add(self.todo.pop(0))
+        if len(self.group) and (self.group.is_full or not self.todo):
+            lacking, is_lost = self.push(list(self.group.members))
+            self.alone = list(self.group.settle(lacking, is_lost=is_lost).again)
+        self.is_done = not self.todo and not self.alone
+
+
+@pytest.mark.parametrize("seed", range(150))
+def test_any_company_any_repetition_any_restart(seed: int) -> None:
+    chance = random.Random(seed)
+    blocks = _Blocks(chance)
+    trainers: list[_Trainer] = []
+    done: set[int] = set()
+    for turn in range(100_000):
+        if len(done) == TASKS:
+            break
+        if not trainers or (len(trainers) < 3 and chance.random() < 0.2):
+            trainers.append(_Trainer(blocks, chance.choice(sorted(set(range(TASKS)) - done))))
+        trainer = chance.choice(trainers)
+        trainer.step()
+        if trainer.is_done or chance.random() < 0.05:
+            trainers.remove(trainer)
+        if trainer.is_done:
+            done.add(trainer.task)
+        draw = chance.random() if turn < 300 else 1.0
+        if draw < 0.03:
+            blocks.saved = blocks.save()
+        elif draw < 0.06:
+            # Trainers notice, as their pushes are refused; what is lacking is dispatched again.
+            blocks.restart()
+            trainers.clear()
+            done = set(blocks.applied.done_tasks(0))
+    blocks.applied.check()
+    for values in blocks.values:
+        assert values == {Batch(0, task, number): 1 for task in range(TASKS) for number in range(BATCHES)}
