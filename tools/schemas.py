@@ -62,8 +62,10 @@ def _keys() -> dict[str, str]:
         keys.job: "JobDeclaration",
         keys.init_params: "ElectionRecord; leased until done",
         keys.task_queues: "the queue's own encoding; constant size",
+        keys.task_failures: "what the queue has quarantined",
         keys.evaluations: "EvaluationsRecord",
         keys.membership: "the membership's own encoding",
+        keys.pserver_recovery: "which process of each pserver counts",
         keys.checkpoint_latest: "the newest published checkpoint",
         keys.prefix + "once/<name>": "id of the trainer that won the name; leased until its session ends",
     }

@@ -11,7 +11,8 @@ Rules:
   one for a sign of life, gives it up when none comes, and resumes from the last revision + 1. What it delivers is
   filtered by revision, so nothing comes twice. A history that went back (etcd was replaced by an empty one) is reported
   as compaction, because the cure is the same: list again.
-* A lease's renewal is answered within a third of its time to live or given up, so that its holder can still act on it.
+* A lease's renewal is answered within a quarter of its time to live or given up, so that its holder can try again, on
+  another connection, before it has to count the lease as lost.
 
 Not guaranteed: TLS and passwords between this process and etcd; use a network that only the job can reach.
 """
@@ -52,6 +53,8 @@ from flightedl.ports import (
 OPERATIONS_LIMIT = 128
 
 _QUIET_S = 2.0
+#: A renewal gets at least this long, however short the lease: a busy machine is no reason to give it up.
+_RENEWAL_FLOOR_S = 0.5
 _REOPEN_PAUSE_S = 0.2
 _NEVER_SENT = ("failed to connect to all addresses", "DNS resolution failed", "errors resolving ")
 _REPLY_LIMIT_BYTES = 64 << 20
@@ -198,7 +201,7 @@ class EtcdLease:
         return self._ttl_s
 
     def renew(self) -> None:
-        if self._ask(self._keep_alive, min(self._timeout_s, self._ttl_s / 3)) <= 0:
+        if self._ask(self._keep_alive, min(self._timeout_s, max(self._ttl_s / 4, _RENEWAL_FLOOR_S))) <= 0:
             raise LeaseLostError(f"lease {self._id:x} has ended")
 
     def _keep_alive(self, connection: _Connection, timeout_s: float) -> int:

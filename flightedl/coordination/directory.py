@@ -6,7 +6,7 @@ copy stays as it is (``trouble`` says why) and the watch is resumed later; when 
 between, everything is listed again. Subscribers then see all changes at once.
 
 Not guaranteed: that the copy is current. Whoever acts on it names the generation it found, and is refused if that is
-over. Values that the master writes at every dispatch are received but not kept.
+over.
 """
 
 from __future__ import annotations
@@ -47,7 +47,6 @@ class Directory:
         self._coordinator = coordinator
         self._keys = keys
         self._clock = clock
-        self._ignored = frozenset((keys.task_queues, keys.task_failures, keys.membership, keys.pserver_recovery))
         self._condition = threading.Condition()
         #: Replaced, never changed: readers take it without a lock.
         self._snapshot: tuple[Mapping[str, Entry], int] = (MappingProxyType({}), 0)
@@ -90,7 +89,7 @@ class Directory:
         return self._trouble
 
     def entry(self, key: str) -> Entry | None:
-        """One key as last seen; ``task_queues`` and ``membership`` are not kept."""
+        """One key as last seen; what lies under ``keys.state_prefix`` is not followed."""
         return self._snapshot[0].get(key)
 
     def master(self) -> ServerRecord | None:
@@ -151,7 +150,7 @@ class Directory:
             try:
                 listing = self._coordinator.list(self._keys.prefix)
                 self._trouble = ""
-                kept = {entry.key: entry for entry in listing.entries if entry.key not in self._ignored}
+                kept = {entry.key: entry for entry in listing.entries}
                 self._replace(kept, listing.revision)
                 self._watch(listing.revision)
             except CompactedError:
@@ -172,20 +171,14 @@ class Directory:
     def _apply(self, events: tuple[WatchEvent, ...]) -> None:
         entries = dict(self._snapshot[0])
         revision = self._snapshot[1]
-        is_changed = False
         for event in events:
             if isinstance(event, Written):
                 revision = max(revision, event.entry.mod_revision)
-                if event.entry.key not in self._ignored:
-                    entries[event.entry.key] = event.entry
-                    is_changed = True
+                entries[event.entry.key] = event.entry
             else:
                 revision = max(revision, event.revision)
-                is_changed |= entries.pop(event.key, None) is not None
-        if is_changed:
-            self._replace(entries, revision)
-        else:
-            self._snapshot = (self._snapshot[0], revision)
+                entries.pop(event.key, None)
+        self._replace(entries, revision)
 
     def _replace(self, entries: Mapping[str, Entry], revision: int) -> None:
         with self._condition:

@@ -7,6 +7,8 @@ Rules:
 * The holder stops by itself before others may start: it counts itself as lost when its last successful renewal was
   *sent* more than two thirds of the granted time to live ago, by the monotonic clock. A frozen process that wakes finds
   itself lost at its first look, before it has spoken to etcd.
+* It renews six times in a time to live, so that an outage of etcd of up to half of one demotes nobody, whenever it
+  begins: the last renewal was sent a sixth of it ago at most.
 * Lost is for ever. Whoever wants the key again claims it anew and gets another generation.
 * The renewal has a thread of its own and no lock is held while it waits for etcd.
 
@@ -39,7 +41,7 @@ from flightedl.ports import (
 _log = logging.getLogger(__name__)
 
 #: Renewals a time to live, and the part of it after which an unrenewed key counts as lost.
-RENEWALS_PER_TTL = 3
+RENEWALS_PER_TTL = 6
 TRUSTED_PART = 2 / 3
 _RETRIES_PER_TTL = 20
 _WATCH_SLICE_S = 0.5

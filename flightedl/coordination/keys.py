@@ -1,7 +1,11 @@
 """The layout of a job's keys in etcd, in one place.
 
-Everything of job J lies under ``/flightedl/J/``. Keys that name a process (``master/*``, ``ps/<index>``,
-``trainers/<id>``) are leased and vanish with it; facts of the whole job are not leased.
+What the processes of job J have to know of each other lies under ``/flightedl/J/``, which all of them watch. Keys that
+name a process (``master/*``, ``ps/<index>``, ``trainers/<id>``) are leased and vanish with it; facts of the whole job
+are not leased.
+
+What only a master's successor reads lies under ``/flightedl-state/J/``: it is written at every dispatch, and would
+otherwise be sent by etcd to everybody who watches.
 """
 
 from __future__ import annotations
@@ -21,8 +25,13 @@ class JobKeys:
 
     @property
     def prefix(self) -> str:
-        """All keys of the job start with it."""
+        """All keys of the job that its processes watch start with it."""
         return f"/flightedl/{self.job_name}/"
+
+    @property
+    def state_prefix(self) -> str:
+        """All keys of the job that only masters read start with it."""
+        return f"/flightedl-state/{self.job_name}/"
 
     @property
     def master_lock(self) -> str:
@@ -81,27 +90,27 @@ class JobKeys:
     @property
     def task_queues(self) -> str:
         """The queue's state, written by the master only."""
-        return self.prefix + "task_queues"
+        return f"{self.state_prefix}task_queues"
 
     @property
     def task_failures(self) -> str:
         """What the queue has quarantined; changes rarely, while ``task_queues`` changes with every dispatch."""
-        return f"{self.prefix}task_failures"
+        return f"{self.state_prefix}task_failures"
 
     @property
     def evaluations(self) -> str:
         """What evaluations there are, with their queues and sums, written by the master only."""
-        return f"{self.prefix}evaluations"
+        return f"{self.state_prefix}evaluations"
 
     @property
     def membership(self) -> str:
         """The membership view, written by the master only."""
-        return self.prefix + "membership"
+        return f"{self.state_prefix}membership"
 
     @property
     def pserver_recovery(self) -> str:
         """Which process of each pserver is taken into the queue's account; written together with the queue."""
-        return f"{self.prefix}pserver_recovery"
+        return f"{self.state_prefix}pserver_recovery"
 
     def checkpoint(self, index: int) -> str:
         """What the pserver of this index last stored."""

@@ -91,7 +91,7 @@ def test_values_that_are_no_records_are_left_out(
     assert directory.ps_desired() is None
 
 
-def test_the_queue_is_not_kept_and_other_jobs_are_not_seen(
+def test_the_masters_state_and_other_jobs_are_not_seen(
     directory: Directory, coordinator: MemoryCoordinator, keys: JobKeys
 ) -> None:
     calls: list[int] = []
@@ -99,11 +99,13 @@ def test_the_queue_is_not_kept_and_other_jobs_are_not_seen(
     directory.subscribe(lambda: calls.append(directory.revision))
     put(coordinator, JobKeys("demo2").pserver(0), server("h:1"))
     put(coordinator, keys.membership, b"x")
-    last = put(coordinator, keys.task_queues, b"x")
-    eventually(lambda: directory.revision >= last)
+    put(coordinator, keys.task_queues, b"x")
+    last = put(coordinator, keys.ps_desired, b"2")
+    eventually(lambda: calls)
     assert directory.entry(keys.task_queues) is None
+    assert directory.entry(keys.membership) is None
     assert directory.pservers() == {}
-    assert calls == []
+    assert calls == [last]
 
 
 def test_subscribers_are_called_after_the_change_and_survive_each_other(

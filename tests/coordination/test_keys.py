@@ -19,12 +19,22 @@ def test_the_layout_is_the_documented_one() -> None:
         KEYS.trainer("t-1"): "trainers/t-1",
         KEYS.job: "job",
         KEYS.init_params: "init_params",
-        KEYS.task_queues: "task_queues",
-        KEYS.membership: "membership",
         KEYS.checkpoint(2): "checkpoints/2",
         KEYS.checkpoint_latest: "checkpoint/latest",
     }
     assert all(key == KEYS.prefix + name for key, name in names.items())
+
+
+def test_what_only_masters_read_is_not_under_what_everybody_watches() -> None:
+    assert KEYS.state_prefix == "/flightedl-state/demo/"
+    names = {
+        KEYS.task_queues: "task_queues",
+        KEYS.task_failures: "task_failures",
+        KEYS.evaluations: "evaluations",
+        KEYS.membership: "membership",
+        KEYS.pserver_recovery: "pserver_recovery",
+    }
+    assert all(key == KEYS.state_prefix + name for key, name in names.items())
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,7 @@
 """A model of etcd: keys with revisions, leases, transactions, and a view that processes get a little later.
 
 * A lease is renewed as long as its owner is alive, awake, connected, and etcd is up; nothing is sent for it. When that
-  ends, the last renewal was some part of a third of its time to live ago, and it ends a time to live after that.
+  ends, the last renewal was some part of a sixth of its time to live ago, and it ends a time to live after that.
 * The owner counts itself out at two thirds (``is_held``), as ``coordination.keeper`` does, and for ever.
 * While etcd is down or frozen no lease ends; after a restart all are extended. Frozen, it carries requests out later,
   when those who asked have given up: their outcome is unknown to them.
@@ -165,7 +165,7 @@ class Etcd(Process):
                     lease.last_s = None
                     lease.epoch += 1
             elif not renews and lease.last_s is None:
-                lease.last_s = self.world.now - self.world.random.random() * lease.ttl_s / 3
+                lease.last_s = self.world.now - self.world.random.random() * lease.ttl_s / 6
                 lease.epoch += 1
                 self._end_later(lease, lease.last_s + lease.ttl_s - self.world.now)
 
