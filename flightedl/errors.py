@@ -17,6 +17,7 @@ happened) are different branches, because whoever holds state must act different
     ├── MessageError            message          a message that does not follow the protocol
     ├── AuthenticationError     authentication   who is asking is not proven, or may not
     ├── JobFailedError          job_failed       the job cannot go on; the text says why
+    ├── BegunAnewError          begun_anew       the model has new first values: start this trainer again
     ├── UnavailableError        unavailable      (retryable) not reachable or not ready; nothing happened
     │   ├── BusyError           busy             (retryable) admission limit; nothing happened
     │   └── NotReadyError       not_ready        (retryable) the server is starting or waits for something it names
@@ -97,6 +98,12 @@ class JobFailedError(FlightedlError):
     code = "job_failed"
 
 
+class BegunAnewError(FlightedlError):
+    """The model's values were lost and it begins anew; what this process has is of the old one: start it again."""
+
+    code = "begun_anew"
+
+
 class UnavailableError(FlightedlError):
     """The peer is not reachable or not ready; nothing happened, ask again."""
 
@@ -159,5 +166,5 @@ def exit_code_of(error: FlightedlError) -> int:
         return EXIT_USAGE
     if isinstance(error, JobFailedError):
         return EXIT_JOB_FAILED
-    is_passing = error.retryable or isinstance(error, FencedError | OutcomeUnknownError)
+    is_passing = error.retryable or isinstance(error, FencedError | OutcomeUnknownError | BegunAnewError)
     return EXIT_START_AGAIN if is_passing else EXIT_FAILED

@@ -7,6 +7,7 @@ wins; its upload, of a newer election, replaces whatever the first had sent. Los
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Callable, Mapping
 
@@ -39,15 +40,16 @@ def elect_and_initialize(
     directory: Directory,
     servers: Servers,
     waiting: Callable[[], Waiting],
-) -> None:
-    """Return when the model has its first values, from this trainer or another."""
+) -> Entry:
+    """Return when the model has its first values, from this trainer or another; the election as it was then."""
     wait = waiting()
     for _ in wait.steps():
         try:
             entry = _stand(registration, coordinator, keys)
             record = decode(entry.value, ElectionRecord)
             if record.done:
-                break
+                wait.over()
+                return entry
             if record.trainer == registration.trainer:
                 # A pserver that dies between its upload and the end takes its values along: then all is sent again.
                 received = [
@@ -63,7 +65,8 @@ def elect_and_initialize(
                     [Put(keys.init_params, encode(done))],
                 )
                 if won.committed:
-                    break
+                    wait.over()
+                    return dataclasses.replace(entry, mod_revision=won.revision)
             else:
                 directory.wait_until(functools.partial(_is_settled, keys.init_params, record), SLICE_S)
                 wait.because(f"trainer {record.trainer} to send the first values")
@@ -71,7 +74,7 @@ def elect_and_initialize(
             if not is_transient(error):
                 raise
             wait.because(error)
-    wait.over()
+    raise AssertionError("unreachable")
 
 
 def _stand(registration: Registration, coordinator: Coordinator, keys: JobKeys) -> Entry:

@@ -14,7 +14,8 @@ from typing import TypeVar
 from flightedl.client.waiting import Waiting
 from flightedl.coordination.directory import Directory
 from flightedl.coordination.records import ServerRecord
-from flightedl.errors import FencedError, FlightedlError, NotReadyError, OutcomeUnknownError
+from flightedl.errors import BegunAnewError, FencedError, FlightedlError, NotReadyError, OutcomeUnknownError
+from flightedl.ports import Entry
 from flightedl.rpc.authentication import Credentials
 from flightedl.rpc.client import Connection
 from flightedl.rpc.identity import Caller, ServerIdentity
@@ -37,16 +38,46 @@ class Servers:
         self._connections: dict[tuple[str, int], tuple[ServerRecord, Connection]] = {}
         #: Connections to servers that are gone; another thread may still be inside a call.
         self._retired: list[Connection] = []
+        #: Who gave the model its first values, under which key; None: not known yet.
+        self._election: Entry | None = None
+
+    def follow(self, election: Entry) -> None:
+        """From now on work for the model that this election gave its first values, and no other."""
+        self._election = election
+
+    def _require_same_model(self) -> None:
+        election = self._election
+        if election is None:
+            return
+        now = self._directory.entry(election.key)
+        if now is None and self._directory.revision < election.mod_revision:
+            return
+        if now is None or now.create_revision > election.create_revision:
+            raise BegunAnewError(
+                "the model begins anew, because a pserver died before there was a checkpoint: start this trainer again"
+            )
 
     def master(self) -> Connection:
-        """The connection to the present master; NotReadyError when none is known."""
+        """The connection to the present master.
+
+        Raises:
+            NotReadyError: none is known.
+            BegunAnewError: the model has other first values than this trainer knows.
+        """
+        self._require_same_model()
         record = self._directory.master()
         if record is None:
             raise NotReadyError("no master holds this job's lock yet: start one with `flightedl master`")
         return self._connection("master", 0, record)
 
     def pserver(self, index: int) -> tuple[int, Connection]:
-        """Generation of and connection to a pserver; NotReadyError when nobody holds the index."""
+        """Generation of and connection to a pserver.
+
+        Raises:
+            NotReadyError: nobody holds the index.
+            BegunAnewError: the model has other first values than this trainer knows.
+        """
+        self._require_same_model()
         record = self._directory.pservers().get(index)
         if record is None:
             raise NotReadyError(f"no pserver holds index {index} at the moment")

@@ -248,7 +248,7 @@ class Job:
                 "this trainer computes another shard plan: run the same flightedl version everywhere"
             )
         self._wait_for_pservers(declared.pservers)
-        elect_and_initialize(
+        election = elect_and_initialize(
             plan,
             values,
             registration=self._registration,
@@ -258,6 +258,7 @@ class Job:
             servers=self._servers,
             waiting=self._waiting,
         )
+        self._servers.follow(election)
         self._mode = Mode.from_json(declared.declaration.mode)
         clip_norm = Optimizer.from_json(declared.declaration.optimizer).clip_norm
         self._parameters = Parameters(plan, self._mode, self._servers, self, self._waiting, clip_norm, wire)

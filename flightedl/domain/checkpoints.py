@@ -167,6 +167,11 @@ class Checkpoints:
         return self._trouble
 
     @property
+    def may_be_saved(self) -> bool:
+        """Whether there is a complete checkpoint, or one whose manifest may be in the store already."""
+        return self._latest is not None or isinstance(self._work, _Publishing)
+
+    @property
     def under_way(self) -> int | None:
         """The number of the checkpoint that is being made."""
         return None if self._work is None else self._work.number

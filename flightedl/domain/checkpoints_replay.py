@@ -216,6 +216,16 @@ class PserverRecovery:
         self._floor = generation
         self._pinned = (checkpoint,)
 
+    def settled(self) -> dict[int, int]:
+        """The processes whose word was taken, by index: their generations."""
+        return dict(self._settled)
+
+    def begin_anew(self) -> None:
+        """All values are gone: nobody has anything any more, and nobody goes back to anything."""
+        self._settled.clear()
+        self._floor = 0
+        self._pinned = None
+
     def to_reload(self) -> dict[int, Reload]:
         """Rollback: processes that are to go back; empty in the other mode."""
         if self._pinned is None:

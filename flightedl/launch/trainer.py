@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import faulthandler
 import importlib.util
+import os
 import runpy
 import signal
 import sys
@@ -28,6 +29,7 @@ _EXIT_INTERRUPTED = 128 + signal.SIGINT
 _OUTER_FILES = {__file__, runpy.__file__, "<frozen runpy>"}
 #: Frames below are of no use to who made a mistake in a call.
 _LIBRARY = Path(__file__).resolve().parent.parent
+_STANDARD_LIBRARY = Path(os.__file__).resolve().parent
 
 
 def is_script(target: str) -> bool:
@@ -120,6 +122,8 @@ def _print_from_user_frame(error: BaseException) -> None:
 
 def _is_of_library(filename: str) -> bool:
     path = Path(filename)
+    if _STANDARD_LIBRARY in path.parents and not {"site-packages", "dist-packages"} & set(path.parts):
+        return True
     return _LIBRARY in path.parents and _LIBRARY / "examples" not in path.parents
 
 

@@ -157,6 +157,11 @@ class Checkpointing:
         return 0 if latest is None else latest.number
 
     @property
+    def may_be_saved(self) -> bool:
+        """Locked: whether what a pserver had may be in a checkpoint, now or soon."""
+        return self._checkpoints.may_be_saved
+
+    @property
     def trouble(self) -> str:
         """Locked: what keeps checkpoints from being completed; empty: nothing."""
         return self._checkpoints.trouble
@@ -169,7 +174,7 @@ class Checkpointing:
     def tick(self, rounds: OpenRounds | None, may_order: bool) -> None:
         """Locked: time has passed. ``may_order``: the model has values, so there is something to copy."""
         if self.is_kept and may_order:
-            if self._checkpoints.latest is None and self._checkpoints.next_number == 1:
+            if self._checkpoints.latest is None and self._checkpoints.under_way is None:
                 self._checkpoints.request("the first values")
             self._do(self._checkpoints.tick(self._clock.now(), rounds))
 

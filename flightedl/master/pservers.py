@@ -10,6 +10,7 @@ import logging
 
 from flightedl.coordination.directory import Directory
 from flightedl.errors import NotReadyError
+from flightedl.master.beginning import Beginning
 from flightedl.master.members import Members
 from flightedl.master.state import JobState
 from flightedl.master.views import ViewSender
@@ -21,6 +22,7 @@ _log = logging.getLogger(__name__)
 
 _ERRAND_S = 10.0
 _UNSETTLED_S = 0.05
+_LACKING_S = 0.2
 
 
 class Pservers:
@@ -31,13 +33,22 @@ class Pservers:
         job: The job's name.
         directory: Says where they are.
         credentials: To reach them.
+        beginning: What follows when they have lost their values.
     """
 
-    def __init__(self, state: JobState, job: str, directory: Directory, credentials: Credentials | None) -> None:
+    def __init__(
+        self,
+        state: JobState,
+        job: str,
+        directory: Directory,
+        credentials: Credentials | None,
+        beginning: Beginning,
+    ) -> None:
         self._state = state
         self._job = job
         self._directory = directory
         self._credentials = credentials
+        self._beginning = beginning
         self._senders: list[ViewSender] = []
 
     def start(self, members: Members) -> None:
@@ -104,6 +115,7 @@ class Pservers:
             checkpointing = state.checkpointing
             is_settled = state.membership is None or state.replay.is_settled(index, generation)
             reload = None if state.membership is None else state.replay.must_reload(index)
+            reload = self._beginning.must_end(index) if reload is None else reload
         assert checkpointing is not None
         try:
             if reload == generation:
@@ -111,15 +123,38 @@ class Pservers:
                 return _UNSETTLED_S
             if not is_settled:
                 reply = decode(connection.action("applied", b"", timeout_s=_ERRAND_S), AppliedReply)
+                if reply.lacks_election is not None:
+                    self._lacks(index, generation, reply.lacks_election)
+                    return _LACKING_S
                 self._announced(index, generation, reply)
             return checkpointing.errand(index, generation, connection)
         except NotReadyError as error:
             _log.debug("pserver %d: %s", index, error)
             return _UNSETTLED_S
 
+    def _lacks(self, index: int, generation: int, election: int) -> None:
+        """A pserver has no values and no checkpoint to take them from: when all are so, the model begins anew."""
+        state = self._state
+        with state.changed:
+            assert state.checkpointing is not None
+            self._beginning.said(index, generation, election)
+            present = {i: g for i, g in state.pservers.items() if i < state.pserver_count}
+            settled, may_be_saved = state.replay.settled(), state.checkpointing.may_be_saved
+            step = self._beginning.next_step(present, settled, may_be_saved=may_be_saved)
+            if step is None:
+                for other in present:
+                    if self._beginning.must_end(other) is not None:
+                        self.wake(other)
+                return
+            state.replay.begin_anew()
+            state.final_ticket = None
+        state.persist()
+        self._beginning.delete_election(step)
+
     def _announced(self, index: int, generation: int, reply: AppliedReply) -> None:
         state = self._state
         with state.changed:
+            self._beginning.said(index, generation, None)
             assert state.checkpointing is not None
             if state.replay.announced(index, generation, reply, state.queue):
                 state.final_ticket = None

@@ -48,6 +48,14 @@ class Replay:
         """Whether the queue's word for what is done can be taken."""
         return self._recovery.is_all_settled
 
+    def settled(self) -> dict[int, int]:
+        """The processes whose word was taken, by index: their generations."""
+        return self._recovery.settled()
+
+    def begin_anew(self) -> None:
+        """All values are gone, and with them all that was done."""
+        self._recovery.begin_anew()
+
     def must_reload(self, index: int) -> int | None:
         """Rollback: the generation that has to end and come back; None: it may stay."""
         found = self._recovery.to_reload().get(index)

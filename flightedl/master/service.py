@@ -14,6 +14,7 @@ from flightedl.coordination.directory import Directory
 from flightedl.coordination.keeper import HeldKey
 from flightedl.coordination.keys import JobKeys
 from flightedl.errors import FencedError, NotReadyError
+from flightedl.master.beginning import Beginning
 from flightedl.master.completion import Completion
 from flightedl.master.declaring import Declaring
 from flightedl.master.evaluations import Evaluations
@@ -61,7 +62,8 @@ class MasterService:
         evaluations = Evaluations(lambda: DatasetIndexing(files, clock, index_storage), chosen.attempts_limit)
         state = self._state = JobState(chosen, pserver_count, coordinator, keys, clock, evaluations)
         self._indexing = DatasetIndexing(files, clock, index_storage)
-        self._pservers = Pservers(state, chosen.job, directory, credentials)
+        self._beginning = Beginning(pserver_count, held, keys)
+        self._pservers = Pservers(state, chosen.job, directory, credentials, self._beginning)
         self.members = Members(state, held.generation, self._pservers.wake)
         self.declaring = Declaring(state, self.members, self._indexing)
         self.completion = Completion(chosen, state, self._pservers, held, checkpoints)
@@ -180,7 +182,7 @@ class MasterService:
                 pservers=self._pservers.said,
                 master=self._directory.master(),
                 progress=state.progress,
-                indexing=self._indexing.doing,
+                indexing=self._indexing.doing or self._beginning.waiting_for,
                 evaluations=state.evaluations.status(),
                 checkpointing=state.checkpointing,
                 may_end=self.completion.may_end(),

@@ -118,8 +118,8 @@ class PserverProcess:
                 held.release()
 
     def _reload(self) -> None:
-        """The master wants all pservers back at one checkpoint: this process ends, its successor loads it."""
-        self.end(EXIT_START_AGAIN, "it goes back to a checkpoint, as all pservers do (recovery=rollback)")
+        """The master wants all pservers back at one checkpoint, or without values: the successor sees which."""
+        self.end(EXIT_START_AGAIN, "it goes back to the newest checkpoint, or to first values, as all pservers do")
 
     def _drain(self, service: PserverService, directory: Directory) -> None:
         """Told to end: wait a little for a checkpoint that has everything that was pushed until now."""

@@ -10,12 +10,19 @@ A store that cannot be reached is asked again for ever: to begin without the val
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from flightedl.domain.applied import AppliedBatches
-from flightedl.domain.checkpoints_manifest import Skipped, candidates, examine, manifest_name, without_manifest
+from flightedl.domain.checkpoints_manifest import (
+    Skipped,
+    candidates,
+    examine,
+    manifest_name,
+    number_of,
+    without_manifest,
+)
 from flightedl.domain.parameters import ParameterSpec
 from flightedl.domain.sharding import ShardPlan
 from flightedl.errors import CorruptError, NotFoundError, UsageError
@@ -44,21 +51,42 @@ class Restorable(Protocol):
 
 
 def load_newest(
-    storage: Storage, job: str, parameters: Sequence[ParameterSpec], plan: ShardPlan, index: int, shard: Restorable
+    storage: Storage,
+    job: str,
+    parameters: Sequence[ParameterSpec],
+    plan: ShardPlan,
+    index: int,
+    shard: Restorable,
+    pointer: Callable[[], int | None] = lambda: None,
 ) -> Restored:
     """Load the blocks of one pserver.
+
+    Args:
+        storage: Where the checkpoints lie.
+        job: The job's name.
+        parameters: As declared.
+        plan: Where every block lies now.
+        index: Of the pserver.
+        shard: Takes the blocks.
+        pointer: The checkpoint that etcd names; newer ones, which a deposed master may have left, are not looked at.
 
     Raises:
         UnavailableError: the storage cannot be read at the moment; ask again.
     """
     sizes: dict[str, int] = {}
     while True:
-        before, sizes = candidates(sizes), {file.name: file.size_bytes for file in storage.list("")}
+        before, limit = candidates(sizes), pointer()
+        sizes = {file.name: file.size_bytes for file in storage.list("") if _is_wanted(file.name, limit)}
         restored = _load_one_of(storage, sizes, job, parameters, plan, index, shard)
         # Where all that was listed had just been replaced by newer ones, those are tried.
         if restored.number is not None or candidates(sizes) == before:
             _report(restored.skipped)
             return restored
+
+
+def _is_wanted(name: str, limit: int | None) -> bool:
+    number = number_of(name)
+    return limit is None or (number is not None and number <= limit)
 
 
 def _load_one_of(

@@ -2,7 +2,8 @@
 
 States, in order: ``waiting for the model``, ``waiting for first values``, ``serving``. A pserver that finds the
 election already done is a replacement: it loads the newest checkpoint that can be loaded, and nobody sees its blocks
-before that. Without any, the values are gone with its predecessor, and the job has failed.
+before that. Where none was ever complete, the values are gone with its predecessor: it says so to the master, which
+lets the model begin anew (``domain.beginnings``). Where there are some and none can be loaded, the job has failed.
 
 Building and restoring have a thread of their own: meanwhile everybody is answered "not ready", also views, because
 blocks that are at no version yet cannot say from which round on they can wait for a member.
@@ -16,6 +17,7 @@ from collections.abc import Callable
 
 from flightedl.coordination.directory import Directory
 from flightedl.coordination.keys import JobKeys
+from flightedl.domain.checkpoints import latest_of
 from flightedl.domain.checkpoints_replay import AppliedSummary
 from flightedl.domain.checkpoints_values import OrderNumber, SnapshotOrder, SnapshotProgress
 from flightedl.domain.kernels import block_kernels, kernel_for
@@ -45,6 +47,7 @@ from flightedl.wire.messages import (
 _log = logging.getLogger(__name__)
 
 _STORE_RETRY_S = 0.5
+_LACKING_SLICE_S = 0.5
 
 
 class PserverService:
@@ -85,6 +88,8 @@ class PserverService:
         self._restored: Restored | None = None
         self._is_draining = False
         self._is_prepared = False
+        #: The election whose values went with the predecessor.
+        self._lacks_election: int | None = None
         self._order_before_drain: OrderNumber | None = None
         self._is_serving = False
         #: The newest view.
@@ -186,7 +191,7 @@ class PserverService:
             Mode.from_json(declared.declaration.mode),
             declared.declaration.wire,
         )
-        if self._is_initialized() and not self._restore(shard, specs, plan):
+        if not self._get_values(shard, specs, plan):
             return
         snapshots = Snapshots(
             shard, self._storage, self._keys.job_name, self._index, declared.pservers, self._generation, self._clock
@@ -197,19 +202,47 @@ class PserverService:
         _log.info("model declared blocks=%d size_bytes=%d", shard.block_count, shard.size_bytes_total)
         self.look_at_election()
 
-    def _is_initialized(self) -> bool:
-        """Whether the model had first values before this pserver came: then they are in a checkpoint, or gone."""
+    def _get_values(self, shard: ShardState, specs: list[ParameterSpec], plan: ShardPlan) -> bool:
+        """Take over what there is, or wait until there are to be new first values; False: it is over."""
+        while (election := self._finished_election()) is not None and not self._is_closing.is_set():
+            # The model had first values before this pserver came: they are in a checkpoint, or gone.
+            if self._pointer() is not None:
+                self._lacks_election = None
+                return self._restore(shard, specs, plan)
+            if self._lacks_election != election:
+                _log.warning("there is no checkpoint of the values that were here")
+                self._lacks_election = election
+                self._doing = "first values again: its predecessor's are gone, and there is no checkpoint"
+            self._directory.wait_until(lambda _: self._has_news(election), _LACKING_SLICE_S)
+        self._lacks_election, self._doing = None, ""
+        return not self._is_closing.is_set()
+
+    def _has_news(self, election: int) -> bool | None:
+        return True if self._finished_election() != election or self._pointer() is not None else None
+
+    def _finished_election(self) -> int | None:
+        """The election that gave the model its first values; None: it has none."""
         entry = self._directory.entry(self._keys.init_params)
-        return entry is not None and decode(entry.value, ElectionRecord).done
+        is_done = entry is not None and decode(entry.value, ElectionRecord).done
+        return entry.create_revision if entry is not None and is_done else None
+
+    def _pointer(self) -> int | None:
+        """The newest complete checkpoint, as etcd names it."""
+        entry = self._directory.entry(self._keys.checkpoint_latest)
+        latest = None if entry is None else latest_of(entry.value)
+        return None if latest is None else latest.number
 
     def _restore(self, shard: ShardState, specs: list[ParameterSpec], plan: ShardPlan) -> bool:
-        """Load the newest checkpoint; False: there is none, and the job has failed."""
+        """Load the newest checkpoint; False: none can be loaded, and the job has failed."""
         began = self._clock.now()
         said = ""
+        why = "this pserver was started without --checkpoint: give it the URL that the master has"
         while self._storage is not None and not self._is_closing.is_set():
             self._doing = "the checkpoint to be loaded"
             try:
-                restored = load_newest(self._storage, self._keys.job_name, specs, plan, self._index, shard)
+                restored = load_newest(
+                    self._storage, self._keys.job_name, specs, plan, self._index, shard, self._pointer
+                )
             except UnavailableError as error:
                 if str(error) != said:
                     said = str(error)
@@ -219,6 +252,8 @@ class PserverService:
                 continue
             self._doing = ""
             if restored.number is None or restored.applied is None:
+                reasons = "; ".join(f"checkpoint {each.number}: {each.reason}" for each in restored.skipped[:3])
+                why = f"no checkpoint at {self._storage.url} can be loaded ({reasons or 'none is there'})"
                 break
             shard.restored(restored.applied)
             self._restored = restored
@@ -230,10 +265,7 @@ class PserverService:
             )
             return True
         if not self._is_closing.is_set():
-            self._fail(
-                f"the values of pserver {self._index} are gone with its predecessor and there is no checkpoint: "
-                "start the job anew"
-            )
+            self._fail(f"the values of pserver {self._index} are gone with its predecessor, and {why}")
         return False
 
     def look_at_election(self) -> None:
@@ -243,15 +275,14 @@ class PserverService:
             return
         entry = self._directory.entry(self._keys.init_params)
         if entry is None or not decode(entry.value, ElectionRecord).done:
+            self._lacks_election = None
             return
         if shard.initialized_count(entry.create_revision) == shard.block_count:
             self._is_serving = True
             _log.info("serving election=%d", entry.create_revision)
         else:
-            self._fail(
-                f"the values of pserver {self._index} are gone with its predecessor and there is no checkpoint: "
-                "start the job anew"
-            )
+            # An election so big that its end could not name this pserver.
+            self._lacks_election = entry.create_revision
 
     # what trainers ask
 
@@ -315,6 +346,8 @@ class PserverService:
             NotReadyError: there are no values yet.
         """
         shard = self._shard
+        if not self._is_serving and self._lacks_election is not None:
+            return AppliedReply(summary=AppliedSummary().encode(), lacks_election=self._lacks_election)
         if shard is None or not self._is_serving:
             raise NotReadyError(f"pserver {self._index} has no values yet")
         restored = self._restored

@@ -37,6 +37,7 @@ class Outcome:
     faults: dict[str, int]
     mode: str
     checkpoints: int
+    begun_anew: int = 0
 
 
 class Cluster:
@@ -91,6 +92,8 @@ class Cluster:
         self._life = 0
         self._names = 0
         self.checkpoints = 0
+        #: How often a master let the model begin anew.
+        self.begun_anew = 0
         self._boot()
         self._look_at_leases()
         if fault_scale:
@@ -158,6 +161,11 @@ class Cluster:
             if process.is_alive and not process.is_frozen and not process.lease.is_held():  # type: ignore[attr-defined]
                 process.end("its lease was lost")  # type: ignore[attr-defined]
         self.world.after(1.0, self._look_at_leases)
+
+    @property
+    def life(self) -> int:
+        """How often the whole job was started anew."""
+        return self._life
 
     def pointer(self) -> int | None:
         """The checkpoint that etcd names."""
@@ -445,7 +453,9 @@ class Cluster:
             elif world.now > limit_s:
                 raise Violation("the job does not end: " + self.describe())
         self._check_end()
-        return Outcome(world.seed, world.events, world.now, dict(world.faults), self.mode_name, self.checkpoints)
+        return Outcome(
+            world.seed, world.events, world.now, dict(world.faults), self.mode_name, self.checkpoints, self.begun_anew
+        )
 
     def _calm(self) -> None:
         self.world.note("no more faults")
@@ -477,6 +487,9 @@ class Cluster:
 
     def _check_end(self) -> None:
         found = 0
+        models = {block.model for p in self._serving().values() for block in p.ordered} - {None}
+        if len(models) > 1:
+            raise Violation(f"the blocks have grown from first values of several elections: {models}")
         for pserver in self._serving().values():
             pserver.check()
             for block in pserver.ordered:

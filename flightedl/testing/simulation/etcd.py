@@ -18,6 +18,9 @@ from flightedl.testing.simulation.world import Process, Reply, Violation, World
 LOCK = "master/lock"
 ADDRESS = "master/addr"
 STATE = "state"
+#: Who gives the model its first values; ``DONE`` when they are there.
+INIT = "init_params"
+DONE = "done"
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,5 +26,6 @@ FLAWS: dict[str, str] = {
     "only the first of a sum is marked": "a block takes a sum and does not note all of its batches",
     "a refused sum counts as taken": "a trainer does not push the batches again that a block lacks",
     "reported before the sum is pushed": "a task is reported while its last batches wait in the trainer",
+    "only the lost ones begin anew": "first values are elected again while some pservers keep grown ones",
     "writes are not fenced": "a master's writes do not compare the lock",
 }

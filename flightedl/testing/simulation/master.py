@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from flightedl.domain import checkpoints_values as values
+from flightedl.domain.beginnings import BeginAnew, Lacking, SendBack, next_step
 from flightedl.domain.checkpoints import Checkpoints, next_number_after
 from flightedl.domain.checkpoints_manifest import Manifest, candidates, checksum, examine, manifest_name
 from flightedl.domain.checkpoints_replay import AppliedSummary, PserverRecovery
@@ -21,7 +22,7 @@ from flightedl.domain.modes import Async, Sync
 from flightedl.domain.tasks import TaskQueue
 from flightedl.domain.tasks_values import EpochFinished, EpochsDone, Finished, TaskGiven
 from flightedl.errors import FencedError
-from flightedl.testing.simulation.etcd import ADDRESS, LOCK, STATE, Transaction, claimed
+from flightedl.testing.simulation.etcd import ADDRESS, DONE, INIT, LOCK, STATE, Transaction, claimed
 from flightedl.testing.simulation.job import plan_of
 from flightedl.testing.simulation.world import Action, Process, Reply
 
@@ -56,6 +57,9 @@ class Master(Process):
         self._when_durable: list[tuple[int, Action]] = []
         self._joining: dict[str, Reply] = {}
         self._is_ready = False
+        self._lacking: dict[int, Lacking] = {}
+        #: What goes into etcd with the first state.
+        self._first_puts: dict[str, Any] = {}
         #: index -> (generation, highest open round), as announced to this master and stored.
         self._heard: dict[int, tuple[int, int]] = {}
         #: index -> generation: announced, and in the directory.
@@ -155,6 +159,7 @@ class Master(Process):
             self.queue = TaskQueue(settings)
         else:
             self.queue = TaskQueue.decode(manifest.queue, settings)
+            self._first_puts = {INIT: DONE}
             for trainer in self.queue.holders():
                 self.queue.trainer_gone(trainer, now, is_graceful=True)
         self.membership = Membership(self.generation, count, has_rounds=not isinstance(shape.mode, Async))
@@ -234,7 +239,8 @@ class Master(Process):
         etcd = self.cluster.etcd
         compared = {} if "writes are not compared" in self.flaws else {STATE: self._state_revision}
         fence = {} if "writes are not fenced" in self.flaws else {LOCK: self.generation}
-        transaction = Transaction(created=fence, modified=compared, puts={STATE: encoded}, writer=self.generation)
+        puts = {STATE: encoded} | ({} if self._state_revision else self._first_puts)
+        transaction = Transaction(created=fence, modified=compared, puts=puts, writer=self.generation)
 
         def answered(result: Any) -> None:
             committed, at, found = result
@@ -305,11 +311,16 @@ class Master(Process):
         self._roll_back()
         self._orderable()
 
-    def announced(self, message: tuple[int, int, bytes, int | None, int], reply: Reply) -> None:
+    def announced(self, message: tuple[int, int, bytes, int | None, int, int | None], reply: Reply) -> None:
         """A pserver says what it has."""
         if not self.is_leading or not self._is_held():
             return
-        index, generation, summary, checkpoint, highest = message
+        index, generation, summary, checkpoint, highest, lacks = message
+        if lacks is not None:
+            reply(("heard",))
+            self._lacking[index] = Lacking(generation, lacks)
+            self._begin_anew()
+            return
         queue = self.queue
         lacking = self.recovery.announced(
             index, generation, AppliedSummary.decode(summary), queue.begun_epochs, queue.epoch_size, checkpoint
@@ -334,6 +345,34 @@ class Master(Process):
         self._heard[index] = (generation, highest)
         self._after_stored(stored)
         self._look_at_pservers()
+
+    def _begin_anew(self) -> None:
+        """Pservers have lost their values and there is no checkpoint: when all have, the trainers elect again."""
+        count = self.cluster.pserver_count
+        present = {i: key.created for i in range(count) if (key := self.directory.get(f"ps/{i}")) is not None}
+        may_be_saved = self.checkpoints.may_be_saved
+        step = next_step(count, present, self._lacking, self.recovery.settled(), may_be_saved=may_be_saved)
+        if isinstance(step, SendBack):
+            if "only the lost ones begin anew" in self.flaws:
+                step = BeginAnew(max(each.election for each in self._lacking.values()), {})
+            else:
+                for index, generation in step.generations.items():
+                    pserver = self.directory[f"ps/{index}"].value
+                    self.world.call(self, pserver, pserver.send_back, generation, lambda _: None, lambda: None)
+        if not isinstance(step, BeginAnew):
+            return
+        self.recovery.begin_anew()
+        self._touch()
+        self.world.note("{} lets the model begin anew: {}", self.name, step)
+        self.cluster.begun_anew += 1
+        created = {LOCK: self.generation, INIT: step.election} | {f"ps/{i}": g for i, g in step.generations.items()}
+        etcd = self.cluster.etcd
+
+        def delete() -> None:
+            transaction = Transaction(created=created, deletes=(INIT,))
+            self.world.call(self, etcd, etcd.transact, transaction, lambda _: None, lambda: None)
+
+        self._after_stored(delete)
 
     def _orderable(self) -> None:
         """Tell the checkpoints of processes that are settled and stay."""

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from flightedl.domain.accumulation import having_bits, lacking_of
 from flightedl.domain.applied import AppliedBatches, Batch
+from flightedl.domain.checkpoints import latest_of
 from flightedl.domain.checkpoints_manifest import Manifest, ShardFile, candidates, examine, manifest_name
 from flightedl.domain.checkpoints_replay import AppliedSummary
 from flightedl.domain.checkpoints_restore import applied_of, recut
@@ -17,7 +18,7 @@ from flightedl.domain.membership import PserverView, View
 from flightedl.domain.modes import Sync
 from flightedl.domain.rounds import Accumulate, Apply, Arrived, BlockRounds, NotMember, Pull, Stale
 from flightedl.errors import CorruptError, MessageError
-from flightedl.testing.simulation.etcd import ADDRESS, Transaction, claimed
+from flightedl.testing.simulation.etcd import ADDRESS, DONE, INIT, STATE, Transaction, claimed
 from flightedl.testing.simulation.job import blocks_of, plan_of
 from flightedl.testing.simulation.store import StoredShard
 from flightedl.testing.simulation.world import Process, Reply, Violation
@@ -64,6 +65,8 @@ class Block:
     #: The simulation's own account, which the rounds are checked against.
     first_rounds: dict[int, int] = field(default_factory=dict)
     arrived: set[int] = field(default_factory=set)
+    #: Which first values they grew from, see ``StoredShard``.
+    model: tuple[int, int] | None = None
 
 
 class Pserver(Process):
@@ -92,12 +95,25 @@ class Pserver(Process):
         self._announced_to = 0
         self._is_announcing = False
         self._sent_progress: Any = None
+        #: The election whose values it should have, and has not.
+        self.lacks: int | None = None
+        #: The election whose values were sent to it.
+        self.given: int | None = None
         cluster.etcd.watch(self, self._look_around)
         self.later(0.05, self._claim)
 
     def _look_around(self) -> None:
-        if self.is_serving:
+        self._look_at_election()
+        if self.is_serving or self.lacks is not None:
             self._announce()
+
+    def _look_at_election(self) -> None:
+        """First values that were sent to it count when the election is done."""
+        init = self.directory.get(INIT)
+        if self.is_serving or self.given is None or init is None or init.value != DONE:
+            return
+        if init.created == self.given:
+            self._begin(None, [])
 
     def end(self, why: str) -> None:
         """Exit; the supervisor starts another one."""
@@ -127,7 +143,7 @@ class Pserver(Process):
             if generation := claimed(result, key, self):
                 self.index, self.generation = index, generation
                 self.world.note("{} holds index {}, generation {}", self.name, index, generation)
-                self._load(None)
+                self._get_values()
             else:
                 self._claim()
 
@@ -135,6 +151,46 @@ class Pserver(Process):
         self.world.call(
             self, cluster.etcd, cluster.etcd.transact, transaction, answered, lambda: self.end("no answer to its claim")
         )
+
+    # values
+
+    def _get_values(self) -> None:
+        """Load them where there are some; else say that they are lacking, or wait for the first ones."""
+
+        def read(found: dict[str, Any]) -> None:
+            if self.is_serving:
+                return
+            init, state = found[INIT], found[STATE]
+            pointer = None if state is None else latest_of(state.value["checkpoints"])
+            if init is None or init.value != DONE:
+                self.lacks = None
+                self._wait_for_values()
+            elif init.created == self.given:
+                self._begin(None, [])
+            elif pointer is not None:
+                self.lacks = None
+                self._load(None)
+            else:
+                if self.lacks is None:
+                    self.world.note("{} lacks the values of election {}", self.name, init.created)
+                self.lacks = init.created
+                self._announce()
+                self._wait_for_values()
+
+        etcd = self.cluster.etcd
+        self.world.call(self, etcd, etcd.read, [INIT, STATE], read, self._wait_for_values)
+
+    def _wait_for_values(self) -> None:
+        self.later(0.3, lambda: None if self.is_serving else self._get_values())
+
+    def initialize(self, message: tuple[int, int], reply: Reply) -> None:
+        """First values, of an election."""
+        generation, election = message
+        if generation != self.generation or self.is_serving or not self.lease.is_held():
+            return
+        if self.given is None or election >= self.given:
+            self.given = election
+            reply(("given",))
 
     # loading
 
@@ -191,6 +247,8 @@ class Pserver(Process):
         numbers = blocks_of(cluster.pserver_count, cluster.shape.cut_for, self.index)
         self.loaded = None if manifest is None else manifest.number
         saved: dict[int, tuple[int, int, tuple[int, ...]]] = {}
+        first = None if self.given is None or manifest is not None else (cluster.life, self.given)
+        models: dict[int, tuple[int, int] | None] = dict.fromkeys(numbers, first)
         if found:
             sets = {part.file.name: AppliedBatches.decode(shard.applied) for part, shard in found}
             self.applied = applied_of([part for part, _ in found], sets)
@@ -198,6 +256,7 @@ class Pserver(Process):
                 for number in part.blocks:
                     place = shard.blocks.index(number)
                     saved[number] = (shard.versions[place], 0, shard.values[place])
+                    models[number] = shard.model
         else:
             self.applied = AppliedBatches(len(numbers))
         if "snapshot without applied" in self.flaws and manifest is not None:
@@ -205,11 +264,13 @@ class Pserver(Process):
         for position, number in enumerate(numbers):
             version, updates, values = saved.get(number, (0, 0, (0,) * cluster.shape.element_count))
             block = Block(number, BlockRounds(cluster.shape.mode, version), list(values), updates)
+            block.model = models[number]
             self.blocks[number] = block
             self.ordered.append(block)
             self.positions[number] = position
         self.world.note("{} index {} loaded checkpoint {}", self.name, self.index, self.loaded)
         self.is_serving = True
+        self.lacks = None
         self._announce()
 
     # the master
@@ -235,10 +296,12 @@ class Pserver(Process):
 
         def stored(_: Any) -> None:
             self._is_announcing = False
-            self._announced_to = master.generation
-            self._announce()
+            if self.is_serving and lacks is None:
+                self._announced_to = master.generation
+                self._announce()
 
-        message = (self.index, self.generation, summary, self.loaded, self.highest())
+        lacks = self.lacks
+        message = (self.index, self.generation, summary, self.loaded, self.highest(), self.lacks)
         self.world.call(self, master, master.announced, message, stored, again)
 
     def _serves(self, pserver_generation: int, reply: Reply) -> bool:
@@ -289,8 +352,14 @@ class Pserver(Process):
             self._save()
         reply(("progress", self.snapshots.progress))
 
+    def send_back(self, generation: int, reply: Reply) -> None:
+        """End: the others lack their values, so its own are of no use."""
+        if generation == self.generation and self.is_alive:
+            reply(("ending",))
+            self.end("it goes back to first values")
+
     def reload(self, message: tuple[int, int | None], reply: Reply) -> None:
-        """A rollback: end, and come back with that checkpoint."""
+        """End, and come back with that checkpoint (a rollback), or as new."""
         generation, checkpoint = message
         if generation == self.generation and self.is_alive:
             reply(("ending",))
@@ -321,7 +390,8 @@ class Pserver(Process):
         self.snapshots.taken(order)
         numbers = tuple(self.blocks)
         versions = tuple(self.copies[n][0] for n in numbers)
-        shard = StoredShard(numbers, versions, tuple(self.copies[n][2] for n in numbers), applied.encode())
+        model = next((block.model for block in self.ordered), None)
+        shard = StoredShard(numbers, versions, tuple(self.copies[n][2] for n in numbers), applied.encode(), model)
         size_bytes = 100 + len(shard.applied) + len(numbers)
         file = ShardFile(
             index=self.index,

@@ -32,6 +32,7 @@ class Summary:
     events: int = 0
     simulated_s: float = 0.0
     checkpoints: int = 0
+    begun_anew: int = 0
     faults: Counter[str] = field(default_factory=Counter)
     modes: Counter[str] = field(default_factory=Counter)
     found: list[Found] = field(default_factory=list)
@@ -45,6 +46,7 @@ class Summary:
         self.events += result.events
         self.simulated_s += result.simulated_s
         self.checkpoints += result.checkpoints
+        self.begun_anew += result.begun_anew
         self.faults.update(result.faults)
         self.modes[result.mode] += 1
 

@@ -20,6 +20,8 @@ class StoredShard:
     versions: tuple[int, ...]
     values: tuple[tuple[int, ...], ...]
     applied: bytes
+    #: (life of the job, election): which first values they grew from; None: zeros of nobody.
+    model: tuple[int, int] | None = None
 
 
 class Store(Process):

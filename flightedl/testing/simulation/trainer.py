@@ -9,7 +9,7 @@ from flightedl.domain.accumulation import BatchGroup
 from flightedl.domain.applied import Batch
 from flightedl.domain.modes import Async, Sync
 from flightedl.domain.tasks_values import Assignment
-from flightedl.testing.simulation.etcd import ADDRESS, Transaction, claimed
+from flightedl.testing.simulation.etcd import ADDRESS, DONE, INIT, STATE, Transaction, claimed
 from flightedl.testing.simulation.job import blocks_of
 from flightedl.testing.simulation.pserver import PullRequest, Push
 from flightedl.testing.simulation.world import Process
@@ -78,6 +78,9 @@ class Trainer(Process):
         self._lacking: set[int] = set()
         self._is_fetching = False
         self._pushing_as = 0
+        #: Whose first values the model has that it works on.
+        self.election = 0
+        self._has_seen_election = False
         cluster.etcd.watch(self, lambda: None)
         self._claim()
 
@@ -92,7 +95,7 @@ class Trainer(Process):
         def answered(result: Any) -> None:
             if generation := claimed(result, key, self):
                 self.generation = generation
-                self._fetch()
+                self._stand()
             elif self.lease.is_lost:
                 self.end("its lease was lost before it was registered")
             else:
@@ -102,11 +105,72 @@ class Trainer(Process):
         transaction = Transaction(created={key: 0}, puts={key: self}, lease=self.lease)
         self.world.call(self, etcd, etcd.transact, transaction, answered, lambda: self.end("no answer to its claim"))
 
+    # first values
+
+    def _stand(self) -> None:
+        """Give the model its first values, or hear that somebody has."""
+        if not self.lease.is_held():
+            self.end("its lease was lost before it had a model")
+            return
+        init = self.directory.get(INIT)
+        if init is not None and init.value == DONE:
+            self.election = init.created
+            self._fetch()
+        elif init is not None and init.value is self:
+            self._upload(init.created)
+        elif init is not None or STATE not in self.directory:
+            self.later(0.3, self._stand)
+        else:
+            etcd = self.cluster.etcd
+            transaction = Transaction(created={INIT: 0}, puts={INIT: self}, lease=self.lease)
+
+            def again(_: Any = None) -> None:
+                self.later(0.1, self._stand)
+
+            self.world.call(self, etcd, etcd.transact, transaction, again, again)
+
+    def _upload(self, election: int) -> None:
+        """Send them to all pservers, then say so, if these are still there."""
+        cluster, etcd = self.cluster, self.cluster.etcd
+        keys = {f"ps/{index}": self.directory.get(f"ps/{index}") for index in range(cluster.pserver_count)}
+        left = set(keys)
+        self.token += 1
+        token = self.token
+
+        def again(_: Any = None) -> None:
+            if self.token == token:
+                self.token += 1
+                self.later(0.3, self._stand)
+
+        def given(name: str) -> None:
+            left.discard(name)
+            if not left and self.token == token:
+                named = {name: key.created for name, key in present.items()}
+                done = Transaction(created={INIT: election, **named}, puts={INIT: DONE})
+                self.world.call(self, etcd, etcd.transact, done, again, again)
+
+        present = {name: key for name, key in keys.items() if key is not None}
+        if len(present) < len(keys):
+            again()
+            return
+        for name, key in present.items():
+            message = (key.created, election)
+            self.world.call(self, key.value, key.value.initialize, message, lambda _, n=name: given(n), again)  # type: ignore[misc]
+
+    def _is_of_this_model(self) -> bool:
+        """False: the model begins anew, and this process ends."""
+        init = self.directory.get(INIT)
+        self._has_seen_election = self._has_seen_election or (init is not None and init.created == self.election)
+        if (init is None and self._has_seen_election) or (init is not None and init.created > self.election):
+            self.end("the model begins anew")
+            return False
+        return True
+
     # work
 
     def _fetch(self) -> None:
         """Report and ask for more, when there is anything to say."""
-        if self._is_fetching:
+        if self._is_fetching or not self._is_of_this_model():
             return
         if not self.lease.is_held():
             self.end("its lease was lost")
@@ -178,6 +242,8 @@ class Trainer(Process):
             self._next_piece()
         elif not self.lease.is_held():
             self.end("its lease was lost")
+        elif not self._is_of_this_model():
+            return
         elif self.member == 0:
             self._join()
         else:
@@ -254,12 +320,14 @@ class Trainer(Process):
             then()
             return
 
-        def ask(index: int) -> None:
+        def ask(index: int) -> None:  # noqa: C901
             numbers = blocks_of(cluster.pserver_count, cluster.shape.cut_for, index)
             mine = tuple((number, left[number]) for number in numbers if number in left)
             if self.token != token or not mine:
                 return
             key = self.directory.get(f"ps/{index}")
+            if not self._is_of_this_model():
+                return
             if key is None or not self.lease.is_held():
                 self.later(0.3, lambda: ask(index) if self.lease.is_held() else self.end("its lease was lost"))
                 return
@@ -312,6 +380,8 @@ class Trainer(Process):
             return
         if not self.lease.is_held():
             self.end("its lease was lost")
+            return
+        if not self._is_of_this_model():
             return
         if work.assignment.attempt not in self.held:
             # Taken away: what is left of it is dropped.

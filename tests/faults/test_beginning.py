@@ -1,0 +1,58 @@
+"""Pservers die when there is no checkpoint yet, or none at all: the model begins anew, and every record counts once."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import flightedl as fe
+from flightedl.errors import FlightedlError
+from flightedl.launch.cluster import LocalCluster, TrainerProgram
+from flightedl.launch.status import JobStatus
+
+pytestmark = [pytest.mark.etcd, pytest.mark.faults, pytest.mark.slow, pytest.mark.timeout(300)]
+
+EPOCHS = 2
+
+
+def until_serving(cluster: LocalCluster, status: JobStatus) -> None:
+    deadline = time.monotonic() + 60
+    while True:
+        assert cluster.outcome() is None, cluster.outcome()
+        assert time.monotonic() < deadline
+        try:
+            states = [pserver.state for pserver in status.read(1.0).pservers]
+        except FlightedlError:
+            states = []
+        if states == ["serving", "serving"]:
+            return
+        time.sleep(0.02)
+
+
+@pytest.mark.parametrize("mode", ["sync", "async"])
+@pytest.mark.parametrize("checkpoint", ["none", "kept", "failing"])
+def test_pservers_die_as_soon_as_they_serve(tmp_path: Path, mode: str, checkpoint: str) -> None:
+    arguments = ("--records", "4000", "--epochs", str(EPOCHS), "--pause", "0.01", "--mode", mode)
+    if checkpoint == "failing":
+        (tmp_path / "ck").write_text("a file where a directory should be")
+    cluster = fe.local(
+        pservers=2,
+        checkpoint=None if checkpoint == "none" else str(tmp_path / "ck"),
+        output_dir=tmp_path / "out",
+        lease_ttl_s=2.0,
+        trainers=TrainerProgram("flightedl.examples.ledger", (*arguments, "--data", str(tmp_path / "data")), 2),
+    )
+    with cluster, cluster.status() as status:
+        for number in range(4):
+            until_serving(cluster, status)
+            # Some die before anything was trained, some after.
+            time.sleep(0.4 * (number % 2))
+            cluster.kill("pserver", number % 2)
+        outcome = cluster.outcome(150)
+    assert outcome is not None
+    assert outcome.exit_code == 0, outcome
+    with np.load(tmp_path / "out" / "ledger.npz") as counts:
+        assert all((counts[name] == EPOCHS).all() for name in counts)
