@@ -61,6 +61,7 @@ def _keys() -> dict[str, str]:
         keys.trainer("id"): "leased; TrainerRecord; its create_revision is the trainer's generation",
         keys.job: "JobDeclaration",
         keys.init_params: "ElectionRecord; leased until done",
+        keys.save("<url>"): "SaveRecord; leased until done",
         keys.task_queues: "the queue's own encoding; constant size",
         keys.task_failures: "what the queue has quarantined",
         keys.evaluations: "EvaluationsRecord",

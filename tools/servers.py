@@ -20,6 +20,12 @@ from .options import server_options
 @server_options
 @click.option("--pservers", type=int, help="How many pservers the job has; 0: as an earlier master wrote [1]")
 @click.option("--attempts-limit", type=int, help="How often a task is tried before it counts as failed [5]")
+@click.option("--resume", is_flag=True, default=None, help="Go on from the newest checkpoint, if etcd has no such job")
+@click.option("--recovery", type=click.Choice(["replay", "rollback"]), help="When a pserver was lost [replay]")
+@click.option("--checkpoint-every-s", type=float, help="Seconds between checkpoints; 0: only at epochs' ends [60]")
+@click.option("--checkpoint-every-tasks", type=int, help="Finished tasks between checkpoints; 0: not by tasks [0]")
+@click.option("--checkpoint-keep", type=click.IntRange(min=1), help="How many of the newest checkpoints stay [3]")
+@click.option("--checkpoint-keep-every", type=int, help="Multiples of this number stay for ever; 0: none [0]")
 def master(**options: Any) -> None:
     """Start a master: hands out tasks.
 

@@ -30,6 +30,7 @@ from flightedl.client.feed import Piece, Reports, TaskFeed
 from flightedl.client.parameters import Parameters
 from flightedl.client.progress import ProgressReporter
 from flightedl.client.registration import Registration
+from flightedl.client.saving import ModelSaves
 from flightedl.client.servers import SLICE_S, Servers, is_transient, persistently
 from flightedl.client.waiting import Waiting
 from flightedl.config import TrainerSettings, settings
@@ -45,7 +46,7 @@ from flightedl.formats.chunks import chunks_from_batch
 from flightedl.formats.declared import absolute_url, spec_of
 from flightedl.formats.model_files import format_of
 from flightedl.formats.reader import Decode, read_task
-from flightedl.ports import Absent, Clock, CreatedAt, Delete, Put
+from flightedl.ports import Absent, Clock, CreatedAt, Put
 from flightedl.rpc import process_tuning
 from flightedl.rpc.authentication import Credentials
 from flightedl.wire.halves import check_kind
@@ -69,6 +70,7 @@ from flightedl.wire.messages import (
 Answer = TypeVar("Answer")
 
 _CLOSE_S = 4.0
+_AFTER_ALL = 1 << 62
 
 
 def connect(etcd: str | None = None, job: str | None = None, **more: Any) -> Job:
@@ -114,6 +116,9 @@ class Job:
         self._steps = 0
         self._files = FsspecFiles()
         self._won: set[str] = set()
+        self._saves = ModelSaves(self._coordinator, self._keys, self._registration, self._waiting)
+        #: Of the newest batch; ``_AFTER_ALL`` when all epochs are done.
+        self._epoch = 0
         self._is_closed = False
 
     # what the user calls
@@ -352,10 +357,13 @@ class Job:
         waiting.over()
 
     def save_model(self, url: str, *, format: str = "", server: bool = False) -> bool:  # noqa: A002 - users' word
-        """Write the model as one file for others to load; one trainer does it, once for each URL.
+        """Write the model as one file for others to load; call it in all trainers, and one of them does it.
+
+        The n-th call for a URL within an epoch is the same request in all trainers. A later request for the same URL
+        replaces the file.
 
         Args:
-            url: Path or URL of the file, ending in .safetensors, .npz or .arrow. Give each save a name of its own.
+            url: Path or URL of the file, ending in .safetensors, .npz or .arrow.
             format: Of the file, where its name does not say it.
             server: Let the master take the values from a new checkpoint, instead of this trainer's copy of them.
 
@@ -371,8 +379,8 @@ class Job:
             raise UsageError("there is no model to save: declare it with job.parameters first")
         target = absolute_url(url)
         format_of(target, format)
-        name = f"save_model/{target}"
-        if not self.once(name):
+        request = self._saves.take(target, self._epoch)
+        if request is None:
             return False
         try:
             if server:
@@ -382,8 +390,10 @@ class Job:
                 specs = [ParameterSpec(key, value.shape, value.dtype.name) for key, value in parameters.items()]
                 write_model(target, format, specs, zip(specs, parameters.values(), strict=True))
         except BaseException:
-            self._give_back(name)
+            with contextlib.suppress(FlightedlError):
+                self._saves.give_back(target, request)
             raise
+        self._saves.written(target, request)
         return True
 
     def _save_on_master(self, request: SaveModelRequest) -> None:
@@ -397,15 +407,6 @@ class Job:
                 raise UnavailableError(f"the model was not saved: {reply.error}")
             waiting.patiently("the master to write the model")
         waiting.over()
-
-    def _give_back(self, name: str) -> None:
-        """Somebody else may win the name."""
-        key = f"{self._keys.prefix}once/{name}"
-        self._won.discard(key)
-        with contextlib.suppress(FlightedlError):
-            entry = self._coordinator.get(key)
-            if entry is not None and entry.value == self.trainer.encode():
-                self._coordinator.transact([CreatedAt(key, entry.create_revision)], [Delete(key)])
 
     def once(self, name: str) -> bool:
         """True in exactly one trainer of the job: for what must be done once, such as writing the final report.
@@ -461,7 +462,7 @@ class Job:
             self._parameters.refresh()
         self._steps += 1
         current.step, current.member = self._steps, member
-        self._current = current
+        self._current, self._epoch = current, current.assignment.epoch
         return True
 
     def close_batch(self, current: CurrentBatch) -> None:
@@ -552,6 +553,8 @@ class Job:
                     pieces.append(Piece(reply.assignments[len(pieces)], tuple(chunks_from_batch(batch))))
         if reply is None or len(pieces) != len(reply.assignments):
             raise FlightedlError("the master's reply ended early")
+        if reply.outcome == "epochs_done" and not evaluation:
+            self._epoch = _AFTER_ALL
         if reply.member != member and self._member == member:
             # A new membership begins with fresh values, so it is taken by joining, between two batches.
             self._member = 0

@@ -116,6 +116,10 @@ class JobKeys:
         """What the pserver of this index last stored."""
         return f"{self.prefix}checkpoints/{index}"
 
+    def save(self, url: str) -> str:
+        """The newest request of trainers to write the model to this URL."""
+        return f"{self.prefix}saves/{url}"
+
     @property
     def checkpoint_latest(self) -> str:
         """The newest complete checkpoint."""

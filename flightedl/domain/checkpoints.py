@@ -276,7 +276,14 @@ class Checkpoints:
         return () if index in work.files else (self._order_to(work, index),)
 
     def manifest(
-        self, job: str, plan_hash: str, cut_for: int, declaration: bytes, queue: bytes | None, created_s: float
+        self,
+        job: str,
+        plan_hash: str,
+        cut_for: int,
+        declaration: bytes,
+        queue: bytes | None,
+        created_s: float,
+        evaluations: bytes | None = None,
     ) -> Manifest:
         """What ``WriteManifest`` asks to write; ``queue`` is the queue's state as it is now."""
         work = self._work
@@ -290,8 +297,9 @@ class Checkpoints:
             round=work.round,
             created_s=created_s,
             shards=work.files,
-            declaration=declaration,
-            queue=queue,
+            declaration=msgspec.Raw(declaration),
+            queue=msgspec.Raw(queue or b"null"),
+            evaluations=msgspec.Raw(evaluations or b"null"),
         )
 
     def manifest_written(self, number: int, manifest_checksum: str) -> Effects:

@@ -60,29 +60,18 @@ class ShardFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     highest_version: int
 
 
-class _Body(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    format: int
-    job: str
-    number: int
-    plan_hash: str
-    pserver_count: int
-    cut_for: int
-    round: int | None
-    created_s: float
-    shards: list[ShardFile]
-    declaration: msgspec.Raw
-    queue: msgspec.Raw
-
-
 class _Document(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     body: msgspec.Raw
     checksum: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Manifest:
-    """All about one checkpoint but the values themselves."""
+_NOTHING = msgspec.Raw(b"null")
 
+
+class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """All about one checkpoint but the values themselves. Documents in it are JSON; ``null``: there is none."""
+
+    format: int = FORMAT
     job: str
     number: int
     #: Of the plan by which the blocks lay on the pservers, see ``sharding.plan_for``.
@@ -96,27 +85,26 @@ class Manifest:
     created_s: float
     #: By index.
     shards: tuple[ShardFile, ...]
-    #: The job's declaration, a JSON document.
-    declaration: bytes
-    #: The task queue (``TaskQueue.encode``), a JSON document; None: the job has no dataset.
-    queue: bytes | None
+    #: The job's declaration.
+    declaration: msgspec.Raw = _NOTHING
+    #: The task queue (``TaskQueue.encode``).
+    queue: msgspec.Raw = _NOTHING
+    #: Results of the evaluations that were through.
+    evaluations: msgspec.Raw = _NOTHING
+
+    @property
+    def stored_queue(self) -> bytes | None:
+        """The task queue; None: the job has no dataset."""
+        return _document(self.queue)
+
+    @property
+    def stored_evaluations(self) -> bytes | None:
+        """Results of evaluations; None: there are none."""
+        return _document(self.evaluations)
 
     def encode(self) -> bytes:
         """One line of JSON; ``checksum`` is over the bytes of ``body``."""
-        body = _Body(
-            format=FORMAT,
-            job=self.job,
-            number=self.number,
-            plan_hash=self.plan_hash,
-            pserver_count=self.pserver_count,
-            cut_for=self.cut_for,
-            round=self.round,
-            created_s=self.created_s,
-            shards=list(self.shards),
-            declaration=msgspec.Raw(self.declaration or b"null"),
-            queue=msgspec.Raw(b"null" if self.queue is None else self.queue),
-        )
-        encoded = msgspec.json.encode(body)
+        encoded = msgspec.json.encode(self)
         return msgspec.json.encode(_Document(body=msgspec.Raw(encoded), checksum=checksum(encoded)))
 
     @classmethod
@@ -130,26 +118,19 @@ class Manifest:
             document = msgspec.json.decode(data, type=_Document)
             if document.checksum != checksum(bytes(document.body)) or msgspec.json.encode(document) != data:
                 raise CorruptError("the manifest does not match its checksum")
-            body = msgspec.json.decode(document.body, type=_Body)
+            manifest = msgspec.json.decode(document.body, type=cls)
         except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
             raise CorruptError(f"not a manifest: {str(error)[:200]}") from None
-        if body.format != FORMAT:
-            raise CorruptError(f"a manifest of format {body.format}: this flightedl reads format {FORMAT}")
-        if [shard.index for shard in body.shards] != list(range(body.pserver_count)):
+        if manifest.format != FORMAT:
+            raise CorruptError(f"a manifest of format {manifest.format}: this flightedl reads format {FORMAT}")
+        if [shard.index for shard in manifest.shards] != list(range(manifest.pserver_count)):
             raise CorruptError("the manifest does not name one file for each pserver")
-        queue = bytes(body.queue)
-        return cls(
-            job=body.job,
-            number=body.number,
-            plan_hash=body.plan_hash,
-            pserver_count=body.pserver_count,
-            cut_for=body.cut_for,
-            round=body.round,
-            created_s=body.created_s,
-            shards=tuple(body.shards),
-            declaration=bytes(body.declaration),
-            queue=None if queue == b"null" else queue,
-        )
+        return manifest
+
+
+def _document(raw: msgspec.Raw) -> bytes | None:
+    document = bytes(raw)
+    return None if document == b"null" else document
 
 
 def checksum(data: bytes) -> str:

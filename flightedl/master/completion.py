@@ -127,6 +127,7 @@ class Completion:
             encode(state.declaration),
             None if state.queue is None else state.queue.encode(),
             state.clock.wall_time(),
+            state.evaluations.encode_results(),
         )
 
     def order(self, request: CheckpointRequest) -> CheckpointReply:

@@ -155,20 +155,28 @@ class Evaluations:
             for each in self._known.values()
         ]
 
+    def encode_results(self) -> bytes | None:
+        """The stored form of those that are through, for a checkpoint; None: there are none.
+
+        One that is under way is begun anew by who restores it, for it has to measure one model and not two.
+        """
+        done = [self._record(each) for each in self._known.values() if each.is_done]
+        return encode(EvaluationsRecord(evaluations=done)) if done else None
+
     def encode(self) -> bytes:
         """The stored form."""
-        records = [
-            EvaluationRecord(
-                name=each.name,
-                declared=each.declared,
-                sums=each.sums,
-                queue=each.stored if each.dispatch is None else each.dispatch.queue.encode().decode(),
-                is_done=each.is_done,
-                failed=each.failed,
-            )
-            for each in self._known.values()
-        ]
-        return encode(EvaluationsRecord(evaluations=records))
+        return encode(EvaluationsRecord(evaluations=[self._record(each) for each in self._known.values()]))
+
+    @staticmethod
+    def _record(each: Evaluation) -> EvaluationRecord:
+        return EvaluationRecord(
+            name=each.name,
+            declared=each.declared,
+            sums=each.sums,
+            queue=each.stored if each.dispatch is None else each.dispatch.queue.encode().decode(),
+            is_done=each.is_done,
+            failed=each.failed,
+        )
 
     def recover(self, stored: bytes) -> None:
         """Know what a predecessor knew; queues are taken up when a trainer asks."""

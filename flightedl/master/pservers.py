@@ -9,19 +9,21 @@ from __future__ import annotations
 import logging
 
 from flightedl.coordination.directory import Directory
-from flightedl.errors import NotReadyError
+from flightedl.domain.tasks import TaskQueue
+from flightedl.errors import MessageError, NotFoundError, NotReadyError
 from flightedl.master.beginning import Beginning
 from flightedl.master.members import Members
 from flightedl.master.state import JobState
 from flightedl.master.views import ViewSender
 from flightedl.rpc.authentication import Credentials
 from flightedl.rpc.client import Connection
-from flightedl.wire.messages import AppliedReply, PserverStatusReply, decode
+from flightedl.wire.messages import AppliedReply, PserverStatusReply, SealRequest, decode, encode
 
 _log = logging.getLogger(__name__)
 
 _ERRAND_S = 10.0
 _UNSETTLED_S = 0.05
+_SEALED_AT_ONCE = 64
 _LACKING_S = 0.2
 
 
@@ -50,6 +52,8 @@ class Pservers:
         self._credentials = credentials
         self._beginning = beginning
         self._senders: list[ViewSender] = []
+        #: index -> (generation, epochs below this that it was told the size of).
+        self._sealed: dict[int, tuple[int, int]] = {}
 
     def start(self, members: Members) -> None:
         """Begin to talk to them."""
@@ -127,10 +131,30 @@ class Pservers:
                     self._lacks(index, generation, reply.lacks_election)
                     return _LACKING_S
                 self._announced(index, generation, reply)
+            self._seal(index, generation, connection)
             return checkpointing.errand(index, generation, connection)
         except NotReadyError as error:
             _log.debug("pserver %d: %s", index, error)
             return _UNSETTLED_S
+
+    def _seal(self, index: int, generation: int, connection: Connection) -> None:
+        """Tell how many tasks the epochs have that are over since it was told the last time."""
+        state = self._state
+        with state.changed:
+            queue = state.queue
+            if queue is None or not state.replay.is_settled(index, generation):
+                return
+            known, first = self._sealed.get(index, (0, 0))
+            end = queue.epoch
+            first = max(first if known == generation else 0, end - _SEALED_AT_ONCE)
+            epochs = [(epoch, size) for epoch in range(first, end) if (size := _size(queue, epoch))]
+        try:
+            if epochs:
+                connection.action("seal", encode(SealRequest(epochs=epochs)), timeout_s=_ERRAND_S)
+        except MessageError as error:
+            # It costs memory, and nothing else.
+            _log.warning("pserver %d does not close epochs %d to %d: %s", index, first, end - 1, error)
+        self._sealed[index] = (generation, end)
 
     def _lacks(self, index: int, generation: int, election: int) -> None:
         """A pserver has no values and no checkpoint to take them from: when all are so, the model begins anew."""
@@ -163,3 +187,11 @@ class Pservers:
         state.wait_durable(revision)
         with state.changed:
             self.settled(index, generation)
+
+
+def _size(queue: TaskQueue, epoch: int) -> int:
+    """Tasks of an epoch that is over; 0: so long ago that it is forgotten."""
+    try:
+        return queue.epoch_size(epoch)
+    except NotFoundError:
+        return 0

@@ -66,8 +66,10 @@ def begin(
         Put(keys.checkpoint_latest, checkpoints.encode()),
         Put(keys.init_params, encode(ElectionRecord(trainer=f"checkpoint {manifest.number}", done=True))),
     ]
-    if manifest.queue is not None:
-        puts.append(Put(keys.task_queues, manifest.queue))
+    if manifest.stored_queue is not None:
+        puts.append(Put(keys.task_queues, manifest.stored_queue))
+    if manifest.stored_evaluations is not None:
+        puts.append(Put(keys.evaluations, manifest.stored_evaluations))
     if not held.write(puts, [Absent(keys.job)]).committed:
         raise FencedError("another master has begun this job meanwhile")
     _log.info("resumed checkpoint=%d pservers=%d before=%d", manifest.number, pserver_count, manifest.pserver_count)

@@ -25,6 +25,7 @@ from flightedl.wire.messages import (
     PullTicket,
     PushHeader,
     PushReply,
+    SealRequest,
     SnapshotRequest,
     ViewRequest,
     decode,
@@ -61,6 +62,7 @@ class PserverFlight:
                 "snapshot": lambda body, _: encode(self._service.snapshot(decode(body, SnapshotRequest))),
                 "applied": lambda _body, _: encode(self._service.applied()),
                 "reload": self._take_reload,
+                "seal": self._seal,
             },
             gets={"pull": self._pull},
             puts={"push": PutRoute(PUSH_SCHEMA, self._push), "init": PutRoute(PUSH_SCHEMA, self._init)},
@@ -72,6 +74,10 @@ class PserverFlight:
 
     def _take_reload(self, _body: bytes, _: Call) -> bytes:
         self._reload()
+        return b"{}"
+
+    def _seal(self, body: bytes, _: Call) -> bytes:
+        self._service.seal(decode(body, SealRequest))
         return b"{}"
 
     def _status(self, _body: bytes, _: Call) -> bytes:

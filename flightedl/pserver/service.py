@@ -36,6 +36,7 @@ from flightedl.wire.messages import (
     JobDeclaration,
     ModelReply,
     PserverStatusReply,
+    SealRequest,
     ShardFileMessage,
     SnapshotReply,
     SnapshotRequest,
@@ -356,6 +357,17 @@ class PserverService:
             checkpoint=None if restored is None else restored.number,
             skipped=[] if restored is None else [f"checkpoint {s.number}: {s.reason}" for s in restored.skipped],
         )
+
+    def seal(self, request: SealRequest) -> None:
+        """Epochs are over: what is applied of them takes no more memory once all of it is.
+
+        Raises:
+            NotReadyError: there are no values yet.
+        """
+        shard = self._shard
+        if shard is None or not self._is_serving:
+            raise NotReadyError(f"pserver {self._index} has no values yet")
+        shard.seal(request.epochs)
 
     def status(self) -> PserverStatusReply:
         """What this pserver says of itself."""

@@ -542,6 +542,16 @@ class ShardState:
             self._copies = None
             return copies.take_applied(self._applied)
 
+    def seal(self, epochs: Iterable[tuple[int, int]]) -> None:
+        """(epoch, tasks) of epochs that get no more tasks, see ``AppliedBatches.seal``.
+
+        Raises:
+            MessageError: the epoch has more tasks than that.
+        """
+        with self._applied_lock:
+            for epoch, task_count in epochs:
+                self._applied.seal(epoch, task_count)
+
     def applied(self) -> AppliedBatches:
         """What is applied now: a copy."""
         with self._applied_lock:

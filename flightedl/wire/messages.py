@@ -412,6 +412,12 @@ class AppliedReply(Reply, frozen=True, kw_only=True):
     lacks_election: Natural | None = None
 
 
+class SealRequest(Request, frozen=True, kw_only=True):
+    """Tells a pserver how many tasks epochs have that are over: [epoch, tasks]."""
+
+    epochs: Annotated[list[tuple[Natural, Natural]], msgspec.Meta(max_length=1024)]
+
+
 class CheckpointRequest(Request, frozen=True, kw_only=True):
     """Asks the master for a checkpoint of what there is now; ``ticket`` of an earlier answer: whether it is there."""
 
@@ -436,6 +442,15 @@ class SaveModelRequest(Request, frozen=True, kw_only=True):
     url: Text
     #: "safetensors", "npz" or "arrow"; empty: by the name.
     format: Text = ""
+
+
+class SaveRecord(Reply, frozen=True, kw_only=True):
+    """The value of ``saves/<url>``: the newest request to write the model there, and whether it is done."""
+
+    trainer: str
+    epoch: int
+    number: int
+    done: bool = False
 
 
 class SaveModelReply(Reply, frozen=True, kw_only=True):

@@ -237,4 +237,5 @@ def test_the_manifest_is_of_the_reports():
     world.tick()
     manifest = Manifest.decode(world.store["c-1/manifest.json"])
     assert [shard.index for shard in manifest.shards] == [0, 1]
-    assert manifest.queue == b'{"queue":1}'
+    assert manifest.stored_evaluations is None
+    assert manifest.stored_queue == b'{"queue":1}'

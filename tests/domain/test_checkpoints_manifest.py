@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 
+import msgspec
 import pytest
 from checkpoint_shell import shard_file
 
@@ -34,8 +35,8 @@ def manifest(number=3, job="job", pserver_count=2) -> Manifest:
         round=4,
         created_s=1.5,
         shards=shards,
-        declaration=b'{"a":[1,2]}',
-        queue=b'{"version":1}',
+        declaration=msgspec.Raw(b'{"a":[1,2]}'),
+        queue=msgspec.Raw(b'{"version":1}'),
     )
 
 

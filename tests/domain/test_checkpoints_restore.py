@@ -31,8 +31,6 @@ def manifest(pserver_count: int, cut_for: int) -> Manifest:
         round=None,
         created_s=0.0,
         shards=tuple(shard_file(i, 1, shard_name(1, i, pserver_count, 1, 1), b"x") for i in range(pserver_count)),
-        declaration=b"{}",
-        queue=None,
     )
 
 

@@ -32,9 +32,14 @@ def test_a_model_is_saved_by_a_trainer_and_by_the_master(tmp_path: Path) -> None
             job.save_model(f"{tmp_path}/model.bin")
         expected = {name: model[name].copy() for name in model}
         with cluster.connect() as other:
-            other.dataset(str(tmp_path / "data.parquet"), batch_size=16)
+            rest = other.dataset(str(tmp_path / "data.parquet"), batch_size=16)
             other.parameters({"w": np.zeros(20_000, np.float32), "b": np.zeros(2, np.float32)})
+            assert not list(rest)
+            # Another trainer's first request is the same one; a second one is new.
             assert not other.save_model(f"{tmp_path}/by-trainer.npz")
+            assert other.save_model(f"{tmp_path}/by-trainer.npz")
+            assert not job.save_model(f"{tmp_path}/by-trainer.npz")
+            assert job.save_model(f"{tmp_path}/elsewhere.npz")
         saved = CliRunner().invoke(command, ["checkpoint", "save", "--etcd", cluster.etcd_address, "--job", "local"])
         assert "is complete" in saved.output, saved.output
     for name in ("by-trainer.npz", "by-master.npz"):

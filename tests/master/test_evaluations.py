@@ -102,3 +102,22 @@ def test_what_a_dead_trainer_held_goes_to_another(files: MemoryFiles) -> None:
     known.trainer_gone("x", 0.0)
     again = ask(found, "y", [], want=2)
     assert {a.position for a in again} == {a.position for a in held}
+
+
+def test_a_checkpoint_has_the_results_of_those_that_are_through(files: MemoryFiles) -> None:
+    known = evaluations(files)
+    through, under_way = begun(known, "through"), begun(known, "under way")
+    assert known.encode_results() is None
+    pieces = ask(through, "x", [])
+    while pieces:
+        pieces = ask(through, "x", [done(piece, 4.0, 4.0) for piece in pieces])
+    known.settle(through)
+    ask(under_way, "x", [])
+    stored = known.encode_results()
+    assert stored is not None
+    restored = evaluations(files)
+    restored.recover(stored)
+    assert restored.find("through").metrics == {"loss": 1.0}
+    assert restored.find("through").is_done
+    with pytest.raises(NotFoundError):
+        restored.find("under way")

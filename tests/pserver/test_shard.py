@@ -193,3 +193,17 @@ def test_first_values_of_a_newer_election_replace_those_of_an_older_one(synchron
     synchronous.shard.initialize(3, Row(0, 0, memoryview(np.full(SIZE, 9, np.float32)).cast("B")))
     assert synchronous.values() == (0, 1.0)
     assert synchronous.shard.initialized_count(5) == 1
+
+
+def test_an_epoch_that_is_over_takes_no_memory(asynchronous: Bench) -> None:
+    asynchronous.view(1)
+    for batch in range(100):
+        asynchronous.push(1, batch, 1.0)
+    before = len(asynchronous.shard.applied().encode())
+    asynchronous.shard.seal([(0, 1)])
+    sealed = asynchronous.shard.applied()
+    assert sealed.through_task_count(0) == 1
+    assert len(sealed.encode()) <= before
+    assert asynchronous.push(1, 5, 1.0).outcome == Outcome.ALREADY_APPLIED
+    with pytest.raises(MessageError):
+        asynchronous.shard.seal([(1, 0)])

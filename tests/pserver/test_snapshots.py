@@ -114,8 +114,6 @@ def publish(storage: MemoryStorage, number: int, plan: ShardPlan, *files: ShardF
         round=None,
         created_s=0.0,
         shards=files,
-        declaration=b"{}",
-        queue=None,
     )
     storage.publish(manifest_name(number), [manifest.encode()])
 

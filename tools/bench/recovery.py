@@ -217,8 +217,6 @@ def _shard_figures(size_bytes: int) -> list[str]:
             round=None,
             created_s=0.0,
             shards=(file,),
-            declaration=b"{}",
-            queue=None,
         )
         storage.publish(manifest_name(2), [manifest.encode()])
         began = time.monotonic()

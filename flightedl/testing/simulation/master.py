@@ -155,10 +155,10 @@ class Master(Process):
     def _begin_new(self, manifest: Manifest | None, sizes: dict[str, int], rejected: list[int]) -> None:
         shape, count, now = self.cluster.shape, self.cluster.pserver_count, self.world.now
         settings = shape.queue_settings
-        if manifest is None or manifest.queue is None:
+        if manifest is None or manifest.stored_queue is None:
             self.queue = TaskQueue(settings)
         else:
-            self.queue = TaskQueue.decode(manifest.queue, settings)
+            self.queue = TaskQueue.decode(manifest.stored_queue, settings)
             self._first_puts = {INIT: DONE}
             for trainer in self.queue.holders():
                 self.queue.trainer_gone(trainer, now, is_graceful=True)

@@ -1,0 +1,92 @@
+"""Who writes the model, when the script of every trainer asks for it: one trainer for each request.
+
+All trainers run the same script, so the n-th time that a trainer asks for a URL within an epoch is the same request as
+the n-th time of any other. One key for each URL holds the newest request that was taken: on the lease of the trainer
+that writes it, without a lease when it is written. Who asks for that one or an older one is told that it is taken; a
+newer one may be taken when the one before it is written, or its writer has died.
+
+Not guaranteed: that a trainer which was started again within an epoch, and counts from the beginning, is not told of a
+request that it never heard of.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+
+import msgspec
+
+from flightedl.client.registration import Registration
+from flightedl.client.servers import persistently
+from flightedl.client.waiting import Waiting
+from flightedl.coordination.keys import JobKeys
+from flightedl.ports import Absent, Coordinator, Delete, ModifiedAt, Put
+from flightedl.wire.messages import SaveRecord, decode, encode
+
+
+class ModelSaves:
+    """The requests of one trainer.
+
+    Args:
+        coordinator: Where the keys lie.
+        keys: The job's.
+        registration: Has the trainer's lease.
+        waiting: Makes a wait that the user sees.
+    """
+
+    def __init__(
+        self, coordinator: Coordinator, keys: JobKeys, registration: Registration, waiting: Callable[[], Waiting]
+    ) -> None:
+        self._coordinator = coordinator
+        self._keys = keys
+        self._registration = registration
+        self._waiting = waiting
+        self._counts: Counter[tuple[str, int]] = Counter()
+
+    def take(self, url: str, epoch: int) -> SaveRecord | None:
+        """Take this trainer's next request; None: another trainer has taken it."""
+        request = SaveRecord(trainer=self._registration.trainer, epoch=epoch, number=self._counts[url, epoch])
+        self._counts[url, epoch] += 1
+        wait = self._waiting()
+        for _ in wait.steps():
+            taken = persistently(self._waiting(), lambda: self._try(url, request))
+            if taken is not None:
+                wait.over()
+                return request if taken else None
+            wait.patiently(f"another trainer to finish writing {url}")
+        raise AssertionError("unreachable")
+
+    def _try(self, url: str, request: SaveRecord) -> bool | None:
+        """Whether this trainer has it; None: ask again."""
+        key = self._keys.save(url)
+        entry = self._coordinator.get(key)
+        if entry is not None:
+            known = decode(entry.value, SaveRecord)
+            if known == request:
+                return True
+            if (known.epoch, known.number) >= (request.epoch, request.number):
+                return False
+            if not known.done:
+                return None
+        condition = Absent(key) if entry is None else ModifiedAt(key, entry.mod_revision)
+        result = self._coordinator.transact([condition], [Put(key, encode(request), self._registration.held.lease_id)])
+        return True if result.committed else None
+
+    def written(self, url: str, request: SaveRecord) -> None:
+        """The request that was taken is done."""
+        self._replace(url, request, msgspec.structs.replace(request, done=True))
+
+    def give_back(self, url: str, request: SaveRecord) -> None:
+        """It could not be done: somebody else may take it."""
+        self._replace(url, request, None)
+
+    def _replace(self, url: str, request: SaveRecord, by: SaveRecord | None) -> None:
+        key = self._keys.save(url)
+
+        def attempt() -> None:
+            entry = self._coordinator.get(key)
+            if entry is not None and decode(entry.value, SaveRecord) == request:
+                operation = Delete(key) if by is None else Put(key, encode(by))
+                self._coordinator.transact([ModifiedAt(key, entry.mod_revision)], [operation])
+
+        persistently(self._waiting(), attempt)
