@@ -15,6 +15,7 @@ from flightedl.launch.failed import place_of
 from flightedl.launch.status import JobStatus
 from flightedl.wire.messages import ServerStatus, StatusReply
 
+from .mode import described
 from .options import job_options
 
 _TIMEOUT_S = 5.0
@@ -74,7 +75,9 @@ def facts(reply: StatusReply) -> list[tuple[str, str]]:
         means = ", ".join(f"{name} {value:.6g}" for name, value in each.metrics.items())
         found.append((each.name, f"{each.tasks.done} of {each.tasks.total} tasks evaluated{means and ': '}{means}"))
     if reply.mode:
-        found.append(("mode", reply.mode))
+        found.append(("mode", described(reply.mode_settings) or reply.mode))
+    if reply.mode_change:
+        found.append(("changing", f"waiting for {reply.mode_change}"))
     if reply.checkpoint:
         age = "" if reply.checkpoint_age_s is None else f", {reply.checkpoint_age_s:.0f} s old"
         found.append(("checkpoint", reply.checkpoint + age))

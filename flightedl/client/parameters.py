@@ -124,13 +124,7 @@ class Parameters(Mapping[str, npt.NDArray[np.generic]]):
         wire: str = "",
     ) -> None:
         self._plan = plan
-        self._is_synchronous = isinstance(mode, Sync)
-        #: All blocks are pushed with one base, see ``domain.rounds``.
-        self._has_one_base = isinstance(mode, Sync) and mode.backup > 0
-        self._pull_every = mode.pull_every if isinstance(mode, Async) else 1
-        self._steps_since_pull = 0
-        #: None where every batch is pushed for itself.
-        self._sums = GradientSums(mode) if isinstance(mode, Async) and mode.push_every > 1 else None
+        self._set_mode(mode)
         self._clip_norm = clip_norm
         self._wire = wire
         self._servers = servers
@@ -155,6 +149,15 @@ class Parameters(Mapping[str, npt.NDArray[np.generic]]):
         #: block -> version of the values held here.
         self._versions: dict[int, int] = dict.fromkeys(self._blocks, 0)
         self._pool = ThreadPoolExecutor(plan.pserver_count, "flightedl-parameters")
+
+    def _set_mode(self, mode: Mode) -> None:
+        self._is_synchronous = isinstance(mode, Sync)
+        #: All blocks are pushed with one base, see ``domain.rounds``.
+        self._has_one_base = isinstance(mode, Sync) and mode.backup > 0
+        self._pull_every = mode.pull_every if isinstance(mode, Async) else 1
+        self._steps_since_pull = 0
+        #: None where every batch is pushed for itself.
+        self._sums = GradientSums(mode) if isinstance(mode, Async) and mode.push_every > 1 else None
 
     def _shard(self, index: int) -> _Shard:
         numbers = tuple(self._plan.blocks_of(index).numbers.tolist())
@@ -258,6 +261,12 @@ class Parameters(Mapping[str, npt.NDArray[np.generic]]):
         """The batch is done again: nothing that it has pushed so far may be in a sum."""
         if self._sums is not None and self._sums.is_at(current):
             self._sums.give_up(must_repeat=True)
+
+    def change_mode(self, mode: Mode) -> None:
+        """The job has another mode, from the next batch on; what was added up under the old one is done again."""
+        if self._sums is not None:
+            self._sums.give_up(must_repeat=True)
+        self._set_mode(mode)
 
     def arrive(self, current: CurrentBatch) -> None:
         """Make the batch arrive at the blocks that it was not pushed to, and have the values that follow it."""

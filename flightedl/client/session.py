@@ -264,7 +264,7 @@ class Job:
             waiting=self._waiting,
         )
         self._servers.follow(election)
-        self._mode = Mode.from_json(declared.declaration.mode)
+        self._mode = Mode.from_json(declared.present_mode)
         clip_norm = Optimizer.from_json(declared.declaration.optimizer).clip_norm
         self._parameters = Parameters(plan, self._mode, self._servers, self, self._waiting, clip_norm, wire)
         self._parameters.refresh()
@@ -506,11 +506,21 @@ class Job:
         for _ in waiting.steps():
             reply = persistently(self._waiting(), self._ask_to_join)
             if reply.member or not reply.holds_work:
+                self._take_mode(reply)
                 self._member, self._steps = reply.member, 0
                 break
             waiting.because(reply.waiting_for or "the pservers to agree on this trainer's first round")
         waiting.over()
         return self._member != 0
+
+    def _take_mode(self, reply: JoinReply) -> None:
+        """A membership begins under the mode of now: between two batches is where it changes."""
+        if reply.mode is None or self._parameters is None or not reply.member:
+            return
+        mode = Mode.from_json(reply.mode)
+        if mode != self._mode:
+            self._mode = mode
+            self._parameters.change_mode(mode)
 
     def _ask_to_join(self) -> JoinReply:
         """One try, under whatever registration there is now: the one before may have ended."""

@@ -20,7 +20,11 @@
   members it does not know are removed and ask again; one that a pserver does not know, and cannot admit any more, is
   proposed anew. A pserver whose generation is not the stored one counts as returned.
 * In bounded mode the first round is where a member's clock starts, so the same holds, but pservers admit everybody. In
-  async mode (``has_rounds=False``) a view is only a fence: a pserver that returns gets it as it is.
+  async mode a view is only a fence: a pserver that returns gets it as it is.
+* *The mode changes* by a view that names another one. In it every member is new and starts at the *switch round*, so
+  whatever was pushed before under the old mode is taken before, and nothing is pushed until all pservers have changed.
+  A pserver that is past this round removes the old members, admits nobody and refuses; then a later round is proposed
+  to all, under new ids. A process that has taken no view yet just begins in the mode of the first one.
 
 One view at a time is on its way to each pserver, always the newest, so that joins and leaves that come together travel
 together. The caller reports an answer (``answered``) or that none came (``send_failed``).
@@ -34,10 +38,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import msgspec
 
-from flightedl.errors import CorruptError, FencedError, JobFailedError, MessageError
+from flightedl.domain.modes import Async, Mode, Sync
+from flightedl.errors import CorruptError, FencedError, JobFailedError, MessageError, UsageError
 
 #: Bits of a member id below the master's generation.
 _COUNTER_BITS = 22
@@ -45,6 +51,7 @@ _GENERATION_LIMIT = 1 << (63 - _COUNTER_BITS)
 #: The margin stops doubling here.
 _MARGIN_LIMIT = 1024
 _FORMAT = 1
+_SYNC = Sync()
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +71,10 @@ class View:
     master_generation: int
     serial: int
     members: tuple[ViewMember, ...]
+    #: None: whatever it is.
+    mode: Mode | None = None
+    #: Where versions begin if this view changes the mode.
+    switch_round: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,6 +142,8 @@ class _Record(msgspec.Struct, array_like=True):
     members: list[_MemberRecord]
     #: (index, generation, highest open round)
     pservers: list[tuple[int, int, int]]
+    mode: dict[str, Any] | None = None
+    switch_round: int = 0
 
 
 class Membership:
@@ -139,15 +152,22 @@ class Membership:
     Args:
         master_generation: Of this master; higher than every earlier master's.
         pserver_count: Pservers (indexes 0 to ``pserver_count`` - 1) that have to agree to a join.
-        has_rounds: False in async mode.
+        mode: The job's.
     """
 
-    def __init__(self, master_generation: int, pserver_count: int, *, has_rounds: bool = True) -> None:
+    def __init__(self, master_generation: int, pserver_count: int, *, mode: Mode = _SYNC) -> None:
         if not 0 <= master_generation < _GENERATION_LIMIT:
             raise JobFailedError(f"master generation {master_generation} is too large for member ids; use a new etcd")
         self._master_generation = master_generation
         self._pserver_count = pserver_count
-        self._has_rounds = has_rounds
+        self._mode = mode
+        #: The lowest round that anybody starts at.
+        self._switch_round = 0
+        #: Serial of the first view of this master that has the present mode.
+        self._switch_serial = 1
+        self._switch_refusals = 0
+        #: Whether every pserver has had the present mode.
+        self._is_switched = False
         self._counter = 0
         #: Of the newest view; the first one, which all pservers get, is 1.
         self._serial = 1
@@ -158,7 +178,24 @@ class Membership:
     def view(self) -> View:
         """The newest view."""
         members = (ViewMember(m.trainer, m.generation, m.member_id, m.first_round) for m in self._members.values())
-        return View(self._master_generation, self._serial, tuple(members))
+        return View(self._master_generation, self._serial, tuple(members), self._mode, self._switch_round)
+
+    @property
+    def mode(self) -> Mode:
+        """What the newest view says."""
+        return self._mode
+
+    @property
+    def switch_round(self) -> int:
+        """Where the present mode began, or begins; 0: with the job."""
+        return self._switch_round
+
+    @property
+    def late_to_switch(self) -> list[int]:
+        """Pservers that have not answered yet that they have the present mode; empty: it is agreed."""
+        if self._is_switched:
+            return []
+        return [i for i in range(self._pserver_count) if not self._has_answered(i, self._switch_serial)]
 
     @property
     def members(self) -> tuple[Member, ...]:
@@ -212,13 +249,31 @@ class Membership:
     def rejoin(self, trainers: Iterable[str] | None = None) -> list[Effect]:
         """Propose members (None: all) anew under new ids, at one round; their old ids end.
 
-        For a changed mode, or for pservers that went back to a checkpoint.
+        For pservers that went back to a checkpoint.
         """
         chosen = [self._members[name] for name in (self._members if trainers is None else trainers)]
         if not chosen:
             return []
         self._begin()
         for member in chosen:
+            self._propose(member.trainer, member.generation, refusals=0)
+        return self._changed()
+
+    def switch(self, mode: Mode) -> list[Effect]:
+        """Change the mode, at one round that is agreed with all pservers; overtakes a change that is under way."""
+        if mode == self._mode:
+            return []
+        self._mode = mode
+        self._switch_refusals = 0
+        return self._propose_switch()
+
+    def _propose_switch(self) -> list[Effect]:
+        """Everybody begins anew at the round at which the mode changes."""
+        self._begin()
+        self._is_switched = False
+        self._switch_serial = self._serial
+        self._switch_round = max(self._switch_round, self._first_round(self._switch_refusals))
+        for member in tuple(self._members.values()):
             self._propose(member.trainer, member.generation, refusals=0)
         return self._changed()
 
@@ -240,7 +295,7 @@ class Membership:
             return self._settle([])
         self._pservers[index] = _Pserver(generation, highest_open_round, is_up=True)
         effects: list[Effect] = [Persist()]
-        if known is not None and self._has_rounds and self._members:
+        if known is not None and not isinstance(self._mode, Async) and self._members:
             effects = self.rejoin()
         return effects + [e for e in self._settle([]) if e not in effects]
 
@@ -252,9 +307,16 @@ class Membership:
         return []
 
     def answered(
-        self, index: int, generation: int, serial: int, refused: Sequence[int], highest_open_round: int
+        self,
+        index: int,
+        generation: int,
+        serial: int,
+        refused: Sequence[int],
+        highest_open_round: int,
+        *,
+        refuses_mode: bool = False,
     ) -> list[Effect]:
-        """A pserver carried a view of this master out, except for the members that it refused."""
+        """A pserver carried a view of this master out, except for the members, or the mode, that it refused."""
         pserver = self._pservers.get(index)
         if pserver is None or pserver.generation != generation or serial > self._serial:
             return []
@@ -262,6 +324,9 @@ class Membership:
             pserver.sending = None
         pserver.answered_serial = max(pserver.answered_serial, serial)
         pserver.highest_open_round = max(pserver.highest_open_round, highest_open_round)
+        if refuses_mode and serial >= self._switch_serial:
+            self._switch_refusals += 1
+            return self._propose_switch()
         lost = [member for member in self._members.values() if member.member_id in refused]
         if not lost:
             return self._settle([])
@@ -288,16 +353,22 @@ class Membership:
         if self._counter >> _COUNTER_BITS:
             raise JobFailedError("this master has given out all its member ids: restart the master")
         member_id = self._master_generation << _COUNTER_BITS | self._counter
-        margin = min(1 << refusals, 2 * _MARGIN_LIMIT) // 2
-        highest = max((p.highest_open_round for p in self._pservers.values()), default=0)
-        first_round = highest + margin
+        first_round = max(self._switch_round, self._first_round(refusals))
         self._members[trainer] = Member(trainer, generation, member_id, first_round, self._serial, refusals=refusals)
+
+    def _first_round(self, refusals: int) -> int:
+        """The highest open round that is known of, and a margin that doubles with each refusal."""
+        margin = min(1 << refusals, 2 * _MARGIN_LIMIT) // 2
+        return max((p.highest_open_round for p in self._pservers.values()), default=0) + margin
 
     def _changed(self) -> list[Effect]:
         return self._settle([Persist()])
 
     def _settle(self, effects: list[Effect]) -> list[Effect]:
         """Admit whom all have answered, send the newest view to whoever lacks it."""
+        if not self._is_switched and not self.late_to_switch:
+            self._is_switched = True
+            self._switch_refusals = 0
         admitted = [
             replace(member, is_admitted=True, refusals=0)
             for member in self._members.values()
@@ -331,14 +402,16 @@ class Membership:
                     for m in self._members.values()
                 ],
                 [(i, p.generation, p.highest_open_round) for i, p in sorted(self._pservers.items())],
+                self._mode.to_json(),
+                self._switch_round,
             )
         )
 
     @classmethod
-    def restore(
-        cls, encoded: bytes, master_generation: int, pserver_count: int, *, has_rounds: bool = True
-    ) -> Membership:
+    def restore(cls, encoded: bytes, master_generation: int, pserver_count: int, *, mode: Mode = _SYNC) -> Membership:
         """Go on from what an earlier master stored; every pserver has to be announced by ``pserver_up``.
+
+        ``mode`` is the job's where none is stored.
 
         Raises:
             CorruptError: not what ``encode`` writes.
@@ -346,13 +419,15 @@ class Membership:
         """
         try:
             record = msgspec.msgpack.decode(encoded, type=_Record)
-        except msgspec.DecodeError as error:
+            stored = mode if record.mode is None else Mode.from_json(record.mode)
+        except (msgspec.DecodeError, UsageError) as error:
             raise CorruptError(f"not a stored membership: {str(error)[:200]}") from None
         if record.format != _FORMAT:
             raise CorruptError(f"a membership of format {record.format}; this version reads format {_FORMAT}")
         if record.master_generation >= master_generation:
             raise FencedError(f"master {master_generation} is older than the stored {record.master_generation}")
-        result = cls(master_generation, pserver_count, has_rounds=has_rounds)
+        result = cls(master_generation, pserver_count, mode=stored)
+        result._switch_round = record.switch_round
         for m in record.members:
             result._members[m.trainer] = Member(
                 m.trainer, m.generation, m.member_id, m.first_round, 1, is_admitted=m.is_admitted
@@ -390,17 +465,28 @@ class ViewVerdict:
     remove: tuple[int, ...] = ()
     #: Member ids that could not be admitted.
     refused: tuple[int, ...] = ()
+    #: Remove, then change to this mode at ``switch_round``, then admit.
+    switch: Mode | None = None
+    switch_round: int = 0
+    #: The mode could not be changed at the round of the view.
+    refuses_mode: bool = False
 
     @property
     def accepted(self) -> bool:
         """Whether the pserver now has exactly the members of the view."""
-        return not self.is_outdated and not self.refused
+        return not self.is_outdated and not self.refused and not self.refuses_mode
 
 
 class PserverView:
-    """The members that all blocks of one pserver have. The caller holds the locks of all blocks around a change."""
+    """The members that all blocks of one pserver have. The caller holds the locks of all blocks around a change.
 
-    def __init__(self) -> None:
+    Args:
+        mode: That the blocks begin with; None: views never change it.
+    """
+
+    def __init__(self, mode: Mode | None = None) -> None:
+        self._mode = mode
+        self._refuses_mode = False
         self._master_generation = 0
         self._serial = 0
         self._members: dict[int, ViewMember] = {}
@@ -417,12 +503,21 @@ class PserverView:
         """(master generation, serial) of the newest view."""
         return self._master_generation, self._serial
 
+    def begins_in(self, view: View) -> Mode | None:
+        """The mode that blocks have to be given before ``consider``, because this is the first view; None: no other."""
+        if self.number != (0, 0) or self._mode is None or view.mode in {None, self._mode}:
+            return None
+        self._mode = view.mode
+        return view.mode
+
     def is_member(self, member_id: int, trainer: str, trainer_generation: int) -> bool:
         """Whether this is the membership of this process."""
         member = self._members.get(member_id)
         return member is not None and (member.trainer, member.trainer_generation) == (trainer, trainer_generation)
 
-    def consider(self, view: View, can_admit: Callable[[int], bool]) -> ViewVerdict:
+    def consider(
+        self, view: View, can_admit: Callable[[int], bool], can_switch: Callable[[int], bool] = lambda _: True
+    ) -> ViewVerdict:
         """Take a view over, as far as possible; the caller carries the verdict out before it gives the locks back.
 
         The same view again gets the same verdict with nothing left to do.
@@ -430,6 +525,7 @@ class PserverView:
         Args:
             view: What the master sent.
             can_admit: Whether every block could begin to wait for a member at this round.
+            can_switch: Whether every block could change its mode at this round.
 
         Raises:
             MessageError: a member's first round has changed, or an id occurs twice; nothing was done.
@@ -438,20 +534,42 @@ class PserverView:
         if number < self.number:
             return ViewVerdict(is_outdated=True)
         if number == self.number:
-            return ViewVerdict(is_outdated=False, refused=self._refused)
+            return ViewVerdict(is_outdated=False, refused=self._refused, refuses_mode=self._refuses_mode)
         wanted = {member.member_id: member for member in view.members}
         if len(wanted) != len(view.members):
             raise MessageError("a view names a member twice")
         for member_id, member in wanted.items():
             if self._members.get(member_id, member) != member:
                 raise MessageError(f"member {member_id} is another one than in the view before")
+        switch = view.mode if self._mode is not None and view.mode not in {None, self._mode} else None
+        self._refuses_mode = switch is not None and not can_switch(view.switch_round)
+        if switch is not None:
+            return self._change_mode(number, view, switch)
         new = [member for member_id, member in wanted.items() if member_id not in self._members]
         admit = tuple(member for member in new if can_admit(member.first_round))
         refused = tuple(member.member_id for member in new if member not in admit)
         remove = tuple(member_id for member_id in self._members if member_id not in wanted)
+        self._take(number, admit, remove, refused)
+        return ViewVerdict(is_outdated=False, admit=admit, remove=remove, refused=refused)
+
+    def _change_mode(self, number: tuple[int, int], view: View, mode: Mode) -> ViewVerdict:
+        """Everybody goes, and begins anew in another mode, if that is possible at its round."""
+        remove = tuple(self._members)
+        if self._refuses_mode:
+            refused = tuple(member.member_id for member in view.members)
+            self._take(number, (), remove, refused)
+            return ViewVerdict(is_outdated=False, remove=remove, refused=refused, refuses_mode=True)
+        self._mode = mode
+        admit = tuple(member for member in view.members if member.first_round >= view.switch_round)
+        refused = tuple(member.member_id for member in view.members if member not in admit)
+        self._take(number, admit, remove, refused)
+        return ViewVerdict(False, admit, remove, refused, mode, view.switch_round)
+
+    def _take(
+        self, number: tuple[int, int], admit: Sequence[ViewMember], remove: Iterable[int], refused: tuple[int, ...]
+    ) -> None:
         self._master_generation, self._serial = number
         self._refused = refused
         for member_id in remove:
             del self._members[member_id]
         self._members.update((member.member_id, member) for member in admit)
-        return ViewVerdict(is_outdated=False, admit=admit, remove=remove, refused=refused)

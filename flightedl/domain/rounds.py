@@ -349,9 +349,10 @@ class BlockRounds:
 
     def _next_start(self) -> int:
         """Where catching up ends: the lowest first round, if nobody is due before; else the open round."""
-        start = min(self.members.values(), default=self._version)
         if self._switch is not None:
-            start = min(start, self._switch.at_version)
+            start = min([*self.members.values(), self._switch.at_version])
+        else:
+            start = min(self.members.values(), default=self._version)
         return max(start, self._version)
 
     def close(self) -> Closing:
@@ -408,6 +409,11 @@ class BlockRounds:
     def remove(self, member: int) -> None:
         """Wait no longer for a member; removing an absent one is fine. Its contributions stay."""
         self.change({}, (member,))
+
+    def can_switch(self, at_version: int) -> bool:
+        """Whether the mode may change at this version, once nobody is a member any more."""
+        has_begun = bool(self._arrived or self._contributors)
+        return at_version >= self._version + has_begun
 
     def switch(self, mode: Mode, at_version: int) -> None:
         """Change the mode at a version that is agreed for all blocks.

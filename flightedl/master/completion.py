@@ -13,7 +13,7 @@ from flightedl.coordination.keeper import HeldKey
 from flightedl.domain.checkpoints import Checkpoints
 from flightedl.domain.checkpoints_manifest import Manifest
 from flightedl.domain.checkpoints_values import OpenRounds
-from flightedl.domain.modes import Mode, Sync
+from flightedl.domain.modes import Sync
 from flightedl.errors import NotReadyError, UsageError
 from flightedl.master.checkpointing import Checkpointing, settings_of
 from flightedl.master.pservers import Pservers
@@ -111,7 +111,7 @@ class Completion:
 
     def _open_rounds(self) -> OpenRounds | None:
         model, membership = self._state.declaration.model, self._state.membership
-        if model is None or membership is None or not isinstance(Mode.from_json(model.declaration.mode), Sync):
+        if model is None or membership is None or not isinstance(membership.mode, Sync):
             return None
         known = [each.highest_version for each in self._pservers.said if each is not None]
         return OpenRounds(max(known, default=0), has_members=bool(membership.members))

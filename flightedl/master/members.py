@@ -7,14 +7,29 @@ have admitted.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
+
+import msgspec
 
 from flightedl.domain.membership import Effect as MembershipEffect
 from flightedl.domain.membership import Membership, SendView, View
-from flightedl.domain.modes import Async, Mode
-from flightedl.errors import NotReadyError
+from flightedl.domain.modes import Mode
+from flightedl.errors import JobFailedError, NotReadyError
 from flightedl.master.state import JobState
-from flightedl.wire.messages import JoinReply, JoinRequest, ModelReply, ViewMemberMessage, ViewReply, ViewRequest
+from flightedl.wire.messages import (
+    JobDeclaration,
+    JoinReply,
+    JoinRequest,
+    ModelReply,
+    ModeReply,
+    ModeRequest,
+    ViewMemberMessage,
+    ViewReply,
+    ViewRequest,
+)
+
+_log = logging.getLogger(__name__)
 
 
 class Members:
@@ -35,12 +50,12 @@ class Members:
 
     def begin(self, model: ModelReply, stored: bytes | None) -> None:
         """Locked: there is a model, so there is somebody to wait for."""
-        has_rounds = not isinstance(Mode.from_json(model.declaration.mode), Async)
+        mode = Mode.from_json(model.present_mode)
         count = self._state.pserver_count
         self._state.membership = (
-            Membership(self._generation, count, has_rounds=has_rounds)
+            Membership(self._generation, count, mode=mode)
             if stored is None
-            else Membership.restore(stored, self._generation, count, has_rounds=has_rounds)
+            else Membership.restore(stored, self._generation, count, mode=mode)
         )
 
     def pserver_up(self, index: int, generation: int) -> None:
@@ -88,7 +103,42 @@ class Members:
                 if remaining <= 0:
                     return JoinReply(member=0, waiting_for=membership.waiting_for(request.trainer))
                 state.changed.wait(remaining)
-            return JoinReply(member=member)
+            return JoinReply(member=member, mode=membership.mode.to_json())
+
+    def change_mode(self, request: ModeRequest) -> ModeReply:
+        """Change the mode, and wait for the pservers to agree on where; durable before it returns.
+
+        Raises:
+            UsageError: it is no mode.
+            NotReadyError: there is no model yet, or etcd cannot be written.
+            JobFailedError: the job is done.
+        """
+        mode = None if request.mode is None else Mode.from_json(request.mode)
+        state = self._state
+        deadline = state.clock.now() + request.wait_s
+        with state.changed:
+            membership, model = state.membership, state.declaration.model
+            if membership is None or model is None:
+                raise NotReadyError("no trainer has declared the model yet: give job.parameters the mode to begin with")
+            if mode is not None and mode != membership.mode:
+                if state.queue is not None and state.queue.is_done:
+                    raise JobFailedError("all epochs are done: there is no round left to change the mode at")
+                _log.info("mode changes from=%s to=%s", membership.mode, mode)
+                state.declaration = JobDeclaration(
+                    dataset=state.declaration.dataset, model=msgspec.structs.replace(model, mode=mode.to_json())
+                )
+                self._perform(membership.switch(mode))
+            while (late := membership.late_to_switch) and deadline > state.clock.now():
+                state.changed.wait(min(0.5, max(0.0, deadline - state.clock.now())))
+            revision = state.revision
+            reply = ModeReply(
+                mode=membership.mode.to_json(),
+                is_agreed=not late,
+                round=membership.switch_round,
+                waiting_for=waiting_for_mode(membership),
+            )
+        state.wait_durable(revision)
+        return reply
 
     def _perform(self, effects: Sequence[MembershipEffect]) -> None:
         """Effects of the membership: views to be sent once they are durable."""
@@ -129,6 +179,8 @@ class Members:
                 )
                 for m in view.members
             ],
+            mode=None if view.mode is None else view.mode.to_json(),
+            switch_round=view.switch_round,
         )
 
     def view_answered(self, index: int, generation: int, answer: ViewReply) -> None:
@@ -140,12 +192,25 @@ class Members:
             if self._state.membership is not None:
                 self._perform(
                     self._state.membership.answered(
-                        index, generation, answer.serial, answer.refused, answer.highest_open_round
+                        index,
+                        generation,
+                        answer.serial,
+                        answer.refused,
+                        answer.highest_open_round,
+                        refuses_mode=answer.refuses_mode,
                     )
                 )
+                # Somebody may wait for the mode to be agreed.
+                self._state.changed.notify_all()
 
     def view_failed(self, index: int, generation: int, serial: int) -> None:
         """A pserver did not answer."""
         with self._state.changed:
             if self._state.membership is not None:
                 self._perform(self._state.membership.send_failed(index, generation, serial))
+
+
+def waiting_for_mode(membership: Membership) -> str:
+    """Whose answer a change of the mode waits for, for people; empty when none is under way."""
+    late = ", ".join(map(str, membership.late_to_switch))
+    return f"pserver {late} to begin {membership.mode} at round {membership.switch_round}" if late else ""

@@ -10,6 +10,7 @@ from flightedl.domain.tasks import TaskQueue
 from flightedl.master.checkpointing import Checkpointing
 from flightedl.master.failures import failed_piece
 from flightedl.master.indexing import IndexedDataset
+from flightedl.master.members import waiting_for_mode
 from flightedl.master.progress import JobProgress, TrainerProgress
 from flightedl.wire.messages import (
     EvaluationStatus,
@@ -74,12 +75,19 @@ def describe(
         trainers=[
             _trainer(name, generation, membership, queue, progress) for name, generation in sorted(trainers.items())
         ],
-        mode="" if model is None else str(model.declaration.mode.get("kind", "")),
+        mode="" if model is None else str(model.present_mode.get("kind", "")),
+        mode_settings={} if model is None else model.present_mode,
+        mode_change="" if membership is None else _mode_change(membership),
         plan_hash="" if model is None else model.plan_hash,
         checkpoint="" if checkpointing is None or not checkpointing.latest else f"c-{checkpointing.latest}",
         checkpoint_age_s=None if checkpointing is None else checkpointing.age_s,
         checkpoint_alarm="" if checkpointing is None else checkpointing.trouble,
     )
+
+
+def _mode_change(membership: Membership) -> str:
+    """Only of a mode that was changed: the first one is nobody's news."""
+    return waiting_for_mode(membership) if membership.switch_round else ""
 
 
 def _waiting_for(

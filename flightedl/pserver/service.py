@@ -189,7 +189,7 @@ class PserverService:
             plan,
             self._index,
             Optimizer.from_json(declared.declaration.optimizer),
-            Mode.from_json(declared.declaration.mode),
+            Mode.from_json(declared.present_mode),
             declared.declaration.wire,
         )
         if not self._get_values(shard, specs, plan):
@@ -323,8 +323,9 @@ class PserverService:
         return ViewReply(
             serial=view.serial,
             refused=list(verdict.refused),
-            highest_open_round=shard.highest_open_round(),
+            highest_open_round=shard.highest_version() if verdict.refuses_mode else shard.highest_open_round(),
             outdated=verdict.is_outdated,
+            refuses_mode=verdict.refuses_mode,
         )
 
     def snapshot(self, request: SnapshotRequest) -> SnapshotReply:

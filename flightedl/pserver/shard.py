@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -103,7 +103,7 @@ class ShardState:
         self._elections: dict[int, int] = {}
         self._applied = AppliedBatches(len(self._unit_of))
         self._applied_lock = threading.Lock()
-        self._view = PserverView()
+        self._view = PserverView(mode)
         #: The snapshot whose blocks are being copied; changed under all locks, read under any of them.
         self._copies: BlockCopies | None = None
         self._is_restored = False
@@ -494,17 +494,47 @@ class ShardState:
     def set_members(self, request: ViewRequest) -> ViewVerdict:
         """Take over a view, in all blocks at once."""
         members = tuple(ViewMember(m.trainer, m.generation, m.member, m.first_round) for m in request.members)
+        mode = None if request.mode is None else Mode.from_json(request.mode)
+        view = View(request.master_generation, request.serial, members, mode, request.switch_round)
         with self._all_locks():
+            if (first_mode := self._view.begins_in(view)) is not None:
+                self._begin_in(first_mode)
             verdict = self._view.consider(
-                View(request.master_generation, request.serial, members),
+                view,
                 lambda first_round: all(unit.rounds.can_admit(first_round) for unit in self._units),
+                lambda at_round: all(unit.rounds.can_switch(at_round) for unit in self._units),
             )
             admit = {member.member_id: member.first_round for member in verdict.admit}
-            if admit or verdict.remove:
-                for unit in self._units:
-                    unit.rounds.change(admit, verdict.remove)
-                    self._close_rounds(unit)
+            if verdict.switch is not None:
+                self._switch(verdict.switch, verdict.switch_round, verdict.remove)
+                self._change_members(admit, ())
+            elif admit or verdict.remove:
+                self._change_members(admit, verdict.remove)
         return verdict
+
+    def _change_members(self, admit: Mapping[int, int], remove: Sequence[int]) -> None:
+        for unit in self._units:
+            unit.rounds.change(admit, remove)
+            self._close_rounds(unit)
+
+    def _begin_in(self, mode: Mode) -> None:
+        """Nobody has been a member here: the blocks begin in this mode."""
+        self._set_mode(mode)
+        for unit in self._units:
+            unit.rounds = BlockRounds(mode, unit.rounds.version)
+
+    def _switch(self, mode: Mode, at_round: int, remove: Sequence[int]) -> None:
+        """Close under the old mode what is open, then begin all blocks at one round under the new one."""
+        self._change_members({}, remove)
+        self._set_mode(mode)
+        for unit in self._units:
+            unit.rounds.switch(mode, at_round)
+            self._close_rounds(unit)
+            self._look_at(unit)
+
+    def highest_version(self) -> int:
+        """The lowest round at which the mode can change, once there are no members."""
+        return max((unit.rounds.version for unit in self._units), default=0)
 
     @contextlib.contextmanager
     def _all_locks(self) -> Iterator[None]:

@@ -124,6 +124,13 @@ class ModelReply(Reply, frozen=True, kw_only=True):
     plan_hash: str
     #: For how many pservers the parameters were cut into blocks, where it was another number; 0: for ``pservers``.
     cut_for: int = 0
+    #: The mode that was changed to while the job ran; None: the declared one.
+    mode: dict[str, Any] | None = None
+
+    @property
+    def present_mode(self) -> dict[str, Any]:
+        """The mode of now, as a tagged object."""
+        return self.declaration.mode if self.mode is None else self.mode
 
 
 class JobDeclaration(Reply, frozen=True, kw_only=True):
@@ -226,6 +233,26 @@ class JoinReply(Reply, frozen=True, kw_only=True):
     member: int
     holds_work: bool = True
     waiting_for: str = ""
+    #: Under which the membership begins; None: as before.
+    mode: dict[str, Any] | None = None
+
+
+class ModeRequest(Request, frozen=True, kw_only=True):
+    """Asks the master to change the consistency mode, and how far that is. Asking again changes nothing."""
+
+    #: A tagged object, see the domain's to_json; None: only ask.
+    mode: dict[str, Any] | None = None
+    wait_s: Annotated[float, msgspec.Meta(ge=0, le=20)] = 2.0
+
+
+class ModeReply(Reply, frozen=True, kw_only=True):
+    """The mode; ask again until every pserver has it."""
+
+    mode: dict[str, Any]
+    is_agreed: bool
+    #: Where it began, on all blocks; 0: with the job.
+    round: int = 0
+    waiting_for: str = ""
 
 
 class LogRequest(Sender, frozen=True, kw_only=True):
@@ -259,6 +286,10 @@ class ViewRequest(Request, frozen=True, kw_only=True):
     master_generation: Natural
     serial: Natural
     members: list[ViewMemberMessage]
+    #: The consistency mode, a tagged object; None: as before.
+    mode: dict[str, Any] | None = None
+    #: The version that all blocks begin at if this view changes the mode.
+    switch_round: Natural = 0
 
 
 class ViewReply(Reply, frozen=True, kw_only=True):
@@ -269,6 +300,8 @@ class ViewReply(Reply, frozen=True, kw_only=True):
     highest_open_round: int = 0
     #: True when the view was older than the one known.
     outdated: bool = False
+    #: True when the mode could not be changed at the round of the view, which has gone by.
+    refuses_mode: bool = False
 
 
 # --- parameters: trainer -> pserver ---
@@ -586,6 +619,10 @@ class StatusReply(Reply, frozen=True, kw_only=True):
     pservers_desired: int = 0
     trainers: list[TrainerStatus] = []
     mode: str = ""
+    #: All of the mode, as a tagged object.
+    mode_settings: dict[str, Any] = {}
+    #: What a change of the mode waits for; empty: none is under way.
+    mode_change: str = ""
     plan_hash: str = ""
     checkpoint: str = ""
     checkpoint_age_s: float | None = None

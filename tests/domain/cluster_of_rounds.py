@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from flightedl.domain.applied import AppliedBatches, Batch
 from flightedl.domain.membership import Admitted, Effect, Membership, Persist, PserverView, SendView, View
-from flightedl.domain.modes import Mode, Sync
+from flightedl.domain.modes import Async, Bounded, Mode, Sync
 from flightedl.domain.rounds import Accumulate, Apply, Arrived, BlockRounds, NotMember, Pull, Repeated, Stale
 from flightedl.errors import FencedError
 
@@ -28,6 +28,14 @@ FLAWS = (
     "no rejoin after a restart",
     "accumulator not overwritten",
 )
+#: Of runs in which the mode changes.
+FLAWS_OF_CHANGES = (
+    "open rounds are lost",
+    "modes begin anywhere",
+    "old members stay",
+    "trainers keep the old mode",
+)
+MODES = (Sync(), Sync(backup=1), Async(), Bounded(staleness=0), Bounded(staleness=2))
 
 
 class BlockWithFlaws(BlockRounds):
@@ -77,14 +85,16 @@ class Block:
 class Pserver:
     def __init__(self, world: World, index: int, generation: int, stored) -> None:
         self.world, self.index, self.generation = world, index, generation
-        self.view = PserverView()
+        # What it was told when it started may be old: the first view has it right.
+        mode = world.random.choice(MODES) if world.changes else world.mode
+        self.view = PserverView(mode)
         if stored is None:
             self.applied = AppliedBatches(world.blocks)
             stored = [(None, Counter(), 0)] * world.blocks
         else:
             sources = [(AppliedBatches.decode(data), i) for i, (data, _, _) in enumerate(stored)]
             self.applied = AppliedBatches.rebuilt(sources)
-        self.blocks = [Block(BlockWithFlaws(world.mode, v, world.flaws), values.copy()) for _, values, v in stored]
+        self.blocks = [Block(BlockWithFlaws(mode, v, world.flaws), values.copy()) for _, values, v in stored]
 
     def highest(self) -> int:
         return max(block.rounds.position for block in self.blocks)
@@ -99,17 +109,44 @@ class Pserver:
         return applied.encode(), block.values.copy(), block.rounds.version
 
     def take_view(self, view: View):
-        verdict = self.view.consider(view, lambda first: all(b.rounds.can_admit(first) for b in self.blocks))
+        flaws = self.world.flaws
+        if (mode := self.view.begins_in(view)) is not None:
+            for block in self.blocks:
+                block.rounds = BlockWithFlaws(mode, block.rounds.version, flaws)
+        verdict = self.view.consider(
+            view,
+            lambda first: all(b.rounds.can_admit(first) for b in self.blocks),
+            lambda at: "modes begin anywhere" in flaws or all(b.rounds.can_switch(at) for b in self.blocks),
+        )
         if verdict.is_outdated:
             return None
         admit = {member.member_id: member.first_round for member in verdict.admit}
         for block in self.blocks:
+            if verdict.switch is not None:
+                self.switch(block, verdict)
             block.rounds.change(admit, verdict.remove)
             for member in verdict.remove:
-                block.first_rounds.pop(member)
+                block.first_rounds.pop(member, None)
             block.first_rounds.update(admit)
             self.settle(block)
-        return verdict.refused, self.highest()
+        if verdict.refuses_mode:
+            return verdict.refused, max(block.rounds.version for block in self.blocks), True
+        return verdict.refused, self.highest(), False
+
+    def switch(self, block: Block, verdict) -> None:
+        flaws = self.world.flaws
+        if "open rounds are lost" in flaws:
+            block.accumulator = []
+        if "old members stay" not in flaws:
+            block.rounds.change({}, verdict.remove)
+            for member in verdict.remove:
+                block.first_rounds.pop(member, None)
+            self.settle(block)
+        at = block.rounds.version if "modes begin anywhere" in flaws else verdict.switch_round
+        block.rounds.switch(verdict.switch, at)
+        self.settle(block)
+        assert block.rounds.mode == verdict.switch, "a mode has not begun"
+        assert block.rounds.version == at, "a mode has begun elsewhere"
 
     def push(self, i: int, member: int, base: int, weight: float, batch: Batch, step: int):
         world, block = self.world, self.blocks[i]
@@ -138,7 +175,7 @@ class Pserver:
             version = rounds.version
             due = {member for member, first in block.first_rounds.items() if first <= version}
             late = due - block.arrived
-            backup = rounds.mode.backup
+            backup = rounds.mode.backup if isinstance(rounds.mode, Sync) else 0
             assert len(late) <= backup, f"round {version} closed without {late}"
             assert not backup or not due or due - late, "a round closed without any due member"
             closing = rounds.close()
@@ -147,7 +184,9 @@ class Pserver:
                 assert len(block.accumulator) >= len(closing.contributors)
                 block.values.update(block.accumulator)
             else:
-                block_is_behind = bool(block.first_rounds) and min(block.first_rounds.values()) > version
+                block_is_behind = rounds._switch is not None or (
+                    rounds.version > version and min(block.first_rounds.values(), default=rounds.version) > version
+                )
                 assert due & block.arrived or block_is_behind, "a round closed for nothing"
             assert rounds.version > version
             block.arrived = set()
@@ -159,6 +198,8 @@ class Trainer:
 
     def __init__(self, world: World, name: str, generation: int) -> None:
         self.world, self.name, self.generation = world, name, generation
+        #: That its membership began under.
+        self.mode = world.mode
         self.task: tuple[int, int] | None = None
         self.member = 0
         #: Batches begun under the membership held last.
@@ -207,6 +248,8 @@ class Trainer:
             if member != self.member_before:
                 self.member_before, self.step = member, 0
             self.member = member
+            if "trainers keep the old mode" not in world.flaws:
+                self.mode = world.master.mode if world.changes else world.mode
             self.begin_pull(dict.fromkeys(self.places, 0), "push")
 
     def begin_pull(self, wanted, then: str) -> None:
@@ -239,8 +282,8 @@ class Trainer:
         self.phase, self.unanswered = "push", set(self.places)
         #: One base for all blocks: see the rule for backup in rounds.
         lowest = min(self.versions.values())
-        is_sync = isinstance(self.world.mode, Sync)
-        self.base = {place: lowest if is_sync and self.world.mode.backup else v for place, v in self.versions.items()}
+        has_one_base = isinstance(self.mode, Sync) and self.mode.backup
+        self.base = {place: lowest if has_one_base else v for place, v in self.versions.items()}
 
     def act_push(self) -> None:
         places = sorted(self.unanswered)
@@ -263,7 +306,7 @@ class Trainer:
             return
         self.unanswered.remove(place)
         if not self.unanswered:
-            step = 1 if isinstance(self.world.mode, Sync) else 0
+            step = 1 if isinstance(self.mode, Sync) else 0
             wanted = {place: self.base[place] + step for place in self.places}
             if self.batch + 1 == self.world.batch_count(Batch(*self.task, 0)):
                 # The last batch of a task is reported without waiting for its round.
@@ -288,9 +331,11 @@ class Trainer:
 
 
 class World:
-    def __init__(self, seed: int, mode: Mode, flaws=frozenset(), *, faults: int = 25, tasks: int = 6) -> None:
+    def __init__(
+        self, seed: int, mode: Mode, flaws=frozenset(), *, faults: int = 25, tasks: int = 6, changes: bool = False
+    ) -> None:
         self.random = random.Random(seed)
-        self.mode, self.flaws = mode, frozenset(flaws)
+        self.mode, self.flaws, self.changes = mode, frozenset(flaws), changes
         self.pserver_count, self.blocks = self.random.choice([(1, 2), (2, 1), (2, 2), (3, 1)])
         self.counts = {(0, t): self.random.randint(1, 3) for t in range(tasks)}
         self.generation = 10
@@ -301,7 +346,8 @@ class World:
         self.faults = faults
         #: Generations of trainers whose lease has ended.
         self.expired: set[int] = set()
-        self.master = Membership(self.new_generation(), self.pserver_count)
+        begun = mode if changes else Sync()
+        self.master = Membership(self.new_generation(), self.pserver_count, mode=begun)
         self.stored_membership = self.master.encode()
         self.pservers: list[Pserver | None] = [
             Pserver(self, i, self.new_generation(), None) for i in range(self.pserver_count)
@@ -377,7 +423,13 @@ class World:
             if failed:
                 self.perform(master.send_failed(effect.index, effect.generation, effect.view.serial))
             else:
-                self.perform(master.answered(effect.index, effect.generation, effect.view.serial, *answer))
+                refused, highest, refuses_mode = answer
+                serial = effect.view.serial
+                self.perform(
+                    master.answered(
+                        effect.index, effect.generation, serial, refused, highest, refuses_mode=refuses_mode
+                    )
+                )
 
         self.network.append(reply)
 
@@ -498,11 +550,15 @@ class World:
                 name, generation = self.random.choice(sorted(self.held))
                 self.give_back(name, generation)
 
+    def change_mode(self) -> None:
+        self.faults -= 1
+        self.perform(self.master.switch(self.random.choice(MODES)))
+
     # the run
 
     def check_lock_step(self, member: int, round_number: int) -> None:
         """Nobody contributes to a round before every block that knows it has closed the round before."""
-        if not isinstance(self.mode, Sync) or self.mode.backup:
+        if self.changes or not isinstance(self.mode, Sync) or self.mode.backup:
             return
         for pserver in self.pservers:
             for block in pserver.blocks if pserver is not None else ():
@@ -524,7 +580,8 @@ class World:
             if self.is_over():
                 break
             if self.faults and self.random.random() < rate:
-                self.fault()
+                is_change = self.changes and self.random.random() < 0.3
+                self.change_mode() if is_change else self.fault()
             elif self.network and self.random.random() < 0.85:
                 self.network.pop(self.random.randrange(len(self.network)))()
             else:

@@ -11,6 +11,7 @@ from flightedl.domain.membership import (
     View,
     ViewMember,
 )
+from flightedl.domain.modes import Async, Bounded, Sync
 from flightedl.errors import CorruptError, FencedError, JobFailedError, MessageError
 
 
@@ -155,7 +156,7 @@ def test_a_returned_pserver_makes_every_member_start_anew_at_one_round(membershi
 
 
 def test_a_returned_pserver_gets_the_view_as_it_is_in_async_mode():
-    membership = Membership(7, 1, has_rounds=False)
+    membership = Membership(7, 1, mode=Async())
     membership.pserver_up(0, 100, 0)
     answer(membership, 0)
     membership.join("a", 50)
@@ -277,3 +278,84 @@ def test_a_view_that_contradicts_itself_changes_nothing():
         pserver.consider(view(2, (11, 1)), lambda first: True)
     assert pserver.number == (1, 1)
     assert [member.member_id for member in pserver.members] == [11]
+
+
+class TestModes:
+    """The mode is part of the view."""
+
+    @staticmethod
+    def agreed(membership: Membership, count: int, highest: int = 0) -> None:
+        for index in range(count):
+            membership.answered(index, 20 + index, membership.view.serial, (), highest)
+
+    @pytest.fixture
+    def membership(self) -> Membership:
+        membership = Membership(7, 2)
+        for index in range(2):
+            membership.pserver_up(index, 20 + index, 0)
+        membership.join("a", 30)
+        self.agreed(membership, 2, highest=5)
+        return membership
+
+    def test_everybody_begins_anew_at_one_round(self, membership: Membership) -> None:
+        before = membership.member_id_of("a")
+        assert membership.late_to_switch == []
+        assert membership.switch(Sync()) == []
+        effects = membership.switch(Async())
+        assert isinstance(effects[0], Persist)
+        view = membership.view
+        assert (view.mode, view.switch_round) == (Async(), 5)
+        assert [member.first_round for member in view.members] == [5]
+        assert membership.member_id_of("a") is None
+        assert membership.late_to_switch == [0, 1]
+        self.agreed(membership, 2)
+        assert membership.member_id_of("a") not in {None, before}
+        assert membership.late_to_switch == []
+
+    def test_a_pserver_that_is_further_moves_the_round_for_all(self, membership: Membership) -> None:
+        membership.switch(Async())
+        refused = [member.member_id for member in membership.view.members]
+        membership.answered(0, 20, membership.view.serial, refused, 9, refuses_mode=True)
+        assert membership.view.switch_round == 10
+        assert [member.first_round for member in membership.view.members] == [10]
+        serial = membership.view.serial
+        # The other one's answer to the round before changes nothing.
+        membership.answered(1, 21, serial - 1, (), 9, refuses_mode=True)
+        assert membership.view.serial == serial
+        self.agreed(membership, 2)
+        membership.check()
+        assert membership.late_to_switch == []
+
+    def test_a_successor_keeps_the_mode_and_its_round(self, membership: Membership) -> None:
+        membership.switch(Bounded(2))
+        successor = Membership.restore(membership.encode(), 8, 2)
+        assert (successor.mode, successor.view.switch_round) == (Bounded(2), 5)
+        assert successor.late_to_switch == [0, 1]
+
+    def test_who_joins_meanwhile_does_not_start_before_the_change(self, membership: Membership) -> None:
+        membership.switch(Async())
+        refused = [member.member_id for member in membership.view.members]
+        membership.answered(0, 20, membership.view.serial, refused, 9, refuses_mode=True)
+        membership.join("b", 31)
+        assert all(member.first_round >= membership.switch_round for member in membership.view.members)
+
+    def test_a_pserver_removes_everybody_also_when_it_refuses(self) -> None:
+        view = PserverView(Sync())
+        first = ViewMember("a", 30, 1, 0)
+        view.consider(View(7, 1, (first,), Sync()), lambda _: True)
+        change = View(7, 2, (ViewMember("a", 30, 2, 4),), Async(), 4)
+        verdict = view.consider(change, lambda _: True, lambda at: at > 4)
+        assert (verdict.refuses_mode, verdict.refused, verdict.remove, verdict.switch) == (True, (2,), (1,), None)
+        assert view.consider(change, lambda _: True, lambda at: at > 4).refuses_mode
+        later = View(7, 3, (ViewMember("a", 30, 3, 6),), Async(), 6)
+        verdict = view.consider(later, lambda _: True, lambda at: at > 4)
+        assert (verdict.switch, verdict.switch_round, verdict.accepted) == (Async(), 6, True)
+        again = View(7, 4, later.members, Async(), 6)
+        assert view.consider(again, lambda _: True, lambda _: False).switch is None
+
+    def test_the_first_view_of_a_process_just_has_its_mode(self) -> None:
+        view = PserverView(Sync())
+        first = View(7, 3, (), Async(), 6)
+        assert view.begins_in(first) == Async()
+        assert view.consider(first, lambda _: True, lambda _: False).switch is None
+        assert view.begins_in(View(7, 4, (), Sync(), 9)) is None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from cluster_of_rounds import FLAWS, World
+from cluster_of_rounds import FLAWS, FLAWS_OF_CHANGES, MODES, World
 
 from flightedl.domain.modes import Async, Bounded, Sync
 from flightedl.errors import MessageError
@@ -11,9 +11,9 @@ from flightedl.errors import MessageError
 SEEDS = 300
 
 
-def run(seed, mode, flaws=()):
+def run(seed, mode, flaws=(), **more):
     try:
-        World(seed, mode, flaws).run()
+        World(seed, mode, flaws, **more).run()
     except (AssertionError, MessageError) as error:
         raise AssertionError(f"seed {seed}, {mode}: {error}") from error
 
@@ -35,6 +35,22 @@ def test_a_planted_bug_is_found(flaw):
     for seed in range(SEEDS):
         try:
             World(seed, Sync(), {flaw}).run(limit=8000)
+        except (AssertionError, MessageError):
+            return
+    pytest.fail(f"{SEEDS} runs did not notice: {flaw}")
+
+
+@pytest.mark.parametrize("mode", MODES, ids=str)
+def test_every_batch_counts_exactly_once_while_the_mode_changes(mode):
+    for seed in range(60):
+        run(seed, mode, changes=True)
+
+
+@pytest.mark.parametrize("flaw", FLAWS_OF_CHANGES)
+def test_a_planted_bug_in_changing_the_mode_is_found(flaw):
+    for seed in range(SEEDS):
+        try:
+            World(seed, MODES[seed % len(MODES)], {flaw}, changes=True).run(limit=8000)
         except (AssertionError, MessageError):
             return
     pytest.fail(f"{SEEDS} runs did not notice: {flaw}")

@@ -11,18 +11,20 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from flightedl.config import MasterSettings, child_environment
+from flightedl.domain.modes import Async, Bounded, Mode, Sync
 from flightedl.errors import FlightedlError
 from flightedl.examples.ledger import PARAMETERS
 from flightedl.launch.cluster import LocalCluster, TrainerProgram
 from flightedl.testing.etcd_server import EtcdServer
 from flightedl.testing.processes import ServerProcess
-from flightedl.wire.messages import StatusReply
+from flightedl.wire.messages import ModeReply, ModeRequest, StatusReply, encode
 
 pytestmark = [pytest.mark.etcd, pytest.mark.faults, pytest.mark.slow, pytest.mark.timeout(240)]
 
@@ -93,7 +95,9 @@ def ledger(own_etcd: EtcdServer, tmp_path: Path) -> Iterator[Callable[..., Ledge
     """Starts a ledger job; the test does something to it and calls ``check``."""
     with ExitStack() as stack:
 
-        def start(mode: str = "sync", lease_ttl_s: float = 3.0, pause_s: float = 0.02) -> Ledger:
+        def start(
+            mode: str = "sync", lease_ttl_s: float = 3.0, pause_s: float = 0.02, *, checkpoints: bool = False
+        ) -> Ledger:
             events: list[str] = []
             arguments = f"--records {RECORDS} --per-task {PER_TASK} --batch-size {BATCH} --epochs {EPOCHS}"
             arguments += f" --mode {mode} --pause {pause_s} --data {tmp_path / 'data'}"
@@ -105,6 +109,7 @@ def ledger(own_etcd: EtcdServer, tmp_path: Path) -> Iterator[Callable[..., Ledge
                 output_dir=tmp_path / "out",
                 trainers=program,
                 lease_ttl_s=lease_ttl_s,
+                checkpoint=str(tmp_path / "checkpoints") if checkpoints else None,
                 on_event=events.append,
             )
             job = Ledger(stack.enter_context(cluster), own_etcd, tmp_path / "out", lease_ttl_s)
@@ -151,6 +156,45 @@ def test_killed_trainers_lose_and_double_nothing_in_any_mode(ledger: Callable[..
     for number, tasks in enumerate((8, 20, 32)):
         job.until_done(tasks)
         job.cluster.kill("trainer", number % TRAINERS)
+    job.check()
+
+
+def set_mode(job: Ledger, mode: Mode) -> ModeReply:
+    """As ``flightedl mode`` does it: until every pserver has it, whatever master there is."""
+    deadline = time.monotonic() + 60.0
+    while True:
+        try:
+            with job.cluster.status() as status:
+                reply = status.ask("set_mode", encode(ModeRequest(mode=mode.to_json())), ModeReply, 10.0)
+        except FlightedlError as error:
+            reply, reason = None, str(error)
+        else:
+            reason = reply.waiting_for
+        if reply is not None and reply.is_agreed:
+            return reply
+        assert time.monotonic() < deadline, reason
+        time.sleep(0.1)
+
+
+def test_the_mode_is_changed_under_kills(ledger: Callable[..., Ledger]) -> None:
+    job = ledger("sync", checkpoints=True)
+    modes = (Async(push_every=3), Bounded(staleness=2), Sync(reduce="sum"), Async(pull_every=2), Sync(reduce="sum"))
+    modes = tuple(replace(mode, reduce="sum") if isinstance(mode, Async) else mode for mode in modes)
+    victims = ("trainer", "pserver", "master", "trainer", "pserver")
+    rounds = [0]
+    for number, (mode, victim) in enumerate(zip(modes, victims, strict=True)):
+        job.until_done(6 + number * 8)
+        if number % 2:
+            job.cluster.kill(victim, number % 2)
+        reply = set_mode(job, mode)
+        assert reply.mode == mode.to_json()
+        assert reply.round >= rounds[-1]
+        rounds.append(reply.round)
+        if not number % 2:
+            job.cluster.kill(victim)
+        job.until_done(9 + number * 8)
+        found = job.status()
+        assert found is None or found.mode_settings == mode.to_json()
     job.check()
 
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import msgspec
 import numpy as np
 import pytest
 
-from flightedl.domain.modes import Async, Mode, Sync
+from flightedl.domain.modes import Async, Bounded, Mode, Sync
 from flightedl.domain.optimizers import SGD
 from flightedl.domain.parameters import ParameterSpec
 from flightedl.domain.sharding import plan_shards
@@ -35,6 +36,19 @@ class Bench:
         ]
         request = ViewRequest(master_generation=1, serial=self.serial, members=messages)
         return self.shard.set_members(request).refused
+
+    def change(self, mode: Mode, at_round: int, *members: int) -> bool:
+        """A view that changes the mode; False: it was refused."""
+        self.serial += 1
+        messages = [ViewMemberMessage(trainer=f"t{m}", generation=m, member=m, first_round=at_round) for m in members]
+        request = ViewRequest(
+            master_generation=1,
+            serial=self.serial,
+            members=messages,
+            mode=mode.to_json(),
+            switch_round=at_round,
+        )
+        return not self.shard.set_members(request).refuses_mode
 
     def push(self, member: int, batch: int, gradient: float | None, base: int = 0, weight: float = 1.0) -> Piece:
         header = PushHeader(
@@ -207,3 +221,69 @@ def test_an_epoch_that_is_over_takes_no_memory(asynchronous: Bench) -> None:
     assert asynchronous.push(1, 5, 1.0).outcome == Outcome.ALREADY_APPLIED
     with pytest.raises(MessageError):
         asynchronous.shard.seal([(1, 0)])
+
+
+class TestChangesOfTheMode:
+    """What was pushed before counts by the old rule, what is pushed after by the new one."""
+
+    def test_an_open_round_is_closed_by_the_old_rule_first(self) -> None:
+        bench = Bench(Sync(reduce="mean"))
+        bench.view(1, 2)
+        bench.push(1, 0, -2.0, weight=10)
+        assert not bench.change(Async(), 0, 3)
+        # Refusing has removed the members, and so closed the round.
+        assert bench.values() == (1, 2.0)
+        assert bench.change(Async(), 4, 5)
+        assert bench.values() == (4, 2.0)
+        assert bench.push(1, 1, -1.0).outcome == Outcome.NOT_MEMBER
+        assert bench.push(5, 1, -1.0, base=4).outcome == Outcome.ACCEPTED
+        assert bench.push(5, 0, -2.0, base=5).outcome == Outcome.ALREADY_APPLIED
+        assert bench.values() == (5, 3.0)
+
+    def test_blocks_of_different_versions_begin_rounds_together(self) -> None:
+        bench = Bench(Async())
+        bench.view(1)
+        for batch in range(3):
+            bench.push(1, batch, -1.0)
+        assert not bench.change(Sync(reduce="sum"), 2, 2)
+        assert bench.change(Sync(reduce="sum"), 7, 3, 4)
+        assert bench.values() == (7, 3.0)
+        bench.push(3, 3, -1.0, base=7)
+        assert bench.values() == (7, 3.0)
+        bench.push(4, 4, -1.0, base=7)
+        assert bench.values() == (8, 5.0)
+
+    def test_a_sum_is_taken_in_async_mode_only(self) -> None:
+        bench = Bench(Bounded(1))
+        bench.view(1)
+        header = PushHeader(
+            trainer="t1",
+            generation=1,
+            plan_hash=bench.shard.plan_hash,
+            member=1,
+            identity=BatchIdentity(epoch=0, task=0, batch=0, batch_count=100),
+            further=[BatchIdentity(epoch=0, task=0, batch=1, batch_count=100)],
+            weight=1.0,
+            rows=1,
+        )
+        array = np.full(SIZE, -1, np.float32)
+        with pytest.raises(MessageError, match="in async mode only"):
+            bench.shard.push(header, one_row(0, 0, memoryview(array).cast("B")))
+        assert bench.change(Async(), 1, 2)
+        header = msgspec.structs.replace(header, trainer="t2", generation=2, member=2)
+        bench.shard.push(header, one_row(0, 0, memoryview(array).cast("B")))
+        assert bench.push(2, 1, -1.0).outcome == Outcome.ALREADY_APPLIED
+        assert bench.values() == (2, 1.0)
+
+    def test_the_first_view_of_a_process_has_the_mode(self) -> None:
+        bench = Bench(Sync())
+        assert bench.change(Async(), 9, 1)
+        assert bench.push(1, 0, -1.0).outcome == Outcome.ACCEPTED
+        assert bench.values() == (1, 1.0)
+
+    def test_what_is_kept_for_its_order_is_added_up_before(self) -> None:
+        bench = Bench(Sync(reduce="sum", deterministic=True))
+        bench.view(1, 2)
+        bench.push(1, 0, -1.0)
+        assert bench.change(Bounded(0), 1, 3)
+        assert bench.values() == (1, 1.0)

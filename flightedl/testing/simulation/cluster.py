@@ -14,7 +14,7 @@ from flightedl.domain.modes import Async, Bounded, Mode, Sync
 from flightedl.domain.tasks_values import AlreadyDone
 from flightedl.errors import CorruptError
 from flightedl.testing.simulation.etcd import LOCK, STATE, Etcd
-from flightedl.testing.simulation.job import JobShape, lacking, plan_of
+from flightedl.testing.simulation.job import JobShape, lacking, mode_in, plan_of
 from flightedl.testing.simulation.master import Master
 from flightedl.testing.simulation.pserver import Pserver
 from flightedl.testing.simulation.store import Store
@@ -51,6 +51,8 @@ class Cluster:
         random = world.random
         self.pserver_count = random.choice((1, 2, 2, 3))
         modes: dict[str, Mode] = {"sync": Sync(), "async": Async(), "bounded": Bounded(random.randrange(3))}
+        #: Whether the mode is changed now and then.
+        self.changes_modes = not mode
         self.mode_name = mode or random.choice(("sync", "sync", "async", "bounded"))
         self.shape = JobShape(
             mode=modes[self.mode_name],
@@ -199,6 +201,7 @@ class Cluster:
             (6, self._store_down),
             (8, self._rot),
             (2, self._lose_everything),
+            (8 if self.changes_modes else 0, self._change_mode),
         )
         (strike,) = random.choices([kind for _, kind in kinds], [weight for weight, _ in kinds])
         strike()
@@ -321,6 +324,20 @@ class Cluster:
             self.store.is_down = False
 
         self.world.after(self.world.random.choice((0.5, 2.0, 6.0)), up)
+
+    def _change_mode(self) -> None:
+        """Somebody gives the job another mode."""
+        leader = self._leader()
+        if leader is None or leader.is_frozen:
+            return
+        self.world.fault("mode changed")
+        choices: tuple[Mode, ...] = (Sync(), Async(), Bounded(self.world.random.randrange(3)))
+        leader.change_mode(self.world.random.choice(choices))
+
+    def stored_mode(self) -> Mode:
+        """The mode that a pserver reads when it starts."""
+        state = self.etcd.keys.get(STATE)
+        return self.shape.mode if state is None else mode_in(state.value)
 
     def _rot(self) -> None:
         """A stored file is torn or flipped."""

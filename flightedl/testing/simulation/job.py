@@ -7,7 +7,8 @@ adds an epoch's batches to the same elements, ends as the number of epochs.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -74,6 +75,11 @@ class JobShape:
     def element_of(self, batch: Batch) -> int:
         """The element that a batch of an epoch adds to."""
         return batch.epoch * sum(self.batch_counts) + sum(self.batch_counts[: batch.task]) + batch.batch
+
+
+def mode_in(state: Mapping[str, bytes]) -> Mode:
+    """The mode in the state that a master has stored."""
+    return Mode.from_json(json.loads(state["mode"]))
 
 
 def lacking(values: Sequence[int]) -> list[int]:

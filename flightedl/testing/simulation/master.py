@@ -7,6 +7,7 @@ it was, until it is known to have happened or to be impossible.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
@@ -18,12 +19,12 @@ from flightedl.domain.checkpoints_replay import AppliedSummary, PserverRecovery
 from flightedl.domain.checkpoints_values import OpenRounds, Pointer
 from flightedl.domain.membership import Admitted, Membership, SendView
 from flightedl.domain.membership import Effect as MembershipEffect
-from flightedl.domain.modes import Async, Sync
+from flightedl.domain.modes import Mode, Sync
 from flightedl.domain.tasks import TaskQueue
 from flightedl.domain.tasks_values import EpochFinished, EpochsDone, Finished, TaskGiven
 from flightedl.errors import FencedError
 from flightedl.testing.simulation.etcd import ADDRESS, DONE, INIT, LOCK, STATE, Transaction, claimed
-from flightedl.testing.simulation.job import plan_of
+from flightedl.testing.simulation.job import mode_in, plan_of
 from flightedl.testing.simulation.world import Action, Process, Reply
 
 if TYPE_CHECKING:
@@ -115,9 +116,7 @@ class Master(Process):
         shape, count, now = self.cluster.shape, self.cluster.pserver_count, self.world.now
         self.queue = TaskQueue.decode(stored["queue"], shape.queue_settings)
         try:
-            self.membership = Membership.restore(
-                stored["membership"], self.generation, count, has_rounds=not isinstance(shape.mode, Async)
-            )
+            self.membership = Membership.restore(stored["membership"], self.generation, count, mode=mode_in(stored))
         except FencedError:
             self.end("it heard late that it has the lock; a newer one had it since")
             return
@@ -162,7 +161,8 @@ class Master(Process):
             self._first_puts = {INIT: DONE}
             for trainer in self.queue.holders():
                 self.queue.trainer_gone(trainer, now, is_graceful=True)
-        self.membership = Membership(self.generation, count, has_rounds=not isinstance(shape.mode, Async))
+        mode = shape.mode if manifest is None else Mode.from_json(json.loads(bytes(manifest.declaration)))
+        self.membership = Membership(self.generation, count, mode=mode)
         self.recovery = PserverRecovery(count, shape.recovery)  # type: ignore[arg-type]
         self.checkpoints = Checkpoints(
             self.cluster.checkpoint_settings,
@@ -230,6 +230,7 @@ class Master(Process):
             "membership": self.membership.encode(),
             "recovery": self.recovery.encode(),
             "checkpoints": self.checkpoints.encode(),
+            "mode": json.dumps(self.membership.mode.to_json()).encode(),
         }
         self._send_state(self._revision, encoded)
 
@@ -490,16 +491,16 @@ class Master(Process):
             return
         refusal = self._knows(trainer, generation)
         if refusal or not self.queue.holds(trainer):
-            reply((refusal or "idle", 0))
+            reply((refusal or "idle", 0, None))
             return
         try:
             self._perform(self.membership.join(trainer, generation))
         except FencedError:
-            reply(("fenced", 0))
+            reply(("fenced", 0, None))
             return
         member = self.membership.member_id_of(trainer)
         if member is not None:
-            reply(("member", member))
+            reply(("member", member, self.membership.mode))
         else:
             self._joining[trainer] = reply
 
@@ -513,9 +514,13 @@ class Master(Process):
             elif isinstance(effect, Admitted):
                 waiting = self._joining.pop(effect.trainer, None)
                 if waiting is not None:
-                    self._after_stored(
-                        lambda waiting=waiting, effect=effect: waiting(("member", effect.member_id))  # type: ignore[misc]
-                    )
+                    answer = ("member", effect.member_id, self.membership.mode)
+                    self._after_stored(lambda waiting=waiting, answer=answer: waiting(answer))  # type: ignore[misc]
+
+    def change_mode(self, mode: Mode) -> None:
+        """Somebody wants another mode."""
+        self.world.note("{} changes the mode to {}", self.name, mode)
+        self._perform(self.membership.switch(mode))
 
     def _send_view(self, effect: SendView) -> None:
         key = self.directory.get(f"ps/{effect.index}")
@@ -528,7 +533,9 @@ class Master(Process):
             if reply[0] == "outdated":
                 self.end("a pserver has a view of a newer master")
             elif reply[0] == "taken":
-                self._perform(self.membership.answered(index, generation, serial, reply[1], reply[2]))
+                self._perform(
+                    self.membership.answered(index, generation, serial, reply[1], reply[2], refuses_mode=reply[3])
+                )
             else:
                 failed()
 
@@ -551,7 +558,7 @@ class Master(Process):
         if self.queue.revision != before:
             self._touch()
         rounds = None
-        if isinstance(self.cluster.shape.mode, Sync):
+        if isinstance(self.membership.mode, Sync):
             rounds = OpenRounds(0, bool(self.membership.members))
         self._carry_out(self.checkpoints.tick(now, rounds))
         self._roll_back()
@@ -609,7 +616,12 @@ class Master(Process):
             return
         count, cut_for = self.cluster.pserver_count, self.cluster.shape.cut_for
         manifest = self.checkpoints.manifest(
-            "job", plan_of(count, cut_for).hash, cut_for, b"{}", self.queue.encode(), self.world.now
+            "job",
+            plan_of(count, cut_for).hash,
+            cut_for,
+            json.dumps(self.membership.mode.to_json()).encode(),
+            self.queue.encode(),
+            self.world.now,
         )
         data = manifest.encode()
 

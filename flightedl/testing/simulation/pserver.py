@@ -14,8 +14,8 @@ from flightedl.domain.checkpoints_replay import AppliedSummary
 from flightedl.domain.checkpoints_restore import applied_of, recut
 from flightedl.domain.checkpoints_snapshot import PserverSnapshots
 from flightedl.domain.checkpoints_values import SnapshotOrder
-from flightedl.domain.membership import PserverView, View
-from flightedl.domain.modes import Sync
+from flightedl.domain.membership import PserverView, View, ViewVerdict
+from flightedl.domain.modes import Async, Sync
 from flightedl.domain.rounds import Accumulate, Apply, Arrived, BlockRounds, NotMember, Pull, Stale
 from flightedl.errors import CorruptError, MessageError
 from flightedl.testing.simulation.etcd import ADDRESS, DONE, INIT, STATE, Transaction, claimed
@@ -261,9 +261,11 @@ class Pserver(Process):
             self.applied = AppliedBatches(len(numbers))
         if "snapshot without applied" in self.flaws and manifest is not None:
             self.applied = AppliedBatches(len(numbers))
+        mode = cluster.stored_mode()
+        self.view = PserverView(mode)
         for position, number in enumerate(numbers):
             version, updates, values = saved.get(number, (0, 0, (0,) * cluster.shape.element_count))
-            block = Block(number, BlockRounds(cluster.shape.mode, version), list(values), updates)
+            block = Block(number, BlockRounds(mode, version), list(values), updates)
             block.model = models[number]
             self.blocks[number] = block
             self.ordered.append(block)
@@ -325,18 +327,51 @@ class Pserver(Process):
         before = self.view.number
         if "old views are taken" in self.flaws:
             self.view._master_generation = 0  # noqa: SLF001 - a planted bug
-        verdict = self.view.consider(view, lambda first: all(b.rounds.can_admit(first) for b in self.ordered))
+        if (first_mode := self.view.begins_in(view)) is not None:
+            for block in self.ordered:
+                block.rounds = BlockRounds(first_mode, block.rounds.version)
+        verdict = self.view.consider(
+            view,
+            lambda first: all(b.rounds.can_admit(first) for b in self.ordered),
+            lambda at: "a mode begins anywhere" in self.flaws or all(b.rounds.can_switch(at) for b in self.ordered),
+        )
         if self.view.number < before:
             raise Violation(f"{self.name} took view {self.view.number} after {before}")
         admit = {member.member_id: member.first_round for member in verdict.admit}
         for block in self.ordered:
+            if verdict.switch is not None:
+                self._switch(block, verdict)
             block.rounds.change(admit, verdict.remove)
             for member in verdict.remove:
                 block.first_rounds.pop(member, None)
             block.first_rounds.update(admit)
             self._settle(block)
-        reply(("outdated",) if verdict.is_outdated else ("taken", verdict.refused, self.highest()))
+        is_done = not verdict.is_outdated
+        reply(
+            ("taken", verdict.refused, self._highest_after(verdict), verdict.refuses_mode) if is_done else ("outdated",)
+        )
         self._serve_waiting()
+
+    def _highest_after(self, verdict: ViewVerdict) -> int:
+        return max((b.rounds.version for b in self.ordered), default=0) if verdict.refuses_mode else self.highest()
+
+    def _switch(self, block: Block, verdict: ViewVerdict) -> None:
+        """Close what is open, then begin at the round of the view."""
+        assert verdict.switch is not None
+        if "the open round is lost at a switch" in self.flaws:
+            block.accumulator = []
+        block.rounds.change({}, verdict.remove)
+        for member in verdict.remove:
+            block.first_rounds.pop(member, None)
+        self._settle(block)
+        at_round = verdict.switch_round
+        if "a mode begins anywhere" in self.flaws:
+            at_round = block.rounds.version
+        block.rounds.switch(verdict.switch, at_round)
+        self._settle(block)
+        self._look(block)
+        if block.rounds.version != verdict.switch_round:
+            raise Violation(f"{self.name}, block {block.number}: begins {verdict.switch} at {block.rounds.version}")
 
     def take_order(self, message: tuple[int, SnapshotOrder], reply: Reply) -> None:
         """An order for a checkpoint."""
@@ -467,7 +502,7 @@ class Pserver(Process):
         if not is_member and "no membership check" not in flaws:
             return "not member", ()
         position = self.positions[block.number]
-        having = [self.applied.has(position, batch) for batch in push.batches]
+        having = self._having(block, push)
         has = all(having)
         if any(having) and not has and "sums are taken twice" not in flaws:
             return "partly", lacking_of(having_bits(having), len(having))
@@ -496,6 +531,12 @@ class Pserver(Process):
             self._look(block)
         self._settle(block)
         return "done", ()
+
+    def _having(self, block: Block, push: Push) -> list[bool]:
+        """Which of the batches the block has; sums come in async mode only."""
+        if len(push.batches) > 1 and not isinstance(block.rounds.mode, Async):
+            raise Violation(f"{push.trainer} pushes a sum in mode {block.rounds.mode}")
+        return [self.applied.has(self.positions[block.number], batch) for batch in push.batches]
 
     def _mark(self, position: int, push: Push) -> None:
         batches = push.batches[:1] if "only the first of a sum is marked" in self.flaws else push.batches

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from flightedl.domain.accumulation import BatchGroup
 from flightedl.domain.applied import Batch
-from flightedl.domain.modes import Async, Sync
+from flightedl.domain.modes import Async, Mode, Sync
 from flightedl.domain.tasks_values import Assignment
 from flightedl.testing.simulation.etcd import ADDRESS, DONE, INIT, STATE, Transaction, claimed
 from flightedl.testing.simulation.job import blocks_of
@@ -57,9 +57,10 @@ class Trainer(Process):
         super().__init__(cluster.world, name)
         self.cluster = cluster
         self.flaws = cluster.flaws
-        self.is_sync = isinstance(cluster.shape.mode, Sync)
-        #: Each trainer adds up as it likes: pservers take any sum.
-        self.push_every = cluster.push_every() if isinstance(cluster.shape.mode, Async) else 1
+        #: That its membership began under.
+        self.mode: Mode = cluster.shape.mode
+        #: How many batches it adds up in async mode: each as it likes, because pservers take any sum.
+        self._patience = cluster.push_every()
         self.lease = cluster.etcd.grant(self, LEASE_TTL_S)
         self.generation = 0
         self.member = 0
@@ -83,6 +84,16 @@ class Trainer(Process):
         self._has_seen_election = False
         cluster.etcd.watch(self, lambda: None)
         self._claim()
+
+    @property
+    def is_sync(self) -> bool:
+        """Whether there are rounds to wait for."""
+        return isinstance(self.mode, Sync)
+
+    @property
+    def push_every(self) -> int:
+        """How many batches are pushed as one."""
+        return self._patience if isinstance(self.mode, Async) else 1
 
     def end(self, why: str) -> None:
         """Exit; the supervisor starts another one."""
@@ -288,7 +299,7 @@ class Trainer(Process):
         def answered(reply: Any) -> None:
             if self.token != token:
                 return
-            kind, member = reply
+            kind, member, mode = reply
             if kind == "fenced":
                 self.end("its registration has ended")
             elif kind == "idle":
@@ -299,11 +310,22 @@ class Trainer(Process):
             elif kind == "member":
                 self.member = member
                 self.step = 0
+                self._take_mode(mode)
                 self._pull(dict.fromkeys(self.versions, 0), self._open_batch)
             else:
                 retry()
 
         self.world.call(self, address.value, address.value.join, (self.name, self.generation), answered, retry)
+
+    def _take_mode(self, mode: Mode) -> None:
+        """Between two batches. What was added up under another mode is done again, each batch for itself."""
+        if mode != self.mode and "a sum outlives its mode" not in self.flaws and self.work is not None:
+            again = list(self.work.group.clear())
+            if again and self.work.batch not in again:
+                again.append(self.work.batch)
+            self.work.alone += [batch for batch in again if batch not in self.work.alone]
+            self.work.group = BatchGroup(self._patience if isinstance(mode, Async) else 1)
+        self.mode = mode
 
     # values
 

@@ -1,0 +1,66 @@
+"""``flightedl mode``: what it is asked, what it says."""
+
+from __future__ import annotations
+
+import pytest
+from click.testing import CliRunner
+
+from flightedl.domain.modes import Async, Bounded, Sync
+from flightedl.errors import UsageError
+from flightedl.wire.messages import ModeReply
+from flightedl_tools.main import run_command_line
+from flightedl_tools.mode import _sentence, _wanted, described, mode
+
+
+@pytest.mark.parametrize(
+    ("kind", "given", "wanted"),
+    [
+        (None, {}, None),
+        ("sync", {}, Sync()),
+        ("Sync", {"reduce": "sum", "backup": 1}, Sync(reduce="sum", backup=1)),
+        ("async", {"push_every": 4, "pull_every": 2}, Async(push_every=4, pull_every=2)),
+        ("bounded", {"staleness": 0}, Bounded(0)),
+    ],
+)
+def test_what_is_wanted(kind: str | None, given: dict[str, object], wanted: object) -> None:
+    assert _wanted(kind, given) == wanted
+
+
+@pytest.mark.parametrize(
+    ("kind", "given", "text"),
+    [
+        ("fast", {}, "no mode 'fast': choose sync, async or bounded"),
+        (None, {"backup": 1}, "say which mode"),
+        ("bounded", {}, "Bounded needs 'staleness'"),
+        ("async", {"backup": 1}, "Async has no setting 'backup'; it has push_every"),
+        ("sync", {"backup": -1}, "backup is -1, but must be at least 0"),
+        ("sync", {"backup": 1, "deterministic": True}, "set backup to 0"),
+    ],
+)
+def test_what_cannot_be(kind: str | None, given: dict[str, object], text: str) -> None:
+    with pytest.raises(UsageError, match=text):
+        _wanted(kind, given)
+
+
+def test_a_mode_is_described_by_what_is_unusual() -> None:
+    assert described({}) == ""
+    assert described(Sync().to_json()) == "Sync()"
+    assert described(Async(push_every=4, reduce="sum").to_json()) == "Async(push_every=4, reduce='sum')"
+    assert described(Bounded(2).to_json()) == "Bounded(staleness=2)"
+
+
+def test_the_sentence_says_where_it_began_or_what_is_missing() -> None:
+    agreed = ModeReply(mode=Async().to_json(), is_agreed=True, round=12)
+    assert _sentence(agreed, is_change=True) == "mode Async() on all pservers, since round 12"
+    waiting = ModeReply(mode=Async().to_json(), is_agreed=False, round=12, waiting_for="pserver 1 to begin Async")
+    assert "still waits for pserver 1" in _sentence(waiting, is_change=True)
+
+
+def test_help_lists_the_settings_of_all_modes() -> None:
+    text = CliRunner().invoke(mode, ["--help"]).output
+    assert all(name in text for name in ("--reduce", "--backup", "--push-every", "--pull-every", "--staleness "))
+
+
+def test_an_unknown_mode_is_one_sentence_and_exit_code_two(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_command_line(["mode", "fast", "--etcd", "127.0.0.1:1"]) == 2
+    assert capsys.readouterr().err == "flightedl: there is no mode 'fast': choose sync, async or bounded\n"

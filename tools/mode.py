@@ -1,0 +1,106 @@
+"""``flightedl mode``: the consistency mode of a running job, and how to change it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import click
+import msgspec
+
+from flightedl.adapters.clock import SystemClock
+from flightedl.config import CommonSettings, settings
+from flightedl.domain.modes import Async, Bounded, Mode, Sync
+from flightedl.errors import EXIT_FAILED, UnavailableError, UsageError
+from flightedl.launch.status import JobStatus
+from flightedl.wire.messages import ModeReply, ModeRequest, encode
+
+from .options import job_options
+
+_KINDS: dict[str, type[Mode]] = {"sync": Sync, "async": Async, "bounded": Bounded}
+_SLICE_S = 10.0
+
+
+@click.command()
+@click.argument("kind", metavar="[sync|async|bounded]", required=False)
+@click.option("--reduce", type=click.Choice(["mean", "sum"]), help="Sync, async: how gradients are put together [mean]")
+@click.option("--backup", type=int, help="Sync: rounds do not wait for this many of the slowest [0]")
+@click.option("--deterministic", is_flag=True, default=None, help="Sync: add up in the order of the batches")
+@click.option("--push-every", type=int, help="Async: batches added up for a push [1]")
+@click.option("--pull-every", type=int, help="Async: steps between pulls [1]")
+@click.option("--staleness-scaled", is_flag=True, default=None, help="Async: smaller steps for older gradients")
+@click.option("--staleness", type=int, help="Bounded: versions that a trainer may be ahead of the slowest")
+@click.option("--timeout-s", type=float, default=60.0, show_default=True, help="How long to wait for all pservers.")
+@click.option("--json", "as_json", is_flag=True, help="The master's reply as one JSON object.")
+@click.option("--tls-dir", metavar="DIR", help="Directory with ca.pem, cert.pem and key.pem: mutual TLS")
+@job_options
+def mode(kind: str | None, timeout_s: float, as_json: bool, **options: Any) -> int:
+    """Change a running job's mode, at one round on all pservers; without an argument: show it.
+
+    No batch is lost or doubled by it. The job keeps the mode, also when it is resumed from a checkpoint.
+    """
+    given = {name: options.pop(name) for name in _settings_of_modes() if name in options}
+    wanted = _wanted(kind, {name: value for name, value in given.items() if value is not None})
+    values = settings(CommonSettings, **options)
+    clock = SystemClock()
+    deadline = clock.now() + timeout_s
+    request = ModeRequest(mode=None if wanted is None else wanted.to_json(), wait_s=2.0 if wanted else 0.0)
+    with JobStatus(values.etcd, values.job, clock, values.tls_dir) as job:
+        while True:
+            try:
+                reply = job.ask("set_mode", encode(request), ModeReply, _SLICE_S)
+            except UnavailableError:
+                if clock.now() >= deadline:
+                    raise
+                clock.sleep(0.2)
+                continue
+            if wanted is None or reply.is_agreed or clock.now() >= deadline:
+                break
+    if as_json:
+        click.echo(msgspec.json.encode(reply))
+    else:
+        click.echo(_sentence(reply, is_change=wanted is not None))
+    return 0 if reply.is_agreed or wanted is None else EXIT_FAILED
+
+
+def described(tagged: Mapping[str, Any]) -> str:
+    """A mode as one would write it, without what is as usual; empty when there is none."""
+    if not tagged:
+        return ""
+    found = Mode.from_json(dict(tagged))
+    return f"{type(found).__name__}({', '.join(_differences(found))})"
+
+
+def _differences(found: Mode) -> list[str]:
+    data = found.to_json()
+    usual = {} if isinstance(found, Bounded) else type(found)().to_json()
+    return [f"{name}={value!r}" for name, value in data.items() if name != "kind" and usual.get(name) != value]
+
+
+def _settings_of_modes() -> list[str]:
+    names = [name for kind in (Sync(), Async(), Bounded(0)) for name in kind.to_json() if name != "kind"]
+    return list(dict.fromkeys(names))
+
+
+def _wanted(kind: str | None, given: Mapping[str, Any]) -> Mode | None:
+    """What is asked for; None: nothing, only how it is.
+
+    Raises:
+        UsageError: there is no such mode, or it has no such setting.
+    """
+    if kind is None:
+        if given:
+            raise UsageError("say which mode: sync, async or bounded")
+        return None
+    found = _KINDS.get(kind.lower())
+    if found is None:
+        raise UsageError(f"there is no mode {kind!r:.40}: choose sync, async or bounded")
+    return Mode.from_json({"kind": found.__name__, **given})
+
+
+def _sentence(reply: ModeReply, *, is_change: bool) -> str:
+    name = described(reply.mode)
+    if reply.waiting_for and reply.round:
+        return f"{name} is decided, but still waits for {reply.waiting_for}"
+    began = f", since round {reply.round}" if reply.round else ""
+    return f"mode {name} on all pservers{began}" if is_change else f"mode {name}{began}"
