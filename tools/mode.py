@@ -35,9 +35,10 @@ _SLICE_S = 10.0
 @click.option("--tls-dir", metavar="DIR", help="Directory with ca.pem, cert.pem and key.pem: mutual TLS")
 @job_options
 def mode(kind: str | None, timeout_s: float, as_json: bool, **options: Any) -> int:
-    """Change a running job's mode, at one round on all pservers; without an argument: show it.
+    """Show or change the consistency mode of a running job.
 
-    No batch is lost or doubled by it. The job keeps the mode, also when it is resumed from a checkpoint.
+    It changes at one round on all pservers; no batch is lost or doubled by it. The job keeps the mode, also when it is
+    resumed from a checkpoint. Without an argument: show it.
     """
     given = {name: options.pop(name) for name in _settings_of_modes() if name in options}
     wanted = _wanted(kind, {name: value for name, value in given.items() if value is not None})
