@@ -84,6 +84,8 @@ class MasterSettings(ServerSettings):
     checkpoint_keep_every: int = 0
     #: "replay": a pserver that comes back catches up. "rollback": all go back to the checkpoint that it has.
     recovery: str = "replay"
+    #: How often to look for new files of a dataset that is followed; a file joins when two looks find it the same.
+    follow_every_s: float = 5.0
     #: Go on from the newest checkpoint, where etcd knows nothing of the job.
     resume: bool = False
 
@@ -91,6 +93,8 @@ class MasterSettings(ServerSettings):
         CommonSettings.__post_init__(self)
         if self.recovery not in {"replay", "rollback"}:
             raise UsageError(f"recovery is {self.recovery!r}, but there are only replay and rollback")
+        if self.follow_every_s <= 0:
+            raise UsageError(f"follow_every_s is {self.follow_every_s}, but has to be above 0 seconds")
         if self.resume and not self.checkpoint:
             raise UsageError("resume needs the URL of the checkpoints (--checkpoint or FLIGHTEDL_CHECKPOINT)")
 

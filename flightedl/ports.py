@@ -206,10 +206,17 @@ class FileStat:
 class Files(Protocol):
     """Read-only access to files anywhere, by URL (``s3://``, ``memory://``, ``file://`` or a plain path)."""
 
-    def expand(self, patterns: Sequence[str]) -> tuple[FileStat, ...]:
+    def expand(self, patterns: Sequence[str], *, may_be_empty: bool = False) -> tuple[FileStat, ...]:
         """Files of the given URLs and globs, sorted by URL, without repeats.
 
-        Raises DataError naming the pattern that matches nothing or cannot be listed.
+        Raises DataError naming the pattern that matches nothing, unless it may, or that cannot be listed.
+        """
+        ...
+
+    def stat(self, url: str) -> FileStat | None:
+        """The one file of exactly this name, whatever characters are in it; None: there is none.
+
+        Raises DataError when that cannot be told.
         """
         ...
 

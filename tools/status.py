@@ -68,7 +68,8 @@ def facts(reply: StatusReply) -> list[tuple[str, str]]:
         number = reply.epoch + 1 if reply.epochs is None else min(reply.epoch + 1, reply.epochs)
         found.append(("epoch", f"{number}{last}"))
         copies = f", {tasks.copies} copies given" if tasks.copies else ""
-        found.append(("tasks", f"{counts}, {tasks.total} in all{copies}"))
+        growing = " until now" if reply.is_growing else ""
+        found.append(("tasks", f"{counts}, {tasks.total} in all{growing}{copies}"))
     found.append(("records", f"{reply.records:,}, {reply.records_per_s:,.0f} per second"))
     found.extend((name, f"{value:.6g}") for name, value in sorted(reply.metrics.items()))
     for each in reply.evaluations:
@@ -81,6 +82,10 @@ def facts(reply: StatusReply) -> list[tuple[str, str]]:
     if reply.checkpoint:
         age = "" if reply.checkpoint_age_s is None else f", {reply.checkpoint_age_s:.0f} s old"
         found.append(("checkpoint", reply.checkpoint + age))
+    if reply.checkpoint_alarm:
+        found.append(("alarm", f"checkpoints: {reply.checkpoint_alarm}"))
+    if reply.dataset_alarm:
+        found.append(("alarm", f"dataset: {reply.dataset_alarm}"))
     return found
 
 

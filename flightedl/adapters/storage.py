@@ -200,16 +200,30 @@ class _ReplacedError(Exception):
 class FsspecFiles:
     """See ``ports.Files``."""
 
-    def expand(self, patterns: Sequence[str]) -> tuple[FileStat, ...]:
+    def expand(self, patterns: Sequence[str], *, may_be_empty: bool = False) -> tuple[FileStat, ...]:
         found: dict[str, FileStat] = {}
         for pattern in patterns:
             shown = without_credentials(pattern)
             with _as_data_error(shown):
-                stats = _expanded(pattern)
-            if not stats:
+                try:
+                    stats = _expanded(pattern)
+                except FileNotFoundError:
+                    if not may_be_empty:
+                        raise
+                    stats = ()
+            if not stats and not may_be_empty:
                 raise DataError(f"no file matches {shown}: check the path or the pattern")
             found.update((stat.url, stat) for stat in stats)
         return tuple(found[url] for url in sorted(found))
+
+    def stat(self, url: str) -> FileStat | None:
+        with _as_data_error(without_credentials(url)):
+            fs, path = _file_system(url)
+            try:
+                details = fs.info(path)
+                return _stat(fs, path, details) if details["type"] == "file" else None
+            except FileNotFoundError:
+                return None
 
     def open(self, url: str) -> BinaryIO:
         with _as_data_error(without_credentials(url)):

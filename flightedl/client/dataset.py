@@ -29,6 +29,7 @@ from flightedl.client.feed import Piece, TaskFeed
 from flightedl.client.waiting import Waiting
 from flightedl.errors import FlightedlError, UsageError
 from flightedl.formats.chunks import ChangedFileError
+from flightedl.formats.following import MARKER
 from flightedl.wire.messages import Assignment, DatasetReply
 
 #: Batches read ahead of the user's code.
@@ -124,6 +125,7 @@ class Dataset:
         listener: BatchListener,
         waiting: Callable[[], Waiting],
         grace_s: float,
+        end_growth: Callable[[], object],
     ) -> None:
         self._declared = declared
         self._feed_factory = feed_factory
@@ -131,6 +133,7 @@ class Dataset:
         self._listener = listener
         self._waiting = waiting
         self._grace_s = grace_s
+        self._end_growth = end_growth
         self._feed: TaskFeed | None = None
         self._read_queue: queue.Queue[_Item] = queue.Queue(_AHEAD)
         #: What the user's code is at.
@@ -146,13 +149,23 @@ class Dataset:
 
     @property
     def record_count(self) -> int:
-        """Records of one epoch, over all trainers."""
+        """Records of one epoch, over all trainers; of one that is followed, when it was declared."""
         return self._declared.record_count
 
     @property
     def task_count(self) -> int:
-        """Tasks of one epoch, over all trainers."""
+        """Tasks of one epoch, over all trainers; of one that is followed, when it was declared."""
         return self._declared.task_count
+
+    def end(self) -> None:
+        """Of a dataset declared with ``follow``: no files are to come, so let the last epoch end with those there are.
+
+        Returns when these have joined. The same as putting a file ``_END`` beside them.
+
+        Raises:
+            UsageError: it was declared without ``follow``.
+        """
+        self._end_growth()
 
     def __iter__(self) -> Iterator[pa.RecordBatch]:
         if self._feed is not None:
@@ -234,10 +247,16 @@ class Dataset:
                 if trouble := feed.trouble:
                     waiting.because(trouble)
                 else:
-                    waiting.patiently("the other trainers to finish their tasks of this epoch")
+                    waiting.patiently(self._patience)
             else:
                 waiting.over()
                 return item
+
+    @property
+    def _patience(self) -> str:
+        """What there is to wait for when the master has no work."""
+        more = f", or new files, or {MARKER} beside them" if self._declared.declaration.follow else ""
+        return f"the other trainers to finish their tasks of this epoch{more}"
 
     def fail_current(self, current: CurrentBatch, error: str) -> None:
         """The user's code raised at this batch: report it, so that a poisonous record is found."""

@@ -147,8 +147,16 @@ class Job:
         records_per_task: int = 0,
         on_corrupt: str = "fail",
         decode: Decode | None = None,
+        follow: bool = False,
     ) -> Dataset:
         """Declare the job's training data: the same in every trainer, whose share of it comes by iterating.
+
+        With ``follow``, files that match later join as new tasks, for good and in the order in which they come. The
+        master looks every few seconds (``FLIGHTEDL_FOLLOW_EVERY_S``) and takes a file when two looks find it the same,
+        so one that is being written is left alone. Names that begin with ``_`` or ``.`` are left out. The last epoch
+        ends when a file ``_END`` lies in the directory of each pattern, or a trainer calls ``Dataset.end``; an earlier
+        one when all that is there is done. A file that cannot be used is left out and told by ``flightedl status``;
+        one that is removed or changed after it was taken is told likewise, and whoever has to read it is refused.
 
         Args:
             urls: One or more URLs or globs, on any fsspec file system; relative paths are the trainer's.
@@ -162,6 +170,7 @@ class Job:
             records_per_task: How many records make a task, about; 0: one chunk (row group, record batch) is one.
             on_corrupt: "fail" or "skip" corrupt chunks.
             decode: For RecordIO: makes columns of a record's bytes.
+            follow: More files are to come; see above.
 
         Raises:
             DataError: a file is missing, unreadable, or of another schema than the others.
@@ -181,6 +190,7 @@ class Job:
             filter=None if filter is None else [tuple(condition) for condition in filter],
             records_per_task=records_per_task,
             on_corrupt=on_corrupt,
+            follow=follow,
         )
         if epochs is not None and epochs < 1:
             raise UsageError(f"epochs is {epochs}: give 1 or more, or None for endless training")
@@ -203,7 +213,13 @@ class Job:
             )
 
         self._dataset = Dataset(
-            declared, lambda: TaskFeed(self._fetch, self._clock), read, self, self._waiting, _CLOSE_S
+            declared,
+            lambda: TaskFeed(self._fetch, self._clock),
+            read,
+            self,
+            self._waiting,
+            _CLOSE_S,
+            self._end_growth,
         )
         return self._dataset
 
@@ -496,6 +512,9 @@ class Job:
             self._waiting(),
             lambda: decode(self._servers.master().action(verb, body, timeout_s=SLICE_S), kind),  # type: ignore[type-var]
         )
+
+    def _end_growth(self) -> None:
+        persistently(self._waiting(), lambda: self._servers.master().action("end_growth", b"", timeout_s=SLICE_S))
 
     def _send_progress(self, body: bytes) -> None:
         self._servers.master().action("log", body, timeout_s=SLICE_S)

@@ -98,6 +98,15 @@ class JobKeys:
         return f"{self.state_prefix}task_failures"
 
     @property
+    def arrivals(self) -> str:
+        """Prefix of the files that joined a followed dataset."""
+        return f"{self.state_prefix}arrivals/"
+
+    def arrival(self, number: int) -> str:
+        """An ``ArrivalRecord``, written once, by the master, together with the queue that has its tasks."""
+        return f"{self.arrivals}{number:08d}"
+
+    @property
     def evaluations(self) -> str:
         """What evaluations there are, with their queues and sums, written by the master only."""
         return f"{self.state_prefix}evaluations"

@@ -296,6 +296,11 @@ class TaskQueue:
         return self._state.is_past_last and self._state.lowest_open_epoch is None
 
     @property
+    def is_growing(self) -> bool:
+        """Whether tasks may still join."""
+        return not self._state.growth_ended
+
+    @property
     def timeout_s(self) -> float:
         """How long a piece may be out."""
         settings, average_s = self._state.settings, self._state.average_s

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, fields
 from itertools import islice
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -28,6 +29,8 @@ from flightedl.formats.schemas import Mismatch, same_schema, schema_text, widene
 from flightedl.formats.sources import without_compression
 from flightedl.formats.text import TextFormat
 from flightedl.ports import Files, FileStat
+
+Result = TypeVar("Result")
 
 #: What may be done about corrupt content.
 ON_CORRUPT = ("fail", "skip")
@@ -110,7 +113,8 @@ class ChunkIndex:
     """All chunks of a dataset. Immutable.
 
     Args:
-        files: One for each file, in order of URL: what indexing found, whose chunk columns are taken over.
+        files: One for each file, in order of URL (of arrival, where the dataset grows): what indexing found, whose
+            chunk columns are taken over.
         schema: Of the records of all files.
     """
 
@@ -153,6 +157,10 @@ class ChunkIndex:
 
     def __len__(self) -> int:
         return len(self._columns)
+
+    def first_chunk(self, file: int) -> int:
+        """Number of the first chunk of a file; the number of all chunks, for one past the last file."""
+        return int(self._starts[file])
 
     def chunk(self, number: int) -> Chunk:
         """One chunk.
@@ -206,6 +214,7 @@ def build_index(
     concurrency: int = 16,
     progress: Progress | None = None,
     known: ChunkIndex | None = None,
+    stats: Sequence[FileStat] | None = None,
 ) -> ChunkIndex:
     """Find the chunks of a dataset.
 
@@ -215,12 +224,13 @@ def build_index(
         concurrency: Files indexed at the same time, at most.
         progress: Called after each file, in this thread.
         known: An earlier index made with the same ``spec.index_options()``; its unchanged files are not read.
+        stats: Just these files, in this order; None: those that the spec's URLs name, by name.
 
     Raises:
         DataError: a file is missing, unreadable, corrupt or of another schema than the others; there is no record; a
             column or condition of the spec fits no file.
     """
-    stats = files.expand(list(spec.urls))
+    stats = files.expand(list(spec.urls)) if stats is None else stats
     reusable = {} if known is None else {stat: number for number, stat in enumerate(known.stats)}
     found: dict[int, FileIndex] = {}
     pending: list[tuple[int, FileStat]] = []
@@ -231,7 +241,7 @@ def build_index(
             pending.append((number, stat))
     chunks = sum(len(file.chunks) for file in found.values())
     records = sum(int(file.chunks.records.sum()) for file in found.values())
-    for number, file in _indexed(files, spec, pending, concurrency):
+    for number, file in _indexed(files, spec, pending, concurrency, _index_file):
         found[number] = file
         chunks += len(file.chunks)
         records += int(file.chunks.records.sum())
@@ -245,6 +255,90 @@ def build_index(
     if not any(file.format == RecordIO.name for file in ordered):
         require_columns(schema, spec.request(schema), without_compression(stats[0].url))
     return index
+
+
+def extended_index(
+    files: Files, spec: DatasetSpec, known: ChunkIndex, stats: Sequence[FileStat], *, concurrency: int = 16
+) -> tuple[ChunkIndex, dict[FileStat, str]]:
+    """The index with more files at its end, and those that cannot join, each with the reason.
+
+    The schema stays what it is: a file that would widen it cannot join either.
+    """
+
+    def index_or_refuse(found: Format, files: Files, stat: FileStat, options: IndexOptions) -> FileIndex | str:
+        try:
+            file = _index_file(found, files, stat, options)
+            _require_joinable(known, file)
+        except DataError as error:
+            return str(error)
+        return file
+
+    refused: dict[FileStat, str] = {}
+    pending: list[tuple[int, FileStat]] = []
+    for number, stat in enumerate(stats):
+        try:
+            format_for(stat.url, spec.format)
+            pending.append((number, stat))
+        except DataError as error:
+            refused[stat] = str(error)
+    joined: dict[int, FileIndex] = {}
+    for number, result in _indexed(files, spec, pending, concurrency, index_or_refuse):
+        if isinstance(result, FileIndex):
+            joined[number] = result
+        else:
+            refused[stats[number]] = result
+    ordered = [known.file_index(number) for number in range(len(known.stats))]
+    return ChunkIndex([*ordered, *(joined[number] for number in sorted(joined))], known.schema), refused
+
+
+def restored_index(
+    files: Files,
+    spec: DatasetSpec,
+    stats: Sequence[FileStat],
+    schema: pa.Schema,
+    *,
+    known: ChunkIndex | None = None,
+    concurrency: int = 16,
+) -> ChunkIndex:
+    """The index of just these files in this order, as it was before; those that ``known`` has are not even looked at.
+
+    Raises:
+        DataError: another file is gone, has changed, or cannot be read.
+    """
+    reusable = {} if known is None else {stat: number for number, stat in enumerate(known.stats)}
+
+    def index_unchanged(found: Format, files: Files, stat: FileStat, options: IndexOptions) -> FileIndex:
+        now = files.stat(stat.url)
+        if now != stat:
+            raise DataError(
+                f"{stat.url} {'is gone' if now is None else 'has changed'} since it joined the job's dataset: "
+                "put it back, or start a new job"
+            )
+        return _index_file(found, files, stat, options)
+
+    found: dict[int, FileIndex] = {}
+    pending: list[tuple[int, FileStat]] = []
+    for number, stat in enumerate(stats):
+        if known is not None and stat in reusable:
+            found[number] = known.file_index(reusable[stat])
+        else:
+            pending.append((number, stat))
+    found.update(_indexed(files, spec, pending, concurrency, index_unchanged))
+    return ChunkIndex([found[number] for number in range(len(stats))], schema)
+
+
+def _require_joinable(known: ChunkIndex, file: FileIndex) -> None:
+    if not len(file.chunks) and file.skipped:
+        return
+    mismatch: Mismatch | None
+    first = known.file_index(0)
+    if _is_guessed(file) and _is_guessed(first):
+        joined = widened_schema(known.schema, file.schema, may_lack=file.format == "jsonl")
+        mismatch = joined if isinstance(joined, Mismatch) else same_schema(known.schema, joined)
+    else:
+        mismatch = same_schema(known.schema, file.schema)
+    if mismatch is not None:
+        raise DataError(f"{file.stat.url} does not go with {first.stat.url}: {mismatch.text}")
 
 
 def common_schema(files: Sequence[FileIndex]) -> pa.Schema:
@@ -280,17 +374,21 @@ def _is_guessed(file: FileIndex) -> bool:
 
 
 def _indexed(
-    files: Files, spec: DatasetSpec, pending: Sequence[tuple[int, FileStat]], concurrency: int
-) -> Iterator[tuple[int, FileIndex]]:
-    """Each file's index as it is found; never more than ``concurrency`` at work, none after the first error."""
+    files: Files,
+    spec: DatasetSpec,
+    pending: Sequence[tuple[int, FileStat]],
+    concurrency: int,
+    index_file: Callable[[Format, Files, FileStat, IndexOptions], Result],
+) -> Iterator[tuple[int, Result]]:
+    """What ``index_file`` finds of each; never more than ``concurrency`` at work, none after the first error."""
     options = spec.index_options()
     waiting = iter([(number, stat, format_for(stat.url, spec.format)) for number, stat in pending])
     with ThreadPoolExecutor(max_workers=max(concurrency, 1), thread_name_prefix="flightedl-index") as pool:
-        running: dict[Future[FileIndex], int] = {}
+        running: dict[Future[Result], int] = {}
         try:
             while True:
                 for number, stat, found in islice(waiting, 2 * concurrency - len(running)):
-                    running[pool.submit(_index_file, found, files, stat, options)] = number
+                    running[pool.submit(index_file, found, files, stat, options)] = number
                 if not running:
                     return
                 done, _ = wait(running, return_when=FIRST_COMPLETED)

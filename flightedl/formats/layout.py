@@ -6,6 +6,8 @@ constant time. A task may go from one file to the next; it never ends within a c
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import numpy.typing as npt
 
@@ -24,24 +26,33 @@ class TaskLayout:
         chunks_per_task: How many chunks make a task; the last task may have fewer.
         records_per_task: Instead, about how many records do: a task takes all chunks that *start* in the same multiple
             of this number, so tasks have between none less and one chunk more; 0: by chunks.
+        bounds: Rising numbers of chunks at which a task begins anew, with the count of both from 0 again: where the
+            dataset grew. The tasks before a bound are those of an index that ends there.
 
     Raises:
         UsageError: a number out of range.
     """
 
     def __init__(
-        self, index: ChunkIndex, batch_size: int, *, chunks_per_task: int = 1, records_per_task: int = 0
+        self,
+        index: ChunkIndex,
+        batch_size: int,
+        *,
+        chunks_per_task: int = 1,
+        records_per_task: int = 0,
+        bounds: Sequence[int] = (),
     ) -> None:
         if batch_size < 1 or chunks_per_task < 1 or records_per_task < 0:
             raise UsageError("batch_size and the size of a task have to be at least 1")
         self._index = index
         self._batch_size = batch_size
         records = index.records
-        if records_per_task:
-            cell = (np.cumsum(records) - records) // records_per_task
-            firsts = np.flatnonzero(np.diff(cell, prepend=-1))
-        else:
-            firsts = np.arange(0, len(index), chunks_per_task)
+        ends = [*bounds, len(index)]
+        parts = [
+            start + _firsts(records[start:end], chunks_per_task, records_per_task)
+            for start, end in zip([0, *bounds], ends, strict=True)
+        ]
+        firsts = np.concatenate(parts)
         #: Number of the first chunk of each task.
         self._firsts: npt.NDArray[np.int64] = firsts.astype(np.int64, copy=False)
         self._records: npt.NDArray[np.int64] = np.add.reduceat(records, firsts) if len(firsts) else records[:0]
@@ -92,3 +103,11 @@ class TaskLayout:
         if not 0 <= task < self.task_count:
             raise IndexError(f"there is no task {task} of {self.task_count}")
         return task
+
+
+def _firsts(records: npt.NDArray[np.int64], chunks_per_task: int, records_per_task: int) -> npt.NDArray[np.int64]:
+    """Number of the first chunk of each task, of chunks with so many ``records``, (chunk count,)."""
+    if not records_per_task:
+        return np.arange(0, len(records), chunks_per_task, dtype=np.int64)
+    cell = (np.cumsum(records) - records) // records_per_task
+    return np.flatnonzero(np.diff(cell, prepend=-1))

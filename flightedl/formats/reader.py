@@ -188,10 +188,11 @@ class ChunkReader:
             return self._empty
         if schema is None:
             others = {other.url: other for other in self._chunks}
-            for stat in self._files.expand(list(others)):
+            for url, other in others.items():
                 try:
-                    schema = named_format(others[stat.url].format).schema(self._files, stat)
-                    break
+                    if (stat := self._files.stat(url)) is not None:
+                        schema = named_format(other.format).schema(self._files, stat)
+                        break
                 except CorruptChunkError:
                     continue
         if schema is None:
@@ -226,10 +227,12 @@ def _read_unchanged(files: Files, chunk: Chunk, request: ReadRequest) -> Records
 
 
 def _require_unchanged(files: Files, chunk: Chunk) -> None:
-    found = files.expand([chunk.url])
-    if found[0].version != chunk.version:
+    found = files.stat(chunk.url)
+    if found is None:
+        raise DataError(f"there is no file {chunk.url}: check the path")
+    if found.version != chunk.version:
         raise ChangedFileError(
-            f"{chunk.url} has changed since it was indexed (version {chunk.version}, now {found[0].version}): "
+            f"{chunk.url} has changed since it was indexed (version {chunk.version}, now {found.version}): "
             "training data must not change during a job; restart the job to use the new content"
         )
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import io
 import logging
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -55,23 +56,30 @@ def load_or_build(
     *,
     concurrency: int = 16,
     progress: Progress | None = None,
+    stats: Sequence[FileStat] | None = None,
 ) -> LoadedIndex:
     """The index of a dataset: from the storage as far as files are unchanged, built and stored otherwise.
 
-    Without a storage, or with one that does not work, it is only built. Raises as ``build_index`` does.
+    ``stats``: just these files, in this order; None: those that the spec's URLs name, by name. Without a storage, or
+    with one that does not work, it is only built. Raises as ``build_index`` does.
     """
     name = index_name(spec)
     known = None if storage is None else load_stored(storage, spec)
-    index = build_index(files, spec, concurrency=concurrency, progress=progress, known=known)
+    index = build_index(files, spec, concurrency=concurrency, progress=progress, known=known, stats=stats)
     unchanged = set() if known is None else set(known.stats)
     files_read = len([stat for stat in index.stats if stat not in unchanged])
     is_same = known is not None and known.content_hash() == index.content_hash()
     if storage is not None and not is_same:
-        try:
-            storage.publish(name, [encode_index(index)])
-        except FlightedlError as error:
-            _log.warning("the index is not stored, it will be built again next time: %s", error)
+        store(storage, spec, index)
     return LoadedIndex(index, files_read, name)
+
+
+def store(storage: Storage, spec: DatasetSpec, index: ChunkIndex) -> None:
+    """Keep the index, if the storage works."""
+    try:
+        storage.publish(index_name(spec), [encode_index(index)])
+    except FlightedlError as error:
+        _log.warning("the index is not stored, it will be built again next time: %s", error)
 
 
 def index_name(spec: DatasetSpec) -> str:

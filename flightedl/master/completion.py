@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import Literal
 
+import msgspec
+
 from flightedl.config import MasterSettings
 from flightedl.coordination.keeper import HeldKey
 from flightedl.domain.checkpoints import Checkpoints
@@ -21,7 +23,7 @@ from flightedl.master.recovery import RecoveredState
 from flightedl.master.replay import Replay
 from flightedl.master.state import JobState
 from flightedl.ports import Storage
-from flightedl.wire.messages import CheckpointReply, CheckpointRequest, encode
+from flightedl.wire.messages import CheckpointReply, CheckpointRequest, JobDeclaration, encode
 
 _DRAIN_POLL_S = 0.05
 
@@ -124,11 +126,17 @@ class Completion:
             self._settings.job,
             model.plan_hash,
             model.cut_for or model.pservers,
-            encode(state.declaration),
+            encode(self._whole_declaration()),
             None if state.queue is None else state.queue.encode(),
             state.clock.wall_time(),
             state.evaluations.encode_results(),
         )
+
+    def _whole_declaration(self) -> JobDeclaration:
+        """With the files that had joined by now: their keys in etcd will not be there when the job is resumed."""
+        state = self._state
+        arrivals = [] if state.dataset is None else list(state.dataset.arrivals)
+        return msgspec.structs.replace(state.declaration, arrivals=arrivals)
 
     def order(self, request: CheckpointRequest) -> CheckpointReply:
         """Order a checkpoint of what there is now, or wait for one ordered before.

@@ -9,6 +9,7 @@ from flightedl.domain.optimizers import Optimizer
 from flightedl.domain.parameters import ParameterSpec
 from flightedl.domain.sharding import plan_for
 from flightedl.master.declarations import require_same
+from flightedl.master.growing import Growing
 from flightedl.master.indexing import DatasetIndexing
 from flightedl.master.members import Members
 from flightedl.master.state import JobState
@@ -23,12 +24,14 @@ class Declaring:
     Args:
         state: What is declared becomes part of it.
         members: Begun with the model.
+        growing: Begun with a dataset that is followed.
         indexing: Of the training data.
     """
 
-    def __init__(self, state: JobState, members: Members, indexing: DatasetIndexing) -> None:
+    def __init__(self, state: JobState, members: Members, growing: Growing, indexing: DatasetIndexing) -> None:
         self._state = state
         self._members = members
+        self._growing = growing
         self._indexing = indexing
 
     def dataset(self, declared: DatasetDeclaration) -> DatasetReply:
@@ -42,8 +45,11 @@ class Declaring:
         state = self._state
         with state.changed:
             known = state.declaration.dataset
+            revision = state.revision
         if known is not None:
             require_same("dataset", known.declaration, declared)
+            state.wait_durable(revision)
+            self._growing.begin()
             return known
         dataset = self._indexing.index(declared)
         with state.changed:
@@ -56,6 +62,7 @@ class Declaring:
         assert known is not None
         require_same("dataset", known.declaration, declared)
         state.wait_durable(revision)
+        self._growing.begin()
         return known
 
     def model(self, declared: ModelDeclaration) -> ModelReply:

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 
 from flightedl.domain.tasks import TaskQueue
 from flightedl.domain.tasks_values import QueueSettings
-from flightedl.errors import DataError, NotFoundError
+from flightedl.errors import DataError, NotFoundError, UsageError
 from flightedl.master.declarations import require_same
 from flightedl.master.dispatch import Dispatch
 from flightedl.master.indexing import DatasetIndexing, IndexedDataset
@@ -94,6 +94,8 @@ class Evaluations:
             DataError: a file cannot be used, or is not what a predecessor found.
         """
         declaration = wanted.dataset if isinstance(wanted, EvaluationDeclaration) else wanted.declaration
+        if declaration.follow:
+            raise UsageError("an evaluation has an end: it cannot follow files that are to come")
         indexed = self._indexing.setdefault(name, self._new_indexing()).index(declaration)
         if isinstance(wanted, DatasetReply) and indexed.reply.index_hash != wanted.index_hash:
             raise DataError(f"the files of the evaluation {name!r} have changed since it began: use another name")

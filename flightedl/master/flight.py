@@ -48,6 +48,7 @@ class MasterFlight:
                 "declare_evaluation": lambda body, _: encode(
                     self._service.tasks.declare_evaluation(decode(body, EvaluationDeclaration))
                 ),
+                "end_growth": self._end_growth,
                 "retry_failed": lambda body, _: encode(
                     self._service.tasks.retry_failed(decode(body, FailedTasksRequest))
                 ),
@@ -62,6 +63,10 @@ class MasterFlight:
 
     def _log(self, body: bytes, _: Call) -> bytes:
         self._service.log(decode(body, LogRequest))
+        return b"{}"
+
+    def _end_growth(self, _body: bytes, _: Call) -> bytes:
+        self._service.growing.end()
         return b"{}"
 
     def _tasks(self, ticket: bytes, call: Call) -> Outgoing:

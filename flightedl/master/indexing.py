@@ -8,6 +8,10 @@ With a storage (beside the checkpoints) the index is kept there: the next job of
 have changed. A master's successor takes the stored index as it is when it is the one that the job was declared with,
 without asking for the files: takeover is quick, and works while their store does not answer. Whether a file changed is
 seen by whoever reads it.
+
+A dataset that is followed begins with the files of the first look that finds any to take; ``growing`` adds the others.
+Its *arrivals*, which files joined together and in which order, are part of the job's durable state, and its index is
+made of them, never of a new look.
 """
 
 from __future__ import annotations
@@ -15,16 +19,21 @@ from __future__ import annotations
 import base64
 import logging
 import threading
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
+
+import pyarrow as pa
 
 from flightedl.errors import DataError, FlightedlError, NotReadyError
 from flightedl.formats.declared import spec_of
-from flightedl.formats.index import ChunkIndex, IndexProgress
+from flightedl.formats.following import Following, Sighting, marker_urls
+from flightedl.formats.index import ChunkIndex, IndexProgress, restored_index
 from flightedl.formats.layout import TaskLayout
 from flightedl.formats.stored_index import load_or_build, load_stored
 from flightedl.master.declarations import require_same
-from flightedl.ports import Clock, Files, Storage
-from flightedl.wire.messages import DatasetDeclaration, DatasetReply
+from flightedl.ports import Clock, Files, FileStat, Storage
+from flightedl.wire.messages import ArrivalRecord, DatasetDeclaration, DatasetReply
 
 _log = logging.getLogger(__name__)
 
@@ -39,6 +48,8 @@ class IndexedDataset:
 
     layout: TaskLayout
     reply: DatasetReply
+    #: Of a dataset that is followed: which files joined together, in order.
+    arrivals: tuple[ArrivalRecord, ...] = ()
 
 
 @dataclass(slots=True)
@@ -53,8 +64,12 @@ class _Work:
 class DatasetIndexing:
     """At most one index is built at a time. Thread-safe."""
 
-    def __init__(self, files: Files, clock: Clock, storage: Storage | None = None) -> None:
+    def __init__(
+        self, files: Files, clock: Clock, storage: Storage | None = None, *, follow_every_s: float = 5.0
+    ) -> None:
         """``storage``: where indexes are kept; None: nowhere."""
+        self._follow_every_s = follow_every_s
+        self._closing = threading.Event()
         self._files = files
         self._clock = clock
         self._storage = storage
@@ -85,16 +100,20 @@ class DatasetIndexing:
         assert work.result is not None
         return work.result
 
-    def index_again(self, known: DatasetReply) -> IndexedDataset:
-        """Index what a predecessor had indexed.
+    def index_again(self, known: DatasetReply, arrivals: Sequence[ArrivalRecord] = ()) -> IndexedDataset:
+        """Index what a predecessor had indexed; ``arrivals`` of one that is followed.
 
         Raises:
             DataError: it cannot be read, or is not the same any more.
         """
-        if self._storage is not None:
-            stored = load_stored(self._storage, spec_of(known.declaration))
-            if stored is not None and stored.content_hash() == known.index_hash:
-                return _indexed(stored, known.declaration)
+        spec = spec_of(known.declaration)
+        stored = None if self._storage is None else load_stored(self._storage, spec)
+        if known.declaration.follow:
+            stats = stats_of(arrivals)
+            index = restored_index(self._files, spec, stats, schema_of(known), known=stored)
+            return IndexedDataset(layout_of(index, known.declaration, arrivals), known, tuple(arrivals))
+        if stored is not None and stored.content_hash() == known.index_hash:
+            return _indexed(stored, known.declaration)
         dataset = self._build(known.declaration)
         if dataset.reply.index_hash != known.index_hash:
             raise DataError(
@@ -103,7 +122,8 @@ class DatasetIndexing:
         return dataset
 
     def close(self) -> None:
-        """Nothing is held beyond the process."""
+        """Wait for no first file any more."""
+        self._closing.set()
 
     def _run(self, work: _Work) -> None:
         try:
@@ -122,8 +142,9 @@ class DatasetIndexing:
         def note(progress: IndexProgress) -> None:
             self.doing = f"the dataset to be indexed: {progress.files_done} of {progress.file_count} files"
 
+        stats = self._first_files(declared) if declared.follow else None
         self.doing = "the dataset to be indexed"
-        loaded = load_or_build(self._files, self._storage, spec_of(declared), progress=note)
+        loaded = load_or_build(self._files, self._storage, spec_of(declared), progress=note, stats=stats)
         self.doing = ""
         found = _indexed(loaded.index, declared)
         _log.info(
@@ -135,9 +156,56 @@ class DatasetIndexing:
         )
         return found
 
+    def _first_files(self, declared: DatasetDeclaration) -> tuple[FileStat, ...]:
+        """What a dataset that is followed begins with: waits until there is something."""
+        following = Following()
+        while True:
+            self.doing = f"the first file of {declared.urls[0]}"
+            if sighting := look(self._files, following, declared.urls).ripe:
+                return sighting
+            if self._closing.wait(self._follow_every_s):
+                raise NotReadyError("the master is stepping down: ask the next one")
+
+
+def look(files: Files, following: Following, urls: Sequence[str], *, is_told: bool = False) -> Sighting:
+    """Look at the files of a dataset that is followed; ``is_told``: that there are none to come.
+
+    Raises:
+        DataError: they cannot be listed.
+    """
+    is_marked = is_told or all(files.stat(url) is not None for url in marker_urls(urls))
+    return following.look(files.expand(urls, may_be_empty=True), is_marked=is_marked)
+
+
+def arrival_of(stats: Sequence[FileStat]) -> ArrivalRecord:
+    """Files that join together."""
+    return ArrivalRecord(files=[(stat.url, stat.size_bytes, stat.version) for stat in stats])
+
+
+def stats_of(arrivals: Sequence[ArrivalRecord]) -> tuple[FileStat, ...]:
+    """All files that joined, in order."""
+    return tuple(FileStat(*file) for arrival in arrivals for file in arrival.files)
+
+
+def layout_of(index: ChunkIndex, declared: DatasetDeclaration, arrivals: Sequence[ArrivalRecord] = ()) -> TaskLayout:
+    """The tasks; those of an arrival stay what they are when another one follows."""
+    files = list(accumulate(len(arrival.files) for arrival in arrivals))
+    return TaskLayout(
+        index,
+        batch_size=declared.batch_size,
+        records_per_task=declared.records_per_task,
+        bounds=[index.first_chunk(number) for number in files[:-1]],
+    )
+
+
+def schema_of(known: DatasetReply) -> pa.Schema:
+    """Of the records."""
+    return pa.ipc.read_schema(pa.py_buffer(base64.b64decode(known.schema)))
+
 
 def _indexed(index: ChunkIndex, declared: DatasetDeclaration) -> IndexedDataset:
-    layout = TaskLayout(index, batch_size=declared.batch_size, records_per_task=declared.records_per_task)
+    arrivals = (arrival_of(index.stats),) if declared.follow else ()
+    layout = layout_of(index, declared, arrivals)
     reply = DatasetReply(
         index_hash=index.content_hash(),
         task_count=layout.task_count,
@@ -145,4 +213,4 @@ def _indexed(index: ChunkIndex, declared: DatasetDeclaration) -> IndexedDataset:
         schema=base64.b64encode(index.schema.serialize().to_pybytes()).decode(),
         declaration=declared,
     )
-    return IndexedDataset(layout, reply)
+    return IndexedDataset(layout, reply, arrivals)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from flightedl.coordination.keys import JobKeys
 from flightedl.ports import Coordinator
-from flightedl.wire.messages import JobDeclaration, decode
+from flightedl.wire.messages import ArrivalRecord, JobDeclaration, decode
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +21,8 @@ class RecoveredState:
     pserver_recovery: bytes | None
     checkpoints: bytes | None
     evaluations: bytes | None
+    #: The files of a followed dataset, in the order in which they joined.
+    arrivals: tuple[ArrivalRecord, ...]
     #: key -> (value, mod_revision), for the compare-and-swap chain of later writes.
     known: Mapping[str, tuple[bytes, int]]
 
@@ -39,6 +41,8 @@ def read_state(coordinator: Coordinator, keys: JobKeys) -> RecoveredState:
     entries = {key: coordinator.get(key) for key in read}
     known = {key: (entry.value, entry.mod_revision) for key, entry in entries.items() if entry is not None}
     declared = known.get(keys.job)
+    arrived = coordinator.list(keys.arrivals).entries
+    known.update((entry.key, (entry.value, entry.mod_revision)) for entry in arrived)
     return RecoveredState(
         declaration=JobDeclaration() if declared is None else decode(declared[0], JobDeclaration),
         queue=_value(known, keys.task_queues),
@@ -47,6 +51,7 @@ def read_state(coordinator: Coordinator, keys: JobKeys) -> RecoveredState:
         pserver_recovery=_value(known, keys.pserver_recovery),
         checkpoints=_value(known, keys.checkpoint_latest),
         evaluations=_value(known, keys.evaluations),
+        arrivals=tuple(decode(entry.value, ArrivalRecord) for entry in arrived),
         known=known,
     )
 

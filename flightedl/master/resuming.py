@@ -12,7 +12,7 @@ its pservers would otherwise load another run's values one day.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import msgspec
 
@@ -25,8 +25,8 @@ from flightedl.domain.checkpoints_values import CheckpointSettings, Pointer
 from flightedl.domain.parameters import ParameterSpec
 from flightedl.domain.sharding import plan_for
 from flightedl.errors import CorruptError, FencedError, NotFoundError, UsageError
-from flightedl.ports import Absent, Coordinator, Put, Storage
-from flightedl.wire.messages import ElectionRecord, JobDeclaration, ModelReply, decode, encode
+from flightedl.ports import Absent, Coordinator, Delete, Put, Storage
+from flightedl.wire.messages import ArrivalRecord, ElectionRecord, JobDeclaration, ModelReply, decode, encode
 
 _log = logging.getLogger(__name__)
 
@@ -61,8 +61,9 @@ def begin(
         next_number=next_number_after(list(sizes)),
         latest=Pointer(manifest.number, checksum(data)),
     )
+    _put_arrivals(coordinator, held, keys, declaration.arrivals)
     puts = [
-        Put(keys.job, encode(declaration)),
+        Put(keys.job, encode(msgspec.structs.replace(declaration, arrivals=[]))),
         Put(keys.checkpoint_latest, checkpoints.encode()),
         Put(keys.init_params, encode(ElectionRecord(trainer=f"checkpoint {manifest.number}", done=True))),
     ]
@@ -73,6 +74,15 @@ def begin(
     if not held.write(puts, [Absent(keys.job)]).committed:
         raise FencedError("another master has begun this job meanwhile")
     _log.info("resumed checkpoint=%d pservers=%d before=%d", manifest.number, pserver_count, manifest.pserver_count)
+
+
+def _put_arrivals(coordinator: Coordinator, held: HeldKey, keys: JobKeys, arrivals: Sequence[ArrivalRecord]) -> None:
+    """The files of a followed dataset, a transaction each: nobody reads them before the job is there."""
+    for entry in coordinator.list(keys.arrivals).entries:
+        held.write([Delete(entry.key)], [Absent(keys.job)])
+    for number, arrival in enumerate(arrivals):
+        if not held.write([Put(keys.arrival(number), encode(arrival))], [Absent(keys.job)]).committed:
+            raise FencedError("another master has begun this job meanwhile")
 
 
 def newest(storage: Storage, job: str, sizes: Mapping[str, int]) -> tuple[Manifest, bytes]:

@@ -19,6 +19,7 @@ from flightedl.master.completion import Completion
 from flightedl.master.declaring import Declaring
 from flightedl.master.evaluations import Evaluations
 from flightedl.master.exporting import ModelExports
+from flightedl.master.growing import Growing
 from flightedl.master.indexing import DatasetIndexing
 from flightedl.master.members import Members
 from flightedl.master.pservers import Pservers
@@ -61,11 +62,12 @@ class MasterService:
         self._step_down = step_down
         evaluations = Evaluations(lambda: DatasetIndexing(files, clock, index_storage), chosen.attempts_limit)
         state = self._state = JobState(chosen, pserver_count, coordinator, keys, clock, evaluations)
-        self._indexing = DatasetIndexing(files, clock, index_storage)
+        self._indexing = DatasetIndexing(files, clock, index_storage, follow_every_s=chosen.follow_every_s)
+        self.growing = Growing(state, files, index_storage, chosen.follow_every_s)
         self._beginning = Beginning(pserver_count, held, keys)
         self._pservers = Pservers(state, chosen.job, directory, credentials, self._beginning)
         self.members = Members(state, held.generation, self._pservers.wake)
-        self.declaring = Declaring(state, self.members, self._indexing)
+        self.declaring = Declaring(state, self.members, self.growing, self._indexing)
         self.completion = Completion(chosen, state, self._pservers, held, checkpoints)
         self.tasks = Tasks(state, self.members, self.completion.may_end)
         self.exports = ModelExports(checkpoints, chosen.job, self.completion.order)
@@ -79,7 +81,8 @@ class MasterService:
         state = self._state
         state.declaration = recovered.declaration
         if recovered.declaration.dataset is not None:
-            dataset = self._indexing.index_again(recovered.declaration.dataset)
+            dataset = self._indexing.index_again(recovered.declaration.dataset, recovered.arrivals)
+            state.arrivals_saved = len(recovered.arrivals)
             state.begin_queue(dataset, recovered.queue, recovered.failures)
         if recovered.declaration.model is not None:
             self.members.begin(recovered.declaration.model, recovered.membership)
@@ -88,6 +91,7 @@ class MasterService:
         self.completion.start(recovered)
         state.start_writing(self._held, recovered, self._step_down)
         self._pservers.start(self.members)
+        self.growing.begin()
         self._directory.subscribe(self.look_at_directory)
         self._forget_the_dead()
         self.look_at_directory()
@@ -110,6 +114,7 @@ class MasterService:
     def close(self) -> None:
         """Stop the threads; nobody is answered any more."""
         self.exports.close()
+        self.growing.close()
         self._pservers.close()
         self.completion.close()
         self._state.close()
@@ -183,6 +188,7 @@ class MasterService:
                 master=self._directory.master(),
                 progress=state.progress,
                 indexing=self._indexing.doing or self._beginning.waiting_for,
+                dataset_alarm=state.dataset_alarm,
                 evaluations=state.evaluations.status(),
                 checkpointing=state.checkpointing,
                 may_end=self.completion.may_end(),

@@ -59,6 +59,10 @@ class JobState:
         self._encoded_declaration = (self.declaration, b"")
         self.dataset: IndexedDataset | None = None
         self.queue: TaskQueue | None = None
+        #: So many of the dataset's arrivals are in etcd for certain; they are not looked at again.
+        self.arrivals_saved = 0
+        #: What is wrong with the files of a dataset that grows; empty: nothing.
+        self.dataset_alarm = ""
         #: The dataset and the queue, once both are there.
         self.dispatch: Dispatch | None = None
         #: None until the model is declared: before that nobody waits for anybody.
@@ -80,15 +84,28 @@ class JobState:
         declared = dataset.reply.declaration
         settings = QueueSettings(
             task_count=dataset.layout.task_count,
-            batch_counts=dataset.layout.batch_count,
+            batch_counts=self._batch_count,
             epochs=declared.epochs,
             seed=declared.seed,
             shuffle=declared.shuffle,
             attempts_limit=self._attempts_limit,
+            follow=declared.follow,
         )
         self.dataset = dataset
         self.queue = TaskQueue.decode(stored, settings, failures) if stored else TaskQueue(settings)
         self.dispatch = Dispatch(dataset, self.queue)
+
+    def grow_queue(self, dataset: IndexedDataset) -> None:
+        """Locked: the dataset has grown to this; its first tasks are those it had."""
+        assert self.queue is not None, "a dataset grows after it was declared"
+        assert self.dispatch is not None, "likewise"
+        self.queue.grow(dataset.layout.task_count)
+        self.dataset = self.dispatch.dataset = dataset
+        self.touch()
+
+    def _batch_count(self, task: int) -> int:
+        assert self.dataset is not None, "a queue has a dataset"
+        return self.dataset.layout.batch_count(task)
 
     # durability
 
@@ -137,6 +154,9 @@ class JobState:
             if self.queue is not None:
                 dispatch, failures = self.queue.encode_parts()
                 values |= {self._keys.task_queues: dispatch, self._keys.task_failures: failures}
+            if self.dataset is not None:
+                for number in range(self.arrivals_saved, len(self.dataset.arrivals)):
+                    values[self._keys.arrival(number)] = encode(self.dataset.arrivals[number])
             if self.evaluations:
                 values[self._keys.evaluations] = self.evaluations.encode()
             if self.declaration.dataset is not None or self.declaration.model is not None:

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from flightedl.coordination.records import ServerRecord
 from flightedl.domain.membership import Membership
 from flightedl.domain.tasks import TaskQueue
+from flightedl.formats.following import MARKER
 from flightedl.master.checkpointing import Checkpointing
 from flightedl.master.failures import failed_piece
 from flightedl.master.indexing import IndexedDataset
@@ -36,6 +37,7 @@ def describe(
     master: ServerRecord | None,
     progress: JobProgress,
     indexing: str,
+    dataset_alarm: str,
     evaluations: list[EvaluationStatus],
     checkpointing: Checkpointing | None,
     may_end: bool,
@@ -47,7 +49,7 @@ def describe(
     ``pservers`` what each pserver last said of itself, ``indexing`` what the building of the index is at (empty: none).
     """
     desired = len(pservers)
-    waiting_for = _waiting_for(declaration, records, desired, trainers, indexing)
+    waiting_for = _waiting_for(declaration, queue, records, desired, trainers, indexing)
     is_done = queue is not None and queue.is_done and may_end
     counts = TaskCounts() if queue is None else _task_counts(queue)
     dataset = declaration.dataset
@@ -60,7 +62,7 @@ def describe(
         epochs=None if dataset is None else dataset.declaration.epochs,
         tasks=counts,
         failed=[] if queue is None or indexed is None else [failed_piece(each, indexed) for each in queue.failed()],
-        records=_records(declaration, queue, counts),
+        records=0 if queue is None or indexed is None else records_trained(queue, indexed),
         evaluations=evaluations,
         batches=progress.batches,
         records_per_s=progress.records_per_s(now),
@@ -81,6 +83,8 @@ def describe(
         plan_hash="" if model is None else model.plan_hash,
         checkpoint="" if checkpointing is None or not checkpointing.latest else f"c-{checkpointing.latest}",
         checkpoint_age_s=None if checkpointing is None else checkpointing.age_s,
+        is_growing=queue is not None and queue.is_growing,
+        dataset_alarm=dataset_alarm,
         checkpoint_alarm="" if checkpointing is None else checkpointing.trouble,
     )
 
@@ -92,6 +96,7 @@ def _mode_change(membership: Membership) -> str:
 
 def _waiting_for(
     declaration: JobDeclaration,
+    queue: TaskQueue | None,
     records: Mapping[int, ServerRecord],
     desired: int,
     trainers: Mapping[str, int],
@@ -104,15 +109,23 @@ def _waiting_for(
         return indexing
     if not trainers:
         return "trainers"
+    if queue is not None and queue.is_growing:
+        counts = queue.counts()
+        if not counts.todo and not counts.pending:
+            return f"new files, or a file {MARKER} beside them that says that there are none to come"
     return "" if declaration.dataset is not None else "a trainer to declare the dataset"
 
 
-def _records(declaration: JobDeclaration, queue: TaskQueue | None, counts: TaskCounts) -> int:
-    """Records of all finished tasks; within an epoch in proportion to its tasks."""
-    if queue is None or declaration.dataset is None:
-        return 0
-    in_epoch = 0 if queue.is_done or not counts.total else counts.done / counts.total
-    return int((queue.epoch + in_epoch) * declaration.dataset.record_count)
+def records_trained(queue: TaskQueue, dataset: IndexedDataset) -> int:
+    """Records of all that is done, without those of batches that failed for good or were dropped.
+
+    Within an epoch in proportion to its tasks, and a failed batch counts as a full one.
+    """
+    counts = queue.counts()
+    over = counts.done + counts.failed
+    in_epoch = 0 if queue.is_done or not counts.total else over / counts.total
+    failed = (counts.failed_batches + counts.dropped_batches) * dataset.layout.batch_size
+    return max(int((queue.epoch + in_epoch) * dataset.layout.record_count) - failed, 0)
 
 
 def _task_counts(queue: TaskQueue) -> TaskCounts:

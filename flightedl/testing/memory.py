@@ -72,21 +72,26 @@ class MemoryStorage:
 
 
 class MemoryFiles:
-    """See ``ports.Files``: a fixed set of files, by URL."""
+    """See ``ports.Files``: what ``contents`` has, by URL; tests may add, change and remove files."""
 
     def __init__(self, contents: Mapping[str, bytes] | None = None) -> None:
         self.contents: dict[str, bytes] = dict(contents or {})
 
-    def expand(self, patterns: Sequence[str]) -> tuple[FileStat, ...]:
+    def expand(self, patterns: Sequence[str], *, may_be_empty: bool = False) -> tuple[FileStat, ...]:
         found: dict[str, FileStat] = {}
         for pattern in patterns:
             matching = [url for url in self.contents if url == pattern or fnmatch.fnmatchcase(url, pattern)]
-            if not matching:
+            if not matching and not may_be_empty:
                 raise DataError(f"no file matches {pattern}: check the path or the pattern")
-            for url in matching:
-                content = self.contents[url]
-                found[url] = FileStat(url, len(content), f"{len(content)}-{hash(content):x}")
+            found.update((url, self._stat(url)) for url in matching)
         return tuple(found[url] for url in sorted(found))
+
+    def stat(self, url: str) -> FileStat | None:
+        return self._stat(url) if url in self.contents else None
+
+    def _stat(self, url: str) -> FileStat:
+        content = self.contents[url]
+        return FileStat(url, len(content), f"{len(content)}-{hash(content):x}")
 
     def open(self, url: str) -> BinaryIO:
         if url not in self.contents:

@@ -59,10 +59,12 @@ class DatasetDeclaration(Request, frozen=True, kw_only=True):
     filter: list[tuple[str, str, Any]] | None = None
     records_per_task: Natural = 0
     on_corrupt: Text = "fail"
+    #: The files that match are added to for as long as there is no ``_END`` beside them; see ``formats.following``.
+    follow: bool = False
 
 
 class DatasetReply(Reply, frozen=True, kw_only=True):
-    """The declared dataset, as the master indexed it."""
+    """The declared dataset, as the master indexed it; one that is followed, as it was then."""
 
     index_hash: str
     task_count: int
@@ -70,6 +72,13 @@ class DatasetReply(Reply, frozen=True, kw_only=True):
     #: Arrow IPC schema message, base64: what the batches look like.
     schema: str
     declaration: DatasetDeclaration
+
+
+class ArrivalRecord(Reply, frozen=True, kw_only=True):
+    """Files that joined a followed dataset together, in this order; its tasks are never of two arrivals."""
+
+    #: [url, size in bytes, version]
+    files: list[tuple[str, int, str]]
 
 
 class EvaluationDeclaration(Request, frozen=True, kw_only=True):
@@ -138,6 +147,8 @@ class JobDeclaration(Reply, frozen=True, kw_only=True):
 
     dataset: DatasetReply | None = None
     model: ModelReply | None = None
+    #: In a checkpoint: all that had joined by then. In etcd, arrivals have keys of their own.
+    arrivals: list[ArrivalRecord] = []
 
 
 # --- tasks: DoGet on the master ---
@@ -628,6 +639,10 @@ class StatusReply(Reply, frozen=True, kw_only=True):
     checkpoint_age_s: float | None = None
     #: What keeps checkpoints from being made; empty: nothing.
     checkpoint_alarm: str = ""
+    #: Whether files may still join the dataset.
+    is_growing: bool = False
+    #: What is wrong with the files of a dataset that is followed; empty: nothing.
+    dataset_alarm: str = ""
     error: str = ""
 
 

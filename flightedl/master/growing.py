@@ -1,0 +1,186 @@
+"""Adds the files that join a dataset while it is trained on.
+
+One thread looks every few seconds, as ``formats.following`` says. New files are indexed, and their tasks join the queue
+in one transaction with the record of the arrival: a successor has both or neither, and finds the rest by looking
+itself. A file that cannot be used does not end the job: it is left out and told by ``status``, and looked at again when
+it changes. When the dataset is complete, the queue is told that its last epoch may end.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Sequence
+
+from flightedl.errors import FlightedlError, NotReadyError, UsageError
+from flightedl.formats.declared import spec_of
+from flightedl.formats.following import Following
+from flightedl.formats.index import extended_index
+from flightedl.formats.stored_index import store
+from flightedl.master.indexing import IndexedDataset, arrival_of, layout_of, look, stats_of
+from flightedl.master.state import JobState
+from flightedl.ports import Files, FileStat, Storage
+
+_log = logging.getLogger(__name__)
+
+_CLOSE_S = 5.0
+#: A call waits this long for the end of growth before it answers "not ready".
+_QUICK_S = 1.5
+_SAVE_RETRY_S = 0.1
+
+
+class Growing:
+    """The growth of one job's dataset. Thread-safe.
+
+    Args:
+        state: Has the dataset and its queue.
+        files: Where the files are.
+        storage: Where the index is kept; None: nowhere.
+        every_s: Seconds between two looks.
+    """
+
+    def __init__(self, state: JobState, files: Files, storage: Storage | None, every_s: float) -> None:
+        self._state = state
+        self._files = files
+        self._storage = storage
+        self._every_s = every_s
+        self._lock = threading.Lock()
+        self._thread: threading.Thread | None = None
+        self._wake = threading.Event()
+        self._has_ended = threading.Event()
+        self._stopping = threading.Event()
+        #: Somebody said that there are no files to come.
+        self._is_told = False
+
+    def begin(self) -> None:
+        """The dataset as it is now is in etcd: look for new files from now on, if it is one that grows.
+
+        Calling it again is fine.
+        """
+        with self._state.changed:
+            is_growing = self._state.queue is not None and self._state.queue.is_growing
+            dataset = self._state.dataset
+        with self._lock:
+            if dataset is None or not is_growing or self._thread is not None or self._stopping.is_set():
+                return
+            self._state.arrivals_saved = len(dataset.arrivals)
+            self._thread = threading.Thread(target=self._run, args=(dataset,), name="flightedl-growing", daemon=True)
+            self._thread.start()
+
+    def close(self) -> None:
+        """Look no more."""
+        with self._lock:
+            self._stopping.set()
+        self._wake.set()
+        if self._thread is not None:
+            self._thread.join(_CLOSE_S)
+
+    def end(self) -> None:
+        """Somebody says that no files are to come: take what is there now, and let the last epoch end.
+
+        Raises:
+            UsageError: the dataset does not grow.
+            NotReadyError: the last files are being taken; ask again.
+        """
+        with self._state.changed:
+            dataset, queue = self._state.dataset, self._state.queue
+            if dataset is None or queue is None:
+                raise NotReadyError("no trainer has declared the dataset yet")
+            if not dataset.reply.declaration.follow:
+                raise UsageError("the dataset does not grow: it was declared without follow=True")
+            if not queue.is_growing:
+                return
+        self._is_told = True
+        self._wake.set()
+        if not self._has_ended.wait(_QUICK_S):
+            raise NotReadyError("the last files of the dataset are being taken")
+
+    def _run(self, dataset: IndexedDataset) -> None:
+        following = Following(stats_of(dataset.arrivals))
+        has_more = False
+        while not self._stopping.is_set():
+            if not has_more:
+                self._wake.wait(self._every_s)
+                self._wake.clear()
+            if self._stopping.is_set():
+                return
+            try:
+                has_more, is_complete = self._look(following, dataset.reply.declaration.urls)
+            except FlightedlError as error:
+                has_more, is_complete = False, False
+                self._note(f"new files cannot be looked for at the moment: {error}")
+            except Exception:
+                _log.exception("looking for new files failed")
+                self._note("new files cannot be taken: see the master's log")
+                raise
+            if is_complete:
+                self._has_ended.set()
+                return
+
+    def _look(self, following: Following, urls: Sequence[str]) -> tuple[bool, bool]:
+        """(there is more to take, there is nothing to come)."""
+        sighting = look(self._files, following, urls, is_told=self._is_told)
+        if sighting.ripe and not self._take(following, sighting.ripe):
+            return False, False
+        self._note(following.trouble)
+        if not sighting.is_complete:
+            return sighting.has_more, False
+        with self._state.changed:
+            assert self._state.queue is not None, "a dataset that grows has a queue"
+            assert self._state.dispatch is not None, "likewise"
+            self._state.dispatch.note(self._state.queue.end_growth())
+        if not self._save():
+            return False, False
+        _log.info("the dataset is complete files=%d", 0 if self._state.dataset is None else self._file_count())
+        return False, True
+
+    def _take(self, following: Following, ripe: Sequence[FileStat]) -> bool:
+        """Let the files join; False: the master is stepping down."""
+        known = self._state.dataset
+        assert known is not None, "there is a dataset to join"
+        spec = spec_of(known.reply.declaration)
+        index, refused = extended_index(self._files, spec, known.layout.index, ripe)
+        for stat, reason in refused.items():
+            _log.warning("a new file is left out until it changes: %s", reason)
+            following.refuse(stat, reason)
+        taken = [stat for stat in ripe if stat not in refused]
+        if not taken:
+            return True
+        arrivals = (*known.arrivals, arrival_of(taken))
+        grown = IndexedDataset(layout_of(index, known.reply.declaration, arrivals), known.reply, arrivals)
+        with self._state.changed:
+            self._state.grow_queue(grown)
+        if not self._save():
+            return False
+        self._state.arrivals_saved = len(arrivals)
+        following.took(taken)
+        _log.info(
+            "files joined the dataset files=%d tasks=%d all_files=%d all_tasks=%d",
+            len(taken),
+            grown.layout.task_count - known.layout.task_count,
+            self._file_count(),
+            grown.layout.task_count,
+        )
+        if self._storage is not None:
+            store(self._storage, spec, index)
+        return True
+
+    def _save(self) -> bool:
+        """Return True when what is decided is in etcd; False: the master is stepping down."""
+        while not self._stopping.is_set():
+            try:
+                self._state.persist()
+            except NotReadyError:
+                self._state.clock.sleep(_SAVE_RETRY_S)
+                continue
+            return True
+        return False
+
+    def _file_count(self) -> int:
+        dataset = self._state.dataset
+        return 0 if dataset is None else sum(len(arrival.files) for arrival in dataset.arrivals)
+
+    def _note(self, trouble: str) -> None:
+        if trouble and trouble != self._state.dataset_alarm:
+            _log.warning("dataset: %s", trouble)
+        self._state.dataset_alarm = trouble

@@ -1,0 +1,94 @@
+"""Indexes and tasks of a dataset that grows: what was there stays what it was."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from flightedl.errors import DataError
+from flightedl.formats.index import ChunkIndex, DatasetSpec, build_index, extended_index, restored_index
+from flightedl.formats.layout import TaskLayout
+from flightedl.testing.memory import MemoryFiles
+
+ROWS = pa.table({"a": list(range(10))})
+SPEC = DatasetSpec(("*",))
+
+
+@pytest.fixture
+def known(world: Any) -> ChunkIndex:
+    world.write("m.parquet", ROWS, "parquet", 4)
+    return build_index(world.files, DatasetSpec(("m.parquet",)))
+
+
+def test_new_files_come_after_those_that_were_there_whatever_their_names(world: Any, known: ChunkIndex) -> None:
+    world.write("z.parquet", ROWS.slice(0, 3), "parquet", 2)
+    world.write("a.parquet", ROWS.slice(0, 5), "parquet", 5)
+    stats = [world.files.stat("z.parquet"), world.files.stat("a.parquet")]
+    index, refused = extended_index(world.files, SPEC, known, stats)
+    assert refused == {}
+    assert [stat.url for stat in index.stats] == ["m.parquet", "z.parquet", "a.parquet"]
+    assert index.records.tolist() == [4, 4, 2, 2, 1, 5]
+    assert [index.chunk(number) for number in range(len(known))] == [known.chunk(n) for n in range(len(known))]
+    assert [index.first_chunk(number) for number in range(4)] == [0, 3, 5, 6]
+
+
+def test_a_file_that_does_not_fit_is_refused_and_the_others_join(world: Any, known: ChunkIndex) -> None:
+    world.write("other.parquet", pa.table({"b": [1]}), "parquet", 2)
+    world.write("good.parquet", ROWS.slice(0, 1), "parquet", 2)
+    world.files.contents["broken.parquet"] = b"PAR1 this is none"
+    world.files.contents["what.ever"] = b"?"
+    stats = [world.files.stat(name) for name in ("other.parquet", "broken.parquet", "good.parquet", "what.ever")]
+    index, refused = extended_index(world.files, SPEC, known, stats)
+    assert [stat.url for stat in index.stats] == ["m.parquet", "good.parquet"]
+    reasons = {stat.url: reason for stat, reason in refused.items()}
+    assert set(reasons) == {"other.parquet", "broken.parquet", "what.ever"}
+    assert "does not go with m.parquet" in reasons["other.parquet"]
+    assert "broken.parquet is corrupt" in reasons["broken.parquet"]
+
+
+def test_text_that_fits_the_columns_joins_and_text_that_would_widen_them_does_not() -> None:
+    files = MemoryFiles({"0.csv": b"x,y\n1.5,a\n"})
+    known = build_index(files, DatasetSpec(("*.csv",)))
+    files.contents |= {"1.csv": b"x,y\n2,b\n", "2.csv": b"x,y\nword,b\n", "3.csv": b"x\n1\n"}
+    index, refused = extended_index(files, SPEC, known, [files._stat(f"{n}.csv") for n in (1, 2, 3)])
+    assert [stat.url for stat in index.stats] == ["0.csv", "1.csv"]
+    assert index.schema.equals(known.schema)
+    assert sorted(stat.url for stat in refused) == ["2.csv", "3.csv"]
+
+
+def test_what_joined_is_restored_in_its_order_without_reading_what_is_known(world: Any, known: ChunkIndex) -> None:
+    world.write("a.parquet", ROWS.slice(0, 5), "parquet", 5)
+    index, _ = extended_index(world.files, SPEC, known, [world.files.stat("a.parquet")])
+    assert restored_index(world.files, SPEC, index.stats, index.schema).content_hash() == index.content_hash()
+    world.files.contents.clear()
+    again = restored_index(world.files, SPEC, index.stats, index.schema, known=index)
+    assert again.content_hash() == index.content_hash()
+    with pytest.raises(DataError, match="parquet is gone since it joined the job's dataset: put it back"):
+        restored_index(world.files, SPEC, index.stats, index.schema)
+
+
+def test_a_restored_file_must_be_the_one_that_joined(world: Any, known: ChunkIndex) -> None:
+    world.write("m.parquet", ROWS.slice(0, 9), "parquet", 4)
+    with pytest.raises(DataError, match=r"m\.parquet has changed since it joined"):
+        restored_index(world.files, SPEC, known.stats, known.schema)
+
+
+@pytest.mark.parametrize(("per_task", "records_per_task"), [(1, 0), (2, 0), (1, 7)])
+def test_tasks_of_what_was_there_stay_when_the_dataset_grows(
+    world: Any, known: ChunkIndex, per_task: int, records_per_task: int
+) -> None:
+    def layout(index: ChunkIndex, *bounds: int) -> TaskLayout:
+        return TaskLayout(index, 2, chunks_per_task=per_task, records_per_task=records_per_task, bounds=bounds)
+
+    before = layout(known)
+    world.write("a.parquet", ROWS, "parquet", 3)
+    index, _ = extended_index(world.files, SPEC, known, [world.files.stat("a.parquet")])
+    after = layout(index, len(known))
+    for task in range(before.task_count):
+        assert after.chunks_of(task) == before.chunks_of(task)
+        assert after.batch_count(task) == before.batch_count(task)
+    new = [chunk for task in range(before.task_count, after.task_count) for chunk in after.chunks_of(task)]
+    assert new == [index.chunk(number) for number in range(len(known), len(index))]
+    assert layout(index, len(known), len(index)).task_count == after.task_count

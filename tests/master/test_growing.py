@@ -1,0 +1,266 @@
+"""Files join a dataset under way: in the queue, in etcd, and for the next master."""
+
+from __future__ import annotations
+
+import io
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from flightedl.adapters.clock import SystemClock
+from flightedl.config import MasterSettings
+from flightedl.coordination.keeper import HeldKey
+from flightedl.coordination.keys import JobKeys
+from flightedl.domain.tasks_values import EpochsDone, NoTaskNow, TaskGiven
+from flightedl.errors import DataError, NotReadyError, UsageError
+from flightedl.master.declaring import Declaring
+from flightedl.master.evaluations import Evaluations
+from flightedl.master.growing import Growing
+from flightedl.master.indexing import DatasetIndexing
+from flightedl.master.members import Members
+from flightedl.master.recovery import read_state
+from flightedl.master.state import JobState
+from flightedl.ports import FileStat
+from flightedl.testing.contracts.coordinator import eventually
+from flightedl.testing.memory import MemoryCoordinator, MemoryFiles, MemoryStorage
+from flightedl.wire.messages import DatasetDeclaration
+
+EVERY_S = 0.02
+KEYS = JobKeys("demo")
+DECLARED = DatasetDeclaration(urls=["/d/*.parquet"], batch_size=5, follow=True)
+
+
+def parquet(*values: int) -> bytes:
+    sink = io.BytesIO()
+    pq.write_table(pa.table({"k": list(values)}), sink, row_group_size=10)
+    return sink.getvalue()
+
+
+class FailingFiles(MemoryFiles):
+    """Cannot be listed while ``is_down``."""
+
+    is_down = False
+
+    def expand(self, patterns: Sequence[str], *, may_be_empty: bool = False) -> tuple[FileStat, ...]:
+        if self.is_down:
+            raise DataError("the store does not answer")
+        return super().expand(patterns, may_be_empty=may_be_empty)
+
+
+class Master:
+    """So much of a master as has to do with its dataset."""
+
+    def __init__(self, coordinator: MemoryCoordinator, files: MemoryFiles, storage: MemoryStorage | None) -> None:
+        clock = SystemClock()
+        self.coordinator = coordinator
+        held = HeldKey.claim(coordinator, clock, KEYS.master_lock, b"", 20.0)
+        assert held is not None
+        self.held = held
+        chosen = MasterSettings(etcd="memory:1", job="demo", follow_every_s=EVERY_S)
+        evaluations = Evaluations(lambda: DatasetIndexing(files, clock), 3)
+        self.state = JobState(chosen, 1, coordinator, KEYS, clock, evaluations)
+        indexing = DatasetIndexing(files, clock, storage, follow_every_s=EVERY_S)
+        self.indexing = indexing
+        self.growing = Growing(self.state, files, storage, EVERY_S)
+        members = Members(self.state, held.generation, lambda _: None)
+        self.declaring = Declaring(self.state, members, self.growing, indexing)
+        recovered = read_state(coordinator, KEYS)
+        self.state.declaration = recovered.declaration
+        if recovered.declaration.dataset is not None:
+            try:
+                dataset = indexing.index_again(recovered.declaration.dataset, recovered.arrivals)
+            except DataError:
+                held.release()
+                raise
+            self.state.arrivals_saved = len(recovered.arrivals)
+            self.state.begin_queue(dataset, recovered.queue, recovered.failures)
+        self.state.start_writing(held, recovered, lambda _: None)
+        self.growing.begin()
+
+    def close(self) -> None:
+        self.indexing.close()
+        self.growing.close()
+        self.state.close()
+        self.held.release()
+
+    def take(self, now: float = 0.0) -> int | None:
+        """Do a task, durably: its first record; None: there is none now."""
+        with self.state.changed:
+            queue, dataset = self.state.queue, self.state.dataset
+            assert queue is not None
+            assert dataset is not None
+            given = queue.request("t", now)
+            if not isinstance(given, TaskGiven):
+                assert isinstance(given, NoTaskNow | EpochsDone)
+                return None
+            a = given.assignment
+            queue.finish("t", a.epoch, a.position, a.attempt, now)
+            queue.check()
+            chunk = dataset.layout.chunks_of(a.task)[0]
+        self.state.persist()
+        name = chunk.url.removeprefix("/d/").removesuffix(".parquet")
+        return int(name) + chunk.first_record
+
+    def take_all(self) -> list[int]:
+        found = []
+        while (first := self.take()) is not None:
+            found.append(first)
+        return found
+
+    def has(self, url: str) -> bool:
+        return url in self.files
+
+    @property
+    def files(self) -> list[str]:
+        dataset = self.state.dataset
+        return [] if dataset is None else [file[0] for each in dataset.arrivals for file in each.files]
+
+
+Start = Callable[[], Master]
+
+
+@pytest.fixture
+def files() -> FailingFiles:
+    return FailingFiles({"/d/100.parquet": parquet(*range(20))})
+
+
+@pytest.fixture(params=[True, False], ids=["kept", "not kept"])
+def storage(request: pytest.FixtureRequest) -> MemoryStorage | None:
+    return MemoryStorage() if request.param else None
+
+
+@pytest.fixture
+def start(files: MemoryFiles, storage: MemoryStorage | None) -> Iterator[Start]:
+    coordinator = MemoryCoordinator(SystemClock())
+    masters: list[Master] = []
+
+    def begin() -> Master:
+        for master in masters:
+            master.close()
+        masters.append(Master(coordinator.another(), files, storage))
+        return masters[-1]
+
+    before = set(threading.enumerate())
+    yield begin
+    for master in masters:
+        master.close()
+    eventually(lambda: not [t for t in threading.enumerate() if t not in before])
+
+
+def declare(master: Master) -> None:
+    def asked() -> bool:
+        try:
+            master.declaring.dataset(DECLARED)
+        except NotReadyError:
+            return False
+        return True
+
+    eventually(asked)
+
+
+def test_files_join_in_the_order_in_which_they_come_and_the_next_master_knows(start: Start, files: MemoryFiles) -> None:
+    master = start()
+    declare(master)
+    assert master.take_all() == [100, 110]
+    files.contents["/d/300.parquet"] = parquet(*range(10))
+    eventually(lambda: len(master.files) == 2)
+    files.contents["/d/200.parquet"] = parquet(*range(30))
+    eventually(lambda: len(master.files) == 3)
+    assert master.take() == 300
+    second = start()
+    assert second.files == ["/d/100.parquet", "/d/300.parquet", "/d/200.parquet"]
+    assert second.take() == 200
+    files.contents["/d/050.parquet"] = parquet(1)
+    files.contents["/d/_END"] = b""
+    eventually(lambda: second.state.queue is not None and not second.state.queue.is_growing)
+    third = start()
+    assert third.take_all() == [210, 220, 50]
+    assert third.state.queue is not None
+    assert third.state.queue.is_done
+    assert third.growing._thread is None
+
+
+def test_each_arrival_is_written_once(start: Start, files: MemoryFiles) -> None:
+    master = start()
+    declare(master)
+    for number in (200, 300, 400):
+        files.contents[f"/d/{number}.parquet"] = parquet(*range(10))
+        eventually(partial(master.has, f"/d/{number}.parquet"))
+        master.take()
+    eventually(lambda: master.state.arrivals_saved == 4)
+    assert master.state._snapshot()[1].keys() == {KEYS.job, KEYS.task_queues, KEYS.task_failures}
+    entries = master.coordinator.list(KEYS.arrivals).entries
+    assert [entry.key for entry in entries] == [KEYS.arrival(number) for number in range(4)]
+    assert all(entry.mod_revision == entry.create_revision for entry in entries)
+
+
+def test_it_waits_for_the_first_file(start: Start, files: MemoryFiles) -> None:
+    first = files.contents.pop("/d/100.parquet")
+    master = start()
+    with pytest.raises(NotReadyError, match=r"the first file of /d/\*\.parquet"):
+        master.declaring.dataset(DECLARED)
+    files.contents["/d/100.parquet"] = first
+    declare(master)
+    assert master.take_all() == [100, 110]
+
+
+def test_a_file_that_does_not_fit_is_told_and_joins_when_it_is_repaired(start: Start, files: MemoryFiles) -> None:
+    master = start()
+    declare(master)
+    files.contents["/d/200.parquet"] = b"not yet"
+    eventually(lambda: "200.parquet is corrupt" in master.state.dataset_alarm)
+    assert "left out until it changes" in master.state.dataset_alarm
+    files.contents["/d/200.parquet"] = parquet(*range(10))
+    eventually(lambda: len(master.files) == 2)
+    assert master.take_all() == [100, 110, 200]
+    eventually(lambda: not master.state.dataset_alarm)
+
+
+def test_a_file_that_is_removed_is_told_and_the_next_master_refuses_what_it_cannot_know(
+    start: Start, files: MemoryFiles, storage: MemoryStorage | None
+) -> None:
+    master = start()
+    declare(master)
+    del files.contents["/d/100.parquet"]
+    eventually(lambda: master.state.dataset_alarm == "/d/100.parquet is gone since it was taken into the dataset")
+    if storage is not None:
+        assert start().files == ["/d/100.parquet"]
+    else:
+        with pytest.raises(DataError, match=r"100\.parquet is gone since it joined the job's dataset: put it back"):
+            start()
+
+
+def test_a_user_says_that_nothing_is_to_come(start: Start, files: MemoryFiles) -> None:
+    master = start()
+    declare(master)
+    files.contents["/d/200.parquet"] = parquet(*range(10))
+    master.growing.end()
+    master.growing.end()
+    assert master.take_all() == [100, 110, 200]
+    assert master.state.queue is not None
+    assert master.state.queue.is_done
+
+
+def test_only_what_follows_can_end(start: Start) -> None:
+    master = start()
+    with pytest.raises(NotReadyError, match="no trainer has declared"):
+        master.growing.end()
+    master.declaring.dataset(DatasetDeclaration(urls=["/d/*.parquet"], batch_size=5))
+    with pytest.raises(UsageError, match="declared without follow=True"):
+        master.growing.end()
+
+
+def test_a_listing_that_fails_is_told_and_tried_again(start: Start, files: FailingFiles) -> None:
+    master = start()
+    declare(master)
+    files.is_down = True
+    eventually(lambda: "cannot be looked for at the moment: the store does not answer" in master.state.dataset_alarm)
+    assert master.take_all() == [100, 110]
+    files.contents["/d/200.parquet"] = parquet(1)
+    files.is_down = False
+    eventually(lambda: len(master.files) == 2)
+    eventually(lambda: not master.state.dataset_alarm)
