@@ -20,6 +20,7 @@ happened) are different branches, because whoever holds state must act different
     ├── BegunAnewError          begun_anew       the model has new first values: start this trainer again
     ├── UnavailableError        unavailable      (retryable) not reachable or not ready; nothing happened
     │   ├── BusyError           busy             (retryable) admission limit; nothing happened
+    │   ├── DamagedError        damaged          (retryable, also a CorruptError) a message was damaged on the way
     │   └── NotReadyError       not_ready        (retryable) the server is starting or waits for something it names
     ├── OutcomeUnknownError     outcome_unknown  the request may or may not have been carried out
     │   └── DeadlineError       deadline         ... because its deadline passed
@@ -115,6 +116,12 @@ class BusyError(UnavailableError):
     """The peer is at its admission limit; nothing happened, ask again later."""
 
     code = "busy"
+
+
+class DamagedError(CorruptError, UnavailableError):
+    """A message does not match its checksum; nothing of it was applied: send it again."""
+
+    code = "damaged"
 
 
 class NotReadyError(UnavailableError):

@@ -33,11 +33,13 @@ from flightedl.rpc.fork_guard import GUARD
 from flightedl.rpc.identity import (
     AUTHORIZATION_HEADER,
     CALLER_HEADER,
+    CHECKSUM_HEADER,
     EXPECT_HEADER,
     SERVER_HEADER,
     TIMEOUT_HEADER,
     Caller,
     ServerIdentity,
+    checksum_of,
 )
 from flightedl.rpc.routes import Endpoint, Endpoints
 from flightedl.rpc.wire_errors import FOREIGN_ERRORS, shortened
@@ -153,7 +155,7 @@ class Connection:
         Raises:
             FlightedlError: what the server answered, or what happened on the way.
         """
-        call = self._start(verb, timeout_s)
+        call = self._start(verb, timeout_s, body)
 
         def run() -> bytes:
             results = self._client.do_action(flight.Action(verb, body), call.options)
@@ -177,7 +179,7 @@ class Connection:
             MessageError: another schema, or a batch that is not sound.
             FlightedlError: what the server answered, or what happened on the way.
         """
-        call = self._start("get", timeout_s)
+        call = self._start("get", timeout_s, ticket)
 
         reader = call.run(lambda: self._client.do_get(flight.Ticket(ticket), call.options))
         download = Download(call, reader, schema)
@@ -207,7 +209,7 @@ class Connection:
         Raises:
             FlightedlError: what the server answered, or what happened on the way.
         """
-        call = self._start("put", timeout_s)
+        call = self._start("put", timeout_s, descriptor)
         target = flight.FlightDescriptor.for_command(descriptor)
         writer, reader = call.run(lambda: self._client.do_put(target, schema, call.options))
         return upload(call, writer, reader, schema, batches)
@@ -220,14 +222,14 @@ class Connection:
             schema: Of what is written; flat columns only.
             timeout_s: For the whole stream.
         """
-        call = self._start("exchange", timeout_s)
+        call = self._start("exchange", timeout_s, descriptor)
         target = flight.FlightDescriptor.for_command(descriptor)
         writer, reader = call.run(lambda: self._client.do_exchange(target, call.options))
         return ClientExchange(call, writer, reader, schema)
 
     def info(self, descriptor: bytes, *, timeout_s: float) -> Endpoints:
         """Ask where a data set is found (GetFlightInfo)."""
-        call = self._start("info", timeout_s)
+        call = self._start("info", timeout_s, descriptor)
         target = flight.FlightDescriptor.for_command(descriptor)
         found = call.run(lambda: self._client.get_flight_info(target, call.options))
         call.check_server()
@@ -237,11 +239,15 @@ class Connection:
         )
         return Endpoints(found.schema, endpoints, found.total_records, found.total_bytes)
 
-    def _start(self, verb: str, timeout_s: float) -> ClientCall:
+    def _start(self, verb: str, timeout_s: float, request: bytes) -> ClientCall:
         GUARD.check()
         if not (math.isfinite(timeout_s) and timeout_s > 0):
             raise UsageError(f"timeout_s is {timeout_s}, but it must be a positive number of seconds")
-        headers = [*self._headers, (TIMEOUT_HEADER.encode(), f"{timeout_s:.3f}".encode())]
+        headers = [
+            *self._headers,
+            (TIMEOUT_HEADER.encode(), f"{timeout_s:.3f}".encode()),
+            (CHECKSUM_HEADER.encode(), checksum_of(request).encode()),
+        ]
         options = flight.FlightCallOptions(timeout=timeout_s, headers=headers)
         reply = self._replies.expect()
         return ClientCall(f"{verb} at {self.address}", options, self.expected, lambda: reply.header)

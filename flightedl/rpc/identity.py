@@ -1,7 +1,9 @@
 """Who talks to whom: the headers of every call.
 
 Request headers: whom the caller means (``flightedl-expect``), who it is (``flightedl-caller``), how long it waits
-(``flightedl-timeout``, seconds: relative, because clocks differ). Reply header: who answers (``flightedl-server``).
+(``flightedl-timeout``, seconds: relative, because clocks differ), and a checksum of its request
+(``flightedl-checksum``; may be left out), for nothing else protects it where there is no TLS. Reply header: who answers
+(``flightedl-server``).
 
 The *generation* is the fence. It is the create_revision of the process's key in etcd, so a later process in the same
 place always has another one. 0 stands for "not known": a server before it is registered, a client that does not care.
@@ -14,12 +16,15 @@ import math
 from dataclasses import dataclass
 from urllib.parse import quote, unquote
 
-from flightedl.errors import FencedError, MessageError
+import xxhash
+
+from flightedl.errors import DamagedError, FencedError, MessageError
 
 SERVER_HEADER = "flightedl-server"
 EXPECT_HEADER = "flightedl-expect"
 CALLER_HEADER = "flightedl-caller"
 TIMEOUT_HEADER = "flightedl-timeout"
+CHECKSUM_HEADER = "flightedl-checksum"
 AUTHORIZATION_HEADER = "authorization"
 
 #: gRPC refuses more than 8 kB of headers in all.
@@ -91,3 +96,14 @@ def timeout_from_header(text: str) -> float:
     if not (math.isfinite(timeout_s) and timeout_s > 0):
         raise MessageError("the timeout in a header is not a positive number of seconds")
     return timeout_s
+
+
+def checksum_of(request: bytes) -> str:
+    """What stands in the header for a request: xxh3-64, 16 hex digits."""
+    return xxhash.xxh3_64_hexdigest(request)
+
+
+def check_undamaged(request: bytes, header: str | None) -> None:
+    """Raise DamagedError unless a request has the checksum that its header names, if it names one."""
+    if header is not None and header != checksum_of(request):
+        raise DamagedError("the request does not match its checksum: it was damaged on the way, send it again")

@@ -18,7 +18,14 @@ from flightedl.errors import InternalError, MessageError, UsageError
 from flightedl.rpc.arrow_flight import flight
 from flightedl.rpc.authentication import Credentials
 from flightedl.rpc.fork_guard import GUARD
-from flightedl.rpc.identity import AUTHORIZATION_HEADER, CALLER_HEADER, SERVER_HEADER, Caller
+from flightedl.rpc.identity import (
+    AUTHORIZATION_HEADER,
+    CALLER_HEADER,
+    CHECKSUM_HEADER,
+    SERVER_HEADER,
+    Caller,
+    check_undamaged,
+)
 from flightedl.rpc.routes import Call, Endpoints, Outgoing, verb_of
 from flightedl.rpc.streams import Exchange, Incoming
 from flightedl.rpc.wire_errors import shortened, to_wire
@@ -116,7 +123,7 @@ class Service(flight.FlightServerBase):  # type: ignore[misc]
         server = self._server
         with server.admitted(context, action.type, server.limits.call_s) as call:
             handler = self._route(server.routes.actions, action.type)
-            return [handler(self._request(action.body.to_pybytes()), call)]
+            return [handler(self._request(context, action.body.to_pybytes()), call)]
 
     @_guarded
     def do_get(self, context: flight.ServerCallContext, ticket: flight.Ticket) -> flight.GeneratorStream:
@@ -124,7 +131,7 @@ class Service(flight.FlightServerBase):  # type: ignore[misc]
         # Released by the stream, or when pyarrow says that the call is over, if the stream never starts.
         call = server.admit(context, "get", server.limits.stream_s)
         try:
-            request = self._request(ticket.ticket)
+            request = self._request(context, ticket.ticket)
             call.verb = verb_of(request)
             outgoing = self._route(server.routes.gets, call.verb)(request, call)
             return flight.GeneratorStream(outgoing.schema, self._outgoing(outgoing, call))
@@ -164,7 +171,7 @@ class Service(flight.FlightServerBase):  # type: ignore[misc]
     ) -> None:
         server = self._server
         with server.admitted(context, "put", server.limits.stream_s) as call:
-            request = self._command(descriptor)
+            request = self._command(context, descriptor)
             call.verb = verb_of(request)
             route = self._route(server.routes.puts, call.verb)
             incoming = Incoming(reader, route.schema, call, server.limits.batches)
@@ -188,7 +195,7 @@ class Service(flight.FlightServerBase):  # type: ignore[misc]
     ) -> None:
         server = self._server
         with server.admitted(context, "exchange", server.limits.stream_s) as call:
-            request = self._command(descriptor)
+            request = self._command(context, descriptor)
             call.verb = verb_of(request)
             route = self._route(server.routes.exchanges, call.verb)
             exchange = Exchange(reader, writer, route.schema, call, server.limits.batches)
@@ -207,7 +214,7 @@ class Service(flight.FlightServerBase):  # type: ignore[misc]
             if server.routes.info is None:
                 raise MessageError("this server does not implement GetFlightInfo")
             return _flight_info(
-                descriptor, server.routes.info(self._command(descriptor), call), is_secured=self._is_secured
+                descriptor, server.routes.info(self._command(context, descriptor), call), is_secured=self._is_secured
             )
 
     @_guarded
@@ -220,15 +227,16 @@ class Service(flight.FlightServerBase):  # type: ignore[misc]
         with self._server.admitted(context, "actions", self._server.limits.call_s):
             return [(verb, f"JSON body, see schemas/ of flightedl: {verb}") for verb in self._server.routes.actions]
 
-    def _command(self, descriptor: flight.FlightDescriptor) -> bytes:
+    def _command(self, context: flight.ServerCallContext, descriptor: flight.FlightDescriptor) -> bytes:
         if descriptor.descriptor_type != flight.DescriptorType.CMD:
             raise MessageError("a descriptor must be a command with a JSON object, not a path")
-        return self._request(descriptor.command)
+        return self._request(context, descriptor.command)
 
-    def _request(self, request: bytes) -> bytes:
+    def _request(self, context: flight.ServerCallContext, request: bytes) -> bytes:
         limit_bytes = self._server.limits.request_bytes
         if len(request) > limit_bytes:
             raise MessageError(f"the request has {len(request)} bytes, at most {limit_bytes} are allowed")
+        check_undamaged(request, context.get_middleware(MIDDLEWARE).headers.get(CHECKSUM_HEADER))
         return request
 
     def _route(self, routes: Mapping[str, _Route], verb: str) -> _Route:

@@ -24,7 +24,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import xxhash
 
-from flightedl.errors import CorruptError, MessageError
+from flightedl.errors import DamagedError, MessageError
 
 #: 1 MiB batches are the fastest on Flight; half loses little, four times loses nothing but memory.
 TARGET_BYTES = 1 << 20
@@ -216,7 +216,7 @@ def decode_batch(batch: pa.RecordBatch) -> Rows:
 
     Raises:
         MessageError: a null.
-        CorruptError: a row's values do not match its checksum.
+        DamagedError: a row's values do not match its checksum.
     """
     columns = batch.columns
     if any(column.null_count for column in columns):
@@ -230,7 +230,7 @@ def decode_batch(batch: pa.RecordBatch) -> Rows:
     data = _NOTHING if data_buffer is None else memoryview(data_buffer).cast("B")
     for block, start, stop, expected in zip(blocks, offsets[:-1], offsets[1:], sums, strict=True):
         if start != stop and _digest(data[start:stop]) != expected:
-            raise CorruptError(f"the values of block {block} do not match their checksum")
+            raise DamagedError(f"the values of block {block} do not match their checksum")
     return Rows(blocks, versions, outcomes, offsets, data)
 
 

@@ -1,0 +1,70 @@
+"""Networks that cut, delay, swallow and damage what is sent, between real processes: every record counts once."""
+
+from __future__ import annotations
+
+import random
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+from interposed import KINDS, Interposer, strike
+
+import flightedl as fe
+from flightedl.launch.cluster import LocalCluster, TrainerProgram
+from flightedl.testing.etcd_server import EtcdServer
+from flightedl.testing.proxy import TcpProxy
+
+pytestmark = [pytest.mark.etcd, pytest.mark.faults, pytest.mark.slow, pytest.mark.timeout(300)]
+
+EPOCHS = 2
+
+
+def job(tmp_path: Path, mode: str, **more: object) -> LocalCluster:
+    arguments = ("--records", "6000", "--epochs", str(EPOCHS), "--pause", "0.02", "--per-task", "200", "--mode", mode)
+    return fe.local(
+        pservers=2,
+        job="network",
+        checkpoint=str(tmp_path / "ck"),
+        checkpoint_every_s=2.0,
+        output_dir=tmp_path / "out",
+        lease_ttl_s=3.0,
+        trainers=TrainerProgram("flightedl.examples.ledger", (*arguments, "--data", str(tmp_path / "data")), 3),
+        **more,
+    )
+
+
+def require_exact(tmp_path: Path, cluster: LocalCluster) -> None:
+    outcome = cluster.outcome(240)
+    assert outcome is not None
+    assert outcome.exit_code == 0, outcome
+    with np.load(tmp_path / "out" / "ledger.npz") as counts:
+        assert all((counts[name] == EPOCHS).all() for name in counts)
+
+
+@pytest.mark.parametrize("mode", ["sync", "async"])
+def test_the_network_between_trainers_and_servers_fails(tmp_path: Path, mode: str) -> None:
+    with job(tmp_path, mode) as cluster:
+        with Interposer(cluster.etcd_address, "network", seed=1) as network:
+            require_exact(tmp_path, cluster)
+        assert network.done.keys() == set(KINDS), network.done
+    print(dict(network.done))
+
+
+def test_the_network_between_processes_and_etcd_fails(tmp_path: Path, etcd: EtcdServer) -> None:
+    chance = random.Random(2)
+    stop = threading.Event()
+    with TcpProxy(etcd.address) as proxy:
+
+        def rage() -> None:
+            while not stop.wait(chance.expovariate(1.0)):
+                strike(proxy, chance.choice([kind for kind in KINDS if kind != "flip"]), chance)
+
+        with job(tmp_path, "sync", etcd=proxy.address) as cluster:
+            thread = threading.Thread(target=rage)
+            thread.start()
+            try:
+                require_exact(tmp_path, cluster)
+            finally:
+                stop.set()
+                thread.join()

@@ -1,0 +1,29 @@
+"""A request that was damaged on the way is refused, and may be sent again."""
+
+from __future__ import annotations
+
+import pytest
+
+from flightedl.errors import CorruptError, DamagedError, UnavailableError
+from flightedl.rpc.identity import check_undamaged, checksum_of
+
+
+def test_every_flipped_bit_of_a_request_is_noticed() -> None:
+    request = b'{"verb": "tasks", "trainer": "a-1", "finished": [[0, 5, 7]]}'
+    header = checksum_of(request)
+    check_undamaged(request, header)
+    for place in range(8 * len(request)):
+        damaged = bytearray(request)
+        damaged[place >> 3] ^= 1 << (place & 7)
+        with pytest.raises(DamagedError):
+            check_undamaged(bytes(damaged), header)
+
+
+def test_who_names_no_checksum_is_believed() -> None:
+    check_undamaged(b"{}", None)
+
+
+def test_a_damaged_message_is_corrupt_and_may_be_sent_again() -> None:
+    assert issubclass(DamagedError, CorruptError)
+    assert issubclass(DamagedError, UnavailableError)
+    assert DamagedError.retryable
