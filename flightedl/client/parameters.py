@@ -29,12 +29,12 @@ from flightedl.client.servers import Servers, is_transient
 from flightedl.client.waiting import Waiting
 from flightedl.domain.accumulation import lacking_of
 from flightedl.domain.modes import Async, Mode, Sync
-from flightedl.domain.sharding import ALIGNMENT_BYTES, ShardPlan, runs_of
+from flightedl.domain.sharding import ALIGNMENT_BYTES, Block, ShardPlan, runs_of
 from flightedl.errors import FlightedlError, GradientError, MessageError, UsageError
 from flightedl.rpc.client import Connection
 from flightedl.wire.halves import shortened, widened
 from flightedl.wire.messages import PullTicket, PushHeader, encode
-from flightedl.wire.rows import PUSH_SCHEMA, Outcome, Rows, decode_batch, encode_rows
+from flightedl.wire.rows import PUSH_SCHEMA, Outcome, Piece, Rows, decode_batch, encode_pieces, encode_rows
 
 Array = npt.NDArray[np.generic]
 
@@ -51,7 +51,7 @@ _STREAM_S = 30.0
 class ShardTransfer:
     """What one pserver still has to be sent and asked for, for one batch."""
 
-    #: block -> gradient slice, or None for an arrival without one.
+    #: block -> the (n,) gradient of its whole parameter, or None for an arrival without one.
     pushes: dict[int, Array | None]
     #: block -> lowest version wanted.
     pulls: dict[int, int]
@@ -301,11 +301,10 @@ class Parameters(Mapping[str, npt.NDArray[np.generic]]):
         arrays = self._clipped(checked)
         pushes: dict[int, Array] = {}
         for name, array in arrays.items():
-            for number in self._ranges[name]:
-                if number in current.answered and not current.must_repeat:
-                    raise UsageError(f"the gradient of {name!r} was already pushed for this batch ({current})")
-                block = self._blocks[number]
-                pushes[number] = array.reshape(-1)[block.start : block.stop]
+            numbers = self._ranges[name]
+            if not current.must_repeat and not current.answered.keys().isdisjoint(numbers):
+                raise UsageError(f"the gradient of {name!r} was already pushed for this batch ({current})")
+            pushes.update(dict.fromkeys(numbers, array.reshape(-1)))
         if current.must_repeat:
             return
         arrivals = [n for n in self._unanswered(current) if n not in pushes] if complete else []
@@ -322,12 +321,9 @@ class Parameters(Mapping[str, npt.NDArray[np.generic]]):
     def _push_sum(self, sums: GradientSums, *, pull: bool) -> None:
         """One push for several batches: each block takes all of them, or none."""
         together, gradients = sums.take()
-        flats = {name: array.reshape(-1) for name, array in self._clipped(gradients).items()}
-        pushes = {
-            number: flat[self._blocks[number].start : self._blocks[number].stop]
-            for name, flat in flats.items()
-            for number in self._ranges[name]
-        }
+        pushes: dict[int, Array] = {}
+        for name, array in self._clipped(gradients).items():
+            pushes.update(dict.fromkeys(self._ranges[name], array.reshape(-1)))
         arrivals = [number for number in self._blocks if number not in pushes]
         try:
             lacking = self._transfer(together, pushes, arrivals, {}, pull=pull, member=together.member)
@@ -455,9 +451,7 @@ class Parameters(Mapping[str, npt.NDArray[np.generic]]):
         unanswered = 0
         with connection.exchange(encode(header), PUSH_SCHEMA, timeout_s=_STREAM_S) as exchange:
             for _, run in groupby(numbers, shard.run_of.__getitem__):
-                members = list(run)
-                gradients = [self._outgoing(transfer.pushes[n]) for n in members]
-                exchange.write(encode_rows(members, [base[n] for n in members], gradients))
+                exchange.write(self._message(list(run), base, transfer))
                 unanswered += 1
                 if unanswered >= WINDOW:
                     self._take(exchange.read(), shard, transfer, current)
@@ -465,6 +459,27 @@ class Parameters(Mapping[str, npt.NDArray[np.generic]]):
             exchange.done_writing()
             while (message := exchange.read()) is not None:
                 self._take(message, shard, transfer, current)
+
+    def _message(self, numbers: list[int], base: Mapping[int, int], transfer: ShardTransfer) -> pa.RecordBatch:
+        """Rows of some blocks of a run. Slices of one gradient are sent as they lie in memory."""
+        first, last = self._blocks[numbers[0]], self._blocks[numbers[-1]]
+        gradient, version = transfer.pushes[first.number], base[first.number]
+        if (
+            gradient is not None
+            and first.parameter == last.parameter
+            and len(numbers) == last.number - first.number + 1
+            and all(base[number] == version for number in numbers)
+        ):
+            values = self._outgoing(gradient[first.start : last.stop])
+            starts = [self._blocks[number].start - first.start for number in numbers]
+            offsets = [start * values.itemsize for start in (*starts, values.size)]
+            piece = Piece(range(first.number, last.number + 1), version, Outcome.NONE, values, offsets)
+            return encode_pieces([piece], with_outcomes=False)
+        gradients = [self._slice(transfer.pushes[number], self._blocks[number]) for number in numbers]
+        return encode_rows(numbers, [base[number] for number in numbers], gradients)
+
+    def _slice(self, gradient: Array | None, block: Block) -> Array | None:
+        return None if gradient is None else self._outgoing(gradient[block.start : block.stop])
 
     def _take(
         self,
@@ -507,9 +522,9 @@ class Parameters(Mapping[str, npt.NDArray[np.generic]]):
             is_synchronous = self._is_synchronous
             transfer.pulls.update((block, versions[block] + 1 if is_synchronous else 0) for block in blocks)
 
-    def _outgoing(self, gradient: Array | None) -> Array | None:
+    def _outgoing(self, gradient: Array) -> Array:
         """A gradient as it is sent."""
-        if gradient is None or not self._wire or gradient.dtype != np.float32:
+        if not self._wire or gradient.dtype != np.float32:
             return gradient
         return shortened(cast("npt.NDArray[np.float32]", gradient), self._wire)
 

@@ -35,7 +35,7 @@ from flightedl.errors import NotFoundError, UsageError
 
 #: The rules of this module; part of every plan's hash. A plan of another version is another plan.
 PLAN_VERSION = 1
-#: The measured best size of a message.
+#: The measured best size of a message: its working set fits into a core's second-level cache.
 BLOCK_BYTES = 1 << 20
 ELEMENTS_LIMIT = 1 << 20
 #: Splitting never makes a piece smaller than this.

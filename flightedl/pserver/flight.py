@@ -131,6 +131,8 @@ class PserverFlight:
             self._service.require_lease()
             if message[0] is not None:
                 exchange.write(encode_pieces(self._take_rows(shard, header, message[0], waiting)))
+            # The next message is to come into this one's memory, while that is in the processor's cache.
+            del message
         deadline = min(self._clock.now() + header.wait_s, call.deadline)
         for pieces in self._values(shard, header.member, waiting, deadline, call):
             exchange.write(encode_pieces(pieces))

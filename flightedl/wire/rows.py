@@ -17,6 +17,7 @@ from array import array
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
+from functools import lru_cache
 from itertools import pairwise
 
 import numpy as np
@@ -158,8 +159,10 @@ def encode_rows(
     return _batch(blocks, versions, sums, offsets, filled, outcomes)
 
 
-def encode_pieces(pieces: Sequence[Piece]) -> pa.RecordBatch:
-    """A batch of ``VALUES_SCHEMA``; nothing is copied where only one piece carries values."""
+def encode_pieces(pieces: Sequence[Piece], *, with_outcomes: bool = True) -> pa.RecordBatch:
+    """A batch of ``VALUES_SCHEMA``, or of ``PUSH_SCHEMA``; nothing is copied where only one piece carries values."""
+    if len(pieces) == 1:
+        return _one_piece(pieces[0], with_outcomes=with_outcomes)
     blocks: list[int] = []
     versions: list[int] = []
     outcomes: list[int] = []
@@ -178,15 +181,47 @@ def encode_pieces(pieces: Sequence[Piece]) -> pa.RecordBatch:
             continue
         data = memoryview(piece.values.data).cast("B")
         filled.append(data)
-        starts = piece.offsets
-        if count == 1:
-            sums.append(_digest(data))
-            offsets.append(end + data.nbytes)
-        else:
-            sums.extend([_digest(data[a:b]) for a, b in pairwise(starts)])
-            offsets.extend([end + stop for stop in starts[1:]] if end else starts[1:])
+        sums.extend([_digest(data[a:b]) for a, b in pairwise(piece.offsets)])
+        offsets.extend([end + stop for stop in piece.offsets[1:]])
         end += data.nbytes
-    return _batch(blocks, versions, sums, offsets, filled, outcomes)
+    return _batch(blocks, versions, sums, offsets, filled, outcomes if with_outcomes else None)
+
+
+def _one_piece(piece: Piece, *, with_outcomes: bool) -> pa.RecordBatch:
+    """What most messages are. Columns that are the same in every step are made once."""
+    blocks, values = piece.blocks, piece.values
+    count = len(blocks)
+    data: memoryview
+    if values is None:
+        data, sums, offsets = _NOTHING, array("Q", [0]) * count, array("i", [0]) * (count + 1)
+    else:
+        data, offsets = memoryview(values.data).cast("B"), array("i", piece.offsets)
+        sums = array("Q", [_digest(data[a:b]) for a, b in pairwise(piece.offsets)])
+    columns = [
+        _block_column(blocks.start, count),
+        _version_column(piece.version, count),
+        pa.Array.from_buffers(_UINT64, count, [None, pa.py_buffer(sums)], 0),
+        pa.Array.from_buffers(_BINARY, count, [None, pa.py_buffer(offsets), pa.py_buffer(data)], 0),
+    ]
+    if not with_outcomes:
+        return pa.RecordBatch.from_arrays(columns, schema=PUSH_SCHEMA)
+    columns.append(_outcome_column(piece.outcome, count))
+    return pa.RecordBatch.from_arrays(columns, schema=VALUES_SCHEMA)
+
+
+@lru_cache(4096)
+def _block_column(first: int, count: int) -> pa.Array:
+    return pa.Array.from_buffers(_INT32, count, [None, pa.py_buffer(array("i", range(first, first + count)))], 0)
+
+
+@lru_cache(256)
+def _version_column(version: int, count: int) -> pa.Array:
+    return pa.Array.from_buffers(_INT64, count, [None, pa.py_buffer(array("q", [version]) * count)], 0)
+
+
+@lru_cache(256)
+def _outcome_column(outcome: int, count: int) -> pa.Array:
+    return pa.Array.from_buffers(_INT8, count, [None, pa.py_buffer(array("b", [outcome]) * count)], 0)
 
 
 def _batch(
