@@ -1,8 +1,8 @@
 """The gradients of several batches, added up in the trainer's memory until they are pushed as one.
 
 One array for each parameter that got a gradient, however many batches there are. Sums of float32 and float64 are made
-in their own type. What is pushed is the sum itself, or the mean weighted by records, over the batches that had a
-gradient for the parameter, as in a synchronous round.
+in their own type, those of 16-bit floats as float32. What is pushed is the sum itself, or the mean weighted by records,
+over the batches that had a gradient for the parameter, as in a synchronous round.
 
 A batch is in the sum from ``add`` on, and *complete* when the user's code is through with it; only then it waits.
 """
@@ -10,6 +10,7 @@ A batch is in the sum from ``add`` on, and *complete* when the user's code is th
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -18,6 +19,7 @@ from flightedl.client.batches import CurrentBatch
 from flightedl.domain.accumulation import BatchGroup
 from flightedl.domain.modes import Async
 from flightedl.errors import UsageError
+from flightedl.wire.halves import ITEM_BYTES
 
 Array = npt.NDArray[np.generic]
 
@@ -28,7 +30,9 @@ class GradientSums:
     def __init__(self, mode: Async) -> None:
         self._is_mean = mode.reduce == "mean"
         self._group: BatchGroup[CurrentBatch] = BatchGroup(mode.push_every)
-        self._sums: dict[str, npt.NDArray[np.floating]] = {}
+        self._sums: dict[str, npt.NDArray[Any]] = {}
+        #: Of the gradients.
+        self._dtypes: dict[str, np.dtype[Any]] = {}
         #: Records of the batches that had a gradient for the parameter.
         self._weights: dict[str, int] = {}
         #: The batch at hand, and which parameters it has a gradient for.
@@ -70,8 +74,10 @@ class GradientSums:
         for name, gradient in gradients.items():
             total = self._sums.get(name)
             if total is None:
-                total = self._sums[name] = np.zeros(gradient.shape, gradient.dtype)
-            total += gradient if weight == 1 else np.multiply(gradient, weight, dtype=gradient.dtype)  # type: ignore[arg-type]
+                is_short = gradient.dtype.itemsize == ITEM_BYTES
+                total = self._sums[name] = np.zeros(gradient.shape, np.float32 if is_short else gradient.dtype)
+                self._dtypes[name] = gradient.dtype
+            total += gradient if weight == 1 else np.multiply(gradient, weight, dtype=total.dtype)
             self._weights[name] = self._weights.get(name, 0) + weight
 
     def complete(self, current: CurrentBatch) -> None:
@@ -97,7 +103,8 @@ class GradientSums:
         for name, total in self._sums.items():
             if self._is_mean:
                 total /= self._weights[name]  # noqa: PLW2901 - in place: it is pushed and forgotten
-            gradients[name] = total
+            with np.errstate(over="ignore"):
+                gradients[name] = total.astype(self._dtypes[name], copy=False)
         self._sums, self._weights = {}, {}
         self._pushed = last
         return together, gradients

@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping
 import numpy as np
 import numpy.typing as npt
 
+from flightedl.client.declared import sendable
 from flightedl.client.registration import Registration
 from flightedl.client.servers import SLICE_S, Servers, is_transient, persistently
 from flightedl.client.waiting import Waiting
@@ -109,7 +110,7 @@ def _upload(
 ) -> int:
     """The blocks of one pserver, until it says that it has them all; its generation."""
     blocks = [plan.block(number) for number in plan.blocks_of(index).numbers.tolist()]
-    slices = [values[plan.parameters[b.parameter].name].reshape(-1)[b.start : b.stop] for b in blocks]
+    slices = [sendable(values[plan.parameters[b.parameter].name]).reshape(-1)[b.start : b.stop] for b in blocks]
     groups = group_by_size([part.nbytes for part in slices])
 
     def attempt() -> int:

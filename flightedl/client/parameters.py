@@ -25,6 +25,7 @@ import pyarrow as pa
 
 from flightedl.client.accumulating import GradientSums
 from flightedl.client.batches import CurrentBatch
+from flightedl.client.feedback import ErrorFeedback
 from flightedl.client.servers import Servers, is_transient
 from flightedl.client.waiting import Waiting
 from flightedl.domain.accumulation import lacking_of
@@ -32,7 +33,7 @@ from flightedl.domain.modes import Async, Mode, Sync
 from flightedl.domain.sharding import ALIGNMENT_BYTES, Block, ShardPlan, runs_of
 from flightedl.errors import FlightedlError, GradientError, MessageError, UsageError
 from flightedl.rpc.client import Connection
-from flightedl.wire.halves import shortened, widened
+from flightedl.wire.halves import ITEM_BYTES, array_dtype, is_finite, largest, shortened, too_large, widened
 from flightedl.wire.messages import PullTicket, PushHeader, encode
 from flightedl.wire.rows import PUSH_SCHEMA, Outcome, Piece, Rows, decode_batch, encode_pieces, encode_rows
 
@@ -108,6 +109,7 @@ class Parameters(Mapping[str, npt.NDArray[np.generic]]):
         mode: Whether a pull waits for the round of the push before it, and when a step pulls.
         clip_norm: Gradients whose global norm is above it are scaled down to it; None: never.
         wire: How float32 elements travel, see ``wire.halves``.
+        error_feedback: Whether what ``wire`` rounds off a gradient is added to the next one, see ``feedback``.
         servers: Connections to the pservers.
         scope: Gives the present sender, member and batch.
         waiting: Makes a wait that the user sees.
@@ -122,17 +124,21 @@ class Parameters(Mapping[str, npt.NDArray[np.generic]]):
         waiting: Callable[[], Waiting],
         clip_norm: float | None = None,
         wire: str = "",
+        error_feedback: bool = False,
     ) -> None:
         self._plan = plan
         self._set_mode(mode)
         self._clip_norm = clip_norm
         self._wire = wire
+        self._feedback = ErrorFeedback(wire) if error_feedback else None
         self._servers = servers
         self._scope = scope
         self._waiting = waiting
         self._line, self._starts = _line_of(plan)
         self._arrays: dict[str, Array] = {
-            spec.name: self._line[start : start + spec.size * spec.item_size_bytes].view(spec.dtype).reshape(spec.shape)
+            spec.name: self._line[start : start + spec.size * spec.seen_item_bytes]
+            .view(array_dtype(spec.dtype))
+            .reshape(spec.shape)
             for spec, start in zip(plan.parameters, self._starts, strict=True)
         }
         self._views = {name: _read_only(array) for name, array in self._arrays.items()}
@@ -143,7 +149,7 @@ class Parameters(Mapping[str, npt.NDArray[np.generic]]):
         self._ranges = {name: plan.block_range(name) for name in self._specs}
         self._shards = [self._shard(index) for index in range(plan.pserver_count)]
         self._block_starts = {
-            number: self._starts[block.parameter] + block.start * plan.parameters[block.parameter].item_size_bytes
+            number: self._starts[block.parameter] + block.start * plan.parameters[block.parameter].seen_item_bytes
             for number, block in self._blocks.items()
         }
         #: block -> version of the values held here.
@@ -238,8 +244,11 @@ class Parameters(Mapping[str, npt.NDArray[np.generic]]):
         chosen = [names] if isinstance(names, str) else list(names)
         for name in chosen:
             if name not in self._specs:
-                raise UsageError(f"there is no parameter {name!r}; declared are {', '.join(sorted(self._specs))}")
+                raise UsageError(self._unknown(name))
         return [number for name in chosen for number in self._ranges[name]]
+
+    def _unknown(self, name: str) -> str:
+        return f"there is no parameter {name!r:.80}; declared are {', '.join(sorted(self._specs))}"
 
     # what the session calls
 
@@ -321,12 +330,19 @@ class Parameters(Mapping[str, npt.NDArray[np.generic]]):
     def _push_sum(self, sums: GradientSums, *, pull: bool) -> None:
         """One push for several batches: each block takes all of them, or none."""
         together, gradients = sums.take()
+        clipped = self._clipped(gradients)
+        try:
+            for name, array in clipped.items():
+                self._require_sound(name, array, f"the sum of {1 + len(together.further)} batches")
+        except GradientError:
+            sums.give_up(must_repeat=True)
+            raise
         pushes: dict[int, Array] = {}
-        for name, array in self._clipped(gradients).items():
+        for name, array in clipped.items():
             pushes.update(dict.fromkeys(self._ranges[name], array.reshape(-1)))
         arrivals = [number for number in self._blocks if number not in pushes]
         try:
-            lacking = self._transfer(together, pushes, arrivals, {}, pull=pull, member=together.member)
+            lacking = self._send(together, pushes, arrivals, pull=pull)
         except BaseException:
             # Which blocks have it is not known, and the sum is used up.
             sums.give_up(must_repeat=True)
@@ -336,7 +352,7 @@ class Parameters(Mapping[str, npt.NDArray[np.generic]]):
     def _checked(self, name: str, value: npt.ArrayLike, current: CurrentBatch) -> Array:
         spec = self._specs.get(name)
         if spec is None:
-            raise GradientError(f"there is no parameter {name!r}; declared are {', '.join(sorted(self._specs))}")
+            raise GradientError(self._unknown(name))
         array = np.asarray(value)
         if array.shape != spec.shape:
             raise GradientError(f"the gradient of {name!r} has shape {array.shape}, the parameter {tuple(spec.shape)}")
@@ -346,34 +362,57 @@ class Parameters(Mapping[str, npt.NDArray[np.generic]]):
             )
         if not array.flags.c_contiguous:
             array = np.ascontiguousarray(array)
-        if not self._is_finite(array):
-            raise GradientError(f"the gradient of {name!r} has NaN or infinity in {current}; nothing of it was pushed")
+        self._require_sound(name, array, str(current))
         return array
+
+    def _require_sound(self, name: str, array: Array, where: str) -> None:
+        """GradientError unless all elements are finite, also as they travel."""
+        kind = self._specs[name].short_kind or (self._wire if array.dtype == np.float32 else "")
+        if self._is_within(array, kind):
+            return
+        if not kind or not np.isfinite(array).all():
+            raise GradientError(f"the gradient of {name!r} has NaN or infinity in {where}; nothing of it was pushed")
+        raise GradientError(
+            f"the gradient of {name!r} is beyond {largest(kind):g} in {where}, the largest that {kind} can say; "
+            "nothing of it was pushed: scale the loss down"
+        )
 
     def _clipped(self, arrays: dict[str, Array]) -> dict[str, Array]:
         """The gradients, scaled so that the norm of all of them together is at most ``clip_norm``."""
         if self._clip_norm is None:
             return arrays
-        norm = math.sqrt(sum(float(np.square(array, dtype=np.float64).sum()) for array in arrays.values()))
+        norm = math.sqrt(sum(float(np.square(_wide(array), dtype=np.float64).sum()) for array in arrays.values()))
         if norm <= self._clip_norm:
             return arrays
         factor = self._clip_norm / norm
-        return {name: np.multiply(array, factor, dtype=array.dtype) for name, array in arrays.items()}
+        return {name: np.asarray(_wide(array) * factor, array.dtype) for name, array in arrays.items()}
 
-    def _is_finite(self, array: Array) -> bool:
+    def _is_within(self, array: Array, kind: str) -> bool:
         """A big array is read by two threads: the pass is bound by one core's way to memory."""
         flat = array.reshape(-1)
+        if flat.dtype.itemsize == ITEM_BYTES:
+            return is_finite(flat.view(np.uint16), kind)
+        limit = too_large(kind)
         if flat.nbytes < _BIG_BYTES:
-            return _is_finite(flat)
+            return _is_within(flat, limit)
         half = flat.size // 2
-        second = self._pool.submit(_is_finite, flat[half:])
-        return _is_finite(flat[:half]) & second.result()
+        second = self._pool.submit(_is_within, flat[half:], limit)
+        return _is_within(flat[:half], limit) & second.result()
 
     def _unanswered(self, current: CurrentBatch) -> list[int]:
         return [number for number in self._blocks if number not in current.answered]
 
-    def _send(self, current: CurrentBatch, pushes: Mapping[int, Array], arrivals: Sequence[int], *, pull: bool) -> None:
-        self._transfer(current, pushes, arrivals, {}, pull=pull, member=current.member)
+    def _send(
+        self, current: CurrentBatch, pushes: Mapping[int, Array], arrivals: Sequence[int], *, pull: bool
+    ) -> set[int]:
+        if self._feedback is None or not pushes:
+            return self._transfer(current, pushes, arrivals, {}, pull=pull, member=current.member)
+        # Encoded once: whatever is sent again is the same bytes.
+        encoded = self._feedback.encode(pushes, self._blocks)
+        try:
+            return self._transfer(current, encoded, arrivals, {}, pull=pull, member=current.member)
+        finally:
+            self._feedback.settle(current.answered)
 
     def _transfer(
         self,
@@ -525,7 +564,8 @@ class Parameters(Mapping[str, npt.NDArray[np.generic]]):
     def _outgoing(self, gradient: Array) -> Array:
         """A gradient as it is sent."""
         if not self._wire or gradient.dtype != np.float32:
-            return gradient
+            # Arrow knows the bits only of some 16-bit floats.
+            return gradient.view(np.uint16) if gradient.dtype.itemsize == ITEM_BYTES else gradient
         return shortened(cast("npt.NDArray[np.float32]", gradient), self._wire)
 
     def _base_versions(self, blocks: Iterable[int], current: CurrentBatch | None) -> dict[int, int]:
@@ -582,7 +622,7 @@ def _line_of(plan: ShardPlan) -> tuple[npt.NDArray[np.uint8], list[int]]:
         if spec.dtype != dtype:
             end, dtype = -(-end // ALIGNMENT_BYTES) * ALIGNMENT_BYTES, spec.dtype
         starts.append(end)
-        end += spec.size * spec.item_size_bytes
+        end += spec.size * spec.seen_item_bytes
     raw = np.zeros(end + ALIGNMENT_BYTES, np.uint8)
     first = -raw.ctypes.data % ALIGNMENT_BYTES
     return raw[first : first + end], starts
@@ -612,17 +652,22 @@ def _forget(table: dict[int, Any], blocks: range) -> None:
         table.pop(block, None)
 
 
+def _wide(array: Array) -> npt.NDArray[Any]:
+    """16-bit floats as float32; others as they are."""
+    return array.astype(np.float32) if array.dtype.itemsize == ITEM_BYTES else array
+
+
 def _read_only(array: Array) -> Array:
     view = array.view()
     view.flags.writeable = False
     return view
 
 
-def _is_finite(array: Array) -> bool:
-    """Whether all elements are finite: one fast pass, an exact one only where the fast one overflows."""
-    flat = array.reshape(-1)
-    if flat.size < _FEW_ELEMENTS:
+def _is_within(flat: Array, limit: float) -> bool:
+    """Whether all elements are finite and below a limit: one fast pass, an exact one only where that is not enough."""
+    if flat.size < _FEW_ELEMENTS and math.isinf(limit):
         # Setting the error state costs more than looking at each element.
         return bool(np.isfinite(flat).all())
     with np.errstate(over="ignore", invalid="ignore"):
-        return bool(np.isfinite(np.dot(flat, flat))) or bool(np.isfinite(flat).all())
+        squares = float(np.dot(flat, flat))
+        return (math.isfinite(squares) and squares < limit * limit) or bool((np.abs(flat) < limit).all())

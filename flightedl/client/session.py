@@ -24,6 +24,7 @@ from flightedl.adapters.storage import FsspecFiles
 from flightedl.client import evaluation
 from flightedl.client.batches import CurrentBatch
 from flightedl.client.dataset import Dataset, schema_of
+from flightedl.client.declared import declared_arrays
 from flightedl.client.election import elect_and_initialize
 from flightedl.client.evaluation import Measure
 from flightedl.client.feed import Piece, Reports, TaskFeed
@@ -230,15 +231,23 @@ class Job:
         optimizer: Optimizer | None = None,
         mode: Mode | None = None,
         wire: str = "",
+        error_feedback: bool = False,
+        dtypes: Mapping[str, str] | None = None,
     ) -> Parameters:
         """Declare the model: the same in every trainer. One trainer's values become the first ones.
 
         Args:
-            initial: name -> float32 or float64 array of any shape; its values count only where this trainer is elected.
+            initial: name -> float array of any shape; its values count only where this trainer is elected. Of float16
+                and bfloat16 (``ml_dtypes.bfloat16``) arrays the pservers keep a float32 master copy, which they update
+                and checkpoint; gradients and values travel and are seen with 16 bits.
             optimizer: What the pservers run; default plain SGD with a learning rate of 0.01.
             mode: Consistency; default ``Sync()``.
             wire: "bfloat16" or "float16": gradients and values of float32 parameters travel with 16 bits, rounded to
-                nearest even; the pservers keep and update float32.
+                nearest even; the pservers keep and update float32. A gradient beyond the range is a GradientError.
+            error_feedback: With ``wire``: add what was rounded off a gradient to the next one. Costs this trainer
+                float32 memory of the model's size.
+            dtypes: name -> "float16", "bfloat16", "float32" or "float64": declare a parameter as that, whatever its
+                array is.
 
         Returns:
             A mapping of arrays with the job's present values.
@@ -251,7 +260,9 @@ class Job:
             raise UsageError("this job already has its parameters: declare all of them in one call")
         check_kind(wire)
         chosen_mode = Sync() if mode is None else mode
-        values = {name: np.ascontiguousarray(value) for name, value in initial.items()}
+        if error_feedback and not wire:
+            raise UsageError('error_feedback is about what wire="bfloat16" or "float16" rounds off: give a wire, too')
+        values = declared_arrays(initial, dtypes or {})
         specs = [ParameterSpec(name, value.shape, value.dtype.name) for name, value in values.items()]
         for name, value in values.items():
             if not np.isfinite(value).all():
@@ -282,7 +293,9 @@ class Job:
         self._servers.follow(election)
         self._mode = Mode.from_json(declared.present_mode)
         clip_norm = Optimizer.from_json(declared.declaration.optimizer).clip_norm
-        self._parameters = Parameters(plan, self._mode, self._servers, self, self._waiting, clip_norm, wire)
+        self._parameters = Parameters(
+            plan, self._mode, self._servers, self, self._waiting, clip_norm, wire, error_feedback
+        )
         self._parameters.refresh()
         return self._parameters
 

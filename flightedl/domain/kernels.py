@@ -259,8 +259,22 @@ def float32_to_bfloat16(values: npt.NDArray[np.float32], out: npt.NDArray[np.uin
     _compiled(kernels_blocks.float32_to_bfloat16, signature)(values.view(np.uint32), out)
 
 
+def float16_to_float32(bits: npt.NDArray[np.uint16], out: npt.NDArray[np.float32]) -> None:
+    """Widen (n,) float16, given as their bits, possibly unaligned and read-only, into (n,) float32."""
+    signature = types.void(_received("uint16"), _own("uint32"), _own("float32"))
+    _compiled(kernels_blocks.float16_to_float32, signature)(bits, out.view(np.uint32), out)
+
+
+def float32_to_float16(values: npt.NDArray[np.float32], out: npt.NDArray[np.uint16]) -> None:
+    """Round (n,) float32, possibly unaligned and read-only, to nearest even into the bits of (n,) float16."""
+    signature = types.void(_received("uint32"), _received("float32"), _own("uint16"))
+    _compiled(kernels_blocks.float32_to_float16, signature)(values.view(np.uint32), values, out)
+
+
 def compile_halves() -> None:
-    """Get the machine code of both conversions now; else the first calls do, which a server avoids."""
+    """Get the machine code of the conversions now; else the first calls do, which a server avoids."""
     bits, values = np.zeros(1, np.uint16), np.zeros(1, np.float32)
     bfloat16_to_float32(bits, values)
     float32_to_bfloat16(values, bits)
+    float16_to_float32(bits, values)
+    float32_to_float16(values, bits)

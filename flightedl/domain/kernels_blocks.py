@@ -15,6 +15,10 @@ from flightedl.domain.kernels_subnormals import flush_subnormals, restore_subnor
 
 Floats = npt.NDArray[Any]
 
+#: Elements that are converted in several passes while they are in the cache.
+_PIECE = 1024
+_TWO_TO_112 = np.float32(2.0**112)
+
 
 def accumulate_first(total: Floats, gradient: Floats, weight: float) -> None:
     """``total = weight * gradient``: opens a sum without clearing it before."""
@@ -60,3 +64,47 @@ def float32_to_bfloat16(bits: npt.NDArray[np.uint32], out: npt.NDArray[np.uint16
         rounded = np.uint32(b + np.uint32(0x7FFF) + ((b >> np.uint32(16)) & np.uint32(1))) >> np.uint32(16)
         quiet = (b >> np.uint32(16)) | np.uint32(0x40)
         out[i] = np.uint16(quiet if (b & np.uint32(0x7FFFFFFF)) > np.uint32(0x7F800000) else rounded)
+
+
+def float16_to_float32(
+    bits: npt.NDArray[np.uint16], out: npt.NDArray[np.uint32], floats: npt.NDArray[np.float32]
+) -> None:
+    """Exact. ``floats`` is the memory of ``out``: the exponent moves by a multiplication, which subnormals need."""
+    for start in range(0, out.size, _PIECE):
+        short = bits[start : start + _PIECE]
+        wide, wide_floats = out[start : start + _PIECE], floats[start : start + _PIECE]
+        for i in range(wide.size):
+            wide[i] = np.uint32(short[i] & np.uint16(0x7FFF)) << np.uint32(13)
+        for i in range(wide.size):
+            wide_floats[i] *= _TWO_TO_112
+        for i in range(wide.size):
+            b = np.uint32(short[i])
+            special = np.uint32(0x7F800000) if (b & np.uint32(0x7C00)) == np.uint32(0x7C00) else np.uint32(0)
+            wide[i] |= ((b & np.uint32(0x8000)) << np.uint32(16)) | special
+
+
+def float32_to_float16(
+    bits: npt.NDArray[np.uint32], floats: npt.NDArray[np.float32], out: npt.NDArray[np.uint16]
+) -> None:
+    """Round to nearest, ties to even; NaN stays NaN, what is beyond the largest becomes infinite.
+
+    ``floats`` is the memory of ``bits``. What is subnormal as float16 is rounded by adding 0.5, whose last place is
+    just the smallest of them.
+    """
+    rounded = np.empty(_PIECE, np.float32)
+    rounded_bits = rounded.view(np.uint32)
+    for start in range(0, out.size, _PIECE):
+        short = out[start : start + _PIECE]
+        wide, wide_floats = bits[start : start + _PIECE], floats[start : start + _PIECE]
+        for i in range(short.size):
+            rounded[i] = abs(wide_floats[i]) + np.float32(0.5)
+        for i in range(short.size):
+            b = wide[i]
+            magnitude = b & np.uint32(0x7FFFFFFF)
+            odd = (magnitude >> np.uint32(13)) & np.uint32(1)
+            normal = np.uint32(magnitude - np.uint32(0x38000000) + np.uint32(0x0FFF) + odd) >> np.uint32(13)
+            subnormal = np.uint32(rounded_bits[i] - np.uint32(0x3F000000))
+            half = subnormal if magnitude < np.uint32(0x38800000) else normal
+            half = np.uint32(0x7C00) if magnitude >= np.uint32(0x47800000) else half
+            half = np.uint32(0x7E00) if magnitude > np.uint32(0x7F800000) else half
+            short[i] = np.uint16(((b >> np.uint32(16)) & np.uint32(0x8000)) | half)

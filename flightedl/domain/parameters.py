@@ -1,7 +1,8 @@
 """Parameters as they are declared: named float arrays.
 
 ``dtype`` is the type that the user and the wire see, ``storage_dtype`` the one that a pserver keeps and updates. They
-are the same for float32 and float64, which are all there is; a 16-bit type would be stored as float32.
+are the same for float32 and float64. A pserver keeps float16 and bfloat16 as float32 (a *master copy*), so that small
+updates are not lost; what is pulled is rounded to nearest even, and what is checkpointed is the master copy.
 """
 
 from __future__ import annotations
@@ -14,8 +15,8 @@ from typing import Any
 from flightedl.errors import UsageError
 
 #: dtype -> the dtype it is stored and updated in.
-STORAGE_DTYPES = {"float32": "float32", "float64": "float64"}
-ITEM_SIZES_BYTES = {"float32": 4, "float64": 8}
+STORAGE_DTYPES = {"float32": "float32", "float64": "float64", "float16": "float32", "bfloat16": "float32"}
+ITEM_SIZES_BYTES = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}
 NAME_LENGTH_LIMIT = 256
 
 
@@ -42,13 +43,23 @@ class ParameterSpec:
                 f"parameter {self.name!r} has shape {self.shape}: an array without elements can't be trained"
             )
         if self.dtype not in STORAGE_DTYPES:
-            known = " or ".join(STORAGE_DTYPES)
-            raise UsageError(f"parameter {self.name!r} has dtype {self.dtype}: convert it to {known}")
+            known = ", ".join(STORAGE_DTYPES)
+            raise UsageError(f"parameter {self.name!r} has dtype {self.dtype}: convert it to one of {known}")
 
     @property
     def storage_dtype(self) -> str:
         """The dtype of its values on a pserver."""
         return STORAGE_DTYPES[self.dtype]
+
+    @property
+    def short_kind(self) -> str:
+        """Which 16-bit float it is, "float16" or "bfloat16"; empty: none."""
+        return "" if self.dtype == self.storage_dtype else self.dtype
+
+    @property
+    def seen_item_bytes(self) -> int:
+        """Bytes of one element as the user sees it."""
+        return ITEM_SIZES_BYTES[self.dtype]
 
     @property
     def size(self) -> int:

@@ -2,8 +2,10 @@
 
 * ``safetensors``: eight bytes with the header's size, a JSON header (name -> dtype, shape, place), the arrays. Written
   here, because the format is that simple and no package is needed for it; parameters stream through one at a time.
-* ``npz``: uncompressed, one member for each parameter.
+* ``npz``: uncompressed, one member for each parameter. bfloat16, which the format has no name for, as float32.
 * ``arrow``: an Arrow IPC file with a row for each parameter: name, dtype, shape, values as little-endian bytes.
+
+Parameters are written as they are declared: of a 16-bit one the float32 master copy is rounded to nearest even.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ import pyarrow as pa
 
 from flightedl.domain.parameters import ParameterSpec
 from flightedl.errors import UsageError
+from flightedl.wire.halves import ITEM_BYTES, shortened, widened
 
 Array = npt.NDArray[np.generic]
 Parameters = Iterable[tuple[ParameterSpec, Array]]
@@ -34,7 +37,7 @@ ARROW_SCHEMA = pa.schema(
         pa.field("values", pa.large_binary(), nullable=False),
     ]
 )
-_SAFETENSORS_DTYPES = {"float32": "F32", "float64": "F64"}
+_SAFETENSORS_DTYPES = {"float32": "F32", "float64": "F64", "float16": "F16", "bfloat16": "BF16"}
 _SUFFIXES = {".safetensors": "safetensors", ".npz": "npz", ".arrow": "arrow", ".feather": "arrow"}
 
 
@@ -54,10 +57,9 @@ def _safetensors(specs: Sequence[ParameterSpec], parameters: Parameters) -> Iter
     header: dict[str, object] = {}
     offset = 0
     for spec in specs:
-        dtype = np.dtype(spec.storage_dtype)
-        end = offset + spec.size * dtype.itemsize
+        end = offset + spec.size * spec.seen_item_bytes
         header[spec.name] = {
-            "dtype": _SAFETENSORS_DTYPES[dtype.name],
+            "dtype": _SAFETENSORS_DTYPES[spec.dtype],
             "shape": list(spec.shape),
             "data_offsets": [offset, end],
         }
@@ -65,8 +67,18 @@ def _safetensors(specs: Sequence[ParameterSpec], parameters: Parameters) -> Iter
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)
     yield struct.pack("<Q", len(text)) + text
-    for _, values in parameters:
-        yield np.ascontiguousarray(values).reshape(-1).data.cast("B")
+    for spec, values in parameters:
+        yield _as_declared(spec, values).data.cast("B")
+
+
+def _as_declared(spec: ParameterSpec, values: Array) -> Array:
+    """The elements in one line; 16-bit floats as their bits."""
+    flat = np.ascontiguousarray(values).reshape(-1)
+    if not spec.short_kind:
+        return flat
+    if flat.dtype.itemsize == ITEM_BYTES:
+        return flat.view(np.uint16)
+    return shortened(flat.astype(np.float32, copy=False), spec.short_kind)
 
 
 class _Sink(io.RawIOBase):
@@ -99,9 +111,20 @@ def _npz(specs: Sequence[ParameterSpec], parameters: Parameters) -> Iterator[byt
     with zipfile.ZipFile(sink, "w", zipfile.ZIP_STORED) as archive:
         for spec, values in parameters:
             with archive.open(f"{spec.name}.npy", "w", force_zip64=True) as member:
-                np.lib.format.write_array(member, np.ascontiguousarray(values), allow_pickle=False)
+                np.lib.format.write_array(member, _for_numpy(spec, values), allow_pickle=False)
             yield from sink.take()
     yield from sink.take()
+
+
+def _for_numpy(spec: ParameterSpec, values: Array) -> Array:
+    if not spec.short_kind:
+        return np.ascontiguousarray(values)
+    bits = _as_declared(spec, values)
+    if spec.dtype == "float16":
+        return bits.view(np.float16).reshape(spec.shape)
+    wide = np.empty(spec.size, np.float32)
+    widened(bits.data.cast("B"), spec.dtype, wide)
+    return wide.reshape(spec.shape)
 
 
 def _arrow(specs: Sequence[ParameterSpec], parameters: Parameters) -> Iterator[bytes | memoryview]:
@@ -109,8 +132,8 @@ def _arrow(specs: Sequence[ParameterSpec], parameters: Parameters) -> Iterator[b
     sink = _Sink()
     with pa.ipc.new_file(pa.PythonFile(sink, mode="w"), ARROW_SCHEMA) as writer:
         for spec, values in parameters:
-            data = np.ascontiguousarray(values).tobytes()
-            row = [[spec.name], [values.dtype.name], [list(spec.shape)], [data]]
+            data = _as_declared(spec, values).tobytes()
+            row = [[spec.name], [spec.dtype], [list(spec.shape)], [data]]
             columns = [pa.array(value, field.type) for value, field in zip(row, ARROW_SCHEMA, strict=True)]
             writer.write_batch(pa.RecordBatch.from_arrays(columns, schema=ARROW_SCHEMA))
             yield from sink.take()

@@ -119,7 +119,7 @@ class ShardState:
         self._scales_by_staleness = isinstance(mode, Async) and mode.staleness_scaled
 
     def _build(self, plan: ShardPlan, index: int, optimizer: Optimizer, mode: Mode, wire: str) -> list[Unit]:
-        if wire == "bfloat16":
+        if wire or any(spec.short_kind for spec in plan.parameters):
             compile_halves()
         updates: dict[tuple[Optimizer, str], Update] = {}
         units: list[Unit] = []
@@ -147,7 +147,7 @@ class ShardState:
                         block_kernels(dtype),
                         self._arena,
                         threading.Lock(),
-                        wire,
+                        spec.short_kind or wire,
                     )
                 )
                 local += len(numbers)
@@ -238,12 +238,15 @@ class ShardState:
             GradientError: not finite.
         """
         unit = self._unit(row.block)
-        size_bytes = self._plan.block(row.block).size * unit.values.itemsize
+        place = self._plan.block(row.block)
+        spec = self._plan.parameters[place.parameter]
+        size_bytes = place.size * spec.seen_item_bytes
         if len(row.values) != size_bytes:
             raise MessageError(
                 f"block {row.block} of {self._name(row.block)!r} has {size_bytes} bytes, not {len(row.values)}"
             )
-        values = self._finite(unit, range(row.block, row.block + 1), row.array(unit.values.dtype))
+        sent = unit.incoming(row.values) if spec.short_kind else row.array(unit.values.dtype)
+        values = self._finite(unit, range(row.block, row.block + 1), sent)
         with self._locked(row.block) as unit:
             if unit.updates == 0 and not self._is_restored and election >= self._elections.get(row.block, 0):
                 unit.writable()[unit.part(row.block)] = values

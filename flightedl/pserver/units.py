@@ -24,7 +24,14 @@ import numpy as np
 import numpy.typing as npt
 
 from flightedl.domain.applied import Batch
-from flightedl.domain.kernels import BlockKernels, Update, bfloat16_to_float32, float32_to_bfloat16
+from flightedl.domain.kernels import (
+    BlockKernels,
+    Update,
+    bfloat16_to_float32,
+    float16_to_float32,
+    float32_to_bfloat16,
+    float32_to_float16,
+)
 from flightedl.domain.rounds import BlockRounds
 from flightedl.domain.sharding import Block
 from flightedl.pserver.arena import Arena
@@ -157,21 +164,18 @@ class Unit:
         lent = self.lend(numbers)
         if not self.wire:
             return lent
-        if self.wire == "float16":
-            with np.errstate(over="ignore"):
-                return lent.astype(np.float16).view(np.uint16)
         bits = np.empty(lent.size, np.uint16)
-        float32_to_bfloat16(lent, bits)  # type: ignore[arg-type]
+        shorten = float32_to_float16 if self.wire == "float16" else float32_to_bfloat16
+        shorten(lent, bits)  # type: ignore[arg-type]
         return bits
 
     def incoming(self, data: memoryview) -> Array:
         """The elements that were sent, (n,) of the values' dtype."""
         if not self.wire:
             return np.frombuffer(data, self.values.dtype)
-        if self.wire == "float16":
-            return np.frombuffer(data, np.float16).astype(np.float32)
         wide = np.empty(len(data) // 2, np.float32)
-        bfloat16_to_float32(np.frombuffer(data, np.uint16), wide)
+        widen = float16_to_float32 if self.wire == "float16" else bfloat16_to_float32
+        widen(np.frombuffer(data, np.uint16), wide)
         return wide
 
     def writable(self) -> Array:

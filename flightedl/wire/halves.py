@@ -6,6 +6,7 @@ bfloat16 is the upper half of a float32: the range of it, 8 bits of precision. f
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,45 @@ KINDS = ("", "bfloat16", "float16")
 ITEM_BYTES = 2
 
 
+#: Their largest finite value, and the smallest float32 that is rounded to infinity.
+_LARGEST = {"bfloat16": 3.3895313892515355e38, "float16": 65504.0}
+_TOO_LARGE = {"bfloat16": 3.3961775292304601e38, "float16": 65520.0}
+#: Set in what is infinite or no number.
+_EXPONENTS = {"bfloat16": 0x7F80, "float16": 0x7C00}
+
+
+def largest(kind: str) -> float:
+    """The largest finite value."""
+    return _LARGEST[kind]
+
+
+def too_large(kind: str) -> float:
+    """What is rounded to infinity, and all beyond; of no kind: infinity."""
+    return _TOO_LARGE.get(kind, math.inf)
+
+
+def array_dtype(name: str) -> np.dtype[Any]:
+    """NumPy's dtype of a parameter.
+
+    Raises:
+        UsageError: it is bfloat16, which NumPy has from a package that is not installed.
+    """
+    if name != "bfloat16":
+        return np.dtype(name)
+    try:
+        import ml_dtypes
+    except ImportError:
+        raise UsageError("bfloat16 parameters need the package ml_dtypes here: pip install ml_dtypes") from None
+    dtype: np.dtype[Any] = np.dtype(ml_dtypes.bfloat16)
+    return dtype
+
+
+def is_finite(bits: Bits, kind: str) -> bool:
+    """Whether all of (n,) 16-bit floats are finite."""
+    mask = np.uint16(_EXPONENTS[kind])
+    return bool((np.bitwise_and(bits, mask) != mask).all())
+
+
 def check_kind(kind: str) -> None:
     """UsageError unless there is such a wire format."""
     if kind not in KINDS:
@@ -28,7 +68,7 @@ def check_kind(kind: str) -> None:
 
 
 def item_bytes(kind: str, dtype: str) -> int:
-    """Bytes of an element of a parameter on the wire; only float32 is shortened."""
+    """Bytes of an element on the wire that is stored as ``dtype``; only float32 is shortened."""
     return ITEM_BYTES if kind and dtype == "float32" else np.dtype(dtype).itemsize
 
 

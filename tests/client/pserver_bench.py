@@ -81,16 +81,17 @@ class Cluster:
         members: int = 1,
         optimizer: Optimizer | None = None,
         wire: str = "",
+        dtype: str = "float32",
     ) -> None:
         self.mode, self.wire = mode, wire
-        specs = [ParameterSpec(name, tuple(shape)) for name, shape in shapes.items()]
+        specs = [ParameterSpec(name, tuple(shape), dtype) for name, shape in shapes.items()]
         self.plan: ShardPlan = plan_shards(specs, pservers)
         self.shards = [ShardState(self.plan, i, optimizer or SGD(lr=1.0), mode, wire) for i in range(pservers)]
         self.servers = []
         self.connections = []
         for index, shard in enumerate(self.shards):
             for number in shard.numbers:
-                zeros = np.zeros(self.plan.block(number).size, np.float32)
+                zeros = np.zeros(self.plan.block(number).size * specs[0].seen_item_bytes, np.uint8)
                 shard.initialize(1, Row(number, 0, memoryview(zeros).cast("B")))
             identity = ServerIdentity("bench", "pserver", index, 1)
             server = FlightServer(PserverFlight(OneShard(shard), CLOCK, lambda: None).routes(), identity, clock=CLOCK)

@@ -10,7 +10,9 @@ from flightedl.domain.kernels import (
     _compiled,
     bfloat16_to_float32,
     block_kernels,
+    float16_to_float32,
     float32_to_bfloat16,
+    float32_to_float16,
     kernel_for,
 )
 from flightedl.domain.kernels_blocks import accumulate
@@ -125,6 +127,30 @@ def test_every_bfloat16_survives_float32() -> None:
     np.testing.assert_array_equal(back[number], bits[number])
     assert number.sum() == (1 << 16) - 2 * 127
     assert np.isnan(wide[back == 0x7FC0]).all()
+
+
+def test_float16_is_converted_as_numpy_does() -> None:
+    bits = np.arange(1 << 16, dtype=np.uint16)
+    wide, back = np.empty(bits.size, np.float32), np.empty(bits.size, np.uint16)
+    float16_to_float32(received(bits), wide)
+    number = ~np.isnan(wide)
+    assert number.sum() == (1 << 16) - 2 * 1023
+    np.testing.assert_array_equal(wide[number], bits.view(np.float16).astype(np.float32)[number])
+    float32_to_float16(wide, back)
+    np.testing.assert_array_equal(back[number], bits[number])
+
+
+def test_float16_rounds_to_nearest_even() -> None:
+    chance = np.random.default_rng(3)
+    # From below the smallest to beyond the largest, and exact ties of both kinds.
+    any_bits = chance.integers(0x32000000, 0x48000000, 200_000, dtype=np.uint32)
+    ties = chance.integers(0x33000000 >> 12, 0x48000000 >> 12, 200_000, dtype=np.uint32) << 12
+    values = np.concatenate([any_bits, ties]).view(np.float32)
+    values = np.concatenate([values, -values, np.array([0, -0.0, np.inf, -np.inf], np.float32)])
+    out = np.empty(values.size, np.uint16)
+    float32_to_float16(received(values), out)
+    with np.errstate(over="ignore", under="ignore"):
+        np.testing.assert_array_equal(out, values.astype(np.float16).view(np.uint16))
 
 
 def test_an_average_without_gradients_ends_at_zero_not_at_the_slow_subnormals() -> None:

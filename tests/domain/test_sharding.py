@@ -212,7 +212,7 @@ def test_what_cannot_be_planned_is_refused() -> None:
         (("x" * 300, (1,)), "name"),
         (("w", (3, 0)), "without elements"),
         (("w", (2.5,)), "whole numbers"),
-        (("w", (3,), "int32"), "convert it to float32 or float64"),
+        (("w", (3,), "int32"), "convert it to one of float32, float64, float16, bfloat16"),
     ],
 )
 def test_a_wrong_parameter_is_refused(arguments: tuple, text: str) -> None:

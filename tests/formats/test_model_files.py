@@ -5,9 +5,11 @@ from __future__ import annotations
 import io
 from pathlib import Path
 
+import ml_dtypes
 import numpy as np
 import pyarrow as pa
 import pytest
+import safetensors
 import safetensors.numpy
 
 from flightedl.domain.parameters import ParameterSpec
@@ -55,3 +57,26 @@ def test_the_name_says_the_format() -> None:
     ]
     with pytest.raises(UsageError, match="says no format"):
         format_of("s3://b/model.bin")
+
+
+@pytest.mark.parametrize("values", [np.float32, np.float16], ids=["master copy", "16 bits"])
+def test_16_bit_parameters_are_written_as_declared(tmp_path: Path, values: type) -> None:
+    master = np.array([[1.0, 1.0009, -2.5]], np.float32)
+    specs = [ParameterSpec("half", (1, 3), "float16"), ParameterSpec("brain", (1, 3), "bfloat16")]
+    arrays = [master.astype(values), master if values is np.float32 else master.astype(ml_dtypes.bfloat16)]
+
+    def file(kind: str) -> bytes:
+        return b"".join(bytes(part) for part in WRITERS[kind](specs, zip(specs, arrays, strict=True)))
+
+    (tmp_path / "m.safetensors").write_bytes(file("safetensors"))
+    with safetensors.safe_open(tmp_path / "m.safetensors", "np") as opened:
+        assert opened.get_slice("brain").get_dtype() == "BF16"
+        np.testing.assert_array_equal(opened.get_tensor("half"), master.astype(np.float16))
+    npz = np.load(io.BytesIO(file("npz")), allow_pickle=False)
+    assert (npz["half"].dtype, npz["brain"].dtype) == (np.float16, np.float32)
+    np.testing.assert_array_equal(npz["brain"], master.astype(ml_dtypes.bfloat16).astype(np.float32))
+    rows = {row["name"]: row for row in pa.ipc.open_file(io.BytesIO(file("arrow"))).read_all().to_pylist()}
+    assert (rows["half"]["dtype"], rows["brain"]["dtype"]) == ("float16", "bfloat16")
+    np.testing.assert_array_equal(
+        np.frombuffer(rows["brain"]["values"], np.uint8).view(ml_dtypes.bfloat16), master.astype(ml_dtypes.bfloat16)[0]
+    )

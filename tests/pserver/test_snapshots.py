@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -21,6 +22,7 @@ from flightedl.pserver.restoring import load_newest
 from flightedl.pserver.shard import ShardState
 from flightedl.pserver.snapshots import Snapshots
 from flightedl.testing.memory import MemoryStorage
+from flightedl.wire.halves import shortened
 from flightedl.wire.messages import BatchIdentity, PushHeader, ViewMemberMessage, ViewRequest
 from flightedl.wire.rows import Outcome, Piece, decode_batch, encode_rows
 
@@ -31,8 +33,17 @@ JOB = "j"
 class Pserver:
     """One shard with its snapshots, and one member that pushes."""
 
-    def __init__(self, storage: MemoryStorage, mode: Mode, index: int = 0, count: int = 1, cut_for: int = 0) -> None:
-        self.plan: ShardPlan = plan_for(SPECS, count, cut_for)
+    def __init__(
+        self,
+        storage: MemoryStorage,
+        mode: Mode,
+        index: int = 0,
+        count: int = 1,
+        cut_for: int = 0,
+        dtype: str = "float32",
+    ) -> None:
+        self.specs = [replace(spec, dtype=dtype) for spec in SPECS]
+        self.plan: ShardPlan = plan_for(self.specs, count, cut_for)
         self.index = index
         self.storage = storage
         self.shard = ShardState(self.plan, index, Momentum(lr=1.0, momentum=0.5), mode)
@@ -63,7 +74,9 @@ class Pserver:
             rows=1,
         )
         numbers = self.shard.numbers
-        gradients = [np.ones(self.plan.block(n).size, np.float32) for n in numbers]
+        kind = self.specs[0].short_kind
+        ones = [np.full(self.plan.block(n).size, 1 + 2**-7, np.float32) for n in numbers]
+        gradients = [shortened(one, kind) if kind else np.ones_like(one) for one in ones]
         rows = decode_batch(encode_rows(numbers, [base] * len(numbers), gradients))
         return [pushed.piece for pushed in self.shard.push(header, rows)]
 
@@ -88,7 +101,7 @@ class Pserver:
         return file
 
     def restore(self) -> int | None:
-        found = load_newest(self.storage, JOB, SPECS, self.plan, self.index, self.shard)
+        found = load_newest(self.storage, JOB, self.specs, self.plan, self.index, self.shard)
         if found.applied is not None:
             self.shard.restored(found.applied)
         return found.number
@@ -226,6 +239,27 @@ def test_another_number_of_pservers_has_the_same_values() -> None:
     blocks = {b.place.number: b.values.tobytes() for pserver in old for b in pserver.shard.blocks()}
     assert {b.place.number: b.values.tobytes() for pserver in new for b in pserver.shard.blocks()} == blocks
     assert {(True,)} == {tuple(pserver.has(1)) for pserver in new if pserver.shard.block_count}
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_of_16_bit_parameters_the_master_copy_is_kept(dtype: str) -> None:
+    storage = MemoryStorage()
+    old = [Pserver(storage, Async(), index, 2, dtype=dtype) for index in range(2)]
+    for each in old:
+        for batch in range(5):
+            each.push(batch)
+    publish(storage, 1, old[0].plan, *(each.checkpoint(1) for each in old))
+    new = [Pserver(storage, Async(), index, 3, cut_for=2, dtype=dtype) for index in range(3)]
+    assert [each.restore() for each in new] == [1, 1, 1]
+    kept = {block.place.number: block for each in old for block in each.shard.blocks()}
+    found = {block.place.number: block for each in new for block in each.shard.blocks()}
+    assert found.keys() == kept.keys()
+    for number, block in found.items():
+        assert block.values.dtype == np.float32
+        np.testing.assert_array_equal(block.values, kept[number].values)
+        np.testing.assert_array_equal(block.slots[0], kept[number].slots[0])
+        # It has bits that 16-bit floats have not.
+        assert np.any(block.values.view(np.uint32) & 0x1FFF)
 
 
 def test_a_push_goes_on_while_complete_copies_are_dropped() -> None:

@@ -1,0 +1,92 @@
+"""Error feedback: what rounding to 16 bits takes from a gradient is added to the next one (Seide et al. 2014).
+
+Rules:
+
+* A push is encoded once, before anything of it is sent. Whatever is sent again is the same bytes: a block that took the
+  first copy answers "already applied" to the second.
+* A block's *residual* (what was to be pushed, less what was) changes when the block has answered, once for each push. A
+  gradient that came too late is computed anew; its residual stays what it was before.
+* Residuals are this trainer's own. They are lost with it, and then those gradients were rounded, nothing worse.
+
+Costs float32 memory of the model's size for residuals, and once more while a push is on its way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container, Mapping
+from typing import cast
+
+import numpy as np
+import numpy.typing as npt
+
+from flightedl.domain.sharding import Block
+from flightedl.errors import GradientError
+from flightedl.wire.halves import largest, shortened, widened
+
+Array = npt.NDArray[np.generic]
+Floats = npt.NDArray[np.float32]
+
+
+class ErrorFeedback:
+    """The residuals of one trainer, each parameter's in one line.
+
+    Args:
+        kind: "bfloat16" or "float16".
+    """
+
+    def __init__(self, kind: str) -> None:
+        self._kind = kind
+        #: By number of the parameter.
+        self._residuals: dict[int, Floats] = {}
+        self._pending: dict[int, Floats] = {}
+        #: Of the push on its way.
+        self._blocks: Mapping[int, Block] = {}
+
+    def encode(self, gradients: Mapping[int, Array], blocks: Mapping[int, Block]) -> dict[int, Array]:
+        """What to send: bits of float32 gradients with their residuals; others as they are.
+
+        Args:
+            gradients: Number of a block -> the (n,) gradient of all of its parameter.
+            blocks: Where each block lies.
+
+        Raises:
+            GradientError: a gradient with its residual is beyond what 16 bits can say. Nothing has changed.
+        """
+        encoded: dict[int, Array] = {}
+        of_parameter: dict[int, Array] = {}
+        pending: dict[int, Floats] = {}
+        for number, gradient in gradients.items():
+            parameter = blocks[number].parameter
+            if parameter not in of_parameter:
+                of_parameter[parameter] = gradient
+                if gradient.dtype == np.float32:
+                    bits, pending[parameter] = self._rounded(parameter, cast("Floats", gradient))
+                    of_parameter[parameter] = bits
+            encoded[number] = of_parameter[parameter]
+        self._pending = pending
+        self._blocks = {number: blocks[number] for number in gradients}
+        return encoded
+
+    def _rounded(self, parameter: int, gradient: Floats) -> tuple[Array, Floats]:
+        """The bits of a gradient with its residual, and what they do not say."""
+        residual = self._residuals.get(parameter)
+        wanted = gradient if residual is None else gradient + residual
+        bits = shortened(wanted, self._kind)
+        sent = np.empty_like(wanted)
+        widened(bits.data.cast("B"), self._kind, sent)
+        if not np.isfinite(sent).all():
+            raise GradientError(
+                f"a gradient is beyond {largest(self._kind):g}, the largest that {self._kind} can say; "
+                "nothing of it was pushed: scale the loss down"
+            )
+        return bits, np.subtract(wanted, sent, out=sent)
+
+    def settle(self, answered: Container[int]) -> None:
+        """The push is through: these blocks have it, or had it."""
+        for number, block in self._blocks.items():
+            rest = self._pending.get(block.parameter)
+            if rest is None or number not in answered:
+                continue
+            residual = self._residuals.setdefault(block.parameter, np.zeros(rest.size, np.float32))
+            residual[block.start : block.stop] = rest[block.start : block.stop]
+        self._pending, self._blocks = {}, {}

@@ -1,0 +1,169 @@
+"""16-bit gradients and parameters: what is rounded, what is refused, what the pserver keeps."""
+
+from __future__ import annotations
+
+import ml_dtypes
+import numpy as np
+import pytest
+from pserver_bench import Cluster
+
+from flightedl.client.declared import declared_arrays
+from flightedl.client.feedback import ErrorFeedback
+from flightedl.domain.modes import Async, Sync
+from flightedl.domain.optimizers import SGD
+from flightedl.domain.sharding import Block
+from flightedl.errors import GradientError, UsageError
+from flightedl.wire.halves import largest, too_large
+
+DTYPES = {"bfloat16": ml_dtypes.bfloat16, "float16": np.float16}
+KINDS = sorted(DTYPES)
+SHAPES = {"w": (300, 1000), "a": (7,), "b": (), "big": (600_000,)}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_limits_are_where_rounding_goes_to_infinity(kind: str) -> None:
+    edge = np.float32(too_large(kind))
+    with np.errstate(over="ignore"):
+        assert np.isinf(edge.astype(DTYPES[kind]))
+        assert np.nextafter(edge, np.float32(0)).astype(DTYPES[kind]) == np.float32(largest(kind))
+
+
+@pytest.mark.parametrize("size", [4, 3_000_000])
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_16_bits_cannot_say_is_refused_before_anything_is_sent(kind: str, size: int) -> None:
+    with Cluster({"a": (2,), "big": (size,)}, Async(), wire=kind) as cluster:
+        trainer = cluster.trainer()
+        trainer.begin(0)
+        gradient = np.zeros(size, np.float32)
+        gradient[-1] = -too_large(kind)
+        with pytest.raises(GradientError, match=rf"'big' is beyond .* in epoch 0, .* {kind}"):
+            trainer.parameters.step({"a": np.ones(2, np.float32), "big": gradient})
+        gradient[-1] = np.nan
+        with pytest.raises(GradientError, match="NaN or infinity"):
+            trainer.parameters.step({"a": np.ones(2, np.float32), "big": gradient})
+        assert cluster.shards[0].counts.messages == 0
+        gradient[-1] = -largest(kind)
+        trainer.step(0, {"a": np.ones(2, np.float32), "big": gradient})
+        assert trainer.parameters["big"][-1] == np.float32(largest(kind))
+
+
+def test_a_sum_of_gradients_may_not_get_too_large_either() -> None:
+    with Cluster({"a": (2,)}, Async(push_every=2, reduce="sum"), wire="float16") as cluster:
+        trainer = cluster.trainer()
+        first = trainer.begin(0)
+        trainer.step(0, {"a": np.full(2, 40_000, np.float32)})
+        second = trainer.begin(1)
+        with pytest.raises(GradientError, match="beyond 65504 in the sum of 2 batches"):
+            trainer.parameters.step({"a": np.full(2, 40_000, np.float32)})
+        assert (first.must_repeat, second.must_repeat) == (True, True)
+        assert cluster.shards[0].counts.messages == 0
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("mode", [Async(), Sync(), Async(push_every=2)], ids=str)
+def test_parameters_of_16_bits_have_a_float32_master_copy(kind: str, mode: object) -> None:
+    dtype = DTYPES[kind]
+    gradients = {name: np.full(shape, -1, dtype) for name, shape in SHAPES.items()}
+    with Cluster(SHAPES, mode, pservers=2, dtype=kind, optimizer=SGD(lr=2**-12)) as cluster:
+        trainer = cluster.trainer()
+        for batch in range(40):
+            trainer.begin(batch)
+            trainer.step(batch, gradients)
+        updates = 20 if mode == Async(push_every=2) else 40
+        for name, shape in SHAPES.items():
+            values = trainer.parameters[name]
+            assert (values.dtype, values.shape) == (np.dtype(dtype), shape)
+            assert (values == np.float32(updates * 2**-12).astype(dtype)).all(), name
+        for shard in cluster.shards:
+            for block in shard.blocks():
+                assert block.values.dtype == np.float32
+                assert set(block.values.tolist()) == {updates * 2**-12}
+
+
+def test_a_master_copy_keeps_what_16_bits_would_lose() -> None:
+    with Cluster({"a": (4,)}, Async(), dtype="bfloat16", optimizer=SGD(lr=1.0)) as cluster:
+        trainer = cluster.trainer()
+        for batch, value in enumerate([1.0] + [2**-10] * 32):
+            trainer.begin(batch)
+            trainer.step(batch, {"a": np.full(4, -value, ml_dtypes.bfloat16)})
+        assert (trainer.parameters["a"] == ml_dtypes.bfloat16(1.03125)).all()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_gradients_of_16_bit_parameters_are_checked_and_clipped(kind: str) -> None:
+    with Cluster({"a": (4,), "b": (1,)}, Async(), dtype=kind) as cluster:
+        trainer = cluster.trainer(clip_norm=1.0)
+        trainer.begin(0)
+        bad = np.zeros(4, DTYPES[kind])
+        bad[2] = np.inf
+        with pytest.raises(GradientError, match="NaN or infinity"):
+            trainer.parameters.step({"a": bad})
+        with pytest.raises(GradientError, match=f"'a' is float32, the parameter {kind}"):
+            trainer.parameters.step({"a": np.zeros(4, np.float32)})
+        trainer.step(0, {"a": np.array([-3, 0, 0, 0], DTYPES[kind]), "b": np.array([-4], DTYPES[kind])})
+        assert float(trainer.parameters["a"][0]) == pytest.approx(0.6, rel=0.01)
+        assert float(trainer.parameters["b"][0]) == pytest.approx(0.8, rel=0.01)
+
+
+def test_arrays_are_declared_as_they_are_or_as_it_is_said() -> None:
+    initial = {"a": np.ones(2, np.float16), "b": np.ones(2, ml_dtypes.bfloat16), "c": np.ones((2, 2)), "d": [1.0]}
+    found = declared_arrays(initial, {"c": "bfloat16", "d": "float32"})
+    assert [array.dtype.name for array in found.values()] == ["float16", "bfloat16", "bfloat16", "float32"]
+    with pytest.raises(UsageError, match="'x', but there is no such parameter"):
+        declared_arrays(initial, {"x": "float32"})
+    with pytest.raises(UsageError, match="'e' has dtype 'int64': make it one of float32"):
+        declared_arrays({"e": np.ones(2, np.int64)}, {})
+
+
+class TestErrorFeedback:
+    """What rounding takes away is pushed later."""
+
+    def test_what_is_sent_adds_up_to_what_was_meant(self) -> None:
+        chance = np.random.default_rng(1)
+        feedback = ErrorFeedback("bfloat16")
+        meant, sent = np.zeros(1000, np.float64), np.zeros(1000, np.float64)
+        for _ in range(50):
+            gradient = chance.normal(size=1000).astype(np.float32)
+            bits = feedback.encode({0: gradient}, {0: Block(0, 0, 0, 1000, 0)})[0]
+            feedback.settle({0})
+            meant += gradient
+            sent += bits.view(ml_dtypes.bfloat16).astype(np.float64)
+        assert np.abs(meant - sent).max() < 2**-8 * 4
+
+    def test_a_block_that_did_not_answer_keeps_its_residual(self) -> None:
+        feedback = ErrorFeedback("float16")
+        blocks = {0: Block(0, 0, 0, 4, 0), 1: Block(1, 0, 4, 8, 0)}
+        small = np.full(8, 1 + 3 * 2**-12, np.float32)
+        first = feedback.encode({0: small, 1: small}, blocks)[0]
+        feedback.settle({0})
+        again = feedback.encode({0: small, 1: small}, blocks)[0]
+        assert (again[4:] == first[4:]).all()
+        assert (again[:4] != first[:4]).all()
+
+    def test_the_same_bytes_are_sent_again_and_the_residual_changes_once(self) -> None:
+        with Cluster({"a": (4,)}, Async(), wire="bfloat16") as cluster:
+            trainer = cluster.trainer(error_feedback=True)
+            for batch in (0, 0, 1):
+                trainer.begin(batch)
+                trainer.step(batch, {"a": np.full(4, -(1 + 3 * 2**-9), np.float32)})
+            # Sent twice for batch 0: the second copy changed nothing here, but its residual did.
+            assert (trainer.parameters["a"] == 2 * (1 + 2**-7)).all()
+
+    def test_it_helps_where_what_is_common_is_small_against_the_noise(self) -> None:
+        """SGD towards a target, from batches that pull apart much further: their mean is what has to be learnt."""
+        chance = np.random.default_rng(2)
+        target, noise = (chance.normal(scale=scale, size=256).astype(np.float32) for scale in (1.0, 300.0))
+
+        def distance(*, feedback: bool) -> float:
+            with Cluster({"w": (256,)}, Async(), wire="bfloat16", optimizer=SGD(lr=0.05)) as cluster:
+                trainer = cluster.trainer(error_feedback=feedback)
+                last = mean = np.zeros(256)
+                for batch in range(100):
+                    trainer.begin(batch)
+                    values = np.concatenate([block.values for block in cluster.shards[0].blocks()])
+                    trainer.step(batch, {"w": values - target + (noise if batch % 2 else -noise)})
+                    mean, last = (values + last) / 2, values.copy()
+                return float(np.abs(mean - target).mean())
+
+        without, with_feedback = distance(feedback=False), distance(feedback=True)
+        assert with_feedback < without / 2, (with_feedback, without)
