@@ -280,10 +280,16 @@ class PserverService:
             return
         if shard.initialized_count(entry.create_revision) == shard.block_count:
             self._is_serving = True
+            self._prepare_snapshots()
             _log.info("serving election=%d", entry.create_revision)
         else:
             # An election so big that its end could not name this pserver.
             self._lacks_election = entry.create_revision
+
+    def _prepare_snapshots(self) -> None:
+        snapshots = self._snapshots
+        if snapshots is not None:
+            threading.Thread(target=snapshots.prepare, name="flightedl-snapshot-memory", daemon=True).start()
 
     # what trainers ask
 

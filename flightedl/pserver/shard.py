@@ -563,9 +563,13 @@ class ShardState:
 
     def copy_due_blocks(self, copies: BlockCopies) -> None:
         """Copy every block that is due already."""
+        self.visit(copies.look_at)
+
+    def visit(self, look: Callable[[UnitBlock], None]) -> None:
+        """Show every block, each under its lock."""
         for number in self.numbers:
             with self._locked(number) as unit:
-                copies.look_at(unit.block(self._plan.block(number)))
+                look(unit.block(self._plan.block(number)))
 
     def end_copies(self, copies: BlockCopies) -> AppliedBatches | None:
         """What is applied to complete copies; None: newer ones took their place."""

@@ -1,9 +1,14 @@
 """Copies of a pserver's blocks, and the files that they become.
 
 Theory of operation. An order makes a ``BlockCopies``, which the shard asks after every round or update whether the
-block is due; a block is copied under its own lock, so training waits for one block's copy at a time and for nothing
-else. A thread copies the blocks that no push brings to the point, then writes the file. What the file says is applied
-is ``SnapshotCut``'s business.
+block is due; a block is copied under the lock of its unit, so training waits for copies of the units it pushes to, and
+for nothing else. A thread copies the blocks that no push brings to the point, then writes the file. What the file says
+is applied is ``SnapshotCut``'s business.
+
+The memory of the copies is kept for the next ones and touched before the first ones (``prepare``): to get it from the
+kernel page by page takes several times as long as to copy. So a pserver that makes checkpoints takes twice the memory
+of its blocks. An order that replaces another takes over its memory, while that one's file may still be being written:
+such a file is never reported, and is given up at its next block.
 
 Lock order: blocks, then the applied batches. Nothing is written under a lock.
 
@@ -15,7 +20,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Protocol
 
 import numpy as np
@@ -59,11 +64,39 @@ class CopiedBlock(Protocol):
     def slots(self) -> Sequence[Array]: ...
 
 
+class CopyMemory:
+    """Where the copies of blocks lie, from one snapshot to the next: one array for each array of a block."""
+
+    def __init__(self) -> None:
+        self._arrays: dict[tuple[int, int], Array] = {}
+
+    def copy(self, local: int, arrays: Sequence[Array]) -> list[Array]:
+        """Copies of a block's arrays; the lock of its unit is held."""
+        return [self._copied(local, place, array) for place, array in enumerate(arrays)]
+
+    def reserve(self, local: int, place: int, size: int, dtype: np.dtype[np.generic]) -> None:
+        """Make and touch what the copy of one array of a block will need, unless it is there."""
+        if (local, place) not in self._arrays:
+            array = np.empty(size, dtype)
+            np.copyto(array, 0)
+            self._arrays.setdefault((local, place), array)
+
+    def _copied(self, local: int, place: int, array: Array) -> Array:
+        known = self._arrays.get((local, place))
+        if known is None or known.size != array.size or known.dtype != array.dtype:
+            known = self._arrays[local, place] = np.empty_like(array)
+        np.copyto(known, array)
+        return known
+
+
 class BlockCopies:
     """One snapshot while its blocks are copied."""
 
-    def __init__(self, cut: SnapshotCut, block_count: int, applied_lock: threading.Lock) -> None:
+    def __init__(
+        self, cut: SnapshotCut, block_count: int, applied_lock: threading.Lock, memory: CopyMemory | None = None
+    ) -> None:
         self._cut = cut
+        self._memory = memory or CopyMemory()
         self._applied_lock = applied_lock
         self._blocks: list[StoredBlock | None] = [None] * block_count
         self.is_complete = threading.Event()
@@ -74,13 +107,13 @@ class BlockCopies:
         """Copy the block if it is due; its lock is held."""
         if not self._cut.is_due(block.local, block.rounds.version):
             return
-        values, slots = block.values.copy(), tuple(slot.copy() for slot in block.slots)
+        values, *slots = self._memory.copy(block.local, [block.values, *block.slots])
         with self._applied_lock:
             version = self._cut.cut(block.local, block.rounds.version, block.rounds.held)
             is_complete = self._cut.is_complete
         place = block.place
         self._blocks[block.local] = StoredBlock(
-            place.number, place.parameter, place.start, place.stop, version, block.updates, values, slots
+            place.number, place.parameter, place.start, place.stop, version, block.updates, values, tuple(slots)
         )
         if is_complete:
             self.is_complete.set()
@@ -116,6 +149,10 @@ class CopiedShard(Protocol):
 
     def copy_due_blocks(self, copies: BlockCopies) -> None:
         """Offer every block once, each under its lock."""
+        ...
+
+    def visit(self, look: Callable[[CopiedBlock], None]) -> None:
+        """Show every block, each under its lock."""
         ...
 
     def end_copies(self, copies: BlockCopies) -> AppliedBatches | None:
@@ -155,9 +192,23 @@ class Snapshots:
         self._clock = clock
         self._lock = threading.Lock()
         self._state = PserverSnapshots()
+        self._memory = CopyMemory()
         #: Of the newest snapshot: how long the copies took, and the writing.
         self.copied_s = 0.0
         self.written_s = 0.0
+
+    def prepare(self) -> None:
+        """Have the memory of the copies ready before they are wanted; takes a while, and nobody waits for it."""
+        if self._storage is not None:
+            sizes: list[tuple[int, int, int, np.dtype[np.generic]]] = []
+            self._shard.visit(
+                lambda block: sizes.extend(
+                    (block.local, place, array.size, array.dtype)
+                    for place, array in enumerate((block.values, *block.slots))
+                )
+            )
+            for size in sizes:
+                self._memory.reserve(*size)
 
     def order(self, order: SnapshotOrder) -> SnapshotProgress:
         """Take an order, unless it is known or old; how far the newest one is."""
@@ -168,7 +219,7 @@ class Snapshots:
                 cut = self._state.take(order, versions, highest_open_round)
             if cut is None:
                 return None
-            taken.append(BlockCopies(cut, len(versions), applied_lock))
+            taken.append(BlockCopies(cut, len(versions), applied_lock, self._memory))
             return taken[0]
 
         with self._lock:
@@ -214,6 +265,12 @@ class Snapshots:
             with self._lock:
                 self._state.written(order.order, file)
 
+    def _while_wanted(self, order: OrderNumber, blocks: Iterable[StoredBlock]) -> Iterator[StoredBlock]:
+        for block in blocks:
+            if not self._is_wanted(order):
+                raise FlightedlError("a newer checkpoint was ordered meanwhile")
+            yield block
+
     def _is_wanted(self, order: OrderNumber) -> bool:
         with self._lock:
             return self._state.is_current(order)
@@ -231,7 +288,8 @@ class Snapshots:
             blocks=self._shard.numbers,
         )
         versions = [block.version for block in blocks]
-        written = write_shard(self._storage, order.name, header, applied.encode(), iter(blocks), self._shard.slot_count)
+        wanted = self._while_wanted(order.order, blocks)
+        written = write_shard(self._storage, order.name, header, applied.encode(), wanted, self._shard.slot_count)
         self.written_s = self._clock.now() - began
         _log.info(
             "wrote checkpoint=%d blocks=%d size_bytes=%d copied_s=%.3f written_s=%.3f",

@@ -12,10 +12,12 @@ Then one shard of the size asked for is copied, written and read in this process
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
 import statistics
 import tempfile
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -31,7 +33,7 @@ from flightedl.domain.checkpoints_values import OrderNumber, SnapshotOrder
 from flightedl.domain.modes import Async
 from flightedl.domain.optimizers import Adam
 from flightedl.domain.parameters import ParameterSpec
-from flightedl.domain.sharding import plan_shards
+from flightedl.domain.sharding import ShardPlan, plan_shards
 from flightedl.errors import FlightedlError
 from flightedl.launch.cluster import LocalCluster, TrainerProgram, explain
 from flightedl.launch.policy import Limits
@@ -42,13 +44,23 @@ from flightedl.pserver.snapshots import Snapshots
 from flightedl.rpc import process_tuning
 from flightedl.rpc.client import Connection
 from flightedl.rpc.identity import Caller, ServerIdentity
-from flightedl.wire.messages import PserverStatusReply, StatusReply, decode
+from flightedl.wire.messages import (
+    BatchIdentity,
+    PserverStatusReply,
+    PushHeader,
+    StatusReply,
+    ViewMemberMessage,
+    ViewRequest,
+    decode,
+)
+from flightedl.wire.rows import Rows
 
 _T = TypeVar("_T")
 
 _POLL_S = 0.01
 _PATIENCE_S = 90.0
 _STANDBY_STARTS_S = 3.0
+_SNAPSHOTS = 5
 _JOB = "recovery"
 
 
@@ -190,27 +202,91 @@ def _kill_master(watcher: _Watcher) -> tuple[float, float]:
     return time.monotonic() - began, longest
 
 
-def _shard_figures(size_bytes: int) -> list[str]:
-    """Copy, write and read one shard with Adam's slots."""
-    element_count = size_bytes // 4
+class _Pusher:
+    """Pushes all blocks of a shard one batch after the other, as a trainer's stream does, and times each push."""
+
+    def __init__(self, shard: ShardState, plan: ShardPlan) -> None:
+        self._shard = shard
+        sizes = [4 * plan.block(number).size for number in shard.numbers]
+        self._offsets = [0, *itertools.accumulate(sizes)]
+        self._gradient = memoryview(np.full(self._offsets[-1] // 4, 1e-3, np.float32)).cast("B")
+        self._stop = threading.Event()
+        #: (began at, seconds) of each push of all blocks.
+        self.taken: list[tuple[float, float]] = []
+        members = [ViewMemberMessage(trainer="t", generation=1, member=1, first_round=0)]
+        shard.set_members(ViewRequest(master_generation=1, serial=1, members=members))
+        self._thread = threading.Thread(target=self._run)
+
+    def __enter__(self) -> _Pusher:
+        self._thread.start()
+        while len(self.taken) < 3 and self._thread.is_alive():
+            time.sleep(0.01)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        numbers = self._shard.numbers
+        batch = 0
+        while not self._stop.is_set():
+            identity = BatchIdentity(epoch=0, task=batch >> 10, batch=batch & 1023, batch_count=1024)
+            header = PushHeader(
+                trainer="t",
+                generation=1,
+                plan_hash=self._shard.plan_hash,
+                member=1,
+                identity=identity,
+                weight=1.0,
+                rows=len(numbers),
+                pull=False,
+            )
+            began = time.monotonic()
+            self._shard.push(header, Rows(numbers, [0] * len(numbers), [0] * len(numbers), self._offsets, self._gradient))
+            self.taken.append((began, time.monotonic() - began))
+            batch += 1
+
+    def stall_s(self, began: float, ended: float) -> float:
+        """How much longer than usual the longest push took that overlaps with this time."""
+        usual = statistics.median(seconds for at, seconds in self.taken if at + seconds < began)
+        during = [seconds for at, seconds in self.taken if at <= ended and at + seconds >= began]
+        return max(during) - usual
+
+
+def _shard_figures(size_bytes: int, say: Callable[[str], None]) -> list[str]:
+    """Copy, write and read one shard with Adam's slots, while batches are pushed to it."""
+    element_count = size_bytes // 12
     specs = [ParameterSpec("w", (element_count,))]
     plan = plan_shards(specs, 1)
     clock = SystemClock()
+    stalls: list[float] = []
+    copied: list[float] = []
     with tempfile.TemporaryDirectory(prefix="flightedl-bench-") as directory:
         storage = open_storage(directory)
         shard = ShardState(plan, 0, Adam(lr=1e-3), Async())
         snapshots = Snapshots(shard, storage, _JOB, 0, 1, 1, clock)
+        snapshots.prepare()
         file = None
-        for number in (1, 2):
-            name = f"c-{number}/shard.arrow"
-            snapshots.order(SnapshotOrder(OrderNumber(1, number, 1), None, name))
-            while (progress := snapshots.progress) is None or progress.state not in {"written", "failed"}:
-                time.sleep(0.001)
-            file = progress.file
+        with _Pusher(shard, plan) as pusher:
+            for number in range(1, _SNAPSHOTS + 1):
+                say(f"checkpoint {number} of {_SNAPSHOTS} of one shard")
+                name = f"c-{number}/shard.arrow"
+                began = time.monotonic()
+                snapshots.order(SnapshotOrder(OrderNumber(1, number, 1), None, name))
+                while (progress := snapshots.progress) is None or progress.state == "waiting":
+                    time.sleep(0.001)
+                taken = time.monotonic()
+                time.sleep(0.2)
+                stalls.append(pusher.stall_s(began, taken))
+                copied.append(snapshots.copied_s)
+                while (progress := snapshots.progress) is None or progress.state not in {"written", "failed"}:
+                    time.sleep(0.001)
+                file = progress.file
         assert file is not None, "the snapshot failed"
         manifest = Manifest(
             job=_JOB,
-            number=2,
+            number=_SNAPSHOTS,
             plan_hash=plan.hash,
             pserver_count=1,
             cut_for=1,
@@ -218,17 +294,19 @@ def _shard_figures(size_bytes: int) -> list[str]:
             created_s=0.0,
             shards=(file,),
         )
-        storage.publish(manifest_name(2), [manifest.encode()])
+        storage.publish(manifest_name(_SNAPSHOTS), [manifest.encode()])
+        say("restoring it")
         began = time.monotonic()
         restored = load_newest(storage, _JOB, specs, plan, 0, shard)
         restore_s = time.monotonic() - began
-        assert restored.number == 2, restored.skipped
+        assert restored.number == _SNAPSHOTS, restored.skipped
     kept = file.size_bytes / 1e6
     return [
-        f"one shard, {size_bytes / 1e6:,.0f} MB of values, {kept:,.0f} MB with Adam's slots",
-        f"  copied while training goes on   {snapshots.copied_s:8.3f} s  (a push waits for one block at most)",
-        f"  written to local disk, fsynced  {snapshots.written_s:8.3f} s  {kept / snapshots.written_s:8,.0f} MB/s",
-        f"  restored, all checksums         {restore_s:8.3f} s  {kept / restore_s:8,.0f} MB/s",
+        f"one shard of {kept:,.0f} MB, a third of it values, the rest Adam's slots; {_SNAPSHOTS} checkpoints under pushes",
+        f"  training stood still for the copy    at most {max(stalls):6.3f} s, median {statistics.median(stalls):6.3f} s"
+        f"  (all copied after {statistics.median(copied):.3f} s)",
+        f"  written to local disk, fsynced       {snapshots.written_s:8.3f} s  {kept / snapshots.written_s:8,.0f} MB/s",
+        f"  restored, all checksums compared     {restore_s:8.3f} s  {kept / restore_s:8,.0f} MB/s",
     ]
 
 
@@ -243,7 +321,7 @@ def _line(what: str, seconds: list[float]) -> str:
 @click.option("--kills", type=click.IntRange(min=0), default=5, show_default=True, help="Of each kind of process.")
 @click.option("--lease-ttl-s", type=float, default=2.0, show_default=True, help="Time to live of all leases.")
 @click.option("--standby/--no-standby", default=True, show_default=True, help="With one more master and pserver.")
-@click.option("--size-mb", type=click.IntRange(min=1), default=256, show_default=True, help="Of the shard's values.")
+@click.option("--size-mb", type=click.IntRange(min=1), default=1024, show_default=True, help="Of the shard.")
 def recovery(kills: int, lease_ttl_s: float, standby: bool, size_mb: int) -> None:
     """Measure kill -9 to working again, and what a checkpoint costs."""
     process_tuning.apply()
@@ -285,5 +363,5 @@ def recovery(kills: int, lease_ttl_s: float, standby: bool, size_mb: int) -> Non
     click.echo(_line("trainer killed -> its work is back in the queue", trainer_s))
     click.echo(_line("master killed -> the next task is done", master_s))
     click.echo(_line("  longest time without an accepted push meanwhile", silent_s))
-    for line in _shard_figures(size_mb << 20):
+    for line in _shard_figures(size_mb << 20, say):
         click.echo(line)
