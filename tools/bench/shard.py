@@ -1,0 +1,140 @@
+"""What a checkpoint of one big shard costs: how long pushes wait for its copy, and how fast it is written and read."""
+
+from __future__ import annotations
+
+import itertools
+import statistics
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from typing import Self
+
+import numpy as np
+
+from flightedl.adapters.clock import SystemClock
+from flightedl.adapters.storage import open_storage
+from flightedl.domain.checkpoints_manifest import Manifest, manifest_name
+from flightedl.domain.checkpoints_values import OrderNumber, SnapshotOrder
+from flightedl.domain.modes import Async
+from flightedl.domain.optimizers import Adam
+from flightedl.domain.parameters import ParameterSpec
+from flightedl.domain.sharding import ShardPlan, plan_shards
+from flightedl.pserver.restoring import load_newest
+from flightedl.pserver.shard import ShardState
+from flightedl.pserver.snapshots import Snapshots
+from flightedl.wire.messages import BatchIdentity, PushHeader, ViewMemberMessage, ViewRequest
+from flightedl.wire.rows import Rows
+
+_JOB = "shard"
+_SNAPSHOTS = 5
+
+
+class Pusher:
+    """Pushes all blocks of a shard one batch after the other, as a trainer's stream does, and times each push."""
+
+    def __init__(self, shard: ShardState, plan: ShardPlan) -> None:
+        self._shard = shard
+        sizes = [4 * plan.block(number).size for number in shard.numbers]
+        self._offsets = [0, *itertools.accumulate(sizes)]
+        self._gradient = np.full(self._offsets[-1] // 4, 1e-3, np.float32).data.cast("B")
+        self._stop = threading.Event()
+        #: (began at, seconds) of each push of all blocks.
+        self.taken: list[tuple[float, float]] = []
+        members = [ViewMemberMessage(trainer="t", generation=1, member=1, first_round=0)]
+        shard.set_members(ViewRequest(master_generation=1, serial=1, members=members))
+        self._thread = threading.Thread(target=self._run)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        while len(self.taken) < 3 and self._thread.is_alive():
+            time.sleep(0.01)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        numbers = self._shard.numbers
+        batch = 0
+        while not self._stop.is_set():
+            identity = BatchIdentity(epoch=0, task=batch >> 10, batch=batch & 1023, batch_count=1024)
+            header = PushHeader(
+                trainer="t",
+                generation=1,
+                plan_hash=self._shard.plan_hash,
+                member=1,
+                identity=identity,
+                weight=1.0,
+                rows=len(numbers),
+                pull=False,
+            )
+            began = time.monotonic()
+            zeros = [0] * len(numbers)
+            self._shard.push(header, Rows(numbers, zeros, zeros, self._offsets, self._gradient))
+            self.taken.append((began, time.monotonic() - began))
+            batch += 1
+
+    def stall_s(self, began: float, ended: float) -> float:
+        """How much longer than usual the longest push took that overlaps with this time."""
+        usual = statistics.median(seconds for at, seconds in self.taken if at + seconds < began)
+        during = [seconds for at, seconds in self.taken if at <= ended and at + seconds >= began]
+        return max(during) - usual
+
+
+def shard_figures(size_bytes: int, say: Callable[[str], None]) -> list[str]:
+    """Copy, write and read one shard with Adam's slots, while batches are pushed to it."""
+    element_count = size_bytes // 12
+    specs = [ParameterSpec("w", (element_count,))]
+    plan = plan_shards(specs, 1)
+    clock = SystemClock()
+    stalls: list[float] = []
+    copied: list[float] = []
+    with tempfile.TemporaryDirectory(prefix="flightedl-bench-") as directory:
+        storage = open_storage(directory)
+        shard = ShardState(plan, 0, Adam(lr=1e-3), Async())
+        snapshots = Snapshots(shard, storage, _JOB, 0, 1, 1, clock)
+        snapshots.prepare()
+        file = None
+        with Pusher(shard, plan) as pusher:
+            for number in range(1, _SNAPSHOTS + 1):
+                say(f"checkpoint {number} of {_SNAPSHOTS} of one shard")
+                name = f"c-{number}/shard.arrow"
+                began = time.monotonic()
+                snapshots.order(SnapshotOrder(OrderNumber(1, number, 1), None, name))
+                while (progress := snapshots.progress) is None or progress.state == "waiting":
+                    time.sleep(0.001)
+                taken = time.monotonic()
+                time.sleep(0.2)
+                stalls.append(pusher.stall_s(began, taken))
+                copied.append(snapshots.copied_s)
+                while (progress := snapshots.progress) is None or progress.state not in {"written", "failed"}:
+                    time.sleep(0.001)
+                file = progress.file
+        assert file is not None, "the snapshot failed"
+        manifest = Manifest(
+            job=_JOB,
+            number=_SNAPSHOTS,
+            plan_hash=plan.hash,
+            pserver_count=1,
+            cut_for=1,
+            round=None,
+            created_s=0.0,
+            shards=(file,),
+        )
+        storage.publish(manifest_name(_SNAPSHOTS), [manifest.encode()])
+        say("restoring it")
+        began = time.monotonic()
+        restored = load_newest(storage, _JOB, specs, plan, 0, shard)
+        restore_s = time.monotonic() - began
+        assert restored.number == _SNAPSHOTS, restored.skipped
+    kept = file.size_bytes / 1e6
+    longest, usual, all_copied = max(stalls), statistics.median(stalls), statistics.median(copied)
+    return [
+        f"one shard of {kept:,.0f} MB, a third of it values, else Adam's slots; {_SNAPSHOTS} checkpoints under pushes",
+        f"  training stood still for the copy    at most {longest:.3f} s, median {usual:.3f} s",
+        f"  all blocks copied after              {all_copied:8.3f} s",
+        f"  written to local disk, fsynced       {snapshots.written_s:8.3f} s  {kept / snapshots.written_s:8,.0f} MB/s",
+        f"  restored, all checksums compared     {restore_s:8.3f} s  {kept / restore_s:8,.0f} MB/s",
+    ]
