@@ -1,11 +1,15 @@
 """The mixed storm: a ledger run while its processes are killed and frozen at random; it has to end exact.
 
-By hand: ``python tests/faults/storm.py --mode sync --kills 60 --stops 20``.
+In full, by hand (with Debian's etcd, which loses nothing when it is killed, on the path)::
+
+    python tests/faults/storm.py --mode sync --directory /tmp/storm --roles trainer,pserver,master,etcd --records 60000
+    python tests/faults/storm.py --mode async --directory /tmp/storm --roles trainer,pserver,master,etcd --s3
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import random
@@ -19,6 +23,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import psutil
+
+from flightedl.testing.s3_server import S3Server
 
 _MODULES = {
     "trainer": "flightedl.launch.trainer",
@@ -155,7 +161,19 @@ def main() -> int:
     parser.add_argument("--roles", default="trainer,pserver,master")
     parser.add_argument("--directory", type=Path, required=True)
     parser.add_argument("--checkpoint", default="")
+    parser.add_argument("--s3", action="store_true", help="keep checkpoints on a real S3 server, started for the storm")
     chosen = parser.parse_args()
+    with contextlib.ExitStack() as stack:
+        if chosen.s3:
+            server = stack.enter_context(S3Server())
+            os.environ.update(server.environment)
+            server.make_bucket("storm")
+            chosen.checkpoint = "s3://storm/ck"
+        return one(chosen)
+
+
+def one(chosen: argparse.Namespace) -> int:
+    """Run it and tell how it went; its exit code."""
     chosen.directory.mkdir(parents=True, exist_ok=True)
     storm = Storm(
         chosen.directory.absolute(),
@@ -181,7 +199,7 @@ def main() -> int:
         "faults": dict(storm.done),
         "seconds": round(time.monotonic() - began, 1),
     }
-    print(json.dumps(result))
+    print(json.dumps(result), flush=True)
     if code:
         print(output[-3000:])
     return code

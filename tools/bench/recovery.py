@@ -153,6 +153,12 @@ def _kill_pserver(watcher: _Watcher, number: int) -> float:
 def _kill_trainer(cluster: LocalCluster, watcher: _Watcher, number: int, how: signal.Signals) -> float:
     pid = cluster.pid("trainer", number % 2)
     assert pid is not None, "a trainer that is not there"
+
+    def is_there() -> bool | None:
+        job = watcher.job()
+        return True if job is not None and any(f"-{pid}-" in t.trainer and t.holding for t in job.trainers) else None
+
+    watcher.until(is_there, "trainer that works")
     began = time.monotonic()
     os.kill(pid, how)
 
