@@ -7,11 +7,12 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 TRAINERS ?= 2
 PSERVERS ?= 2
+MESSAGES ?= 200000
 MARKED := etcd or s3 or faults or slow or seeds
 PYTEST := $(BIN)/python -m pytest
 
 .DEFAULT_GOAL := help
-.PHONY: help run test unit marked lint format types layers check ci schemas bench clean etcd-server
+.PHONY: help run test unit marked lint format types layers check ci schemas fuzz bench clean etcd-server
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -48,6 +49,9 @@ ci: ## What runs before a change lands: test and check
 
 schemas: $(VENV)/.dev ## Write the protocol's contract files from the code
 	@$(BIN)/python -m flightedl_tools.schemas
+
+fuzz: $(VENV)/.dev ## 200,000 damaged messages to a pserver (MESSAGES=n)
+	@$(BIN)/python tests/pserver/fuzz.py --messages $(MESSAGES)
 
 bench: $(VENV)/.dev ## Measure on this machine
 	@$(BIN)/flightedl bench --help

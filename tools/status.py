@@ -19,6 +19,8 @@ from .mode import described
 from .options import job_options
 
 _TIMEOUT_S = 5.0
+#: Refusals that are part of every start and every change of who is who.
+_USUAL = frozenset({"not_ready", "busy", "fenced", "deadline", "unavailable"})
 
 
 @click.command()
@@ -112,6 +114,9 @@ def processes(reply: StatusReply) -> Table:
 
 def _versions(server: ServerStatus) -> str:
     size = f"{server.blocks} blocks, {server.size_bytes / 1e6:,.1f} MB"
+    wrong = sum(count for code, count in server.refused_calls.items() if code not in _USUAL)
+    if wrong:
+        size += f", {wrong} calls refused"
     if server.lowest_version == server.highest_version:
         return f"{server.lowest_version} ({size})"
     return f"{server.lowest_version}-{server.highest_version} ({size})"

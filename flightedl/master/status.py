@@ -159,6 +159,7 @@ def _server(index: int, record: ServerRecord, said: PserverStatusReply | None) -
         highest_version=said.highest_version,
         size_bytes=said.size_bytes,
         pid=record.pid,
+        refused_calls=said.refused_calls,
     )
 
 

@@ -89,6 +89,7 @@ class PserverProcess:
             credentials=credentials,
             clock=self._clock,
         )
+        service.refusals = lambda: server.refusals
         held = None
         try:
             held = self._take_index(coordinator, directory, server.port, service)

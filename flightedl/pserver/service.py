@@ -73,6 +73,8 @@ class PserverService:
         #: -1 until one is taken; nothing is served before.
         self._index = -1
         self._is_held: Callable[[], bool] = lambda: False
+        #: What the server counts, set once there is one.
+        self.refusals: Callable[[], dict[str, int]] = dict
         self._generation = 0
         self._storage = storage
         self._clock = clock
@@ -398,6 +400,7 @@ class PserverService:
             members=[] if self._view is None else [m.member for m in self._view.members],
             waiting_for=waiting,
             is_draining=self._is_draining,
+            refused_calls=self.refusals(),
         )
 
 

@@ -18,10 +18,11 @@ import ipaddress
 import logging
 import socket
 import threading
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from flightedl.errors import BusyError, NotReadyError, UsageError
+from flightedl.errors import BusyError, FlightedlError, InternalError, NotReadyError, UsageError
 from flightedl.ports import Clock
 from flightedl.rpc.arrow_flight import flight
 from flightedl.rpc.authentication import Credentials, Tokens
@@ -88,6 +89,7 @@ class FlightServer:
         self._lock = threading.Lock()
         self._idle = threading.Condition(self._lock)
         self._running: set[Call] = set()
+        self._refusals: Counter[str] = Counter()
         self._host = host
         # Calls arrive before the next line returns: everything above is what they need.
         self._service = Service(self, host, port, credentials)
@@ -109,6 +111,12 @@ class FlightServer:
     def running_calls(self) -> int:
         """Calls admitted and not ended."""
         return len(self._running)
+
+    @property
+    def refusals(self) -> dict[str, int]:
+        """How many calls ended with each error, by its code, since the start."""
+        with self._lock:
+            return dict(self._refusals)
 
     def start_serving(self, identity: ServerIdentity) -> None:
         """Answer from now on, as ``identity``, whose generation is known."""
@@ -144,6 +152,12 @@ class FlightServer:
         return not shutdown.is_alive()
 
     # --- what the service below asks ---
+
+    def note_refusal(self, error: BaseException) -> None:
+        """A call ends with this error."""
+        code = error.code if isinstance(error, FlightedlError) else InternalError.code
+        with self._lock:
+            self._refusals[code] += 1
 
     @property
     def header(self) -> str:

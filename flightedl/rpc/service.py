@@ -69,6 +69,7 @@ class Arrivals(flight.ServerMiddlewareFactory):  # type: ignore[misc]
         try:
             return self._checked(info.method, headers)
         except BaseException as error:  # noqa: BLE001 - mapped, whatever it is
+            self._server.note_refusal(error)
             raise to_wire(error, doing="checking a call's headers") from None
 
     def _checked(self, method: flight.FlightMethod, headers: Mapping[str, Sequence[str | bytes]]) -> Arrival:
@@ -94,6 +95,7 @@ def _guarded(method: _Method) -> _Method:
         try:
             return method(self, context, *arguments)
         except BaseException as error:  # noqa: BLE001 - mapped, whatever it is
+            self._server.note_refusal(error)
             raise to_wire(error, doing=method.__name__) from None
 
     return guarded  # type: ignore[return-value]
@@ -154,6 +156,7 @@ class Service(flight.FlightServerBase):  # type: ignore[misc]
         except GeneratorExit:
             raise
         except BaseException as error:  # noqa: BLE001 - mapped, whatever it is
+            self._server.note_refusal(error)
             raise to_wire(error, doing=str(call)) from None
         finally:
             close = getattr(outgoing.messages, "close", None)

@@ -522,6 +522,8 @@ class ServerStatus(Reply, frozen=True, kw_only=True):
     highest_version: int = 0
     size_bytes: int = 0
     pid: int = 0
+    #: Error code -> calls that the server refused since it began, as far as it was asked.
+    refused_calls: dict[str, int] = {}
 
 
 class TrainerStatus(Reply, frozen=True, kw_only=True):
@@ -663,6 +665,8 @@ class PserverStatusReply(Reply, frozen=True, kw_only=True):
     waiting_for: str = ""
     #: It was told to end, and waits for a checkpoint.
     is_draining: bool = False
+    #: Error code -> calls that ended so since the process began.
+    refused_calls: dict[str, int] = {}
 
 
 Message = TypeVar("Message", bound=msgspec.Struct)

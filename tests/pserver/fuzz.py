@@ -1,0 +1,229 @@
+"""Bytes from strangers, by the hundred thousand: a shard takes whole gradients of whole batches, or nothing.
+
+    python tests/pserver/fuzz.py --messages 200000
+
+Every mutated message goes through what a server does with one: the header's JSON, Arrow's reader, the checks of
+``rpc.received``, the rows' checksums, the shard. A crash of the process is a find; so is anything applied that no
+correct sender ever meant, a wrong account of what is applied, or a server that a correct sender cannot use afterwards.
+
+In sync mode the hostile sender is one of two members, so that its rows land in open rounds; the other one, who is
+correct, closes them. In async mode half of the messages are sums of several batches.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import resource
+import sys
+import time
+from collections import Counter
+
+import numpy as np
+import pyarrow as pa
+
+from flightedl.domain.modes import Async, Bounded, Mode, Sync
+from flightedl.domain.optimizers import SGD
+from flightedl.domain.parameters import ParameterSpec
+from flightedl.domain.sharding import ShardPlan, plan_shards
+from flightedl.errors import FlightedlError
+from flightedl.pserver.shard import ShardState, Wanted
+from flightedl.rpc.received import BatchLimits, Tally, check_schema
+from flightedl.wire.messages import (
+    BatchIdentity,
+    PullTicket,
+    PushHeader,
+    ViewMemberMessage,
+    ViewRequest,
+    decode,
+    encode,
+)
+from flightedl.wire.rows import PUSH_SCHEMA, Outcome, decode_batch, encode_rows
+
+SIZES = (16, 16, 3, 40)
+#: What lengths and offsets are most afraid of.
+WORDS = (b"\xff\xff\xff\xff", b"\0\0\0\x80", b"\xff\xff\xff\x7f", bytes(4))
+LIMITS = BatchLimits(batch_rows=1000, batch_bytes=1 << 20)
+MODES: dict[str, Mode] = {"async": Async(), "sync": Sync(reduce="sum"), "bounded": Bounded(staleness=1000)}
+HOSTILE, CORRECT = 9, 10
+#: Batches of correct senders are of an epoch that no damaged number reaches.
+FAR = 1 << 50
+
+
+class Target:
+    """One shard, its members, and what it must be."""
+
+    def __init__(self, mode: Mode) -> None:
+        specs = [ParameterSpec(f"p{i}", (size,)) for i, size in enumerate(SIZES)]
+        self.plan: ShardPlan = plan_shards(specs, 1)
+        self.shard = ShardState(self.plan, 0, SGD(lr=1.0), mode)
+        members = [HOSTILE, CORRECT] if isinstance(mode, Sync) else [HOSTILE]
+        self.shard.set_members(
+            ViewRequest(
+                master_generation=1,
+                serial=1,
+                members=[ViewMemberMessage(trainer=f"t{m}", generation=m, member=m, first_round=0) for m in members],
+            )
+        )
+        self.is_sync = isinstance(mode, Sync)
+        self.takes_sums = isinstance(mode, Async)
+        self.batch = 0
+        self.accepted = 0
+        self.refused: Counter[str] = Counter()
+        #: The most that each block may have got: a gradient for each time that somebody pushed it one.
+        self.pushed = 0
+
+    def header(self, member: int = HOSTILE, epoch: int = 0, batches: int = 1) -> PushHeader:
+        self.batch += batches
+        named = [BatchIdentity(epoch=epoch, task=self.batch - i, batch=0, batch_count=1) for i in range(batches)]
+        return PushHeader(
+            trainer=f"t{member}",
+            generation=member,
+            plan_hash=self.plan.hash,
+            member=member,
+            identity=named[0],
+            further=named[1:],
+            weight=1.0,
+            rows=len(SIZES),
+        )
+
+    def versions(self) -> list[int]:
+        return [block.rounds.version for block in self.shard.blocks()]
+
+    def values(self) -> list[float]:
+        return [float(block.values[0]) for block in self.shard.blocks()]
+
+    def message(self) -> bytes:
+        arrays = [np.full(size, -1, np.float32) for size in SIZES]
+        return encode_rows(range(len(SIZES)), self.versions(), arrays).serialize().to_pybytes()
+
+    def take(self, header: bytes, message: bytes) -> set[int]:
+        """As ``rpc`` and ``flight`` do it. The outcomes; none: it was refused."""
+        self.pushed += 1
+        try:
+            request = decode(header, PushHeader)
+            self.shard.require_plan(request.plan_hash)
+            batch = pa.ipc.read_record_batch(pa.py_buffer(message), PUSH_SCHEMA)
+            check_schema(batch.schema, PUSH_SCHEMA)
+            Tally(PUSH_SCHEMA, LIMITS).take(batch)
+            outcomes = {pushed.piece.outcome for pushed in self.shard.push(request, decode_batch(batch))}
+        except FlightedlError as error:
+            self.refused[error.code] += 1
+            return set()
+        except (pa.ArrowException, OSError, EOFError):
+            self.refused["arrow"] += 1
+            return set()
+        self.accepted += 1
+        return outcomes
+
+    def take_ticket(self, ticket: bytes) -> None:
+        """A pull that may be damaged."""
+        try:
+            request = decode(ticket, PullTicket)
+            self.shard.require_plan(request.plan_hash)
+            blocks = self.shard.numbers if request.blocks is None else request.blocks
+            if len(request.min_versions) in {1, len(blocks)}:
+                for wanted in self.shard.wanted(blocks, request.min_versions):
+                    self.shard.read(wanted, request.member)
+        except FlightedlError as error:
+            self.refused[error.code] += 1
+        else:
+            self.accepted += 1
+
+    def check(self) -> None:
+        """Whole gradients only, no more of them than were pushed, and sound books."""
+        for block in self.shard.blocks():
+            (value,) = set(block.values.tolist())
+            assert value == int(value), "something else than whole gradients was applied"
+            assert 0 <= value <= self.pushed, "more was applied than was ever pushed"
+            block.rounds.check()
+        self.shard._applied.check()
+
+    def require_healthy(self) -> None:
+        """A correct sender's batch counts once on each block, and the values can be read."""
+        member = CORRECT if self.is_sync else HOSTILE
+        for sender in {member, HOSTILE}:
+            # Whatever the hostile member left open is closed by both arriving; its half rounds count, whole.
+            good = self.message()
+            assert self.take(encode(self.header(sender, FAR)), good), "a correct message was refused"
+        before = self.values()
+        for sender in {member, HOSTILE}:
+            outcomes = self.take(encode(self.header(sender, FAR)), self.message())
+            assert outcomes == {Outcome.ACCEPTED}, outcomes
+        gained = [after - was for after, was in zip(self.values(), before, strict=True)]
+        assert gained == [2.0 if self.is_sync else 1.0] * len(SIZES), gained
+        pieces, rest = self.shard.read(Wanted(range(len(SIZES)), 0), 0)
+        assert pieces
+        assert not rest
+
+
+def mutated(data: bytes, chance: random.Random) -> bytes:
+    """One to a few small damages."""
+    found = bytearray(data)
+    for _ in range(chance.choice((1, 1, 1, 2, 5))):
+        kind = chance.randrange(6)
+        place = chance.randrange(len(found)) if found else 0
+        if kind == 0 and found:
+            found[place] ^= 1 << chance.randrange(8)
+        elif kind == 1 and found:
+            found[place] = chance.choice((0, 1, 0x7F, 0x80, 0xFF, 0xC0))
+        elif kind == 2:
+            del found[place:]
+        elif kind == 3:
+            found[place:place] = chance.randbytes(chance.choice((1, 4, 8, 64)))
+        elif kind == 4 and len(found) >= 8:
+            start = place & ~3
+            found[start : start + 4] = chance.choice(WORDS)
+        else:
+            del found[place : place + chance.choice((1, 4, 8))]
+    return bytes(found)
+
+
+def attack(count: int, seed: int, mode: Mode) -> Target:
+    """So many mutated messages; raises what it finds."""
+    chance = random.Random(seed)
+    target = Target(mode)
+    for number in range(count):
+        draw = chance.random()
+        if draw < 0.05:
+            ticket = PullTicket(plan_hash=target.plan.hash, member=HOSTILE, blocks=[0, 2], min_versions=[0, 0])
+            target.take_ticket(mutated(encode(ticket), chance))
+        else:
+            batches = chance.choice((1, 1, 2, 5)) if target.takes_sums else 1
+            header, message = encode(target.header(batches=batches)), target.message()
+            if draw < 0.35:
+                header = mutated(header, chance)
+            else:
+                message = mutated(message, chance)
+            target.take(header, message)
+        if number % 250 == 249:
+            target.check()
+            target.require_healthy()
+    target.check()
+    target.require_healthy()
+    return target
+
+
+def main() -> int:
+    """Attack all modes in turn, and say what came of it."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--messages", type=int, default=200_000, help="in all, divided over the modes")
+    parser.add_argument("--mode", choices=[*MODES, "all"], default="all")
+    parser.add_argument("--seed", type=int, default=0)
+    chosen = parser.parse_args()
+    names = list(MODES) if chosen.mode == "all" else [chosen.mode]
+    count = -(-chosen.messages // len(names))
+    for name in names:
+        began = time.monotonic()
+        target = attack(count, chosen.seed, MODES[name])
+        codes = ", ".join(f"{number:,} {code}" for code, number in target.refused.most_common())
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10
+        print(
+            f"{name}: {count:,} mutated messages in {time.monotonic() - began:.0f} s, 0 crashes; refused: {codes}; "
+            f"{target.accepted:,} taken, the correct ones between them included; peak memory {peak} MiB"
+        )
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,267 @@
+"""Wrong pushes over real sockets: each is refused with a code, counted, changes nothing, and the pserver goes on."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.flight as flight
+import pytest
+from fuzz import SIZES, mutated
+from pserver_bench import Cluster
+
+from flightedl.domain.modes import Async, Mode, Sync
+from flightedl.errors import FlightedlError
+from flightedl.rpc import Connection, ServerIdentity
+from flightedl.wire.messages import BatchIdentity, PullTicket, PushHeader, encode
+from flightedl.wire.rows import PUSH_SCHEMA, encode_rows
+
+SHAPES = {f"p{i}": (size,) for i, size in enumerate(SIZES)}
+Arrays = list[np.ndarray]
+
+
+class Attack:
+    """One pserver with two blocks' worth of neighbours on another, and a sender who is a member of it."""
+
+    def __init__(self, mode: Mode) -> None:
+        self.cluster = Cluster(SHAPES | {"far": (400_000,)}, mode, pservers=2)
+        self.shard = self.cluster.shards[0]
+        self.server = self.cluster.servers[0]
+        self.numbers = self.shard.numbers
+        self.sizes = [self.cluster.plan.block(n).size for n in self.numbers]
+        self.connection = self.cluster.connections[0]
+        self.batch = 0
+
+    def header(self, **wrong: object) -> PushHeader:
+        self.batch += 1
+        values = {
+            "trainer": "t1",
+            "generation": 1,
+            "plan_hash": self.cluster.plan.hash,
+            "member": 1,
+            "identity": BatchIdentity(epoch=0, task=self.batch, batch=0, batch_count=1),
+            "weight": 1.0,
+            "rows": len(self.numbers),
+        }
+        return PushHeader(**(values | wrong))
+
+    def arrays(self) -> Arrays:
+        return [np.full(size, -1, np.float32) for size in self.sizes]
+
+    def rows(self, arrays: Arrays | None = None, ahead: int = 0) -> pa.RecordBatch:
+        versions = [block.rounds.version + ahead for block in self.shard.blocks()]
+        return encode_rows(self.numbers, versions, self.arrays() if arrays is None else arrays)
+
+    def put(self, header: bytes, *batches: pa.RecordBatch, schema: pa.Schema = PUSH_SCHEMA) -> bytes:
+        put = header.replace(b'"verb":"step"', b'"verb":"push"')
+        return self.connection.put(put, schema, ((batch, None) for batch in batches), timeout_s=10.0)
+
+    def state(self) -> list[tuple[int, bytes]]:
+        return [(block.rounds.version, block.values.tobytes()) for block in self.shard.blocks()]
+
+    def require_healthy(self) -> None:
+        before = [version for version, _ in self.state()]
+        self.put(encode(self.header()), self.rows())
+        assert [version for version, _ in self.state()] == [version + 1 for version in before]
+        assert all(len(set(block.values.tolist())) == 1 for block in self.shard.blocks())
+
+
+@pytest.fixture(params=[Async(), Sync(reduce="sum")], ids=["async", "sync"])
+def attack(request: pytest.FixtureRequest) -> Iterator[Attack]:
+    made = Attack(request.param)
+    with made.cluster:
+        yield made
+
+
+def _array(attack: Attack, place: int, value: float) -> Arrays:
+    arrays = attack.arrays()
+    arrays[-1][place] = value
+    return arrays
+
+
+def _columns(attack: Attack, **changed: pa.Array) -> pa.RecordBatch:
+    rows = attack.rows()
+    columns = {name: changed.get(name, rows.column(name)) for name in rows.schema.names}
+    return pa.RecordBatch.from_arrays(list(columns.values()), schema=PUSH_SCHEMA)
+
+
+def _other_type(attack: Attack) -> bytes:
+    schema = PUSH_SCHEMA.set(0, pa.field("block", pa.int64(), nullable=False))
+    columns = [column.cast(field.type) for column, field in zip(attack.rows().columns, schema, strict=True)]
+    return attack.put(encode(attack.header()), pa.RecordBatch.from_arrays(columns, schema=schema), schema=schema)
+
+
+#: What is wrong -> how it is sent, and the code that it is refused with.
+WRONG: dict[str, tuple[Callable[[Attack], object], str]] = {
+    "plan hash": (lambda a: a.put(encode(a.header(plan_hash="0" * 32)), a.rows()), "fenced"),
+    "base from the future": (lambda a: a.put(encode(a.header()), a.rows(ahead=7)), "message"),
+    "NaN": (lambda a: a.put(encode(a.header()), a.rows(_array(a, 0, np.nan))), "gradient"),
+    "infinity": (lambda a: a.put(encode(a.header()), a.rows(_array(a, -1, -np.inf))), "gradient"),
+    "null": (
+        lambda a: a.put(encode(a.header()), _columns(a, version=pa.array([None] * len(a.numbers), pa.int64()))),
+        "message",
+    ),
+    "checksum": (
+        lambda a: a.put(encode(a.header()), _columns(a, checksum=pa.array([1] * len(a.numbers), pa.uint64()))),
+        "damaged",
+    ),
+    "block of another pserver": (
+        lambda a: a.put(encode(a.header()), encode_rows([a.cluster.shards[1].numbers[0]], [0], a.arrays()[:1])),
+        "message",
+    ),
+    "block that there is not": (
+        lambda a: a.put(encode(a.header()), encode_rows([99_999], [0], a.arrays()[:1])),
+        "message",
+    ),
+    "shape": (lambda a: a.put(encode(a.header()), a.rows([np.ones(s + 1, np.float32) for s in a.sizes])), "message"),
+    "dtype": (lambda a: a.put(encode(a.header()), a.rows([np.ones(s, np.float64) for s in a.sizes])), "message"),
+    "column type": (_other_type, "message"),
+    "field name": (lambda a: a.put(encode(a.header()).replace(b'"weight"', b'"wait"'), a.rows()), "message"),
+    "generation of the server": (
+        lambda a: Connection(a.server.address, expected=ServerIdentity("bench", "pserver", 0, 2)).action(
+            "status", b"", timeout_s=5.0
+        ),
+        "fenced",
+    ),
+    "sum that names a batch twice": (
+        lambda a: a.put(
+            encode(a.header(further=[BatchIdentity(epoch=0, task=a.batch + 1, batch=0, batch_count=1)])), a.rows()
+        ),
+        "message",
+    ),
+    "pull of a foreign block": (
+        lambda a: list(_get(a, PullTicket(plan_hash=a.cluster.plan.hash, blocks=[99_999]))),
+        "message",
+    ),
+    "pull with too few versions": (
+        lambda a: list(_get(a, PullTicket(plan_hash=a.cluster.plan.hash, blocks=[0, 1, 2], min_versions=[0, 0]))),
+        "message",
+    ),
+}
+
+
+def _get(attack: Attack, ticket: PullTicket) -> Iterator[object]:
+    with attack.connection.get(encode(ticket), timeout_s=5.0) as stream:
+        yield from stream
+
+
+@pytest.mark.parametrize("wrong", WRONG)
+def test_what_is_wrong_is_refused_counted_and_changes_nothing(attack: Attack, wrong: str) -> None:
+    send, code = WRONG[wrong]
+    if wrong == "base from the future" and isinstance(attack.cluster.mode, Async):
+        # Async mode takes any base: a restored pserver may be behind its trainers.
+        send(attack)
+        attack.require_healthy()
+        return
+    before = attack.state()
+    with pytest.raises(FlightedlError) as caught:
+        send(attack)
+    assert caught.value.code == code, caught.value
+    assert attack.state() == before
+    assert attack.server.refusals.get(code, 0) >= 1
+    assert attack.server.running_calls == 0
+    attack.require_healthy()
+
+
+@pytest.mark.parametrize("wrong", [{"member": 77}, {"generation": 77}, {"trainer": "t77"}], ids=str)
+def test_who_is_no_member_is_answered_so_and_counted(attack: Attack, wrong: dict[str, object]) -> None:
+    before = attack.state()
+    assert b'"not_member":%d' % len(attack.numbers) in attack.put(encode(attack.header(**wrong)), attack.rows())
+    assert attack.state() == before
+    assert attack.shard.counts.refused == len(attack.numbers)
+    attack.require_healthy()
+
+
+@pytest.mark.parametrize("size", [65 << 20, pytest.param(1 << 30, marks=[pytest.mark.slow])])
+def test_a_row_that_is_much_too_big_is_refused_without_being_used(attack: Attack, size: int) -> None:
+    before = attack.state()
+    row = encode_rows(attack.numbers[:1], [0], [np.zeros(size, np.uint8)])
+    with pytest.raises(FlightedlError) as caught:
+        attack.put(encode(attack.header()), row)
+    assert caught.value.code in {"message", "outcome_unknown", "usage"}, caught.value
+    assert attack.state() == before
+    attack.require_healthy()
+
+
+def _raw(attack: Attack, verb: str = "push") -> tuple[flight.FlightClient, flight.FlightDescriptor]:
+    header = encode(attack.header()).replace(b'"verb":"step"', b'"verb":"%s"' % verb.encode())
+    return flight.FlightClient(f"grpc://{attack.server.address}"), flight.FlightDescriptor.for_command(header)
+
+
+def _until(condition: Callable[[], bool], timeout_s: float = 15.0) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def test_a_truncated_stream_is_refused_and_its_batch_can_be_sent_again(attack: Attack) -> None:
+    """Each row counts for itself: those that came whole are taken, and answered as such when they come again."""
+    client, descriptor = _raw(attack)
+    writer, _ = client.do_put(descriptor, PUSH_SCHEMA)
+    writer.done_writing()
+    with pytest.raises(flight.FlightError, match="broke off"):
+        writer.close()
+    header = encode(attack.header()).replace(b'"verb":"step"', b'"verb":"push"')
+    rows = attack.rows()
+    writer, _ = client.do_put(flight.FlightDescriptor.for_command(header), PUSH_SCHEMA)
+    writer.write_batch(rows)
+    writer.done_writing()
+    with pytest.raises(flight.FlightError, match="broke off"):
+        writer.close()
+    assert attack.server.refusals["message"] == 2
+    taken = attack.state()
+    assert b'"already_applied":%d' % len(attack.numbers) in attack.put(header, rows)
+    assert attack.state() == taken
+    client.close()
+    attack.require_healthy()
+
+
+def test_a_client_that_vanishes_in_the_middle_leaves_nothing_running(attack: Attack) -> None:
+    before = attack.state()
+    client, descriptor = _raw(attack, "step")
+    writer, _ = client.do_exchange(descriptor)
+    writer.begin(PUSH_SCHEMA)
+    client.close()
+    del writer
+    _until(lambda: attack.server.running_calls == 0)
+    assert attack.state() == before
+    attack.require_healthy()
+
+
+def test_a_stream_that_trickles_meets_its_deadline(attack: Attack) -> None:
+    before = attack.state()
+    client, descriptor = _raw(attack)
+    options = flight.FlightCallOptions(headers=[(b"flightedl-timeout", b"0.5")])
+    writer, _ = client.do_put(descriptor, PUSH_SCHEMA, options=options)
+    _until(lambda: attack.server.running_calls == 1)
+    # It sends nothing more, and never ends.
+    _until(lambda: attack.server.running_calls == 0)
+    with pytest.raises((flight.FlightError, pa.ArrowException)):
+        writer.close()
+    client.close()
+    assert attack.state() == before
+    attack.require_healthy()
+
+
+def test_damaged_messages_over_the_wire(attack: Attack) -> None:
+    """As the fuzzer in one process, with a transport between: what arrives is Arrow, what is in it is not."""
+    chance = random.Random(4)
+    for _ in range(150):
+        before = attack.state()
+        header = encode(attack.header())
+        rows = attack.rows()
+        if chance.random() < 0.5:
+            header = mutated(header, chance)
+        else:
+            values = [mutated(value, chance) for value in rows.column("values").to_pylist()]
+            rows = _columns(attack, values=pa.array(values, pa.binary()))
+        try:
+            attack.put(header, rows)
+        except FlightedlError:
+            assert attack.state() == before
+    assert sum(attack.server.refusals.values()) > 75
+    attack.require_healthy()
