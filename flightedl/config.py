@@ -74,6 +74,8 @@ class MasterSettings(ServerSettings):
 
     #: How many pservers the job has. The first master of a job writes it; 0: take what is written.
     pservers: int = 1
+    #: How many trainers the job is going to have, for ``Sync(deterministic=True)``; 0: not known.
+    trainers: int = 0
     attempts_limit: int = 5
     #: Seconds between checkpoints; 0: only at the end of an epoch.
     checkpoint_every_s: float = 60.0

@@ -36,7 +36,7 @@ Not guaranteed: that a join ends while a pserver is away, or how fast while roun
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -235,6 +235,20 @@ class Membership:
             return []
         self._begin()
         self._propose(trainer, generation, refusals=0)
+        return self._changed()
+
+    def join_together(self, trainers: Mapping[str, int]) -> list[Effect]:
+        """Several trainers (name -> generation) ask at once: those that are no members yet start at one round."""
+        new = {
+            name: generation
+            for name, generation in sorted(trainers.items())
+            if (member := self._members.get(name)) is None or generation > member.generation
+        }
+        if not new:
+            return []
+        self._begin()
+        for name, generation in new.items():
+            self._propose(name, generation, refusals=0)
         return self._changed()
 
     def leave(self, trainer: str, generation: int | None = None) -> list[Effect]:

@@ -28,8 +28,10 @@ class Sync(Mode):
     Args:
         reduce: ``"mean"``: weighted by the batches' weights; ``"sum"``: the plain sum of the gradients.
         backup: A round closes when all but this many members arrived; what comes late is not lost.
-        deterministic: Add contributions up in the order of batch identity, so that runs with the same trainers are
-            bit-identical; costs memory for the gradients of a round, and excludes ``backup``.
+        deterministic: Add contributions up in the order of batch identity, and put the same batches into each round, so
+            that runs with the same number of trainers and without faults are bit-identical. Costs memory for the
+            gradients of a round and the prefetching of tasks, and excludes ``backup``. The master has to know how many
+            trainers there are, as it does under ``flightedl run``.
     """
 
     reduce: Literal["mean", "sum"] = "mean"

@@ -258,7 +258,8 @@ class LocalCluster:
     def _starters(self, children: Children) -> dict[Slot, Starter]:
         # Ports are always free ones: a fixed one from the environment could serve only one of the processes.
         servers = {"port": 0, "metrics_port": 0, "checkpoint": self._checkpoint}
-        master = self._settings(MasterSettings, pservers=self.pservers, **servers)
+        trainers = 0 if self._trainers is None else self._trainers.count
+        master = self._settings(MasterSettings, pservers=self.pservers, trainers=trainers, **servers)
         pserver = self._settings(PserverSettings, **servers)
         more = 1 if self._standby else 0
         slots = [Slot(Role.MASTER, 0), *(Slot(Role.PSERVER, index) for index in range(self.pservers))]

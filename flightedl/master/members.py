@@ -16,6 +16,7 @@ from flightedl.domain.membership import Effect as MembershipEffect
 from flightedl.domain.membership import Membership, SendView, View
 from flightedl.domain.modes import Mode
 from flightedl.errors import JobFailedError, NotReadyError
+from flightedl.master.lockstep import Lockstep
 from flightedl.master.state import JobState
 from flightedl.wire.messages import (
     JobDeclaration,
@@ -30,6 +31,8 @@ from flightedl.wire.messages import (
 )
 
 _log = logging.getLogger(__name__)
+
+_NOT_ALL = "the other trainers, to begin the epoch together (deterministic=True)"
 
 
 class Members:
@@ -46,6 +49,8 @@ class Members:
         self._generation = generation
         self._wake = wake
         #: pserver index -> the view to send next, with the revision that has to be durable first.
+        #: How trainers begin an epoch together, where the mode asks for it; set once.
+        self.lockstep: Lockstep | None = None
         self._outbox: dict[int, tuple[View, int]] = {}
 
     def begin(self, model: ModelReply, stored: bytes | None) -> None:
@@ -97,13 +102,27 @@ class Members:
                 raise NotReadyError("the model is not declared yet")
             if state.queue is None or not state.queue.holds(request.trainer):
                 return JoinReply(member=0, holds_work=False)
-            self._perform(membership.join(request.trainer, request.generation))
+            self._propose(membership, request)
             while (member := membership.member_id_of(request.trainer)) is None:
                 remaining = deadline - state.clock.now()
                 if remaining <= 0:
-                    return JoinReply(member=0, waiting_for=membership.waiting_for(request.trainer))
+                    why = membership.waiting_for(request.trainer) or _NOT_ALL
+                    return JoinReply(member=0, waiting_for=why)
                 state.changed.wait(remaining)
+                self._propose(membership, request)
             return JoinReply(member=member, mode=membership.mode.to_json())
+
+    def _propose(self, membership: Membership, request: JoinRequest) -> None:
+        if self.lockstep is None or not self.lockstep.is_on:
+            self._perform(membership.join(request.trainer, request.generation))
+        elif membership.member_id_of(request.trainer) is None:
+            self._perform(membership.join_together(self.lockstep.joins(request.trainer, request.generation)))
+
+    def leave_all(self) -> None:
+        """Locked: everybody has to join anew."""
+        membership = self._state.membership
+        for member in () if membership is None else membership.members:
+            self.leave(member.trainer)
 
     def change_mode(self, request: ModeRequest) -> ModeReply:
         """Change the mode, and wait for the pservers to agree on where; durable before it returns.

@@ -21,6 +21,7 @@ from flightedl.master.evaluations import Evaluations
 from flightedl.master.exporting import ModelExports
 from flightedl.master.growing import Growing
 from flightedl.master.indexing import DatasetIndexing
+from flightedl.master.lockstep import Lockstep
 from flightedl.master.members import Members
 from flightedl.master.pservers import Pservers
 from flightedl.master.recovery import RecoveredState
@@ -67,6 +68,7 @@ class MasterService:
         self._beginning = Beginning(pserver_count, held, keys)
         self._pservers = Pservers(state, chosen.job, directory, credentials, self._beginning)
         self.members = Members(state, held.generation, self._pservers.wake)
+        self.members.lockstep = Lockstep(state, chosen.trainers)
         self.declaring = Declaring(state, self.members, self.growing, self._indexing)
         self.completion = Completion(chosen, state, self._pservers, held, checkpoints)
         self.tasks = Tasks(state, self.members, self.completion.may_end)

@@ -16,6 +16,7 @@ from flightedl.domain.tasks import TaskQueue
 from flightedl.domain.tasks_values import FailedSelector
 from flightedl.errors import NotReadyError
 from flightedl.formats.chunks import Chunk
+from flightedl.master.dispatch import Dispatch
 from flightedl.master.members import Members
 from flightedl.master.state import JobState
 from flightedl.wire.messages import (
@@ -33,6 +34,7 @@ _log = logging.getLogger(__name__)
 
 #: How soon a trainer asks again that has nothing to do but to hear that all is done.
 _END_RETRY_S = 0.1
+_LOCKSTEP_RETRY_S = 0.5
 
 #: What a trainer is told, and the chunks of each assignment.
 Work = tuple[TasksReply, list[list[Chunk]]]
@@ -75,14 +77,14 @@ class Tasks:
             if queue.revision != before:
                 # Those who wait for work are woken by reports only: what is handed out gives nobody else any.
                 state.touch()
-            given, outcome, retry_after_s = dispatch.hand_out(ticket, state.clock.now())
+            given, outcome, retry_after_s = self._hand_out(dispatch, ticket)
             while not given and outcome == "none_now" and ticket.want and not closing.is_set():
                 self._members.leave_if_idle(ticket.trainer)
                 remaining = deadline - state.clock.now()
                 if remaining <= 0:
                     break
                 state.changed.wait(min(remaining, 0.5))
-                given, outcome, retry_after_s = dispatch.hand_out(ticket, state.clock.now())
+                given, outcome, retry_after_s = self._hand_out(dispatch, ticket)
             self._members.leave_if_idle(ticket.trainer)
             if given:
                 state.revision += 1
@@ -99,6 +101,19 @@ class Tasks:
             )
         state.wait_durable(revision)
         return reply, [dispatch.dataset.layout.chunks_of(assignment.task) for assignment in given]
+
+    def _hand_out(self, dispatch: Dispatch, ticket: TasksTicket) -> tuple[list[Assignment], str, float]:
+        """As ``Dispatch.hand_out``; in lockstep, no more than the trainer may have now."""
+        lockstep, now = self._members.lockstep, self._state.clock.now()
+        if lockstep is None or not lockstep.is_on or not ticket.want:
+            return dispatch.hand_out(ticket, now)
+        if lockstep.begins(ticket.trainer):
+            self._members.leave_all()
+            self._state.changed.notify_all()
+        want = lockstep.pieces_for(ticket.trainer, ticket.want)
+        if not want:
+            return [], "none_now", _LOCKSTEP_RETRY_S
+        return dispatch.hand_out(msgspec.structs.replace(ticket, want=want), now)
 
     def _without_lost_work(self, ticket: TasksTicket) -> tuple[TasksTicket, list[ReturnedTask]]:
         """Finished work that went with a pserver is given back instead."""

@@ -359,3 +359,13 @@ class TestModes:
         assert view.begins_in(first) == Async()
         assert view.consider(first, lambda _: True, lambda _: False).switch is None
         assert view.begins_in(View(7, 4, (), Sync(), 9)) is None
+
+
+def test_who_joins_together_starts_at_one_round_under_one_view():
+    membership = Membership(1, 1)
+    membership.pserver_up(0, 5, 7)
+    membership.join_together({"a": 1, "b": 2, "c": 3})
+    assert {member.first_round for member in membership.members} == {7}
+    assert len({member.serial for member in membership.members}) == 1
+    assert membership.join_together({"a": 1, "b": 2}) == []
+    membership.check()

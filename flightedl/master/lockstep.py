@@ -1,0 +1,97 @@
+"""What makes runs with the same number of trainers bit-identical, beside the order in which a round is added up.
+
+A round adds up what its members push, so every run has to put the same batches into each round. That is so when
+
+* an epoch begins with all trainers at once: no task is handed out before so many trainers ask for one, and they are
+  admitted at one round, together;
+* a trainer gets its next task when it has finished the one before, and no sooner: then tasks are handed out in the
+  order of the rounds in which trainers become free. Those who become free in one round get the next tasks in any order,
+  which changes who does what, and nothing else;
+* nobody gets a copy of a task that another one has.
+
+Only for ``Sync(deterministic=True)``, and only where the master is told how many trainers there are. Without faults:
+where trainers are lost or stay away, the others go on after a while, exactly once as always, but not bit-identically.
+"""
+
+from __future__ import annotations
+
+from flightedl.domain.modes import Sync
+from flightedl.domain.tasks import TaskQueue
+from flightedl.master.state import JobState
+
+#: After so long, an epoch begins with those who are there.
+_PATIENCE_S = 60.0
+
+
+class Lockstep:
+    """Who waits for whom at the beginning of an epoch. Called under the state's lock.
+
+    Args:
+        state: Of the job.
+        trainer_count: How many there are; 0: not known, and nobody waits.
+    """
+
+    def __init__(self, state: JobState, trainer_count: int) -> None:
+        self._state = state
+        self._trainer_count = trainer_count
+        #: The epoch whose tasks are handed out.
+        self._begun = -1
+        #: The epoch whose trainers were admitted.
+        self._admitted = -1
+        self._asking: set[str] = set()
+        self._joining: dict[str, int] = {}
+        self._since_s: float | None = None
+
+    @property
+    def is_on(self) -> bool:
+        """Whether the job's mode asks for it, and it can be done."""
+        membership = self._state.membership
+        mode = None if membership is None else membership.mode
+        return bool(self._trainer_count) and isinstance(mode, Sync) and mode.deterministic
+
+    def begins(self, trainer: str) -> bool:
+        """A trainer asks for work; True: with it, all are there, and the epoch begins: all have to join anew."""
+        queue = self._queue()
+        if queue.is_done or self._begun == queue.epoch or queue.holds(trainer):
+            return False
+        self._asking.add(trainer)
+        if len(self._asking & self._state.trainers.keys()) < self._trainer_count and not self._is_late():
+            return False
+        self._begun = queue.epoch
+        self._since_s = None
+        self._asking.clear()
+        self._joining.clear()
+        return True
+
+    def pieces_for(self, trainer: str, want: int) -> int:
+        """How many pieces the trainer may be given now."""
+        queue = self._queue()
+        if queue.is_done:
+            return want
+        is_free = self._begun == queue.epoch and not queue.holds(trainer)
+        return min(want, 1) if is_free and queue.counts().todo else 0
+
+    def joins(self, trainer: str, generation: int) -> dict[str, int]:
+        """A trainer with work wants to be a member; who is to be admitted now, together with it, if anybody."""
+        queue = self._queue()
+        if self._admitted == queue.epoch:
+            return {trainer: generation}
+        self._joining[trainer] = generation
+        alive = self._state.trainers
+        here = {name: number for name, number in self._joining.items() if alive.get(name) == number}
+        if len(here) < min(self._trainer_count, queue.epoch_size(queue.epoch)) and not self._is_late():
+            return {}
+        self._admitted = queue.epoch
+        self._since_s = None
+        self._joining.clear()
+        return here
+
+    def _queue(self) -> TaskQueue:
+        queue = self._state.queue
+        assert queue is not None, "there is no work without a queue"
+        return queue
+
+    def _is_late(self) -> bool:
+        now = self._state.clock.now()
+        self._since_s = now if self._since_s is None else self._since_s
+        return now - self._since_s > _PATIENCE_S

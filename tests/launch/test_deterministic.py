@@ -1,0 +1,64 @@
+"""Two runs with the same trainers, in deterministic synchronous mode, end with the same bytes."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+pytestmark = [pytest.mark.etcd, pytest.mark.slow, pytest.mark.timeout(200)]
+
+SCRIPT = """
+import sys, time
+import numpy as np
+import flightedl as fe
+with fe.connect() as job:
+    data = job.dataset(sys.argv[1], batch_size=16, epochs=3, shuffle=True, seed=5)
+    w0 = np.linspace(-1, 1, 20_000, dtype=np.float32)
+    model = job.parameters(
+        {"w": w0, "b": w0[:7].copy()}, optimizer=fe.Adam(lr=0.01), mode=fe.Sync(deterministic=sys.argv[2] == "yes")
+    )
+    for batch in data:
+        x = batch["x"].to_numpy().astype(np.float32)
+        time.sleep(float(abs(x[0])) * 0.01)
+        w = model["w"]
+        model.step({"w": np.tanh(w * x.mean()) + x.std() / 3, "b": np.sin(model["b"] * x.sum())})
+    if job.once("save"):
+        model.pull()
+        np.savez(job.output_dir / "model.npz", w=model["w"], b=model["b"])
+"""
+
+
+def run(directory: Path, data: str, *, deterministic: str) -> dict[str, bytes]:
+    directory.mkdir()
+    (directory / "script.py").write_text(SCRIPT)
+    command = [sys.executable, "-m", "flightedl", "run", "script.py", "--trainers", "3", "--pservers", "2"]
+    done = subprocess.run(
+        [*command, "--output", "out", "--", data, deterministic],
+        cwd=directory,
+        capture_output=True,
+        text=True,
+        timeout=150,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    with np.load(directory / "out" / "model.npz") as model:
+        return {name: model[name].tobytes() for name in model}
+
+
+def test_two_runs_are_bit_identical(tmp_path: Path) -> None:
+    values = np.random.default_rng(3).normal(size=1200)
+    # Row groups of several sizes: trainers become free in different rounds.
+    with pq.ParquetWriter(tmp_path / "data.parquet", pa.schema([("x", pa.float64())])) as writer:
+        start = 0
+        for size in (100, 37, 64, 200, 90, 13, 150, 81, 120, 45, 200, 100):
+            writer.write_table(pa.table({"x": values[start : start + size]}), row_group_size=size)
+            start += size
+    data = str(tmp_path / "data.parquet")
+    first, second = (run(tmp_path / name, data, deterministic="yes") for name in ("first", "second"))
+    assert first == second
