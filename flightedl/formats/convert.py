@@ -19,12 +19,12 @@ import pyarrow as pa
 import xxhash
 
 from flightedl.errors import UsageError
-from flightedl.formats import named_format
 from flightedl.formats.index import ChunkIndex, DatasetSpec
 from flightedl.formats.json_lines import json_lines
 from flightedl.formats.reader import ChunkReader, Decode, ReadCounts
 from flightedl.formats.recordio import SCHEMA as RECORD_SCHEMA
 from flightedl.formats.recordio import RecordIO
+from flightedl.formats.registry import named_format
 from flightedl.ports import Files, Storage
 
 MAX_SHARDS = 99_999

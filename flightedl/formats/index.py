@@ -21,10 +21,10 @@ import pyarrow as pa
 import xxhash
 
 from flightedl.errors import DataError, UsageError
-from flightedl.formats import FORMATS, Format, format_for
 from flightedl.formats.chunks import Chunk, ChunkColumns, CorruptChunkError, FileIndex, IndexOptions
 from flightedl.formats.recordio import RecordIO
 from flightedl.formats.records import Condition, ReadRequest, require_columns
+from flightedl.formats.registry import FORMATS, Format, format_for
 from flightedl.formats.schemas import Mismatch, same_schema, schema_text, widened_schema
 from flightedl.formats.sources import without_compression
 from flightedl.formats.text import TextFormat

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pyarrow as pa
 import pytest
 
-from flightedl.formats import named_format
+from flightedl.formats.registry import named_format
 from flightedl.testing.memory import MemoryFiles, MemoryStorage
 
 

@@ -9,11 +9,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from flightedl.errors import DataError, UnavailableError, UsageError
-from flightedl.formats import FORMATS
 from flightedl.formats.convert import Converted, ConvertProgress, Target, convert
 from flightedl.formats.index import DatasetSpec, build_index
 from flightedl.formats.layout import TaskLayout
 from flightedl.formats.reader import read_task
+from flightedl.formats.registry import FORMATS
 from flightedl.testing.memory import MemoryFiles, MemoryStorage
 
 TABLE = pa.table({"n": range(100), "t": [f"text {number}" for number in range(100)]})

@@ -14,11 +14,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from flightedl.errors import DataError, UsageError
-from flightedl.formats import FORMATS, format_for, named_format
 from flightedl.formats.chunks import CorruptChunkError
 from flightedl.formats.index import DatasetSpec, build_index
 from flightedl.formats.layout import TaskLayout
 from flightedl.formats.reader import read_task
+from flightedl.formats.registry import FORMATS, format_for, named_format
 from flightedl.testing.memory import MemoryFiles
 
 TABULAR = ["parquet", "arrow", "arrow-stream", "csv", "tsv", "jsonl"]

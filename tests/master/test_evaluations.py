@@ -6,7 +6,7 @@ import pyarrow as pa
 import pytest
 
 from flightedl.errors import DeclarationError, NotFoundError, NotReadyError
-from flightedl.formats import named_format
+from flightedl.formats.registry import named_format
 from flightedl.master.evaluations import Evaluation, Evaluations
 from flightedl.master.indexing import DatasetIndexing
 from flightedl.testing.clock import FakeClock

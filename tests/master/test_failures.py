@@ -7,9 +7,9 @@ import pytest
 
 from flightedl.domain.datasets import record_order
 from flightedl.domain.tasks_values import FailedPiece
-from flightedl.formats import named_format
 from flightedl.formats.index import DatasetSpec, build_index
 from flightedl.formats.layout import TaskLayout
+from flightedl.formats.registry import named_format
 from flightedl.master.failures import failed_piece
 from flightedl.master.indexing import IndexedDataset
 from flightedl.testing.memory import MemoryFiles

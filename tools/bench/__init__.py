@@ -14,6 +14,9 @@ import click
 #: name -> (module, attribute, one line of help).
 BENCHES: dict[str, tuple[str, str, str]] = {
     "dense": ("flightedl_tools.bench.dense", "dense", "Push + optimizer + pull against bare Flight."),
+    "growth": ("flightedl_tools.bench.growth", "growth", "Bytes a second by the model's size and the trainers."),
+    "memory": ("flightedl_tools.bench.memory", "memory", "Peak memory of a pserver with many trainers."),
+    "kernels": ("flightedl_tools.bench.kernels", "kernels", "The optimizers' loops against torch's fused ones."),
     "recovery": ("flightedl_tools.bench.recovery", "recovery", "Kill -9 to working again; the cost of a checkpoint."),
     "queue": ("flightedl_tools.bench.queue", "queue", "Cost of a dispatch by the number of tasks."),
 }

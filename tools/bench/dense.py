@@ -137,6 +137,11 @@ class Side:
             self._server_bytes,
         )
 
+    @property
+    def server_pids(self) -> list[int]:
+        """Of the processes that hold the model."""
+        return [process.pid for process in self._servers]
+
     def forget(self) -> None:
         """What came before was the warm-up."""
         self._medians.clear()
@@ -171,9 +176,15 @@ def flightedl_side(workload: Workload, directory: Path) -> Iterator[Side]:
     if not path.exists():
         table = pa.table({"k": np.arange(_RECORDS)})
         pq.write_table(table, path, row_group_size=_RECORDS_PER_TASK)
+    gradients = directory / "gradients"
+    random = np.random.default_rng(0)
+    with gradients.open("wb") as file:
+        for size in workload.shapes:
+            random.standard_normal(size, np.float32).tofile(file)
     options = {
         "shapes": workload.shapes,
         "data": str(path),
+        "gradients": str(gradients),
         "optimizer": workload.optimizer,
         "mode": MODES[workload.mode].to_json(),
         "more": {"wire": workload.wire} if workload.wire else {},

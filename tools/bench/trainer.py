@@ -1,6 +1,7 @@
-"""A trainer of ``flightedl bench dense``: the user's loop, with steps of the size asked for.
+"""A trainer of the benches: the user's loop, with steps of the size asked for.
 
-A step's time is that of a whole turn of the loop: batch handed out, pushed, pulled, closed.
+A step's time is that of a whole turn of the loop: batch handed out, pushed, pulled, closed. All trainers of a bench
+map one file of gradients, so that many of them fit into memory.
 """
 
 from __future__ import annotations
@@ -22,12 +23,12 @@ from .orders import next_order, ready, report
 def main(options: dict[str, Any]) -> None:
     """Train as ordered."""
     shapes: list[int] = options["shapes"]
-    random = np.random.default_rng(0)
-    gradients = {f"p{i}": random.standard_normal(size).astype(np.float32) for i, size in enumerate(shapes)}
+    line = np.memmap(options["gradients"], np.float32, "r")
+    gradients = {f"p{i}": part for i, part in enumerate(np.split(line, np.cumsum(shapes)[:-1]))}
     with fe.connect() as job:
         data = job.dataset(options["data"], batch_size=1, epochs=None)
         model = job.parameters(
-            {name: np.zeros_like(gradient) for name, gradient in gradients.items()},
+            {name: np.zeros(gradient.shape, np.float32) for name, gradient in gradients.items()},
             optimizer=OPTIMIZERS[options["optimizer"]],
             mode=Mode.from_json(options["mode"]),
             **options["more"],
