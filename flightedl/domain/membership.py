@@ -1,6 +1,6 @@
 """The view: which trainers a round waits for, agreed between the master and all pservers.
 
-**The master's side** is ``Membership``: events in, effects out. **A pserver's side** is ``PserverView``.
+This is the master's side: events in, effects out. A pserver's side is ``views.PserverView``.
 
 * A view is full state, numbered (master generation, serial). A pserver takes only one that is newer than the one it
   has, so a deposed master's view changes nothing once its successor's has come, and lost or late views do no harm.
@@ -36,14 +36,15 @@ Not guaranteed: that a join ends while a pserver is away, or how fast while roun
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import msgspec
 
 from flightedl.domain.modes import Async, Mode, Sync
-from flightedl.errors import CorruptError, FencedError, JobFailedError, MessageError, UsageError
+from flightedl.domain.views import View, ViewMember
+from flightedl.errors import CorruptError, FencedError, JobFailedError, UsageError
 
 #: Bits of a member id below the master's generation.
 _COUNTER_BITS = 22
@@ -52,29 +53,6 @@ _GENERATION_LIMIT = 1 << (63 - _COUNTER_BITS)
 _MARGIN_LIMIT = 1024
 _FORMAT = 1
 _SYNC = Sync()
-
-
-@dataclass(frozen=True, slots=True)
-class ViewMember:
-    """One member, as pservers see it."""
-
-    trainer: str
-    trainer_generation: int
-    member_id: int
-    first_round: int
-
-
-@dataclass(frozen=True, slots=True)
-class View:
-    """All members; (master_generation, serial) orders views."""
-
-    master_generation: int
-    serial: int
-    members: tuple[ViewMember, ...]
-    #: None: whatever it is.
-    mode: Mode | None = None
-    #: Where versions begin if this view changes the mode.
-    switch_round: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -467,123 +445,3 @@ class Membership:
         for member in self._members.values():
             everywhere = all(self._has_answered(i, member.serial) for i in range(self._pserver_count))
             assert member.is_admitted or not everywhere, "a member is agreed but not admitted"
-
-
-@dataclass(frozen=True, slots=True)
-class ViewVerdict:
-    """What a view asks of a pserver's blocks: change all of them by ``admit`` and ``remove``, then answer."""
-
-    #: The view is older than the one known: nothing is to be done.
-    is_outdated: bool
-    admit: tuple[ViewMember, ...] = ()
-    remove: tuple[int, ...] = ()
-    #: Member ids that could not be admitted.
-    refused: tuple[int, ...] = ()
-    #: Remove, then change to this mode at ``switch_round``, then admit.
-    switch: Mode | None = None
-    switch_round: int = 0
-    #: The mode could not be changed at the round of the view.
-    refuses_mode: bool = False
-
-    @property
-    def accepted(self) -> bool:
-        """Whether the pserver now has exactly the members of the view."""
-        return not self.is_outdated and not self.refused and not self.refuses_mode
-
-
-class PserverView:
-    """The members that all blocks of one pserver have. The caller holds the locks of all blocks around a change.
-
-    Args:
-        mode: That the blocks begin with; None: views never change it.
-    """
-
-    def __init__(self, mode: Mode | None = None) -> None:
-        self._mode = mode
-        self._refuses_mode = False
-        self._master_generation = 0
-        self._serial = 0
-        self._members: dict[int, ViewMember] = {}
-        #: By the newest view.
-        self._refused: tuple[int, ...] = ()
-
-    @property
-    def members(self) -> tuple[ViewMember, ...]:
-        """Everybody the blocks know."""
-        return tuple(self._members.values())
-
-    @property
-    def number(self) -> tuple[int, int]:
-        """(master generation, serial) of the newest view."""
-        return self._master_generation, self._serial
-
-    def begins_in(self, view: View) -> Mode | None:
-        """The mode that blocks have to be given before ``consider``, because this is the first view; None: no other."""
-        if self.number != (0, 0) or self._mode is None or view.mode in {None, self._mode}:
-            return None
-        self._mode = view.mode
-        return view.mode
-
-    def is_member(self, member_id: int, trainer: str, trainer_generation: int) -> bool:
-        """Whether this is the membership of this process."""
-        member = self._members.get(member_id)
-        return member is not None and (member.trainer, member.trainer_generation) == (trainer, trainer_generation)
-
-    def consider(
-        self, view: View, can_admit: Callable[[int], bool], can_switch: Callable[[int], bool] = lambda _: True
-    ) -> ViewVerdict:
-        """Take a view over, as far as possible; the caller carries the verdict out before it gives the locks back.
-
-        The same view again gets the same verdict with nothing left to do.
-
-        Args:
-            view: What the master sent.
-            can_admit: Whether every block could begin to wait for a member at this round.
-            can_switch: Whether every block could change its mode at this round.
-
-        Raises:
-            MessageError: a member's first round has changed, or an id occurs twice; nothing was done.
-        """
-        number = (view.master_generation, view.serial)
-        if number < self.number:
-            return ViewVerdict(is_outdated=True)
-        if number == self.number:
-            return ViewVerdict(is_outdated=False, refused=self._refused, refuses_mode=self._refuses_mode)
-        wanted = {member.member_id: member for member in view.members}
-        if len(wanted) != len(view.members):
-            raise MessageError("a view names a member twice")
-        for member_id, member in wanted.items():
-            if self._members.get(member_id, member) != member:
-                raise MessageError(f"member {member_id} is another one than in the view before")
-        switch = view.mode if self._mode is not None and view.mode not in {None, self._mode} else None
-        self._refuses_mode = switch is not None and not can_switch(view.switch_round)
-        if switch is not None:
-            return self._change_mode(number, view, switch)
-        new = [member for member_id, member in wanted.items() if member_id not in self._members]
-        admit = tuple(member for member in new if can_admit(member.first_round))
-        refused = tuple(member.member_id for member in new if member not in admit)
-        remove = tuple(member_id for member_id in self._members if member_id not in wanted)
-        self._take(number, admit, remove, refused)
-        return ViewVerdict(is_outdated=False, admit=admit, remove=remove, refused=refused)
-
-    def _change_mode(self, number: tuple[int, int], view: View, mode: Mode) -> ViewVerdict:
-        """Everybody goes, and begins anew in another mode, if that is possible at its round."""
-        remove = tuple(self._members)
-        if self._refuses_mode:
-            refused = tuple(member.member_id for member in view.members)
-            self._take(number, (), remove, refused)
-            return ViewVerdict(is_outdated=False, remove=remove, refused=refused, refuses_mode=True)
-        self._mode = mode
-        admit = tuple(member for member in view.members if member.first_round >= view.switch_round)
-        refused = tuple(member.member_id for member in view.members if member not in admit)
-        self._take(number, admit, remove, refused)
-        return ViewVerdict(False, admit, remove, refused, mode, view.switch_round)
-
-    def _take(
-        self, number: tuple[int, int], admit: Sequence[ViewMember], remove: Iterable[int], refused: tuple[int, ...]
-    ) -> None:
-        self._master_generation, self._serial = number
-        self._refused = refused
-        for member_id in remove:
-            del self._members[member_id]
-        self._members.update((member.member_id, member) for member in admit)

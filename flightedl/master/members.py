@@ -13,8 +13,9 @@ from collections.abc import Callable, Sequence
 import msgspec
 
 from flightedl.domain.membership import Effect as MembershipEffect
-from flightedl.domain.membership import Membership, SendView, View
+from flightedl.domain.membership import Membership, SendView
 from flightedl.domain.modes import Mode
+from flightedl.domain.views import View
 from flightedl.errors import JobFailedError, NotReadyError
 from flightedl.master.lockstep import Lockstep
 from flightedl.master.state import JobState

@@ -27,11 +27,11 @@ import numpy.typing as npt
 from flightedl.domain.accumulation import having_bits
 from flightedl.domain.applied import AppliedBatches, Batch
 from flightedl.domain.kernels import Update, block_kernels, compile_halves, kernel_for
-from flightedl.domain.membership import PserverView, View, ViewMember, ViewVerdict
 from flightedl.domain.modes import Async, Mode, Sync
 from flightedl.domain.optimizers import LAMB, Optimizer
 from flightedl.domain.rounds import Accumulate, Apply, Arrival, Arrived, BlockRounds, NotMember, Pull, Repeated, Stale
 from flightedl.domain.sharding import ShardPlan, runs_of
+from flightedl.domain.views import PserverView, View, ViewMember, ViewVerdict
 from flightedl.errors import CorruptError, FencedError, GradientError, MessageError
 from flightedl.formats.shard_files import StoredBlock
 from flightedl.pserver.arena import Arena

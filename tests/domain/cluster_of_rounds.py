@@ -11,9 +11,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from flightedl.domain.applied import AppliedBatches, Batch
-from flightedl.domain.membership import Admitted, Effect, Membership, Persist, PserverView, SendView, View
+from flightedl.domain.membership import Admitted, Effect, Membership, Persist, SendView
 from flightedl.domain.modes import Async, Bounded, Mode, Sync
 from flightedl.domain.rounds import Accumulate, Apply, Arrived, BlockRounds, NotMember, Pull, Repeated, Stale
+from flightedl.domain.views import PserverView, View
 from flightedl.errors import FencedError
 
 FLAWS = (

@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import random
+import tracemalloc
+
 import msgspec
 import pytest
 from hypothesis import given, settings
@@ -188,3 +191,33 @@ def test_bytes_that_are_not_applied_sets_are_refused():
             AppliedBatches.decode(data[:short])
     with pytest.raises(CorruptError, match="format 9"):
         AppliedBatches.decode(msgspec.msgpack.encode([9, [], []]))
+
+
+def test_memory_is_bounded_by_a_bit_for_each_task_and_what_is_in_flight():
+    """However many blocks, trainers and repetitions: 8,000 tasks in any order, 64 in flight, on 20 blocks."""
+    blocks, tasks, batches, in_flight = range(20), 8_000, 3, 64
+    order = list(range(tasks))
+    random.Random(1).shuffle(order)
+    applied = AppliedBatches(len(blocks))
+    tracemalloc.start()
+    try:
+        applied.mark_many(blocks, Batch(0, order[0], 0), batches)
+        base = tracemalloc.get_traced_memory()[0]
+        tracemalloc.reset_peak()
+        for at in range(0, tasks, in_flight):
+            for batch in range(batches):
+                # Whatever comes twice, or comes to one block at a time, leaves no trace but on its way.
+                applied.mark(7, Batch(0, order[at], batch), batches)
+                for task in order[at : at + in_flight]:
+                    applied.mark_many(blocks, Batch(0, task, batch), batches)
+                    applied.mark_many(blocks, Batch(0, task, batch), batches)
+        used, peak = (size - base for size in tracemalloc.get_traced_memory())
+        applied.seal(0, tasks)
+        sealed = tracemalloc.get_traced_memory()[0] - base
+    finally:
+        tracemalloc.stop()
+    bits = tasks // 8
+    print(f"{tasks} tasks on {len(blocks)} blocks: {used} bytes, peak {peak}, once the epoch is sealed {sealed}")
+    assert used < 2 * bits + 2_000
+    assert peak < 2 * bits + 1_000 * in_flight
+    assert sealed < 1_000

@@ -2,16 +2,9 @@ from __future__ import annotations
 
 import pytest
 
-from flightedl.domain.membership import (
-    Admitted,
-    Membership,
-    Persist,
-    PserverView,
-    SendView,
-    View,
-    ViewMember,
-)
+from flightedl.domain.membership import Admitted, Membership, Persist, SendView
 from flightedl.domain.modes import Async, Bounded, Sync
+from flightedl.domain.views import PserverView, View, ViewMember
 from flightedl.errors import CorruptError, FencedError, JobFailedError, MessageError
 
 

@@ -14,9 +14,9 @@ from flightedl.domain.checkpoints_replay import AppliedSummary
 from flightedl.domain.checkpoints_restore import applied_of, recut
 from flightedl.domain.checkpoints_snapshot import PserverSnapshots
 from flightedl.domain.checkpoints_values import SnapshotOrder
-from flightedl.domain.membership import PserverView, View, ViewVerdict
 from flightedl.domain.modes import Async, Sync
 from flightedl.domain.rounds import Accumulate, Apply, Arrived, BlockRounds, NotMember, Pull, Stale
+from flightedl.domain.views import PserverView, View, ViewVerdict
 from flightedl.errors import CorruptError, MessageError
 from flightedl.testing.simulation.etcd import ADDRESS, DONE, INIT, STATE, Transaction, claimed
 from flightedl.testing.simulation.job import blocks_of, plan_of
