@@ -232,6 +232,8 @@ class Cluster:
         def wake() -> None:
             if process.is_alive:
                 self.world.note("{} wakes", process.name)
+                if process.lease.is_ended:  # type: ignore[attr-defined]
+                    self.world.fault("zombie")
                 process.is_frozen = False
                 self.etcd.review()
                 process.wake()

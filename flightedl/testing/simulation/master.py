@@ -21,7 +21,7 @@ from flightedl.domain.membership import Admitted, Membership, SendView
 from flightedl.domain.membership import Effect as MembershipEffect
 from flightedl.domain.modes import Mode, Sync
 from flightedl.domain.tasks import TaskQueue
-from flightedl.domain.tasks_values import EpochFinished, EpochsDone, Finished, TaskGiven
+from flightedl.domain.tasks_values import EpochFinished, EpochsDone, Expired, Finished, TaskGiven
 from flightedl.errors import FencedError
 from flightedl.testing.simulation.etcd import ADDRESS, DONE, INIT, LOCK, STATE, Transaction, claimed
 from flightedl.testing.simulation.job import mode_in, plan_of
@@ -554,7 +554,10 @@ class Master(Process):
         self.later(_TICK_S, self._tick)
         now = self.world.now
         before = self.queue.revision
-        self.queue.tick(now)
+        expired = [effect for effect in self.queue.tick(now) if isinstance(effect, Expired)]
+        if self.cluster.fault_scale:
+            for _ in expired:
+                self.world.fault("task timeout")
         if self.queue.revision != before:
             self._touch()
         rounds = None

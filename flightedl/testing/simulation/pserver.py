@@ -298,8 +298,10 @@ class Pserver(Process):
 
         def stored(_: Any) -> None:
             self._is_announcing = False
-            if self.is_serving and lacks is None:
+            if lacks is None:
                 self._announced_to = master.generation
+            if self.is_serving:
+                # To a newer master, or what it has by now.
                 self._announce()
 
         lacks = self.lacks

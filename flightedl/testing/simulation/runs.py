@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import multiprocessing
 import traceback
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 
 from flightedl.testing.simulation.cluster import Cluster, Outcome
@@ -100,10 +102,11 @@ def run_seeds(
     ]
     if processes <= 1:
         for chunk in chunks:
-            for seed in chunk[0]:
-                summary.add(run_seed(seed, *chunk[1:]))
-                if len(summary.found) >= stop_at:
-                    return summary
+            with _uncollected():
+                for seed in chunk[0]:
+                    summary.add(run_seed(seed, *chunk[1:]))
+                    if len(summary.found) >= stop_at:
+                        return summary
             progress(summary)
         return summary
     with multiprocessing.get_context("spawn").Pool(processes) as pool:
@@ -122,4 +125,18 @@ def run_seeds(
 
 def _run_chunk(chunk: tuple[list[int], tuple[str, ...], float, str, str]) -> list[Outcome | Found]:
     seeds, flaws, fault_scale, mode, recovery = chunk
-    return [run_seed(seed, flaws, fault_scale, mode, recovery) for seed in seeds]
+    with _uncollected():
+        return [run_seed(seed, flaws, fault_scale, mode, recovery) for seed in seeds]
+
+
+@contextlib.contextmanager
+def _uncollected() -> Iterator[None]:
+    """A run's garbage is collected after some runs, not during each: that takes a sixth of the time."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
+        gc.collect()
