@@ -7,6 +7,9 @@ Rules:
 * A block's *residual* (what was to be pushed, less what was) changes when the block has answered, once for each push. A
   gradient that came too late is computed anew; its residual stays what it was before.
 * Residuals are this trainer's own. They are lost with it, and then those gradients were rounded, nothing worse.
+* A batch that a block had already, because another trainer pushed it or because it is done again for the sake of other
+  blocks, cannot be told from a repeated copy. Its residual is taken over all the same: an error of one rounding, which
+  does not grow.
 
 Costs float32 memory of the model's size for residuals, and once more while a push is on its way.
 """

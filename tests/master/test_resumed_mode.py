@@ -1,0 +1,51 @@
+"""The mode that a job was changed to is part of what a checkpoint knows of it."""
+
+from __future__ import annotations
+
+import msgspec
+
+from flightedl.domain.checkpoints_manifest import Manifest, ShardFile
+from flightedl.domain.modes import Async, Mode, Sync
+from flightedl.domain.optimizers import SGD
+from flightedl.domain.parameters import ParameterSpec
+from flightedl.domain.sharding import plan_for
+from flightedl.master.declarations import require_same
+from flightedl.master.resuming import redeclared
+from flightedl.wire.messages import JobDeclaration, ModelDeclaration, ModelReply, ParameterDeclaration, encode
+
+
+def test_a_resumed_job_goes_on_in_the_mode_that_it_had() -> None:
+    plan = plan_for([ParameterSpec("w", (40_000,))], 1)
+    declared = ModelDeclaration(
+        parameters=[ParameterDeclaration(name="w", shape=[40_000], dtype="float32")],
+        optimizer=SGD(lr=1.0).to_json(),
+        mode=Sync().to_json(),
+    )
+    changed = Async(push_every=4)
+    model = ModelReply(declaration=declared, pservers=1, plan_hash=plan.hash, mode=changed.to_json())
+    file = ShardFile(
+        index=0,
+        generation=7,
+        name="c-1/shard-0-of-1.arrow",
+        size_bytes=1,
+        hash="0" * 32,
+        blocks=plan.block_count,
+        lowest_version=0,
+        highest_version=0,
+    )
+    manifest = Manifest(
+        job="j",
+        number=1,
+        plan_hash=plan.hash,
+        pserver_count=1,
+        cut_for=1,
+        round=None,
+        created_s=0.0,
+        shards=(file,),
+        declaration=msgspec.Raw(encode(JobDeclaration(model=model))),
+    )
+    resumed = redeclared(Manifest.decode(manifest.encode()), 3).model
+    assert resumed is not None
+    assert Mode.from_json(resumed.present_mode) == changed
+    # The script still says what it said when the job began.
+    require_same("model", resumed.declaration, declared)
