@@ -7,32 +7,20 @@ the lock or its lease is lost (75: start me again, as a standby).
 
 from __future__ import annotations
 
-import faulthandler
 import logging
-import os
-import signal
-import socket
-import sys
-import threading
 
-import msgspec
-
-from flightedl.adapters.clock import SystemClock
-from flightedl.adapters.etcd import EtcdCoordinator
 from flightedl.adapters.storage import FsspecFiles, open_storage
 from flightedl.config import MasterSettings
 from flightedl.coordination.checkpoint_places import job_storage
 from flightedl.coordination.directory import Directory
 from flightedl.coordination.keeper import HeldKey
-from flightedl.coordination.keys import JobKeys
-from flightedl.coordination.records import ServerRecord
-from flightedl.errors import EXIT_START_AGAIN, FencedError, FlightedlError, UsageError, exit_code_of
+from flightedl.coordination.process import ServerProcess, run_server
+from flightedl.errors import FencedError, UsageError
 from flightedl.master import resuming
 from flightedl.master.flight import MasterFlight
 from flightedl.master.recovery import read_state
 from flightedl.master.service import MasterService
-from flightedl.ports import Clock, Coordinator, ModifiedAt, Put
-from flightedl.rpc import process_tuning
+from flightedl.ports import Coordinator, ModifiedAt, Put
 from flightedl.rpc.authentication import Credentials
 from flightedl.rpc.identity import ServerIdentity
 from flightedl.rpc.server import FlightServer
@@ -42,46 +30,27 @@ _log = logging.getLogger(__name__)
 _TICK_S = 0.25
 
 
-class MasterProcess:
+class MasterProcess(ServerProcess[MasterSettings]):
     """Everything one master process is made of."""
 
-    def __init__(self, chosen: MasterSettings) -> None:
-        self._settings = chosen
-        self._clock: Clock = SystemClock()
-        self._keys = JobKeys(chosen.job)
-        self._stop = threading.Event()
-        self._exit_code = 0
-        self._reason = ""
+    role = "master"
 
-    def end(self, exit_code: int, reason: str) -> None:
-        """Ask the process to end; the first reason counts."""
-        if not self._stop.is_set():
-            self._exit_code, self._reason = exit_code, reason
-            self._stop.set()
-
-    def run(self) -> int:
-        """Stand by, serve, until told to end; returns the exit code."""
-        signal.signal(signal.SIGTERM, lambda *_: self.end(0, "terminated"))
-        signal.signal(signal.SIGINT, lambda *_: self.end(0, "interrupted"))
-        coordinator = EtcdCoordinator(self._settings.etcd, clock=self._clock)
+    def _serve(self, coordinator: Coordinator) -> int:
+        held = HeldKey.claim_when_free(
+            coordinator,
+            self._clock,
+            self._keys.master_lock,
+            self._record(),
+            self._settings.lease_ttl_s,
+            on_lost=lambda reason: self.lost(f"its lock is lost: {reason}"),
+            stop=self._stop,
+        )
+        if held is None:
+            return self._exit_code
         try:
-            held = HeldKey.claim_when_free(
-                coordinator,
-                self._clock,
-                self._keys.master_lock,
-                msgspec.json.encode(ServerRecord(address="", name=socket.gethostname(), pid=os.getpid())),
-                self._settings.lease_ttl_s,
-                on_lost=lambda reason: self.end(EXIT_START_AGAIN, f"its lock is lost: {reason}"),
-                stop=self._stop,
-            )
-            if held is None:
-                return self._exit_code
-            try:
-                return self._lead(coordinator, held)
-            finally:
-                held.release()
+            return self._lead(coordinator, held)
         finally:
-            coordinator.close()
+            held.release()
 
     def _lead(self, coordinator: Coordinator, held: HeldKey) -> int:
         _log.info("took the lock generation=%d", held.generation)
@@ -102,7 +71,7 @@ class MasterProcess:
             index_storage=open_storage(self._settings.checkpoint) if self._settings.checkpoint else None,
             clock=self._clock,
             credentials=credentials,
-            step_down=lambda reason: self.end(EXIT_START_AGAIN, f"steps down: {reason}"),
+            step_down=lambda reason: self.lost(f"steps down: {reason}"),
         )
         server = FlightServer(
             MasterFlight(service).routes(),
@@ -120,7 +89,7 @@ class MasterProcess:
             while not self._stop.wait(_TICK_S):
                 service.tick()
                 if not held.is_held:
-                    self.end(EXIT_START_AGAIN, "its lease could not be renewed")
+                    self.lost("its lease could not be renewed")
             if self._exit_code:
                 _log.error("master ends: %s", self._reason)
             else:
@@ -132,13 +101,8 @@ class MasterProcess:
             directory.close()
 
     def _publish(self, held: HeldKey, port: int) -> None:
-        record = ServerRecord(
-            address=f"{self._settings.advertise or self._settings.bind}:{port}",
-            generation=held.generation,
-            name=socket.gethostname(),
-            pid=os.getpid(),
-        )
-        result = held.write([Put(self._keys.master_address, msgspec.json.encode(record), held.lease_id)])
+        record = self._record(port, held.generation)
+        result = held.write([Put(self._keys.master_address, record, held.lease_id)])
         if not result.committed:
             raise FencedError("the lock was lost before the address was published")
 
@@ -161,11 +125,4 @@ class MasterProcess:
 
 def run(chosen: MasterSettings) -> int:
     """Run a master in this process; returns the exit code."""
-    process_tuning.apply()
-    faulthandler.enable()
-    logging.basicConfig(level=chosen.log_level, format="%(asctime)s %(levelname)s %(name)s %(message)s")
-    try:
-        return MasterProcess(chosen).run()
-    except FlightedlError as error:
-        sys.stderr.write(f"flightedl master: {error}\n")
-        return exit_code_of(error)
+    return run_server(MasterProcess, chosen)

@@ -8,31 +8,20 @@ cannot go on (3). What etcd says of the job counts only from the moment when the
 
 from __future__ import annotations
 
-import faulthandler
 import functools
 import logging
-import os
-import signal
-import socket
 import sys
-import threading
 
-import msgspec
-
-from flightedl.adapters.clock import SystemClock
-from flightedl.adapters.etcd import EtcdCoordinator
 from flightedl.config import PserverSettings
 from flightedl.coordination.checkpoint_places import job_storage
 from flightedl.coordination.directory import Directory
 from flightedl.coordination.keeper import HeldKey
-from flightedl.coordination.keys import JobKeys
-from flightedl.coordination.records import ServerRecord
+from flightedl.coordination.process import ServerProcess, run_server
 from flightedl.domain.checkpoints import latest_of
-from flightedl.errors import EXIT_JOB_FAILED, EXIT_START_AGAIN, FlightedlError, exit_code_of
-from flightedl.ports import Clock, Coordinator
+from flightedl.errors import EXIT_JOB_FAILED, EXIT_START_AGAIN, FlightedlError
+from flightedl.ports import Coordinator
 from flightedl.pserver.flight import PserverFlight
 from flightedl.pserver.service import PserverService
-from flightedl.rpc import process_tuning
 from flightedl.rpc.authentication import Credentials
 from flightedl.rpc.identity import ServerIdentity
 from flightedl.rpc.server import FlightServer
@@ -43,36 +32,16 @@ _POLL_S = 0.5
 _DRAIN_POLL_S = 0.05
 
 
-class PserverProcess:
+class PserverProcess(ServerProcess[PserverSettings]):
     """Everything one pserver process is made of."""
 
-    def __init__(self, chosen: PserverSettings) -> None:
-        self._settings = chosen
-        self._clock: Clock = SystemClock()
-        self._keys = JobKeys(chosen.job)
-        self._stop = threading.Event()
-        self._exit_code = 0
-        self._reason = ""
+    role = "pserver"
 
-    def end(self, exit_code: int, reason: str) -> None:
-        """Ask the process to end; the first reason counts."""
-        if not self._stop.is_set():
-            self._exit_code, self._reason = exit_code, reason
-            self._stop.set()
+    def _serve(self, coordinator: Coordinator) -> int:
+        with Directory(coordinator, self._keys, self._clock) as directory:
+            return self._serve_index(coordinator, directory)
 
-    def run(self) -> int:
-        """Serve until told to end; returns the exit code."""
-        signal.signal(signal.SIGTERM, lambda *_: self.end(0, "terminated"))
-        signal.signal(signal.SIGINT, lambda *_: self.end(0, "interrupted"))
-        coordinator = EtcdCoordinator(self._settings.etcd, clock=self._clock)
-        directory = Directory(coordinator, self._keys, self._clock).start()
-        try:
-            return self._serve(coordinator, directory)
-        finally:
-            directory.close()
-            coordinator.close()
-
-    def _serve(self, coordinator: Coordinator, directory: Directory) -> int:
+    def _serve_index(self, coordinator: Coordinator, directory: Directory) -> int:
         service = PserverService(
             directory,
             self._keys,
@@ -106,7 +75,7 @@ class PserverProcess:
             self._look(service)
             while not self._stop.wait(_POLL_S):
                 if not held.is_held:
-                    self.end(EXIT_START_AGAIN, "its lease could not be renewed")
+                    self.lost("its lease could not be renewed")
             self._drain(service, directory)
             if self._exit_code:
                 _log.error("pserver ends: %s", self._reason)
@@ -166,19 +135,13 @@ class PserverProcess:
         return None
 
     def _claim(self, coordinator: Coordinator, index: int, port: int) -> HeldKey | None:
-        record = ServerRecord(
-            address=f"{self._settings.advertise or self._settings.bind}:{port}",
-            generation=0,
-            name=socket.gethostname(),
-            pid=os.getpid(),
-        )
         return HeldKey.claim(
             coordinator,
             self._clock,
             self._keys.pserver(index),
-            msgspec.json.encode(record),
+            self._record(port),
             self._settings.lease_ttl_s,
-            on_lost=lambda reason: self.end(EXIT_START_AGAIN, f"its lease is lost: {reason}"),
+            on_lost=lambda reason: self.lost(f"its lease is lost: {reason}"),
         )
 
 
@@ -193,11 +156,4 @@ def _has_moved(seen: int, directory: Directory) -> bool | None:
 
 def run(chosen: PserverSettings) -> int:
     """Run a pserver in this process; returns the exit code."""
-    process_tuning.apply()
-    faulthandler.enable()
-    logging.basicConfig(level=chosen.log_level, format="%(asctime)s %(levelname)s %(name)s %(message)s")
-    try:
-        return PserverProcess(chosen).run()
-    except FlightedlError as error:
-        sys.stderr.write(f"flightedl pserver: {error}\n")
-        return exit_code_of(error)
+    return run_server(PserverProcess, chosen)

@@ -203,3 +203,15 @@ def test_the_crash_that_ends_the_last_piece_of_work_does_not_end_the_job() -> No
     after = Account(has_trained=True, is_done=True, attempts=5)
     assert isinstance(decide.ended(FIRST, 1, 1.0, after)[0], StartAgain)
     assert isinstance(decide.ended(FIRST, 1, 1.0, after)[0], GiveUp)
+
+
+def test_a_server_that_is_killed_from_outside_comes_back_far_longer_than_one_that_ends_by_itself() -> None:
+    decide = policy()
+    for _ in range(Limits().ended_short_runs - 1):
+        (decision,) = decide.ended(PSERVER, -9, 2.0)
+        assert isinstance(decision, StartAgain)
+        assert decision.after_s <= Limits().first_delay_s
+    decide = policy()
+    for _ in range(Limits().server_short_runs - 1):
+        assert isinstance(decide.ended(PSERVER, 1, 2.0)[0], StartAgain)
+    assert isinstance(decide.ended(PSERVER, 1, 2.0)[0], GiveUp)

@@ -1,0 +1,88 @@
+"""What master and pserver processes have in common: settings, the way to an end, the record that tells where one is.
+
+A process ends for the first reason that it is given: a signal (exit code 0), a lost lease (75: start me again), a job
+that cannot go on (3). Whatever error of ours comes out of it becomes one sentence and an exit code.
+"""
+
+from __future__ import annotations
+
+import abc
+import faulthandler
+import logging
+import os
+import signal
+import socket
+import sys
+import threading
+from typing import ClassVar, Generic, TypeVar
+
+import msgspec
+
+from flightedl.adapters.clock import SystemClock
+from flightedl.adapters.etcd import EtcdCoordinator
+from flightedl.config import ServerSettings
+from flightedl.coordination.keys import JobKeys
+from flightedl.coordination.records import ServerRecord
+from flightedl.errors import EXIT_START_AGAIN, FlightedlError, exit_code_of
+from flightedl.ports import Clock, Coordinator
+from flightedl.rpc import process_tuning
+
+Settings = TypeVar("Settings", bound=ServerSettings)
+
+
+class ServerProcess(abc.ABC, Generic[Settings]):
+    """One process. Subclasses say what it does between its start and its end."""
+
+    #: For people.
+    role: ClassVar[str]
+
+    def __init__(self, chosen: Settings) -> None:
+        self._settings = chosen
+        self._clock: Clock = SystemClock()
+        self._keys = JobKeys(chosen.job)
+        self._stop = threading.Event()
+        self._exit_code = 0
+        self._reason = ""
+
+    def end(self, exit_code: int, reason: str) -> None:
+        """Ask the process to end; the first reason counts."""
+        if not self._stop.is_set():
+            self._exit_code, self._reason = exit_code, reason
+            self._stop.set()
+
+    def lost(self, what: str) -> None:
+        """Ask it to end because it has lost what it held."""
+        self.end(EXIT_START_AGAIN, what)
+
+    def run(self) -> int:
+        """Serve until told to end; returns the exit code."""
+        signal.signal(signal.SIGTERM, lambda *_: self.end(0, "terminated"))
+        signal.signal(signal.SIGINT, lambda *_: self.end(0, "interrupted"))
+        coordinator = EtcdCoordinator(self._settings.etcd, clock=self._clock)
+        try:
+            return self._serve(coordinator)
+        finally:
+            coordinator.close()
+
+    @abc.abstractmethod
+    def _serve(self, coordinator: Coordinator) -> int:
+        """Everything until the end; returns the exit code."""
+
+    def _record(self, port: int = 0, generation: int = 0) -> bytes:
+        """What a key of this process says: where it can be called (port 0: nowhere yet), and which process it is."""
+        address = f"{self._settings.advertise or self._settings.bind}:{port}" if port else ""
+        return msgspec.json.encode(
+            ServerRecord(address=address, generation=generation, name=socket.gethostname(), pid=os.getpid())
+        )
+
+
+def run_server(process: type[ServerProcess[Settings]], chosen: Settings) -> int:
+    """Run a process of this kind in this one; returns the exit code."""
+    process_tuning.apply()
+    faulthandler.enable()
+    logging.basicConfig(level=chosen.log_level, format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    try:
+        return process(chosen).run()
+    except FlightedlError as error:
+        sys.stderr.write(f"flightedl {process.role}: {error}\n")
+        return exit_code_of(error)
