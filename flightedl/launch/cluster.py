@@ -114,6 +114,9 @@ class LocalCluster:
             raise UsageError(f"there is no setting named {', '.join(unknown)}")
         settings(CommonSettings, job=job, etcd=etcd)
         self._clock = SystemClock()
+        #: Whether the leases of processes that are seen to end are ended at once; else they run their time, as on a
+        #: cluster where nobody sees it.
+        self.buries = True
         self._resources: contextlib.ExitStack | None = None
         self._supervisor: Supervisor | None = None
         self._etcd_address: str | None = etcd
@@ -205,7 +208,7 @@ class LocalCluster:
                 self._clock,
                 self._limits,
                 self._on_event,
-                burial.bury,
+                lambda pid: burial.bury(pid) if self.buries else None,
                 lambda: _account_of(account),
             )
             stack.callback(self._supervisor.stop)

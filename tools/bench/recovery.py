@@ -8,7 +8,7 @@ SIGKILL, one at a time, each time when the job is well again:
 * master: until its successor counts a further finished task; and the longest time in which no push was accepted.
 
 The launcher sees its children die, and ends their leases at once. On a cluster nobody may: so trainers and masters are
-also frozen, when only the end of the lease tells that they are gone.
+also killed while the launcher leaves the leases of the dead alone, and only their end tells that they are gone.
 
 Then the tasks that are finished in some minutes with one kill each are compared with those of as many minutes without,
 deposed processes try to write, and one shard is copied, written and read in this process.
@@ -150,7 +150,7 @@ def _kill_pserver(watcher: _Watcher, number: int) -> float:
     return time.monotonic() - began
 
 
-def _kill_trainer(cluster: LocalCluster, watcher: _Watcher, number: int, how: signal.Signals) -> float:
+def _kill_trainer(cluster: LocalCluster, watcher: _Watcher, number: int) -> float:
     pid = cluster.pid("trainer", number % 2)
     assert pid is not None, "a trainer that is not there"
 
@@ -160,20 +160,17 @@ def _kill_trainer(cluster: LocalCluster, watcher: _Watcher, number: int, how: si
 
     watcher.until(is_there, "trainer that works")
     began = time.monotonic()
-    os.kill(pid, how)
+    os.kill(pid, signal.SIGKILL)
 
     def is_gone() -> bool | None:
         job = watcher.job()
         return None if job is None or any(f"-{pid}-" in t.trainer for t in job.trainers) else True
 
     watcher.until(is_gone, "taking back of a trainer's work")
-    took_s = time.monotonic() - began
-    if how is not signal.SIGKILL:
-        os.kill(pid, signal.SIGKILL)
-    return took_s
+    return time.monotonic() - began
 
 
-def _kill_master(watcher: _Watcher, how: signal.Signals) -> tuple[float, float]:
+def _kill_master(watcher: _Watcher) -> tuple[float, float]:
     job = watcher.until(watcher.job, "the master")
     places = watcher.places()
     assert job.master is not None, "a master that does not know itself"
@@ -181,7 +178,7 @@ def _kill_master(watcher: _Watcher, how: signal.Signals) -> tuple[float, float]:
     done_before: list[int] = []
     rows, since, longest = -1, time.monotonic(), 0.0
     began = time.monotonic()
-    os.kill(job.master.pid, how)
+    os.kill(job.master.pid, signal.SIGKILL)
 
     def goes_on() -> bool | None:
         nonlocal rows, since, longest
@@ -196,10 +193,7 @@ def _kill_master(watcher: _Watcher, how: signal.Signals) -> tuple[float, float]:
         return True if done_before[-1] > done_before[0] else None
 
     watcher.until(goes_on, "task under the new master")
-    took_s = time.monotonic() - began
-    if how is not signal.SIGKILL:
-        os.kill(job.master.pid, signal.SIGKILL)
-    return took_s, longest
+    return time.monotonic() - began, longest
 
 
 def _line(what: str, seconds: list[float]) -> str:
@@ -209,8 +203,8 @@ def _line(what: str, seconds: list[float]) -> str:
     return f"{what:<52} p50 {statistics.median(seconds):6.2f} s  p99 {highest:6.2f} s  of {len(seconds)}"
 
 
-#: How a process goes, and how that is called.
-_WAYS = {signal.SIGKILL: "killed", signal.SIGSTOP: "vanished (lease)"}
+#: Whether the launcher ends the leases of the dead, and how that is called.
+_WAYS = {True: "killed", False: "killed, lease left alone"}
 
 
 @dataclass
@@ -218,8 +212,8 @@ class _Figures:
     """Seconds of each kill."""
 
     pserver: list[float] = field(default_factory=list)
-    trainer: dict[signal.Signals, list[float]] = field(default_factory=lambda: {how: [] for how in _WAYS})
-    master: dict[signal.Signals, list[float]] = field(default_factory=lambda: {how: [] for how in _WAYS})
+    trainer: dict[bool, list[float]] = field(default_factory=lambda: {buries: [] for buries in _WAYS})
+    master: dict[bool, list[float]] = field(default_factory=lambda: {buries: [] for buries in _WAYS})
     silent: list[float] = field(default_factory=list)
 
     def measure(self, cluster: LocalCluster, watcher: _Watcher, kills: int, say: Callable[[str], None]) -> None:
@@ -228,22 +222,26 @@ class _Figures:
             watcher.settle()
             self.pserver.append(_kill_pserver(watcher, number))
             say(f"pserver {number + 1} of {kills}: {self.pserver[-1]:.2f} s")
-            for how in _WAYS:
+            for buries, told in _WAYS.items():
                 watcher.settle()
-                self.trainer[how].append(_kill_trainer(cluster, watcher, number, how))
-                say(f"trainer {number + 1} of {kills}, {how.name}: {self.trainer[how][-1]:.2f} s")
+                cluster.buries = buries
+                self.trainer[buries].append(_kill_trainer(cluster, watcher, number))
+                cluster.buries = True
+                say(f"trainer {number + 1} of {kills}, {told}: {self.trainer[buries][-1]:.2f} s")
                 watcher.settle()
-                seconds, silent = _kill_master(watcher, how)
-                self.master[how].append(seconds)
+                cluster.buries = buries
+                seconds, silent = _kill_master(watcher)
+                cluster.buries = True
+                self.master[buries].append(seconds)
                 self.silent.append(silent)
-                say(f"master {number + 1} of {kills}, {how.name}: {seconds:.2f} s")
+                say(f"master {number + 1} of {kills}, {told}: {seconds:.2f} s")
 
     def lines(self) -> Iterator[str]:
         """For people."""
         yield _line("pserver killed -> its successor accepts a push", self.pserver)
-        for how, told in _WAYS.items():
-            yield _line(f"trainer {told} -> its work is back in the queue", self.trainer[how])
-            yield _line(f"master {told} -> the next task is done", self.master[how])
+        for buries, told in _WAYS.items():
+            yield _line(f"trainer {told} -> its work is back", self.trainer[buries])
+            yield _line(f"master {told} -> the next task is done", self.master[buries])
         yield _line("  longest time without an accepted push meanwhile", self.silent)
 
 
