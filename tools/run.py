@@ -17,7 +17,9 @@ from flightedl.launch.run import RunOptions, run_job
 @click.option("--pservers", type=click.IntRange(min=1), default=1, show_default=True, help="How many pservers.")
 @click.option("--checkpoint", metavar="URL", help="Where checkpoints go; none are kept without it.")
 @click.option("--checkpoint-every-s", type=float, help="Seconds between checkpoints; 0: only at epochs' ends [60]")
+@click.option("--checkpoint-every-tasks", type=int, help="Finished tasks between checkpoints; 0: not by tasks [0]")
 @click.option("--checkpoint-keep", type=click.IntRange(min=1), help="How many of the newest checkpoints stay [3]")
+@click.option("--checkpoint-keep-every", type=int, help="Multiples of this number stay for ever; 0: none [0]")
 @click.option("--resume", is_flag=True, help="Go on from the newest checkpoint at the URL, also of other --pservers.")
 @click.option(
     "--standby/--no-standby",
@@ -43,7 +45,9 @@ def run(
     pservers: int,
     checkpoint: str | None,
     checkpoint_every_s: float | None,
+    checkpoint_every_tasks: int | None,
     checkpoint_keep: int | None,
+    checkpoint_keep_every: int | None,
     resume: bool,
     recovery: str | None,
     standby: bool | None,
@@ -68,7 +72,9 @@ def run(
         "tls_dir": tls_dir,
         "log_level": log_level,
         "checkpoint_every_s": checkpoint_every_s,
+        "checkpoint_every_tasks": checkpoint_every_tasks,
         "checkpoint_keep": checkpoint_keep,
+        "checkpoint_keep_every": checkpoint_keep_every,
         "resume": resume or None,
         "recovery": recovery,
     }

@@ -7,6 +7,7 @@ that cannot go on (3). Whatever error of ours comes out of it becomes one senten
 from __future__ import annotations
 
 import abc
+import contextlib
 import faulthandler
 import logging
 import os
@@ -14,6 +15,7 @@ import signal
 import socket
 import sys
 import threading
+from collections.abc import Callable
 from typing import ClassVar, Generic, TypeVar
 
 import msgspec
@@ -22,6 +24,7 @@ from flightedl.adapters.clock import SystemClock
 from flightedl.adapters.etcd import EtcdCoordinator
 from flightedl.config import ServerSettings
 from flightedl.coordination.keys import JobKeys
+from flightedl.coordination.metrics import Figures, MetricsPage
 from flightedl.coordination.records import ServerRecord
 from flightedl.errors import EXIT_START_AGAIN, FlightedlError, exit_code_of
 from flightedl.ports import Clock, Coordinator
@@ -67,6 +70,14 @@ class ServerProcess(abc.ABC, Generic[Settings]):
     @abc.abstractmethod
     def _serve(self, coordinator: Coordinator) -> int:
         """Everything until the end; returns the exit code."""
+
+    def _metrics(self, index: int, read: Callable[[], Figures]) -> contextlib.AbstractContextManager[object]:
+        """The Prometheus page, if the settings want one; closed at the end of the ``with`` block."""
+        port = self._settings.metrics_port
+        if not port:
+            return contextlib.nullcontext()
+        labels = {"job": self._settings.job, "role": self.role, "index": str(index)}
+        return contextlib.closing(MetricsPage(self._settings.bind, port, labels, read))
 
     def _record(self, port: int = 0, generation: int = 0) -> bytes:
         """What a key of this process says: where it can be called (port 0: nowhere yet), and which process it is."""

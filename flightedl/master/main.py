@@ -18,6 +18,7 @@ from flightedl.coordination.process import ServerProcess, run_server
 from flightedl.errors import FencedError, UsageError
 from flightedl.master import resuming
 from flightedl.master.flight import MasterFlight
+from flightedl.master.metrics import figures
 from flightedl.master.recovery import read_state
 from flightedl.master.service import MasterService
 from flightedl.ports import Coordinator, ModifiedAt, Put
@@ -86,10 +87,11 @@ class MasterProcess(ServerProcess[MasterSettings]):
             server.start_serving(ServerIdentity(self._settings.job, "master", 0, held.generation))
             self._publish(held, server.port)
             _log.info("master ready generation=%d port=%d", held.generation, server.port)
-            while not self._stop.wait(_TICK_S):
-                service.tick()
-                if not held.is_held:
-                    self.lost("its lease could not be renewed")
+            with self._metrics(0, lambda: figures(service.status())):
+                while not self._stop.wait(_TICK_S):
+                    service.tick()
+                    if not held.is_held:
+                        self.lost("its lease could not be renewed")
             if self._exit_code:
                 _log.error("master ends: %s", self._reason)
             else:

@@ -21,6 +21,7 @@ from flightedl.domain.checkpoints import latest_of
 from flightedl.errors import EXIT_JOB_FAILED, EXIT_START_AGAIN, FlightedlError
 from flightedl.ports import Coordinator
 from flightedl.pserver.flight import PserverFlight
+from flightedl.pserver.metrics import figures
 from flightedl.pserver.service import PserverService
 from flightedl.rpc.authentication import Credentials
 from flightedl.rpc.identity import ServerIdentity
@@ -73,9 +74,10 @@ class PserverProcess(ServerProcess[PserverSettings]):
             _log.info("pserver ready index=%d generation=%d port=%d", index, held.generation, server.port)
             directory.subscribe(lambda: self._look(service))
             self._look(service)
-            while not self._stop.wait(_POLL_S):
-                if not held.is_held:
-                    self.lost("its lease could not be renewed")
+            with self._metrics(index, lambda: figures(service.status())):
+                while not self._stop.wait(_POLL_S):
+                    if not held.is_held:
+                        self.lost("its lease could not be renewed")
             self._drain(service, directory)
             if self._exit_code:
                 _log.error("pserver ends: %s", self._reason)

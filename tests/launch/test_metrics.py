@@ -1,0 +1,54 @@
+"""The Prometheus pages of a master and a pserver that were started as on a cluster, by their commands."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+
+import pytest
+
+from flightedl.testing.etcd_server import EtcdServer
+
+pytestmark = [pytest.mark.etcd, pytest.mark.slow, pytest.mark.timeout(120)]
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        return int(listener.getsockname()[1])
+
+
+def page(port: int) -> str:
+    deadline = time.monotonic() + 60
+    while True:
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5) as reply:
+                return str(reply.read().decode())
+        except (urllib.error.URLError, ConnectionError):
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+
+
+def test_a_master_and_a_pserver_show_their_figures(etcd: EtcdServer, job_name: str, tmp_path: os.PathLike[str]) -> None:
+    ports = {"master": free_port(), "pserver": free_port()}
+    started = []
+    try:
+        for role, port in ports.items():
+            more = ["--pservers", "1"] if role == "master" else []
+            place = ["--etcd", etcd.address, "--job", job_name, "--checkpoint", str(tmp_path)]
+            command = [sys.executable, "-m", "flightedl", role, *place, "--metrics-port", str(port), *more]
+            started.append(subprocess.Popen(command))
+        shown = page(ports["master"])
+        assert f'flightedl_pservers_desired{{index="0",job="{job_name}",role="master"}} 1.0' in shown
+        assert "flightedl_checkpoint_age_seconds{" in shown
+        assert "flightedl_checkpoint_trouble{" in shown
+        assert f'flightedl_serving{{index="0",job="{job_name}",role="pserver"}} 0.0' in page(ports["pserver"])
+    finally:
+        for process in started:
+            process.terminate()
+        for process in started:
+            assert process.wait(20) == 0
