@@ -356,8 +356,10 @@ class PserverService:
             NotReadyError: there are no values yet.
         """
         shard = self._shard
-        if not self._is_serving and self._lacks_election is not None:
-            return AppliedReply(summary=AppliedSummary().encode(), lacks_election=self._lacks_election)
+        # Read once: without an election this would say that there are no blocks.
+        lacks_election = self._lacks_election
+        if not self._is_serving and lacks_election is not None:
+            return AppliedReply(summary=AppliedSummary().encode(), lacks_election=lacks_election)
         if shard is None or not self._is_serving:
             raise NotReadyError(f"pserver {self._index} has no values yet")
         restored = self._restored

@@ -284,7 +284,8 @@ class Pserver(Process):
     def _announce(self) -> None:
         """Tell each new master what this process has, until it has stored that."""
         address = self.directory.get(ADDRESS)
-        if address is None or self._is_announcing:
+        if address is None or self._is_announcing or not (self.is_serving or self.lacks is not None):
+            # Who waits for first values has nothing to say; it would sound as if it had no blocks.
             return
         master = address.value
         if self._announced_to == master.generation:

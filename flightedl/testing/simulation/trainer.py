@@ -129,7 +129,8 @@ class Trainer(Process):
             self._fetch()
         elif init is not None and init.value is self:
             self._upload(init.created)
-        elif init is not None or STATE not in self.directory:
+        elif init is not None or STATE not in self.cluster.etcd.keys:
+            # A master has answered that the model is declared, which it does when that is stored; nobody watches it.
             self.later(0.3, self._stand)
         else:
             etcd = self.cluster.etcd
