@@ -314,7 +314,9 @@ def recovery(kills: int, lease_ttl_s: float, standby: bool, size_mb: int, minute
         watcher.close()
     kind = "with" if standby else "without"
     click.echo(f"leases of {lease_ttl_s:g} s, {kind} standby processes")
-    for line in [*figures.lines(), *lines, *shard_figures(size_mb << 20, say)]:
+    for line in [*figures.lines(), *lines]:
+        click.echo(line)
+    for line in shard_figures(size_mb << 20, say):
         click.echo(line)
 
 

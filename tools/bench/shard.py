@@ -76,6 +76,11 @@ class Pusher:
             self.taken.append((began, time.monotonic() - began))
             batch += 1
 
+    def until(self, instant: float) -> None:
+        """Return when the push that was under way at this instant is over."""
+        while sum(self.taken[-1]) <= instant and self._thread.is_alive():
+            time.sleep(0.001)
+
     def stall_s(self, began: float, ended: float) -> float:
         """How much longer than usual the longest push took that overlaps with this time."""
         usual = statistics.median(seconds for at, seconds in self.taken if at + seconds < began)
@@ -106,7 +111,7 @@ def shard_figures(size_bytes: int, say: Callable[[str], None]) -> list[str]:
                 while (progress := snapshots.progress) is None or progress.state == "waiting":
                     time.sleep(0.001)
                 taken = time.monotonic()
-                time.sleep(0.2)
+                pusher.until(taken)
                 stalls.append(pusher.stall_s(began, taken))
                 copied.append(snapshots.copied_s)
                 while (progress := snapshots.progress) is None or progress.state not in {"written", "failed"}:
