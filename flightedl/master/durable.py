@@ -75,6 +75,8 @@ class DurableState:
                     self._wanted = revision
                     self._changed.notify()
         is_answered = waiter.acquire(timeout=timeout_s)
+        if self._durable >= revision:  # It only rises; without the lock, which all others that are answered want too.
+            return
         with self._changed:
             if self._durable >= revision:
                 return

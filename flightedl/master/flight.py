@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import pyarrow as pa
 
 from flightedl.errors import MessageError
 from flightedl.formats.chunks import CHUNK_SCHEMA, chunks_to_batch
@@ -72,12 +72,10 @@ class MasterFlight:
     def _tasks(self, ticket: bytes, call: Call) -> Outgoing:
         reply, pieces = self._service.tasks.exchange(decode(ticket, TasksTicket), call.closing)
 
-        def messages() -> Iterator[Message]:
-            yield None, encode(reply)
-            for chunks in pieces:
-                yield chunks_to_batch(chunks), None
-
-        return Outgoing(CHUNK_SCHEMA, messages())
+        batches: list[pa.RecordBatch | None] = [chunks_to_batch(chunks) for chunks in pieces]
+        first = encode(reply)
+        messages: list[Message] = [(batch, None) for batch in batches[1:]]
+        return Outgoing(CHUNK_SCHEMA, iter([(batches[0] if batches else None, first), *messages]))
 
     def _info(self, command: bytes, _: Call) -> Endpoints:
         """``{"verb": "parameters"}``: one endpoint for each pserver, whose ticket pulls all of its blocks."""

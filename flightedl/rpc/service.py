@@ -142,13 +142,10 @@ class Service(flight.FlightServerBase):  # type: ignore[misc]
             raise
 
     def _outgoing(self, outgoing: Outgoing, call: Call) -> Iterator[Any]:
-        empty: pa.RecordBatch | None = None
         try:
             for batch, metadata in outgoing.messages:
                 if batch is None:
-                    if empty is None:
-                        empty = pa.RecordBatch.from_pylist([], schema=outgoing.schema)
-                    batch = empty  # noqa: PLW2901 - a get has no messages without a batch
+                    batch = _empty(outgoing.schema)  # noqa: PLW2901 - a get has no messages without a batch
                 call.is_writing = True
                 yield (batch, metadata) if metadata is not None else batch
                 call.is_writing = False
@@ -248,6 +245,11 @@ class Service(flight.FlightServerBase):  # type: ignore[misc]
         except KeyError:
             known = ", ".join(sorted(routes)) or "none"
             raise MessageError(f"unknown verb {shortened(verb, 80)!r}, known here: {known}") from None
+
+
+@functools.lru_cache(maxsize=64)
+def _empty(schema: pa.Schema) -> pa.RecordBatch:
+    return pa.RecordBatch.from_pylist([], schema=schema)
 
 
 def _acknowledge(writer: flight.FlightMetadataWriter, acknowledgement: bytes) -> None:
