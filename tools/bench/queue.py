@@ -140,11 +140,12 @@ def job_of(task_count: int) -> str:
     return f"bench-{task_count}"
 
 
-def timed(one: Worker, count: int) -> tuple[float, float]:
-    """(median seconds of a step, steps a second) of ``count`` steps of each of the worker's threads."""
+def timed(count: int, *workers: Worker) -> tuple[float, float]:
+    """(median seconds of a step, steps a second) of ``count`` steps of each thread of the workers, all at once."""
     begun = time.perf_counter()
-    one.order(count)
-    seconds = one.answer()["seconds"]
+    for each in workers:
+        each.order(count)
+    seconds = [second for each in workers for second in each.answer()["seconds"]]
     return statistics.median(seconds), len(seconds) / (time.perf_counter() - begun)
 
 
@@ -167,12 +168,14 @@ def measure(sizes: Sequence[int], trainers: int, turns: int, dispatches: int, di
 
         ones = {size: start("trainers", etcd.address, job_of(size), 1) for size in sizes}
         # All of them hold a task in every job, so that the states have the same length.
-        crowds = {size: start("trainers", etcd.address, job_of(size), trainers) for size in sizes}
+        # In two processes, so that it is not their interpreter's lock that is measured.
+        shares = [share for share in (trainers // 2, trainers - trainers // 2) if share]
+        crowds = {size: [start("trainers", etcd.address, job_of(size), share) for share in shares] for size in sizes}
         many = crowds[sizes[-1]]
         bare = start("bare", etcd.address, f"127.0.0.1:{start('server').line()}")
         for each in (bare, *ones.values()):
-            timed(each, dispatches // 4 + 1)
-        timed(many, dispatches // trainers + 1)
+            timed(dispatches // 4 + 1, each)
+        timed(dispatches // trainers + 1, *many)
         turns_found = [_turn(sizes, ones, many, bare, dispatches, trainers, turn) for turn in range(turns)]
         masters = tuple(
             OfTasks(
@@ -198,7 +201,7 @@ class _Turn:
 def _turn(
     sizes: Sequence[int],
     ones: dict[int, Worker],
-    many: Worker,
+    many: Sequence[Worker],
     bare: Worker,
     dispatches: int,
     trainers: int,
@@ -206,10 +209,10 @@ def _turn(
 ) -> _Turn:
     """Each side once; who goes first alternates."""
     order = list(sizes) if turn % 2 == 0 else list(reversed(sizes))
-    bare_s, _ = timed(bare, dispatches)
-    one = {size: timed(ones[size], dispatches) for size in order}
-    again_s, _ = timed(bare, dispatches)
-    _, all_per_s = timed(many, max(dispatches // trainers, 1) * 4)
+    bare_s, _ = timed(dispatches, bare)
+    one = {size: timed(dispatches, ones[size]) for size in order}
+    again_s, _ = timed(dispatches, bare)
+    _, all_per_s = timed(max(dispatches // trainers, 1) * 4, *many)
     return _Turn((bare_s + again_s) / 2, {size: one[size][0] for size in sizes}, one[sizes[-1]][1], all_per_s)
 
 
