@@ -295,7 +295,9 @@ def _stat(fs: Any, path: str, details: Mapping[str, Any]) -> FileStat:
         version = str(tag).strip('"')
     else:
         changed = next((details[name] for name in ("mtime", "LastModified", "created") if details.get(name)), "")
-        version = f"{size_bytes}-{changed}"
+        # Some file systems tell the same instant as a number in listings and as a date of one file.
+        instant = changed.timestamp() if hasattr(changed, "timestamp") else changed
+        version = f"{size_bytes}-{instant}"
     return FileStat(fs.unstrip_protocol(path), size_bytes, version)
 
 

@@ -14,7 +14,6 @@ What is not guaranteed: that the loop body runs exactly once for a batch. That i
 
 from __future__ import annotations
 
-import base64
 import queue
 import sys
 import threading
@@ -29,6 +28,7 @@ from flightedl.client.feed import Piece, TaskFeed
 from flightedl.client.waiting import Waiting
 from flightedl.errors import FlightedlError, UsageError
 from flightedl.formats.chunks import ChangedFileError
+from flightedl.formats.declared import schema_of
 from flightedl.formats.following import MARKER
 from flightedl.wire.messages import Assignment, DatasetReply
 
@@ -144,8 +144,11 @@ class Dataset:
 
     @property
     def schema(self) -> pa.Schema:
-        """Arrow schema of the batches."""
-        return schema_of(self._declared)
+        """Arrow schema of the batches; with ``decode``, of the records that it is given."""
+        schema, columns = schema_of(self._declared), self._declared.declaration.columns
+        if columns is None or not set(columns) <= set(schema.names):
+            return schema
+        return pa.schema([schema.field(name) for name in columns])
 
     @property
     def record_count(self) -> int:
@@ -314,8 +317,3 @@ def _report_unreadable(feed: TaskFeed, failure: _ReadFailure) -> None:
         raise failure.error
     sys.stderr.write(f"flightedl: cannot read a batch, the task goes back: {failure.error}\n")
     feed.failed(failure.assignment, str(failure.error), failure.number)
-
-
-def schema_of(declared: DatasetReply) -> pa.Schema:
-    """Arrow schema of a dataset's records."""
-    return pa.ipc.read_schema(pa.py_buffer(base64.b64decode(declared.schema)))

@@ -23,7 +23,7 @@ from flightedl.adapters.etcd import EtcdCoordinator
 from flightedl.adapters.storage import FsspecFiles
 from flightedl.client import evaluation
 from flightedl.client.batches import CurrentBatch
-from flightedl.client.dataset import Dataset, schema_of
+from flightedl.client.dataset import Dataset
 from flightedl.client.declared import declared_arrays
 from flightedl.client.election import elect_and_initialize
 from flightedl.client.evaluation import Measure
@@ -44,7 +44,7 @@ from flightedl.domain.parameters import ParameterSpec
 from flightedl.domain.sharding import plan_for
 from flightedl.errors import DeclarationError, FlightedlError, UnavailableError, UsageError
 from flightedl.formats.chunks import chunks_from_batch
-from flightedl.formats.declared import absolute_url, spec_of
+from flightedl.formats.declared import absolute_url, schema_of, spec_of
 from flightedl.formats.model_files import format_of
 from flightedl.formats.reader import Decode, read_task
 from flightedl.ports import Absent, Clock, CreatedAt, Put

@@ -153,8 +153,8 @@ class Directory:
                 kept = {entry.key: entry for entry in listing.entries}
                 self._replace(kept, listing.revision)
                 self._watch(listing.revision)
-            except CompactedError:
-                continue
+            except CompactedError as error:
+                _log.info("the job's keys are listed anew: %s", error)
             except FlightedlError as error:
                 if not self._trouble:
                     _log.warning("the directory cannot follow etcd: %s", error)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import base64
 from pathlib import Path
 
+import pyarrow as pa
+
 from flightedl.formats.index import DatasetSpec
-from flightedl.wire.messages import DatasetDeclaration
+from flightedl.wire.messages import DatasetDeclaration, DatasetReply
 
 
 def spec_of(declared: DatasetDeclaration) -> DatasetSpec:
@@ -23,6 +26,11 @@ def spec_of(declared: DatasetDeclaration) -> DatasetSpec:
         on_corrupt=declared.on_corrupt,
         max_records_per_chunk=declared.records_per_task,
     )
+
+
+def schema_of(declared: DatasetReply) -> pa.Schema:
+    """Arrow schema of a dataset's records, all columns."""
+    return pa.ipc.read_schema(pa.py_buffer(base64.b64decode(declared.schema)))
 
 
 def absolute_url(url: str) -> str:

@@ -23,10 +23,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
-import pyarrow as pa
-
 from flightedl.errors import DataError, FlightedlError, NotReadyError
-from flightedl.formats.declared import spec_of
+from flightedl.formats.declared import schema_of, spec_of
 from flightedl.formats.following import Following, Sighting, marker_urls
 from flightedl.formats.index import ChunkIndex, IndexProgress, restored_index
 from flightedl.formats.layout import TaskLayout
@@ -196,11 +194,6 @@ def layout_of(index: ChunkIndex, declared: DatasetDeclaration, arrivals: Sequenc
         records_per_task=declared.records_per_task,
         bounds=[index.first_chunk(number) for number in files[:-1]],
     )
-
-
-def schema_of(known: DatasetReply) -> pa.Schema:
-    """Of the records."""
-    return pa.ipc.read_schema(pa.py_buffer(base64.b64decode(known.schema)))
 
 
 def _indexed(index: ChunkIndex, declared: DatasetDeclaration) -> IndexedDataset:

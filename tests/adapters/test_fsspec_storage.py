@@ -231,6 +231,28 @@ def test_memory_files() -> None:
     assert FsspecFiles().open(stat.url).read() == b"1"
 
 
+@pytest.mark.parametrize("name", ["a[1].csv", "what?.csv", "all*.csv", "plain.csv"])
+@pytest.mark.parametrize("kind", ["memory", "local"])
+def test_one_file_is_found_by_its_very_name(tmp_path: Path, kind: str, name: str) -> None:
+    root = f"memory://{uuid.uuid4().hex}" if kind == "memory" else str(tmp_path)
+    open_storage(root).publish(name, [b"12"])
+    open_storage(root).publish("all-1.csv", [b"1"])
+    files = FsspecFiles()
+    stat = files.stat(f"{root}/{name}")
+    assert stat is not None
+    assert stat.size_bytes == 2
+    assert files.stat(stat.url) == stat
+    assert stat in files.expand([f"{root}/*.csv"])
+    assert files.stat(f"{root}/none.csv") is None
+    assert files.stat(root) is None
+
+
+def test_what_may_be_empty_is_empty(tmp_path: Path) -> None:
+    files = FsspecFiles()
+    patterns = [f"{tmp_path}/*.csv", f"{tmp_path}/none/*.csv", f"{tmp_path}/a.csv", f"memory://{uuid.uuid4().hex}/*"]
+    assert files.expand(patterns, may_be_empty=True) == ()
+
+
 def test_credentials_in_an_s3_url_are_refused_and_not_repeated() -> None:
     with pytest.raises(UsageError, match="AWS_ACCESS_KEY_ID") as raised:
         FsspecFiles().expand(["s3://me:secret@bucket/x.parquet"])

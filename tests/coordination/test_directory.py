@@ -17,6 +17,7 @@ from flightedl.ports import Delete
 from flightedl.testing.contracts.coordinator import eventually, put
 from flightedl.testing.etcd_server import EtcdServer
 from flightedl.testing.memory import MemoryCoordinator
+from flightedl.testing.proxy import TcpProxy
 
 
 def server(address: str, generation: int = 0) -> bytes:
@@ -193,3 +194,33 @@ def test_with_real_etcd_through_a_restart_and_a_compaction(
         assert directory.pservers()[1].address == "h:3"
     writer.close()
     follower.close()
+
+
+@pytest.mark.etcd
+@pytest.mark.faults
+def test_with_real_etcd_what_was_compacted_away_while_the_watch_was_cut_is_listed_anew(
+    own_etcd: EtcdServer, keys: JobKeys, clock: SystemClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    direct = EtcdCoordinator(own_etcd.address, clock=clock)
+    put(direct, keys.pserver(0), server("h:1"))
+    put(direct, keys.pserver(1), server("h:2"))
+    with TcpProxy(own_etcd.address) as proxy:
+        coordinator = EtcdCoordinator(proxy.address, clock=clock)
+        with Directory(coordinator, keys, clock) as directory:
+            assert directory.wait_until(lambda d: d.pservers().get(1), 10) is not None
+            proxy.refuse()
+            put(direct, keys.pserver(0), server("h:3"))
+            direct.transact([], [Delete(keys.pserver(1))])
+            put(direct, keys.pserver(2), server("h:4"))
+            direct.compact()
+            assert not directory.wait_until(lambda d: d.pservers().get(2), 0.5)
+            proxy.heal()
+            assert directory.wait_until(lambda d: d.pservers().get(2), 10) is not None
+            assert {index: found.address for index, found in directory.pservers().items()} == {0: "h:3", 2: "h:4"}
+            assert "listed anew" in caplog.text
+            put(direct, keys.pserver(3), server("h:5"))
+            assert directory.wait_until(lambda d: d.pservers().get(3), 10) is not None
+            assert caplog.text.count("listed anew") == 1
+        coordinator.close()
+    direct.close()

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from typing import Any
 
 import numpy as np
@@ -46,6 +47,18 @@ class CountingFiles(MemoryFiles):
         return file
 
 
+class SlowFiles(CountingFiles):
+    """Each opening takes a while."""
+
+    def __init__(self, latency_s: float) -> None:
+        super().__init__()
+        self.latency_s = latency_s
+
+    def open(self, url: str) -> Any:
+        time.sleep(self.latency_s)
+        return super().open(url)
+
+
 def test_files_are_indexed_in_order_and_told(world: Any) -> None:
     for number in (2, 0, 1):
         world.write(f"f{number}.parquet", SMALL.slice(0, number + 1), "parquet", 2)
@@ -67,6 +80,26 @@ def test_no_more_files_are_open_than_allowed(world: Any) -> None:
         files.contents[f"f{number:02d}.jsonl"] = content
     assert build_index(files, DatasetSpec(("f*",)), concurrency=3).record_count == 300
     assert files.most_open <= 3
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(120)
+def test_ten_thousand_files_on_a_store_with_latency(world: Any) -> None:
+    files = SlowFiles(0.005)
+    content = world.files.contents[world.write("x.arrow", SMALL, "arrow", 5)]
+    files.contents = {f"f{number:05d}.arrow": content for number in range(10_000)}
+    told: list[int] = []
+    begun = time.monotonic()
+    index = build_index(files, DatasetSpec(("f*",)), concurrency=16, progress=lambda p: told.append(p.files_done))
+    assert index.record_count == 50_000
+    # One after the other it would take the latency ten thousand times.
+    assert time.monotonic() - begun < 0.6 * 10_000 * files.latency_s
+    assert files.most_open <= 16
+    assert told == list(range(1, 10_001))
+    assert len(files.opened) == 10_000
+    again = build_index(files, DatasetSpec(("f*",)), known=index)
+    assert len(files.opened) == 10_000
+    assert again.content_hash() == index.content_hash()
 
 
 def test_the_first_bad_file_ends_it(world: Any) -> None:

@@ -17,13 +17,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from flightedl.adapters.clock import SystemClock
+from flightedl.adapters.etcd import EtcdCoordinator
 from flightedl.config import MasterSettings, child_environment
 from flightedl.domain.modes import Async, Bounded, Mode, Sync
 from flightedl.errors import FlightedlError
 from flightedl.examples.ledger import PARAMETERS
 from flightedl.launch.cluster import LocalCluster, TrainerProgram
+from flightedl.ports import Delete
 from flightedl.testing.etcd_server import EtcdServer
 from flightedl.testing.processes import ServerProcess
+from flightedl.testing.proxy import TcpProxy
 from flightedl.wire.messages import ModeReply, ModeRequest, StatusReply, encode
 
 pytestmark = [pytest.mark.etcd, pytest.mark.faults, pytest.mark.slow, pytest.mark.timeout(240)]
@@ -96,7 +100,12 @@ def ledger(own_etcd: EtcdServer, tmp_path: Path) -> Iterator[Callable[..., Ledge
     with ExitStack() as stack:
 
         def start(
-            mode: str = "sync", lease_ttl_s: float = 3.0, pause_s: float = 0.02, *, checkpoints: bool = False
+            mode: str = "sync",
+            lease_ttl_s: float = 3.0,
+            pause_s: float = 0.02,
+            *,
+            checkpoints: bool = False,
+            etcd: str = "",
         ) -> Ledger:
             events: list[str] = []
             arguments = f"--records {RECORDS} --per-task {PER_TASK} --batch-size {BATCH} --epochs {EPOCHS}"
@@ -105,7 +114,7 @@ def ledger(own_etcd: EtcdServer, tmp_path: Path) -> Iterator[Callable[..., Ledge
             cluster = LocalCluster(
                 2,
                 job="ledger",
-                etcd=own_etcd.address,
+                etcd=etcd or own_etcd.address,
                 output_dir=tmp_path / "out",
                 trainers=program,
                 lease_ttl_s=lease_ttl_s,
@@ -268,6 +277,31 @@ def test_etcd_forgets_its_history(ledger: Callable[..., Ledger]) -> None:
         job.etcd.compact()
         job.cluster.kill("trainer", tasks % TRAINERS)
     job.check()
+
+
+def test_etcd_forgets_what_happened_while_every_watch_was_cut(
+    ledger: Callable[..., Ledger], own_etcd: EtcdServer
+) -> None:
+    with TcpProxy(own_etcd.address) as proxy:
+        job = ledger(lease_ttl_s=10.0, etcd=proxy.address)
+        direct = EtcdCoordinator(own_etcd.address, clock=SystemClock())
+        for number, tasks in enumerate((8, 20)):
+            job.until_done(tasks)
+            proxy.refuse()
+            victim = number % TRAINERS
+            held = direct.list("/flightedl/ledger/trainers/").entries
+            pid = job.cluster.kill("trainer", victim)
+            gone = [entry for entry in held if f'"pid":{pid}' in entry.value.decode().replace(" ", "")]
+            # That the trainer has died is history by the time that anybody can ask.
+            direct.transact([], [Delete(entry.key) for entry in gone])
+            direct.compact()
+            proxy.heal()
+            job.until(
+                lambda number=number: job.log("master").count("keys are listed anew") > number, "keys to be listed anew"
+            )
+            assert gone
+        direct.close()
+        job.check()
 
 
 def test_etcd_stands_still_for_ten_seconds(ledger: Callable[..., Ledger]) -> None:

@@ -1,0 +1,50 @@
+"""What the status says of records."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+
+from flightedl.domain.tasks import TaskQueue
+from flightedl.domain.tasks_values import FailedSelector, QueueSettings, TaskGiven
+from flightedl.formats import named_format
+from flightedl.formats.index import DatasetSpec, build_index
+from flightedl.formats.layout import TaskLayout
+from flightedl.master.indexing import IndexedDataset
+from flightedl.master.status import records_trained
+from flightedl.testing.memory import MemoryFiles
+from flightedl.wire.messages import DatasetDeclaration, DatasetReply
+
+
+def test_records_of_failed_work_are_not_counted() -> None:
+    batches = pa.table({"k": range(40)}).to_batches(max_chunksize=10)
+    files = MemoryFiles({"a.parquet": b"".join(named_format("parquet").write(batches, batches[0].schema))})
+    layout = TaskLayout(build_index(files, DatasetSpec(("*",))), 5)
+    declared = DatasetDeclaration(urls=["*"], batch_size=5, epochs=2)
+    reply = DatasetReply(index_hash="", task_count=4, record_count=40, schema="", declaration=declared)
+    dataset = IndexedDataset(layout, reply)
+    queue = TaskQueue(QueueSettings(4, layout.batch_count, epochs=2, attempts_limit=1, confirmations=0))
+
+    def do() -> None:
+        """One piece; batch 1 of task 1 fails in the first epoch."""
+        given = queue.request("t", 0.0)
+        assert isinstance(given, TaskGiven)
+        a = given.assignment
+        if (a.epoch, a.task) == (0, 1) and a.first_batch <= 1 < a.end_batch:
+            queue.fail("t", a.epoch, a.position, a.attempt, 1.0, error="bad", batch=1)
+        else:
+            queue.finish("t", a.epoch, a.position, a.attempt, 1.0)
+
+    assert records_trained(queue, dataset) == 0
+    do()
+    assert records_trained(queue, dataset) == 10
+    while not queue.epoch:
+        do()
+    (failed,) = queue.failed()
+    assert (failed.first_batch, failed.end_batch) == (1, 2)
+    assert records_trained(queue, dataset) == 35
+    queue.drop_failed(FailedSelector())
+    assert records_trained(queue, dataset) == 35
+    for _ in range(4):
+        do()
+    assert queue.is_done
+    assert records_trained(queue, dataset) == 75
