@@ -209,6 +209,7 @@ class Files(Protocol):
     def expand(self, patterns: Sequence[str], *, may_be_empty: bool = False) -> tuple[FileStat, ...]:
         """Files of the given URLs and globs, sorted by URL, without repeats.
 
+        A wildcard leaves out names that begin with ``_`` or ``.``: by custom these are no data.
         Raises DataError naming the pattern that matches nothing, unless it may, or that cannot be listed.
         """
         ...

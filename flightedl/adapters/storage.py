@@ -43,6 +43,8 @@ _READ_BLOCK_BYTES = 16 << 20
 #: How often a file is read anew that was replaced meanwhile.
 _REPLACED_TRIES = 10
 _TEMPORARY_END = ".partial"
+#: How names of files begin that wildcards leave out.
+_NO_DATA = ("_", ".")
 _MAGIC = re.compile(r"[*?\[]")
 _S3_CREDENTIALS = "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY for every process of the job"
 _S3_OPTIONS: Mapping[str, Any] = {
@@ -283,7 +285,12 @@ def _expanded(pattern: str) -> tuple[FileStat, ...]:
             raise DataError(f"{without_credentials(pattern)} is a directory: name the files, as in {pattern}/*.parquet")
         return (_stat(fs, path, details),)
     found: Mapping[str, Any] = fs.glob(path, detail=True)
-    return tuple(_stat(fs, path, details) for path, details in found.items() if details["type"] == "file")
+    marked = path.rpartition("/")[2].startswith(_NO_DATA)
+    return tuple(
+        _stat(fs, path, details)
+        for path, details in found.items()
+        if details["type"] == "file" and (marked or not path.rpartition("/")[2].startswith(_NO_DATA))
+    )
 
 
 def _stat(fs: Any, path: str, details: Mapping[str, Any]) -> FileStat:

@@ -2,8 +2,8 @@
 
 Shard i of n is ``<prefix>-<i>-of-<n><suffix>`` with five digits each, and holds an equal share of consecutive records
 (before the filter, so that the share of a shard does not depend on the others). Shards are published whole, so
-a conversion that was interrupted goes on where it stopped: ``<prefix>.conversion.json`` says of what source, in which
-way, the shards are made, and a shard that is there already under the same description is kept.
+a conversion that was interrupted goes on where it stopped: ``_<prefix>.conversion.json``, which patterns leave out, says
+of what source, in which way, the shards are made, and a shard that is there already under the same description is kept.
 
 Not guaranteed: that a shard which was damaged since is noticed; delete it and convert again.
 """
@@ -60,7 +60,8 @@ class Target:
     @property
     def description_name(self) -> str:
         """Of the file that says what the shards are made of."""
-        return f"{self.prefix}.conversion.json"
+        directory, slash, name = self.prefix.rpartition("/")
+        return f"{directory}{slash}_{name}.conversion.json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,15 +151,14 @@ def _describe(index: ChunkIndex, spec: DatasetSpec, storage: Storage, target: Ta
     """Whether shards that are there belong to this very conversion; states it for the next run if not."""
     settings = repr((target, spec.columns, spec.filter, spec.on_corrupt))
     wanted = _Description(index.content_hash(), xxhash.xxh3_64_hexdigest(settings.encode()))
-    found = [file.name for file in storage.list(target.prefix)]
-    if target.description_name in found:
+    if any(file.name == target.description_name for file in storage.list(target.description_name)):
         try:
             is_same = msgspec.json.decode(storage.read(target.description_name), type=_Description) == wanted
         except msgspec.DecodeError:
             is_same = False
         if is_same and not overwrite:
             return True
-    shards = [name for name in found if name.startswith(f"{target.prefix}-")]
+    shards = [file.name for file in storage.list(f"{target.prefix}-")]
     if shards and not overwrite:
         raise UsageError(
             f"{storage.url}/{shards[0]} is there already, of another source or setting: "

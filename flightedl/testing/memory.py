@@ -80,7 +80,12 @@ class MemoryFiles:
     def expand(self, patterns: Sequence[str], *, may_be_empty: bool = False) -> tuple[FileStat, ...]:
         found: dict[str, FileStat] = {}
         for pattern in patterns:
-            matching = [url for url in self.contents if url == pattern or fnmatch.fnmatchcase(url, pattern)]
+            matching = [
+                url
+                for url in self.contents
+                if url == pattern
+                or (fnmatch.fnmatchcase(url, pattern) and not url.rpartition("/")[2].startswith(("_", ".")))
+            ]
             if not matching and not may_be_empty:
                 raise DataError(f"no file matches {pattern}: check the path or the pattern")
             found.update((url, self._stat(url)) for url in matching)

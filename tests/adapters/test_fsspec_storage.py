@@ -247,6 +247,17 @@ def test_one_file_is_found_by_its_very_name(tmp_path: Path, kind: str, name: str
     assert files.stat(root) is None
 
 
+@pytest.mark.parametrize("kind", ["memory", "local"])
+def test_wildcards_leave_out_what_is_no_data_by_custom(tmp_path: Path, kind: str) -> None:
+    root = f"memory://{uuid.uuid4().hex}" if kind == "memory" else str(tmp_path)
+    for name in ("a.csv", "_a.csv", ".a.csv"):
+        open_storage(root).publish(name, [b"12"])
+    files = FsspecFiles()
+    assert [stat.url.rpartition("/")[2] for stat in files.expand([f"{root}/*"])] == ["a.csv"]
+    assert [stat.url.rpartition("/")[2] for stat in files.expand([f"{root}/_a.csv"])] == ["_a.csv"]
+    assert [stat.url.rpartition("/")[2] for stat in files.expand([f"{root}/_*"])] == ["_a.csv"]
+
+
 def test_what_may_be_empty_is_empty(tmp_path: Path) -> None:
     files = FsspecFiles()
     patterns = [f"{tmp_path}/*.csv", f"{tmp_path}/none/*.csv", f"{tmp_path}/a.csv", f"memory://{uuid.uuid4().hex}/*"]

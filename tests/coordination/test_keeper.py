@@ -20,7 +20,7 @@ from flightedl.testing.memory import MemoryCoordinator
 
 KEY = "/flightedl/demo/master/lock"
 OTHER = "/flightedl-state/demo/task_queues"
-TTL_S = 0.3
+TTL_S = 0.6
 
 
 def claim(coordinator: MemoryCoordinator, clock: SystemClock, ttl_s: float = TTL_S) -> HeldKey:
