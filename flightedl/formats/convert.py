@@ -2,8 +2,9 @@
 
 Shard i of n is ``<prefix>-<i>-of-<n><suffix>`` with five digits each, and holds an equal share of consecutive records
 (before the filter, so that the share of a shard does not depend on the others). Shards are published whole, so
-a conversion that was interrupted goes on where it stopped: ``_<prefix>.conversion.json``, which patterns leave out, says
-of what source, in which way, the shards are made, and a shard that is there already under the same description is kept.
+a conversion that was interrupted goes on where it stopped: ``_<prefix>.conversion.json``, which patterns leave out,
+says of what source, in which way, the shards are made, and a shard that is there already under the same description is
+kept.
 
 Not guaranteed: that a shard which was damaged since is noticed; delete it and convert again.
 """

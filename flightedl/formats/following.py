@@ -79,6 +79,7 @@ class Following:
             for url, stat in self._taken.items()
             if there.get(url) != stat
         ]
+        self._refused = {url: refused for url, refused in self._refused.items() if url in there}
         new = {url: stat for url, stat in sorted(there.items()) if self._is_new(stat)}
         ripe = [stat for url, stat in new.items() if is_marked or self._unripe.get(url) == stat]
         taken: list[FileStat] = []

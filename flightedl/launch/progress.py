@@ -59,6 +59,14 @@ class Figures:
         return f"{number}" if last is None else f"{min(number, last)}/{last}"
 
     @property
+    def alarm(self) -> str:
+        """What is wrong though the job goes on; empty: nothing."""
+        if self.status is None:
+            return ""
+        alarms = {"checkpoints": self.status.checkpoint_alarm, "dataset": self.status.dataset_alarm}
+        return "; ".join(f"{what}: {text}" for what, text in alarms.items() if text)
+
+    @property
     def texts(self) -> tuple[str, ...]:
         """Rate, metrics and processes, each as one short text."""
         found: list[str] = []
@@ -107,7 +115,7 @@ class PlainDisplay:
         self._console = console
         self._clock = clock
         self._shown_at: float | None = None
-        self._shown: tuple[str, str] = ("", "")
+        self._shown: tuple[str, ...] = ("", "", "")
 
     def line(self, name: str, text: str) -> None:
         _print(self._console, f"{name} | {text}")
@@ -117,7 +125,7 @@ class PlainDisplay:
 
     def update(self, figures: Figures) -> None:
         now = self._clock.now()
-        key = (figures.epoch, figures.waiting_for)
+        key = (figures.epoch, figures.waiting_for, figures.alarm)
         is_due = self._shown_at is None or now - self._shown_at >= _PLAIN_EVERY_S
         if is_due or key != self._shown:
             self._shown_at, self._shown = now, key
@@ -140,6 +148,8 @@ def plain_line(figures: Figures) -> str:
     parts.extend(figures.texts)
     if figures.waiting_for:
         parts.append(f"waiting for {_without_prefix(figures.waiting_for)}")
+    if figures.alarm:
+        parts.append(f"ALARM {figures.alarm}")
     return ", ".join(parts)
 
 
@@ -205,6 +215,8 @@ def live_view(figures: Figures | None, steps: dict[tuple[str, str], int]) -> Ren
         rows.append(Text("  ".join(figures.texts), style="dim"))
         if figures.waiting_for:
             rows.append(Text(f"waiting for {_without_prefix(figures.waiting_for)}", style="yellow"))
+        if figures.alarm:
+            rows.append(Text(figures.alarm, style="red"))
     return Group(*rows)
 
 

@@ -112,5 +112,9 @@ def test_a_refused_file_is_looked_at_again_when_it_changes() -> None:
     assert known.look([stat("a", "2")], is_marked=False).ripe == ()
     found = known.look([stat("a", "2")], is_marked=False)
     assert names(found.ripe) == ["a"]
-    known.took(found.ripe)
+    known.refuse(found.ripe[0], "/d/a is corrupt again")
+    known.look([], is_marked=False)
+    assert known.trouble == ""
+    known.look([stat("a", "3")], is_marked=False)
+    known.took(known.look([stat("a", "3")], is_marked=False).ripe)
     assert known.trouble == ""

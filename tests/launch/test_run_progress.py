@@ -70,6 +70,11 @@ def test_what_is_waited_for_is_said_once() -> None:
     )
 
 
+def test_alarms_are_said() -> None:
+    said = plain_line(figures(dataset_alarm="a.csv is gone", checkpoint_alarm="the store is full"))
+    assert said.endswith(", ALARM checkpoints: the store is full; dataset: a.csv is gone")
+
+
 def test_failed_tasks_are_counted() -> None:
     piece = FailedPiece(epoch=0, task=3, first_batch=0, end_batch=1, attempts=5, trainer="t", error="x")
     assert ", 1 failed," in plain_line(figures(failed=[piece]))
