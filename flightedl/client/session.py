@@ -585,15 +585,15 @@ class Job:
             want=want,
             wait_s=wait_s,
         )
-        reply: TasksReply | None = None
         pieces: list[Piece] = []
         with self._servers.master().get(encode(ticket), timeout_s=SLICE_S + wait_s) as stream:
-            for batch, metadata in stream:
-                if reply is None:
-                    reply = decode(metadata or b"", TasksReply)
-                if batch is not None and batch.num_rows:
-                    pieces.append(Piece(reply.assignments[len(pieces)], tuple(chunks_from_batch(batch))))
-        if reply is None or len(pieces) != len(reply.assignments):
+            reply = decode(stream.text, TasksReply)
+            batches = [batch for batch, _ in stream if batch is not None]
+            pieces += [
+                Piece(assignment, tuple(chunks_from_batch(batch)))
+                for assignment, batch in zip(reply.assignments, batches, strict=False)
+            ]
+        if len(pieces) != len(reply.assignments):
             raise FlightedlError("the master's reply ended early")
         if reply.outcome == "epochs_done" and not evaluation:
             self._epoch = _AFTER_ALL

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import pyarrow as pa
-
 from flightedl.errors import MessageError
 from flightedl.formats.chunks import CHUNK_SCHEMA, chunks_to_batch
 from flightedl.master.service import MasterService
-from flightedl.rpc.routes import Call, Endpoint, Endpoints, Message, Outgoing, Routes
+from flightedl.rpc.routes import Answer, Call, Endpoint, Endpoints, Routes
 from flightedl.wire.messages import (
     CheckpointRequest,
     DatasetDeclaration,
@@ -69,13 +67,10 @@ class MasterFlight:
         self._service.growing.end()
         return b"{}"
 
-    def _tasks(self, ticket: bytes, call: Call) -> Outgoing:
+    def _tasks(self, ticket: bytes, call: Call) -> Answer:
         reply, pieces = self._service.tasks.exchange(decode(ticket, TasksTicket), call.closing)
 
-        batches: list[pa.RecordBatch | None] = [chunks_to_batch(chunks) for chunks in pieces]
-        first = encode(reply)
-        messages: list[Message] = [(batch, None) for batch in batches[1:]]
-        return Outgoing(CHUNK_SCHEMA, iter([(batches[0] if batches else None, first), *messages]))
+        return Answer(CHUNK_SCHEMA, [chunks_to_batch(chunks) for chunks in pieces], encode(reply))
 
     def _info(self, command: bytes, _: Call) -> Endpoints:
         """``{"verb": "parameters"}``: one endpoint for each pserver, whose ticket pulls all of its blocks."""

@@ -19,7 +19,7 @@ from flightedl.errors import FencedError, FlightedlError, MessageError, OutcomeU
 from flightedl.rpc.arrow_flight import flight
 from flightedl.rpc.identity import ServerIdentity
 from flightedl.rpc.received import BatchLimits, Tally, check_batch, check_schema, not_null_columns
-from flightedl.rpc.routes import Message
+from flightedl.rpc.routes import TEXT_KEY, Message
 from flightedl.rpc.wire_errors import FOREIGN_ERRORS, decoded, from_wire
 
 _Result = TypeVar("_Result")
@@ -113,6 +113,11 @@ class Download:
         if self._declared is not None:
             check_schema(found, self._declared)
         return found
+
+    @property
+    def text(self) -> bytes:
+        """The text of an answer that is there as a whole; empty: there is none."""
+        return bytes((self.schema.metadata or {}).get(TEXT_KEY, b""))
 
     def __iter__(self) -> Iterator[Message]:
         not_null = not_null_columns(self.schema)

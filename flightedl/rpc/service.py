@@ -26,7 +26,7 @@ from flightedl.rpc.identity import (
     Caller,
     check_undamaged,
 )
-from flightedl.rpc.routes import Call, Endpoints, Outgoing, verb_of
+from flightedl.rpc.routes import TEXT_KEY, Answer, Call, Endpoints, Outgoing, verb_of
 from flightedl.rpc.streams import Exchange, Incoming
 from flightedl.rpc.wire_errors import shortened, to_wire
 
@@ -128,7 +128,7 @@ class Service(flight.FlightServerBase):  # type: ignore[misc]
             return [handler(self._request(context, action.body.to_pybytes()), call)]
 
     @_guarded
-    def do_get(self, context: flight.ServerCallContext, ticket: flight.Ticket) -> flight.GeneratorStream:
+    def do_get(self, context: flight.ServerCallContext, ticket: flight.Ticket) -> flight.FlightDataStream:
         server = self._server
         # Released by the stream, or when pyarrow says that the call is over, if the stream never starts.
         call = server.admit(context, "get", server.limits.stream_s)
@@ -136,6 +136,9 @@ class Service(flight.FlightServerBase):  # type: ignore[misc]
             request = self._request(context, ticket.ticket)
             call.verb = verb_of(request)
             outgoing = self._route(server.routes.gets, call.verb)(request, call)
+            if isinstance(outgoing, Answer):
+                server.release(call)
+                return _whole(outgoing)
             return flight.GeneratorStream(outgoing.schema, self._outgoing(outgoing, call))
         except BaseException:
             server.release(call)
@@ -245,6 +248,11 @@ class Service(flight.FlightServerBase):  # type: ignore[misc]
         except KeyError:
             known = ", ".join(sorted(routes)) or "none"
             raise MessageError(f"unknown verb {shortened(verb, 80)!r}, known here: {known}") from None
+
+
+def _whole(answer: Answer) -> flight.RecordBatchStream:
+    table = pa.Table.from_batches(answer.batches, answer.schema)
+    return flight.RecordBatchStream(table.replace_schema_metadata({TEXT_KEY: answer.text}))
 
 
 @functools.lru_cache(maxsize=64)

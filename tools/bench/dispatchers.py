@@ -58,11 +58,12 @@ class Asking:
         while True:
             try:
                 with self.connection.get(encode(ticket), timeout_s=_CALL_S) as stream:
-                    first, *_ = list(stream)
+                    text = stream.text
+                    list(stream)
             except UnavailableError:
                 continue
             break
-        reply = decode(first[1] or b"", TasksReply)
+        reply = decode(text, TasksReply)
         if not reply.assignments:
             raise JobFailedError("the bench has used up its tasks: ask for fewer dispatches")
         self.assignment = reply.assignments[0]
