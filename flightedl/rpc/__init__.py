@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from flightedl.rpc.identity import Caller, ServerIdentity
     from flightedl.rpc.received import BatchLimits
     from flightedl.rpc.routes import (
+        Answer,
         Call,
         Endpoint,
         Endpoints,
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
     from flightedl.rpc.streams import Exchange, Incoming
 
 _HOMES = {
+    "Answer": "routes",
     "BatchLimits": "received",
     "Call": "routes",
     "Caller": "identity",
@@ -66,6 +68,7 @@ _HOMES = {
 }
 
 __all__ = [
+    "Answer",
     "BatchLimits",
     "Call",
     "Caller",

@@ -10,6 +10,7 @@ import pyarrow as pa
 from pyarrow import flight
 
 from flightedl.rpc import (
+    Answer,
     Call,
     Caller,
     Endpoint,
@@ -53,7 +54,7 @@ class Handlers:
     def routes(self) -> Routes:
         return Routes(
             actions={"echo": self.echo, "wait": self.wait, "fail": self.fail},
-            gets={"numbers": self.numbers, "endless": self.endless, "fail": self.fail_late},
+            gets={"numbers": self.numbers, "whole": self.whole, "endless": self.endless, "fail": self.fail_late},
             puts={"upload": PutRoute(SCHEMA, self.upload), "fail": PutRoute(SCHEMA, self.fail_upload)},
             exchanges={"mirror": ExchangeRoute(SCHEMA, self.mirror), "fail": ExchangeRoute(SCHEMA, self.fail_exchange)},
             info=self.info,
@@ -74,6 +75,9 @@ class Handlers:
 
     def numbers(self, ticket: bytes, call: Call) -> Outgoing:
         return Outgoing(SCHEMA, iter([(BATCH, None), (BATCH, b"metadata"), (None, b"alone")]))
+
+    def whole(self, ticket: bytes, call: Call) -> Answer:
+        return Answer(SCHEMA, [] if b"nothing" in ticket else [BATCH, make_batch(1)], b'{"all": true}')
 
     def endless(self, ticket: bytes, call: Call) -> Outgoing:
         return Outgoing(SCHEMA, self.forever())

@@ -132,6 +132,20 @@ def test_a_get_left_early_ends_on_the_server(connection: Connection, server: Fli
     eventually(lambda: server.running_calls == 0, "the call is released")
 
 
+def test_an_answer_that_is_there_as_a_whole(connection: Connection, bare: flight.FlightClient) -> None:
+    with connection.get(b'{"verb": "whole"}', timeout_s=TIMEOUT_S, schema=SCHEMA) as download:
+        assert download.text == b'{"all": true}'
+        assert [(batch.num_rows, metadata) for batch, metadata in download if batch] == [(3, None), (1, None)]
+    with connection.get(b'{"verb": "whole", "what": "nothing"}', timeout_s=TIMEOUT_S) as download:
+        assert download.text == b'{"all": true}'
+        assert list(download) == []
+    with connection.get(b'{"verb": "numbers"}', timeout_s=TIMEOUT_S) as download:
+        assert download.text == b""
+    reader = bare.do_get(flight.Ticket(b'{"verb": "whole"}'), options())
+    assert reader.schema.metadata == {b"reply": b'{"all": true}'}
+    assert reader.read_all().num_rows == 4
+
+
 def test_a_get_whose_client_never_reads_ends(bare: flight.FlightClient, server: FlightServer) -> None:
     reader = bare.do_get(flight.Ticket(b'{"verb": "endless"}'), options(0.3))
     eventually(lambda: server.running_calls == 0, "the deadline frees the server")
