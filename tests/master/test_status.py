@@ -6,9 +6,9 @@ import pyarrow as pa
 
 from flightedl.domain.tasks import TaskQueue
 from flightedl.domain.tasks_values import FailedSelector, QueueSettings, TaskGiven
-from flightedl.formats.registry import named_format
 from flightedl.formats.index import DatasetSpec, build_index
 from flightedl.formats.layout import TaskLayout
+from flightedl.formats.registry import named_format
 from flightedl.master.indexing import IndexedDataset
 from flightedl.master.status import records_trained
 from flightedl.testing.memory import MemoryFiles
