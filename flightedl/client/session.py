@@ -243,7 +243,8 @@ class Job:
             optimizer: What the pservers run; default plain SGD with a learning rate of 0.01.
             mode: Consistency; default ``Sync()``.
             wire: "bfloat16" or "float16": gradients and values of float32 parameters travel with 16 bits, rounded to
-                nearest even; the pservers keep and update float32. A gradient beyond the range is a GradientError.
+                nearest even; the pservers keep and update float32. A gradient beyond the range is a GradientError; a
+                value beyond it arrives as infinity.
             error_feedback: With ``wire``: add what was rounded off a gradient to the next one. Costs this trainer
                 float32 memory of the model's size.
             dtypes: name -> "float16", "bfloat16", "float32" or "float64": declare a parameter as that, whatever its
