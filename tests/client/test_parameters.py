@@ -295,3 +295,15 @@ class TestSums:
                 trainer.step(batch, {name: np.array([-3.0 - batch], np.float32)})
             assert trainer.parameters["a"][0] == pytest.approx(0.6)
             assert trainer.parameters["b"][0] == pytest.approx(0.8)
+
+    def test_a_sum_does_not_outlive_its_mode(self) -> None:
+        with Cluster(SHAPES, Async(push_every=3)) as cluster:
+            trainer = cluster.trainer()
+            waiting = trainer.begin(0)
+            trainer.step(0, ONES)
+            trainer.parameters.change_mode(Sync())
+            assert (waiting.waits, waiting.must_repeat) == (False, True)
+            trainer.begin(1)
+            trainer.parameters.push(ONES)
+            # Pushed for itself, and nothing of the sum with it.
+            assert _alike(0, cluster) == {1.0}

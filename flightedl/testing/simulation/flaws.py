@@ -27,8 +27,6 @@ FLAWS: dict[str, str] = {
     "a refused sum counts as taken": "a trainer does not push the batches again that a block lacks",
     "reported before the sum is pushed": "a task is reported while its last batches wait in the trainer",
     "only the lost ones begin anew": "first values are elected again while some pservers keep grown ones",
-    "the open round is lost at a switch": "what waits in an accumulator is dropped when the mode changes",
     "a mode begins anywhere": "pservers change the mode without agreeing on a round",
-    "a sum outlives its mode": "a trainer pushes what it added up before the mode changed as one batch",
     "writes are not fenced": "a master's writes do not compare the lock",
 }

@@ -361,8 +361,6 @@ class Pserver(Process):
     def _switch(self, block: Block, verdict: ViewVerdict) -> None:
         """Close what is open, then begin at the round of the view."""
         assert verdict.switch is not None
-        if "the open round is lost at a switch" in self.flaws:
-            block.accumulator = []
         block.rounds.change({}, verdict.remove)
         for member in verdict.remove:
             block.first_rounds.pop(member, None)

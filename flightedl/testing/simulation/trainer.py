@@ -320,7 +320,7 @@ class Trainer(Process):
 
     def _take_mode(self, mode: Mode) -> None:
         """Between two batches. What was added up under another mode is done again, each batch for itself."""
-        if mode != self.mode and "a sum outlives its mode" not in self.flaws and self.work is not None:
+        if mode != self.mode and self.work is not None:
             again = list(self.work.group.clear())
             if again and self.work.batch not in again:
                 again.append(self.work.batch)
