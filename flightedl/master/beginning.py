@@ -33,6 +33,9 @@ class Beginning:
         """A pserver lacks the values of an election (None: it lacks nothing)."""
         if election is None:
             self._lacking.pop(index, None)
+            if not self._lacking:
+                # Its values were in a checkpoint after all, or all have new ones.
+                self._sent_back = {}
         else:
             if index not in self._lacking:
                 _log.warning("pserver %d has lost its values, and there is no checkpoint yet", index)

@@ -18,6 +18,7 @@ What must hold, besides every ``check`` of the domain:
 5. A manifest that is newer than the pointer names complete files; so does the one that the pointer names, always.
 6. A round closes only with all its due members; a checkpoint at a round has all blocks at that round.
 7. When faults end, the job ends; when it is said to be done, every pserver has everything.
+8. At the end all blocks have grown from the first values of one election, however often the model began anew.
 
 Not covered: threads within a process, and bytes (streams, files): those have tests of their own.
 
