@@ -11,7 +11,7 @@ from flightedl.master.beginning import Beginning
 
 
 def beginning() -> Beginning:
-    return Beginning(2, cast(HeldKey, None), JobKeys("job"))
+    return Beginning(2, cast("HeldKey", None), JobKeys("job"))
 
 
 def test_who_has_values_ends_and_then_the_election_does() -> None:
