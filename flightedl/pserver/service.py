@@ -27,6 +27,7 @@ from flightedl.domain.parameters import ParameterSpec
 from flightedl.domain.sharding import ShardPlan, plan_for
 from flightedl.errors import FencedError, FlightedlError, NotReadyError, UnavailableError
 from flightedl.ports import Clock, Storage
+from flightedl.pserver.compiler_memory import release_compiler_memory
 from flightedl.pserver.restoring import Restored, load_newest
 from flightedl.pserver.shard import ShardState
 from flightedl.pserver.snapshots import Snapshots
@@ -194,6 +195,7 @@ class PserverService:
             Mode.from_json(declared.present_mode),
             declared.declaration.wire,
         )
+        release_compiler_memory()
         if not self._get_values(shard, specs, plan):
             return
         snapshots = Snapshots(
