@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from itertools import groupby
-from typing import Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -33,9 +33,12 @@ from flightedl.domain.modes import Async, Mode, Sync
 from flightedl.domain.sharding import ALIGNMENT_BYTES, Block, ShardPlan, runs_of
 from flightedl.errors import FlightedlError, GradientError, MessageError, UsageError
 from flightedl.rpc.client import Connection
-from flightedl.wire.halves import ITEM_BYTES, array_dtype, is_finite, largest, shortened, too_large, widened
+from flightedl.wire.halves import ITEM_BYTES, array_dtype, is_finite, largest, too_large
 from flightedl.wire.messages import PullTicket, PushHeader, encode
 from flightedl.wire.rows import PUSH_SCHEMA, Outcome, Piece, Rows, decode_batch, encode_pieces, encode_rows
+
+if TYPE_CHECKING:
+    from flightedl.domain.kernels import HalfKernels
 
 Array = npt.NDArray[np.generic]
 
@@ -130,6 +133,7 @@ class Parameters(Mapping[str, npt.NDArray[np.generic]]):
         self._set_mode(mode)
         self._clip_norm = clip_norm
         self._wire = wire
+        self._halves = _half_kernels(wire) if wire else None
         self._feedback = ErrorFeedback(wire) if error_feedback else None
         self._servers = servers
         self._scope = scope
@@ -170,7 +174,7 @@ class Parameters(Mapping[str, npt.NDArray[np.generic]]):
         values = {
             n: self._flat[self._blocks[n].parameter][self._blocks[n].start : self._blocks[n].stop] for n in numbers
         }
-        run_of = {number: run for run, blocks in enumerate(runs_of(self._plan, index)) for number in blocks}
+        run_of = {number: run for run, blocks in enumerate(runs_of(self._plan, index, self._wire)) for number in blocks}
         return _Shard(index, numbers, values, run_of)
 
     # Mapping
@@ -563,10 +567,12 @@ class Parameters(Mapping[str, npt.NDArray[np.generic]]):
 
     def _outgoing(self, gradient: Array) -> Array:
         """A gradient as it is sent."""
-        if not self._wire or gradient.dtype != np.float32:
+        if self._halves is None or gradient.dtype != np.float32:
             # Arrow knows the bits only of some 16-bit floats.
             return gradient.view(np.uint16) if gradient.dtype.itemsize == ITEM_BYTES else gradient
-        return shortened(cast("npt.NDArray[np.float32]", gradient), self._wire)
+        bits = np.empty(gradient.size, np.uint16)
+        self._halves.shorten(cast("npt.NDArray[np.float32]", gradient), bits)
+        return bits
 
     def _base_versions(self, blocks: Iterable[int], current: CurrentBatch | None) -> dict[int, int]:
         """The versions that the current batch's gradients were computed at, by block."""
@@ -597,11 +603,11 @@ class Parameters(Mapping[str, npt.NDArray[np.generic]]):
         start = self._block_starts[blocks.start]
         end = self._block_starts[blocks.stop - 1] + shard.values[blocks.stop - 1].nbytes
         target = self._line[start:end]
-        is_short = self._wire and first.dtype == np.float32
-        if end - start != (2 * len(data) if is_short else len(data)):
+        halves = self._halves if first.dtype == np.float32 else None
+        if end - start != (2 * len(data) if halves else len(data)):
             raise MessageError(f"pserver {shard.index} sent {len(data)} bytes for blocks {blocks}")
-        if is_short:
-            widened(data, self._wire, target.view(np.float32))
+        if halves is not None:
+            halves.widen(np.frombuffer(data, np.uint16), target.view(np.float32))
         else:
             np.copyto(target, np.frombuffer(data, np.uint8))
         self._versions.update(dict.fromkeys(blocks, version))
@@ -661,6 +667,13 @@ def _read_only(array: Array) -> Array:
     view = array.view()
     view.flags.writeable = False
     return view
+
+
+def _half_kernels(kind: str) -> HalfKernels:
+    """NumPy takes three times as long, longer than what 16 bits save. Others need no compiler, and do not load it."""
+    from flightedl.domain.kernels import half_kernels
+
+    return half_kernels(kind)
 
 
 def _is_within(flat: Array, limit: float) -> bool:

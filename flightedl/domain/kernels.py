@@ -1,4 +1,6 @@
-"""Compiled kernels: one pass over memory per block, without the GIL. Imported by pservers only, because numba is heavy.
+"""Compiled kernels: one pass over memory per block, without the GIL.
+
+numba is heavy: only pservers import this, and trainers that send 16-bit floats.
 
 Theory. The loops (``kernels_rules``, ``kernels_blocks``) are compiled for exact argument types: values and slots are
 C-contiguous, aligned and writable; gradients may be read-only and at any address, as network buffers are. Constants are
@@ -247,34 +249,40 @@ def block_kernels(dtype: str) -> BlockKernels:
     )
 
 
-def bfloat16_to_float32(bits: npt.NDArray[np.uint16], out: npt.NDArray[np.float32]) -> None:
-    """Widen (n,) bfloat16, given as their bits, possibly unaligned and read-only, into (n,) float32."""
-    signature = types.void(_received("uint16"), _own("uint32"))
-    _compiled(kernels_blocks.bfloat16_to_float32, signature)(bits, out.view(np.uint32))
+@dataclass(frozen=True, slots=True)
+class HalfKernels:
+    """Conversion between float32 and one kind of 16-bit floats, given as their bits; arrays are (n,), of equal length.
+
+    Sources may be unaligned and read-only. Machine code is looked up once, not with every block.
+    """
+
+    kind: str
+    shorten_code: Any
+    widen_code: Any
+
+    def shorten(self, values: npt.NDArray[np.float32], out: npt.NDArray[np.uint16]) -> None:
+        """Round to nearest, ties to even; what is beyond the range becomes infinite."""
+        if self.kind == "float16":
+            self.shorten_code(values.view(np.uint32), values, out)
+        else:
+            self.shorten_code(values.view(np.uint32), out)
+
+    def widen(self, bits: npt.NDArray[np.uint16], out: npt.NDArray[np.float32]) -> None:
+        """Exact."""
+        if self.kind == "float16":
+            self.widen_code(bits, out.view(np.uint32), out)
+        else:
+            self.widen_code(bits, out.view(np.uint32))
 
 
-def float32_to_bfloat16(values: npt.NDArray[np.float32], out: npt.NDArray[np.uint16]) -> None:
-    """Round (n,) float32, possibly unaligned and read-only, to nearest even into the bits of (n,) bfloat16."""
-    signature = types.void(_received("uint32"), _own("uint16"))
-    _compiled(kernels_blocks.float32_to_bfloat16, signature)(values.view(np.uint32), out)
-
-
-def float16_to_float32(bits: npt.NDArray[np.uint16], out: npt.NDArray[np.float32]) -> None:
-    """Widen (n,) float16, given as their bits, possibly unaligned and read-only, into (n,) float32."""
-    signature = types.void(_received("uint16"), _own("uint32"), _own("float32"))
-    _compiled(kernels_blocks.float16_to_float32, signature)(bits, out.view(np.uint32), out)
-
-
-def float32_to_float16(values: npt.NDArray[np.float32], out: npt.NDArray[np.uint16]) -> None:
-    """Round (n,) float32, possibly unaligned and read-only, to nearest even into the bits of (n,) float16."""
-    signature = types.void(_received("uint32"), _received("float32"), _own("uint16"))
-    _compiled(kernels_blocks.float32_to_float16, signature)(values.view(np.uint32), values, out)
-
-
-def compile_halves() -> None:
-    """Get the machine code of the conversions now; else the first calls do, which a server avoids."""
-    bits, values = np.zeros(1, np.uint16), np.zeros(1, np.float32)
-    bfloat16_to_float32(bits, values)
-    float32_to_bfloat16(values, bits)
-    float16_to_float32(bits, values)
-    float32_to_float16(values, bits)
+@cache
+def half_kernels(kind: str) -> HalfKernels:
+    """Compile, or read from numba's cache, the conversions of ``"bfloat16"`` or ``"float16"``."""
+    bits, wide, floats = _received("uint16"), _received("uint32"), _received("float32")
+    if kind == "float16":
+        shorten = _compiled(kernels_blocks.float32_to_float16, types.void(wide, floats, _own("uint16")))
+        widen = _compiled(kernels_blocks.float16_to_float32, types.void(bits, _own("uint32"), _own("float32")))
+    else:
+        shorten = _compiled(kernels_blocks.float32_to_bfloat16, types.void(wide, _own("uint16")))
+        widen = _compiled(kernels_blocks.bfloat16_to_float32, types.void(bits, _own("uint32")))
+    return HalfKernels(kind, shorten, widen)

@@ -26,7 +26,7 @@ import numpy.typing as npt
 
 from flightedl.domain.accumulation import having_bits
 from flightedl.domain.applied import AppliedBatches, Batch
-from flightedl.domain.kernels import Update, block_kernels, compile_halves, kernel_for
+from flightedl.domain.kernels import Update, block_kernels, half_kernels, kernel_for
 from flightedl.domain.modes import Async, Mode, Sync
 from flightedl.domain.optimizers import LAMB, Optimizer
 from flightedl.domain.rounds import Accumulate, Apply, Arrival, Arrived, BlockRounds, NotMember, Pull, Repeated, Stale
@@ -120,11 +120,11 @@ class ShardState:
 
     def _build(self, plan: ShardPlan, index: int, optimizer: Optimizer, mode: Mode, wire: str) -> list[Unit]:
         if wire or any(spec.short_kind for spec in plan.parameters):
-            compile_halves()
+            half_kernels(wire)
         updates: dict[tuple[Optimizer, str], Update] = {}
         units: list[Unit] = []
         local = 0
-        for run in runs_of(plan, index):
+        for run in runs_of(plan, index, wire):
             for numbers in self._of_one_rule(plan, run, optimizer):
                 spec = plan.parameters[plan.block(numbers.start).parameter]
                 rule, dtype = optimizer.for_parameter(spec.name), spec.storage_dtype

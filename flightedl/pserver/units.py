@@ -24,14 +24,7 @@ import numpy as np
 import numpy.typing as npt
 
 from flightedl.domain.applied import Batch
-from flightedl.domain.kernels import (
-    BlockKernels,
-    Update,
-    bfloat16_to_float32,
-    float16_to_float32,
-    float32_to_bfloat16,
-    float32_to_float16,
-)
+from flightedl.domain.kernels import BlockKernels, Update, half_kernels
 from flightedl.domain.rounds import BlockRounds
 from flightedl.domain.sharding import Block
 from flightedl.pserver.arena import Arena
@@ -165,8 +158,7 @@ class Unit:
         if not self.wire:
             return lent
         bits = np.empty(lent.size, np.uint16)
-        shorten = float32_to_float16 if self.wire == "float16" else float32_to_bfloat16
-        shorten(lent, bits)  # type: ignore[arg-type]
+        half_kernels(self.wire).shorten(lent, bits)  # type: ignore[arg-type]
         return bits
 
     def incoming(self, data: memoryview) -> Array:
@@ -174,8 +166,7 @@ class Unit:
         if not self.wire:
             return np.frombuffer(data, self.values.dtype)
         wide = np.empty(len(data) // 2, np.float32)
-        widen = float16_to_float32 if self.wire == "float16" else bfloat16_to_float32
-        widen(np.frombuffer(data, np.uint16), wide)
+        half_kernels(self.wire).widen(np.frombuffer(data, np.uint16), wide)
         return wide
 
     def writable(self) -> Array:

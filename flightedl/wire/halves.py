@@ -1,4 +1,4 @@
-"""16-bit floats on the wire, converted by whole-array NumPy operations: trainers have no compiler.
+"""16-bit floats: their limits, and whole-array NumPy conversions for who need not be fast (else ``domain.kernels``).
 
 bfloat16 is the upper half of a float32: the range of it, 8 bits of precision. float16 has 11 bits, and a range up to
 65,504. Rounding is to nearest, ties to even. Both come as (n,) uint16, their bits.

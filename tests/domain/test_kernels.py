@@ -8,11 +8,8 @@ from numpy.typing import NDArray
 
 from flightedl.domain.kernels import (
     _compiled,
-    bfloat16_to_float32,
     block_kernels,
-    float16_to_float32,
-    float32_to_bfloat16,
-    float32_to_float16,
+    half_kernels,
     kernel_for,
 )
 from flightedl.domain.kernels_blocks import accumulate
@@ -114,15 +111,15 @@ def test_bfloat16_rounds_to_nearest_even() -> None:
         np.uint32,
     )
     out = np.empty(bits.size, np.uint16)
-    float32_to_bfloat16(received(bits.view(np.float32)), out)
+    half_kernels("bfloat16").shorten(received(bits.view(np.float32)), out)
     assert [f"{x:04x}" for x in out] == ["3f80", "3f80", "3f82", "3f81", "3f80", "7f80", "ff80", "7fc0", "8000"]
 
 
 def test_every_bfloat16_survives_float32() -> None:
     bits = np.arange(1 << 16, dtype=np.uint16)
     wide, back = np.empty(bits.size, np.float32), np.empty(bits.size, np.uint16)
-    bfloat16_to_float32(received(bits), wide)
-    float32_to_bfloat16(wide, back)
+    half_kernels("bfloat16").widen(received(bits), wide)
+    half_kernels("bfloat16").shorten(wide, back)
     number = ~np.isnan(wide)
     np.testing.assert_array_equal(back[number], bits[number])
     assert number.sum() == (1 << 16) - 2 * 127
@@ -132,11 +129,11 @@ def test_every_bfloat16_survives_float32() -> None:
 def test_float16_is_converted_as_numpy_does() -> None:
     bits = np.arange(1 << 16, dtype=np.uint16)
     wide, back = np.empty(bits.size, np.float32), np.empty(bits.size, np.uint16)
-    float16_to_float32(received(bits), wide)
+    half_kernels("float16").widen(received(bits), wide)
     number = ~np.isnan(wide)
     assert number.sum() == (1 << 16) - 2 * 1023
     np.testing.assert_array_equal(wide[number], bits.view(np.float16).astype(np.float32)[number])
-    float32_to_float16(wide, back)
+    half_kernels("float16").shorten(wide, back)
     np.testing.assert_array_equal(back[number], bits[number])
 
 
@@ -148,7 +145,7 @@ def test_float16_rounds_to_nearest_even() -> None:
     values = np.concatenate([any_bits, ties]).view(np.float32)
     values = np.concatenate([values, -values, np.array([0, -0.0, np.inf, -np.inf], np.float32)])
     out = np.empty(values.size, np.uint16)
-    float32_to_float16(received(values), out)
+    half_kernels("float16").shorten(received(values), out)
     with np.errstate(over="ignore", under="ignore"):
         np.testing.assert_array_equal(out, values.astype(np.float16).view(np.uint16))
 
