@@ -74,6 +74,7 @@ class _Record(msgspec.Struct, forbid_unknown_fields=True):
     next_number: int
     latest: tuple[int, str] | None
     rejected: list[int]
+    first: int = 0
 
 
 @dataclass(slots=True)
@@ -115,6 +116,8 @@ class Checkpoints:
         next_number: Above every number in the storage: for a job whose etcd is new.
         latest: The checkpoint that such a job was restored from.
         rejected: Checkpoints that could not be loaded.
+        first: The first one that the pointer named. Lower ones were never pointed to: their masters died on the way,
+            and the model may have got other first values since.
     """
 
     def __init__(
@@ -127,12 +130,14 @@ class Checkpoints:
         next_number: int = 1,
         latest: Pointer | None = None,
         rejected: Collection[int] = (),
+        first: int = 0,
     ) -> None:
         self._settings = settings
         self._master_generation = master_generation
         self._pserver_count = pserver_count
         self._next_number = next_number
         self._latest = latest
+        self._first = first
         #: The newest pointer that is known to be stored.
         self._stored_latest = latest
         self._rejected = sorted(rejected)[-_REJECTED_LIMIT:]
@@ -297,6 +302,7 @@ class Checkpoints:
             round=work.round,
             created_s=created_s,
             shards=work.files,
+            first=self._first_with(work.number),
             declaration=msgspec.Raw(declaration),
             queue=msgspec.Raw(queue or b"null"),
             evaluations=msgspec.Raw(evaluations or b"null"),
@@ -309,8 +315,13 @@ class Checkpoints:
             return ()
         work.is_pointing = True
         work.retry_at_s = None
+        self._first = self._first_with(number)
         self._latest = Pointer(number, manifest_checksum)
         return (Persist(), MovePointer(self._latest))
+
+    def _first_with(self, number: int) -> int:
+        """``first``, once this checkpoint is the latest."""
+        return number if self._latest is None else self._first
 
     def manifest_failed(self, number: int, reason: str, now: float) -> Effects:
         """The manifest may not be there; it is written again later."""
@@ -406,7 +417,7 @@ class Checkpoints:
     def encode(self) -> bytes:
         """What a later master goes on from, and where everybody finds the newest checkpoint. Constant size."""
         latest = None if self._latest is None else (self._latest.number, self._latest.manifest_checksum)
-        return msgspec.json.encode(_Record(_FORMAT, self._next_number, latest, list(self._rejected)))
+        return msgspec.json.encode(_Record(_FORMAT, self._next_number, latest, list(self._rejected), self._first))
 
     @classmethod
     def restore(
@@ -426,6 +437,7 @@ class Checkpoints:
             next_number=record.next_number,
             latest=None if record.latest is None else Pointer(*record.latest),
             rejected=record.rejected,
+            first=record.first,
         )
 
     def check(self) -> None:
@@ -451,6 +463,15 @@ def latest_of(encoded: bytes) -> Pointer | None:
     """
     record = _decode(encoded)
     return None if record.latest is None else Pointer(*record.latest)
+
+
+def loadable_of(encoded: bytes) -> range | None:
+    """The numbers of checkpoints that may be loaded: from the first one that the pointer named to the latest.
+
+    None: there is no latest. Raises as ``latest_of``.
+    """
+    record = _decode(encoded)
+    return None if record.latest is None else range(record.first, record.latest[0] + 1)
 
 
 def next_number_after(names: Sequence[str]) -> int:

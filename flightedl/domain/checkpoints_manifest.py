@@ -85,6 +85,8 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     created_s: float
     #: By index.
     shards: tuple[ShardFile, ...]
+    #: The first checkpoint of these values' line: lower ones may have grown from other first values.
+    first: int = 0
     #: The job's declaration.
     declaration: msgspec.Raw = _NOTHING
     #: The task queue (``TaskQueue.encode``).

@@ -60,6 +60,7 @@ def begin(
         0.0,
         next_number=next_number_after(list(sizes)),
         latest=Pointer(manifest.number, checksum(data)),
+        first=manifest.first,
     )
     _put_arrivals(coordinator, held, keys, declaration.arrivals)
     puts = [

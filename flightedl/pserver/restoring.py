@@ -1,8 +1,8 @@
 """How a pserver gets its blocks back: from the newest checkpoint that can be loaded.
 
-Every checkpoint of the job will do, because what it says is applied belongs to its values: an older one only means more
-batches to be done again. So one that is torn, truncated or changed is skipped and reported, and the one before it is
-tried. Blocks are read straight into their arrays, which nobody sees before all of them are verified.
+Every checkpoint of the model will do, because what it says is applied belongs to its values: an older one only means
+more batches to be done again. So one that is torn, truncated or changed is skipped and reported, and the one before it
+is tried. Blocks are read straight into their arrays, which nobody sees before all of them are verified.
 
 A store that cannot be reached is asked again for ever: to begin without the values would be worse.
 """
@@ -57,7 +57,7 @@ def load_newest(
     plan: ShardPlan,
     index: int,
     shard: Restorable,
-    pointer: Callable[[], int | None] = lambda: None,
+    loadable: Callable[[], range | None] = lambda: None,
 ) -> Restored:
     """Load the blocks of one pserver.
 
@@ -68,15 +68,16 @@ def load_newest(
         plan: Where every block lies now.
         index: Of the pserver.
         shard: Takes the blocks.
-        pointer: The checkpoint that etcd names; newer ones, which a deposed master may have left, are not looked at.
+        loadable: The numbers that etcd allows; None: all. Newer ones a deposed master may have left, and older ones may
+            be of a model that was given first values anew.
 
     Raises:
         UnavailableError: the storage cannot be read at the moment; ask again.
     """
     sizes: dict[str, int] = {}
     while True:
-        before, limit = candidates(sizes), pointer()
-        sizes = {file.name: file.size_bytes for file in storage.list("") if _is_wanted(file.name, limit)}
+        before, allowed = candidates(sizes), loadable()
+        sizes = {file.name: file.size_bytes for file in storage.list("") if _is_wanted(file.name, allowed)}
         restored = _load_one_of(storage, sizes, job, parameters, plan, index, shard)
         # Where all that was listed had just been replaced by newer ones, those are tried.
         if restored.number is not None or candidates(sizes) == before:
@@ -84,9 +85,8 @@ def load_newest(
             return restored
 
 
-def _is_wanted(name: str, limit: int | None) -> bool:
-    number = number_of(name)
-    return limit is None or (number is not None and number <= limit)
+def _is_wanted(name: str, allowed: range | None) -> bool:
+    return allowed is None or number_of(name) in allowed
 
 
 def _load_one_of(

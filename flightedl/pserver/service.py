@@ -17,7 +17,7 @@ from collections.abc import Callable
 
 from flightedl.coordination.directory import Directory
 from flightedl.coordination.keys import JobKeys
-from flightedl.domain.checkpoints import latest_of
+from flightedl.domain.checkpoints import loadable_of
 from flightedl.domain.checkpoints_replay import AppliedSummary
 from flightedl.domain.checkpoints_values import OrderNumber, SnapshotOrder, SnapshotProgress
 from flightedl.domain.kernels import block_kernels, kernel_for
@@ -211,7 +211,7 @@ class PserverService:
         """Take over what there is, or wait until there are to be new first values; False: it is over."""
         while (election := self._finished_election()) is not None and not self._is_closing.is_set():
             # The model had first values before this pserver came: they are in a checkpoint, or gone.
-            if self._pointer() is not None:
+            if self._loadable() is not None:
                 self._lacks_election = None
                 return self._restore(shard, specs, plan)
             if self._lacks_election != election:
@@ -223,7 +223,7 @@ class PserverService:
         return not self._is_closing.is_set()
 
     def _has_news(self, election: int) -> bool | None:
-        return True if self._finished_election() != election or self._pointer() is not None else None
+        return True if self._finished_election() != election or self._loadable() is not None else None
 
     def _finished_election(self) -> int | None:
         """The election that gave the model its first values; None: it has none."""
@@ -231,11 +231,10 @@ class PserverService:
         is_done = entry is not None and decode(entry.value, ElectionRecord).done
         return entry.create_revision if entry is not None and is_done else None
 
-    def _pointer(self) -> int | None:
-        """The newest complete checkpoint, as etcd names it."""
+    def _loadable(self) -> range | None:
+        """The checkpoints that may be loaded, as etcd names them; None: there are none."""
         entry = self._directory.entry(self._keys.checkpoint_latest)
-        latest = None if entry is None else latest_of(entry.value)
-        return None if latest is None else latest.number
+        return None if entry is None else loadable_of(entry.value)
 
     def _restore(self, shard: ShardState, specs: list[ParameterSpec], plan: ShardPlan) -> bool:
         """Load the newest checkpoint; False: none can be loaded, and the job has failed."""
@@ -246,7 +245,7 @@ class PserverService:
             self._doing = "the checkpoint to be loaded"
             try:
                 restored = load_newest(
-                    self._storage, self._keys.job_name, specs, plan, self._index, shard, self._pointer
+                    self._storage, self._keys.job_name, specs, plan, self._index, shard, self._loadable
                 )
             except UnavailableError as error:
                 if str(error) != said:

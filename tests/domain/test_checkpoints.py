@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from checkpoint_shell import SETTINGS, World
 
-from flightedl.domain.checkpoints import Checkpoints, latest_of, next_number_after
+from flightedl.domain.checkpoints import Checkpoints, latest_of, loadable_of, next_number_after
 from flightedl.domain.checkpoints_manifest import Manifest, candidates
 from flightedl.domain.checkpoints_values import (
     Alarm,
@@ -223,6 +223,33 @@ def test_a_job_restored_into_a_new_etcd_goes_on_with_higher_numbers():
     assert next_number_after(names) == 10
     master = Checkpoints(SETTINGS, 1, 1, 0.0, next_number=10, latest=Pointer(7, "x"), rejected=[8])
     assert Checkpoints.restore(master.encode(), SETTINGS, 2, 1, 0.0).latest == Pointer(7, "x")
+
+
+def published(master: Checkpoints, number: int) -> Manifest:
+    """See a checkpoint through up to its pointer."""
+    from checkpoint_shell import shard_file
+
+    master.request("a test")
+    for order in ordered(master.tick(100.0 * number, None)):
+        file = shard_file(order.index, order.generation, order.snapshot.name, b"abc")
+        progress = SnapshotProgress(order.snapshot.order, "written", 0, file)
+        master.progressed(order.index, order.generation, progress, 100.0 * number)
+    manifest = master.manifest("job", "plan", 2, b"{}", None, 0.0)
+    master.manifest_written(manifest.number, "x")
+    master.pointer_moved(manifest.number, 100.0 * number)
+    return manifest
+
+
+def test_what_was_never_pointed_to_is_not_loaded_for_it_may_be_of_other_first_values():
+    master = Checkpoints(SETTINGS, 1, 2, 0.0, next_number=3)
+    assert loadable_of(master.encode()) is None
+    master.pserver_up(0, 10, 0.0)
+    master.pserver_up(1, 11, 0.0)
+    assert published(master, 3).first == 3, "1 and 2 were given up, or their master died before the pointer moved"
+    assert published(master, 4).first == 3
+    assert loadable_of(master.encode()) == range(3, 5)
+    later = Checkpoints.restore(master.encode(), SETTINGS, 2, 2, 400.0)
+    assert loadable_of(later.encode()) == range(3, 5)
 
 
 def test_settings_are_checked():

@@ -325,3 +325,18 @@ def test_copies_taken_while_others_push_hold_exactly_what_they_say() -> None:
             count = sum(applied.has(block.local, Batch(0, 0, batch)) for batch in range(100))
             assert set(block.values.tolist()) == {-float(count)}
     thread.join()
+
+
+def test_checkpoints_that_etcd_does_not_allow_are_not_looked_at() -> None:
+    storage = MemoryStorage()
+    pserver = Pserver(storage, Async())
+    for number in (1, 2, 3):
+        publish(storage, number, pserver.plan, pserver.checkpoint(number))
+
+    def loaded(allowed: range) -> int | None:
+        target = Pserver(storage, Async()).shard
+        return load_newest(storage, JOB, SPECS, pserver.plan, 0, target, lambda: allowed).number
+
+    assert loaded(range(2, 3)) == 2, "3 is of a deposed master"
+    storage.delete(manifest_name(2))
+    assert loaded(range(2, 3)) is None, "1 may be of other first values"

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from random import Random
 from typing import Any
 
-from flightedl.domain.checkpoints import latest_of
+from flightedl.domain.checkpoints import latest_of, loadable_of
 from flightedl.domain.checkpoints_manifest import Manifest, candidates, checksum, manifest_name, number_of
 from flightedl.domain.checkpoints_values import CheckpointSettings
 from flightedl.domain.modes import Async, Bounded, Mode, Sync
@@ -169,13 +169,15 @@ class Cluster:
         """How often the whole job was started anew."""
         return self._life
 
+    def loadable(self) -> range | None:
+        """The checkpoints that may be loaded, as etcd names them."""
+        state = self.etcd.keys.get(STATE)
+        return None if state is None else loadable_of(state.value["checkpoints"])
+
     def pointer(self) -> int | None:
         """The checkpoint that etcd names."""
-        state = self.etcd.keys.get(STATE)
-        if state is None:
-            return None
-        latest = latest_of(state.value["checkpoints"])
-        return None if latest is None else latest.number
+        loadable = self.loadable()
+        return None if loadable is None else loadable[-1]
 
     # what is done to them
 

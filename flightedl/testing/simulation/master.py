@@ -172,6 +172,7 @@ class Master(Process):
             next_number=next_number_after(list(sizes)),
             latest=None if manifest is None else Pointer(manifest.number, checksum(manifest.encode())),
             rejected=rejected,
+            first=0 if manifest is None else manifest.first,
         )
         self._touch()
         self._lead()

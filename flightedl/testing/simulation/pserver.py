@@ -200,12 +200,12 @@ class Pserver(Process):
 
         def listed(sizes: dict[str, int]) -> None:
             numbers = [n for n in candidates(sizes) if below is None or n < below]
-            pointer = cluster.pointer()
+            loadable = cluster.loadable()
             if self.forced is not None:
                 (wanted,) = self.forced
                 numbers = [n for n in numbers if wanted is not None and n <= wanted]
-            elif below is None and pointer is not None:
-                numbers = [n for n in numbers if n <= pointer]
+            elif loadable is not None:
+                numbers = [n for n in numbers if n in loadable]
             if numbers:
                 self._examine(numbers[0], sizes)
             else:
