@@ -193,6 +193,7 @@ def test_bytes_that_are_not_applied_sets_are_refused():
         AppliedBatches.decode(msgspec.msgpack.encode([9, [], []]))
 
 
+@pytest.mark.slow
 def test_memory_is_bounded_by_a_bit_for_each_task_and_what_is_in_flight():
     """However many blocks, trainers and repetitions: 8,000 tasks in any order, 64 in flight, on 20 blocks."""
     blocks, tasks, batches, in_flight = range(20), 8_000, 3, 64

@@ -523,6 +523,7 @@ def test_impossible_reopenings_are_refused(make, epoch, tasks, parts):
     assert queue.encode() == before
 
 
+@pytest.mark.slow
 def test_a_million_reopened_tasks_stay_small():
     settings = QueueSettings(task_count=1_000_000, batch_counts=four, epochs=2, shuffle=True, seed=1)
     queue = TaskQueue(settings)

@@ -277,6 +277,7 @@ def test_the_same_seed_gives_the_same_start():
 # --- the whole program, one trainer ---
 
 
+@pytest.mark.slow
 def test_it_predicts_better_than_the_base_rate(job, files, capsys):
     flights.main(["--data", str(files.held_out.parent), "--epochs", "1", "--learning-rate", "3e-3"])
     figures = json.loads((job.output_dir / "metrics.json").read_text())

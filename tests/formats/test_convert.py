@@ -48,6 +48,7 @@ def test_any_to_any(world: Any, source: str, target: str) -> None:
     assert back == TABLE.to_pylist()
 
 
+@pytest.mark.slow
 @given(st.integers(1, 40), st.integers(1, 60), st.integers(1, 12), st.integers(1, 30))
 @settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_shards_hold_equal_shares_of_each_record_once(

@@ -39,7 +39,7 @@ csv_like = st.lists(st.sampled_from([b'"', b'""', b",", b"\n", b"\r\n", b"a", b"
 @example(b'"a"b"\n"\n')
 @example(b'"""\n""",1\n')
 @example(b'"",\n"",')
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=200, deadline=None)
 def test_record_ends_are_those_of_a_plain_machine(text: bytes) -> None:
     ends, inside = plain_ends(text)
     assert csv_records_end(text) == (ends[-1] if ends else 0)
