@@ -312,14 +312,12 @@ class Parameters(Mapping[str, npt.NDArray[np.generic]]):
                 self._add_batch(self._sums, current, pull=pull)
             return
         arrays = self._clipped(checked)
-        pushes: dict[int, Array] = {}
-        for name, array in arrays.items():
-            numbers = self._ranges[name]
-            if not current.must_repeat and not current.answered.keys().isdisjoint(numbers):
-                raise UsageError(f"the gradient of {name!r} was already pushed for this batch ({current})")
-            pushes.update(dict.fromkeys(numbers, array.reshape(-1)))
         if current.must_repeat:
             return
+        for name in arrays:
+            if not current.answered.keys().isdisjoint(self._ranges[name]):
+                raise UsageError(f"the gradient of {name!r} was already pushed for this batch ({current})")
+        pushes = self._by_block(arrays)
         arrivals = [n for n in self._unanswered(current) if n not in pushes] if complete else []
         self._send(current, pushes, arrivals, pull=pull)
 
@@ -341,9 +339,7 @@ class Parameters(Mapping[str, npt.NDArray[np.generic]]):
         except GradientError:
             sums.give_up(must_repeat=True)
             raise
-        pushes: dict[int, Array] = {}
-        for name, array in clipped.items():
-            pushes.update(dict.fromkeys(self._ranges[name], array.reshape(-1)))
+        pushes = self._by_block(clipped)
         arrivals = [number for number in self._blocks if number not in pushes]
         try:
             lacking = self._send(together, pushes, arrivals, pull=pull)
@@ -352,6 +348,12 @@ class Parameters(Mapping[str, npt.NDArray[np.generic]]):
             sums.give_up(must_repeat=True)
             raise
         sums.settle(together, lacking)
+
+    def _by_block(self, arrays: Mapping[str, Array]) -> dict[int, Array]:
+        """Block -> the (n,) gradient of its whole parameter."""
+        return {
+            number: flat for name, a in arrays.items() for flat in (a.reshape(-1),) for number in self._ranges[name]
+        }
 
     def _checked(self, name: str, value: npt.ArrayLike, current: CurrentBatch) -> Array:
         spec = self._specs.get(name)

@@ -231,14 +231,7 @@ def build_index(
             column or condition of the spec fits no file.
     """
     stats = files.expand(list(spec.urls)) if stats is None else stats
-    reusable = {} if known is None else {stat: number for number, stat in enumerate(known.stats)}
-    found: dict[int, FileIndex] = {}
-    pending: list[tuple[int, FileStat]] = []
-    for number, stat in enumerate(stats):
-        if known is not None and stat in reusable:
-            found[number] = known.file_index(reusable[stat])
-        else:
-            pending.append((number, stat))
+    found, pending = _known_and_new(stats, known)
     chunks = sum(len(file.chunks) for file in found.values())
     records = sum(int(file.chunks.records.sum()) for file in found.values())
     for number, file in _indexed(files, spec, pending, concurrency, _index_file):
@@ -305,7 +298,6 @@ def restored_index(
     Raises:
         DataError: another file is gone, has changed, or cannot be read.
     """
-    reusable = {} if known is None else {stat: number for number, stat in enumerate(known.stats)}
 
     def index_unchanged(found: Format, files: Files, stat: FileStat, options: IndexOptions) -> FileIndex:
         now = files.stat(stat.url)
@@ -316,6 +308,16 @@ def restored_index(
             )
         return _index_file(found, files, stat, options)
 
+    found, pending = _known_and_new(stats, known)
+    found.update(_indexed(files, spec, pending, concurrency, index_unchanged))
+    return ChunkIndex([found[number] for number in range(len(stats))], schema)
+
+
+def _known_and_new(
+    stats: Sequence[FileStat], known: ChunkIndex | None
+) -> tuple[dict[int, FileIndex], list[tuple[int, FileStat]]]:
+    """The files that ``known`` has just as they are, by place in ``stats``, and the others with their places."""
+    reusable = {} if known is None else {stat: number for number, stat in enumerate(known.stats)}
     found: dict[int, FileIndex] = {}
     pending: list[tuple[int, FileStat]] = []
     for number, stat in enumerate(stats):
@@ -323,8 +325,7 @@ def restored_index(
             found[number] = known.file_index(reusable[stat])
         else:
             pending.append((number, stat))
-    found.update(_indexed(files, spec, pending, concurrency, index_unchanged))
-    return ChunkIndex([found[number] for number in range(len(stats))], schema)
+    return found, pending
 
 
 def _require_joinable(known: ChunkIndex, file: FileIndex) -> None:

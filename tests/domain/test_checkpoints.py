@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from checkpoint_shell import SETTINGS, World
+from checkpoint_shell import SETTINGS, World, shard_file
 
 from flightedl.domain.checkpoints import Checkpoints, latest_of, loadable_of, next_number_after
 from flightedl.domain.checkpoints_manifest import Manifest, candidates
@@ -116,8 +116,6 @@ def test_a_pserver_that_dies_after_its_report_does_no_harm():
     master.request("a test")
     orders = ordered(master.tick(1.0, None))
     world = World()
-    from checkpoint_shell import shard_file
-
     for order in orders:
         file = shard_file(order.index, order.generation, order.snapshot.name, b"abc")
         effects = master.progressed(
@@ -227,8 +225,6 @@ def test_a_job_restored_into_a_new_etcd_goes_on_with_higher_numbers():
 
 def published(master: Checkpoints, number: int) -> Manifest:
     """See a checkpoint through up to its pointer."""
-    from checkpoint_shell import shard_file
-
     master.request("a test")
     for order in ordered(master.tick(100.0 * number, None)):
         file = shard_file(order.index, order.generation, order.snapshot.name, b"abc")
