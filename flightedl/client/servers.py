@@ -1,7 +1,8 @@
 """Finding and calling the master and the pservers, through their restarts.
 
 A call names the generation of the server it is meant for; when a server was replaced, its address and generation come
-from the directory (a watch on etcd), and the call goes to the new one. Only idempotent requests are sent here: every
+from the directory (a watch on etcd), and the call goes to the new one. A call that is under way to the old one ends
+then: it may be frozen, and would hold the call until its time is over. Only idempotent requests are sent here: every
 one carries its identity, so repeating it after an unknown outcome is safe.
 """
 
@@ -40,6 +41,19 @@ class Servers:
         self._retired: list[Connection] = []
         #: Who gave the model its first values, under which key; None: not known yet.
         self._election: Entry | None = None
+        directory.subscribe(self._leave_replaced)
+
+    def _leave_replaced(self) -> None:
+        """End the calls to servers that the directory does not name any more."""
+        present = {("pserver", index): record for index, record in self._directory.pservers().items()}
+        if (master := self._directory.master()) is not None:
+            present["master", 0] = master
+        with self._lock:
+            left = [
+                connection for place, (record, connection) in self._connections.items() if present.get(place) != record
+            ]
+        for connection in left:
+            connection.sever()
 
     def follow(self, election: Entry) -> None:
         """From now on work for the model that this election gave its first values, and no other."""

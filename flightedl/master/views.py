@@ -3,7 +3,7 @@
 A view goes out only when the state it came from is durable, so that a master's successor knows of every member that a
 pserver may have admitted. What cannot be delivered is tried again with whatever is newest by then. In quiet times the
 thread asks the pserver how it is, for ``status``. Whatever else has to be said to a pserver is an *errand*, done before
-views are sent.
+views are sent. A call that is under way when the pserver is replaced ends then: the old one may be frozen.
 """
 
 from __future__ import annotations
@@ -66,6 +66,7 @@ class ViewSender:
         self.status: PserverStatusReply | None = None
         self._thread = threading.Thread(target=self._run, name=f"flightedl-view-{index}", daemon=True)
         self._thread.start()
+        directory.subscribe(self._leave_replaced)
 
     def wake(self) -> None:
         """There may be a new view."""
@@ -78,6 +79,12 @@ class ViewSender:
         self._thread.join(_CALL_S + 1)
         if self._connection is not None:
             self._connection[2].close()
+
+    def _leave_replaced(self) -> None:
+        """Called by the directory after changes."""
+        connection, record = self._connection, self._directory.pservers().get(self._index)
+        if connection is not None and (record is None or record.generation != connection[1]):
+            connection[2].sever()
 
     def _run(self) -> None:
         pause_s = _STATUS_S

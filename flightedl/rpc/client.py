@@ -25,7 +25,7 @@ from typing import Any, Self
 
 import pyarrow as pa
 
-from flightedl.errors import UsageError
+from flightedl.errors import UnavailableError, UsageError
 from flightedl.rpc.arrow_flight import flight
 from flightedl.rpc.authentication import SERVER_NAME, Credentials
 from flightedl.rpc.client_streams import ClientCall, ClientExchange, Download, upload
@@ -42,6 +42,7 @@ from flightedl.rpc.identity import (
     checksum_of,
 )
 from flightedl.rpc.routes import Endpoint, Endpoints
+from flightedl.rpc.severing import sever_calls_to
 from flightedl.rpc.wire_errors import FOREIGN_ERRORS, shortened
 
 _CHANNEL_OPTIONS = [
@@ -118,6 +119,7 @@ class Connection:
         if token:
             self._headers.append((AUTHORIZATION_HEADER.encode(), f"Bearer {token}".encode()))
         self._replies = _Replies()
+        self._is_severed = False
         GUARD.check()
         secured: dict[str, Any] = {}
         if credentials is not None:
@@ -148,6 +150,16 @@ class Connection:
         """End the connection; closing it again is fine. No other thread may be inside a call."""
         GUARD.check()
         self._client.close()
+
+    def sever(self) -> None:
+        """End the calls under way in other threads, because the server is known to be replaced.
+
+        One that is frozen would hold them until their time is over. They raise as when the connection breaks; later
+        calls raise UnavailableError. Other connections of this process to the same address break, too.
+        """
+        if not self._is_severed:
+            self._is_severed = True
+            sever_calls_to(self.address)
 
     def action(self, verb: str, body: bytes, *, timeout_s: float) -> bytes:
         """Carry out an action and return its reply.
@@ -241,6 +253,8 @@ class Connection:
 
     def _start(self, verb: str, timeout_s: float, request: bytes) -> ClientCall:
         GUARD.check()
+        if self._is_severed:
+            raise UnavailableError(f"{verb} at {self.address}: the server there was replaced")
         if not (math.isfinite(timeout_s) and timeout_s > 0):
             raise UsageError(f"timeout_s is {timeout_s}, but it must be a positive number of seconds")
         headers = [

@@ -5,13 +5,20 @@ server shuts the peer's socket down itself: it finds it among its own descriptor
 read then ends like any other broken-off stream. All calls of that connection end; their clients see a broken
 connection, and try again.
 
-Works where the descriptors of a process are listed in a directory (Linux, macOS); elsewhere nothing is severed.
+The same the other way round: a client whose server is known to be replaced, and may be frozen, ends its calls to it by
+shutting down the sockets whose peer has the server's address (``sever_calls_to``).
+
+Works where the descriptors of a process are listed in a directory (Linux, macOS); elsewhere nothing is severed, and
+calls end by their own time limits.
 """
 
 from __future__ import annotations
 
+import contextlib
+import ipaddress
 import os
 import socket
+from collections.abc import Callable
 from pathlib import Path
 from urllib.parse import unquote
 
@@ -32,14 +39,47 @@ def sever(local_port: int, remote_port: int | None = None) -> int:
         local_port: Port of the server.
         remote_port: Only the connection from this port of the peer; None: all of them.
     """
+
+    def is_meant(connection: socket.socket) -> bool:
+        # The listening socket has no peer: an OSError, like a connection that is gone already.
+        peer_port = connection.getpeername()[1]
+        return connection.getsockname()[1] == local_port and remote_port in {None, peer_port}
+
+    return _sever_where(is_meant)
+
+
+def sever_calls_to(address: str) -> int:
+    """Shut down this process's own connections to the server at ``host:port``; returns how many."""
+    host, _, port = address.rpartition(":")
+    try:
+        found = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)
+    except (OSError, ValueError):
+        return 0
+    places = {(_plain(place[4][0]), place[4][1]) for place in found}
+
+    def is_meant(connection: socket.socket) -> bool:
+        peer = connection.getpeername()
+        return (_plain(peer[0]), peer[1]) in places
+
+    return _sever_where(is_meant)
+
+
+def _plain(host: object) -> str:
+    """An IP address without what marks it as mapped to IPv6."""
+    address = ipaddress.ip_address(str(host).partition("%")[0])
+    mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
+    return str(mapped or address)
+
+
+def _sever_where(is_meant: Callable[[socket.socket], bool]) -> int:
     try:
         descriptors = [int(entry.name) for entry in _DESCRIPTORS.iterdir() if entry.name.isdecimal()]
     except OSError:
         return 0
-    return sum(_sever_one(descriptor, local_port, remote_port) for descriptor in descriptors)
+    return sum(_sever_one(descriptor, is_meant) for descriptor in descriptors)
 
 
-def _sever_one(descriptor: int, local_port: int, remote_port: int | None) -> bool:
+def _sever_one(descriptor: int, is_meant: Callable[[socket.socket], bool]) -> bool:
     try:
         # A duplicate keeps the number from being reused for another file between the look and the shutdown.
         duplicate = os.dup(descriptor)
@@ -50,17 +90,8 @@ def _sever_one(descriptor: int, local_port: int, remote_port: int | None) -> boo
     except OSError:
         os.close(duplicate)
         return False
-    with connection:
-        try:
-            if connection.family not in {socket.AF_INET, socket.AF_INET6}:
-                return False
-            if connection.getsockname()[1] != local_port:
-                return False
-            # The listening socket has no peer: an OSError, like a connection that is gone already.
-            peer_port = connection.getpeername()[1]
-            if remote_port not in {None, peer_port}:
-                return False
+    with connection, contextlib.suppress(OSError):
+        if connection.family in {socket.AF_INET, socket.AF_INET6} and is_meant(connection):
             connection.shutdown(socket.SHUT_RDWR)
-        except OSError:
-            return False
-    return True
+            return True
+    return False

@@ -1,14 +1,15 @@
 """``flightedl bench recovery``: how long a job stands still when a process is killed, and what a checkpoint costs.
 
 A real job (etcd, masters, pservers, trainers that never finish, asynchronous) runs while its processes are killed with
-SIGKILL, one at a time, each time when the job is well again:
+SIGKILL or frozen with SIGSTOP, one at a time, each time when the job is well again:
 
 * pserver: until the process that replaced it has accepted a push; the load of the checkpoint is part of it.
 * trainer: until the master has taken its work back, ready for the next one who asks.
 * master: until its successor counts a further finished task; and the longest time in which no push was accepted.
 
 The launcher sees its children die, and ends their leases at once. On a cluster nobody may: so trainers and masters are
-also killed while the launcher leaves the leases of the dead alone, and only their end tells that they are gone.
+also killed while the launcher leaves the leases of the dead alone, and only their end tells that they are gone. It is
+the same for a process that is frozen, which also holds the calls that are under way to it.
 
 Then the tasks that are finished in some minutes with one kill each are compared with those of as many minutes without,
 deposed processes try to write, and one shard is copied, written and read in this process.
@@ -22,135 +23,69 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TypeVar
 
 import click
 import numpy as np
 
-from flightedl.errors import FlightedlError
-from flightedl.launch.cluster import LocalCluster, TrainerProgram, explain
+from flightedl.launch.cluster import LocalCluster, TrainerProgram
 from flightedl.launch.policy import Limits
-from flightedl.launch.status import JobStatus
 from flightedl.rpc import process_tuning
-from flightedl.rpc.client import Connection
-from flightedl.rpc.identity import Caller, ServerIdentity
-from flightedl.wire.messages import PserverStatusReply, StatusReply, decode
 
 from .shard import shard_figures
+from .watcher import Watcher
 from .zombies import attempts
 
-_T = TypeVar("_T")
-
-_POLL_S = 0.01
-_PATIENCE_S = 90.0
-_STANDBY_STARTS_S = 3.0
 _QUICK_S = 0.2
 _ZOMBIES = 1000
 _JOB = "recovery"
 
 
-class _Watcher:
-    """Looks at a running job from outside."""
+@dataclass(frozen=True, slots=True)
+class _Way:
+    """How a process is taken out of its job."""
 
-    def __init__(self, cluster: LocalCluster, status: JobStatus) -> None:
-        self._cluster = cluster
-        self._status = status
-        self._connections: dict[tuple[int, int], Connection] = {}
-
-    def job(self, timeout_s: float = 1.0) -> StatusReply | None:
-        """None: the master does not answer."""
-        try:
-            return self._status.read(timeout_s)
-        except FlightedlError:
-            return None
-
-    def accepted(self) -> dict[int, tuple[int, int]]:
-        """Index -> (generation, rows accepted) of the pservers that answer."""
-        job = self.job()
-        return {} if job is None else self.accepted_at({p.index: (p.address, p.generation) for p in job.pservers})
-
-    def accepted_at(self, places: dict[int, tuple[str, int]]) -> dict[int, tuple[int, int]]:
-        """The same, asked of the pservers directly."""
-        found: dict[int, tuple[int, int]] = {}
-        for index, (address, generation) in places.items():
-            key = (index, generation)
-            if key not in self._connections:
-                identity = ServerIdentity(_JOB, "pserver", index, generation)
-                self._connections[key] = Connection(address, expected=identity, caller=Caller("tool", "bench"))
-            try:
-                reply = decode(self._connections[key].action("status", b"", timeout_s=0.5), PserverStatusReply)
-            except FlightedlError:
-                continue
-            if reply.state == "serving":
-                found[index] = (generation, reply.rows_accepted)
-        return found
-
-    def places(self) -> dict[int, tuple[str, int]]:
-        """Index -> (address, generation) of all pservers."""
-        job = self.until(self.job, "the master")
-        return {p.index: (p.address, p.generation) for p in job.pservers}
-
-    def pid_of_pserver(self, index: int) -> int:
-        """The process that holds an index."""
-
-        def found() -> int | None:
-            job = self.job()
-            return None if job is None else next((p.pid for p in job.pservers if p.index == index), None)
-
-        return self.until(found, f"pserver {index}")
-
-    def until(self, look: Callable[[], _T | None], what: str) -> _T:
-        """The first answer that is not None.
-
-        Raises:
-            TimeoutError: there is none in time.
-        """
-        deadline = time.monotonic() + _PATIENCE_S
-        while (found := look()) is None:
-            if (outcome := self._cluster.outcome()) is not None:
-                raise TimeoutError(f"the job ended while it was watched: {explain(outcome)}")
-            if time.monotonic() > deadline:
-                raise TimeoutError(f"no {what} within {_PATIENCE_S:.0f} s")
-            time.sleep(_POLL_S)
-        return found
-
-    def settle(self) -> None:
-        """Return when everybody works, and whoever stands by has had time to start."""
-        time.sleep(_STANDBY_STARTS_S)
-
-        def works() -> bool | None:
-            before = self.accepted()
-            time.sleep(0.3)
-            after = self.accepted()
-            return (
-                True if len(after) == 2 and all(after[i][1] > before.get(i, (0, 1 << 60))[1] for i in after) else None
-            )
-
-        self.until(works, "job that works")
-
-    def close(self) -> None:
-        """End all connections."""
-        for connection in self._connections.values():
-            connection.close()
+    told: str
+    signal: signal.Signals = signal.SIGKILL
+    #: Whether the launcher ends the leases of the dead.
+    buries: bool = True
 
 
-def _kill_pserver(watcher: _Watcher, number: int) -> float:
-    before = {index: generation for index, (_, generation) in watcher.places().items()}
-    pid = watcher.pid_of_pserver(number % 2)
+_KILLED = _Way("killed")
+_LEFT = _Way("killed, lease left alone", buries=False)
+_FROZEN = _Way("frozen", signal.SIGSTOP)
+
+
+@contextmanager
+def _taken_out(cluster: LocalCluster, pid: int, way: _Way) -> Iterator[float]:
+    """Take a process out, and tell when; one that was frozen wakes at the end, and finds itself replaced."""
+    cluster.buries = way.buries
     began = time.monotonic()
-    os.kill(pid, signal.SIGKILL)
+    os.kill(pid, way.signal)
+    try:
+        yield began
+    finally:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGCONT)
+        cluster.buries = True
+
+
+def _without_pserver(cluster: LocalCluster, watcher: Watcher, number: int, way: _Way) -> float:
+    before = {index: generation for index, (_, generation) in watcher.places().items()}
+    index = number % 2
 
     def is_back() -> bool | None:
-        new = {i: g for i, g in watcher.accepted().items() if g[0] > before[i]}
-        return True if any(rows > 0 for _, rows in new.values()) else None
+        new = watcher.accepted().get(index, (0, 0))
+        return True if new[0] > before[index] and new[1] > 0 else None
 
-    watcher.until(is_back, "push to the new pserver")
-    return time.monotonic() - began
+    with _taken_out(cluster, watcher.pid_of_pserver(index), way) as began:
+        watcher.until(is_back, "push to the new pserver")
+        return time.monotonic() - began
 
 
-def _kill_trainer(cluster: LocalCluster, watcher: _Watcher, number: int) -> float:
+def _without_trainer(cluster: LocalCluster, watcher: Watcher, number: int, way: _Way) -> float:
     pid = cluster.pid("trainer", number % 2)
     assert pid is not None, "a trainer that is not there"
 
@@ -158,27 +93,23 @@ def _kill_trainer(cluster: LocalCluster, watcher: _Watcher, number: int) -> floa
         job = watcher.job()
         return True if job is not None and any(f"-{pid}-" in t.trainer and t.holding for t in job.trainers) else None
 
-    watcher.until(is_there, "trainer that works")
-    began = time.monotonic()
-    os.kill(pid, signal.SIGKILL)
-
     def is_gone() -> bool | None:
         job = watcher.job()
         return None if job is None or any(f"-{pid}-" in t.trainer for t in job.trainers) else True
 
-    watcher.until(is_gone, "taking back of a trainer's work")
-    return time.monotonic() - began
+    watcher.until(is_there, "trainer that works")
+    with _taken_out(cluster, pid, way) as began:
+        watcher.until(is_gone, "taking back of a trainer's work")
+        return time.monotonic() - began
 
 
-def _kill_master(watcher: _Watcher) -> tuple[float, float]:
+def _without_master(cluster: LocalCluster, watcher: Watcher, way: _Way) -> tuple[float, float]:
     job = watcher.until(watcher.job, "the master")
     places = watcher.places()
     assert job.master is not None, "a master that does not know itself"
     generation = job.master.generation
     done_before: list[int] = []
     rows, since, longest = -1, time.monotonic(), 0.0
-    began = time.monotonic()
-    os.kill(job.master.pid, signal.SIGKILL)
 
     def goes_on() -> bool | None:
         nonlocal rows, since, longest
@@ -192,62 +123,66 @@ def _kill_master(watcher: _Watcher) -> tuple[float, float]:
         done_before.append(seen.epoch * seen.tasks.total + seen.tasks.done)
         return True if done_before[-1] > done_before[0] else None
 
-    watcher.until(goes_on, "task under the new master")
-    return time.monotonic() - began, longest
+    with _taken_out(cluster, job.master.pid, way) as began:
+        watcher.until(goes_on, "task under the new master")
+        return time.monotonic() - began, longest
 
 
 def _line(what: str, seconds: list[float]) -> str:
     if not seconds:
-        return f"{what:<52} not measured"
+        return f"{what:<56} not measured"
     highest = float(np.quantile(seconds, 0.99))
-    return f"{what:<52} p50 {statistics.median(seconds):6.2f} s  p99 {highest:6.2f} s  of {len(seconds)}"
+    return f"{what:<56} p50 {statistics.median(seconds):6.2f} s  p99 {highest:6.2f} s  of {len(seconds)}"
 
 
-#: Whether the launcher ends the leases of the dead, and how that is called.
-_WAYS = {True: "killed", False: "killed, lease left alone"}
+_WHAT_ENDS_IT = {
+    "pserver": "its successor accepts a push",
+    "trainer": "its work is back",
+    "master": "the next task is done",
+}
+_MEASURED = [
+    ("pserver", _KILLED),
+    ("pserver", _FROZEN),
+    ("trainer", _KILLED),
+    ("trainer", _LEFT),
+    ("master", _KILLED),
+    ("master", _LEFT),
+    ("master", _FROZEN),
+]
 
 
 @dataclass
 class _Figures:
-    """Seconds of each kill."""
+    """Seconds of each time that a process was taken out."""
 
-    pserver: list[float] = field(default_factory=list)
-    trainer: dict[bool, list[float]] = field(default_factory=lambda: {buries: [] for buries in _WAYS})
-    master: dict[bool, list[float]] = field(default_factory=lambda: {buries: [] for buries in _WAYS})
+    seconds: dict[tuple[str, _Way], list[float]] = field(default_factory=lambda: {each: [] for each in _MEASURED})
+    #: The longest time without an accepted push while there was no master.
     silent: list[float] = field(default_factory=list)
 
-    def measure(self, cluster: LocalCluster, watcher: _Watcher, kills: int, say: Callable[[str], None]) -> None:
-        """Kill each kind so often, each time when all is well."""
-        for number in range(kills):
-            watcher.settle()
-            self.pserver.append(_kill_pserver(watcher, number))
-            say(f"pserver {number + 1} of {kills}: {self.pserver[-1]:.2f} s")
-            for buries, told in _WAYS.items():
+    def measure(self, cluster: LocalCluster, watcher: Watcher, times: int, say: Callable[[str], None]) -> None:
+        """Take out each kind in each way so often, each time when all is well."""
+        for number in range(times):
+            for role, way in _MEASURED:
                 watcher.settle()
-                cluster.buries = buries
-                self.trainer[buries].append(_kill_trainer(cluster, watcher, number))
-                cluster.buries = True
-                say(f"trainer {number + 1} of {kills}, {told}: {self.trainer[buries][-1]:.2f} s")
-                watcher.settle()
-                cluster.buries = buries
-                seconds, silent = _kill_master(watcher)
-                cluster.buries = True
-                self.master[buries].append(seconds)
-                self.silent.append(silent)
-                say(f"master {number + 1} of {kills}, {told}: {seconds:.2f} s")
+                if role == "pserver":
+                    seconds = _without_pserver(cluster, watcher, number, way)
+                elif role == "trainer":
+                    seconds = _without_trainer(cluster, watcher, number, way)
+                else:
+                    seconds, silent = _without_master(cluster, watcher, way)
+                    self.silent.append(silent)
+                self.seconds[role, way].append(seconds)
+                silence = f", {self.silent[-1]:.2f} s without a push" if role == "master" else ""
+                say(f"{role} {number + 1} of {times}, {way.told}: {seconds:.2f} s{silence}")
 
     def lines(self) -> Iterator[str]:
         """For people."""
-        yield _line("pserver killed -> its successor accepts a push", self.pserver)
-        for buries, told in _WAYS.items():
-            yield _line(f"trainer {told} -> its work is back", self.trainer[buries])
-            yield _line(f"master {told} -> the next task is done", self.master[buries])
+        for (role, way), seconds in self.seconds.items():
+            yield _line(f"{role} {way.told} -> {_WHAT_ENDS_IT[role]}", seconds)
         yield _line("  longest time without an accepted push meanwhile", self.silent)
 
 
-def _goodput(
-    cluster: LocalCluster, watcher: _Watcher, minutes: int, window_s: float, say: Callable[[str], None]
-) -> str:
+def _goodput(cluster: LocalCluster, watcher: Watcher, minutes: int, window_s: float, say: Callable[[str], None]) -> str:
     """Finished tasks in windows with one kill each, against windows without, by turns."""
 
     def finished() -> int:
@@ -303,7 +238,7 @@ def recovery(kills: int, lease_ttl_s: float, standby: bool, size_mb: int, minute
         _cluster(directory, lease_ttl_s, standby=standby) as cluster,
         cluster.status() as status,
     ):
-        watcher = _Watcher(cluster, status)
+        watcher = Watcher(cluster, status)
         figures.measure(cluster, watcher, kills, say)
         if minutes:
             lines.append(_goodput(cluster, watcher, minutes, window_s, say))

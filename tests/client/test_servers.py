@@ -1,0 +1,119 @@
+"""Finding servers: a call does not stay with one that the directory does not name any more."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+
+import msgspec
+import pytest
+
+from flightedl.adapters.clock import SystemClock
+from flightedl.client.servers import Servers, is_transient
+from flightedl.coordination.directory import Directory
+from flightedl.coordination.keys import JobKeys
+from flightedl.coordination.records import ServerRecord
+from flightedl.errors import FlightedlError
+from flightedl.ports import Delete, Put
+from flightedl.rpc import Call, Connection, FlightServer, Routes, ServerIdentity
+from flightedl.testing.memory import MemoryCoordinator
+
+LONG_S = 60.0
+KEYS = JobKeys("demo")
+
+
+class Place:
+    """One server of a job, and what is known of it in etcd."""
+
+    def __init__(self, coordinator: MemoryCoordinator, role: str) -> None:
+        self._coordinator = coordinator
+        self.role = role
+        self.key = KEYS.pserver(0) if role == "pserver" else KEYS.master_address
+        self.entered = threading.Event()
+        self.release = threading.Event()
+        self.server = FlightServer(
+            Routes(actions={"wait": self._wait}), ServerIdentity("demo", role), clock=SystemClock()
+        )
+        self.publish(self.server.address)
+
+    def publish(self, address: str) -> None:
+        """A server of a new generation is at this address."""
+        self._coordinator.transact([], [Delete(self.key)])
+        generation = self._coordinator.list("/").revision + 1
+        record = ServerRecord(address=address, generation=generation)
+        self._coordinator.transact([], [Put(self.key, msgspec.json.encode(record))])
+        if address == self.server.address:
+            self.server.start_serving(ServerIdentity("demo", self.role, 0, generation))
+
+    def connection(self, servers: Servers) -> Connection:
+        """As a trainer gets it."""
+        return servers.pserver(0)[1] if self.role == "pserver" else servers.master()
+
+    def _wait(self, body: bytes, call: Call) -> bytes:
+        self.entered.set()
+        while not self.release.is_set() and not call.closing.wait(0.01):
+            pass
+        return body
+
+
+@pytest.fixture(params=["master", "pserver"])
+def place(request: pytest.FixtureRequest, coordinator: MemoryCoordinator) -> Iterator[Place]:
+    made = Place(coordinator, request.param)
+    yield made
+    made.release.set()
+    assert made.server.stop(grace_s=5.0)
+
+
+@pytest.fixture
+def coordinator() -> MemoryCoordinator:
+    return MemoryCoordinator(SystemClock())
+
+
+@pytest.fixture
+def servers(coordinator: MemoryCoordinator, place: Place) -> Iterator[Servers]:
+    with ExitStack() as stack:
+        directory = stack.enter_context(Directory(coordinator, KEYS, SystemClock()))
+        assert directory.wait_until(lambda d: d.entry(place.key), 5.0)
+        made = Servers("demo", "trainer-1", directory, None)
+        stack.callback(made.close)
+        yield made
+
+
+def replaced(place: Place) -> None:
+    place.publish("127.0.0.1:1")
+
+
+def gone(place: Place) -> None:
+    place._coordinator.transact([], [Delete(place.key)])
+
+
+@pytest.mark.parametrize("change", [replaced, gone])
+def test_a_call_to_a_frozen_server_ends_when_it_is_replaced(
+    place: Place, servers: Servers, change: Callable[[Place], None]
+) -> None:
+    with ThreadPoolExecutor(1) as pool:
+        held = pool.submit(place.connection(servers).action, "wait", b"", timeout_s=LONG_S)
+        assert place.entered.wait(5.0)
+        began = time.monotonic()
+        change(place)
+        with pytest.raises(FlightedlError) as raised:
+            held.result(LONG_S)
+        assert is_transient(raised.value)
+        assert time.monotonic() - began < LONG_S / 6
+
+
+def test_calls_go_on_when_others_come_and_go(place: Place, servers: Servers, coordinator: MemoryCoordinator) -> None:
+    with ThreadPoolExecutor(1) as pool:
+        held = pool.submit(place.connection(servers).action, "wait", b"x", timeout_s=LONG_S)
+        assert place.entered.wait(5.0)
+        other = KEYS.pserver(1)
+        for _ in range(3):
+            coordinator.transact([], [Put(other, msgspec.json.encode(ServerRecord(address="127.0.0.1:2")))])
+            coordinator.transact([], [Delete(other)])
+        seen = servers._directory.wait_until(lambda d: d.entry(other) is None or None, 5.0)
+        assert seen
+        place.release.set()
+        assert held.result(LONG_S) == b"x"

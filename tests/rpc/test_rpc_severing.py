@@ -1,0 +1,95 @@
+"""A client leaves a server that was replaced: calls that it holds end at once, whatever their time limits are."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from rpc_support import BATCH, SCHEMA, Handlers, eventually
+
+from flightedl.errors import FlightedlError, OutcomeUnknownError, UnavailableError
+from flightedl.rpc import Call, Connection, Exchange, ExchangeRoute, FlightServer, Outgoing, Routes
+from flightedl.rpc.severing import sever_calls_to
+
+LONG_S = 60.0
+
+
+def act(connection: Connection) -> object:
+    return connection.action("wait", b"", timeout_s=LONG_S)
+
+
+def get(connection: Connection) -> object:
+    with connection.get(b'{"verb": "wait"}', timeout_s=LONG_S) as download:
+        return list(download)
+
+
+def exchange_reading(connection: Connection) -> object:
+    with connection.exchange(b'{"verb": "wait"}', SCHEMA, timeout_s=LONG_S) as exchange:
+        exchange.write(BATCH)
+        return exchange.read()
+
+
+def exchange_writing(connection: Connection) -> object:
+    with connection.exchange(b'{"verb": "wait"}', SCHEMA, timeout_s=LONG_S) as exchange:
+        while True:
+            exchange.write(BATCH)
+
+
+@pytest.fixture
+def deaf(serve: Callable[..., FlightServer], handlers: Handlers) -> FlightServer:
+    """Holds every call, as one that is frozen does."""
+
+    def wait_to_send(ticket: bytes, call: Call) -> Outgoing:
+        handlers.wait(ticket, call)
+        return Outgoing(SCHEMA, iter(()))
+
+    def wait_to_read(descriptor: bytes, exchange: Exchange, call: Call) -> None:
+        handlers.wait(descriptor, call)
+
+    return serve(
+        Routes(
+            actions={"wait": handlers.wait, "echo": handlers.echo},
+            gets={"wait": wait_to_send},
+            exchanges={"wait": ExchangeRoute(SCHEMA, wait_to_read)},
+        )
+    )
+
+
+@pytest.mark.parametrize("call", [act, get, exchange_reading, exchange_writing])
+def test_a_held_call_ends_as_a_broken_one(
+    deaf: FlightServer, handlers: Handlers, call: Callable[[Connection], object]
+) -> None:
+    with Connection(deaf.address) as connection, ThreadPoolExecutor(1) as pool:
+        held = pool.submit(call, connection)
+        assert handlers.entered.wait(5.0)
+        began = time.monotonic()
+        connection.sever()
+        with pytest.raises((OutcomeUnknownError, UnavailableError)):
+            held.result(LONG_S)
+        assert time.monotonic() - began < LONG_S / 6
+        with pytest.raises(UnavailableError, match="was replaced"):
+            connection.action("echo", b"", timeout_s=LONG_S)
+    handlers.release.set()
+    eventually(lambda: deaf.running_calls == 0, "the handler ends")
+
+
+def test_only_connections_to_that_server_end(deaf: FlightServer, handlers: Handlers, connection: Connection) -> None:
+    handlers.release.set()
+    with Connection(deaf.address) as other:
+        assert connection.action("echo", b"a", timeout_s=LONG_S) == b"a"
+        assert other.action("echo", b"b", timeout_s=LONG_S) == b"b"
+        assert sever_calls_to(deaf.address) == 1
+        assert sever_calls_to("no port") == 0
+        assert sever_calls_to("nowhere.invalid:1") == 0
+        # What is severed by its address alone connects again.
+        assert connection.action("echo", b"c", timeout_s=LONG_S) == b"c"
+        eventually(lambda: _echoes(other), "a new connection")
+
+
+def _echoes(connection: Connection) -> bool:
+    try:
+        return connection.action("echo", b"d", timeout_s=LONG_S) == b"d"
+    except FlightedlError:
+        return False
