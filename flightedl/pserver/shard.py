@@ -304,6 +304,8 @@ class ShardState:
                 self.counts.refused += len(numbers)
                 return Pushed(Piece(numbers, unit.rounds.version, Outcome.NOT_MEMBER, None, unit.offsets), None)
             weight = 0.0 if gradient is None else header.weight if self._is_mean else 1.0
+            if self._copies is not None and not isinstance(unit.rounds.mode, Sync):
+                self._copy_if_due(unit)
             is_new = self._mark(unit, batches)
             if is_new is None:
                 return None
@@ -313,7 +315,7 @@ class ShardState:
             if gradient is not None:
                 self._take(unit, batches[0][0], arrival, gradient, weight)
             self._close_rounds(unit)
-            self._look_at(unit)
+            self._note_version(unit)
             outcome = _OUTCOMES[type(arrival)]
             if outcome == Outcome.ACCEPTED and not is_new:
                 outcome = Outcome.ALREADY_APPLIED
@@ -396,20 +398,28 @@ class ShardState:
     def _close_rounds(self, unit: Unit) -> None:
         """Close what is full; the unit's lock is held."""
         while unit.rounds.closable():
+            self._copy_if_due(unit)
             closing = unit.rounds.close()
             if closing.has_update:
                 unit.add_kept()
                 assert unit.accumulator is not None, "a round has contributions but no sum"
                 unit.run_optimizer(unit.accumulator, 1.0 / closing.total_weight if self._is_mean else 1.0)
-            self._look_at(unit)
+            self._note_version(unit)
 
-    def _look_at(self, unit: Unit) -> None:
-        """Let a snapshot copy the unit's blocks if they are due; the unit's lock is held."""
+    def _copy_if_due(self, unit: Unit) -> None:
+        """Let a snapshot copy the unit's blocks before they change; the unit's lock is held."""
         # They may be complete, and dropped by the thread that writes them, at any moment.
         copies = self._copies
         if copies is not None:
             for number in unit.numbers:
                 copies.look_at(unit.block(self._plan.block(number)))
+
+    def _note_version(self, unit: Unit) -> None:
+        """Tell a snapshot that the unit's blocks may be due from now on; the unit's lock is held."""
+        copies = self._copies
+        if copies is not None:
+            for local in unit.local:
+                copies.note_version(local, unit.rounds.version)
 
     def _checked(self, unit: Unit, numbers: range, data: memoryview) -> Array:
         """The elements of neighbouring blocks of a unit."""
@@ -533,7 +543,7 @@ class ShardState:
         for unit in self._units:
             unit.rounds.switch(mode, at_round)
             self._close_rounds(unit)
-            self._look_at(unit)
+            self._note_version(unit)
 
     def highest_version(self) -> int:
         """The lowest round at which the mode can change, once there are no members."""
@@ -562,8 +572,13 @@ class ShardState:
                 self._copies = copies
 
     def copy_due_blocks(self, copies: BlockCopies) -> None:
-        """Copy every block that is due already."""
-        self.visit(copies.look_at)
+        """Copy every block that is due now, unless other copies have taken the place of these."""
+        numbers = self.numbers
+        while (local := copies.next_due()) is not None:
+            with self._locked(numbers[local]) as unit:
+                if self._copies is not copies:
+                    return
+                copies.look_at(unit.block(self._plan.block(numbers[local])), lead=0)
 
     def visit(self, look: Callable[[UnitBlock], None]) -> None:
         """Show every block, each under its lock."""

@@ -1,9 +1,10 @@
 """Copies of a pserver's blocks, and the files that they become.
 
-Theory of operation. An order makes a ``BlockCopies``, which the shard asks after every round or update whether the
-block is due; a block is copied under the lock of its unit, so training waits for copies of the units it pushes to, and
-for nothing else. A thread copies the blocks that no push brings to the point, then writes the file. What the file says
-is applied is ``SnapshotCut``'s business.
+Theory of operation. An order makes a ``BlockCopies``. A thread copies the blocks that are due, one at a time under the
+lock of its unit, then writes the file. A push that is about to change a block that is due and not copied yet copies it
+first; so training waits for such blocks, and for nothing else. The thread goes on a few blocks behind the one that a
+push had to copy: so it runs ahead of this push, on another processor, and is mostly faster. What the file says is
+applied is ``SnapshotCut``'s business.
 
 The memory of the copies is kept for the next ones and touched before the first ones (``prepare``): to get it from the
 kernel page by page takes several times as long as to copy. So a pserver that makes checkpoints takes twice the memory
@@ -39,6 +40,8 @@ from flightedl.ports import Clock, Storage
 _log = logging.getLogger(__name__)
 
 _WAIT_SLICE_S = 0.2
+#: The thread leaves this many blocks to a push that it runs ahead of, so as not to wait for it.
+_LEAD = 4
 Array = npt.NDArray[np.generic]
 
 
@@ -90,33 +93,76 @@ class CopyMemory:
 
 
 class BlockCopies:
-    """One snapshot while its blocks are copied."""
+    """One snapshot while its blocks are copied. Thread-safe.
+
+    Args:
+        cut: Decides when a block is due, and what is applied to its copy.
+        versions: Of all blocks.
+        applied_lock: That of the applied sets.
+        memory: Where the copies lie.
+    """
 
     def __init__(
-        self, cut: SnapshotCut, block_count: int, applied_lock: threading.Lock, memory: CopyMemory | None = None
+        self,
+        cut: SnapshotCut,
+        versions: Sequence[int],
+        applied_lock: threading.Lock,
+        memory: CopyMemory | None = None,
     ) -> None:
         self._cut = cut
         self._memory = memory or CopyMemory()
         self._applied_lock = applied_lock
-        self._blocks: list[StoredBlock | None] = [None] * block_count
+        self._blocks: list[StoredBlock | None] = [None] * len(versions)
+        self._changed = threading.Condition()
+        #: By block, 1: due and not copied.
+        self._due = bytearray(cut.is_due(local, version) for local, version in enumerate(versions))
+        #: Where the thread goes on.
+        self._next = 0
         self.is_complete = threading.Event()
         if cut.is_complete:
             self.is_complete.set()
 
-    def look_at(self, block: CopiedBlock) -> None:
-        """Copy the block if it is due; its lock is held."""
-        if not self._cut.is_due(block.local, block.rounds.version):
+    def look_at(self, block: CopiedBlock, *, lead: int = _LEAD) -> None:
+        """Copy the block if it is due; its lock is held. Called before it changes.
+
+        ``lead``: so many blocks behind it are left to who is coming to them at once.
+        """
+        local = block.local
+        if not self._due[local]:
             return
-        values, *slots = self._memory.copy(block.local, [block.values, *block.slots])
+        values, *slots = self._memory.copy(local, [block.values, *block.slots])
         with self._applied_lock:
-            version = self._cut.cut(block.local, block.rounds.version, block.rounds.held)
-            is_complete = self._cut.is_complete
+            version = self._cut.cut(local, block.rounds.version, block.rounds.held)
         place = block.place
-        self._blocks[block.local] = StoredBlock(
+        self._blocks[local] = StoredBlock(
             place.number, place.parameter, place.start, place.stop, version, block.updates, values, tuple(slots)
         )
-        if is_complete:
-            self.is_complete.set()
+        with self._changed:
+            self._due[local] = 0
+            self._next = local + 1 + lead
+            if self._cut.is_complete:
+                self.is_complete.set()
+                self._changed.notify_all()
+
+    def note_version(self, local: int, version: int) -> None:
+        """A round was closed: the block may be due from now on; its lock is held."""
+        if self._cut.is_due(local, version) and not self._due[local]:
+            with self._changed:
+                self._due[local] = 1
+                self._changed.notify_all()
+
+    def next_due(self) -> int | None:
+        """The block that should be copied next: one that a push will come to soon."""
+        with self._changed:
+            found = self._due.find(1, self._next)
+            found = self._due.find(1) if found < 0 else found
+        return None if found < 0 else found
+
+    def wait(self, timeout_s: float) -> bool:
+        """Return when a block is due, or all are copied, or the time is over; whether all are copied."""
+        with self._changed:
+            self._changed.wait_for(lambda: self.is_complete.is_set() or 1 in self._due, timeout_s)
+            return self.is_complete.is_set()
 
     def marked(self, local: int, batch: Batch, batch_count: int) -> None:
         """A batch was marked on a block, for good or not; the lock of the applied sets is held."""
@@ -148,7 +194,7 @@ class CopiedShard(Protocol):
         ...
 
     def copy_due_blocks(self, copies: BlockCopies) -> None:
-        """Offer every block once, each under its lock."""
+        """Copy every block that is due now, each under its lock, as long as no other copies have taken their place."""
         ...
 
     def visit(self, look: Callable[[CopiedBlock], None]) -> None:
@@ -219,7 +265,7 @@ class Snapshots:
                 cut = self._state.take(order, versions, highest_open_round)
             if cut is None:
                 return None
-            taken.append(BlockCopies(cut, len(versions), applied_lock, self._memory))
+            taken.append(BlockCopies(cut, versions, applied_lock, self._memory))
             return taken[0]
 
         with self._lock:
@@ -245,10 +291,10 @@ class Snapshots:
 
     def _carry_out(self, order: SnapshotOrder, copies: BlockCopies) -> None:
         began = self._clock.now()
-        self._shard.copy_due_blocks(copies)
-        while not copies.is_complete.wait(_WAIT_SLICE_S):
+        while not copies.wait(_WAIT_SLICE_S):
             if not self._is_wanted(order.order):
                 return
+            self._shard.copy_due_blocks(copies)
         self.copied_s = self._clock.now() - began
         applied = self._shard.end_copies(copies)
         with self._lock:

@@ -2,25 +2,29 @@
 
 from __future__ import annotations
 
+import random
 import threading
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from flightedl.adapters.clock import SystemClock
-from flightedl.domain.applied import Batch
+from flightedl.domain.applied import AppliedBatches, Batch
 from flightedl.domain.checkpoints_manifest import Manifest, ShardFile, manifest_name
+from flightedl.domain.checkpoints_snapshot import SnapshotCut
 from flightedl.domain.checkpoints_values import OrderNumber, SnapshotOrder, SnapshotProgress
 from flightedl.domain.modes import Async, Mode, Sync
 from flightedl.domain.optimizers import Momentum
 from flightedl.domain.parameters import ParameterSpec
 from flightedl.domain.sharding import ShardPlan, plan_for
 from flightedl.errors import UnavailableError
+from flightedl.formats.shard_files import StoredBlock
 from flightedl.ports import StoredFile
 from flightedl.pserver.restoring import load_newest
 from flightedl.pserver.shard import ShardState
-from flightedl.pserver.snapshots import Snapshots
+from flightedl.pserver.snapshots import _LEAD, BlockCopies, Snapshots
 from flightedl.testing.memory import MemoryStorage
 from flightedl.wire.halves import shortened
 from flightedl.wire.messages import BatchIdentity, PushHeader, ViewMemberMessage, ViewRequest
@@ -41,12 +45,14 @@ class Pserver:
         count: int = 1,
         cut_for: int = 0,
         dtype: str = "float32",
+        momentum: float = 0.5,
+        specs: Sequence[ParameterSpec] = SPECS,
     ) -> None:
-        self.specs = [replace(spec, dtype=dtype) for spec in SPECS]
+        self.specs = [replace(spec, dtype=dtype) for spec in specs]
         self.plan: ShardPlan = plan_for(self.specs, count, cut_for)
         self.index = index
         self.storage = storage
-        self.shard = ShardState(self.plan, index, Momentum(lr=1.0, momentum=0.5), mode)
+        self.shard = ShardState(self.plan, index, Momentum(lr=1.0, momentum=momentum), mode)
         self.snapshots = Snapshots(self.shard, storage, JOB, index, count, 10 + index, SystemClock())
         self.serial = 0
         self.view(1, first_round=0)
@@ -64,16 +70,20 @@ class Pserver:
         )
 
     def push(self, batch: int, base: int = 0, member: int = 1) -> list[Piece]:
+        return self.push_some(batch, range(self.shard.block_count), base, member)
+
+    def push_some(self, batch: int, places: range, base: int = 0, member: int = 1) -> list[Piece]:
+        """To the blocks at these places."""
         header = PushHeader(
             trainer=f"t{member}",
             generation=member,
             plan_hash=self.plan.hash,
             member=member,
-            identity=BatchIdentity(epoch=0, task=0, batch=batch, batch_count=100),
+            identity=BatchIdentity(epoch=0, task=0, batch=batch, batch_count=1000),
             weight=1.0,
             rows=1,
         )
-        numbers = self.shard.numbers
+        numbers = [self.shard.numbers[place] for place in places]
         kind = self.specs[0].short_kind
         ones = [np.full(self.plan.block(n).size, 1 + 2**-7, np.float32) for n in numbers]
         gradients = [shortened(one, kind) if kind else np.ones_like(one) for one in ones]
@@ -265,20 +275,135 @@ def test_of_16_bit_parameters_the_master_copy_is_kept(dtype: str) -> None:
 def test_a_push_goes_on_while_complete_copies_are_dropped() -> None:
     """The thread that writes takes the copies away between two blocks of a push."""
     pserver = Pserver(MemoryStorage(), Async())
-    looked = pserver.shard._look_at
 
-    def drop_then_look(unit: object) -> None:
-        class Dropping:
-            def look_at(self, block: object) -> None:
-                pserver.shard._copies = None
+    class Dropping:
+        def look_at(self, block: object) -> None:
+            pserver.shard._copies = None
 
-        pserver.shard._copies = Dropping()  # type: ignore[assignment]
-        looked(unit)  # type: ignore[arg-type]
+        def note_version(self, local: int, version: int) -> None:
+            pserver.shard._copies = None
 
     for unit in pserver.shard._units:
-        drop_then_look(unit)
+        for look in (pserver.shard._copy_if_due, pserver.shard._note_version):
+            pserver.shard._copies = Dropping()  # type: ignore[assignment]
+            look(unit)
     pserver.push(0)
     assert pserver.has(0) == {True}
+
+
+MANY = [ParameterSpec(name, (size,)) for name, size in zip("abcdefghi", (3, 9000, 5, 7, 2, 7, 1, 1, 1), strict=True)]
+
+
+class ByHand:
+    """A snapshot of a shard that is taken step by step, with no thread of its own."""
+
+    def __init__(self, pserver: Pserver, number: int = 1, at_round: int | None = None) -> None:
+        self.pserver = pserver
+        self.copies: BlockCopies
+
+        def begin(versions: Sequence[int], _: int, applied_lock: threading.Lock) -> BlockCopies:
+            cut = SnapshotCut(len(versions), at_round)
+            self.copies = BlockCopies(cut, versions, applied_lock, pserver.snapshots._memory)
+            return self.copies
+
+        pserver.shard.begin_copies(begin)
+
+    def copy_one(self) -> int | None:
+        """What the thread does next."""
+        local = self.copies.next_due()
+        if local is not None:
+            shard = self.pserver.shard
+            with shard._locked(shard.numbers[local]) as unit:
+                self.copies.look_at(unit.block(self.pserver.plan.block(shard.numbers[local])), lead=0)
+        return local
+
+    def end(self) -> tuple[list[StoredBlock], AppliedBatches]:
+        assert self.copies.is_complete.is_set()
+        applied = self.pserver.shard.end_copies(self.copies)
+        assert applied is not None
+        return self.copies.take_blocks(), applied
+
+
+def test_a_round_is_copied_before_the_next_one_changes_it_and_not_before() -> None:
+    pserver = Pserver(MemoryStorage(), Sync(reduce="sum"))
+    pserver.view(1, 2, first_round=0)
+    snapshot = ByHand(pserver, at_round=1)
+    assert snapshot.copies.next_due() is None
+    pserver.push(0, 0, 1)
+    pserver.push(1, 0, 2)
+    assert snapshot.copies.next_due() == 0
+    pserver.push(2, 1, 1)
+    assert not snapshot.copies.is_complete.is_set()
+    pserver.push(3, 1, 2)
+    blocks, applied = snapshot.end()
+    assert {block.version for block in blocks} == {1}
+    assert {block.values[0] for block in blocks} == {-2.0}
+    has = [{applied.has(local, Batch(0, 0, n)) for local in range(applied.block_count)} for n in range(4)]
+    assert has == [{True}, {True}, {False}, {False}]
+
+
+def test_the_thread_runs_ahead_of_the_push_that_had_to_copy() -> None:
+    pserver = Pserver(MemoryStorage(), Async(), specs=MANY)
+    snapshot = ByHand(pserver)
+    count = pserver.shard.block_count
+    assert snapshot.copy_one() == 0
+    pserver.push_some(0, range(2, 3))
+    ahead = 3 + _LEAD
+    assert ahead < count
+    assert [snapshot.copy_one() for _ in range(count - 2)] == [*range(ahead, count), 1, *range(3, ahead)]
+    assert snapshot.copy_one() is None
+    snapshot.end()
+
+
+def test_copies_that_were_replaced_do_not_touch_their_successors_memory() -> None:
+    pserver = Pserver(MemoryStorage(), Async())
+    old, new = ByHand(pserver), ByHand(pserver, 2)
+    pserver.shard.copy_due_blocks(new.copies)
+    pserver.push(0)
+    pserver.shard.copy_due_blocks(old.copies)
+    assert not old.copies.is_complete.is_set()
+    blocks, applied = new.end()
+    assert {value for block in blocks for value in block.values.tolist()} == {0.0}
+    assert not applied.has(0, Batch(0, 0, 0))
+
+
+@pytest.mark.parametrize("mode", [Async(), Sync(reduce="sum"), Sync(reduce="sum", backup=1)], ids=["a", "s", "b"])
+@pytest.mark.parametrize("seed", range(15))
+def test_whenever_blocks_are_copied_they_hold_what_they_say(mode: Mode, seed: int) -> None:
+    """Pushes of some blocks and steps of the thread in any order; elements count the batches that they have."""
+    chance = random.Random(seed)
+    pserver = Pserver(MemoryStorage(), mode, momentum=0.0, specs=MANY)
+    members = (1, 2, 3)
+    pserver.view(*members, first_round=0)
+    count = pserver.shard.block_count
+    at_round = chance.randint(0, 3) if isinstance(mode, Sync) else None
+    bases = {(member, local): 0 for member in members for local in range(count)}
+    value_at = {(local, 0): 0.0 for local in range(count)}
+    snapshot: ByHand | None = None
+    batch = 0
+    for step in range(400):
+        if step == 5 and (at_round is None or pserver.shard.version_range()[1] <= at_round):
+            snapshot = ByHand(pserver, at_round=at_round)
+        if snapshot is not None and chance.random() < 0.2:
+            snapshot.copy_one()
+        if snapshot is not None and snapshot.copies.is_complete.is_set():
+            break
+        member, first = chance.choice(members), chance.randrange(count)
+        some = range(first, chance.randint(first + 1, count))
+        together = len({bases[member, local] for local in some}) == 1
+        for part in [some] if together else [range(local, local + 1) for local in some]:
+            pserver.push_some(batch, part, bases[member, part.start], member)
+        batch += 1
+        for block in pserver.shard.blocks():
+            bases[member, block.local] = block.rounds.version
+            value_at[block.local, block.rounds.version] = float(block.values[0])
+    if snapshot is None:
+        return
+    blocks, applied = snapshot.end()
+    for local, block in enumerate(blocks):
+        taken = sum(applied.has(local, Batch(0, 0, n)) for n in range(batch))
+        assert set(block.values.tolist()) == {-float(taken)} == {value_at[local, block.version]}
+        assert at_round is None or block.version == at_round
 
 
 def test_a_checkpoint_that_is_swept_while_it_is_read_gives_way_to_its_successor() -> None:

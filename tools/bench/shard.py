@@ -1,4 +1,9 @@
-"""What a checkpoint of one big shard costs: how long pushes wait for its copy, and how fast it is written and read."""
+"""What a checkpoint of one big shard costs: how long pushes wait for its copy, and how fast it is written and read.
+
+Pushes of all blocks follow each other without a pause. That training stood still is what the longest one took more than
+usual while blocks were copied. On a busy machine pushes take longer for other reasons, too: so the same is told of as
+long a time without a checkpoint, and of the processor's time instead of the clock's.
+"""
 
 from __future__ import annotations
 
@@ -39,8 +44,8 @@ class Pusher:
         self._offsets = [0, *itertools.accumulate(sizes)]
         self._gradient = np.full(self._offsets[-1] // 4, 1e-3, np.float32).data.cast("B")
         self._stop = threading.Event()
-        #: (began at, seconds) of each push of all blocks.
-        self.taken: list[tuple[float, float]] = []
+        #: (began at, seconds, seconds of the processor) of each push of all blocks.
+        self.taken: list[tuple[float, float, float]] = []
         members = [ViewMemberMessage(trainer="t", generation=1, member=1, first_round=0)]
         shard.set_members(ViewRequest(master_generation=1, serial=1, members=members))
         self._thread = threading.Thread(target=self._run)
@@ -70,22 +75,35 @@ class Pusher:
                 rows=len(numbers),
                 pull=False,
             )
-            began = time.monotonic()
+            began, used = time.monotonic(), time.thread_time()
             zeros = [0] * len(numbers)
             self._shard.push(header, Rows(numbers, zeros, zeros, self._offsets, self._gradient))
-            self.taken.append((began, time.monotonic() - began))
+            self.taken.append((began, time.monotonic() - began, time.thread_time() - used))
             batch += 1
 
     def until(self, instant: float) -> None:
         """Return when the push that was under way at this instant is over."""
-        while sum(self.taken[-1]) <= instant and self._thread.is_alive():
+        while sum(self.taken[-1][:2]) <= instant and self._thread.is_alive():
             time.sleep(0.001)
+
+    def stall_without_reason_s(self, seconds: float) -> float:
+        """``stall_s`` of a time that begins now, in which nothing is done to the shard."""
+        began = time.monotonic()
+        time.sleep(seconds)
+        self.until(began + seconds)
+        return self.stall_s(began, began + seconds)
 
     def stall_s(self, began: float, ended: float) -> float:
         """How much longer than usual the longest push took that overlaps with this time."""
-        usual = statistics.median(seconds for at, seconds in self.taken if at + seconds < began)
-        during = [seconds for at, seconds in self.taken if at <= ended and at + seconds >= began]
-        return max(during) - usual
+        return self._more_than_usual(began, ended, 1)
+
+    def work_s(self, began: float, ended: float) -> float:
+        """The same of the processor's time."""
+        return self._more_than_usual(began, ended, 2)
+
+    def _more_than_usual(self, began: float, ended: float, column: int) -> float:
+        usual = statistics.median(push[column] for push in self.taken if push[0] + push[1] < began)
+        return max(push[column] for push in self.taken if push[0] <= ended and push[0] + push[1] >= began) - usual
 
 
 def shard_figures(size_bytes: int, say: Callable[[str], None]) -> list[str]:
@@ -95,6 +113,8 @@ def shard_figures(size_bytes: int, say: Callable[[str], None]) -> list[str]:
     plan = plan_shards(specs, 1)
     clock = SystemClock()
     stalls: list[float] = []
+    others: list[float] = []
+    worked: list[float] = []
     copied: list[float] = []
     with tempfile.TemporaryDirectory(prefix="flightedl-bench-") as directory:
         storage = open_storage(directory)
@@ -113,10 +133,12 @@ def shard_figures(size_bytes: int, say: Callable[[str], None]) -> list[str]:
                 taken = time.monotonic()
                 pusher.until(taken)
                 stalls.append(pusher.stall_s(began, taken))
+                worked.append(pusher.work_s(began, taken))
                 copied.append(snapshots.copied_s)
                 while (progress := snapshots.progress) is None or progress.state not in {"written", "failed"}:
                     time.sleep(0.001)
                 file = progress.file
+                others.append(pusher.stall_without_reason_s(taken - began))
         assert file is not None, "the snapshot failed"
         manifest = Manifest(
             job=_JOB,
@@ -139,6 +161,8 @@ def shard_figures(size_bytes: int, say: Callable[[str], None]) -> list[str]:
     return [
         f"one shard of {kept:,.0f} MB, a third of it values, else Adam's slots; {_SNAPSHOTS} checkpoints under pushes",
         f"  training stood still for the copy    at most {longest:.3f} s, median {usual:.3f} s",
+        f"    the processor's time of it         at most {max(worked):.3f} s, median {statistics.median(worked):.3f} s",
+        f"  as long a time without a checkpoint  at most {max(others):.3f} s, median {statistics.median(others):.3f} s",
         f"  all blocks copied after              {all_copied:8.3f} s",
         f"  written to local disk, fsynced       {snapshots.written_s:8.3f} s  {kept / snapshots.written_s:8,.0f} MB/s",
         f"  restored, all checksums compared     {restore_s:8.3f} s  {kept / restore_s:8,.0f} MB/s",
