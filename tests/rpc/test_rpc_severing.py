@@ -84,8 +84,8 @@ def test_only_connections_to_that_server_end(deaf: FlightServer, handlers: Handl
         assert sever_calls_to("no port") == 0
         assert sever_calls_to("nowhere.invalid:1") == 0
         # What is severed by its address alone connects again.
-        assert connection.action("echo", b"c", timeout_s=LONG_S) == b"c"
         eventually(lambda: _echoes(other), "a new connection")
+        assert connection.action("echo", b"c", timeout_s=LONG_S) == b"c"
 
 
 def _echoes(connection: Connection) -> bool:
