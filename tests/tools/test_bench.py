@@ -7,7 +7,17 @@ import json
 import pytest
 from click.testing import CliRunner
 
-from flightedl_tools.bench.dense import STANDARD, Workload, default_steps
+from flightedl_tools.bench.dense import (
+    STANDARD,
+    Comparison,
+    PeerComparison,
+    Workload,
+    as_table,
+    default_steps,
+    has_peers,
+)
+from flightedl_tools.bench.peers import BLOCK_ELEMENTS, PEERS, Peer, blocks, installed, missing_line, peer_side
+from flightedl_tools.bench.sides import Measured
 from flightedl_tools.main import command
 
 
@@ -26,13 +36,55 @@ def test_an_unknown_workload_is_refused() -> None:
     assert CliRunner().invoke(command, ["bench", "dense", "huge"]).exit_code == 2
 
 
+def test_a_peer_whose_package_is_not_here_is_named_in_one_line() -> None:
+    nowhere = Peer("Nowhere", "peer_nowhere", "no_such_package_of_anybody")
+    found = installed([*PEERS, nowhere])
+    assert nowhere not in found
+    assert PEERS[0] in found
+    assert missing_line(PEERS) == ""
+    assert missing_line(PEERS[:-2]) == "not installed, so not compared: gloo, Ray"
+
+
+def test_the_blocks_of_a_peer_cover_its_array() -> None:
+    count = 2 * BLOCK_ELEMENTS + 7
+    assert [range(count)[part] for part in blocks(count)] == [
+        range(BLOCK_ELEMENTS),
+        range(BLOCK_ELEMENTS, 2 * BLOCK_ELEMENTS),
+        range(2 * BLOCK_ELEMENTS, count),
+    ]
+
+
+@pytest.mark.parametrize("peer", installed(), ids=lambda peer: peer.name)
+def test_each_peer_that_is_installed_steps(peer: Peer) -> None:
+    with peer_side(peer, BLOCK_ELEMENTS + 5) as side:
+        side.run(2)
+        measured = side.measured()
+    assert 0 < measured.step_s < 60
+    assert measured.bytes_per_s == pytest.approx(8 * (BLOCK_ELEMENTS + 5) / measured.step_s)
+    assert measured.server_bytes > 4 * BLOCK_ELEMENTS
+
+
+def test_peers_stand_below_the_workloads_that_they_do_the_like_of() -> None:
+    assert [name for name, workload in STANDARD.items() if has_peers(workload)] == ["sgd", "small"]
+    assert not has_peers(Workload(wire="bfloat16"))
+    took = Measured(step_s=0.25, bytes_per_s=5e8, cpu_s_per_gb=0.5, server_bytes=10**8)
+    compared = Comparison(Workload(), took, took, 1.0, (PeerComparison("gloo", took, 0.75),))
+    columns = {str(column.header): list(column.cells) for column in as_table([compared]).columns}
+    assert columns["workload"] == ["64 MB, sgd, async, 1 x 1: flightedl", "  gloo"]
+    assert columns["ratio"] == ["1.00", "0.75"]
+    assert columns["GB/s"] == ["0.50", "0.50"]
+    assert "flightedl ms" in [column.header for column in as_table([Comparison(Workload(), took, took, 1.0)]).columns]
+
+
 @pytest.mark.etcd
 @pytest.mark.slow
 def test_a_small_run_compares_both_sides() -> None:
-    arguments = ["bench", "dense", "custom", "--mb", "1", "--steps", "2", "--turns", "1", "--json"]
+    arguments = ["bench", "dense", "custom", "--mb", "1", "--steps", "2", "--turns", "1", "--peers", "--json"]
     result = CliRunner().invoke(command, arguments)
     assert result.exit_code == 0, result.output
     (found,) = json.loads(result.stdout)
     assert found["bare"]["step_s"] > 0
     assert found["flightedl"]["bytes_per_s"] > 0
     assert found["ratio"] > 0
+    assert [peer["name"] for peer in found["peers"]] == [peer.name for peer in installed()]
+    assert all(peer["ratio"] > 0 for peer in found["peers"])

@@ -14,7 +14,6 @@ from typing import Any
 
 import click
 import numpy as np
-import psutil
 import pyarrow as pa
 import pyarrow.parquet as pq
 from rich.console import Console
@@ -22,9 +21,12 @@ from rich.table import Table
 
 from flightedl.config import TrainerSettings, child_environment, settings
 from flightedl.domain.modes import Async, Bounded, Mode, Sync
+from flightedl.errors import JobFailedError
 from flightedl.launch.cluster import LocalCluster
 
-from .orders import Worker, worker
+from .orders import worker
+from .peers import Peer, installed, missing_line, peer_side
+from .sides import Measured, Side
 
 MODES: dict[str, Mode] = {
     "async": Async(),
@@ -78,74 +80,25 @@ STANDARD: dict[str, Workload] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
-    """One side of a comparison."""
+class PeerComparison:
+    """Another system's line below a workload's."""
 
-    #: Median wall time of a step of one trainer.
-    step_s: float
-    #: Bytes pushed and pulled a second, by all trainers together.
-    bytes_per_s: float
-    #: Processor time of all trainers and servers for a GB pushed and pulled.
-    cpu_s_per_gb: float
-    #: Largest resident memory of one server.
-    server_bytes: int
+    name: str
+    measured: Measured
+    #: Of throughput, as in ``Comparison``.
+    ratio: float
 
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """One line of the table."""
+    """One line of the table, and those of its peers."""
 
     workload: Workload
     bare: Measured
     flightedl: Measured
     #: Of throughput: 1 is as fast as bare Flight. The median of the ratios of neighbouring runs.
     ratio: float
-
-
-class Side:
-    """The workers of one side, and the servers whose processor time counts."""
-
-    def __init__(self, workers: Sequence[Worker], servers: Sequence[int], size_bytes: int) -> None:
-        self._workers = workers
-        self._servers = [psutil.Process(pid) for pid in servers]
-        self._size_bytes = size_bytes
-        self._cpu_s: list[float] = []
-        self._medians: list[float] = []
-        self._server_bytes = 0
-
-    def run(self, step_count: int) -> float:
-        """Let all workers step; the median step's time."""
-        before = sum(sum(process.cpu_times()[:2]) for process in self._servers)
-        for one in self._workers:
-            one.order(step_count)
-        answers = [one.answer() for one in self._workers]
-        cpu_s = sum(sum(process.cpu_times()[:2]) for process in self._servers) - before
-        self._server_bytes = max([self._server_bytes, *(process.memory_info().rss for process in self._servers)])
-        self._cpu_s.append((cpu_s + sum(answer["cpu_s"] for answer in answers)) / step_count / len(self._workers))
-        median = float(statistics.median([second for answer in answers for second in answer["seconds"]]))
-        self._medians.append(median)
-        return median
-
-    def measured(self) -> Measured:
-        """Of all runs but those before ``forget``."""
-        step_s = statistics.median(self._medians)
-        moved = 2 * self._size_bytes
-        return Measured(
-            step_s,
-            moved * len(self._workers) / step_s,
-            statistics.median(self._cpu_s) / (moved / 1e9),
-            self._server_bytes,
-        )
-
-    @property
-    def server_pids(self) -> list[int]:
-        """Of the processes that hold the model."""
-        return [process.pid for process in self._servers]
-
-    def forget(self) -> None:
-        """What came before was the warm-up."""
-        self._medians.clear()
-        self._cpu_s.clear()
+    peers: tuple[PeerComparison, ...] = ()
 
 
 @contextlib.contextmanager
@@ -201,19 +154,44 @@ def flightedl_side(workload: Workload, directory: Path) -> Iterator[Side]:
         yield Side(trainers, pids, workload.size_bytes)
 
 
-def compare(workload: Workload, *, turns: int, steps: int, directory: Path) -> Comparison:
-    """Both sides, taking turns of ``steps`` steps each."""
-    with bare_side(workload) as bare, flightedl_side(workload, directory) as ours:
-        for side in (bare, ours):
+def compare(workload: Workload, *, turns: int, steps: int, directory: Path, peers: Sequence[Peer] = ()) -> Comparison:
+    """All sides, taking turns of ``steps`` steps each."""
+    with contextlib.ExitStack() as stack:
+        bare = stack.enter_context(bare_side(workload))
+        ours = stack.enter_context(flightedl_side(workload, directory))
+        others: list[tuple[Peer, Side]] = []
+        for peer in peers:
+            try:
+                others.append((peer, stack.enter_context(peer_side(peer, sum(workload.shapes)))))
+            except JobFailedError as error:
+                click.echo(f"{peer.name} does not start here, so it is not compared: {error}", err=True)
+        sides = [bare, ours, *(side for _, side in others)]
+        for side in sides:
             side.run(max(2, steps // 2))
             side.forget()
-        ratios = []
+        times: list[list[float]] = [[] for _ in sides]
         for turn in range(turns):
             # Who goes first alternates, so that a machine that slows down favours nobody.
-            first, second = (bare, ours) if turn % 2 == 0 else (ours, bare)
-            times = {id(first): first.run(steps), id(second): second.run(steps)}
-            ratios.append(times[id(bare)] / times[id(ours)])
-        return Comparison(workload, bare.measured(), ours.measured(), statistics.median(ratios))
+            order = list(zip(sides, times, strict=True))
+            for side, found in order if turn % 2 == 0 else reversed(order):
+                found.append(side.run(steps))
+        ratios = [statistics.median(b / t for b, t in zip(times[0], found, strict=True)) for found in times]
+        return Comparison(
+            workload,
+            bare.measured(),
+            ours.measured(),
+            ratios[1],
+            tuple(
+                PeerComparison(peer.name, side.measured(), ratio)
+                for (peer, side), ratio in zip(others, ratios[2:], strict=True)
+            ),
+        )
+
+
+def has_peers(workload: Workload) -> bool:
+    """Whether the peers' programs do the like of it."""
+    alone = workload.parameters == workload.trainers == workload.pservers == 1
+    return alone and workload.optimizer == "sgd" and workload.mode == "async" and not workload.wire
 
 
 def as_json(comparisons: Sequence[Comparison]) -> str:
@@ -224,21 +202,30 @@ def as_json(comparisons: Sequence[Comparison]) -> str:
 def as_table(comparisons: Sequence[Comparison]) -> Table:
     """For people."""
     table = Table(title=f"push + optimizer + pull, {os.cpu_count()} cores, medians of alternated runs")
-    columns = ("workload", "bare ms", "flightedl ms", "ratio", "bare GB/s", "flightedl GB/s", "cpu s/GB", "server MB")
-    for number, name in enumerate(columns):
-        table.add_column(name, justify="left" if number == 0 else "right")
+    has_peers = any(one.peers for one in comparisons)
+    # With peers, one column is for several systems.
+    name = "" if has_peers else "flightedl "
+    columns = ("workload", "bare ms", f"{name}ms", "ratio", "bare GB/s", f"{name}GB/s", "cpu s/GB", "server MB")
+    for number, column in enumerate(columns):
+        table.add_column(column, justify="left" if number == 0 else "right")
     for one in comparisons:
-        table.add_row(
-            str(one.workload),
-            f"{one.bare.step_s * 1e3:.2f}",
-            f"{one.flightedl.step_s * 1e3:.2f}",
-            f"{one.ratio:.2f}",
-            f"{one.bare.bytes_per_s / 1e9:.2f}",
-            f"{one.flightedl.bytes_per_s / 1e9:.2f}",
-            f"{one.bare.cpu_s_per_gb:.2f} / {one.flightedl.cpu_s_per_gb:.2f}",
-            f"{one.flightedl.server_bytes / 1e6:.0f}",
-        )
+        label = f"{one.workload}: flightedl" if has_peers else str(one.workload)
+        table.add_row(label, *_cells(one.bare, one.flightedl, one.ratio))
+        for peer in one.peers:
+            table.add_row(f"  {peer.name}", *_cells(one.bare, peer.measured, peer.ratio))
     return table
+
+
+def _cells(bare: Measured, other: Measured, ratio: float) -> list[str]:
+    return [
+        f"{bare.step_s * 1e3:.2f}",
+        f"{other.step_s * 1e3:.2f}",
+        f"{ratio:.2f}",
+        f"{bare.bytes_per_s / 1e9:.2f}",
+        f"{other.bytes_per_s / 1e9:.2f}",
+        f"{bare.cpu_s_per_gb:.2f} / {other.cpu_s_per_gb:.2f}",
+        f"{other.server_bytes / 1e6:.0f}",
+    ]
 
 
 @click.command()
@@ -252,30 +239,45 @@ def as_table(comparisons: Sequence[Comparison]) -> Table:
 @click.option("--wire", type=click.Choice(["", "bfloat16", "float16"]), default="", help="16-bit floats on the wire.")
 @click.option("--steps", type=click.IntRange(min=0), default=0, help="Steps of a turn [0: by the size]")
 @click.option("--turns", type=click.IntRange(min=1), default=5, show_default=True, help="Turns of each side.")
+@click.option("--peers", "wants_peers", is_flag=True, help="Compare also with what is installed of other systems.")
 @click.option("--json", "wants_json", is_flag=True, help="Print JSON.")
-def dense(*, workloads: Sequence[str], steps: int, turns: int, wants_json: bool, **custom: Any) -> None:
+def dense(
+    *, workloads: Sequence[str], steps: int, turns: int, wants_peers: bool, wants_json: bool, **custom: Any
+) -> None:
     """Push + optimizer + pull against bare Flight.
 
     Runs the standard WORKLOADS (sgd, adam, sync, small, tiny), all of them if none is named and no option is given, or
     with "custom" the one that the options describe. Both sides' processes live side by side and take turns.
+
+    Peers (TCP sockets, torch.distributed.rpc, gloo, Ray) do the like of one trainer, one pserver, one parameter, SGD,
+    async, a float32 wire: they stand below such workloads, "sgd" and "small" of the standard ones.
     """
     chosen = [STANDARD[name] for name in workloads if name != "custom"]
     own = Workload(**custom)
     if "custom" in workloads or (not chosen and own != Workload()):
         chosen.append(own)
     console = Console(highlight=False, width=160)
+    peers = installed() if wants_peers else []
     with tempfile.TemporaryDirectory(prefix="flightedl-bench-") as directory:
         found = []
         for workload in chosen or list(STANDARD.values()):
             if not wants_json:
                 click.echo(f"measuring {workload} ...", err=True)
             found.append(
-                compare(workload, turns=turns, steps=steps or default_steps(workload), directory=Path(directory))
+                compare(
+                    workload,
+                    turns=turns,
+                    steps=steps or default_steps(workload),
+                    directory=Path(directory),
+                    peers=peers if has_peers(workload) else (),
+                )
             )
     if wants_json:
         click.echo(as_json(found))
     else:
         console.print(as_table(found))
+    if wants_peers and (line := missing_line(peers)):
+        click.echo(line, err=wants_json)
 
 
 def default_steps(workload: Workload) -> int:

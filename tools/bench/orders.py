@@ -25,9 +25,9 @@ def next_order() -> int:
     return int(line) if line.strip() else 0
 
 
-def ready() -> None:
-    """Say that orders can be taken."""
-    _say({"ready": True})
+def ready(servers: Sequence[int] = ()) -> None:
+    """Say that orders can be taken, and name the processes that serve this one, if it started them."""
+    _say({"ready": True, "servers": list(servers)})
 
 
 def report(seconds: Sequence[float], cpu_s: float) -> None:
@@ -35,9 +35,9 @@ def report(seconds: Sequence[float], cpu_s: float) -> None:
     _say({"seconds": list(seconds), "cpu_s": cpu_s})
 
 
-def serve(step: Callable[[], object]) -> None:
+def serve(step: Callable[[], object], servers: Sequence[int] = ()) -> None:
     """Run steps as ordered until the input ends."""
-    ready()
+    ready(servers)
     while count := next_order():
         cpu_s = time.process_time()
         seconds = []

@@ -1,0 +1,71 @@
+"""One side of a comparison: the processes that step, those that serve them, and what they took."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import psutil
+
+from .orders import Worker
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """One side of a comparison."""
+
+    #: Median wall time of a step of one trainer.
+    step_s: float
+    #: Bytes pushed and pulled a second, by all trainers together.
+    bytes_per_s: float
+    #: Processor time of all trainers and servers for a GB pushed and pulled.
+    cpu_s_per_gb: float
+    #: Largest resident memory of one server.
+    server_bytes: int
+
+
+class Side:
+    """The workers of one side, and the servers whose processor time counts."""
+
+    def __init__(self, workers: Sequence[Worker], servers: Sequence[int], size_bytes: int) -> None:
+        self._workers = workers
+        self._servers = [psutil.Process(pid) for pid in servers]
+        self._size_bytes = size_bytes
+        self._cpu_s: list[float] = []
+        self._medians: list[float] = []
+        self._server_bytes = 0
+
+    def run(self, step_count: int) -> float:
+        """Let all workers step; the median step's time."""
+        before = sum(sum(process.cpu_times()[:2]) for process in self._servers)
+        for one in self._workers:
+            one.order(step_count)
+        answers = [one.answer() for one in self._workers]
+        cpu_s = sum(sum(process.cpu_times()[:2]) for process in self._servers) - before
+        self._server_bytes = max([self._server_bytes, *(process.memory_info().rss for process in self._servers)])
+        self._cpu_s.append((cpu_s + sum(answer["cpu_s"] for answer in answers)) / step_count / len(self._workers))
+        median = float(statistics.median([second for answer in answers for second in answer["seconds"]]))
+        self._medians.append(median)
+        return median
+
+    def measured(self) -> Measured:
+        """Of all runs but those before ``forget``."""
+        step_s = statistics.median(self._medians)
+        moved = 2 * self._size_bytes
+        return Measured(
+            step_s,
+            moved * len(self._workers) / step_s,
+            statistics.median(self._cpu_s) / (moved / 1e9),
+            self._server_bytes,
+        )
+
+    @property
+    def server_pids(self) -> list[int]:
+        """Of the processes that hold the model."""
+        return [process.pid for process in self._servers]
+
+    def forget(self) -> None:
+        """What came before was the warm-up."""
+        self._medians.clear()
+        self._cpu_s.clear()
