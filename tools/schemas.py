@@ -33,7 +33,7 @@ def _messages() -> dict[str, Any]:
         if isinstance(kind, type)
         and issubclass(kind, msgspec.Struct)
         and kind.__module__ == module.__name__
-        and kind not in {messages.Request, messages.Reply, messages.Sender}
+        and kind not in {messages.Request, messages.Reply, messages.Sender, messages.OfPlan}
     ]
     _, components = msgspec.json.schema_components(structs, ref_template="#/$defs/{name}")
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", "$defs": dict(sorted(components.items()))}

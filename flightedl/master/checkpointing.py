@@ -184,7 +184,7 @@ class Checkpointing:
 
     # on the threads of the pservers
 
-    def errand(self, index: int, generation: int, connection: Connection) -> float:
+    def errand(self, index: int, generation: int, connection: Connection, plan_hash: str) -> float:
         """Tell a pserver its order, if it has one; after how many seconds to come again."""
         with self._lock:
             order = self._orders.get(index)
@@ -192,6 +192,7 @@ class Checkpointing:
             return _IDLE_S
         snapshot = order.snapshot
         request = SnapshotRequest(
+            plan_hash=plan_hash,
             master_generation=snapshot.order.master_generation,
             number=snapshot.order.number,
             serial=snapshot.order.serial,

@@ -178,6 +178,7 @@ class Members:
         """
         with self._state.changed:
             found = self._outbox.pop(index, None)
+            plan_hash = self._state.plan_hash
         if found is None:
             return None
         view, revision = found
@@ -188,6 +189,7 @@ class Members:
                 self._outbox.setdefault(index, found)
             raise
         return ViewRequest(
+            plan_hash=plan_hash,
             master_generation=view.master_generation,
             serial=view.serial,
             members=[

@@ -17,7 +17,15 @@ from flightedl.master.state import JobState
 from flightedl.master.views import ViewSender
 from flightedl.rpc.authentication import Credentials
 from flightedl.rpc.client import Connection
-from flightedl.wire.messages import AppliedReply, PserverStatusReply, SealRequest, decode, encode
+from flightedl.wire.messages import (
+    AppliedReply,
+    AppliedRequest,
+    PserverStatusReply,
+    ReloadRequest,
+    SealRequest,
+    decode,
+    encode,
+)
 
 _log = logging.getLogger(__name__)
 
@@ -120,19 +128,21 @@ class Pservers:
             is_settled = state.membership is None or state.replay.is_settled(index, generation)
             reload = None if state.membership is None else state.replay.must_reload(index)
             reload = self._beginning.must_end(index) if reload is None else reload
+            plan_hash = state.plan_hash
         assert checkpointing is not None
         try:
             if reload == generation:
-                connection.action("reload", b"", timeout_s=_ERRAND_S)
+                connection.action("reload", encode(ReloadRequest(plan_hash=plan_hash)), timeout_s=_ERRAND_S)
                 return _UNSETTLED_S
             if not is_settled:
-                reply = decode(connection.action("applied", b"", timeout_s=_ERRAND_S), AppliedReply)
+                request = encode(AppliedRequest(plan_hash=plan_hash))
+                reply = decode(connection.action("applied", request, timeout_s=_ERRAND_S), AppliedReply)
                 if reply.lacks_election is not None:
                     self._lacks(index, generation, reply.lacks_election)
                     return _LACKING_S
                 self._announced(index, generation, reply)
             self._seal(index, generation, connection)
-            return checkpointing.errand(index, generation, connection)
+            return checkpointing.errand(index, generation, connection, plan_hash)
         except NotReadyError as error:
             _log.debug("pserver %d: %s", index, error)
             return _UNSETTLED_S
@@ -142,7 +152,8 @@ class Pservers:
         state = self._state
         with state.changed:
             queue = state.queue
-            if queue is None or not state.replay.is_settled(index, generation):
+            plan_hash = state.plan_hash
+            if queue is None or not plan_hash or not state.replay.is_settled(index, generation):
                 return
             known, first = self._sealed.get(index, (0, 0))
             end = queue.epoch
@@ -150,7 +161,7 @@ class Pservers:
             epochs = [(epoch, size) for epoch in range(first, end) if (size := _size(queue, epoch))]
         try:
             if epochs:
-                connection.action("seal", encode(SealRequest(epochs=epochs)), timeout_s=_ERRAND_S)
+                connection.action("seal", encode(SealRequest(plan_hash=plan_hash, epochs=epochs)), timeout_s=_ERRAND_S)
         except MessageError as error:
             # It costs memory, and nothing else.
             _log.warning("pserver %d does not close epochs %d to %d: %s", index, first, end - 1, error)

@@ -79,6 +79,12 @@ class JobState:
         self.final_ticket: int | None = None
         self._durable: DurableState | None = None
 
+    @property
+    def plan_hash(self) -> str:
+        """Locked: of the declared model; empty: none is declared."""
+        model = self.declaration.model
+        return "" if model is None else model.plan_hash
+
     def begin_queue(self, dataset: IndexedDataset, stored: bytes | None, failures: bytes | None) -> None:
         """Locked: the dataset's tasks are known; ``stored`` and ``failures`` as a predecessor left them."""
         declared = dataset.reply.declaration

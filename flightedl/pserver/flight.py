@@ -20,11 +20,13 @@ from flightedl.pserver.shard import ShardState, Wanted
 from flightedl.rpc.routes import Call, ExchangeRoute, Outgoing, PutRoute, Routes
 from flightedl.rpc.streams import Exchange, Incoming
 from flightedl.wire.messages import (
+    AppliedRequest,
     InitHeader,
     InitReply,
     PullTicket,
     PushHeader,
     PushReply,
+    ReloadRequest,
     SealRequest,
     SnapshotRequest,
     ViewRequest,
@@ -60,7 +62,7 @@ class PserverFlight:
                 "view": self._view,
                 "status": self._status,
                 "snapshot": lambda body, _: encode(self._service.snapshot(decode(body, SnapshotRequest))),
-                "applied": lambda _body, _: encode(self._service.applied()),
+                "applied": lambda body, _: encode(self._service.applied(decode(body, AppliedRequest))),
                 "reload": self._take_reload,
                 "seal": self._seal,
             },
@@ -72,7 +74,8 @@ class PserverFlight:
     def _view(self, body: bytes, _: Call) -> bytes:
         return encode(self._service.take_view(decode(body, ViewRequest)))
 
-    def _take_reload(self, _body: bytes, _: Call) -> bytes:
+    def _take_reload(self, body: bytes, _: Call) -> bytes:
+        self._service.require_plan(decode(body, ReloadRequest))
         self._reload()
         return b"{}"
 

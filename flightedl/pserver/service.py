@@ -33,9 +33,11 @@ from flightedl.pserver.shard import ShardState
 from flightedl.pserver.snapshots import Snapshots
 from flightedl.wire.messages import (
     AppliedReply,
+    AppliedRequest,
     ElectionRecord,
     JobDeclaration,
     ModelReply,
+    OfPlan,
     PserverStatusReply,
     SealRequest,
     ShardFileMessage,
@@ -87,6 +89,8 @@ class PserverService:
         self._builder: threading.Thread | None = None
         self._is_closing = threading.Event()
         self._doing = ""
+        #: Of the declared model, once this pserver has computed the same.
+        self._plan_hash: str | None = None
         self._shard: ShardState | None = None
         self._snapshots: Snapshots | None = None
         self._restored: Restored | None = None
@@ -188,6 +192,7 @@ class PserverService:
         if plan.hash != declared.plan_hash:
             self._fail("this pserver computes another shard plan: run the same flightedl version everywhere")
             return
+        self._plan_hash = plan.hash
         shard = ShardState(
             plan,
             self._index,
@@ -317,8 +322,26 @@ class PserverService:
 
     # what the master asks
 
+    def require_plan(self, request: OfPlan) -> None:
+        """The master has to mean the shard plan that this pserver has.
+
+        Raises:
+            FencedError: it means another one.
+            NotReadyError: the model is not known here yet.
+        """
+        if self._plan_hash is None:
+            raise NotReadyError(f"pserver {self._index} waits for the model to be declared")
+        if request.plan_hash != self._plan_hash:
+            raise FencedError("the master means another shard plan: read the job's declaration again")
+
     def take_view(self, view: ViewRequest) -> ViewReply:
-        """Adopt a newer view; joins are refused for rounds that have already gone by."""
+        """Adopt a newer view; joins are refused for rounds that have already gone by.
+
+        Raises:
+            FencedError: the view is of another shard plan.
+            NotReadyError: there are no blocks yet.
+        """
+        self.require_plan(view)
         with self._lock:
             shard = self._shard
             if shard is None:
@@ -341,8 +364,10 @@ class PserverService:
         """Carry out an order, or say how far the newest one is.
 
         Raises:
+            FencedError: the order is of another shard plan.
             NotReadyError: there are no values yet.
         """
+        self.require_plan(request)
         snapshots = self._snapshots
         if snapshots is None or not self._is_serving:
             raise NotReadyError(f"pserver {self._index} has no values yet")
@@ -350,12 +375,14 @@ class PserverService:
         progress = snapshots.order(SnapshotOrder(number, request.round, request.name))
         return _reply(progress, snapshots)
 
-    def applied(self) -> AppliedReply:
+    def applied(self, request: AppliedRequest) -> AppliedReply:
         """What all blocks have, for the master to compare with what it takes for done.
 
         Raises:
+            FencedError: another shard plan is asked about.
             NotReadyError: there are no values yet.
         """
+        self.require_plan(request)
         shard = self._shard
         # Read once: without an election this would say that there are no blocks.
         lacks_election = self._lacks_election
@@ -374,8 +401,10 @@ class PserverService:
         """Epochs are over: what is applied of them takes no more memory once all of it is.
 
         Raises:
+            FencedError: the epochs are of another shard plan.
             NotReadyError: there are no values yet.
         """
+        self.require_plan(request)
         shard = self._shard
         if shard is None or not self._is_serving:
             raise NotReadyError(f"pserver {self._index} has no values yet")

@@ -6,6 +6,7 @@ Rules:
   nothing was done. Replies tolerate unknown fields, so that a server may be newer than its client.
 * Whatever can be retried carries its identity: a pushed batch its ``BatchIdentity``, a report its ``attempt``, a
   trainer its ``generation``, a member its ``member``. Generations of the *servers* travel in headers of the transport.
+* Whatever goes to a pserver about its blocks names the shard plan that the sender means (``plan_hash``).
 * Numbers that identify (epoch, task, batch, attempt, generation, member) are non-negative.
 """
 
@@ -39,6 +40,12 @@ class Sender(Request, frozen=True, kw_only=True):
 
     trainer: Name
     generation: Natural
+
+
+class OfPlan(Request, frozen=True, kw_only=True):
+    """About the blocks of a pserver: refused as fenced where the shard plan is another one."""
+
+    plan_hash: Name
 
 
 # --- declarations: trainer -> master ---
@@ -291,7 +298,7 @@ class ViewMemberMessage(Request, frozen=True, kw_only=True):
     first_round: Natural
 
 
-class ViewRequest(Request, frozen=True, kw_only=True):
+class ViewRequest(OfPlan, frozen=True, kw_only=True):
     """The whole membership; refused unless (master_generation, serial) is newer than the one known."""
 
     master_generation: Natural
@@ -403,7 +410,7 @@ class ElectionRecord(Reply, frozen=True, kw_only=True):
 # --- checkpoints: master -> pserver; anybody -> master ---
 
 
-class SnapshotRequest(Request, frozen=True, kw_only=True):
+class SnapshotRequest(OfPlan, frozen=True, kw_only=True):
     """Orders a copy of all blocks, or asks how far it is: only an order newer than all before does anything."""
 
     #: (master generation, checkpoint, proposal) order all orders of a job.
@@ -444,6 +451,14 @@ class SnapshotReply(Reply, frozen=True, kw_only=True):
     written_s: float = 0.0
 
 
+class ReloadRequest(OfPlan, frozen=True, kw_only=True):
+    """Tells a pserver to end and come back from the newest checkpoint."""
+
+
+class AppliedRequest(OfPlan, frozen=True, kw_only=True):
+    """Asks a pserver what it has."""
+
+
 class AppliedReply(Reply, frozen=True, kw_only=True):
     """Which tasks all blocks of a pserver have wholly, and the checkpoint that it started from."""
 
@@ -456,7 +471,7 @@ class AppliedReply(Reply, frozen=True, kw_only=True):
     lacks_election: Natural | None = None
 
 
-class SealRequest(Request, frozen=True, kw_only=True):
+class SealRequest(OfPlan, frozen=True, kw_only=True):
     """Tells a pserver how many tasks epochs have that are over: [epoch, tasks]."""
 
     epochs: Annotated[list[tuple[Natural, Natural]], msgspec.Meta(max_length=1024)]

@@ -104,7 +104,9 @@ class Cluster:
     def view(self, *members: int, serial: int = 1) -> None:
         messages = [ViewMemberMessage(trainer=f"t{m}", generation=m, member=m, first_round=0) for m in members]
         for shard in self.shards:
-            shard.set_members(ViewRequest(master_generation=1, serial=serial, members=messages))
+            shard.set_members(
+                ViewRequest(plan_hash=shard.plan_hash, master_generation=1, serial=serial, members=messages)
+            )
             shard.announce_changes()
 
     def pserver(self, index: int) -> tuple[int, Connection]:

@@ -60,6 +60,7 @@ class Target:
         members = [HOSTILE, CORRECT] if isinstance(mode, Sync) else [HOSTILE]
         self.shard.set_members(
             ViewRequest(
+                plan_hash=self.plan.hash,
                 master_generation=1,
                 serial=1,
                 members=[ViewMemberMessage(trainer=f"t{m}", generation=m, member=m, first_round=0) for m in members],

@@ -34,7 +34,7 @@ class Bench:
         messages = [
             ViewMemberMessage(trainer=f"t{m}", generation=m, member=m, first_round=first_round) for m in members
         ]
-        request = ViewRequest(master_generation=1, serial=self.serial, members=messages)
+        request = ViewRequest(plan_hash="p", master_generation=1, serial=self.serial, members=messages)
         return self.shard.set_members(request).refused
 
     def change(self, mode: Mode, at_round: int, *members: int) -> bool:
@@ -42,6 +42,7 @@ class Bench:
         self.serial += 1
         messages = [ViewMemberMessage(trainer=f"t{m}", generation=m, member=m, first_round=at_round) for m in members]
         request = ViewRequest(
+            plan_hash="p",
             master_generation=1,
             serial=self.serial,
             members=messages,

@@ -61,6 +61,7 @@ class Pserver:
         self.serial += 1
         self.shard.set_members(
             ViewRequest(
+                plan_hash="p",
                 master_generation=1,
                 serial=self.serial,
                 members=[

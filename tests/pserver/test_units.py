@@ -28,7 +28,7 @@ class Bench:
             zeros = memoryview(np.zeros(SIZE, np.float32)).cast("B")
             self.shard.initialize(1, Row(number, 0, zeros))
         members = [ViewMemberMessage(trainer=f"t{m}", generation=m, member=m, first_round=0) for m in (1, 2)]
-        self.shard.set_members(ViewRequest(master_generation=1, serial=1, members=members))
+        self.shard.set_members(ViewRequest(plan_hash="p", master_generation=1, serial=1, members=members))
 
     def push(
         self, member: int, batch: int, blocks: range = ALL, gradient: float = -1.0, bases: list[int] | None = None
@@ -149,6 +149,7 @@ def test_a_message_may_carry_values_for_some_blocks_and_arrivals_for_others() ->
     bench = Bench(Sync(reduce="sum"))
     bench.shard.set_members(
         ViewRequest(
+            plan_hash="p",
             master_generation=1,
             serial=2,
             members=[ViewMemberMessage(trainer="t1", generation=1, member=1, first_round=0)],

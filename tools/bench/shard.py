@@ -47,7 +47,7 @@ class Pusher:
         #: (began at, seconds, seconds of the processor) of each push of all blocks.
         self.taken: list[tuple[float, float, float]] = []
         members = [ViewMemberMessage(trainer="t", generation=1, member=1, first_round=0)]
-        shard.set_members(ViewRequest(master_generation=1, serial=1, members=members))
+        shard.set_members(ViewRequest(plan_hash=plan.hash, master_generation=1, serial=1, members=members))
         self._thread = threading.Thread(target=self._run)
 
     def __enter__(self) -> Self:

@@ -97,12 +97,19 @@ def _kinds(
         return coordinator.transact([CreatedAt(fence, generation)], [Put(key, value)]).committed
 
     def view(number: int) -> bool:
-        request = ViewRequest(master_generation=old_master, serial=1_000_000 + number, members=[])
+        request = ViewRequest(
+            plan_hash=now.plan_hash, master_generation=old_master, serial=1_000_000 + number, members=[]
+        )
         return not decode(as_master.action("view", encode(request), timeout_s=_CALL_S), ViewReply).outdated
 
     def order(number: int) -> bool:
         request = SnapshotRequest(
-            master_generation=old_master, number=1_000_000 + number, serial=1, round=None, name=f"c-{number}/zombie"
+            plan_hash=now.plan_hash,
+            master_generation=old_master,
+            number=1_000_000 + number,
+            serial=1,
+            round=None,
+            name=f"c-{number}/zombie",
         )
         reply = decode(as_master.action("snapshot", encode(request), timeout_s=_CALL_S), SnapshotReply)
         return reply.master_generation == old_master

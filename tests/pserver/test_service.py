@@ -1,0 +1,139 @@
+"""What the master tells a pserver, over a real socket: only about the shard plan that the pserver has."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import msgspec
+import pytest
+
+from flightedl.adapters.clock import SystemClock
+from flightedl.coordination.directory import Directory
+from flightedl.coordination.keys import JobKeys
+from flightedl.domain.modes import Sync
+from flightedl.domain.optimizers import SGD
+from flightedl.domain.parameters import ParameterSpec
+from flightedl.domain.sharding import plan_for
+from flightedl.errors import FencedError, NotReadyError
+from flightedl.ports import Put
+from flightedl.pserver.flight import PserverFlight
+from flightedl.pserver.service import PserverService
+from flightedl.rpc import Connection, FlightServer, ServerIdentity
+from flightedl.testing.memory import MemoryCoordinator
+from flightedl.wire.messages import (
+    AppliedRequest,
+    JobDeclaration,
+    ModelDeclaration,
+    ModelReply,
+    ParameterDeclaration,
+    ReloadRequest,
+    SealRequest,
+    SnapshotRequest,
+    ViewMemberMessage,
+    ViewReply,
+    ViewRequest,
+    decode,
+    encode,
+)
+
+KEYS = JobKeys("demo")
+PLAN = plan_for([ParameterSpec("w", (4,))], 1, 0)
+
+
+def orders(plan_hash: str) -> dict[str, msgspec.Struct]:
+    """One of each message from a master."""
+    member = ViewMemberMessage(trainer="t", generation=1, member=1, first_round=0)
+    return {
+        "view": ViewRequest(plan_hash=plan_hash, master_generation=1, serial=1, members=[member]),
+        "snapshot": SnapshotRequest(plan_hash=plan_hash, master_generation=1, number=1, serial=1, name="c-1/shard"),
+        "seal": SealRequest(plan_hash=plan_hash, epochs=[(0, 1)]),
+        "applied": AppliedRequest(plan_hash=plan_hash),
+        "reload": ReloadRequest(plan_hash=plan_hash),
+    }
+
+
+class Served:
+    """A pserver that waits for the first values of a declared model."""
+
+    def __init__(self, directory: Directory) -> None:
+        clock = SystemClock()
+        self.reloads = 0
+        self.service = PserverService(directory, KEYS, pytest.fail, None, clock)
+        self.server = FlightServer(
+            PserverFlight(self.service, clock, self._reload).routes(), ServerIdentity("demo", "pserver"), clock=clock
+        )
+        self.service.refusals = lambda: self.server.refusals
+        identity = ServerIdentity("demo", "pserver", 0, 1)
+        self.service.take_index(0, 1, lambda: True)
+        self.server.start_serving(identity)
+        self.connection = Connection(self.server.address, expected=identity)
+
+    def _reload(self) -> None:
+        self.reloads += 1
+
+    def send(self, verb: str, message: msgspec.Struct) -> bytes:
+        return self.connection.action(verb, encode(message), timeout_s=5.0)
+
+    def close(self) -> None:
+        self.connection.close()
+        self.service.close()
+        self.server.stop(1.0)
+
+
+@pytest.fixture
+def declared() -> MemoryCoordinator:
+    model = ModelDeclaration(
+        parameters=[ParameterDeclaration(name="w", shape=[4], dtype="float32")],
+        optimizer=SGD(0.1).to_json(),
+        mode=Sync().to_json(),
+    )
+    coordinator = MemoryCoordinator(SystemClock())
+    reply = ModelReply(declaration=model, pservers=1, plan_hash=PLAN.hash)
+    coordinator.transact([], [Put(KEYS.job, encode(JobDeclaration(model=reply)))])
+    return coordinator
+
+
+@pytest.fixture
+def served(declared: MemoryCoordinator) -> Iterator[Served]:
+    with Directory(declared, KEYS, SystemClock()) as directory:
+        assert directory.wait_until(lambda d: d.entry(KEYS.job), 5.0)
+        served = Served(directory)
+        try:
+            served.service.look_at_job()
+            assert directory.wait_until(lambda _: served.service.status().blocks or None, 30.0)
+            yield served
+        finally:
+            served.close()
+
+
+def test_orders_of_another_plan_are_refused_counted_and_change_nothing(served: Served) -> None:
+    for verb, message in orders("0" * 32).items():
+        with pytest.raises(FencedError, match="another shard plan"):
+            served.send(verb, message)
+    status = served.service.status()
+    assert status.refused_calls == {"fenced": 5}
+    assert status.members == []
+    assert served.reloads == 0
+
+
+def test_orders_of_the_plan_are_looked_at(served: Served) -> None:
+    right = orders(PLAN.hash)
+    assert not decode(served.send("view", right["view"]), ViewReply).outdated
+    assert served.service.status().members == [1]
+    served.send("reload", right["reload"])
+    assert served.reloads == 1
+    for verb in ("snapshot", "seal", "applied"):
+        with pytest.raises(NotReadyError, match="no values yet"):
+            served.send(verb, right[verb])
+
+
+def test_before_the_model_is_declared_a_master_has_to_ask_again() -> None:
+    coordinator = MemoryCoordinator(SystemClock())
+    with Directory(coordinator, KEYS, SystemClock()) as directory:
+        served = Served(directory)
+        try:
+            for verb, message in orders(PLAN.hash).items():
+                with pytest.raises(NotReadyError, match="waits for the model"):
+                    served.send(verb, message)
+        finally:
+            served.close()
