@@ -6,7 +6,7 @@ answer tells it to do (accumulate, run the optimizer, mark the batch as applied)
 **Sync.** ``version`` is the number of rounds closed, and the number of the open one. Rules:
 
 * A member contributes to rounds from its *first round* on, and to the open round only: an older base version is
-  ``Stale`` (pull, recompute, push again under the same identity), a newer one cannot be.
+  ``Stale`` (pull, recompute, push again under the same identity), a newer one cannot be: an error.
 * A batch that the block has already is no contribution: at the open round's base its sender has *arrived*, with weight
   zero; at an older base it is a repeated message, which changes nothing.
 * A round waits for its *due* members: those of the view whose first round is not above it. It closes when all of them
@@ -25,7 +25,9 @@ answer tells it to do (accumulate, run the optimizer, mark the batch as applied)
   would let the blocks' versions drift apart for good, and a joining member wait for one block while another block
   waits for it.
 
-**Async.** Every gradient is applied on arrival; ``version`` counts them. Membership is only a fence.
+**Async.** Every gradient is applied on arrival; ``version`` counts them. Membership is only a fence. A base version
+above the block's is ``Stale`` too: it is a mistake, or of values that a pserver had before it was restored from an
+older checkpoint. The two cannot be told apart, and need not be: the sender pulls what there is now, and pushes again.
 
 **Bounded.** As async, but each member has a *clock*: its first round plus the *step* that its push names, which is the
 number of the batch among those that the trainer began since it was admitted. A pull waits while the puller's clock is
@@ -254,7 +256,7 @@ class BlockRounds:
             step: How many batches the trainer has begun since it was admitted (bounded; ignored in other modes).
 
         Raises:
-            MessageError: the base version is in the future; nothing was done.
+            MessageError: the base version is in the future (sync); nothing was done.
         """
         first = self.members.get(member)
         if first is None:
@@ -300,6 +302,8 @@ class BlockRounds:
     def _arrive_unsynchronized(
         self, member: int, base_version: int, weight: float, already_applied: bool, step: int
     ) -> Arrival:
+        if base_version > self._version and not already_applied:
+            return Stale(self._version)
         if self._staleness is not None and (clock := self.members[member] + step) > self._clocks[member]:
             self._clocks[member] = clock
             if already_applied:
@@ -308,8 +312,7 @@ class BlockRounds:
             return _REPEATED
         if not weight:
             return _ARRIVED
-        # A restored pserver may be behind its trainers: then nothing was missed.
-        staleness = max(0, self._version - base_version)
+        staleness = self._version - base_version
         self._version += 1
         return Apply(staleness)
 

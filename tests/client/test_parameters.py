@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from pserver_bench import Cluster
 
-from flightedl.domain.modes import Async, Bounded, Sync
+from flightedl.domain.modes import Async, Bounded, Mode, Sync
 from flightedl.domain.optimizers import Adam
 from flightedl.errors import GradientError, UsageError
 
@@ -130,6 +130,25 @@ def test_with_a_backup_the_slowest_does_not_hold_the_round_and_its_gradient_coun
         fast.begin(3)
         fast.step(3, ONES)
         assert (fast.parameters["w"] == 5).all()
+
+
+@pytest.mark.parametrize("mode", [Async(), Bounded(staleness=1)], ids=["async", "bounded"])
+def test_a_batch_on_values_that_the_pserver_lost_is_done_again_on_those_that_it_has(mode: Mode) -> None:
+    with Cluster(SHAPES, mode) as cluster:
+        trainer = cluster.trainer()
+        # As after a pserver was restored from a checkpoint that is older than what this trainer pulled.
+        trainer.parameters._versions = dict.fromkeys(trainer.parameters._versions, 5)
+        current = trainer.begin(0)
+        trainer.step(0, ONES)
+        assert current.must_repeat
+        assert trainer.lost > 0
+        assert cluster.shards[0].version_range() == (0, 0)
+        trainer.parameters.refresh()
+        again = trainer.begin(0)
+        trainer.step(0, ONES)
+        assert not again.must_repeat
+        assert cluster.shards[0].version_range() == (1, 1)
+        assert cluster.shards[0].counts.accepted == cluster.shards[0].block_count
 
 
 def test_bounded_lets_nobody_run_further_ahead_than_its_staleness() -> None:

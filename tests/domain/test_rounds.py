@@ -240,9 +240,19 @@ def test_async_applies_on_arrival_and_counts(make):
     assert push(rounds, A, weight=0) == Arrived()
     assert rounds.version == 8
     assert push(rounds, C) == NotMember()
-    assert push(rounds, B, base=100) == Apply(staleness=0)
+    assert push(rounds, B, base=8) == Apply(staleness=0)
     assert not rounds.closable()
     assert rounds.admit(C, 0)
+
+
+@pytest.mark.parametrize("mode", [Async(), Bounded(staleness=1)], ids=["async", "bounded"])
+@pytest.mark.parametrize("weight", [1, 0])
+def test_a_base_that_the_block_has_not_reached_is_stale_and_changes_nothing(make, mode, weight):
+    rounds = make(mode, version=7)
+    assert push(rounds, A, base=8, weight=weight, step=5) == Stale(7)
+    assert (rounds.version, rounds.position) == (7, 7)
+    assert push(rounds, A, base=8, applied=True) == Repeated()
+    assert push(rounds, A, base=7, step=1) == Apply(0)
 
 
 def test_bounded_holds_a_member_that_is_too_far_ahead(make):
