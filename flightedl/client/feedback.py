@@ -11,7 +11,8 @@ Rules:
   blocks, cannot be told from a repeated copy. Its residual is taken over all the same: an error of one rounding, which
   does not grow.
 
-Costs float32 memory of the model's size for residuals, and once more while a push is on its way.
+Costs float32 memory of the model's size for residuals, and once more while a push is on its way. A gradient is rounded
+piece by piece, each of them while it is in the processor's cache.
 """
 
 from __future__ import annotations
@@ -24,7 +25,10 @@ import numpy.typing as npt
 
 from flightedl.domain.sharding import Block
 from flightedl.errors import GradientError
-from flightedl.wire.halves import largest, shortened, widened
+from flightedl.wire.halves import largest
+
+#: Elements that are rounded together: what is read and written of them fits into the cache.
+_PIECE = 1 << 15
 
 Array = npt.NDArray[np.generic]
 Floats = npt.NDArray[np.float32]
@@ -38,7 +42,11 @@ class ErrorFeedback:
     """
 
     def __init__(self, kind: str) -> None:
+        # Only trainers with a 16-bit wire load the compiler.
+        from flightedl.domain.kernels import half_kernels
+
         self._kind = kind
+        self._halves = half_kernels(kind)
         #: By number of the parameter.
         self._residuals: dict[int, Floats] = {}
         self._pending: dict[int, Floats] = {}
@@ -73,16 +81,23 @@ class ErrorFeedback:
     def _rounded(self, parameter: int, gradient: Floats) -> tuple[Array, Floats]:
         """The bits of a gradient with its residual, and what they do not say."""
         residual = self._residuals.get(parameter)
-        wanted = gradient if residual is None else gradient + residual
-        bits = shortened(wanted, self._kind)
-        sent = np.empty_like(wanted)
-        widened(bits.data.cast("B"), self._kind, sent)
-        if not np.isfinite(sent).all():
-            raise GradientError(
-                f"a gradient is beyond {largest(self._kind):g}, the largest that {self._kind} can say; "
-                "nothing of it was pushed: scale the loss down"
-            )
-        return bits, np.subtract(wanted, sent, out=sent)
+        bits, rest = np.empty(gradient.size, np.uint16), np.empty(gradient.size, np.float32)
+        sent = np.empty(min(_PIECE, gradient.size), np.float32)
+        for start in range(0, gradient.size, _PIECE):
+            part = slice(start, start + _PIECE)
+            wanted = gradient[part]
+            if residual is not None:
+                wanted = np.add(wanted, residual[part], out=rest[part])
+            rounded = sent[: wanted.size]
+            self._halves.shorten(wanted, bits[part])
+            self._halves.widen(bits[part], rounded)
+            # What became infinite by rounding leaves an infinite rest.
+            if not np.isfinite(np.subtract(wanted, rounded, out=rest[part])).all():
+                raise GradientError(
+                    f"a gradient is beyond {largest(self._kind):g}, the largest that {self._kind} can say; "
+                    "nothing of it was pushed: scale the loss down"
+                )
+        return bits, rest
 
     def settle(self, answered: Container[int]) -> None:
         """The push is through: these blocks have it, or had it."""
