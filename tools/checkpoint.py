@@ -18,7 +18,7 @@ from flightedl.formats.checkpoint_files import found_checkpoints, verify
 from flightedl.formats.model_files import WRITERS
 from flightedl.launch.status import JobStatus
 from flightedl.ports import Storage
-from flightedl.wire.messages import CheckpointRequest
+from flightedl.wire.messages_checkpoints import CheckpointRequest
 
 from .options import job_options
 

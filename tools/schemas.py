@@ -14,10 +14,27 @@ import pyarrow as pa
 from flightedl.coordination import records
 from flightedl.coordination.keys import JobKeys
 from flightedl.formats.chunks import CHUNK_SCHEMA
-from flightedl.wire import messages
+from flightedl.wire import (
+    messages,
+    messages_checkpoints,
+    messages_declared,
+    messages_orders,
+    messages_parameters,
+    messages_status,
+    messages_work,
+)
 from flightedl.wire.rows import PUSH_SCHEMA, VALUES_SCHEMA, Outcome, encode_rows
 
 _JOB = "<job>"
+_MESSAGES = (
+    messages_checkpoints,
+    messages_declared,
+    messages_orders,
+    messages_parameters,
+    messages_status,
+    messages_work,
+    records,
+)
 
 
 def current() -> dict[str, Any]:
@@ -28,12 +45,9 @@ def current() -> dict[str, Any]:
 def _messages() -> dict[str, Any]:
     structs = [
         kind
-        for module in (messages, records)
+        for module in _MESSAGES
         for kind in vars(module).values()
-        if isinstance(kind, type)
-        and issubclass(kind, msgspec.Struct)
-        and kind.__module__ == module.__name__
-        and kind not in {messages.Request, messages.Reply, messages.Sender, messages.OfPlan}
+        if isinstance(kind, type) and issubclass(kind, msgspec.Struct) and kind.__module__ == module.__name__
     ]
     _, components = msgspec.json.schema_components(structs, ref_template="#/$defs/{name}")
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", "$defs": dict(sorted(components.items()))}
@@ -76,14 +90,14 @@ def _keys() -> dict[str, str]:
 
 def _golden() -> dict[str, Any]:
     batch = encode_rows([7], [3], [np.array([1.0, -2.5], np.float32)])
-    identity = messages.BatchIdentity(epoch=1, task=2, batch=3, batch_count=4)
-    header = messages.PushHeader(
+    identity = messages_parameters.BatchIdentity(epoch=1, task=2, batch=3, batch_count=4)
+    header = messages_parameters.PushHeader(
         trainer="t", generation=5, plan_hash="p", member=6, identity=identity, weight=32.0, rows=1
     )
     return {
         "push row: block 7 at base version 3, float32 [1, -2.5] (Arrow IPC stream, base64)": _stream(batch),
         "push header": json.loads(messages.encode(header)),
-        "pull ticket": json.loads(messages.encode(messages.PullTicket(plan_hash="p"))),
+        "pull ticket": json.loads(messages.encode(messages_parameters.PullTicket(plan_hash="p"))),
     }
 
 

@@ -13,7 +13,7 @@ from flightedl.adapters.clock import SystemClock
 from flightedl.config import CommonSettings, settings
 from flightedl.launch.failed import place_of
 from flightedl.launch.status import JobStatus
-from flightedl.wire.messages import ServerStatus, StatusReply
+from flightedl.wire.messages_status import ServerStatus, StatusReply
 
 from .mode import described
 from .options import job_options

@@ -14,7 +14,9 @@ from flightedl.config import CommonSettings, settings
 from flightedl.errors import UsageError
 from flightedl.launch.failed import place_of
 from flightedl.launch.status import JobStatus
-from flightedl.wire.messages import FailedPiece, FailedTasksReply, FailedTasksRequest, TaskCounts, encode
+from flightedl.wire.messages import encode
+from flightedl.wire.messages_status import FailedPiece, TaskCounts
+from flightedl.wire.messages_work import FailedTasksReply, FailedTasksRequest
 
 from .options import Command, job_options
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from flightedl.wire.messages import Assignment, BatchIdentity
+from flightedl.wire.messages_parameters import BatchIdentity
+from flightedl.wire.messages_work import Assignment
 
 
 @dataclass(slots=True)

@@ -30,7 +30,8 @@ from flightedl.errors import FlightedlError, UsageError
 from flightedl.formats.chunks import ChangedFileError
 from flightedl.formats.declared import schema_of
 from flightedl.formats.following import MARKER
-from flightedl.wire.messages import Assignment, DatasetReply
+from flightedl.wire.messages_declared import DatasetReply
+from flightedl.wire.messages_work import Assignment
 
 #: Batches read ahead of the user's code.
 _AHEAD = 4

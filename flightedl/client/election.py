@@ -23,7 +23,9 @@ from flightedl.coordination.keys import JobKeys
 from flightedl.domain.sharding import ShardPlan
 from flightedl.errors import FencedError, FlightedlError
 from flightedl.ports import Absent, Coordinator, CreatedAt, Entry, Put
-from flightedl.wire.messages import ElectionRecord, InitHeader, InitReply, decode, encode
+from flightedl.wire.messages import decode, encode
+from flightedl.wire.messages_declared import ElectionRecord
+from flightedl.wire.messages_parameters import InitHeader, InitReply
 from flightedl.wire.rows import PUSH_SCHEMA, encode_rows, group_by_size
 
 _UPLOAD_S = 120.0

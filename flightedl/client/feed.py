@@ -18,7 +18,7 @@ from flightedl.client.servers import is_transient
 from flightedl.errors import FlightedlError
 from flightedl.formats.chunks import Chunk
 from flightedl.ports import Clock
-from flightedl.wire.messages import Assignment, FailedTask, FinishedTask, ReturnedTask, TasksReply
+from flightedl.wire.messages_work import Assignment, FailedTask, FinishedTask, ReturnedTask, TasksReply
 
 #: Pieces of work held at once: one in training, one ahead.
 HOLD = 2

@@ -34,7 +34,8 @@ from flightedl.domain.sharding import ALIGNMENT_BYTES, Block, ShardPlan, runs_of
 from flightedl.errors import FlightedlError, GradientError, MessageError, UsageError
 from flightedl.rpc.client import Connection
 from flightedl.wire.halves import ITEM_BYTES, array_dtype, is_finite, largest, too_large
-from flightedl.wire.messages import PullTicket, PushHeader, encode
+from flightedl.wire.messages import encode
+from flightedl.wire.messages_parameters import PullTicket, PushHeader
 from flightedl.wire.rows import PUSH_SCHEMA, Outcome, Piece, Rows, decode_batch, encode_pieces, encode_rows
 
 if TYPE_CHECKING:

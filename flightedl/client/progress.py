@@ -9,7 +9,8 @@ from collections.abc import Callable, Mapping
 from typing import SupportsFloat
 
 from flightedl.errors import FlightedlError
-from flightedl.wire.messages import LogRequest, encode
+from flightedl.wire.messages import encode
+from flightedl.wire.messages_work import LogRequest
 
 _EVERY_S = 0.5
 

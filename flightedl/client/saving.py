@@ -21,7 +21,8 @@ from flightedl.client.servers import persistently
 from flightedl.client.waiting import Waiting
 from flightedl.coordination.keys import JobKeys
 from flightedl.ports import Absent, Coordinator, Delete, ModifiedAt, Put
-from flightedl.wire.messages import SaveRecord, decode, encode
+from flightedl.wire.messages import decode, encode
+from flightedl.wire.messages_checkpoints import SaveRecord
 
 
 class ModelSaves:

@@ -51,22 +51,17 @@ from flightedl.ports import Absent, Clock, CreatedAt, Put
 from flightedl.rpc import process_tuning
 from flightedl.rpc.authentication import Credentials
 from flightedl.wire.halves import check_kind
-from flightedl.wire.messages import (
+from flightedl.wire.messages import decode, encode
+from flightedl.wire.messages_checkpoints import SaveModelReply, SaveModelRequest
+from flightedl.wire.messages_declared import (
     DatasetDeclaration,
     DatasetReply,
     EvaluationDeclaration,
-    JoinReply,
-    JoinRequest,
     ModelDeclaration,
     ModelReply,
     ParameterDeclaration,
-    SaveModelReply,
-    SaveModelRequest,
-    TasksReply,
-    TasksTicket,
-    decode,
-    encode,
 )
+from flightedl.wire.messages_work import JoinReply, JoinRequest, TasksReply, TasksTicket
 
 Answer = TypeVar("Answer")
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pyarrow as pa
 
 from flightedl.formats.index import DatasetSpec
-from flightedl.wire.messages import DatasetDeclaration, DatasetReply
+from flightedl.wire.messages_declared import DatasetDeclaration, DatasetReply
 
 
 def spec_of(declared: DatasetDeclaration) -> DatasetSpec:

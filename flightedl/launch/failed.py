@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from flightedl.wire.messages import FailedPiece
+from flightedl.wire.messages_status import FailedPiece
 
 
 def place_of(piece: FailedPiece) -> str:

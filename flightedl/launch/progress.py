@@ -23,7 +23,7 @@ from rich.table import Table
 from rich.text import Text
 
 from flightedl.ports import Clock
-from flightedl.wire.messages import StatusReply
+from flightedl.wire.messages_status import StatusReply
 
 _PLAIN_EVERY_S = 5.0
 _PERCENT_LINE = re.compile(r"(?P<title>\S.{0,80}?): +(?P<percent>\d{1,3}) ?%")

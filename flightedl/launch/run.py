@@ -30,7 +30,7 @@ from flightedl.launch.progress import Display, Figures, make_display
 from flightedl.launch.supervisor import Outcome
 from flightedl.launch.trainer import check_target
 from flightedl.ports import Clock
-from flightedl.wire.messages import StatusReply
+from flightedl.wire.messages_status import StatusReply
 
 EXIT_TASKS_FAILED = 4
 

@@ -20,7 +20,9 @@ from flightedl.ports import Clock
 from flightedl.rpc.authentication import Credentials
 from flightedl.rpc.client import Connection
 from flightedl.rpc.identity import Caller, ServerIdentity
-from flightedl.wire.messages import CheckpointReply, CheckpointRequest, StatusReply, decode, encode
+from flightedl.wire.messages import decode, encode
+from flightedl.wire.messages_checkpoints import CheckpointReply, CheckpointRequest
+from flightedl.wire.messages_status import StatusReply
 
 Answer = TypeVar("Answer", bound=msgspec.Struct)
 

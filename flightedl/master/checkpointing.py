@@ -39,7 +39,8 @@ from flightedl.domain.checkpoints_values import (
 from flightedl.errors import FlightedlError, NotReadyError
 from flightedl.ports import Clock, Storage
 from flightedl.rpc.client import Connection
-from flightedl.wire.messages import SnapshotReply, SnapshotRequest, decode, encode
+from flightedl.wire.messages import decode, encode
+from flightedl.wire.messages_orders import SnapshotReply, SnapshotRequest
 
 _log = logging.getLogger(__name__)
 

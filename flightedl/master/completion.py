@@ -23,7 +23,9 @@ from flightedl.master.recovery import RecoveredState
 from flightedl.master.replay import Replay
 from flightedl.master.state import JobState
 from flightedl.ports import Storage
-from flightedl.wire.messages import CheckpointReply, CheckpointRequest, JobDeclaration, encode
+from flightedl.wire.messages import encode
+from flightedl.wire.messages_checkpoints import CheckpointReply, CheckpointRequest
+from flightedl.wire.messages_declared import JobDeclaration
 
 _DRAIN_POLL_S = 0.05
 

@@ -13,7 +13,13 @@ from flightedl.master.growing import Growing
 from flightedl.master.indexing import DatasetIndexing
 from flightedl.master.members import Members
 from flightedl.master.state import JobState
-from flightedl.wire.messages import DatasetDeclaration, DatasetReply, JobDeclaration, ModelDeclaration, ModelReply
+from flightedl.wire.messages_declared import (
+    DatasetDeclaration,
+    DatasetReply,
+    JobDeclaration,
+    ModelDeclaration,
+    ModelReply,
+)
 
 _log = logging.getLogger(__name__)
 

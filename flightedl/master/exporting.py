@@ -16,7 +16,7 @@ from flightedl.errors import FlightedlError, NotReadyError, UsageError
 from flightedl.formats.checkpoint_files import found_checkpoints
 from flightedl.formats.model_files import format_of
 from flightedl.ports import Storage
-from flightedl.wire.messages import CheckpointReply, CheckpointRequest, SaveModelReply, SaveModelRequest
+from flightedl.wire.messages_checkpoints import CheckpointReply, CheckpointRequest, SaveModelReply, SaveModelRequest
 
 _log = logging.getLogger(__name__)
 

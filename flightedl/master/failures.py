@@ -16,7 +16,7 @@ from flightedl.domain.datasets import record_order
 from flightedl.domain.tasks_values import FailedPiece as Failed
 from flightedl.formats.chunks import Chunk
 from flightedl.master.indexing import IndexedDataset
-from flightedl.wire.messages import FailedPiece, RecordRange
+from flightedl.wire.messages_status import FailedPiece, RecordRange
 
 #: More stretches of records than this are not listed one by one.
 RANGES_LIMIT = 64

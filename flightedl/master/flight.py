@@ -6,21 +6,11 @@ from flightedl.errors import MessageError
 from flightedl.formats.chunks import CHUNK_SCHEMA, chunks_to_batch
 from flightedl.master.service import MasterService
 from flightedl.rpc.routes import Answer, Call, Endpoint, Endpoints, Routes
-from flightedl.wire.messages import (
-    CheckpointRequest,
-    DatasetDeclaration,
-    EvaluationDeclaration,
-    FailedTasksRequest,
-    JoinRequest,
-    LogRequest,
-    ModelDeclaration,
-    ModeRequest,
-    PullTicket,
-    SaveModelRequest,
-    TasksTicket,
-    decode,
-    encode,
-)
+from flightedl.wire.messages import decode, encode
+from flightedl.wire.messages_checkpoints import CheckpointRequest, SaveModelRequest
+from flightedl.wire.messages_declared import DatasetDeclaration, EvaluationDeclaration, ModelDeclaration
+from flightedl.wire.messages_parameters import PullTicket
+from flightedl.wire.messages_work import FailedTasksRequest, JoinRequest, LogRequest, ModeRequest, TasksTicket
 from flightedl.wire.rows import VALUES_SCHEMA
 
 

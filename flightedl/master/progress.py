@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field
 
-from flightedl.wire.messages import LogRequest
+from flightedl.wire.messages_work import LogRequest
 
 _WINDOW_S = 10.0
 

@@ -17,15 +17,9 @@ from flightedl.master.state import JobState
 from flightedl.master.views import ViewSender
 from flightedl.rpc.authentication import Credentials
 from flightedl.rpc.client import Connection
-from flightedl.wire.messages import (
-    AppliedReply,
-    AppliedRequest,
-    PserverStatusReply,
-    ReloadRequest,
-    SealRequest,
-    decode,
-    encode,
-)
+from flightedl.wire.messages import decode, encode
+from flightedl.wire.messages_orders import AppliedReply, AppliedRequest, ReloadRequest, SealRequest
+from flightedl.wire.messages_status import PserverStatusReply
 
 _log = logging.getLogger(__name__)
 

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 from flightedl.coordination.keys import JobKeys
 from flightedl.ports import Coordinator
-from flightedl.wire.messages import ArrivalRecord, JobDeclaration, decode
+from flightedl.wire.messages import decode
+from flightedl.wire.messages_declared import ArrivalRecord, JobDeclaration
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,8 @@ from typing import Literal
 from flightedl.domain.checkpoints_replay import AppliedSummary, PserverRecovery
 from flightedl.domain.tasks import TaskQueue
 from flightedl.errors import NotFoundError
-from flightedl.wire.messages import AppliedReply, FinishedTask
+from flightedl.wire.messages_orders import AppliedReply
+from flightedl.wire.messages_work import FinishedTask
 
 _log = logging.getLogger(__name__)
 

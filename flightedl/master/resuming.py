@@ -26,7 +26,8 @@ from flightedl.domain.parameters import ParameterSpec
 from flightedl.domain.sharding import plan_for
 from flightedl.errors import CorruptError, FencedError, NotFoundError, UsageError
 from flightedl.ports import Absent, Coordinator, Delete, Put, Storage
-from flightedl.wire.messages import ArrivalRecord, ElectionRecord, JobDeclaration, ModelReply, decode, encode
+from flightedl.wire.messages import decode, encode
+from flightedl.wire.messages_declared import ArrivalRecord, ElectionRecord, JobDeclaration, ModelReply
 
 _log = logging.getLogger(__name__)
 

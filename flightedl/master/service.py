@@ -30,7 +30,8 @@ from flightedl.master.status import describe
 from flightedl.master.tasks import Tasks
 from flightedl.ports import Clock, Coordinator, Files, Storage
 from flightedl.rpc.authentication import Credentials
-from flightedl.wire.messages import LogRequest, StatusReply
+from flightedl.wire.messages_status import StatusReply
+from flightedl.wire.messages_work import LogRequest
 
 _log = logging.getLogger(__name__)
 

@@ -27,7 +27,8 @@ from flightedl.master.progress import JobProgress
 from flightedl.master.recovery import RecoveredState
 from flightedl.master.replay import Replay
 from flightedl.ports import Clock, Coordinator
-from flightedl.wire.messages import JobDeclaration, Sender, encode
+from flightedl.wire.messages import Sender, encode
+from flightedl.wire.messages_declared import JobDeclaration
 
 #: How long a request waits for etcd before the trainer is told to ask again.
 _DURABLE_S = 3.0

@@ -13,9 +13,9 @@ from flightedl.master.failures import failed_piece
 from flightedl.master.indexing import IndexedDataset
 from flightedl.master.members import waiting_for_mode
 from flightedl.master.progress import JobProgress, TrainerProgress
-from flightedl.wire.messages import (
+from flightedl.wire.messages_declared import JobDeclaration
+from flightedl.wire.messages_status import (
     EvaluationStatus,
-    JobDeclaration,
     PserverStatusReply,
     ServerStatus,
     StatusReply,

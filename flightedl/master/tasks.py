@@ -19,10 +19,9 @@ from flightedl.formats.chunks import Chunk
 from flightedl.master.dispatch import Dispatch
 from flightedl.master.members import Members
 from flightedl.master.state import JobState
-from flightedl.wire.messages import (
+from flightedl.wire.messages_declared import DatasetReply, EvaluationDeclaration
+from flightedl.wire.messages_work import (
     Assignment,
-    DatasetReply,
-    EvaluationDeclaration,
     FailedTasksReply,
     FailedTasksRequest,
     ReturnedTask,

@@ -18,7 +18,9 @@ from flightedl.ports import Clock
 from flightedl.rpc.authentication import Credentials
 from flightedl.rpc.client import Connection
 from flightedl.rpc.identity import Caller, ServerIdentity
-from flightedl.wire.messages import PserverStatusReply, ViewReply, ViewRequest, decode, encode
+from flightedl.wire.messages import decode, encode
+from flightedl.wire.messages_orders import ViewReply, ViewRequest
+from flightedl.wire.messages_status import PserverStatusReply
 
 _log = logging.getLogger(__name__)
 

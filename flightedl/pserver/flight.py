@@ -19,20 +19,9 @@ from flightedl.pserver.service import PserverService
 from flightedl.pserver.shard import ShardState, Wanted
 from flightedl.rpc.routes import Call, ExchangeRoute, Outgoing, PutRoute, Routes
 from flightedl.rpc.streams import Exchange, Incoming
-from flightedl.wire.messages import (
-    AppliedRequest,
-    InitHeader,
-    InitReply,
-    PullTicket,
-    PushHeader,
-    PushReply,
-    ReloadRequest,
-    SealRequest,
-    SnapshotRequest,
-    ViewRequest,
-    decode,
-    encode,
-)
+from flightedl.wire.messages import decode, encode
+from flightedl.wire.messages_orders import AppliedRequest, ReloadRequest, SealRequest, SnapshotRequest, ViewRequest
+from flightedl.wire.messages_parameters import InitHeader, InitReply, PullTicket, PushHeader, PushReply
 from flightedl.wire.rows import (
     PUSH_SCHEMA,
     TARGET_BYTES,

@@ -31,22 +31,19 @@ from flightedl.pserver.compiler_memory import release_compiler_memory
 from flightedl.pserver.restoring import Restored, load_newest
 from flightedl.pserver.shard import ShardState
 from flightedl.pserver.snapshots import Snapshots
-from flightedl.wire.messages import (
+from flightedl.wire.messages import OfPlan, decode
+from flightedl.wire.messages_declared import ElectionRecord, JobDeclaration, ModelReply
+from flightedl.wire.messages_orders import (
     AppliedReply,
     AppliedRequest,
-    ElectionRecord,
-    JobDeclaration,
-    ModelReply,
-    OfPlan,
-    PserverStatusReply,
     SealRequest,
     ShardFileMessage,
     SnapshotReply,
     SnapshotRequest,
     ViewReply,
     ViewRequest,
-    decode,
 )
+from flightedl.wire.messages_status import PserverStatusReply
 
 _log = logging.getLogger(__name__)
 

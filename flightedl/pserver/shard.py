@@ -37,7 +37,8 @@ from flightedl.formats.shard_files import StoredBlock
 from flightedl.pserver.arena import Arena
 from flightedl.pserver.snapshots import BlockCopies
 from flightedl.pserver.units import Unit, UnitBlock
-from flightedl.wire.messages import PushHeader, ViewRequest
+from flightedl.wire.messages_orders import ViewRequest
+from flightedl.wire.messages_parameters import PushHeader
 from flightedl.wire.rows import Outcome, Piece, Row, Rows
 
 Array = npt.NDArray[np.generic]

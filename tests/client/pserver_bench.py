@@ -19,7 +19,8 @@ from flightedl.domain.sharding import ShardPlan, plan_shards
 from flightedl.pserver.flight import PserverFlight
 from flightedl.pserver.shard import ShardState
 from flightedl.rpc import Connection, FlightServer, ServerIdentity
-from flightedl.wire.messages import Assignment, ViewMemberMessage, ViewRequest
+from flightedl.wire.messages_orders import ViewMemberMessage, ViewRequest
+from flightedl.wire.messages_work import Assignment
 from flightedl.wire.rows import Row
 
 CLOCK = SystemClock()

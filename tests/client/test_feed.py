@@ -10,7 +10,7 @@ import pytest
 from flightedl.adapters.clock import SystemClock
 from flightedl.client.feed import HOLD, Piece, Reports, TaskFeed
 from flightedl.errors import JobFailedError, UnavailableError
-from flightedl.wire.messages import Assignment, ReturnedTask, TasksReply
+from flightedl.wire.messages_work import Assignment, ReturnedTask, TasksReply
 
 
 def _piece(number: int) -> Piece:

@@ -28,7 +28,9 @@ from flightedl.ports import Delete
 from flightedl.testing.etcd_server import EtcdServer
 from flightedl.testing.processes import ServerProcess
 from flightedl.testing.proxy import TcpProxy
-from flightedl.wire.messages import ModeReply, ModeRequest, StatusReply, encode
+from flightedl.wire.messages import encode
+from flightedl.wire.messages_status import StatusReply
+from flightedl.wire.messages_work import ModeReply, ModeRequest
 
 pytestmark = [pytest.mark.etcd, pytest.mark.faults, pytest.mark.slow, pytest.mark.timeout(240)]
 

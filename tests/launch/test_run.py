@@ -7,7 +7,7 @@ import pytest
 from flightedl.config import CommonSettings
 from flightedl.launch.run import job_name, new_output_directory, summary
 from flightedl.launch.supervisor import Outcome
-from flightedl.wire.messages import FailedPiece, StatusReply, TaskCounts
+from flightedl.wire.messages_status import FailedPiece, StatusReply, TaskCounts
 
 
 @pytest.mark.parametrize(

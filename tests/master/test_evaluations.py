@@ -11,7 +11,8 @@ from flightedl.master.evaluations import Evaluation, Evaluations
 from flightedl.master.indexing import DatasetIndexing
 from flightedl.testing.clock import FakeClock
 from flightedl.testing.memory import MemoryFiles
-from flightedl.wire.messages import Assignment, DatasetDeclaration, EvaluationDeclaration, FinishedTask, TasksTicket
+from flightedl.wire.messages_declared import DatasetDeclaration, EvaluationDeclaration
+from flightedl.wire.messages_work import Assignment, FinishedTask, TasksTicket
 
 
 @pytest.fixture

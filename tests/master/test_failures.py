@@ -13,7 +13,8 @@ from flightedl.formats.registry import named_format
 from flightedl.master.failures import failed_piece
 from flightedl.master.indexing import IndexedDataset
 from flightedl.testing.memory import MemoryFiles
-from flightedl.wire.messages import DatasetDeclaration, DatasetReply, RecordRange
+from flightedl.wire.messages_declared import DatasetDeclaration, DatasetReply
+from flightedl.wire.messages_status import RecordRange
 
 
 def indexed(*, shuffle: bool) -> IndexedDataset:

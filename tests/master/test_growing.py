@@ -27,7 +27,7 @@ from flightedl.master.state import JobState
 from flightedl.ports import FileStat
 from flightedl.testing.contracts.coordinator import eventually
 from flightedl.testing.memory import MemoryCoordinator, MemoryFiles, MemoryStorage
-from flightedl.wire.messages import DatasetDeclaration
+from flightedl.wire.messages_declared import DatasetDeclaration
 
 EVERY_S = 0.02
 KEYS = JobKeys("demo")

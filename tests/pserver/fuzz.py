@@ -29,15 +29,9 @@ from flightedl.domain.sharding import ShardPlan, plan_shards
 from flightedl.errors import FlightedlError
 from flightedl.pserver.shard import ShardState, Wanted
 from flightedl.rpc.received import BatchLimits, Tally, check_schema
-from flightedl.wire.messages import (
-    BatchIdentity,
-    PullTicket,
-    PushHeader,
-    ViewMemberMessage,
-    ViewRequest,
-    decode,
-    encode,
-)
+from flightedl.wire.messages import decode, encode
+from flightedl.wire.messages_orders import ViewMemberMessage, ViewRequest
+from flightedl.wire.messages_parameters import BatchIdentity, PullTicket, PushHeader
 from flightedl.wire.rows import PUSH_SCHEMA, Outcome, decode_batch, encode_rows
 
 SIZES = (16, 16, 3, 40)

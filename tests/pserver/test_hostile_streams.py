@@ -16,7 +16,8 @@ from pserver_bench import Cluster
 from flightedl.domain.modes import Async, Mode, Sync
 from flightedl.errors import FlightedlError
 from flightedl.rpc import Connection, ServerIdentity
-from flightedl.wire.messages import BatchIdentity, PullTicket, PushHeader, encode
+from flightedl.wire.messages import encode
+from flightedl.wire.messages_parameters import BatchIdentity, PullTicket, PushHeader
 from flightedl.wire.rows import PUSH_SCHEMA, encode_rows
 
 SHAPES = {f"p{i}": (size,) for i, size in enumerate(SIZES)}

@@ -20,20 +20,16 @@ from flightedl.pserver.flight import PserverFlight
 from flightedl.pserver.service import PserverService
 from flightedl.rpc import Connection, FlightServer, ServerIdentity
 from flightedl.testing.memory import MemoryCoordinator
-from flightedl.wire.messages import (
+from flightedl.wire.messages import decode, encode
+from flightedl.wire.messages_declared import JobDeclaration, ModelDeclaration, ModelReply, ParameterDeclaration
+from flightedl.wire.messages_orders import (
     AppliedRequest,
-    JobDeclaration,
-    ModelDeclaration,
-    ModelReply,
-    ParameterDeclaration,
     ReloadRequest,
     SealRequest,
     SnapshotRequest,
     ViewMemberMessage,
     ViewReply,
     ViewRequest,
-    decode,
-    encode,
 )
 
 KEYS = JobKeys("demo")

@@ -14,7 +14,8 @@ from flightedl.domain.parameters import ParameterSpec
 from flightedl.domain.sharding import plan_shards
 from flightedl.errors import GradientError, MessageError
 from flightedl.pserver.shard import ShardState, Wanted
-from flightedl.wire.messages import BatchIdentity, PushHeader, ViewMemberMessage, ViewRequest
+from flightedl.wire.messages_orders import ViewMemberMessage, ViewRequest
+from flightedl.wire.messages_parameters import BatchIdentity, PushHeader
 from flightedl.wire.rows import Outcome, Piece, Row, Rows
 
 SIZE = 16

@@ -27,7 +27,8 @@ from flightedl.pserver.shard import ShardState
 from flightedl.pserver.snapshots import _LEAD, BlockCopies, Snapshots
 from flightedl.testing.memory import MemoryStorage
 from flightedl.wire.halves import shortened
-from flightedl.wire.messages import BatchIdentity, PushHeader, ViewMemberMessage, ViewRequest
+from flightedl.wire.messages_orders import ViewMemberMessage, ViewRequest
+from flightedl.wire.messages_parameters import BatchIdentity, PushHeader
 from flightedl.wire.rows import Outcome, Piece, decode_batch, encode_rows
 
 SPECS = [ParameterSpec("w", (40_000,)), ParameterSpec("b", (3,))]

@@ -11,7 +11,8 @@ from flightedl.domain.parameters import ParameterSpec
 from flightedl.domain.sharding import plan_shards, runs_of
 from flightedl.errors import GradientError, MessageError
 from flightedl.pserver.shard import ShardState, Wanted
-from flightedl.wire.messages import BatchIdentity, PushHeader, ViewMemberMessage, ViewRequest
+from flightedl.wire.messages_orders import ViewMemberMessage, ViewRequest
+from flightedl.wire.messages_parameters import BatchIdentity, PushHeader
 from flightedl.wire.rows import Outcome, Row, Rows, decode_batch, encode_pieces, encode_rows
 
 COUNT, SIZE = 5, 16

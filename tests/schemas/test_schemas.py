@@ -10,7 +10,8 @@ import pyarrow as pa
 import pytest
 
 import flightedl_schemas
-from flightedl.wire.messages import PushHeader, decode
+from flightedl.wire.messages import decode
+from flightedl.wire.messages_parameters import PushHeader
 from flightedl.wire.rows import decode_rows
 from flightedl_tools import schemas
 

@@ -26,7 +26,8 @@ from flightedl.ports import Coordinator, Put
 from flightedl.rpc import process_tuning
 from flightedl.rpc.client import Connection
 from flightedl.rpc.identity import Caller, ServerIdentity
-from flightedl.wire.messages import Assignment, FinishedTask, TasksReply, TasksTicket, decode, encode
+from flightedl.wire.messages import decode, encode
+from flightedl.wire.messages_work import Assignment, FinishedTask, TasksReply, TasksTicket
 
 from .orders import next_order, ready, report, serve
 

@@ -37,7 +37,8 @@ from flightedl.formats.stored_index import encode_index, index_name
 from flightedl.launch.etcd import EmbeddedEtcd
 from flightedl.launch.processes import Child, Children
 from flightedl.ports import FileStat, Put
-from flightedl.wire.messages import DatasetDeclaration, DatasetReply, JobDeclaration, encode
+from flightedl.wire.messages import encode
+from flightedl.wire.messages_declared import DatasetDeclaration, DatasetReply, JobDeclaration
 
 from .orders import Worker, worker
 

@@ -28,7 +28,8 @@ from flightedl.domain.sharding import ShardPlan, plan_shards
 from flightedl.pserver.restoring import load_newest
 from flightedl.pserver.shard import ShardState
 from flightedl.pserver.snapshots import Snapshots
-from flightedl.wire.messages import BatchIdentity, PushHeader, ViewMemberMessage, ViewRequest
+from flightedl.wire.messages_orders import ViewMemberMessage, ViewRequest
+from flightedl.wire.messages_parameters import BatchIdentity, PushHeader
 from flightedl.wire.rows import Rows
 
 _JOB = "shard"

@@ -11,7 +11,8 @@ from flightedl.launch.cluster import LocalCluster, explain
 from flightedl.launch.status import JobStatus
 from flightedl.rpc.client import Connection
 from flightedl.rpc.identity import Caller, ServerIdentity
-from flightedl.wire.messages import PserverStatusReply, StatusReply, decode
+from flightedl.wire.messages import decode
+from flightedl.wire.messages_status import PserverStatusReply, StatusReply
 
 _T = TypeVar("_T")
 

@@ -19,21 +19,11 @@ from flightedl.launch.status import JobStatus
 from flightedl.ports import CreatedAt, Put
 from flightedl.rpc.client import Connection
 from flightedl.rpc.identity import Caller, ServerIdentity
-from flightedl.wire.messages import (
-    BatchIdentity,
-    FinishedTask,
-    PushHeader,
-    PushReply,
-    SnapshotReply,
-    SnapshotRequest,
-    StatusReply,
-    TasksReply,
-    TasksTicket,
-    ViewReply,
-    ViewRequest,
-    decode,
-    encode,
-)
+from flightedl.wire.messages import decode, encode
+from flightedl.wire.messages_orders import SnapshotReply, SnapshotRequest, ViewReply, ViewRequest
+from flightedl.wire.messages_parameters import BatchIdentity, PushHeader, PushReply
+from flightedl.wire.messages_status import StatusReply
+from flightedl.wire.messages_work import FinishedTask, TasksReply, TasksTicket
 from flightedl.wire.rows import PUSH_SCHEMA, encode_rows
 
 _CALL_S = 5.0

@@ -1,0 +1,113 @@
+"""What the master says to a pserver: views, snapshots, what it wants to know.
+
+Each order names the shard plan that the master means, and a number that orders all orders of its kind: only a newer one
+than all before does anything, so any of them may be repeated.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import msgspec
+
+from flightedl.wire.messages import Name, Natural, OfPlan, Reply, Request
+
+
+class ViewMemberMessage(Request, frozen=True, kw_only=True):
+    """One member of a view."""
+
+    trainer: Name
+    generation: Natural
+    member: Natural
+    first_round: Natural
+
+
+class ViewRequest(OfPlan, frozen=True, kw_only=True):
+    """The whole membership; refused unless (master_generation, serial) is newer than the one known."""
+
+    master_generation: Natural
+    serial: Natural
+    members: list[ViewMemberMessage]
+    #: The consistency mode, a tagged object; None: as before.
+    mode: dict[str, Any] | None = None
+    #: The version that all blocks begin at if this view changes the mode.
+    switch_round: Natural = 0
+
+
+class ViewReply(Reply, frozen=True, kw_only=True):
+    """What a pserver made of a view: everybody is admitted but those refused, whose first round has gone by."""
+
+    serial: int
+    refused: list[int] = []
+    highest_open_round: int = 0
+    #: True when the view was older than the one known.
+    outdated: bool = False
+    #: True when the mode could not be changed at the round of the view, which has gone by.
+    refuses_mode: bool = False
+
+
+class SnapshotRequest(OfPlan, frozen=True, kw_only=True):
+    """Orders a copy of all blocks, or asks how far it is: only an order newer than all before does anything."""
+
+    #: (master generation, checkpoint, proposal) order all orders of a job.
+    master_generation: Natural
+    number: Natural
+    serial: Natural
+    #: Copy each block when this round opens; None: now.
+    round: Natural | None = None
+    #: File to write, relative to the job's storage.
+    name: Name
+
+
+class ShardFileMessage(Reply, frozen=True, kw_only=True):
+    """A file that a pserver wrote."""
+
+    name: str
+    size_bytes: int
+    #: xxh3-128, hexadecimal.
+    hash: str
+    blocks: int
+    lowest_version: int
+    highest_version: int
+
+
+class SnapshotReply(Reply, frozen=True, kw_only=True):
+    """How far a pserver is with the newest order that it has heard of."""
+
+    master_generation: int
+    number: int
+    serial: int
+    #: refused, waiting, taken, written or failed.
+    state: str
+    highest_open_round: int = 0
+    file: ShardFileMessage | None = None
+    reason: str = ""
+    #: Seconds that training stood still for the copies, at most, and that writing took.
+    copied_s: float = 0.0
+    written_s: float = 0.0
+
+
+class ReloadRequest(OfPlan, frozen=True, kw_only=True):
+    """Tells a pserver to end and come back from the newest checkpoint."""
+
+
+class AppliedRequest(OfPlan, frozen=True, kw_only=True):
+    """Asks a pserver what it has."""
+
+
+class AppliedReply(Reply, frozen=True, kw_only=True):
+    """Which tasks all blocks of a pserver have wholly, and the checkpoint that it started from."""
+
+    #: ``AppliedSummary.encode``.
+    summary: bytes
+    checkpoint: int | None = None
+    #: Checkpoints that could not be loaded, each with the reason.
+    skipped: list[str] = []
+    #: The election whose first values it should have, and has not; see ``domain.beginnings``.
+    lacks_election: Natural | None = None
+
+
+class SealRequest(OfPlan, frozen=True, kw_only=True):
+    """Tells a pserver how many tasks epochs have that are over: [epoch, tasks]."""
+
+    epochs: Annotated[list[tuple[Natural, Natural]], msgspec.Meta(max_length=1024)]

@@ -1,0 +1,84 @@
+"""What a trainer says to a pserver: pushes, pulls and first values. The rows themselves are ``wire.rows``."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+
+from flightedl.wire.messages import Name, Natural, Reply, Request, Sender, Weight
+
+
+class BatchIdentity(Request, frozen=True, kw_only=True):
+    """Which batch of which epoch; what makes a push happen once."""
+
+    epoch: Natural
+    task: Natural
+    batch: Natural
+    #: Batches of the whole task.
+    batch_count: Annotated[int, msgspec.Meta(ge=1)]
+
+
+class PushHeader(Sender, frozen=True, kw_only=True):
+    """Opens a push (DoPut) or a step (DoExchange): what the rows that follow belong to."""
+
+    verb: str = "step"
+    plan_hash: Name
+    member: Natural
+    identity: BatchIdentity
+    #: Async mode: the other batches whose gradients are in the rows, which are sums then. A block takes a sum only if
+    #: it has none of its batches, and has all of them from then on.
+    further: Annotated[list[BatchIdentity], msgspec.Meta(max_length=1023)] = []
+    #: The batch's weight in its round, usually its records.
+    weight: Weight
+    #: How many batches the sender has begun since it was admitted, this one included.
+    step: Natural = 0
+    #: Rows that will follow.
+    rows: Natural
+    #: Step only: how long the server may hold the stream for rounds to close.
+    wait_s: Annotated[float, msgspec.Meta(ge=0, le=20)] = 2.0
+    #: Step only: whether fresh values are wanted.
+    pull: bool = True
+
+
+class PushReply(Reply, frozen=True, kw_only=True):
+    """The one acknowledgement of a push: how many rows met which outcome."""
+
+    accepted: int = 0
+    already_applied: int = 0
+    stale: int = 0
+    not_member: int = 0
+    #: Sums that were not taken, because the block has some of their batches.
+    partly_applied: int = 0
+    #: Of these sums: the batches that some block lacks, to be pushed one by one; 0: ``identity``, 1: the first further.
+    lacking: list[int] = []
+
+
+class PullTicket(Request, frozen=True, kw_only=True):
+    """Asks for blocks, each at or above a version. Without ``blocks``: all of this pserver."""
+
+    verb: str = "pull"
+    plan_hash: Name
+    #: The membership of the puller; 0: anybody who only reads.
+    member: Natural = 0
+    blocks: list[Natural] | None = None
+    #: One for each block, or a single one for all.
+    min_versions: list[Natural] = msgspec.field(default_factory=lambda: [0])
+    wait_s: Annotated[float, msgspec.Meta(ge=0, le=20)] = 2.0
+
+
+class InitHeader(Sender, frozen=True, kw_only=True):
+    """Opens the upload of the first values (DoPut) by the trainer that won the election."""
+
+    verb: str = "init"
+    plan_hash: Name
+    #: create_revision of the election's key: the newest winner's values count.
+    election: Natural
+    rows: Natural
+
+
+class InitReply(Reply, frozen=True, kw_only=True):
+    """How many blocks of this pserver have first values of that election, and how many there are."""
+
+    initialized: int
+    blocks: int

@@ -1,0 +1,151 @@
+"""What a trainer that works says to the master: tasks and what became of them, membership, mode, progress.
+
+A report carries its task's ``attempt``: one that is no longer current is refused, and named in the reply.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import msgspec
+
+from flightedl.wire.messages import Name, Natural, Reply, Request, Sender, Text
+
+
+class FinishedTask(Request, frozen=True, kw_only=True):
+    """A piece of work whose every batch is acknowledged by every pserver of the generations given."""
+
+    epoch: Natural
+    position: Natural
+    attempt: Natural
+    #: By index, the oldest generation of each pserver that acknowledged a batch of this piece; 0: it holds no blocks.
+    pservers: list[Natural] = []
+    #: Evaluations only: name -> [weighted sum, weight] over the piece.
+    metrics: dict[Name, tuple[float, float]] = {}
+
+
+class FailedTask(Request, frozen=True, kw_only=True):
+    """A piece of work that the trainer could not do."""
+
+    epoch: Natural
+    position: Natural
+    attempt: Natural
+    error: Text
+    #: The batch at which it failed, where known.
+    batch: Natural | None = None
+
+
+class ReturnedTask(Request, frozen=True, kw_only=True):
+    """A piece of work handed back unharmed, as a trainer does that leaves."""
+
+    epoch: Natural
+    position: Natural
+    attempt: Natural
+
+
+class TasksTicket(Sender, frozen=True, kw_only=True):
+    """Reports and asks in one call."""
+
+    verb: str = "tasks"
+    #: Name of the evaluation whose tasks are meant; empty: the training data's.
+    evaluation: Text = ""
+    finished: list[FinishedTask] = []
+    failed: list[FailedTask] = []
+    returned: list[ReturnedTask] = []
+    #: Attempts that the trainer holds beside those reported: one that is missing here is told again.
+    holding: list[Natural] = []
+    #: How many pieces of work are wanted now; 0 only reports.
+    want: Annotated[int, msgspec.Meta(ge=0, le=64)] = 1
+    #: How long the master may hold the call while there is nothing to hand out.
+    wait_s: Annotated[float, msgspec.Meta(ge=0, le=20)] = 2.0
+
+
+class Assignment(Reply, frozen=True, kw_only=True):
+    """A piece of work: batches ``first_batch`` to ``end_batch`` (exclusive) of a task."""
+
+    epoch: int
+    position: int
+    task: int
+    attempt: int
+    first_batch: int
+    end_batch: int
+    #: Batches of the whole task.
+    batch_count: int
+
+
+class TasksReply(Reply, frozen=True, kw_only=True):
+    """Metadata of the first message of the reply; then one record batch of chunks for each assignment."""
+
+    assignments: list[Assignment]
+    #: "given", "none_now" or "epochs_done".
+    outcome: str
+    retry_after_s: float = 0.0
+    #: The sender's membership, 0: it is not a member.
+    member: int = 0
+    #: Reports that were refused, because their attempt is no longer current: drop that work.
+    lost: list[ReturnedTask] = []
+    epoch: int = 0
+    #: Evaluations only, once "epochs_done": weighted means over all records, and tasks that failed for good.
+    metrics: dict[str, float] = {}
+    failed: int = 0
+
+
+class JoinRequest(Sender, frozen=True, kw_only=True):
+    """A trainer that holds work asks to be waited for."""
+
+    wait_s: Annotated[float, msgspec.Meta(ge=0, le=20)] = 2.0
+
+
+class JoinReply(Reply, frozen=True, kw_only=True):
+    """``member`` 0: not agreed yet, ask again; unless the sender holds no work, which nobody waits for."""
+
+    member: int
+    holds_work: bool = True
+    waiting_for: str = ""
+    #: Under which the membership begins; None: as before.
+    mode: dict[str, Any] | None = None
+
+
+class ModeRequest(Request, frozen=True, kw_only=True):
+    """Asks the master to change the consistency mode, and how far that is. Asking again changes nothing."""
+
+    #: A tagged object, see the domain's to_json; None: only ask.
+    mode: dict[str, Any] | None = None
+    wait_s: Annotated[float, msgspec.Meta(ge=0, le=20)] = 2.0
+
+
+class ModeReply(Reply, frozen=True, kw_only=True):
+    """The mode; ask again until every pserver has it."""
+
+    mode: dict[str, Any]
+    is_agreed: bool
+    #: Where it began, on all blocks; 0: with the job.
+    round: int = 0
+    waiting_for: str = ""
+
+
+class LogRequest(Sender, frozen=True, kw_only=True):
+    """Progress of one trainer since its last message: sums over records."""
+
+    records: Natural = 0
+    batches: Natural = 0
+    #: name -> [weighted sum, weight].
+    metrics: dict[Name, tuple[float, float]] = {}
+    host: Text = ""
+    pid: Natural = 0
+    #: What the trainer waits for, empty when it works.
+    waiting_for: Text = ""
+
+
+class FailedTasksRequest(Request, frozen=True, kw_only=True):
+    """Which quarantined batches are meant (``retry_failed``, ``drop_failed``); None: any."""
+
+    epoch: Natural | None = None
+    task: Natural | None = None
+    batch: Natural | None = None
+
+
+class FailedTasksReply(Reply, frozen=True, kw_only=True):
+    """How many batches it was about."""
+
+    batches: int
