@@ -19,7 +19,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from flightedl.domain.applied import AppliedBatches, Batch
+from flightedl.domain.applied import AppliedBatches
+from flightedl.domain.batches import Batch
 from flightedl.domain.checkpoints_manifest import ShardFile
 from flightedl.domain.checkpoints_values import OrderNumber, SnapshotOrder, SnapshotProgress
 

@@ -47,7 +47,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import Enum
 
-from flightedl.domain.applied import Batch
+from flightedl.domain.batches import Batch
 from flightedl.domain.modes import Bounded, Mode, Sync
 from flightedl.errors import MessageError
 

@@ -25,7 +25,8 @@ import numpy as np
 import numpy.typing as npt
 
 from flightedl.domain.accumulation import having_bits
-from flightedl.domain.applied import AppliedBatches, Batch
+from flightedl.domain.applied import AppliedBatches
+from flightedl.domain.batches import Batch
 from flightedl.domain.kernels import Update, block_kernels, half_kernels, kernel_for
 from flightedl.domain.modes import Async, Mode, Sync
 from flightedl.domain.optimizers import LAMB, Optimizer

@@ -27,7 +27,8 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from flightedl.domain.applied import AppliedBatches, Batch
+from flightedl.domain.applied import AppliedBatches
+from flightedl.domain.batches import Batch
 from flightedl.domain.checkpoints_manifest import ShardFile
 from flightedl.domain.checkpoints_snapshot import PserverSnapshots, SnapshotCut
 from flightedl.domain.checkpoints_values import OrderNumber, SnapshotOrder, SnapshotProgress

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from flightedl.domain.applied import Batch
+from flightedl.domain.batches import Batch
 from flightedl.domain.kernels import BlockKernels, Update, half_kernels
 from flightedl.domain.rounds import BlockRounds
 from flightedl.domain.sharding import Block

@@ -7,7 +7,8 @@ import random
 import pytest
 
 from flightedl.domain.accumulation import BatchGroup, having_bits, lacking_of
-from flightedl.domain.applied import AppliedBatches, Batch
+from flightedl.domain.applied import AppliedBatches
+from flightedl.domain.batches import Batch
 from flightedl.errors import MessageError
 
 BLOCKS, TASKS, BATCHES = 3, 3, 5

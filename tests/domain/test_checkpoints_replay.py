@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flightedl.domain.applied import AppliedBatches, Batch
+from flightedl.domain.applied import AppliedBatches
+from flightedl.domain.batches import Batch
 from flightedl.domain.checkpoints_replay import AppliedSummary, PserverRecovery, Reload, tasks_to_reopen
 from flightedl.domain.tasks import EpochsDone, QueueSettings, TaskGiven, TaskQueue
 from flightedl.errors import CorruptError

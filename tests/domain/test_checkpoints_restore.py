@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 from checkpoint_shell import shard_file
 
-from flightedl.domain.applied import AppliedBatches, Batch
+from flightedl.domain.applied import AppliedBatches
+from flightedl.domain.batches import Batch
 from flightedl.domain.checkpoints_manifest import Manifest, shard_name
 from flightedl.domain.checkpoints_restore import applied_of, recut, saved_plan
 from flightedl.domain.parameters import ParameterSpec

@@ -6,7 +6,8 @@ import random
 
 import pytest
 
-from flightedl.domain.applied import AppliedBatches, Batch
+from flightedl.domain.applied import AppliedBatches
+from flightedl.domain.batches import Batch
 from flightedl.domain.checkpoints_snapshot import PserverSnapshots, SnapshotCut
 from flightedl.domain.checkpoints_values import OrderNumber, SnapshotOrder
 from flightedl.domain.modes import Sync

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from flightedl.domain.applied import Batch
+from flightedl.domain.batches import Batch
 from flightedl.domain.modes import Async, Bounded, Sync
 from flightedl.domain.rounds import Accumulate, Apply, Arrived, BlockRounds, NotMember, Pull, Repeated, Stale
 from flightedl.errors import MessageError

@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 from flightedl.adapters.clock import SystemClock
-from flightedl.domain.applied import AppliedBatches, Batch
+from flightedl.domain.applied import AppliedBatches
+from flightedl.domain.batches import Batch
 from flightedl.domain.checkpoints_manifest import Manifest, ShardFile, manifest_name
 from flightedl.domain.checkpoints_snapshot import SnapshotCut
 from flightedl.domain.checkpoints_values import OrderNumber, SnapshotOrder, SnapshotProgress

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
-from flightedl.domain.applied import Batch
+from flightedl.domain.batches import Batch
 from flightedl.domain.modes import Mode
 from flightedl.domain.parameters import ParameterSpec
 from flightedl.domain.sharding import ShardPlan, plan_for

@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from flightedl.domain.accumulation import having_bits, lacking_of
-from flightedl.domain.applied import AppliedBatches, Batch
+from flightedl.domain.applied import AppliedBatches
+from flightedl.domain.batches import Batch
 from flightedl.domain.checkpoints import latest_of
 from flightedl.domain.checkpoints_manifest import Manifest, ShardFile, candidates, examine, manifest_name
 from flightedl.domain.checkpoints_replay import AppliedSummary

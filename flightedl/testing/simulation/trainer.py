@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from flightedl.domain.accumulation import BatchGroup
-from flightedl.domain.applied import Batch
+from flightedl.domain.batches import Batch
 from flightedl.domain.modes import Async, Mode, Sync
 from flightedl.domain.tasks_values import Assignment
 from flightedl.testing.simulation.etcd import ADDRESS, DONE, INIT, STATE, Transaction, claimed
