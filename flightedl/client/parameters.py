@@ -12,11 +12,11 @@ the others' rounds wait for it.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from itertools import groupby
+from itertools import accumulate, groupby
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import numpy as np
@@ -26,6 +26,7 @@ import pyarrow as pa
 from flightedl.client.accumulating import GradientSums
 from flightedl.client.batches import CurrentBatch
 from flightedl.client.feedback import ErrorFeedback
+from flightedl.client.gradients import GradientCheck
 from flightedl.client.servers import Servers, is_transient
 from flightedl.client.waiting import Waiting
 from flightedl.domain.accumulation import lacking_of
@@ -33,7 +34,7 @@ from flightedl.domain.modes import Async, Mode, Sync
 from flightedl.domain.sharding import ALIGNMENT_BYTES, Block, ShardPlan, runs_of
 from flightedl.errors import FlightedlError, GradientError, MessageError, UsageError
 from flightedl.rpc.client import Connection
-from flightedl.wire.halves import ITEM_BYTES, array_dtype, is_finite, largest, too_large
+from flightedl.wire.halves import ITEM_BYTES, array_dtype
 from flightedl.wire.messages import encode
 from flightedl.wire.messages_parameters import PullTicket, PushHeader
 from flightedl.wire.rows import PUSH_SCHEMA, Outcome, Piece, Rows, decode_batch, encode_pieces, encode_rows
@@ -42,12 +43,10 @@ if TYPE_CHECKING:
     from flightedl.domain.kernels import HalfKernels
 
 Array = npt.NDArray[np.generic]
+_NO_ARRAYS: Mapping[int, npt.NDArray[np.generic]] = MappingProxyType({})
 
 #: Messages written ahead of the replies read; with 1 MiB messages well below where lock-step streams hang.
 WINDOW = 3
-#: Arrays from here on are checked by two threads.
-_BIG_BYTES = 4 << 20
-_FEW_ELEMENTS = 4096
 _SLICE_S = 2.0
 _STREAM_S = 30.0
 
@@ -67,6 +66,8 @@ class ShardTransfer:
     must_repeat: bool = False
     #: Of the pserver that is being asked.
     generation: int = 0
+    #: First block of a run -> the (n,) gradients of all its blocks, where they were put together.
+    together: Mapping[int, Array] = field(default_factory=dict)
     #: Places of a sum's batches that a block lacks which did not take the sum.
     lacking: set[int] = field(default_factory=set)
 
@@ -81,6 +82,8 @@ class _Shard:
     values: dict[int, Array] = field(default_factory=dict)
     #: block -> number of the run that it travels in; see ``runs_of``.
     run_of: dict[int, int] = field(default_factory=dict)
+    #: First block of a run -> where each of its blocks starts, in elements, and the last one ends.
+    bounds: dict[int, list[int]] = field(default_factory=dict)
 
 
 class Scope(Protocol):
@@ -132,7 +135,6 @@ class Parameters(Mapping[str, npt.NDArray[np.generic]]):
     ) -> None:
         self._plan = plan
         self._set_mode(mode)
-        self._clip_norm = clip_norm
         self._wire = wire
         self._halves = _half_kernels(wire) if wire else None
         self._feedback = ErrorFeedback(wire) if error_feedback else None
@@ -160,6 +162,8 @@ class Parameters(Mapping[str, npt.NDArray[np.generic]]):
         #: block -> version of the values held here.
         self._versions: dict[int, int] = dict.fromkeys(self._blocks, 0)
         self._pool = ThreadPoolExecutor(plan.pserver_count, "flightedl-parameters")
+        dtypes = {name: array.dtype for name, array in self._arrays.items()}
+        self._check = GradientCheck(plan, dtypes, wire, clip_norm, self._pool)
 
     def _set_mode(self, mode: Mode) -> None:
         self._is_synchronous = isinstance(mode, Sync)
@@ -175,8 +179,10 @@ class Parameters(Mapping[str, npt.NDArray[np.generic]]):
         values = {
             n: self._flat[self._blocks[n].parameter][self._blocks[n].start : self._blocks[n].stop] for n in numbers
         }
-        run_of = {number: run for run, blocks in enumerate(runs_of(self._plan, index, self._wire)) for number in blocks}
-        return _Shard(index, numbers, values, run_of)
+        runs = runs_of(self._plan, index, self._wire)
+        run_of = {number: place for place, run in enumerate(runs) for number in run}
+        bounds = {run.start: [0, *accumulate(self._blocks[number].size for number in run)] for run in runs}
+        return _Shard(index, numbers, values, run_of, bounds)
 
     # Mapping
 
@@ -237,7 +243,7 @@ class Parameters(Mapping[str, npt.NDArray[np.generic]]):
         """
         current = self._scope.current
         if current is not None and current.answered and self._is_synchronous and not current.must_repeat:
-            self._send(current, {}, self._unanswered(current), pull=False)
+            self._send(current, {}, self._unanswered(current), {}, pull=False)
         wanted = dict.fromkeys(self._blocks if names is None else self._blocks_of(names), min_version)
         if current is not None and self._is_synchronous and not current.must_repeat:
             wanted |= {n: max(base + 1, min_version) for n, base in current.answered.items() if n in wanted}
@@ -249,11 +255,8 @@ class Parameters(Mapping[str, npt.NDArray[np.generic]]):
         chosen = [names] if isinstance(names, str) else list(names)
         for name in chosen:
             if name not in self._specs:
-                raise UsageError(self._unknown(name))
+                raise UsageError(self._check.unknown(name))
         return [number for name in chosen for number in self._ranges[name]]
-
-    def _unknown(self, name: str) -> str:
-        return f"there is no parameter {name!r:.80}; declared are {', '.join(sorted(self._specs))}"
 
     # what the session calls
 
@@ -288,7 +291,7 @@ class Parameters(Mapping[str, npt.NDArray[np.generic]]):
             if not current.waits and not self._sums.is_pushed(current):
                 self._add_batch(self._sums, current, pull=self._pull_every == 1)
             return
-        self._send(current, {}, self._unanswered(current), pull=self._pull_every == 1)
+        self._send(current, {}, self._unanswered(current), {}, pull=self._pull_every == 1)
         if self._is_synchronous and not current.must_repeat:
             behind = {number: base + 1 for number, base in current.answered.items() if self._versions[number] <= base}
             if behind:
@@ -304,7 +307,8 @@ class Parameters(Mapping[str, npt.NDArray[np.generic]]):
         current = self._scope.current
         if current is None:
             raise UsageError("there is no current batch: push and step belong inside `for batch in job.dataset(...)`")
-        checked = {name: self._checked(name, value, current) for name, value in gradients.items()}
+        checked = self._check.shaped(gradients)
+        together = self._check.require_sound(checked, str(current))
         if self._sums is not None and not current.is_alone:
             if current.must_repeat:
                 return
@@ -312,15 +316,18 @@ class Parameters(Mapping[str, npt.NDArray[np.generic]]):
             if complete:
                 self._add_batch(self._sums, current, pull=pull)
             return
-        arrays = self._clipped(checked)
+        arrays = self._check.clipped(checked)
+        if arrays is not checked:
+            together = {}
         if current.must_repeat:
             return
-        for name in arrays:
-            if not current.answered.keys().isdisjoint(self._ranges[name]):
-                raise UsageError(f"the gradient of {name!r} was already pushed for this batch ({current})")
+        if current.answered:
+            for name in arrays:
+                if not current.answered.keys().isdisjoint(self._ranges[name]):
+                    raise UsageError(f"the gradient of {name!r} was already pushed for this batch ({current})")
         pushes = self._by_block(arrays)
         arrivals = [n for n in self._unanswered(current) if n not in pushes] if complete else []
-        self._send(current, pushes, arrivals, pull=pull)
+        self._send(current, pushes, arrivals, together, pull=pull)
 
     def _add_batch(self, sums: GradientSums, current: CurrentBatch, *, pull: bool) -> None:
         """All gradients of a batch are in the sum: push it, if it is time."""
@@ -333,17 +340,16 @@ class Parameters(Mapping[str, npt.NDArray[np.generic]]):
     def _push_sum(self, sums: GradientSums, *, pull: bool) -> None:
         """One push for several batches: each block takes all of them, or none."""
         together, gradients = sums.take()
-        clipped = self._clipped(gradients)
+        clipped = self._check.clipped(gradients)
         try:
-            for name, array in clipped.items():
-                self._require_sound(name, array, f"the sum of {1 + len(together.further)} batches")
+            joined = self._check.require_sound(clipped, f"the sum of {1 + len(together.further)} batches")
         except GradientError:
             sums.give_up(must_repeat=True)
             raise
         pushes = self._by_block(clipped)
         arrivals = [number for number in self._blocks if number not in pushes]
         try:
-            lacking = self._send(together, pushes, arrivals, pull=pull)
+            lacking = self._send(together, pushes, arrivals, joined, pull=pull)
         except BaseException:
             # Which blocks have it is not known, and the sum is used up.
             sums.give_up(must_repeat=True)
@@ -356,64 +362,20 @@ class Parameters(Mapping[str, npt.NDArray[np.generic]]):
             number: flat for name, a in arrays.items() for flat in (a.reshape(-1),) for number in self._ranges[name]
         }
 
-    def _checked(self, name: str, value: npt.ArrayLike, current: CurrentBatch) -> Array:
-        spec = self._specs.get(name)
-        if spec is None:
-            raise GradientError(self._unknown(name))
-        array = np.asarray(value)
-        if array.shape != spec.shape:
-            raise GradientError(f"the gradient of {name!r} has shape {array.shape}, the parameter {tuple(spec.shape)}")
-        if array.dtype != self._arrays[name].dtype:
-            raise GradientError(
-                f"the gradient of {name!r} is {array.dtype}, the parameter {spec.dtype}: use .astype(np.{spec.dtype})"
-            )
-        if not array.flags.c_contiguous:
-            array = np.ascontiguousarray(array)
-        self._require_sound(name, array, str(current))
-        return array
-
-    def _require_sound(self, name: str, array: Array, where: str) -> None:
-        """GradientError unless all elements are finite, also as they travel."""
-        kind = self._specs[name].short_kind or (self._wire if array.dtype == np.float32 else "")
-        if self._is_within(array, kind):
-            return
-        if not kind or not np.isfinite(array).all():
-            raise GradientError(f"the gradient of {name!r} has NaN or infinity in {where}; nothing of it was pushed")
-        raise GradientError(
-            f"the gradient of {name!r} is beyond {largest(kind):g} in {where}, the largest that {kind} can say; "
-            "nothing of it was pushed: scale the loss down"
-        )
-
-    def _clipped(self, arrays: dict[str, Array]) -> dict[str, Array]:
-        """The gradients, scaled so that the norm of all of them together is at most ``clip_norm``."""
-        if self._clip_norm is None:
-            return arrays
-        norm = math.sqrt(sum(float(np.square(_wide(array), dtype=np.float64).sum()) for array in arrays.values()))
-        if norm <= self._clip_norm:
-            return arrays
-        factor = self._clip_norm / norm
-        return {name: np.asarray(_wide(array) * factor, array.dtype) for name, array in arrays.items()}
-
-    def _is_within(self, array: Array, kind: str) -> bool:
-        """A big array is read by two threads: the pass is bound by one core's way to memory."""
-        flat = array.reshape(-1)
-        if flat.dtype.itemsize == ITEM_BYTES:
-            return is_finite(flat.view(np.uint16), kind)
-        limit = too_large(kind)
-        if flat.nbytes < _BIG_BYTES:
-            return _is_within(flat, limit)
-        half = flat.size // 2
-        second = self._pool.submit(_is_within, flat[half:], limit)
-        return _is_within(flat[:half], limit) & second.result()
-
     def _unanswered(self, current: CurrentBatch) -> list[int]:
         return [number for number in self._blocks if number not in current.answered]
 
     def _send(
-        self, current: CurrentBatch, pushes: Mapping[int, Array], arrivals: Sequence[int], *, pull: bool
+        self,
+        current: CurrentBatch,
+        pushes: Mapping[int, Array],
+        arrivals: Sequence[int],
+        together: Mapping[int, Array],
+        *,
+        pull: bool,
     ) -> set[int]:
         if self._feedback is None or not pushes:
-            return self._transfer(current, pushes, arrivals, {}, pull=pull, member=current.member)
+            return self._transfer(current, pushes, arrivals, {}, together, pull=pull, member=current.member)
         # Encoded once: whatever is sent again is the same bytes.
         encoded = self._feedback.encode(pushes, self._blocks)
         try:
@@ -427,6 +389,7 @@ class Parameters(Mapping[str, npt.NDArray[np.generic]]):
         pushes: Mapping[int, Array],
         arrivals: Sequence[int],
         pulls: Mapping[int, int],
+        together: Mapping[int, Array] = _NO_ARRAYS,
         *,
         pull: bool,
         member: int,
@@ -438,7 +401,8 @@ class Parameters(Mapping[str, npt.NDArray[np.generic]]):
         for shard in self._shards:
             mine: dict[int, Array | None] = {n: pushes[n] for n in shard.blocks if n in pushes}
             mine.update(dict.fromkeys((n for n in arrivals if n in shard.values), None))
-            transfers.append(ShardTransfer(mine, {n: v for n, v in pulls.items() if n in shard.values}, pull, member))
+            pulled = {n: v for n, v in pulls.items() if n in shard.values}
+            transfers.append(ShardTransfer(mine, pulled, pull, member, together=together))
         if len(self._shards) == 1:
             self._finish(self._shards[0], transfers[0], current)
         else:
@@ -497,30 +461,36 @@ class Parameters(Mapping[str, npt.NDArray[np.generic]]):
         unanswered = 0
         with connection.exchange(encode(header), PUSH_SCHEMA, timeout_s=_STREAM_S) as exchange:
             for _, run in groupby(numbers, shard.run_of.__getitem__):
-                exchange.write(self._message(list(run), base, transfer))
+                exchange.write(self._message(shard, list(run), base, transfer))
                 unanswered += 1
                 if unanswered >= WINDOW:
-                    self._take(exchange.read(), shard, transfer, current)
+                    self._take(exchange.read(), shard, transfer, current, exchange.columns)
                     unanswered -= 1
             exchange.done_writing()
             while (message := exchange.read()) is not None:
-                self._take(message, shard, transfer, current)
+                self._take(message, shard, transfer, current, exchange.columns)
+                del message
 
-    def _message(self, numbers: list[int], base: Mapping[int, int], transfer: ShardTransfer) -> pa.RecordBatch:
-        """Rows of some blocks of a run. Slices of one gradient are sent as they lie in memory."""
+    def _message(
+        self, shard: _Shard, numbers: list[int], base: Mapping[int, int], transfer: ShardTransfer
+    ) -> pa.RecordBatch:
+        """Rows of some blocks of a run. What lies in one piece of memory is sent as it lies there."""
         first, last = self._blocks[numbers[0]], self._blocks[numbers[-1]]
         gradient, version = transfer.pushes[first.number], base[first.number]
         if (
             gradient is not None
-            and first.parameter == last.parameter
             and len(numbers) == last.number - first.number + 1
             and all(base[number] == version for number in numbers)
         ):
-            values = self._outgoing(gradient[first.start : last.stop])
-            starts = [self._blocks[number].start - first.start for number in numbers]
-            offsets = [start * values.itemsize for start in (*starts, values.size)]
-            piece = Piece(range(first.number, last.number + 1), version, Outcome.NONE, values, offsets)
-            return encode_pieces([piece], with_outcomes=False)
+            joined, bounds = transfer.together.get(first.number), shard.bounds.get(first.number, [])
+            if first.parameter == last.parameter:
+                joined = gradient[first.start : last.stop]
+                bounds = [*(self._blocks[number].start - first.start for number in numbers), joined.size]
+            if joined is not None and len(bounds) == len(numbers) + 1:
+                values = self._outgoing(joined)
+                offsets = [bound * values.itemsize for bound in bounds]
+                piece = Piece(range(first.number, last.number + 1), version, Outcome.NONE, values, offsets)
+                return encode_pieces([piece], with_outcomes=False)
         gradients = [self._slice(transfer.pushes[number], self._blocks[number]) for number in numbers]
         return encode_rows(numbers, [base[number] for number in numbers], gradients)
 
@@ -533,10 +503,11 @@ class Parameters(Mapping[str, npt.NDArray[np.generic]]):
         shard: _Shard,
         transfer: ShardTransfer,
         current: CurrentBatch | None,
+        checked: Sequence[pa.Array] = (),
     ) -> None:
         if message is None or message[0] is None:
             return
-        rows = decode_batch(message[0])
+        rows = decode_batch(message[0], checked)
         for start, stop in _alike(rows, shard.run_of):
             blocks = range(rows.blocks[start], rows.blocks[start] + stop - start)
             outcome = rows.outcomes[start]
@@ -661,11 +632,6 @@ def _forget(table: dict[int, Any], blocks: range) -> None:
         table.pop(block, None)
 
 
-def _wide(array: Array) -> npt.NDArray[Any]:
-    """16-bit floats as float32; others as they are."""
-    return array.astype(np.float32) if array.dtype.itemsize == ITEM_BYTES else array
-
-
 def _read_only(array: Array) -> Array:
     view = array.view()
     view.flags.writeable = False
@@ -677,13 +643,3 @@ def _half_kernels(kind: str) -> HalfKernels:
     from flightedl.domain.kernels import half_kernels
 
     return half_kernels(kind)
-
-
-def _is_within(flat: Array, limit: float) -> bool:
-    """Whether all elements are finite and below a limit: one fast pass, an exact one only where that is not enough."""
-    if flat.size < _FEW_ELEMENTS and math.isinf(limit):
-        # Setting the error state costs more than looking at each element.
-        return bool(np.isfinite(flat).all())
-    with np.errstate(over="ignore", invalid="ignore"):
-        squares = float(np.dot(flat, flat))
-        return (math.isfinite(squares) and squares < limit * limit) or bool((np.abs(flat) < limit).all())

@@ -1,39 +1,82 @@
-"""The one place that allocates memory for blocks: aligned, contiguous per kind, page-touched once.
+"""The one place that allocates memory for blocks: aligned, in slabs, page-touched once.
 
 Everything that lives as long as a block (values, slots, accumulators) comes from here, so that a later allocator, such
-as one in shared memory, has one place to be.
+as one in shared memory, has one place to be. It is cut from slabs that are big enough for the kernel's huge pages, for
+which NumPy asks from 4 MiB on: passes over 4 KiB pages spend a good part of their time on looking addresses up.
+
+Memory is never given back, because slabs are not. What values were moved out of is used for the next ones of that size,
+as soon as nobody reads it any more; there is so as much of it as was ever read at one time.
 """
 
 from __future__ import annotations
 
+import threading
+import weakref
+from collections.abc import Sequence
+
 import numpy as np
 import numpy.typing as npt
 
+Array = npt.NDArray[np.generic]
+
 ALIGNMENT_BYTES = 64
+#: Untouched ends of slabs take no memory but for part of a huge page.
+_SLAB_BYTES = 32 << 20
 
 
 class Arena:
-    """Hands out aligned arrays. Not thread-safe: used while a shard is built, then under a block's lock."""
+    """Hands out aligned arrays. Thread-safe."""
 
     def __init__(self) -> None:
         self.size_bytes = 0
+        self._lock = threading.Lock()
+        self._slab: Array = np.empty(0, np.uint8)
+        #: What values were moved out of, with its readers.
+        self._left: list[tuple[Array, Sequence[weakref.ref[Array]]]] = []
 
-    def allocate(self, element_count: int, dtype: npt.DTypeLike, fill: float = 0.0) -> npt.NDArray[np.generic]:
+    def allocate(self, element_count: int, dtype: npt.DTypeLike, fill: float = 0.0) -> Array:
         """An aligned (element_count,) array filled with ``fill``."""
         kind = np.dtype(dtype)
-        array = self._aligned(element_count, kind)
+        size_bytes = element_count * kind.itemsize
+        with self._lock:
+            array = self._cut(size_bytes).view(kind)
+            self.size_bytes += size_bytes
         array.fill(fill)
-        self.size_bytes += array.nbytes
         return array
 
-    def copy(self, array: npt.NDArray[np.generic]) -> npt.NDArray[np.generic]:
-        """An aligned copy that takes the array's place: it is not counted, because the array will be freed."""
-        copied = self._aligned(array.size, array.dtype)
+    def move(self, values: Array, readers: Sequence[weakref.ref[Array]]) -> Array:
+        """A copy that takes the place of ``values``, which are still read as long as one of ``readers`` lives."""
+        with self._lock:
+            target = self._unread(values)
+            if target is None:
+                target = self._cut(values.nbytes).view(values.dtype)
+            self._left.append((values, readers))
+        np.copyto(target, values)
+        return target
+
+    def copy(self, array: Array) -> Array:
+        """An aligned copy that is freed when it is dropped, and not counted."""
+        copied = self._aligned(array.nbytes).view(array.dtype)
         np.copyto(copied, array)
         return copied
 
+    def _unread(self, like: Array) -> Array | None:
+        for place, (array, readers) in enumerate(self._left):
+            if (array.size, array.dtype) == (like.size, like.dtype) and all(reader() is None for reader in readers):
+                del self._left[place]
+                return array
+        return None
+
+    def _cut(self, size_bytes: int) -> Array:
+        whole_bytes = -(-size_bytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
+        if whole_bytes > self._slab.size:
+            self._slab = self._aligned(max(whole_bytes, _SLAB_BYTES))
+        array = self._slab[:size_bytes]
+        self._slab = self._slab[whole_bytes:]
+        return array
+
     @staticmethod
-    def _aligned(element_count: int, kind: np.dtype[np.generic]) -> npt.NDArray[np.generic]:
-        raw = np.empty(element_count * kind.itemsize + ALIGNMENT_BYTES, np.uint8)
+    def _aligned(size_bytes: int) -> Array:
+        raw = np.empty(size_bytes + ALIGNMENT_BYTES, np.uint8)
         start = -raw.ctypes.data % ALIGNMENT_BYTES
-        return raw[start : start + element_count * kind.itemsize].view(kind)
+        return raw[start : start + size_bytes]

@@ -10,8 +10,6 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator
 
-import pyarrow as pa
-
 from flightedl.domain.accumulation import lacking_of
 from flightedl.errors import MessageError
 from flightedl.ports import Clock
@@ -28,6 +26,7 @@ from flightedl.wire.rows import (
     VALUES_SCHEMA,
     Outcome,
     Piece,
+    Rows,
     decode_batch,
     decode_rows,
     encode_pieces,
@@ -97,7 +96,7 @@ class PserverFlight:
         for batch, _metadata in incoming:
             self._service.require_lease()
             shard.counts.messages += 1
-            for pushed in shard.push(header, decode_batch(batch)):
+            for pushed in shard.push(header, decode_batch(batch, incoming.columns)):
                 counts[Outcome(pushed.piece.outcome)] += len(pushed.piece.blocks)
                 if pushed.piece.outcome == Outcome.PARTLY_APPLIED and pushed.piece.values is not None:
                     bits = pushed.piece.values[: pushed.piece.offsets[1]].tobytes()
@@ -122,7 +121,9 @@ class PserverFlight:
         while (message := exchange.read()) is not None:
             self._service.require_lease()
             if message[0] is not None:
-                exchange.write(encode_pieces(self._take_rows(shard, header, message[0], waiting)))
+                rows = decode_batch(message[0], exchange.columns)
+                exchange.write(encode_pieces(self._take_rows(shard, header, rows, waiting)))
+                del rows
             # The next message is to come into this one's memory, while that is in the processor's cache.
             del message
         deadline = min(self._clock.now() + header.wait_s, call.deadline)
@@ -130,9 +131,8 @@ class PserverFlight:
             exchange.write(encode_pieces(pieces))
 
     @staticmethod
-    def _take_rows(shard: ShardState, header: PushHeader, batch: pa.RecordBatch, waiting: deque[Wanted]) -> list[Piece]:
+    def _take_rows(shard: ShardState, header: PushHeader, rows: Rows, waiting: deque[Wanted]) -> list[Piece]:
         """Push the rows of one message; their outcomes, with about as many values as came, of those that can leave."""
-        rows = decode_batch(batch)
         shard.counts.messages += 1
         pushed = shard.push(header, rows)
         shard.announce_changes()

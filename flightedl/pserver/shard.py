@@ -20,6 +20,7 @@ import contextlib
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -57,16 +58,14 @@ class Counts:
     refused: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Wanted:
+class Wanted(NamedTuple):
     """Neighbouring blocks whose values somebody waits for, at or above a version."""
 
     blocks: range
     min_version: int
 
 
-@dataclass(frozen=True, slots=True)
-class Pushed:
+class Pushed(NamedTuple):
     """What became of neighbouring rows: the answer, and what is still to come."""
 
     piece: Piece

@@ -174,7 +174,7 @@ class Unit:
         if self._lent:
             self._lent = [lent for lent in self._lent if lent() is not None]
             if self._lent:
-                self.values = self._arena.copy(self.values)
+                self.values = self._arena.move(self.values, self._lent)
                 self._lent = []
         return self.values
 

@@ -7,7 +7,7 @@ the reply with the server that was meant. Batches that are read are checked like
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from types import TracebackType
@@ -141,7 +141,17 @@ class ClientExchange:
     that an error of the server is still raised.
     """
 
-    __slots__ = ("_call", "_is_done_writing", "_is_ended", "_not_null", "_reader", "_schema", "_tally", "_writer")
+    __slots__ = (
+        "_call",
+        "_is_done_writing",
+        "_is_ended",
+        "_not_null",
+        "_reader",
+        "_schema",
+        "_tally",
+        "_writer",
+        "columns",
+    )
 
     def __init__(
         self,
@@ -158,6 +168,8 @@ class ClientExchange:
         self._not_null: list[int] | None = None
         self._is_done_writing = False
         self._is_ended = False
+        #: Of the batch that was read last, checked.
+        self.columns: Sequence[pa.Array] = ()
 
     def __enter__(self) -> Self:
         try:
@@ -221,6 +233,8 @@ class ClientExchange:
         Raises:
             FlightedlError: what the server answered, or what happened on the way.
         """
+        # Its memory is where the next batch should come to.
+        self.columns = ()
         if self._is_ended:
             return None
         call = self._call
@@ -239,7 +253,7 @@ class ClientExchange:
         if batch is not None:
             if self._not_null is None:
                 self._not_null = not_null_columns(batch.schema)
-            check_batch(batch, _UNLIMITED, self._not_null)
+            self.columns = check_batch(batch, _UNLIMITED, self._not_null)
         return batch, None if metadata is None else metadata.to_pybytes()
 
     def lock_step(

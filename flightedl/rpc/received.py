@@ -86,12 +86,17 @@ class Tally:
         self._limits = limits
         self._totals = _Totals()
 
-    def take(self, batch: pa.RecordBatch) -> None:
-        """Check and count a received batch; MessageError unless it is sound and within the limits."""
-        check_batch(batch, self._limits, self._not_null)
-        self.add(batch)
+    def take(self, batch: pa.RecordBatch) -> list[pa.Array]:
+        """Check and count a received batch; MessageError unless it is sound and within the limits.
 
-    def add(self, batch: pa.RecordBatch) -> int:
+        Returns:
+            Its columns: getting them again costs as much as the checks do.
+        """
+        columns = check_batch(batch, self._limits, self._not_null)
+        self.add(batch, columns)
+        return columns
+
+    def add(self, batch: pa.RecordBatch, columns: Sequence[pa.Array] | None = None) -> int:
         """Count a sound batch and return the bytes of its values; MessageError when the stream exceeds its limits."""
         rows = batch.num_rows
         size_bytes: int = rows * self._row_bytes
@@ -99,7 +104,7 @@ class Tally:
             size_bytes += (rows * bits + 7) // 8
         if rows:
             for number, offset_format in self._binary:
-                column = batch.column(number)
+                column = batch.column(number) if columns is None else columns[number]
                 offsets = _offsets(column, rows, offset_format)
                 size_bytes += int(offsets[column.offset + rows] - offsets[column.offset])
         totals, limits = self._totals, self._limits
@@ -124,8 +129,8 @@ class Tally:
             raise MessageError(f"the upload's commit record says {declared}, but {self._totals} arrived")
 
 
-def check_batch(batch: pa.RecordBatch, limits: BatchLimits, not_null: Sequence[int]) -> None:
-    """MessageError unless the batch is within its limits, sound in itself, and without nulls where none may be.
+def check_batch(batch: pa.RecordBatch, limits: BatchLimits, not_null: Sequence[int]) -> list[pa.Array]:
+    """Its columns; MessageError unless it is within its limits, sound in itself, and without nulls where none may be.
 
     Args:
         batch: As received.
@@ -141,9 +146,11 @@ def check_batch(batch: pa.RecordBatch, limits: BatchLimits, not_null: Sequence[i
         batch.validate(full=True)
     except pa.ArrowException as error:
         raise MessageError(f"a batch is not sound: {shortened(str(error), 200)}") from None
+    columns: list[pa.Array] = batch.columns
     for number in not_null:
-        if batch.column(number).null_count:
+        if columns[number].null_count:
             raise MessageError(f"column {shortened(batch.schema.field(number).name, 80)!r} has a null")
+    return columns
 
 
 def not_null_columns(schema: pa.Schema) -> list[int]:

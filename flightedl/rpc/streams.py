@@ -10,7 +10,7 @@ Batches are views of network memory, read-only and at any address; copy what out
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import pyarrow as pa
 
@@ -30,7 +30,7 @@ class _Upload:
     Python costs a few cache misses.
     """
 
-    __slots__ = ("_call", "_declared", "_is_open", "_limits", "_reader", "_tally", "is_complete")
+    __slots__ = ("_call", "_declared", "_is_open", "_limits", "_reader", "_tally", "columns", "is_complete")
 
     def __init__(
         self, reader: flight.MetadataRecordBatchReader, declared: pa.Schema, call: Call, limits: BatchLimits
@@ -41,6 +41,8 @@ class _Upload:
         self._limits = limits
         self._tally = Tally(declared, limits)
         self._is_open = False
+        #: Of the batch that was read last, checked.
+        self.columns: Sequence[pa.Array] = ()
         #: Whether the commit record was seen and agreed.
         self.is_complete = False
 
@@ -65,6 +67,8 @@ class _Upload:
             DeadlineError: the stream's time is over.
         """
         call, reader = self._call, self._reader
+        # Its memory is where the next batch should come to.
+        self.columns = ()
         if self.is_complete:
             return None
         if reader is None:
@@ -86,7 +90,7 @@ class _Upload:
             raise MessageError("the upload broke off before its commit record; nothing of it counts")
         batch, metadata = chunk.data, chunk.app_metadata
         if batch is not None:
-            self._tally.take(batch)
+            self.columns = self._tally.take(batch)
             return batch, None if metadata is None else self._bytes(metadata)
         content = b"" if metadata is None else self._bytes(metadata)
         if not is_commit_record(content):
@@ -103,6 +107,7 @@ class _Upload:
     def end(self) -> None:
         """Let go of the transport; the server calls it, nobody else."""
         self._reader = None
+        self.columns = ()
 
     def _expect_end(self) -> None:
         call = self._call

@@ -69,6 +69,31 @@ def test_a_gradient_that_is_not_finite_is_never_sent(place: int) -> None:
         assert cluster.shards[0].counts.messages == 0
 
 
+def test_one_of_many_tiny_gradients_that_is_not_finite_is_named_and_nothing_is_sent() -> None:
+    shapes = {f"p{number}": (50,) for number in range(30)}
+    with Cluster(shapes, Async()) as cluster:
+        trainer = cluster.trainer()
+        gradients = {name: np.ones(50, np.float32) for name in shapes}
+        gradients["p17"][3] = np.inf
+        trainer.begin(0)
+        with pytest.raises(GradientError, match="'p17' has NaN or infinity"):
+            trainer.parameters.step(gradients)
+        assert cluster.shards[0].counts.messages == 0
+        gradients["p17"][3] = 2.0
+        trainer.step(0, gradients)
+        assert trainer.parameters["p17"][3] == -2.0
+
+
+def test_tiny_gradients_of_which_some_are_missing_go_one_by_one() -> None:
+    shapes = {f"p{number}": (50,) for number in range(30)}
+    with Cluster(shapes, Async()) as cluster:
+        trainer = cluster.trainer()
+        trainer.begin(0)
+        trainer.step(0, {f"p{number}": np.full(50, number, np.float32) for number in range(30) if number != 11})
+        for number, name in enumerate(shapes):
+            assert (trainer.parameters[name] == (0 if number == 11 else -number)).all()
+
+
 def test_what_is_asked_for_by_name_is_refreshed_and_nothing_else() -> None:
     with Cluster(SHAPES, Async(), members=2) as cluster:
         one, other = cluster.trainer(1), cluster.trainer(2)

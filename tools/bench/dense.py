@@ -39,6 +39,8 @@ MODES: dict[str, Mode] = {
 #: Records of the benched dataset; a task is a row group of it.
 _RECORDS = 1 << 16
 _RECORDS_PER_TASK = 1 << 12
+#: Of all trainers together; beyond they share one file.
+_OWN_GRADIENTS_BYTES = 2 << 30
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,6 +142,7 @@ def flightedl_side(workload: Workload, directory: Path) -> Iterator[Side]:
         "optimizer": workload.optimizer,
         "mode": MODES[workload.mode].to_json(),
         "more": {"wire": workload.wire} if workload.wire else {},
+        "own_gradients": workload.trainers * workload.size_bytes <= _OWN_GRADIENTS_BYTES,
     }
     with contextlib.ExitStack() as stack:
         cluster = stack.enter_context(LocalCluster(workload.pservers, job="bench"))

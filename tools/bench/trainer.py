@@ -1,7 +1,7 @@
 """A trainer of the benches: the user's loop, with steps of the size asked for.
 
-A step's time is that of a whole turn of the loop: batch handed out, pushed, pulled, closed. All trainers of a bench
-map one file of gradients, so that many of them fit into memory.
+A step's time is that of a whole turn of the loop: batch handed out, pushed, pulled, closed. Gradients lie in a
+trainer's own memory, as a model's do; where they would not fit, all trainers of a bench map one file of them.
 """
 
 from __future__ import annotations
@@ -23,7 +23,9 @@ from .orders import next_order, ready, report
 def main(options: dict[str, Any]) -> None:
     """Train as ordered."""
     shapes: list[int] = options["shapes"]
-    line = np.memmap(options["gradients"], np.float32, "r")
+    line: np.ndarray[Any, np.dtype[np.float32]] = np.memmap(options["gradients"], np.float32, "r")
+    if options["own_gradients"]:
+        line = np.array(line)
     gradients = {f"p{i}": part for i, part in enumerate(np.split(line, np.cumsum(shapes)[:-1]))}
     with fe.connect() as job:
         data = job.dataset(options["data"], batch_size=1, epochs=None)

@@ -1,0 +1,39 @@
+"""Memory of blocks: nobody gets what another one has, and nothing is taken from who still reads it."""
+
+from __future__ import annotations
+
+import weakref
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+
+from flightedl.pserver.arena import ALIGNMENT_BYTES, Arena
+
+
+def test_arrays_are_aligned_and_apart_whoever_asks_at_the_same_time() -> None:
+    arena = Arena()
+    sizes = [1 + 977 * number % 60_000 for number in range(400)]
+    with ThreadPoolExecutor(8) as pool:
+        arrays = list(pool.map(lambda number: arena.allocate(sizes[number], np.float32, number), range(400)))
+    for number, array in enumerate(arrays):
+        assert (array == number).all()
+        assert array.size == sizes[number]
+        assert array.ctypes.data % ALIGNMENT_BYTES == 0
+    assert arena.size_bytes == 4 * sum(sizes)
+
+
+@pytest.mark.parametrize("size", [3, 20 << 20])
+def test_what_was_left_is_used_again_once_nobody_reads_it(size: int) -> None:
+    arena = Arena()
+    first = arena.allocate(size, np.float32, 1.0)
+    reader = first[:2]
+    second = arena.move(first, [weakref.ref(reader)])
+    other = arena.move(second, [])
+    assert len({array.ctypes.data for array in (first, second, other)}) == 3
+    assert reader.tolist() == [1.0, 1.0]
+    del reader
+    other[0] = 7.0
+    third = arena.move(other, [])
+    assert third.ctypes.data in {first.ctypes.data, second.ctypes.data}
+    assert (third[0], third[1], third.size) == (7.0, 1.0, size)
