@@ -22,13 +22,14 @@ from flightedl.adapters.clock import SystemClock
 from flightedl.adapters.etcd import EtcdCoordinator
 from flightedl.adapters.storage import FsspecFiles
 from flightedl.client import evaluation
-from flightedl.client.batches import CurrentBatch
 from flightedl.client.dataset import Dataset
 from flightedl.client.declared import declared_arrays
 from flightedl.client.election import elect_and_initialize
 from flightedl.client.evaluation import Measure
 from flightedl.client.feed import Piece, Reports, TaskFeed
+from flightedl.client.once import OnceNames
 from flightedl.client.parameters import Parameters
+from flightedl.client.participation import Participation
 from flightedl.client.progress import ProgressReporter
 from flightedl.client.registration import Registration
 from flightedl.client.saving import ModelSaves
@@ -43,11 +44,10 @@ from flightedl.domain.optimizers import SGD, Optimizer
 from flightedl.domain.parameters import ParameterSpec
 from flightedl.domain.sharding import plan_for
 from flightedl.errors import DeclarationError, FlightedlError, UnavailableError, UsageError
-from flightedl.formats.chunks import chunks_from_batch
 from flightedl.formats.declared import absolute_url, schema_of, spec_of
 from flightedl.formats.model_files import format_of
 from flightedl.formats.reader import Decode, read_task
-from flightedl.ports import Absent, Clock, CreatedAt, Put
+from flightedl.ports import Clock
 from flightedl.rpc import process_tuning
 from flightedl.rpc.authentication import Credentials
 from flightedl.wire.halves import check_kind
@@ -61,12 +61,11 @@ from flightedl.wire.messages_declared import (
     ModelReply,
     ParameterDeclaration,
 )
-from flightedl.wire.messages_work import JoinReply, JoinRequest, TasksReply, TasksTicket
+from flightedl.wire.messages_work import TasksReply
 
 Answer = TypeVar("Answer")
 
 _CLOSE_S = 4.0
-_AFTER_ALL = 1 << 62
 
 
 def connect(etcd: str | None = None, job: str | None = None, **more: Any) -> Job:
@@ -105,16 +104,12 @@ class Job:
         self._dataset: Dataset | None = None
         self._evaluation: TaskFeed | None = None
         self._parameters: Parameters | None = None
-        self._mode: Mode | None = None
-        self._current: CurrentBatch | None = None
-        self._member = 0
-        #: Batches begun under the present membership.
-        self._steps = 0
+        self._participation = Participation(
+            self._registration, self._servers, self._waiting, self._began_anew, self._progress.batch
+        )
         self._files = FsspecFiles()
-        self._won: set[str] = set()
+        self._once = OnceNames(self._coordinator, self._keys, self._registration, self._waiting)
         self._saves = ModelSaves(self._coordinator, self._keys, self._registration, self._waiting)
-        #: Of the newest batch; ``_AFTER_ALL`` when all epochs are done.
-        self._epoch = 0
         self._is_closed = False
 
     # what the user calls
@@ -210,9 +205,9 @@ class Job:
 
         self._dataset = Dataset(
             declared,
-            lambda: TaskFeed(self._fetch, self._clock),
+            lambda: TaskFeed(self._participation.fetch, self._clock),
             read,
-            self,
+            self._participation,
             self._waiting,
             _CLOSE_S,
             self._end_growth,
@@ -287,11 +282,12 @@ class Job:
             waiting=self._waiting,
         )
         self._servers.follow(election)
-        self._mode = Mode.from_json(declared.present_mode)
+        present_mode = Mode.from_json(declared.present_mode)
         clip_norm = Optimizer.from_json(declared.declaration.optimizer).clip_norm
         self._parameters = Parameters(
-            plan, self._mode, self._servers, self, self._waiting, clip_norm, wire, error_feedback
+            plan, present_mode, self._servers, self._participation, self._waiting, clip_norm, wire, error_feedback
         )
+        self._participation.take(self._parameters, present_mode)
         self._parameters.refresh()
         return self._parameters
 
@@ -350,7 +346,7 @@ class Job:
 
         def fetch(reports: Reports, holding: Sequence[int], want: int, wait_s: float) -> tuple[TasksReply, list[Piece]]:
             nonlocal last
-            last, pieces = self._fetch(reports, holding, want, wait_s, name)
+            last, pieces = self._participation.fetch(reports, holding, want, wait_s, name)
             return last, pieces
 
         self._evaluation = TaskFeed(fetch, self._clock)
@@ -363,15 +359,15 @@ class Job:
 
     def log(self, **metrics: SupportsFloat) -> None:
         """Report metrics of the current batch; ``status`` and the progress bar show their mean over records."""
-        weight = self._current.record_count if self._current is not None else 1
-        self._progress.metrics(metrics, weight)
+        current = self._participation.current
+        self._progress.metrics(metrics, 1 if current is None else current.record_count)
 
     def wait_for_end(self) -> None:
         """Return when every task of every epoch is done, by whichever trainer; a finished loop means the same."""
         waiting = self._waiting()
         for _ in waiting.steps():
             try:
-                if self._fetch(Reports(), (), 0, 0.0)[0].outcome == "epochs_done":
+                if self._participation.fetch(Reports(), (), 0, 0.0)[0].outcome == "epochs_done":
                     break
             except FlightedlError as error:
                 if not is_transient(error):
@@ -404,7 +400,7 @@ class Job:
             raise UsageError("there is no model to save: declare it with job.parameters first")
         target = absolute_url(url)
         format_of(target, format)
-        request = self._saves.take(target, self._epoch)
+        request = self._saves.take(target, self._participation.epoch)
         if request is None:
             return False
         try:
@@ -438,21 +434,7 @@ class Job:
 
         A winner that dies before its session ends cleanly gives the name back.
         """
-        key = f"{self._keys.prefix}once/{name}"
-        value = self.trainer.encode()
-        held = self._registration.held
-
-        def attempt() -> bool:
-            result = self._coordinator.transact([Absent(key)], [Put(key, value, held.lease_id)])
-            entry = result.entries.get(key)
-            return result.committed or (entry is not None and entry.value == value)
-
-        if persistently(self._waiting(), attempt):
-            self._won.add(key)
-            return True
-        return False
-
-    # what the dataset and the parameters ask (BatchListener, Scope)
+        return self._once.take(name)
 
     @property
     def trainer(self) -> str:
@@ -463,53 +445,6 @@ class Job:
     def generation(self) -> int:
         """This trainer's generation."""
         return self._registration.generation
-
-    @property
-    def member(self) -> int:
-        """This trainer's membership in the view; 0: none."""
-        return self._member
-
-    @property
-    def current(self) -> CurrentBatch | None:
-        """The batch that the user's code works on."""
-        return self._current
-
-    def lost_membership(self) -> None:
-        """Join again before the next batch is handed out."""
-        self._member = 0
-
-    def open_batch(self, current: CurrentBatch) -> bool:
-        """Be a member of the view and have values that a member may have."""
-        # Taken once: an answer to another request may end the membership at any time.
-        while (member := self._member) == 0 and self._parameters is not None:
-            if not self._join():
-                return False
-            self._parameters.refresh()
-        self._steps += 1
-        current.step, current.member = self._steps, member
-        self._current, self._epoch = current, current.assignment.epoch
-        return True
-
-    def close_batch(self, current: CurrentBatch) -> None:
-        """Answer for the blocks that the user's code did not push to."""
-        if self._parameters is not None:
-            if current.must_repeat:
-                self._parameters.leave_out(current)
-            else:
-                self._parameters.arrive(current)
-        self._current = None
-        if not current.must_repeat:
-            self._progress.batch(current.record_count)
-
-    def push_sum(self) -> None:
-        """Push what the trainer has added up and not pushed yet."""
-        if self._parameters is not None:
-            self._parameters.push_sum()
-
-    def give_up_sum(self) -> None:
-        """Forget what the trainer has added up and not pushed yet."""
-        if self._parameters is not None:
-            self._parameters.give_up_sum()
 
     # talking to the master
 
@@ -528,75 +463,12 @@ class Job:
     def _send_progress(self, body: bytes) -> None:
         self._servers.master().action("log", body, timeout_s=SLICE_S)
 
-    def _join(self) -> bool:
-        """Become a member; False when this trainer holds no work, because all of it was taken away."""
-        waiting = self._waiting()
-        for _ in waiting.steps():
-            reply = persistently(self._waiting(), self._ask_to_join)
-            if reply.member or not reply.holds_work:
-                self._take_mode(reply)
-                self._member, self._steps = reply.member, 0
-                break
-            waiting.because(reply.waiting_for or "the pservers to agree on this trainer's first round")
-        waiting.over()
-        return self._member != 0
-
-    def _take_mode(self, reply: JoinReply) -> None:
-        """A membership begins under the mode of now: between two batches is where it changes."""
-        if reply.mode is None or self._parameters is None or not reply.member:
-            return
-        mode = Mode.from_json(reply.mode)
-        if mode != self._mode:
-            self._mode = mode
-            self._parameters.change_mode(mode)
-
-    def _ask_to_join(self) -> JoinReply:
-        """One try, under whatever registration there is now: the one before may have ended."""
-        self._renew_registration()
-        request = JoinRequest(trainer=self.trainer, generation=self.generation, wait_s=2.0)
-        return decode(self._servers.master().action("join", encode(request), timeout_s=SLICE_S), JoinReply)
-
-    def _renew_registration(self) -> None:
-        if self._registration.renewed():
-            self._member = 0
-            if self._dataset is not None:
-                self._dataset.registration_changed()
-            if self._evaluation is not None:
-                self._evaluation.drop_all()
-
-    def _fetch(
-        self, reports: Reports, holding: Sequence[int], want: int, wait_s: float, evaluation: str = ""
-    ) -> tuple[TasksReply, list[Piece]]:
-        """Called on the feed's thread."""
-        self._renew_registration()
-        member = self._member
-        ticket = TasksTicket(
-            trainer=self.trainer,
-            generation=self.generation,
-            evaluation=evaluation,
-            finished=list(reports.finished),
-            failed=list(reports.failed),
-            returned=list(reports.returned),
-            holding=list(holding),
-            want=want,
-            wait_s=wait_s,
-        )
-        pieces: list[Piece] = []
-        with self._servers.master().get(encode(ticket), timeout_s=SLICE_S + wait_s) as stream:
-            reply = decode(stream.text, TasksReply)
-            batches = [batch for batch, _ in stream if batch is not None]
-            pieces += [
-                Piece(assignment, tuple(chunks_from_batch(batch)))
-                for assignment, batch in zip(reply.assignments, batches, strict=False)
-            ]
-        if len(pieces) != len(reply.assignments):
-            raise FlightedlError("the master's reply ended early")
-        if reply.outcome == "epochs_done" and not evaluation:
-            self._epoch = _AFTER_ALL
-        if reply.member != member and self._member == member:
-            # A new membership begins with fresh values, so it is taken by joining, between two batches.
-            self._member = 0
-        return reply, pieces
+    def _began_anew(self) -> None:
+        """This trainer is registered anew: what it held is somebody else's."""
+        if self._dataset is not None:
+            self._dataset.registration_changed()
+        if self._evaluation is not None:
+            self._evaluation.drop_all()
 
     def _wait_for_pservers(self, count: int) -> None:
         waiting = self._waiting()
@@ -615,10 +487,11 @@ class Job:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        current = self._participation.current
         is_of_the_script = isinstance(error, Exception) and not isinstance(error, FlightedlError)
-        if is_of_the_script and error is not None and self._current is not None and self._dataset is not None:
+        if is_of_the_script and error is not None and current is not None and self._dataset is not None:
             last = "".join(traceback.format_exception_only(error)).strip()
-            self._dataset.fail_current(self._current, last)
+            self._dataset.fail_current(current, last)
         self.close()
 
     def close(self) -> None:
@@ -631,20 +504,8 @@ class Job:
         self._progress.close()
         if self._parameters is not None:
             self._parameters.close()
-        self._keep_what_was_won()
+        self._once.keep()
         self._registration.close()
         self._servers.close()
         self._directory.close()
         self._coordinator.close()
-
-    def _keep_what_was_won(self) -> None:
-        held = self._registration.held
-        for key in sorted(self._won):
-            try:
-                entry = self._coordinator.get(key)
-                if entry is not None and entry.lease_id == held.lease_id:
-                    self._coordinator.transact(
-                        [CreatedAt(key, entry.create_revision)], [Put(key, self.trainer.encode())]
-                    )
-            except FlightedlError:
-                return
