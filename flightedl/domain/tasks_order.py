@@ -29,19 +29,25 @@ _REMEMBERED = 32
 class EpochOrder:
     """The bijection between positions and tasks of one epoch."""
 
-    __slots__ = ("_permutation", "base", "size")
+    __slots__ = ("_last", "_permutation", "base", "size")
 
     def __init__(self, base: int, size: int, key: int | None) -> None:
         """``key`` None: the identity."""
         self.base = base
         self.size = size
         self._permutation = None if key is None else KeyedPermutation(base, key)
+        #: The last answer of ``at``: who hands out a task asks twice.
+        self._last = (-1, -1)
 
     def at(self, position: int) -> int:
         """The task at ``position``."""
         if self._permutation is None or position >= self.base:
             return position
-        return self._permutation.at(position)
+        known, task = self._last
+        if position != known:
+            task = self._permutation.at(position)
+            self._last = (position, task)
+        return task
 
     def position_of(self, task: int) -> int:
         """Where ``task`` is."""

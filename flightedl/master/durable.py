@@ -1,11 +1,13 @@
 """Group commit: the master's state is in etcd before a reply tells of it.
 
 One thread writes. It takes whatever the state is when it gets to it, so that one transaction serves all requests that
-wait; each waits on a lock of its own, so that nobody is woken for another's sake. Each write is fenced by the lock's
-generation *and* compares the revision of the keys it overwrites. The second makes a write whose outcome is unknown
-harmless: it either happened (then the key holds exactly the bytes that were sent, and the chain goes on from there) or
-it never can, because the next write changed what it compares to. A master whose writes stay unresolved until its lease
-is at risk, or who finds bytes that it did not write, steps down.
+wait; each waits on a lock of its own, so that nobody is woken for another's sake. When several shared the last one, it
+waits a moment for as many again: those that were just answered are likely to be back.
+
+Each write is fenced by the lock's generation *and* compares the revision of the keys it overwrites. The second makes a
+write whose outcome is unknown harmless: it either happened (then the key holds exactly the bytes that were sent, and
+the chain goes on from there) or it never can, because the next write changed what it compares to. A master whose writes
+stay unresolved until its lease is at risk, or who finds bytes that it did not write, steps down.
 """
 
 from __future__ import annotations
@@ -24,6 +26,8 @@ _log = logging.getLogger(__name__)
 Snapshot = Callable[[], tuple[int, Mapping[str, bytes]]]
 
 _RETRY_S = 0.1
+#: How long a write is put off, at most, for as many requests as came last time.
+_GATHER_S = 0.005
 
 
 class DurableState:
@@ -52,6 +56,8 @@ class DurableState:
         self._waiters: list[tuple[int, threading.Lock]] = []
         self._wanted = 0
         self._durable = 0
+        #: The writer is woken when so many wait.
+        self._enough = 1
         self._trouble = ""
         self._is_stopping = False
         self.write_count = 0
@@ -71,8 +77,8 @@ class DurableState:
             if not self._is_stopping:
                 waiter.acquire()
                 self._waiters.append((revision, waiter))
-                if revision > self._wanted:
-                    self._wanted = revision
+                self._wanted = max(self._wanted, revision)
+                if len(self._waiters) >= self._enough:
                     self._changed.notify()
         is_answered = waiter.acquire(timeout=timeout_s)
         if self._durable >= revision:  # It only rises; without the lock, which all others that are answered want too.
@@ -99,9 +105,14 @@ class DurableState:
             lock.release()
 
     def _run(self) -> None:
+        expected = 1
         while True:
             with self._changed:
                 self._changed.wait_for(lambda: self._wanted > self._durable or self._is_stopping)
+                if len(self._waiters) < expected and not self._is_stopping:
+                    self._enough = expected
+                    self._changed.wait(_GATHER_S)
+                    self._enough = 1
                 if self._is_stopping:
                     return
             revision, values = self._snapshot()
@@ -113,6 +124,7 @@ class DurableState:
                 self._trouble = ""
                 served = [lock for wanted, lock in self._waiters if wanted <= revision]
                 self._waiters = [waiter for waiter in self._waiters if waiter[0] > revision]
+                expected = len(served) + len(self._waiters)
             for lock in served:
                 lock.release()
 

@@ -19,8 +19,7 @@ import logging
 import socket
 import threading
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Mapping
 
 from flightedl.errors import BusyError, FlightedlError, InternalError, NotReadyError, UsageError
 from flightedl.ports import Clock
@@ -36,7 +35,7 @@ from flightedl.rpc.identity import (
     timeout_from_header,
 )
 from flightedl.rpc.routes import Call, Limits, Routes
-from flightedl.rpc.service import MIDDLEWARE, Arrival, Service
+from flightedl.rpc.service import Service
 from flightedl.rpc.severing import port_of_peer, sever
 from flightedl.rpc.wire_errors import shortened
 
@@ -164,20 +163,9 @@ class FlightServer:
         """The reply header that names this server."""
         return self._header
 
-    @contextmanager
-    def admitted(self, context: flight.ServerCallContext, verb: str, limit_s: float) -> Iterator[Call]:
-        """A call that passed all checks, counted while it runs."""
-        call = self.admit(context, verb, limit_s)
-        try:
-            yield call
-        finally:
-            self.release(call)
-
-    def admit(self, context: flight.ServerCallContext, verb: str, limit_s: float) -> Call:
+    def admit(self, context: flight.ServerCallContext, headers: Mapping[str, str], verb: str, limit_s: float) -> Call:
         """Check and count a call; whoever admits it releases it."""
         GUARD.check()
-        arrival: Arrival = context.get_middleware(MIDDLEWARE)
-        headers = arrival.headers
         if self.closing.is_set():
             raise NotReadyError(f"{self._identity} is stopping, look for its successor")
         if not self._is_ready:
@@ -201,7 +189,6 @@ class FlightServer:
             if len(self._running) >= self.limits.running_calls:
                 raise BusyError(f"{self._identity} runs {self.limits.running_calls} calls already, ask again")
             self._running.add(call)
-        arrival.call = call
         return call
 
     def release(self, call: Call) -> None:

@@ -1,15 +1,20 @@
 """The eight methods of Flight, each: admit the call, find its route, run it, end its stream.
 
 :class:`~flightedl.rpc.server.FlightServer` owns the one :class:`Service` of a server; nobody else sees it. Every method
-is guarded: what it raises leaves as one of our errors. pyarrow runs all of a call in one thread: the middleware's
-start, the method, the stream of a get, the middleware's end.
+is guarded: what it raises leaves as one of our errors.
+
+pyarrow runs a call's middleware and its method in one thread, one after the other. So the headers go from the one to
+the other under the thread's number, and there is no middleware object for a call: pyarrow would enter the interpreter
+twice more for it, which costs a busy server a quarter of what a small call does.
 """
 
 from __future__ import annotations
 
 import functools
 import logging
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import pyarrow as pa
@@ -36,43 +41,43 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 ACKNOWLEDGEMENT_LIMIT_BYTES = 1024
-#: Under this name a method finds its call's :class:`Arrival`.
-MIDDLEWARE = "flightedl"
-
 _Route = TypeVar("_Route")
 
+_Headers = Mapping[str, str]
 
-class Arrival(flight.ServerMiddleware):  # type: ignore[misc]
-    """What is known of a call before its method runs; pyarrow tells it when the call is over, whatever happened."""
-
-    def __init__(self, server: FlightServer, headers: Mapping[str, str]) -> None:
-        self._server = server
-        self.headers = headers
-        self.call: Call | None = None
-
-    def sending_headers(self) -> dict[str, str]:
-        return {SERVER_HEADER: self._server.header}
-
-    def call_completed(self, exception: BaseException | None) -> None:  # noqa: ARG002 - pyarrow's signature
-        if self.call is not None:
-            self._server.release(self.call)
-            self.call = None
+#: pyarrow would look them up in the environment for each stream.
+_IPC_OPTIONS = pa.ipc.IpcWriteOptions()
 
 
 class Arrivals(flight.ServerMiddlewareFactory):  # type: ignore[misc]
-    """Refuses strangers. A factory that returned None would let the call through, so it returns or raises."""
+    """Refuses strangers, and keeps the headers of each call until its method takes them.
+
+    A call that it lets through without leaving headers would be refused by ``taken``.
+    """
 
     def __init__(self, server: FlightServer) -> None:
         self._server = server
+        #: Number of a thread -> headers of the call that it runs.
+        self._headers: dict[int, _Headers] = {}
 
-    def start_call(self, info: flight.CallInfo, headers: Mapping[str, Sequence[str | bytes]]) -> Arrival:
+    def start_call(self, info: flight.CallInfo, headers: Mapping[str, Sequence[str | bytes]]) -> None:
+        """Called by pyarrow. None: there is no middleware object for this call."""
+        thread = threading.get_ident()
+        self._headers.pop(thread, None)
         try:
-            return self._checked(info.method, headers)
+            self._headers[thread] = self._checked(info.method, headers)
         except BaseException as error:  # noqa: BLE001 - mapped, whatever it is
             self._server.note_refusal(error)
             raise to_wire(error, doing="checking a call's headers") from None
 
-    def _checked(self, method: flight.FlightMethod, headers: Mapping[str, Sequence[str | bytes]]) -> Arrival:
+    def taken(self) -> _Headers:
+        """The headers of the call that this thread has begun, without credentials; once."""
+        headers = self._headers.pop(threading.get_ident(), None)
+        if headers is None:
+            raise InternalError("a call's headers were not checked")
+        return headers
+
+    def _checked(self, method: flight.FlightMethod, headers: Mapping[str, Sequence[str | bytes]]) -> _Headers:
         texts = {name: values[0] for name, values in headers.items() if values and isinstance(values[0], str)}
         if self._server.tokens is not None:
             caller = Caller.from_header(texts[CALLER_HEADER]) if CALLER_HEADER in texts else Caller()
@@ -81,7 +86,20 @@ class Arrivals(flight.ServerMiddlewareFactory):  # type: ignore[misc]
             # Refused here, because whatever that method raises reaches the client with a traceback.
             raise MessageError("this server does not implement GetSchema")
         texts.pop(AUTHORIZATION_HEADER, None)
-        return Arrival(self._server, texts)
+        return texts
+
+
+class _Place:
+    """A get's place among the running calls; given back with the stream, also with one that never started."""
+
+    __slots__ = ("_call", "_server")
+
+    def __init__(self, server: FlightServer, call: Call) -> None:
+        self._server = server
+        self._call = call
+
+    def __del__(self) -> None:
+        self._server.release(self._call)
 
 
 _Method = TypeVar("_Method", bound=Callable[..., Any])
@@ -92,6 +110,7 @@ def _guarded(method: _Method) -> _Method:
 
     @functools.wraps(method)
     def guarded(self: Service, context: flight.ServerCallContext, *arguments: Any) -> Any:
+        context.add_header(SERVER_HEADER, self._server.header)
         try:
             return method(self, context, *arguments)
         except BaseException as error:  # noqa: BLE001 - mapped, whatever it is
@@ -106,6 +125,7 @@ class Service(flight.FlightServerBase):  # type: ignore[misc]
 
     def __init__(self, server: FlightServer, host: str, port: int, credentials: Credentials | None) -> None:
         self._server = server
+        self._arrivals = Arrivals(server)
         self._is_secured = credentials is not None
         secured: dict[str, Any] = {}
         if credentials is not None:
@@ -115,7 +135,7 @@ class Service(flight.FlightServerBase):  # type: ignore[misc]
                 "root_certificates": credentials.ca,
             }
         try:
-            super().__init__(location=(host, port), middleware={MIDDLEWARE: Arrivals(server)}, **secured)
+            super().__init__(location=(host, port), middleware={"flightedl": self._arrivals}, **secured)
         except pa.ArrowException as error:
             raise UsageError(f"cannot serve on {host} port {port}: {shortened(str(error), 200)}") from None
         GUARD.register(self)
@@ -123,28 +143,27 @@ class Service(flight.FlightServerBase):  # type: ignore[misc]
     @_guarded
     def do_action(self, context: flight.ServerCallContext, action: flight.Action) -> list[bytes]:
         server = self._server
-        with server.admitted(context, action.type, server.limits.call_s) as call:
+        with self._admitted(context, action.type, server.limits.call_s) as call:
             handler = self._route(server.routes.actions, action.type)
-            return [handler(self._request(context, action.body.to_pybytes()), call)]
+            return [handler(self._request(call, action.body.to_pybytes()), call)]
 
     @_guarded
     def do_get(self, context: flight.ServerCallContext, ticket: flight.Ticket) -> flight.FlightDataStream:
         server = self._server
-        # Released by the stream, or when pyarrow says that the call is over, if the stream never starts.
-        call = server.admit(context, "get", server.limits.stream_s)
+        call = server.admit(context, self._arrivals.taken(), "get", server.limits.stream_s)
         try:
-            request = self._request(context, ticket.ticket)
+            request = self._request(call, ticket.ticket)
             call.verb = verb_of(request)
             outgoing = self._route(server.routes.gets, call.verb)(request, call)
             if isinstance(outgoing, Answer):
                 server.release(call)
                 return _whole(outgoing)
-            return flight.GeneratorStream(outgoing.schema, self._outgoing(outgoing, call))
+            return flight.GeneratorStream(outgoing.schema, self._outgoing(outgoing, call, _Place(server, call)))
         except BaseException:
             server.release(call)
             raise
 
-    def _outgoing(self, outgoing: Outgoing, call: Call) -> Iterator[Any]:
+    def _outgoing(self, outgoing: Outgoing, call: Call, place: _Place) -> Iterator[Any]:  # noqa: ARG002 - lives as long
         try:
             for batch, metadata in outgoing.messages:
                 if batch is None:
@@ -173,8 +192,8 @@ class Service(flight.FlightServerBase):  # type: ignore[misc]
         writer: flight.FlightMetadataWriter,
     ) -> None:
         server = self._server
-        with server.admitted(context, "put", server.limits.stream_s) as call:
-            request = self._command(context, descriptor)
+        with self._admitted(context, "put", server.limits.stream_s) as call:
+            request = self._command(call, descriptor)
             call.verb = verb_of(request)
             route = self._route(server.routes.puts, call.verb)
             incoming = Incoming(reader, route.schema, call, server.limits.batches)
@@ -197,8 +216,8 @@ class Service(flight.FlightServerBase):  # type: ignore[misc]
         writer: flight.MetadataRecordBatchWriter,
     ) -> None:
         server = self._server
-        with server.admitted(context, "exchange", server.limits.stream_s) as call:
-            request = self._command(context, descriptor)
+        with self._admitted(context, "exchange", server.limits.stream_s) as call:
+            request = self._command(call, descriptor)
             call.verb = verb_of(request)
             route = self._route(server.routes.exchanges, call.verb)
             exchange = Exchange(reader, writer, route.schema, call, server.limits.batches)
@@ -213,33 +232,42 @@ class Service(flight.FlightServerBase):  # type: ignore[misc]
         self, context: flight.ServerCallContext, descriptor: flight.FlightDescriptor
     ) -> flight.FlightInfo:
         server = self._server
-        with server.admitted(context, "info", server.limits.call_s) as call:
+        with self._admitted(context, "info", server.limits.call_s) as call:
             if server.routes.info is None:
                 raise MessageError("this server does not implement GetFlightInfo")
             return _flight_info(
-                descriptor, server.routes.info(self._command(context, descriptor), call), is_secured=self._is_secured
+                descriptor, server.routes.info(self._command(call, descriptor), call), is_secured=self._is_secured
             )
 
     @_guarded
     def list_flights(self, context: flight.ServerCallContext, criteria: bytes) -> Iterator[flight.FlightInfo]:  # noqa: ARG002
-        with self._server.admitted(context, "list", self._server.limits.call_s):
+        with self._admitted(context, "list", self._server.limits.call_s):
             raise MessageError("this server does not implement ListFlights")
 
     @_guarded
     def list_actions(self, context: flight.ServerCallContext) -> list[tuple[str, str]]:
-        with self._server.admitted(context, "actions", self._server.limits.call_s):
+        with self._admitted(context, "actions", self._server.limits.call_s):
             return [(verb, f"JSON body, see schemas/ of flightedl: {verb}") for verb in self._server.routes.actions]
 
-    def _command(self, context: flight.ServerCallContext, descriptor: flight.FlightDescriptor) -> bytes:
+    @contextmanager
+    def _admitted(self, context: flight.ServerCallContext, verb: str, limit_s: float) -> Iterator[Call]:
+        """A call that passed all checks, counted while it runs."""
+        call = self._server.admit(context, self._arrivals.taken(), verb, limit_s)
+        try:
+            yield call
+        finally:
+            self._server.release(call)
+
+    def _command(self, call: Call, descriptor: flight.FlightDescriptor) -> bytes:
         if descriptor.descriptor_type != flight.DescriptorType.CMD:
             raise MessageError("a descriptor must be a command with a JSON object, not a path")
-        return self._request(context, descriptor.command)
+        return self._request(call, descriptor.command)
 
-    def _request(self, context: flight.ServerCallContext, request: bytes) -> bytes:
+    def _request(self, call: Call, request: bytes) -> bytes:
         limit_bytes = self._server.limits.request_bytes
         if len(request) > limit_bytes:
             raise MessageError(f"the request has {len(request)} bytes, at most {limit_bytes} are allowed")
-        check_undamaged(request, context.get_middleware(MIDDLEWARE).headers.get(CHECKSUM_HEADER))
+        check_undamaged(request, call.headers.get(CHECKSUM_HEADER))
         return request
 
     def _route(self, routes: Mapping[str, _Route], verb: str) -> _Route:
@@ -252,7 +280,7 @@ class Service(flight.FlightServerBase):  # type: ignore[misc]
 
 def _whole(answer: Answer) -> flight.RecordBatchStream:
     table = pa.Table.from_batches(answer.batches, answer.schema)
-    return flight.RecordBatchStream(table.replace_schema_metadata({TEXT_KEY: answer.text}))
+    return flight.RecordBatchStream(table.replace_schema_metadata({TEXT_KEY: answer.text}), options=_IPC_OPTIONS)
 
 
 @functools.lru_cache(maxsize=64)

@@ -61,6 +61,34 @@ def test_many_waiters_share_few_writes(counter: Counter) -> None:
     assert counter.stored() == b"64"
 
 
+def test_those_who_shared_a_write_share_the_next_one(counter: Counter) -> None:
+    """They are back one after the other, but within the moment that the writer waits for them."""
+    count, rounds = 8, 20
+    lock = threading.Lock()
+
+    def ask() -> None:
+        for _ in range(rounds):
+            with lock:
+                counter.value += 1
+                revision = counter.value
+            counter.durable.wait(revision, 5.0)
+
+    askers = [threading.Thread(target=ask) for _ in range(count)]
+    for asker in askers:
+        asker.start()
+    for asker in askers:
+        asker.join()
+    assert counter.stored() == str(count * rounds).encode()
+    assert counter.durable.write_count < count * rounds / 2
+
+
+def test_one_who_is_alone_is_never_put_off(counter: Counter) -> None:
+    for revision in range(1, 101):
+        counter.value = revision
+        counter.durable.wait(revision, 5.0)
+    assert counter.durable.write_count == 100
+
+
 def test_a_deposed_master_writes_nothing_and_steps_down(counter: Counter) -> None:
     counter.coordinator.transact([], [Delete("lock")])
     counter.value = 1

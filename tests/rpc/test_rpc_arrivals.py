@@ -1,0 +1,55 @@
+"""Headers go from a call's middleware to its method, and no call runs without having been checked."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable
+
+import pytest
+from pyarrow import flight
+from rpc_support import TIMEOUT_S, Handlers
+
+from flightedl.errors import InternalError
+from flightedl.rpc import Caller, Connection, FlightServer
+from flightedl.rpc.service import Arrivals, _Place
+
+
+def test_a_method_without_checked_headers_is_refused(server: FlightServer) -> None:
+    with pytest.raises(InternalError, match="not checked"):
+        Arrivals(server).taken()
+
+
+def test_headers_are_taken_once(server: FlightServer) -> None:
+    class Begun:
+        method = flight.FlightMethod.DO_GET
+
+    arrivals = Arrivals(server)
+    arrivals.start_call(Begun(), {"a": ["1"]})
+    assert arrivals.taken() == {"a": "1"}
+    with pytest.raises(InternalError):
+        arrivals.taken()
+
+
+def test_calls_of_one_thread_have_headers_of_their_own(serve: Callable[..., FlightServer], handlers: Handlers) -> None:
+    server = serve(handlers.routes())
+    for name in ("first", "second", "first"):
+        with Connection(server.address, caller=Caller("trainer", name)) as connection:
+            connection.action("echo", b"", timeout_s=TIMEOUT_S)
+    assert [call.caller.name for call in handlers.calls] == ["first", "second", "first"]
+
+
+def test_a_stream_that_never_starts_gives_its_place_back() -> None:
+    released: list[object] = []
+
+    class Server:
+        release = released.append
+
+    def stream(place: object) -> object:
+        yield place
+
+    call = object()
+    unstarted = stream(_Place(Server(), call))  # type: ignore[arg-type]
+    assert not released
+    del unstarted
+    gc.collect()
+    assert released == [call]
