@@ -88,6 +88,8 @@ def index(
     kept_at = settings(ServerSettings, checkpoint=checkpoint).checkpoint
     storage = open_storage(kept_at) if kept_at else None
     loaded = _indexed(spec, concurrency, storage)
+    if loaded.trouble:
+        raise UsageError(f"the index cannot be kept: {loaded.trouble}")
     found = {
         **_facts(loaded.index),
         "files_read": loaded.files_read,
@@ -142,12 +144,13 @@ def inspect(
     "--to-format", required=True, metavar="NAME", help="parquet, arrow, arrow-stream, recordio, csv, tsv, jsonl"
 )
 @click.option("--shards", type=click.IntRange(min=1), default=1, show_default=True, help="How many new files.")
+@click.option("--json-records", is_flag=True, help="RecordIO whose records are JSON objects: a column for each member.")
 @click.option("--filter", "filters", multiple=True, metavar="'COLUMN OP VALUE'", help="Only such records; repeatable.")
 def convert(*, to_format: str, filters: tuple[str, ...], **options: Any) -> None:
     """Write a dataset in another format, as PREFIX-00000-of-00009 and so on.
 
-    Several columns become RecordIO as one JSON object a record. The same command again goes on where it was
-    interrupted.
+    Several columns become RecordIO as one JSON object a record; --json-records reads such files. The same command
+    again goes on where it was interrupted.
     """
     _write(to_format=to_format, filters=[_condition(text) for text in filters], **options)
 
@@ -178,6 +181,7 @@ def _write(
     filters: Sequence[tuple[str, str, Any]],
     records_per_chunk: int,
     overwrite: bool,
+    json_records: bool = False,
 ) -> None:
     from flightedl.formats.convert import Target
     from flightedl.formats.convert import convert as convert_index
@@ -190,6 +194,8 @@ def _write(
         filter=tuple(filters),
     )
     root, _, prefix = absolute_url(target).rpartition("/")
+    if root.startswith("memory://"):
+        raise UsageError(f"{target} would be gone when this command ends: choose a directory or a bucket")
     if to_format is not None:
         wanted = Target(prefix, to_format, shards, records_per_chunk)  # a wrong name is told before anything is read
     chunk_index = _indexed(spec, concurrency).index
@@ -200,9 +206,20 @@ def _write(
         def told(progress: ConvertProgress) -> None:
             tell(progress.records, progress.record_count)
 
-        done = convert_index(
-            FsspecFiles(), chunk_index, spec, open_storage(root), wanted, overwrite=overwrite, progress=told
-        )
+        try:
+            done = convert_index(
+                FsspecFiles(),
+                chunk_index,
+                spec,
+                open_storage(root),
+                wanted,
+                decode=json.loads if json_records else None,
+                overwrite=overwrite,
+                progress=told,
+            )
+        except KeyboardInterrupt:
+            click.echo("interrupted: the same command goes on with the files that are not there yet", err=True)
+            raise
     _tell_written(done, without_credentials(root), as_json=as_json)
 
 
@@ -285,10 +302,9 @@ def _size(size_bytes: int, chunks: Any) -> dict[str, int]:
 
 def _sentence(chunk_index: ChunkIndex) -> str:
     size_bytes = sum(stat.size_bytes for stat in chunk_index.stats)
-    return (
-        f"{len(chunk_index.stats):,} files, {len(chunk_index):,} chunks, {chunk_index.record_count:,} records, "
-        f"{size_bytes / 1e6:,.1f} MB"
-    )
+    counts = {"file": len(chunk_index.stats), "chunk": len(chunk_index), "record": chunk_index.record_count}
+    counted = [f"{count:,} {name}{'' if count == 1 else 's'}" for name, count in counts.items()]
+    return f"{', '.join(counted)}, {size_bytes / 1e6:,.1f} MB"
 
 
 def _tell_skipped(chunk_index: ChunkIndex) -> None:

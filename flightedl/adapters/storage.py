@@ -190,6 +190,8 @@ class FsspecStorage:
                 raise NotFoundError(f"there is no {place}") from None
             if isinstance(error, OSError) and error.errno == errno.EBUSY:
                 raise _ReplacedError from error
+            if isinstance(error, FileExistsError | NotADirectoryError):
+                raise UsageError(f"{place} cannot be made, because a file is where a directory should be") from None
             if isinstance(error, PermissionError) or _lacks_credentials(error):
                 raise UsageError(f"no access to {place}: {_reason(error)}; check the credentials and rights") from None
             raise UnavailableError(f"{place} cannot be used at the moment: {_reason(error)}") from error
@@ -254,7 +256,9 @@ def _file_system(url: str) -> tuple[Any, str]:
         hint = "pip install 'flightedl[s3]'" if protocol in ("s3", "s3a") else f"install its package ({error})"
         raise UsageError(f"{without_credentials(url)} needs a package that is not installed: {hint}") from None
     except ValueError as error:
-        raise UsageError(f"{without_credentials(url)} cannot be opened: {error}") from None
+        raise UsageError(
+            f"{without_credentials(url)} cannot be opened: {error}; give a path, or a URL such as s3://bucket/name"
+        ) from None
     return fs, path
 
 

@@ -39,6 +39,13 @@ _CHUNK_STRUCT = pa.struct(list(CHUNK_SCHEMA))
 class CorruptChunkError(DataError):
     """The content of a file is broken: the one kind of bad data that ``on_corrupt="skip"`` passes over."""
 
+    def refused(self) -> CorruptChunkError:
+        """For who did not say what to do about it."""
+        return CorruptChunkError(
+            f"{str(self).rstrip('.')}; "
+            "restore the file, leave it out, or say on_corrupt skip to train without what is corrupt"
+        )
+
 
 class ChangedFileError(DataError):
     """A file is not the one that was indexed: nothing of the job can be trusted to be what it was declared to be."""

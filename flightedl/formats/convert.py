@@ -118,8 +118,10 @@ def convert(
 
     Raises:
         DataError: the source cannot be read, or the format cannot hold it.
-        UsageError: the storage has another conversion under this prefix.
+        UsageError: there is nothing to decode, or the storage has another conversion under this prefix.
     """
+    if decode is not None and any(stat_format != RecordIO.name for stat_format in _formats(index)):
+        raise UsageError("only records of RecordIO can be decoded: the other formats have columns of their own")
     is_resumed = _describe(index, spec, storage, target, overwrite)
     there = {file.name: file.size_bytes for file in storage.list(f"{target.prefix}-")} if is_resumed else {}
     counts = ReadCounts()
@@ -146,6 +148,10 @@ def convert(
             size_bytes += storage.publish(name, _encoded(batches, target, _empty_schema(index, spec)))
         tell(bounds[shard + 1], shard + 1)
     return Converted(names, len(set(names) & there.keys()), size_bytes, counts)
+
+
+def _formats(index: ChunkIndex) -> set[str]:
+    return {index.file_index(number).format for number in range(len(index.stats))}
 
 
 def _describe(index: ChunkIndex, spec: DatasetSpec, storage: Storage, target: Target, overwrite: bool) -> bool:

@@ -96,8 +96,21 @@ class CommaSeparated(TextFormat):
                     writer.write_batch(batch)
                     yield sink.take()
         except pa.ArrowInvalid as error:
-            raise DataError(f"this cannot be written as {self.name}: {str(error)[:200]}") from None
+            raise DataError(
+                f"{self._unwritable(schema)} cannot be written as {self.name} ({str(error)[:200]}): "
+                "leave such columns out, or write jsonl, arrow or parquet"
+            ) from None
         yield sink.take()
+
+    def _unwritable(self, schema: pa.Schema) -> str:
+        """The columns that are to blame, as far as their types tell."""
+        nested = [f"{field.name!r} ({field.type})" for field in schema if pa.types.is_nested(field.type)]
+        binary = [f"{field.name!r} ({field.type})" for field in schema if _is_binary(field.type)]
+        return f"column {', '.join(nested or binary)}" if nested or binary else "this"
+
+
+def _is_binary(kind: pa.DataType) -> bool:
+    return pa.types.is_binary(kind) or pa.types.is_large_binary(kind) or pa.types.is_fixed_size_binary(kind)
 
 
 class TabSeparated(CommaSeparated):

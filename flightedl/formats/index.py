@@ -406,7 +406,7 @@ def _index_file(found: Format, files: Files, stat: FileStat, options: IndexOptio
         return found.index(files, stat, options)
     except CorruptChunkError as error:
         if not options.skip_corrupt:
-            raise
+            raise error.refused() from error
         return FileIndex(stat, found.name, pa.schema([]), ChunkColumns.of([], [], []), (str(error),))
 
 

@@ -173,7 +173,7 @@ class ChunkReader:
             records = _read_unchanged(self._files, chunk, request)
         except CorruptChunkError as error:
             if self._spec.on_corrupt != "skip":
-                raise
+                raise error.refused() from error
             self._counts.corrupt_chunks += 1
             self._counts.corrupt_records += chunk.records
             self._counts.sentences.append(str(error))

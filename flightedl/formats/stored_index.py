@@ -47,6 +47,8 @@ class LoadedIndex:
     files_read: int
     #: Name of the stored file.
     name: str
+    #: Why it is not stored; empty: it is, or nobody wanted it.
+    trouble: str = ""
 
 
 def load_or_build(
@@ -69,17 +71,18 @@ def load_or_build(
     unchanged = set() if known is None else set(known.stats)
     files_read = len([stat for stat in index.stats if stat not in unchanged])
     is_same = known is not None and known.content_hash() == index.content_hash()
-    if storage is not None and not is_same:
-        store(storage, spec, index)
-    return LoadedIndex(index, files_read, name)
+    trouble = "" if storage is None or is_same else store(storage, spec, index)
+    return LoadedIndex(index, files_read, name, trouble)
 
 
-def store(storage: Storage, spec: DatasetSpec, index: ChunkIndex) -> None:
-    """Keep the index, if the storage works."""
+def store(storage: Storage, spec: DatasetSpec, index: ChunkIndex) -> str:
+    """Keep the index, if the storage works; otherwise says why it does not, and logs it: a job can go on without."""
     try:
         storage.publish(index_name(spec), [encode_index(index)])
     except FlightedlError as error:
-        _log.warning("the index is not stored, it will be built again next time: %s", error)
+        _log.info("the index is not stored, it will be built again next time: %s", error)
+        return str(error)
+    return ""
 
 
 def index_name(spec: DatasetSpec) -> str:

@@ -115,6 +115,61 @@ def test_files_of_several_formats_cannot_be_split(data: Path) -> None:
     assert "different formats (csv, jsonl)" in refused("split", "a.csv", "b.jsonl", "--to", "x", "--shards", "2")
 
 
+def test_columns_survive_recordio(data: Path) -> None:
+    told("convert", "part-*.parquet", "--to", "records", "--to-format", "recordio", "--shards", "2")
+    arguments = ["convert", "records-*.recordio", "--to", "back", "--to-format", "parquet", "--json-records"]
+    back = told(*arguments, "--columns", "word,k", "--filter", "k > 9")
+    expected = [{"word": "ab"[k % 2], "k": k} for k in range(10, 120)]
+    assert pq.read_table(back["files"][0]).to_pylist() == expected
+    arguments[1] = "part-0.parquet"
+    assert "only records of RecordIO" in refused(*arguments, "--overwrite")
+
+
+def test_an_index_that_cannot_be_kept_is_an_error(data: Path) -> None:
+    """Who says where to keep it would else believe that it is there."""
+    message = refused("index", "part-*.parquet", "--checkpoint", "part-0.parquet/kept")
+    assert "cannot be kept" in message
+    assert "a file is where a directory should be" in message
+
+
+def test_corrupt_data_comes_with_what_to_do(data: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    whole = (data / "part-0.parquet").read_bytes()
+    (data / "cut.parquet").write_bytes(whole[:-60])
+    assert run_command_line(["dataset", "index", "cut.parquet"]) == 2
+    error = capsys.readouterr().err
+    assert "cut.parquet is corrupt" in error
+    assert "on_corrupt skip" in error
+    assert error.count("\n") == 1
+    damaged = bytearray(whole)
+    damaged[10:60] = bytes(50)
+    (data / "damaged.parquet").write_bytes(damaged)
+    assert "on_corrupt skip" in refused("convert", "damaged.parquet", "--to", "x", "--to-format", "csv")
+    told("convert", "damaged.parquet", "--to", "x", "--to-format", "csv", "--on-corrupt", "skip", "--overwrite")
+
+
+def test_columns_that_csv_cannot_hold_are_named(data: Path) -> None:
+    pq.write_table(pa.table({"k": [1], "list": [[1, 2]], "bytes": [b"\xff"]}), data / "odd.parquet")
+    convert = ["convert", "odd.parquet", "--to", "x", "--to-format", "csv", "--overwrite"]
+    assert "column 'list' (list<element: int64>) cannot be written as csv" in refused(*convert)
+    assert "column 'bytes' (binary) cannot be written as csv" in refused(*convert, "--columns", "k,bytes")
+    told(*convert, "--columns", "k")
+
+
+def test_a_target_that_ends_with_the_command_is_refused(data: Path) -> None:
+    assert "gone when this command ends" in refused("split", "part-0.parquet", "--to", "memory://a/b", "--shards", "2")
+
+
+def test_who_interrupts_a_conversion_is_told_how_it_goes_on(
+    data: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("flightedl.formats.convert.convert", interrupted)
+    assert run_command_line(["dataset", "split", "part-0.parquet", "--to", "x", "--shards", "2"]) == 130
+    assert "the same command goes on" in capsys.readouterr().err
+
+
 def test_the_exit_code_tells_that_something_has_to_be_changed(data: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run_command_line(["dataset", "index", "absent.parquet"]) == 2
     assert capsys.readouterr().err.startswith("flightedl: ")
