@@ -191,7 +191,9 @@ class FsspecStorage:
             if isinstance(error, OSError) and error.errno == errno.EBUSY:
                 raise _ReplacedError from error
             if isinstance(error, FileExistsError | NotADirectoryError):
-                raise UsageError(f"{place} cannot be made, because a file is where a directory should be") from None
+                raise UnavailableError(
+                    f"{place} cannot be made, because a file is where a directory should be"
+                ) from None
             if isinstance(error, PermissionError) or _lacks_credentials(error):
                 raise UsageError(f"no access to {place}: {_reason(error)}; check the credentials and rights") from None
             raise UnavailableError(f"{place} cannot be used at the moment: {_reason(error)}") from error

@@ -121,7 +121,7 @@ def _print_from_user_frame(error: BaseException) -> None:
 
 
 def _is_of_library(filename: str) -> bool:
-    path = Path(filename)
+    path = Path(filename).resolve()
     if _STANDARD_LIBRARY in path.parents and not {"site-packages", "dist-packages"} & set(path.parts):
         return True
     return _LIBRARY in path.parents and _LIBRARY / "examples" not in path.parents

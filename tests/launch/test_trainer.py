@@ -127,3 +127,12 @@ def test_targets_are_checked_without_importing_them(tmp_path: Path, monkeypatch:
     for target in ("absent.py", "absent_package.x", "a b"):
         with pytest.raises(UsageError):
             check_target(target)
+
+
+def test_the_library_is_known_through_links(tmp_path: Path) -> None:
+    """Else the line of ours that raised would be shown for the user's that called it."""
+    package = Path(trainer.__file__).parent.parent
+    (tmp_path / "linked").symlink_to(package)
+    assert trainer._is_of_library(str(tmp_path / "linked" / "rpc" / "client.py"))
+    assert not trainer._is_of_library(str(tmp_path / "linked" / "examples" / "digits.py"))
+    assert not trainer._is_of_library(str(tmp_path / "train.py"))
