@@ -11,7 +11,7 @@ from rich.table import Table
 
 from flightedl.adapters.clock import SystemClock
 from flightedl.config import CommonSettings, settings
-from flightedl.launch.failed import place_of
+from flightedl.launch.failed import joined, place_of, skipped_of
 from flightedl.launch.status import JobStatus
 from flightedl.wire.messages_status import ServerStatus, StatusReply
 
@@ -47,7 +47,7 @@ def show(reply: StatusReply, console: Console) -> None:
         console.print(f"{name:<12} {value}", markup=False, soft_wrap=True)
     console.print()
     console.print(processes(reply))
-    for piece in reply.failed:
+    for piece in joined(reply.failed):
         console.print(
             f"failed: epoch {piece.epoch + 1} task {piece.task}, {place_of(piece)}, {piece.attempts} attempts, "
             f"last by {piece.trainer}: {piece.error}",
@@ -72,7 +72,9 @@ def facts(reply: StatusReply) -> list[tuple[str, str]]:
         copies = f", {tasks.copies} copies given" if tasks.copies else ""
         growing = " until now" if reply.is_growing else ""
         found.append(("tasks", f"{counts}, {tasks.total} in all{growing}{copies}"))
-    found.append(("records", f"{reply.records:,}, {reply.records_per_s:,.0f} per second"))
+    skipped = skipped_of(reply)
+    more = f", {skipped} skipped" if skipped else ""
+    found.append(("records", f"{reply.records:,}, {reply.records_per_s:,.0f} per second{more}"))
     found.extend((name, f"{value:.6g}") for name, value in sorted(reply.metrics.items()))
     for each in reply.evaluations:
         means = ", ".join(f"{name} {value:.6g}" for name, value in each.metrics.items())

@@ -24,6 +24,7 @@ class ProgressReporter:
         self._lock = threading.Lock()
         self._records = 0
         self._batches = 0
+        self._skipped = 0
         self._metrics: dict[str, tuple[float, float]] = {}
         self._waiting_for = ""
         self._sent_waiting_for = ""
@@ -36,6 +37,11 @@ class ProgressReporter:
         with self._lock:
             self._records += records
             self._batches += 1
+
+    def skipped(self, records: int) -> None:
+        """So many corrupt records were passed over."""
+        with self._lock:
+            self._skipped += records
 
     def metrics(self, values: Mapping[str, SupportsFloat], weight: float) -> None:
         """Metrics of a batch of this weight."""
@@ -62,15 +68,17 @@ class ProgressReporter:
     def _flush(self) -> None:
         with self._lock:
             records, batches, metrics, waiting = self._records, self._batches, self._metrics, self._waiting_for
-            if not (records or metrics or waiting != self._sent_waiting_for):
+            skipped = self._skipped
+            if not (records or skipped or metrics or waiting != self._sent_waiting_for):
                 return
-            self._records, self._batches, self._metrics = 0, 0, {}
+            self._records, self._batches, self._skipped, self._metrics = 0, 0, 0, {}
         trainer, generation = self._sender()
         message = LogRequest(
             trainer=trainer,
             generation=generation,
             records=records,
             batches=batches,
+            skipped_records=skipped,
             metrics=metrics,
             host=socket.gethostname(),
             pid=os.getpid(),
@@ -82,6 +90,7 @@ class ProgressReporter:
             with self._lock:
                 self._records += records
                 self._batches += batches
+                self._skipped += skipped
                 for name, (total, weight) in metrics.items():
                     more, weights = self._metrics.get(name, (0.0, 0.0))
                     self._metrics[name] = (total + more, weight + weights)

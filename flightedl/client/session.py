@@ -34,6 +34,7 @@ from flightedl.client.progress import ProgressReporter
 from flightedl.client.registration import Registration
 from flightedl.client.saving import ModelSaves
 from flightedl.client.servers import SLICE_S, Servers, is_transient, persistently
+from flightedl.client.skipped import telling
 from flightedl.client.waiting import Waiting
 from flightedl.config import TrainerSettings, settings
 from flightedl.coordination.checkpoint_places import write_model
@@ -190,17 +191,11 @@ class Job:
 
         def read(piece: Piece) -> Iterator[pa.RecordBatch]:
             a = piece.assignment
-            return read_task(
-                self._files,
-                piece.chunks,
-                spec,
-                seed if shuffle else None,
-                a.epoch,
-                a.task,
-                a.first_batch,
-                a.end_batch,
-                schema=schema_of(declared),
-                decode=decode,
+            task = (seed if shuffle else None, a.epoch, a.task, a.first_batch, a.end_batch)
+            more: dict[str, Any] = {"schema": schema_of(declared), "decode": decode}
+            return telling(
+                lambda counts: read_task(self._files, piece.chunks, spec, *task, counts=counts, **more),
+                self._progress.skipped,
             )
 
         self._dataset = Dataset(
@@ -339,8 +334,12 @@ class Job:
 
         def read(piece: Piece) -> Iterator[pa.RecordBatch]:
             a = piece.assignment
-            batches = (a.first_batch, a.end_batch)
-            return read_task(self._files, piece.chunks, spec, None, 0, a.task, *batches, schema=schema, decode=decode)
+            task = (None, 0, a.task, a.first_batch, a.end_batch)
+            more: dict[str, Any] = {"schema": schema, "decode": decode}
+            return telling(
+                lambda counts: read_task(self._files, piece.chunks, spec, *task, counts=counts, **more),
+                self._progress.skipped,
+            )
 
         last = TasksReply(assignments=[], outcome="none_now")
 

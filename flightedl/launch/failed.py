@@ -1,8 +1,12 @@
-"""Failed work in words."""
+"""Failed and skipped work in words."""
 
 from __future__ import annotations
 
-from flightedl.wire.messages_status import FailedPiece
+from collections.abc import Iterable
+
+from msgspec.structs import replace
+
+from flightedl.wire.messages_status import FailedPiece, StatusReply
 
 
 def place_of(piece: FailedPiece) -> str:
@@ -12,3 +16,43 @@ def place_of(piece: FailedPiece) -> str:
     records = f"record {last}" if piece.records == 1 else f"records {piece.first_record}-{last}"
     among = f"{total} of " if 0 < total < piece.records else ""
     return f"{piece.url} chunk {piece.chunk}, {among}{records}"
+
+
+def joined(pieces: Iterable[FailedPiece]) -> list[FailedPiece]:
+    """The same failures, with neighbours in one chunk that failed of the same thing as one."""
+    found: list[FailedPiece] = []
+    for piece in pieces:
+        last = found[-1] if found else None
+        if last is None or not _continues(last, piece):
+            found.append(piece)
+            continue
+        found[-1] = replace(
+            last,
+            end_batch=piece.end_batch,
+            attempts=max(last.attempts, piece.attempts),
+            records=last.records + piece.records,
+            ranges=[*last.ranges, *piece.ranges],
+        )
+    return found
+
+
+def _continues(last: FailedPiece, piece: FailedPiece) -> bool:
+    is_same = (last.epoch, last.task, last.url, last.chunk, last.error) == (
+        piece.epoch,
+        piece.task,
+        piece.url,
+        piece.chunk,
+        piece.error,
+    )
+    ends = last.first_record + last.records, last.end_batch
+    return is_same and bool(last.ranges) == bool(piece.ranges) and ends == (piece.first_record, piece.first_batch)
+
+
+def skipped_of(status: StatusReply) -> str:
+    """What was passed over as corrupt; empty: nothing."""
+    counts = {"corrupt record": status.skipped_records, "corrupt part of the files": status.skipped_parts}
+    return " and ".join(
+        f"{count:,} {name if count == 1 else name.replace('record', 'records').replace('part', 'parts')}"
+        for name, count in counts.items()
+        if count
+    )

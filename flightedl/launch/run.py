@@ -24,7 +24,7 @@ from rich.console import Console
 from flightedl.adapters.clock import SystemClock
 from flightedl.errors import EXIT_JOB_FAILED, FlightedlError
 from flightedl.launch.cluster import LocalCluster, TrainerProgram
-from flightedl.launch.failed import place_of
+from flightedl.launch.failed import joined, place_of, skipped_of
 from flightedl.launch.policy import Role
 from flightedl.launch.progress import Display, Figures, make_display
 from flightedl.launch.supervisor import Outcome
@@ -228,9 +228,12 @@ def summary(
     lines: list[str] = []
     if status is not None:
         if status.epochs is not None and status.state == "done":
-            parts.append(f"{status.epochs} epochs")
+            parts.append(f"{status.epochs} epoch{'' if status.epochs == 1 else 's'}")
         parts.append(f"{status.records:,} records")
         parts.append(f"{status.tasks.done} of {status.tasks.total} tasks of the last epoch done")
         parts.append(f"{failed} tasks failed")
-        lines = [f"failed: epoch {p.epoch + 1} task {p.task}, {place_of(p)}: {p.error}" for p in status.failed[:10]]
+        if skipped := skipped_of(status):
+            parts.append(f"{skipped} skipped")
+        failures = joined(status.failed)[:10]
+        lines = [f"failed: epoch {p.epoch + 1} task {p.task}, {place_of(p)}: {p.error}" for p in failures]
     return (*lines, ", ".join(parts), f"output and logs are in {directory}")

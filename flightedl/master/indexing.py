@@ -35,6 +35,9 @@ from flightedl.wire.messages_declared import ArrivalRecord, DatasetDeclaration, 
 
 _log = logging.getLogger(__name__)
 
+#: So many corrupt parts are named in the log; the status counts all.
+_TOLD_SKIPPED = 10
+
 _ERROR_KEPT_S = 60.0
 #: A call waits this long for a quick index before it answers "not ready".
 _QUICK_S = 1.5
@@ -144,6 +147,8 @@ class DatasetIndexing:
         self.doing = "the dataset to be indexed"
         loaded = load_or_build(self._files, self._storage, spec_of(declared), progress=note, stats=stats)
         self.doing = ""
+        for sentence in loaded.index.skipped[:_TOLD_SKIPPED]:
+            _log.warning("skipped: %s", sentence)
         found = _indexed(loaded.index, declared)
         _log.info(
             "dataset indexed tasks=%d records=%d files=%d files_read=%d",

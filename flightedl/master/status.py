@@ -65,6 +65,8 @@ def describe(
         records=0 if queue is None or indexed is None else records_trained(queue, indexed),
         evaluations=evaluations,
         batches=progress.batches,
+        skipped_records=progress.skipped_records,
+        skipped_parts=0 if indexed is None else len(indexed.layout.index.skipped),
         records_per_s=progress.records_per_s(now),
         metrics=progress.metrics(now),
         master=None

@@ -108,6 +108,10 @@ class StatusReply(Reply, frozen=True, kw_only=True):
     records: int = 0
     #: Batches that trainers worked through since this master began, those worked through again included.
     batches: int = 0
+    #: Corrupt records that trainers passed over since this master began, in each epoch again; and parts of files that
+    #: the index leaves out, because not even their records can be counted.
+    skipped_records: int = 0
+    skipped_parts: int = 0
     records_per_s: float = 0.0
     #: Mean over the last seconds.
     metrics: dict[str, float] = {}

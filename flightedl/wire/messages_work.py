@@ -129,6 +129,8 @@ class LogRequest(Sender, frozen=True, kw_only=True):
 
     records: Natural = 0
     batches: Natural = 0
+    #: Records that were passed over, because their chunk is corrupt and the dataset says to skip such.
+    skipped_records: Natural = 0
     #: name -> [weighted sum, weight].
     metrics: dict[Name, tuple[float, float]] = {}
     host: Text = ""

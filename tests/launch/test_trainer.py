@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from flightedl.errors import UsageError
+from flightedl.launch import trainer
 from flightedl.launch.trainer import check_target
 
 

@@ -34,3 +34,10 @@ def test_a_trainer_that_left_is_forgotten() -> None:
     progress.gone("a")
     assert progress.trainers == {}
     assert progress.records_per_s(0.0) == 5.0
+
+
+def test_skipped_records_are_added_up() -> None:
+    progress = JobProgress()
+    for trainer in ("a", "b"):
+        progress.add(LogRequest(trainer=trainer, generation=1, skipped_records=7), 0.0)
+    assert progress.skipped_records == 14

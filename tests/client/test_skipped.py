@@ -1,0 +1,29 @@
+"""What is skipped is told once."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+
+import pyarrow as pa
+import pytest
+
+from flightedl.client.skipped import telling
+from flightedl.formats.reader import ReadCounts
+
+BATCH = pa.RecordBatch.from_pylist([{"k": 1}])
+
+
+def test_each_corrupt_chunk_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
+    def read(counts: ReadCounts) -> Iterator[pa.RecordBatch]:
+        for records, sentence in ((0, ""), (5, "a is corrupt"), (0, ""), (3, "b is corrupt")):
+            if records:
+                counts.corrupt_records += records
+                counts.sentences.append(sentence)
+            yield BATCH
+
+    told: list[int] = []
+    with caplog.at_level(logging.WARNING):
+        assert len(list(telling(read, told.append))) == 4
+    assert told == [5, 3]
+    assert [record.message for record in caplog.records] == ["skipped: a is corrupt", "skipped: b is corrupt"]

@@ -1,0 +1,50 @@
+"""Failed and skipped work in words."""
+
+from __future__ import annotations
+
+from msgspec.structs import replace
+
+from flightedl.launch.failed import joined, place_of, skipped_of
+from flightedl.wire.messages_status import FailedPiece, StatusReply
+
+PIECE = FailedPiece(
+    epoch=0,
+    task=3,
+    first_batch=0,
+    end_batch=1,
+    attempts=5,
+    trainer="t",
+    error="a is corrupt",
+    url="a",
+    chunk=2,
+    first_record=100,
+    records=10,
+)
+
+
+def test_batches_of_a_corrupt_chunk_are_one_failure() -> None:
+    pieces = [
+        replace(PIECE, first_batch=number, end_batch=number + 1, first_record=100 + 10 * number) for number in range(34)
+    ]
+    (whole,) = joined(pieces)
+    assert place_of(whole) == "a chunk 2, records 100-439"
+    assert (whole.first_batch, whole.end_batch) == (0, 34)
+
+
+def test_failures_of_different_things_stay_apart() -> None:
+    after = {"first_batch": 1, "end_batch": 2, "first_record": 110}
+    others = [
+        replace(PIECE, **after, error="another error"),
+        replace(PIECE, **after, epoch=1),
+        replace(PIECE, **after, url="b"),
+        replace(PIECE, first_batch=2, end_batch=3, first_record=120),
+    ]
+    for other in others:
+        assert joined([PIECE, other]) == [PIECE, other]
+
+
+def test_what_was_skipped_is_counted() -> None:
+    assert skipped_of(StatusReply(job="j", state="done")) == ""
+    assert skipped_of(StatusReply(job="j", state="done", skipped_records=1)) == "1 corrupt record"
+    both = StatusReply(job="j", state="done", skipped_records=333, skipped_parts=2)
+    assert skipped_of(both) == "333 corrupt records and 2 corrupt parts of the files"
