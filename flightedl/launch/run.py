@@ -213,7 +213,7 @@ def _report(console: Console, outcome: Outcome, status: StatusReply | None, wall
         for line in outcome.last_lines:
             console.print(f"{outcome.slot} | {line}", markup=False, highlight=False, soft_wrap=True)
         console.print(f"flightedl: {outcome.reason}", style="red", markup=False, highlight=False, soft_wrap=True)
-    failed = 0 if status is None else max(len(status.failed), status.tasks.failed)
+    failed = 0 if status is None else max(len(joined(status.failed)), status.tasks.failed)
     for line in summary(outcome, status, failed, wall_s, directory):
         console.print(f"flightedl: {line}", markup=False, highlight=False, soft_wrap=True)
     return EXIT_TASKS_FAILED if outcome.exit_code == 0 and failed else outcome.exit_code
