@@ -11,6 +11,7 @@ blocks that are at no version yet cannot say from which round on they can wait f
 
 from __future__ import annotations
 
+import gc
 import logging
 import threading
 from collections.abc import Callable
@@ -286,6 +287,9 @@ class PserverService:
         if shard.initialized_count(entry.create_revision) == shard.block_count:
             self._is_serving = True
             self._prepare_snapshots()
+            # The compiler leaves a heap behind that would be searched for garbage again and again, between two pushes.
+            gc.collect()
+            gc.freeze()
             _log.info("serving election=%d", entry.create_revision)
         else:
             # An election so big that its end could not name this pserver.

@@ -116,6 +116,7 @@ class ShardState:
     def _set_mode(self, mode: Mode) -> None:
         self._mode = mode
         self._is_mean = isinstance(mode, Sync) and mode.reduce == "mean"
+        self._is_synchronous = isinstance(mode, Sync)
         self._is_deterministic = isinstance(mode, Sync) and mode.deterministic
         self._scales_by_staleness = isinstance(mode, Async) and mode.staleness_scaled
 
@@ -320,16 +321,19 @@ class ShardState:
             outcome = _OUTCOMES[type(arrival)]
             if outcome == Outcome.ACCEPTED and not is_new:
                 outcome = Outcome.ALREADY_APPLIED
-            values, wanted = None, None
-            if header.pull and outcome in _ANSWERED:
-                min_version = self.version_after(base_version)
-                if unit.rounds.pull(header.member, min_version) is Pull.READY:
-                    values = unit.outgoing(numbers)
-                else:
-                    wanted = Wanted(numbers, min_version)
-            piece = Piece(numbers, unit.rounds.version, outcome, values, unit.offsets)
+            pushed = self._answer(unit, header, outcome, base_version)
         self._count(outcome, len(numbers))
-        return Pushed(piece, wanted)
+        return pushed
+
+    def _answer(self, unit: Unit, header: PushHeader, outcome: Outcome, base_version: int) -> Pushed:
+        """What became of a push to all blocks of a unit, with the values that follow it if they can leave."""
+        numbers, wanted = unit.numbers, None
+        if header.pull and outcome in _ANSWERED:
+            min_version = self.version_after(base_version)
+            if unit.rounds.pull(header.member, min_version) is Pull.READY:
+                return Pushed(unit.piece(numbers, outcome, is_for_many=self._is_synchronous), None)
+            wanted = Wanted(numbers, min_version)
+        return Pushed(Piece(numbers, unit.rounds.version, outcome, None, unit.offsets), wanted)
 
     def _mark(self, unit: Unit, batches: Batches) -> bool | bytes | None:
         """Mark the batches as applied, if no block has any of them.
@@ -457,7 +461,7 @@ class ShardState:
 
     def version_after(self, base_version: int) -> int:
         """The version that the sender of a row of this base waits for."""
-        return base_version + 1 if isinstance(self._mode, Sync) else 0
+        return base_version + 1 if self._is_synchronous else 0
 
     def wanted(self, blocks: Iterable[int], min_versions: Sequence[int]) -> list[Wanted]:
         """The blocks, neighbours of one unit and one version together.
@@ -498,8 +502,7 @@ class ShardState:
                 elif state is Pull.NOT_MEMBER:
                     pieces.append(Piece(numbers, unit.rounds.version, Outcome.NOT_MEMBER, None, ()))
                 else:
-                    offsets = unit.offsets_of(numbers)
-                    pieces.append(Piece(numbers, unit.rounds.version, Outcome.NONE, unit.outgoing(numbers), offsets))
+                    pieces.append(unit.piece(numbers, Outcome.NONE, is_for_many=self._is_synchronous))
             number = numbers.stop
         return pieces, rest
 

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import threading
 import weakref
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -29,6 +30,7 @@ from flightedl.domain.rounds import BlockRounds
 from flightedl.domain.sharding import Block
 from flightedl.pserver.arena import Arena
 from flightedl.wire.halves import item_bytes
+from flightedl.wire.rows import Outcome, Piece
 
 Array = npt.NDArray[np.generic]
 
@@ -65,6 +67,7 @@ class Unit:
     __slots__ = (
         "_arena",
         "_lent",
+        "_sent",
         "accumulator",
         "bounds",
         "contributions",
@@ -123,6 +126,8 @@ class Unit:
         self.is_split = False
         #: Views that readers may still have.
         self._lent: list[weakref.ref[Array]] = []
+        #: The present values as they are sent, and their checksums once they are known.
+        self._sent: tuple[Array, list[array[int]]] | None = None
 
     def block(self, place: Block) -> UnitBlock:
         """One of the blocks."""
@@ -152,7 +157,23 @@ class Unit:
         self._lent.append(weakref.ref(view))
         return view
 
-    def outgoing(self, numbers: range) -> Array:
+    def piece(self, numbers: range, outcome: Outcome, *, is_for_many: bool) -> Piece:
+        """Rows with the values of some neighbouring blocks.
+
+        Args:
+            numbers: Of the blocks.
+            outcome: Of the rows.
+            is_for_many: Others will want this version, too: whatever is made of it is kept for them until it changes.
+        """
+        version = self.rounds.version
+        if not is_for_many or numbers != self.numbers:
+            return Piece(numbers, version, outcome, self._outgoing(numbers), self.offsets_of(numbers))
+        if self._sent is None:
+            self._sent = self._outgoing(numbers), []
+        values, checksums = self._sent
+        return Piece(numbers, version, outcome, values, self.offsets, checksums)
+
+    def _outgoing(self, numbers: range) -> Array:
         """The values of some neighbouring blocks as they are sent: lent, or shortened to 16 bits."""
         lent = self.lend(numbers)
         if not self.wire:
@@ -171,6 +192,7 @@ class Unit:
 
     def writable(self) -> Array:
         """The values, where they may be changed: nobody reads this memory any more."""
+        self._sent = None
         if self._lent:
             self._lent = [lent for lent in self._lent if lent() is not None]
             if self._lent:
@@ -202,6 +224,7 @@ class Unit:
             part._lent = list(self._lent)
             parts.append(part)
         self.is_split = True
+        self._sent = None
         return parts
 
     def accumulate(self, gradient: Array, weight: float, *, is_first: bool) -> None:

@@ -22,9 +22,9 @@ ALL = range(COUNT)
 class Bench:
     """One shard of several tiny parameters, and members to push to it."""
 
-    def __init__(self, mode: Mode, optimizer: Optimizer | None = None) -> None:
+    def __init__(self, mode: Mode, optimizer: Optimizer | None = None, wire: str = "") -> None:
         plan = plan_shards([ParameterSpec(f"p{i}", (SIZE,)) for i in ALL], 1)
-        self.shard = ShardState(plan, 0, optimizer or SGD(lr=1.0), mode)
+        self.shard = ShardState(plan, 0, optimizer or SGD(lr=1.0), mode, wire)
         for number in ALL:
             zeros = memoryview(np.zeros(SIZE, np.float32)).cast("B")
             self.shard.initialize(1, Row(number, 0, zeros))
@@ -201,3 +201,23 @@ def test_every_block_is_in_one_run_and_runs_fit_a_message(pservers: int) -> None
                 len(run) == 1
                 or sum(block.size * plan.parameters[block.parameter].item_size_bytes for block in blocks) <= 1 << 20
             )
+
+
+@pytest.mark.parametrize("wire", ["", "bfloat16"])
+def test_one_version_is_encoded_once_for_all_readers_and_anew_after_it_changed(wire: str) -> None:
+    bench = Bench(Sync(), wire=wire)
+    unit = bench.shard._units[0]
+    first = unit.piece(unit.numbers, Outcome.NONE, is_for_many=True)
+    second = unit.piece(unit.numbers, Outcome.NONE, is_for_many=True)
+    assert second.values is first.values
+    assert encode_pieces([first]).equals(encode_pieces([second]))
+    assert second.checksums is not None
+    assert len(second.checksums) == 1
+    unit.run_optimizer(np.ones(unit.values.size, np.float32))
+    third = unit.piece(unit.numbers, Outcome.NONE, is_for_many=True)
+    assert not np.array_equal(third.values, first.values)
+    assert not encode_pieces([third]).column(2).equals(encode_pieces([first]).column(2))
+    decode_batch(encode_pieces([third]))
+    del first, second, third
+    unit.run_optimizer(np.ones(unit.values.size, np.float32))
+    assert unit._sent is None
