@@ -5,7 +5,11 @@ from __future__ import annotations
 import sys
 
 from flightedl.config import MasterSettings, settings
-from flightedl.master.main import run
+from flightedl.rpc.process_tuning import leave_pandas_out
 
 if __name__ == "__main__":
+    # What is imported next makes arrays.
+    leave_pandas_out()
+    from flightedl.master.main import run
+
     sys.exit(run(settings(MasterSettings)))

@@ -83,3 +83,15 @@ for _ in range(5):
 print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before < 1000)
 """
     assert run(program) == "True"
+
+
+def test_a_server_does_without_pandas() -> None:
+    program = """
+import sys
+from flightedl.rpc.process_tuning import leave_pandas_out
+print(leave_pandas_out(), leave_pandas_out(), len([each for each in sys.meta_path if "NoPandas" in repr(each)]))
+import pyarrow as pa
+import pyarrow.dataset
+print(pa.array([1, None]).to_pylist(), "pandas" in sys.modules)
+"""
+    assert run(program).splitlines() == ["True True 1", "[1, None] False"]
