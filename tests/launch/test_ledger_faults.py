@@ -107,6 +107,7 @@ def ledger(own_etcd: EtcdServer, tmp_path: Path) -> Iterator[Callable[..., Ledge
             pause_s: float = 0.02,
             *,
             checkpoints: bool = False,
+            spare: bool = False,
             etcd: str = "",
         ) -> Ledger:
             events: list[str] = []
@@ -121,6 +122,8 @@ def ledger(own_etcd: EtcdServer, tmp_path: Path) -> Iterator[Callable[..., Ledge
                 trainers=program,
                 lease_ttl_s=lease_ttl_s,
                 checkpoint=str(tmp_path / "checkpoints") if checkpoints else None,
+                checkpoint_every_s=1.0,
+                standby=spare,
                 on_event=events.append,
             )
             job = Ledger(stack.enter_context(cluster), own_etcd, tmp_path / "out", lease_ttl_s)
@@ -235,6 +238,31 @@ def test_a_frozen_master_is_deposed_and_does_no_harm(ledger: Callable[..., Ledge
         job.until(lambda: job.cluster.pid("master") not in {None, pid}, "the end of the zombie")
         assert "exit code 75" in " ".join(job.events)
         job.check()
+
+
+@pytest.mark.parametrize("mode", ["sync", "async"])
+def test_a_frozen_pserver_is_replaced_while_it_is_frozen(ledger: Callable[..., Ledger], mode: str) -> None:
+    """Nobody waits for it: neither the trainers whose pushes it holds, nor the master that talks to it."""
+    job = ledger(mode, checkpoints=True, spare=True)
+    job.until_status(lambda found: len(found.pservers) == 2 and found.checkpoint != "")
+    before = job.status()
+    assert before is not None
+    frozen = before.pservers[0]
+    freeze(frozen.pid)
+    try:
+
+        def is_replaced() -> bool:
+            found = job.status()
+            return found is not None and any(
+                p.index == frozen.index and p.generation != frozen.generation for p in found.pservers
+            )
+
+        job.until(is_replaced, "its successor")
+        at = job.done()
+        job.until(lambda: job.done() > at + 2 * TRAINERS, "work with its successor")
+    finally:
+        thaw(frozen.pid)
+    job.check()
 
 
 @pytest.mark.parametrize("mode", ["sync", "async"])
