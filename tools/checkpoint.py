@@ -39,9 +39,10 @@ def _storage(url: str, job: str | None) -> tuple[Storage, str]:
     """The storage of the job, and its name."""
     if job is None:
         names = {file.name.partition("/")[0] for file in open_storage(url).list("") if "/manifest.json" in file.name}
-        if len(names) != 1:
-            found = f"{url} has checkpoints of {', '.join(sorted(names))}" if names else f"{url} has no checkpoint"
-            raise UsageError(f"{found}: say which job is meant with --job")
+        if not names:
+            raise NotFoundError(f"{url} has no checkpoint")
+        if len(names) > 1:
+            raise UsageError(f"{url} has checkpoints of {', '.join(sorted(names))}: say which job is meant with --job")
         job = names.pop()
     return open_storage(f"{url.rstrip('/')}/{job}"), job
 
@@ -56,6 +57,11 @@ def _chosen(url: str, job: str | None, number: int | None) -> tuple[Storage, Man
             raise CorruptError(f"checkpoint {number} cannot be used: {each.reason}")
     which = "no complete checkpoint" if number is None else f"no checkpoint {number}"
     raise NotFoundError(f"{storage.url} has {which}; `flightedl checkpoint list` shows what it has")
+
+
+def _is_there(storage: Storage, number: int) -> bool:
+    """Whether a running job has not dropped a checkpoint meanwhile."""
+    return bool(storage.list(manifest_name(number)))
 
 
 @checkpoint.command("list")
@@ -115,6 +121,9 @@ def verify_command(url: str, job: str | None, number: int | None) -> int:
                 raise CorruptError(each.reason)  # noqa: TRY301 - one way of telling
             click.echo(f"c-{each.number:<6} good, {verify(storage, each) / 1e6:,.1f} MB")
         except (CorruptError, NotFoundError) as error:
+            if not _is_there(storage, each.number):
+                click.echo(f"c-{each.number:<6} has just given way to newer ones")
+                continue
             is_good = False
             click.echo(f"c-{each.number:<6} cannot be used: {error}")
     return 0 if is_good else EXIT_FAILED
@@ -146,6 +155,13 @@ def restore(url: str, job: str | None, number: int, yes: bool) -> None:
 @click.option("--number", type=int, help="Which checkpoint [the newest]")
 def export(url: str, job: str | None, output: str, kind: str | None, number: int | None) -> None:
     """Write the model of a checkpoint to OUTPUT, a path or URL of one file."""
-    storage, manifest = _chosen(url, job, number)
-    name = export_model(storage, manifest, output, kind or "")
-    click.echo(f"c-{manifest.number} written to {name}")
+    while True:
+        storage, manifest = _chosen(url, job, number)
+        try:
+            name = export_model(storage, manifest, output, kind or "")
+        except NotFoundError:
+            if number is None and not _is_there(storage, manifest.number):
+                continue  # Its job goes on, and has a newer one.
+            raise
+        click.echo(f"c-{manifest.number} written to {name}")
+        return

@@ -6,8 +6,8 @@ Rules, by the way a process ended:
   then after a delay that doubles, unless somebody else ended it. Too many short runs in a row, and the job is given up;
   more of them are allowed where somebody else ended them.
 * A *trainer* that ended with 0 has finished. When all have, the job is done.
-* A trainer that was killed by a signal, or ended with 75 ("start me again"), was no fault of the user's script: a new
-  one takes its place like a server's, with a larger limit.
+* A trainer that was killed by a signal, or told to end by one (143), or ended with 75 ("start me again"), was no fault
+  of the user's script: a new one takes its place like a server's, with a larger limit.
 * A trainer that ended with any other code crashed in the user's script. It is tried once more; the job is given up when
   the same slot crashes again, or when all slots have crashed: then it is the script, not the machine.
 * A trainer that crashes *at its work* is different: a record may be poison, and the master narrows it down only as
@@ -125,7 +125,9 @@ class _Record:
     is_finished: bool = False
 
 
-_ENDED_FROM_OUTSIDE = frozenset({-signal.SIGKILL, -signal.SIGTERM, EXIT_START_AGAIN})
+#: What a trainer ends with that hands back its work on SIGTERM.
+EXIT_TERMINATED = 128 + signal.SIGTERM
+_ENDED_FROM_OUTSIDE = frozenset({-signal.SIGKILL, -signal.SIGTERM, EXIT_TERMINATED, EXIT_START_AGAIN})
 
 
 @dataclass(slots=True)
@@ -160,7 +162,7 @@ class RestartPolicy:
             return (SlotFinished(slot), AllFinished()) if self.is_all_finished else (SlotFinished(slot),)
         if exit_code in {EXIT_USAGE, EXIT_JOB_FAILED}:
             return (GiveUp(slot, f"{slot} ended: {describe_exit(exit_code)}", exit_code),)
-        if slot.role is Role.TRAINER and exit_code not in {0, EXIT_START_AGAIN} and exit_code > 0:
+        if slot.role is Role.TRAINER and exit_code > 0 and not record.is_ended_from_outside:
             return (self._crashed(slot, record, exit_code, account),)
         return (self._lost(slot, record, exit_code),)
 
@@ -214,6 +216,8 @@ class RestartPolicy:
 
 def describe_exit(code: int) -> str:
     """Say how a process ended: ``exit code 1`` or ``killed by SIGKILL``."""
+    if code == EXIT_TERMINATED:
+        return "told to end by SIGTERM"
     if code >= 0:
         return f"exit code {code}"
     try:

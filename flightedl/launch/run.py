@@ -111,6 +111,7 @@ def run_job(options: RunOptions, console: Console) -> int:
         with display, contextlib.ExitStack() as stack:
             stack.callback(cluster.stop)
             cluster.start(ready_s=None)
+            display.event(f"`flightedl status --etcd {cluster.etcd_address} --job {job}` asks how it stands")
             poller = _StatusPoller(cluster, clock)
             stack.callback(poller.close)
             # Called first: a poller that waits for a reply must not delay the stop.

@@ -23,8 +23,8 @@ from types import FrameType, TracebackType
 from typing import NoReturn
 
 from flightedl.errors import EXIT_USAGE, FlightedlError, InternalError, UsageError, exit_code_of
+from flightedl.launch.policy import EXIT_TERMINATED
 
-_EXIT_TERMINATED = 128 + signal.SIGTERM
 _EXIT_INTERRUPTED = 128 + signal.SIGINT
 _OUTER_FILES = {__file__, runpy.__file__, "<frozen runpy>"}
 #: Frames below are of no use to who made a mistake in a call.
@@ -103,7 +103,7 @@ def main() -> int:
 
 def _terminate(_number: int, _frame: FrameType | None) -> NoReturn:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    sys.exit(_EXIT_TERMINATED)
+    sys.exit(EXIT_TERMINATED)
 
 
 def _print_from_user_frame(error: BaseException) -> None:

@@ -347,6 +347,26 @@ def test_etcd_stands_still_for_ten_seconds(ledger: Callable[..., Ledger]) -> Non
 
 
 @pytest.mark.parametrize("mode", ["sync", "async"])
+def test_a_trainer_told_to_end_hands_back_what_it_holds(ledger: Callable[..., Ledger], mode: str) -> None:
+    """Long before its lease ends, without a failed attempt and without a crash by the launcher's account."""
+    job = ledger(mode, lease_ttl_s=60.0, pause_s=0.05)
+    for number in range(2 * TRAINERS):
+        job.until_done(5 + number * 4)
+        index = number % TRAINERS
+        job.until(lambda index=index: job.cluster.pid("trainer", index) is not None, "a trainer")
+        pid = job.cluster.kill("trainer", index, signal.SIGTERM)
+
+        def is_gone(pid: int = pid) -> bool:
+            found = job.status()
+            return found is not None and not any(f"-{pid}-" in t.trainer for t in found.trainers)
+
+        job.until(is_gone, "its leave", 30.0)
+    job.check()
+    assert "told to end by SIGTERM" in " ".join(job.events)
+    assert "crashed" not in " ".join(job.events)
+
+
+@pytest.mark.parametrize("mode", ["sync", "async"])
 def test_ten_trainers_are_killed(ledger: Callable[..., Ledger], mode: str) -> None:
     job = ledger(mode)
     for number in range(10):

@@ -53,6 +53,7 @@ def test_a_killed_trainer_is_replaced_at_once() -> None:
 
 def test_a_trainer_that_asks_to_be_started_again_is() -> None:
     assert policy().ended(FIRST, 75, 3.0) == (StartAgain(FIRST, 0.0, "exit code 75"),)
+    assert policy().ended(FIRST, 143, 3.0) == (StartAgain(FIRST, 0.0, "told to end by SIGTERM"),)
 
 
 def test_ten_kills_of_trainers_spread_over_a_job_do_not_end_it() -> None:
@@ -143,7 +144,7 @@ def test_slots_have_names() -> None:
 
 
 ENDS = st.tuples(
-    st.sampled_from([MASTER, PSERVER, FIRST, SECOND]), st.sampled_from([-9, -15, 0, 1, 75]), st.floats(0, 99)
+    st.sampled_from([MASTER, PSERVER, FIRST, SECOND]), st.sampled_from([-9, -15, 0, 1, 75, 143]), st.floats(0, 99)
 )
 
 
