@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import click
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -23,8 +24,8 @@ TASKS, STEPS = 8, 3
 
 
 def checkpoint(*arguments: str, answer: str = "") -> Result:
-    result = CliRunner().invoke(command, ["checkpoint", *arguments], input=answer)
-    if result.exception is not None and not isinstance(result.exception, SystemExit):
+    result = CliRunner().invoke(command, ["checkpoint", *arguments], input=answer, standalone_mode=False)
+    if result.exception is not None and not isinstance(result.exception, click.Abort):
         raise result.exception
     return result
 
@@ -76,7 +77,7 @@ def test_checkpoints_are_made_shown_verified_exported_and_gone_back_to(place: Pa
         assert loaded(place / name) == {saved[chosen]}
 
     before = numbers(url)
-    assert checkpoint("restore", url, str(chosen), answer="n\n").exit_code != 0
+    assert isinstance(checkpoint("restore", url, str(chosen), answer="n\n").exception, click.Abort)
     assert numbers(url) == before
     restored = checkpoint("restore", url, str(chosen), answer="y\n")
     assert f"c-{chosen} is the newest checkpoint now" in restored.output
