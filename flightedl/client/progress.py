@@ -16,10 +16,19 @@ _EVERY_S = 0.5
 
 
 class ProgressReporter:
-    """Sums between two messages; a message that cannot be sent is kept and added to. Thread-safe."""
+    """Sums between two messages; a message that cannot be sent is kept and added to. Thread-safe.
 
-    def __init__(self, send: Callable[[bytes], None], sender: Callable[[], tuple[str, int]]) -> None:
+    Args:
+        send: Sends a message to the master.
+        sender: This trainer's id and generation.
+        look: Called before each message: finds out what the trainer waits for.
+    """
+
+    def __init__(
+        self, send: Callable[[bytes], None], sender: Callable[[], tuple[str, int]], look: Callable[[], None]
+    ) -> None:
         self._send = send
+        self._look = look
         self._sender = sender
         self._lock = threading.Lock()
         self._records = 0
@@ -62,6 +71,7 @@ class ProgressReporter:
 
     def _run(self) -> None:
         while not self._stopping.wait(_EVERY_S):
+            self._look()
             self._flush()
         self._flush()
 

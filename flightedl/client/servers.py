@@ -28,13 +28,29 @@ SLICE_S = 4.0
 
 
 class Servers:
-    """Connections to the job's servers, one for each, replaced when the server is."""
+    """Connections to the job's servers, one for each, replaced when the server is.
 
-    def __init__(self, job: str, trainer: str, directory: Directory, credentials: Credentials | None) -> None:
+    Args:
+        job: The job's name.
+        trainer: Who calls.
+        directory: Says where they are.
+        credentials: To reach them.
+        asks: Told which server the calling thread is about to ask.
+    """
+
+    def __init__(
+        self,
+        job: str,
+        trainer: str,
+        directory: Directory,
+        credentials: Credentials | None,
+        asks: Callable[[str], None] = lambda _: None,
+    ) -> None:
         self._job = job
         self._caller = Caller(role="trainer", name=trainer)
         self._directory = directory
         self._credentials = credentials
+        self._asks = asks
         self._lock = threading.Lock()
         self._connections: dict[tuple[str, int], tuple[ServerRecord, Connection]] = {}
         #: Connections to servers that are gone; another thread may still be inside a call.
@@ -82,6 +98,7 @@ class Servers:
         record = self._directory.master()
         if record is None:
             raise NotReadyError("no master holds this job's lock yet: start one with `flightedl master`")
+        self._asks("the master")
         return self._connection("master", 0, record)
 
     def pserver(self, index: int) -> tuple[int, Connection]:
@@ -95,6 +112,7 @@ class Servers:
         record = self._directory.pservers().get(index)
         if record is None:
             raise NotReadyError(f"no pserver holds index {index} at the moment")
+        self._asks(f"pserver {index}")
         return record.generation, self._connection("pserver", index, record)
 
     def _connection(self, role: str, index: int, record: ServerRecord) -> Connection:

@@ -35,7 +35,7 @@ from flightedl.client.registration import Registration
 from flightedl.client.saving import ModelSaves
 from flightedl.client.servers import SLICE_S, Servers, is_transient, persistently
 from flightedl.client.skipped import telling
-from flightedl.client.waiting import Waiting
+from flightedl.client.waiting import Waits
 from flightedl.config import TrainerSettings, settings
 from flightedl.coordination.checkpoint_places import write_model
 from flightedl.coordination.directory import Directory
@@ -100,17 +100,20 @@ class Job:
             raise
         self._directory = Directory(self._coordinator, self._keys, self._clock).start()
         credentials = Credentials.load(chosen.tls_dir)
-        self._servers = Servers(chosen.job, self.trainer, self._directory, credentials)
-        self._progress = ProgressReporter(self._send_progress, lambda: (self.trainer, self.generation))
+        self._waits = Waits(self._clock, chosen.say_after_s, chosen.give_up_s, self._waits_for)
+        self._servers = Servers(chosen.job, self.trainer, self._directory, credentials, self._waits.asks)
+        self._progress = ProgressReporter(
+            self._send_progress, lambda: (self.trainer, self.generation), self._waits.look
+        )
         self._dataset: Dataset | None = None
         self._evaluation: TaskFeed | None = None
         self._parameters: Parameters | None = None
         self._participation = Participation(
-            self._registration, self._servers, self._waiting, self._began_anew, self._progress.batch
+            self._registration, self._servers, self._waits.begin, self._began_anew, self._progress.batch
         )
         self._files = FsspecFiles()
-        self._once = OnceNames(self._coordinator, self._keys, self._registration, self._waiting)
-        self._saves = ModelSaves(self._coordinator, self._keys, self._registration, self._waiting)
+        self._once = OnceNames(self._coordinator, self._keys, self._registration, self._waits.begin)
+        self._saves = ModelSaves(self._coordinator, self._keys, self._registration, self._waits.begin)
         self._is_closed = False
 
     # what the user calls
@@ -203,7 +206,7 @@ class Job:
             lambda: TaskFeed(self._participation.fetch, self._clock),
             read,
             self._participation,
-            self._waiting,
+            self._waits.begin,
             _CLOSE_S,
             self._end_growth,
         )
@@ -274,13 +277,13 @@ class Job:
             keys=self._keys,
             directory=self._directory,
             servers=self._servers,
-            waiting=self._waiting,
+            waiting=self._waits.begin,
         )
         self._servers.follow(election)
         present_mode = Mode.from_json(declared.present_mode)
         clip_norm = Optimizer.from_json(declared.declaration.optimizer).clip_norm
         self._parameters = Parameters(
-            plan, present_mode, self._servers, self._participation, self._waiting, clip_norm, wire, error_feedback
+            plan, present_mode, self._servers, self._participation, self._waits.begin, clip_norm, wire, error_feedback
         )
         self._participation.take(self._parameters, present_mode)
         self._parameters.refresh()
@@ -350,7 +353,7 @@ class Job:
 
         self._evaluation = TaskFeed(fetch, self._clock)
         try:
-            evaluation.run(self._evaluation, read, measure, self._waiting())
+            evaluation.run(self._evaluation, read, measure, self._waits.begin())
         finally:
             feed, self._evaluation = self._evaluation, None
             feed.close(_CLOSE_S)
@@ -363,7 +366,7 @@ class Job:
 
     def wait_for_end(self) -> None:
         """Return when every task of every epoch is done, by whichever trainer; a finished loop means the same."""
-        waiting = self._waiting()
+        waiting = self._waits.begin()
         for _ in waiting.steps():
             try:
                 if self._participation.fetch(Reports(), (), 0, 0.0)[0].outcome == "epochs_done":
@@ -417,7 +420,7 @@ class Job:
         return True
 
     def _save_on_master(self, request: SaveModelRequest) -> None:
-        waiting = self._waiting()
+        waiting = self._waits.begin()
         for _ in waiting.steps():
             reply = self._ask_master("save_model", encode(request), SaveModelReply)
             if reply.state == "written":
@@ -447,17 +450,17 @@ class Job:
 
     # talking to the master
 
-    def _waiting(self) -> Waiting:
-        return Waiting(self._clock, self._settings.say_after_s, self._settings.give_up_s, self._progress.waiting_for)
+    def _waits_for(self, reason: str) -> None:
+        self._progress.waiting_for(reason)
 
     def _ask_master(self, verb: str, body: bytes, kind: type[Answer]) -> Answer:
         return persistently(
-            self._waiting(),
+            self._waits.begin(),
             lambda: decode(self._servers.master().action(verb, body, timeout_s=SLICE_S), kind),  # type: ignore[type-var]
         )
 
     def _end_growth(self) -> None:
-        persistently(self._waiting(), lambda: self._servers.master().action("end_growth", b"", timeout_s=SLICE_S))
+        persistently(self._waits.begin(), lambda: self._servers.master().action("end_growth", b"", timeout_s=SLICE_S))
 
     def _send_progress(self, body: bytes) -> None:
         self._servers.master().action("log", body, timeout_s=SLICE_S)
@@ -470,7 +473,7 @@ class Job:
             self._evaluation.drop_all()
 
     def _wait_for_pservers(self, count: int) -> None:
-        waiting = self._waiting()
+        waiting = self._waits.begin()
         for _ in waiting.steps():
             present = len([index for index in self._directory.pservers() if index < count])
             if present >= count:

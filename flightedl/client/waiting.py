@@ -1,8 +1,14 @@
-"""Tells the user what the program waits for, and ends the wait when it takes too long."""
+"""Tells the user what the program waits for, and ends the wait when it takes too long.
+
+A thread that waits is often inside a call, to a server that is frozen or cut off. So another thread looks at all waits
+(``Waits.look``) and says whose answer is missing. It cannot end the call: that has a deadline of its own, of half a
+minute at most, and only then a wait is given up.
+"""
 
 from __future__ import annotations
 
 import sys
+import threading
 from collections.abc import Callable, Iterator
 
 from flightedl.errors import FlightedlError, UnavailableError
@@ -17,9 +23,17 @@ class Waiting:
         say_after_s: Silence until then.
         give_up_s: After that, ``step`` raises UnavailableError with the last reason.
         tell: Where the reason goes beside stderr ("" when the wait is over); the session reports it to the master.
+        ended: Called when the wait is over.
     """
 
-    def __init__(self, clock: Clock, say_after_s: float, give_up_s: float, tell: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        clock: Clock,
+        say_after_s: float,
+        give_up_s: float,
+        tell: Callable[[str], None],
+        ended: Callable[[], None] = lambda: None,
+    ) -> None:
         self._clock = clock
         self._say_after_s = say_after_s
         self._give_up_s = give_up_s
@@ -27,6 +41,22 @@ class Waiting:
         self._start = clock.now()
         self._trouble_since: float | None = self._start
         self._said = ""
+        self._ended = ended
+        #: Whose answer the present attempt needs, and since when.
+        self._asked: tuple[str, float] | None = None
+        #: Over what is said: the thread that waits and the one that looks at it both say something.
+        self._lock = threading.Lock()
+
+    def asks(self, whom: str) -> None:
+        """The attempt that begins needs an answer of ``whom``."""
+        self._asked = whom, self._clock.now()
+
+    def look(self) -> None:
+        """Say whose answer is missing, if it has been for too long. Called by another thread."""
+        now = self._clock.now()
+        with self._lock:
+            if self._asked is not None and now - self._asked[1] >= self._say_after_s:
+                self._say(f"{self._asked[0]} to answer", now - self._start)
 
     def steps(self, first_s: float = 0.02, longest_s: float = 0.5) -> Iterator[None]:
         """Endless attempts, with a pause that doubles between them."""
@@ -48,7 +78,8 @@ class Waiting:
         if now - self._trouble_since >= self._give_up_s:
             self.over()
             raise UnavailableError(f"gave up after {now - self._trouble_since:.0f} s (give_up_s): {reason}")
-        self._say(str(reason), now - self._start)
+        with self._lock:
+            self._say(str(reason), now - self._start)
 
     def _say(self, text: str, waited: float) -> None:
         if waited >= self._say_after_s and text != self._said:
@@ -59,11 +90,53 @@ class Waiting:
 
     def patiently(self, reason: str) -> None:
         """Like ``because`` for a wait that is in order, such as for the others to finish: it never gives up."""
-        self._say(reason, self._clock.now() - self._start)
+        with self._lock:
+            self._say(reason, self._clock.now() - self._start)
         self._trouble_since = None
 
     def over(self) -> None:
-        """The wait is over; take back what was told."""
-        if self._said:
-            self._said = ""
-            self._tell("")
+        """The wait is over; take back what was told. It may begin again."""
+        with self._lock:
+            self._asked = None
+            if self._said:
+                self._said = ""
+                self._tell("")
+        self._ended()
+
+
+class Waits:
+    """The waits of all threads of a trainer, one of each at a time. Thread-safe.
+
+    Args: as of :class:`Waiting`.
+    """
+
+    def __init__(self, clock: Clock, say_after_s: float, give_up_s: float, tell: Callable[[str], None]) -> None:
+        self._clock = clock
+        self._say_after_s = say_after_s
+        self._give_up_s = give_up_s
+        self._tell = tell
+        #: Thread -> its newest wait.
+        self._open: dict[int, Waiting] = {}
+
+    def begin(self) -> Waiting:
+        """This thread begins to wait."""
+        thread = threading.get_ident()
+        waiting = Waiting(
+            self._clock, self._say_after_s, self._give_up_s, self._tell, lambda: self._end(thread, waiting)
+        )
+        self._open[thread] = waiting
+        return waiting
+
+    def _end(self, thread: int, waiting: Waiting) -> None:
+        if self._open.get(thread) is waiting:
+            del self._open[thread]
+
+    def asks(self, whom: str) -> None:
+        """This thread asks somebody for something."""
+        if (waiting := self._open.get(threading.get_ident())) is not None:
+            waiting.asks(whom)
+
+    def look(self) -> None:
+        """Let all waits say whose answer is missing."""
+        for waiting in list(self._open.values()):
+            waiting.look()

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 
-from flightedl.client.waiting import Waiting
+from flightedl.client.waiting import Waiting, Waits
 from flightedl.errors import UnavailableError
 from flightedl.testing.clock import FakeClock
 
@@ -24,6 +26,44 @@ def test_it_says_what_it_waits_for_after_a_while_and_only_once(capsys: pytest.Ca
         "flightedl: waiting (6 s): the master",
     ]
     assert told == ["a pserver", "the master", ""]
+
+
+def test_a_call_that_hangs_is_told_by_another_thread(capsys: pytest.CaptureFixture[str]) -> None:
+    clock, told = FakeClock(), list[str]()
+    waits = Waits(clock, say_after_s=5.0, give_up_s=100.0, tell=told.append)
+    waits.asks("nobody, as nobody waits")
+    waiting = waits.begin()
+    waits.asks("pserver 0")
+    clock.advance(4.0)
+    waits.look()
+    assert told == []
+    clock.advance(2.0)
+    waits.look()
+    waits.look()
+    waiting.because("pserver 0 is gone")
+    waits.asks("pserver 0")
+    clock.advance(3.0)
+    waits.look()
+    assert capsys.readouterr().err.splitlines() == [
+        "flightedl: waiting (6 s): pserver 0 to answer",
+        "flightedl: waiting (6 s): pserver 0 is gone",
+    ]
+    waiting.over()
+    clock.advance(10.0)
+    waits.look()
+    assert told == ["pserver 0 to answer", "pserver 0 is gone", ""]
+
+
+def test_each_thread_has_its_own_wait() -> None:
+    clock, told = FakeClock(), list[str]()
+    waits = Waits(clock, say_after_s=5.0, give_up_s=100.0, tell=told.append)
+    waits.begin()
+    waits.asks("the master")
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(lambda: (waits.begin(), waits.asks("pserver 1"))).result()
+    clock.advance(6.0)
+    waits.look()
+    assert told == ["the master to answer", "pserver 1 to answer"]
 
 
 def test_it_gives_up_with_the_last_reason() -> None:
