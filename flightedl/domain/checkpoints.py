@@ -47,6 +47,7 @@ import msgspec
 
 from flightedl.domain import checkpoints_manifest
 from flightedl.domain.checkpoints_manifest import Manifest, ShardFile, shard_name
+from flightedl.domain.checkpoints_pointer import FORMAT, PointerRecord, decode_pointer
 from flightedl.domain.checkpoints_values import (
     Alarm,
     CheckpointSettings,
@@ -62,19 +63,9 @@ from flightedl.domain.checkpoints_values import (
     Sweep,
     WriteManifest,
 )
-from flightedl.errors import CorruptError
 
-_FORMAT = 1
 _MARGIN_LIMIT = 1024
 _REJECTED_LIMIT = 64
-
-
-class _Record(msgspec.Struct, forbid_unknown_fields=True):
-    format: int
-    next_number: int
-    latest: tuple[int, str] | None
-    rejected: list[int]
-    first: int = 0
 
 
 @dataclass(slots=True)
@@ -417,7 +408,7 @@ class Checkpoints:
     def encode(self) -> bytes:
         """What a later master goes on from, and where everybody finds the newest checkpoint. Constant size."""
         latest = None if self._latest is None else (self._latest.number, self._latest.manifest_checksum)
-        return msgspec.json.encode(_Record(_FORMAT, self._next_number, latest, list(self._rejected), self._first))
+        return msgspec.json.encode(PointerRecord(FORMAT, self._next_number, latest, list(self._rejected), self._first))
 
     @classmethod
     def restore(
@@ -428,7 +419,7 @@ class Checkpoints:
         Raises:
             CorruptError: not what ``encode`` writes.
         """
-        record = _decode(encoded)
+        record = decode_pointer(encoded)
         return cls(
             settings,
             master_generation,
@@ -455,36 +446,7 @@ class Checkpoints:
             assert work.is_pointing == (self._latest != self._stored_latest), "the pointer moves by itself"
 
 
-def latest_of(encoded: bytes) -> Pointer | None:
-    """The newest complete checkpoint, from what ``Checkpoints.encode`` stored.
-
-    Raises:
-        CorruptError: not what it stores.
-    """
-    record = _decode(encoded)
-    return None if record.latest is None else Pointer(*record.latest)
-
-
-def loadable_of(encoded: bytes) -> range | None:
-    """The numbers of checkpoints that may be loaded: from the first one that the pointer named to the latest.
-
-    None: there is no latest. Raises as ``latest_of``.
-    """
-    record = _decode(encoded)
-    return None if record.latest is None else range(record.first, record.latest[0] + 1)
-
-
 def next_number_after(names: Sequence[str]) -> int:
     """Above every number that any file in the storage has: for a job whose etcd is new."""
     found = (checkpoints_manifest.number_of(name) for name in names)
     return 1 + max((number for number in found if number is not None), default=0)
-
-
-def _decode(encoded: bytes) -> _Record:
-    try:
-        record = msgspec.json.decode(encoded, type=_Record)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise CorruptError(f"not a stored state of checkpoints: {str(error)[:200]}") from None
-    if record.format != _FORMAT:
-        raise CorruptError(f"checkpoints of format {record.format}; this version reads format {_FORMAT}")
-    return record

@@ -42,6 +42,7 @@ from typing import Any
 
 import msgspec
 
+from flightedl.domain.membership_values import Admitted, Effect, Member, Persist, SendView
 from flightedl.domain.modes import Async, Mode, Sync
 from flightedl.domain.views import View, ViewMember
 from flightedl.errors import CorruptError, FencedError, JobFailedError, UsageError
@@ -53,46 +54,6 @@ _GENERATION_LIMIT = 1 << (63 - _COUNTER_BITS)
 _MARGIN_LIMIT = 1024
 _FORMAT = 1
 _SYNC = Sync()
-
-
-@dataclass(frozen=True, slots=True)
-class SendView:
-    """Send this view to a pserver; then call ``answered`` or ``send_failed``."""
-
-    index: int
-    generation: int
-    view: View
-
-
-@dataclass(frozen=True, slots=True)
-class Admitted:
-    """All pservers wait for this trainer from its first round on: tell it its member id."""
-
-    trainer: str
-    member_id: int
-
-
-@dataclass(frozen=True, slots=True)
-class Persist:
-    """The state has changed: store ``encode()``."""
-
-
-Effect = SendView | Admitted | Persist
-
-
-@dataclass(frozen=True, slots=True)
-class Member:
-    """A trainer in the view."""
-
-    trainer: str
-    generation: int
-    member_id: int
-    first_round: int
-    #: Serial of the first view of this master that has it.
-    serial: int
-    is_admitted: bool = False
-    #: How often the trainer was refused since it asked.
-    refusals: int = 0
 
 
 @dataclass(slots=True)

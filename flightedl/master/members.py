@@ -12,8 +12,9 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
-from flightedl.domain.membership import Effect as MembershipEffect
-from flightedl.domain.membership import Membership, SendView
+from flightedl.domain.membership import Membership
+from flightedl.domain.membership_values import Effect as MembershipEffect
+from flightedl.domain.membership_values import SendView
 from flightedl.domain.modes import Mode
 from flightedl.domain.views import View
 from flightedl.errors import JobFailedError, NotReadyError

@@ -17,7 +17,7 @@ from flightedl.coordination.checkpoint_places import job_storage
 from flightedl.coordination.directory import Directory
 from flightedl.coordination.keeper import HeldKey
 from flightedl.coordination.process import ServerProcess, run_server
-from flightedl.domain.checkpoints import latest_of
+from flightedl.domain.checkpoints_pointer import latest_of
 from flightedl.errors import EXIT_JOB_FAILED, EXIT_START_AGAIN, FlightedlError
 from flightedl.ports import Coordinator
 from flightedl.pserver.flight import PserverFlight

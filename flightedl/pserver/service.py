@@ -18,7 +18,7 @@ from collections.abc import Callable
 
 from flightedl.coordination.directory import Directory
 from flightedl.coordination.keys import JobKeys
-from flightedl.domain.checkpoints import loadable_of
+from flightedl.domain.checkpoints_pointer import loadable_of
 from flightedl.domain.checkpoints_replay import AppliedSummary
 from flightedl.domain.checkpoints_values import OrderNumber, SnapshotOrder, SnapshotProgress
 from flightedl.domain.kernels import block_kernels, kernel_for

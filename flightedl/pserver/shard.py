@@ -31,7 +31,8 @@ from flightedl.domain.batches import Batch
 from flightedl.domain.kernels import Update, block_kernels, half_kernels, kernel_for
 from flightedl.domain.modes import Async, Mode, Sync
 from flightedl.domain.optimizers import LAMB, Optimizer
-from flightedl.domain.rounds import Accumulate, Apply, Arrival, Arrived, BlockRounds, NotMember, Pull, Repeated, Stale
+from flightedl.domain.rounds import BlockRounds
+from flightedl.domain.rounds_values import Accumulate, Apply, Arrival, Arrived, NotMember, Pull, Repeated, Stale
 from flightedl.domain.sharding import ShardPlan, runs_of
 from flightedl.domain.views import PserverView, View, ViewMember, ViewVerdict
 from flightedl.errors import CorruptError, FencedError, GradientError, MessageError

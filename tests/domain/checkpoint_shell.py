@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field
 
-from flightedl.domain.checkpoints import Checkpoints, latest_of
+from flightedl.domain.checkpoints import Checkpoints
 from flightedl.domain.checkpoints_manifest import Manifest, ShardFile, candidates, checksum, examine, manifest_name
+from flightedl.domain.checkpoints_pointer import latest_of
 from flightedl.domain.checkpoints_snapshot import PserverSnapshots
 from flightedl.domain.checkpoints_values import (
     Alarm,

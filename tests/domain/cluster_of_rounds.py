@@ -12,9 +12,11 @@ from dataclasses import dataclass, field
 
 from flightedl.domain.applied import AppliedBatches
 from flightedl.domain.batches import Batch
-from flightedl.domain.membership import Admitted, Effect, Membership, Persist, SendView
+from flightedl.domain.membership import Membership
+from flightedl.domain.membership_values import Admitted, Effect, Persist, SendView
 from flightedl.domain.modes import Async, Bounded, Mode, Sync
-from flightedl.domain.rounds import Accumulate, Apply, Arrived, BlockRounds, NotMember, Pull, Repeated, Stale
+from flightedl.domain.rounds import BlockRounds
+from flightedl.domain.rounds_values import Accumulate, Apply, Arrived, NotMember, Pull, Repeated, Stale
 from flightedl.domain.views import PserverView, View
 from flightedl.errors import FencedError
 

@@ -11,7 +11,8 @@ from flightedl.domain.batches import Batch
 from flightedl.domain.checkpoints_snapshot import PserverSnapshots, SnapshotCut
 from flightedl.domain.checkpoints_values import OrderNumber, SnapshotOrder
 from flightedl.domain.modes import Sync
-from flightedl.domain.rounds import Accumulate, BlockRounds
+from flightedl.domain.rounds import BlockRounds
+from flightedl.domain.rounds_values import Accumulate
 
 BLOCKS = 3
 STEPS = 6

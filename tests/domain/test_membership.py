@@ -2,7 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from flightedl.domain.membership import Admitted, Membership, Persist, SendView
+from flightedl.domain.membership import Membership
+from flightedl.domain.membership_values import Admitted, Persist, SendView
 from flightedl.domain.modes import Async, Bounded, Sync
 from flightedl.domain.views import PserverView, View, ViewMember
 from flightedl.errors import CorruptError, FencedError, JobFailedError, MessageError

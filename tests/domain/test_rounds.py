@@ -4,7 +4,8 @@ import pytest
 
 from flightedl.domain.batches import Batch
 from flightedl.domain.modes import Async, Bounded, Sync
-from flightedl.domain.rounds import Accumulate, Apply, Arrived, BlockRounds, NotMember, Pull, Repeated, Stale
+from flightedl.domain.rounds import BlockRounds
+from flightedl.domain.rounds_values import Accumulate, Apply, Arrived, NotMember, Pull, Repeated, Stale
 from flightedl.errors import MessageError
 
 A, B, C = 11, 12, 13

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from random import Random
 from typing import Any
 
-from flightedl.domain.checkpoints import latest_of, loadable_of
 from flightedl.domain.checkpoints_manifest import Manifest, candidates, checksum, manifest_name, number_of
+from flightedl.domain.checkpoints_pointer import latest_of, loadable_of
 from flightedl.domain.checkpoints_values import CheckpointSettings
 from flightedl.domain.modes import Async, Bounded, Mode, Sync
 from flightedl.domain.tasks_values import AlreadyDone

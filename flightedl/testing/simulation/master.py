@@ -17,8 +17,9 @@ from flightedl.domain.checkpoints import Checkpoints, next_number_after
 from flightedl.domain.checkpoints_manifest import Manifest, candidates, checksum, examine, manifest_name
 from flightedl.domain.checkpoints_replay import AppliedSummary, PserverRecovery
 from flightedl.domain.checkpoints_values import OpenRounds, Pointer
-from flightedl.domain.membership import Admitted, Membership, SendView
-from flightedl.domain.membership import Effect as MembershipEffect
+from flightedl.domain.membership import Membership
+from flightedl.domain.membership_values import Admitted, SendView
+from flightedl.domain.membership_values import Effect as MembershipEffect
 from flightedl.domain.modes import Mode, Sync
 from flightedl.domain.tasks import TaskQueue
 from flightedl.domain.tasks_values import EpochFinished, EpochsDone, Expired, Finished, TaskGiven

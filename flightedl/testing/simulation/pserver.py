@@ -9,14 +9,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from flightedl.domain.accumulation import having_bits, lacking_of
 from flightedl.domain.applied import AppliedBatches
 from flightedl.domain.batches import Batch
-from flightedl.domain.checkpoints import latest_of
 from flightedl.domain.checkpoints_manifest import Manifest, ShardFile, candidates, examine, manifest_name
+from flightedl.domain.checkpoints_pointer import latest_of
 from flightedl.domain.checkpoints_replay import AppliedSummary
 from flightedl.domain.checkpoints_restore import applied_of, recut
 from flightedl.domain.checkpoints_snapshot import PserverSnapshots
 from flightedl.domain.checkpoints_values import SnapshotOrder
 from flightedl.domain.modes import Async, Sync
-from flightedl.domain.rounds import Accumulate, Apply, Arrived, BlockRounds, NotMember, Pull, Stale
+from flightedl.domain.rounds import BlockRounds
+from flightedl.domain.rounds_values import Accumulate, Apply, Arrived, NotMember, Pull, Stale
 from flightedl.domain.views import PserverView, View, ViewVerdict
 from flightedl.errors import CorruptError, MessageError
 from flightedl.testing.simulation.etcd import ADDRESS, DONE, INIT, STATE, Transaction, claimed

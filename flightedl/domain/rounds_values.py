@@ -1,0 +1,76 @@
+"""What a block answers to a push or a pull, and what a closed round was; ``rounds`` decides."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum
+
+
+@dataclass(frozen=True, slots=True)
+class Accumulate:
+    """Add the gradient to the round: overwrite the accumulator when ``is_first``. Mark the batch."""
+
+    is_first: bool
+    is_late: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Apply:
+    """Run the optimizer now; the version has been counted. Mark the batch.
+
+    ``staleness`` is the number of updates that the gradient did not see.
+    """
+
+    staleness: int
+
+
+@dataclass(frozen=True, slots=True)
+class Arrived:
+    """The member has arrived (or its clock has moved) without a contribution. Mark the batch, if it is not."""
+
+
+@dataclass(frozen=True, slots=True)
+class Repeated:
+    """The block has the batch and the message changes nothing: answer "already applied"."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stale:
+    """Nothing was done: pull this version or a later one, recompute, push again."""
+
+    version: int
+
+
+@dataclass(frozen=True, slots=True)
+class NotMember:
+    """Nothing was done: the sender is not in the view; join, pull, recompute."""
+
+
+Arrival = Accumulate | Apply | Arrived | Repeated | Stale | NotMember
+
+
+class Pull(Enum):
+    """What a pull has to do."""
+
+    READY = "ready"
+    WAIT = "wait"
+    NOT_MEMBER = "not_member"
+
+
+@dataclass(frozen=True, slots=True)
+class Closing:
+    """A closed round. Run the optimizer when ``has_update``; then its version is the block's."""
+
+    #: The round closed; the block's version is higher now.
+    round: int
+    total_weight: float
+    #: Members with a contribution and its weight, also those that have left since.
+    contributors: Mapping[int, float]
+    #: Members that arrived, with or without a contribution.
+    arrived: frozenset[int]
+
+    @property
+    def has_update(self) -> bool:
+        """False when the accumulator holds nothing of this round."""
+        return bool(self.contributors)
