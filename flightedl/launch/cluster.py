@@ -47,6 +47,8 @@ _Settings = TypeVar("_Settings", bound=CommonSettings)
 
 _STATUS_POLL_S = 0.1
 _STATUS_TIMEOUT_S = 2.0
+#: What the policy decides rests on the account: a busy master is waited for, one that is gone refuses at once.
+_ACCOUNT_TIMEOUT_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -304,7 +306,7 @@ class LocalCluster:
 
 def _account_of(status: JobStatus) -> Account | None:
     try:
-        reply = status.read(_STATUS_TIMEOUT_S)
+        reply = status.read(_ACCOUNT_TIMEOUT_S)
     except FlightedlError:
         return None
     has_trained = reply.batches > 0 or reply.tasks.done > 0 or reply.epoch > 0

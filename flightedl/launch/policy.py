@@ -13,6 +13,7 @@ Rules, by the way a process ended:
 * A trainer that crashes *at its work* is different: a record may be poison, and the master narrows it down only as
   trainers fail at it. So while the job has trained something and work was handed out since the slot's last crash,
   crashes and short runs of a trainer are counted anew. ``crashes_while_training`` in a row without that end the job.
+  A master that does not answer, for the machine is busy or it is being replaced, is taken to say what it said last.
 * Exit code 2 (the input must be changed) and 3 (the job cannot go on) end the job at once: trying again cannot help.
 
 A run of ``long_run_s`` or more wipes the slot's record of short runs and crashes. ``restarts_limit`` bounds all
@@ -137,6 +138,8 @@ class RestartPolicy:
     slots: Sequence[Slot]
     limits: Limits = Limits()
     _records: dict[Slot, _Record] = field(init=False)
+    #: The newest that was known.
+    _account: Account | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
         self._records = {slot: _Record() for slot in self.slots}
@@ -146,6 +149,7 @@ class RestartPolicy:
 
         ``account``: None when it is not known.
         """
+        account = self._account = account or self._account
         record = self._records[slot]
         if record.is_finished:
             raise ValueError(f"{slot} has finished; nothing runs there")

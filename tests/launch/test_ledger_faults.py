@@ -290,7 +290,8 @@ def test_a_frozen_trainer_registers_anew_when_it_wakes(ledger: Callable[..., Led
 
 
 def test_etcd_is_killed_and_started_again(ledger: Callable[..., Ledger]) -> None:
-    job = ledger()
+    # Leases that outlive the restart also on a machine on which it takes some seconds.
+    job = ledger(lease_ttl_s=15.0)
     for tasks in (8, 24):
         job.until_done(tasks)
         job.etcd.kill()

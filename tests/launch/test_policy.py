@@ -206,6 +206,16 @@ def test_the_crash_that_ends_the_last_piece_of_work_does_not_end_the_job() -> No
     assert isinstance(decide.ended(FIRST, 1, 1.0, after)[0], GiveUp)
 
 
+def test_a_master_that_does_not_answer_is_taken_to_say_what_it_said_last() -> None:
+    """Poison on a busy machine: the crashes of trainers must not count as those of a script that never worked."""
+    decide = policy()
+    for attempts in range(1, 20, 2):
+        known = Account(has_trained=True, is_done=False, attempts=attempts)
+        assert isinstance(decide.ended(FIRST, 1, 1.0, known)[0], StartAgain)
+        assert isinstance(decide.ended(SECOND, 1, 1.0)[0], StartAgain)
+        assert isinstance(decide.ended(FIRST, 1, 1.0)[0], StartAgain)
+
+
 def test_a_server_that_is_killed_from_outside_comes_back_far_longer_than_one_that_ends_by_itself() -> None:
     decide = policy()
     for _ in range(Limits().ended_short_runs - 1):

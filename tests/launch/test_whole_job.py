@@ -21,7 +21,7 @@ import flightedl as fe
 from flightedl.errors import JobFailedError, UsageError
 from flightedl.launch.policy import Limits
 
-pytestmark = [pytest.mark.etcd, pytest.mark.faults, pytest.mark.slow, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.etcd, pytest.mark.faults, pytest.mark.slow, pytest.mark.timeout(240)]
 
 Until = Callable[..., None]
 
@@ -136,10 +136,10 @@ def test_a_script_is_run_to_its_end(run: Callable[..., Run], until: Until) -> No
 
 def test_a_killed_trainer_is_replaced_and_all_is_done(run: Callable[..., Run], until: Until) -> None:
     job = run(pause_s=0.05)
-    until(lambda: job.output().count("| training") == 2, 30.0)
+    until(lambda: job.output().count("| training") == 2, 90.0)
     job.remember_tree()
     os.kill(job.pids("flightedl.launch.trainer")[0], signal.SIGKILL)
-    until(lambda: job.output().count("| training") == 3, 30.0)
+    until(lambda: job.output().count("| training") == 3, 90.0)
     job.remember_tree()
     assert "killed by SIGKILL; a new one is started" in job.output()
     check_all_was_done(job)
