@@ -42,7 +42,7 @@ from flightedl.rpc.identity import (
     checksum_of,
 )
 from flightedl.rpc.routes import Endpoint, Endpoints
-from flightedl.rpc.severing import sever_calls_to
+from flightedl.rpc.severing import leave
 from flightedl.rpc.wire_errors import FOREIGN_ERRORS, shortened
 
 _CHANNEL_OPTIONS = [
@@ -159,7 +159,7 @@ class Connection:
         """
         if not self._is_severed:
             self._is_severed = True
-            sever_calls_to(self.address)
+            leave(self.address)
 
     def action(self, verb: str, body: bytes, *, timeout_s: float) -> bytes:
         """Carry out an action and return its reply.

@@ -18,6 +18,7 @@ import contextlib
 import ipaddress
 import os
 import socket
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from urllib.parse import unquote
@@ -62,6 +63,16 @@ def sever_calls_to(address: str) -> int:
         return (_plain(peer[0]), peer[1]) in places
 
     return _sever_where(is_meant)
+
+
+def leave(address: str) -> None:
+    """``sever_calls_to``, without waiting for the name of a host to be looked up: that of a dead one may take long."""
+    try:
+        ipaddress.ip_address(address.rpartition(":")[0].strip("[]"))
+    except ValueError:
+        threading.Thread(target=sever_calls_to, args=(address,), name="flightedl-sever", daemon=True).start()
+    else:
+        sever_calls_to(address)
 
 
 def _plain(host: object) -> str:

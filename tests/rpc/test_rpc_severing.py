@@ -57,11 +57,12 @@ def deaf(serve: Callable[..., FlightServer], handlers: Handlers) -> FlightServer
     )
 
 
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
 @pytest.mark.parametrize("call", [act, get, exchange_reading, exchange_writing])
 def test_a_held_call_ends_as_a_broken_one(
-    deaf: FlightServer, handlers: Handlers, call: Callable[[Connection], object]
+    deaf: FlightServer, handlers: Handlers, call: Callable[[Connection], object], host: str
 ) -> None:
-    with Connection(deaf.address) as connection, ThreadPoolExecutor(1) as pool:
+    with Connection(deaf.address.replace("127.0.0.1", host)) as connection, ThreadPoolExecutor(1) as pool:
         held = pool.submit(call, connection)
         assert handlers.entered.wait(5.0)
         began = time.monotonic()
