@@ -1,4 +1,4 @@
-"""A whole simulated job: who runs, who starts them again, what is done to them, and what must hold."""
+"""A whole simulated job: who runs, who starts them again, and what must hold. ``strikes`` is what is done to them."""
 
 from __future__ import annotations
 
@@ -13,11 +13,12 @@ from flightedl.domain.checkpoints_values import CheckpointSettings
 from flightedl.domain.modes import Async, Bounded, Mode, Sync
 from flightedl.domain.tasks_values import AlreadyDone
 from flightedl.errors import CorruptError
-from flightedl.testing.simulation.etcd import LOCK, STATE, Etcd
+from flightedl.testing.simulation.etcd import STATE, Etcd
 from flightedl.testing.simulation.job import JobShape, lacking, mode_in, plan_of
 from flightedl.testing.simulation.master import Master
 from flightedl.testing.simulation.pserver import Pserver
 from flightedl.testing.simulation.store import Store
+from flightedl.testing.simulation.strikes import Strikes
 from flightedl.testing.simulation.trainer import Trainer
 from flightedl.testing.simulation.world import NetworkFaults, Process, Violation, World
 
@@ -99,7 +100,7 @@ class Cluster:
         self._boot()
         self._look_at_leases()
         if fault_scale:
-            self._plan_fault()
+            Strikes(self).plan()
 
     # who runs
 
@@ -107,7 +108,7 @@ class Cluster:
         for _ in range(_MASTERS):
             self._start(Master(self, self._name("master")))
         for _ in range(self.pserver_count):
-            self._start(Pserver(self, self._name("pserver")))
+            self.start_pserver()
         for number in range(self.trainer_count):
             self._start(Trainer(self, f"trainer-{number}"))
 
@@ -119,25 +120,29 @@ class Cluster:
         """How many batches a trainer adds up."""
         return self._habits.choice((1, 2, 2, 3))
 
+    def start_pserver(self, forced: tuple[int | None] | None = None) -> None:
+        """One more pserver; ``forced``: the checkpoint that it has to load."""
+        self._start(Pserver(self, self._name("pserver"), forced))
+
     def _start(self, process: Process) -> None:
         self.processes.append(process)
 
     def ended(self, process: Process) -> None:
         """A process has ended by itself: its lease goes at once, as far as etcd can be reached; another one starts."""
         lease = process.lease  # type: ignore[attr-defined]
-        self._bury(process)
+        self.bury(process)
         if lease in self.etcd._leases and self.world.random.random() < 0.7 and not self.etcd.is_down:  # noqa: SLF001
             self.etcd.revoke(lease)
         self.etcd.review()
 
     def rolled_back(self, pserver: Pserver, checkpoint: int | None) -> None:
         """A pserver ends to come back with a checkpoint."""
-        self._bury(pserver, forced=(checkpoint,))
+        self.bury(pserver, forced=(checkpoint,))
         if not self.etcd.is_down and not self.etcd.is_frozen:
             self.etcd.revoke(pserver.lease)
         self.etcd.review()
 
-    def _bury(self, process: Process, forced: tuple[int | None] | None = None) -> None:
+    def bury(self, process: Process, forced: tuple[int | None] | None = None) -> None:
         """Dead; the supervisor starts another one of its kind."""
         if not process.is_alive:
             return
@@ -151,7 +156,7 @@ class Cluster:
             if isinstance(process, Master):
                 self._start(Master(self, self._name("master")))
             elif isinstance(process, Pserver):
-                self._start(Pserver(self, self._name("pserver"), forced))
+                self.start_pserver(forced)
             else:
                 self._start(Trainer(self, process.name))
 
@@ -179,182 +184,13 @@ class Cluster:
         loadable = self.loadable()
         return None if loadable is None else loadable[-1]
 
-    # what is done to them
-
-    def _plan_fault(self) -> None:
-        pause_s = self.world.random.expovariate(1.0) * 2.0 / self.fault_scale
-
-        def strike() -> None:
-            if self.world.are_faults_on:
-                self._strike()
-                self._plan_fault()
-
-        self.world.after(pause_s, strike)
-
-    def _strike(self) -> None:
-        random = self.world.random
-        kinds: tuple[tuple[int, Any], ...] = (
-            (24, self._kill),
-            (16, self._freeze),
-            (12, self._part),
-            (6, self._steal),
-            (6, self._etcd_down),
-            (4, self._etcd_frozen),
-            (6, self._store_down),
-            (8, self._rot),
-            (2, self._lose_everything),
-            (8 if self.changes_modes else 0, self._change_mode),
-        )
-        (strike,) = random.choices([kind for _, kind in kinds], [weight for weight, _ in kinds])
-        strike()
-
-    def _any(self) -> Process:
-        return self.world.random.choice(self.processes)
-
-    def _kill(self) -> None:
-        if self.processes:
-            process = self._any()
-            self.world.fault("killed")
-            self.world.note("kill -9 {}", process.name)
-            self._bury(process)
-            self.etcd.review()
-
-    def _freeze(self) -> None:
-        if not self.processes:
-            return
-        process = self._any()
-        if process.is_frozen:
-            return
-        self.world.fault("frozen")
-        seconds = self.world.random.choice((0.3, 1.0, 3.0, 6.0))
-        self.world.note("{} freezes for {} s", process.name, seconds)
-        process.freeze()
-        self.etcd.review()
-
-        def wake() -> None:
-            if process.is_alive:
-                self.world.note("{} wakes", process.name)
-                if process.lease.is_ended:  # type: ignore[attr-defined]
-                    self.world.fault("zombie")
-                process.is_frozen = False
-                self.etcd.review()
-                process.wake()
-
-        self.world.after(seconds, wake)
-
-    def _part(self) -> None:
-        """A partition: one from another, from etcd, or from everybody."""
-        if not self.processes:
-            return
-        one = self._any()
-        other = self.world.random.choice(("", "etcd", self._any().name))
-        self.world.fault("parted")
-        self.world.note("{} is parted from {}", one.name, other or "everybody")
-        mend = self.world.cut(one.name, other)
-        self.etcd.review()
-
-        def mended() -> None:
-            mend()
-            self.etcd.review()
-
-        self.world.after(self.world.random.choice((0.3, 1.0, 3.0, 6.0)), mended)
-
-    def _steal(self) -> None:
-        """A key is deleted by hand while its owner goes on; it notices some time later."""
-        keys = sorted(key for key in self.etcd.keys if key != STATE)
-        if not keys or self.etcd.is_down:
-            return
-        key = self.world.random.choice(keys)
-        if key.startswith("master/addr"):
-            key = LOCK
-        found = self.etcd.keys.get(key)
-        if found is None or found.lease is None:
-            return
-        owner = found.lease.owner
-        self.world.fault("key stolen")
-        self.world.note("somebody deletes {} of {}", key, owner.name)
-        self.etcd.steal(key)
-        self._replace_early(owner)
-
-        def notice() -> None:
-            if owner.is_alive:
-                self.ended(owner)
-
-        self.world.after(0.5 + 3.0 * self.world.random.random(), lambda: owner.deliver(notice))
-
-    def _replace_early(self, owner: Process) -> None:
-        """Another one starts beside the one that does not know that it is replaced."""
-        if isinstance(owner, Pserver):
-            self._start(Pserver(self, self._name("pserver")))
-
-    def _etcd_down(self) -> None:
-        if self.etcd.is_down:
-            return
-        self.world.fault("etcd down")
-        self.world.note("etcd goes down")
-        self.etcd.is_down = True
-        self.etcd.review()
-
-        def up() -> None:
-            self.world.note("etcd is back")
-            self.etcd.is_down = False
-            self.etcd.review()
-
-        self.world.after(self.world.random.choice((0.5, 2.0, 5.0)), up)
-
-    def _etcd_frozen(self) -> None:
-        etcd = self.etcd
-        if etcd.is_frozen or etcd.is_down:
-            return
-        self.world.fault("etcd frozen")
-        self.world.note("etcd freezes")
-        etcd.freeze()
-        etcd.review()
-
-        def wake() -> None:
-            self.world.note("etcd wakes")
-            etcd.wake()
-            etcd.review()
-
-        self.world.after(self.world.random.choice((0.5, 2.0, 4.0)), wake)
-
-    def _store_down(self) -> None:
-        if self.store.is_down:
-            return
-        self.world.fault("store down")
-        self.store.is_down = True
-
-        def up() -> None:
-            self.store.is_down = False
-
-        self.world.after(self.world.random.choice((0.5, 2.0, 6.0)), up)
-
-    def _change_mode(self) -> None:
-        """Somebody gives the job another mode."""
-        leader = self._leader()
-        if leader is None or leader.is_frozen:
-            return
-        self.world.fault("mode changed")
-        choices: tuple[Mode, ...] = (Sync(), Async(), Bounded(self.world.random.randrange(3)))
-        leader.change_mode(self.world.random.choice(choices))
-
     def stored_mode(self) -> Mode:
         """The mode that a pserver reads when it starts."""
         state = self.etcd.keys.get(STATE)
         return self.shape.mode if state is None else mode_in(state.value)
 
-    def _rot(self) -> None:
-        """A stored file is torn or flipped."""
-        names = sorted(self.store.files)
-        if names:
-            name = self.world.random.choice(names[-6:])
-            self.world.fault("file torn")
-            self.world.note("{} rots", name)
-            self.store.rot(name, self.world.random.random() < 0.5)
-
-    def _lose_everything(self) -> None:
+    def start_anew(self) -> None:
         """All processes and etcd's data are gone; the job is started anew, maybe on other pservers, from the store."""
-        self.world.fault("whole job restarted")
         self._life += 1
         for process in tuple(self.processes):
             process.die()
@@ -484,11 +320,12 @@ class Cluster:
         self.store.error_rate = 0.0
         self.etcd.review()
 
-    def _leader(self) -> Master | None:
+    def leader(self) -> Master | None:
+        """The master that leads, by its own word and etcd's."""
         return next((p for p in self.processes if isinstance(p, Master) and p.is_leading and p.lease.is_held()), None)
 
     def _is_done(self) -> bool:
-        leader = self._leader()
+        leader = self.leader()
         return leader is not None and leader.queue.is_done and leader.recovery.is_all_settled
 
     def _is_quiet(self) -> bool:
@@ -520,7 +357,7 @@ class Cluster:
                     raise Violation(f"block {block.number} on {pserver.name} ends with {counts}")
         if found != plan_of(self.pserver_count, self.shape.cut_for).block_count:
             raise Violation(f"only {found} blocks are there at the end")
-        leader = self._leader()
+        leader = self.leader()
         if leader is not None:
             leader.check()
 

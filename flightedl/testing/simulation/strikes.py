@@ -1,0 +1,189 @@
+"""What is done to a simulated cluster: one fault after the other, at random, for as long as there are to be faults."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from flightedl.domain.modes import Async, Bounded, Mode, Sync
+from flightedl.testing.simulation.etcd import LOCK, STATE
+from flightedl.testing.simulation.pserver import Pserver
+from flightedl.testing.simulation.world import Process
+
+if TYPE_CHECKING:
+    from flightedl.testing.simulation.cluster import Cluster
+
+
+class Strikes:
+    """Faults by their weights; on average as many as the cluster's ``fault_scale`` in two seconds."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
+        self._world = cluster.world
+
+    def plan(self) -> None:
+        """Strike some time from now, and again, for as long as there are faults."""
+        pause_s = self._world.random.expovariate(1.0) * 2.0 / self._cluster.fault_scale
+
+        def strike() -> None:
+            if self._world.are_faults_on:
+                self._strike()
+                self.plan()
+
+        self._world.after(pause_s, strike)
+
+    def _strike(self) -> None:
+        random = self._world.random
+        kinds: tuple[tuple[int, Any], ...] = (
+            (24, self._kill),
+            (16, self._freeze),
+            (12, self._part),
+            (6, self._steal),
+            (6, self._etcd_down),
+            (4, self._etcd_frozen),
+            (6, self._store_down),
+            (8, self._rot),
+            (2, self._lose_everything),
+            (8 if self._cluster.changes_modes else 0, self._change_mode),
+        )
+        (strike,) = random.choices([kind for _, kind in kinds], [weight for weight, _ in kinds])
+        strike()
+
+    def _any(self) -> Process:
+        return self._world.random.choice(self._cluster.processes)
+
+    def _kill(self) -> None:
+        if self._cluster.processes:
+            process = self._any()
+            self._world.fault("killed")
+            self._world.note("kill -9 {}", process.name)
+            self._cluster.bury(process)
+            self._cluster.etcd.review()
+
+    def _freeze(self) -> None:
+        if not self._cluster.processes:
+            return
+        process = self._any()
+        if process.is_frozen:
+            return
+        self._world.fault("frozen")
+        seconds = self._world.random.choice((0.3, 1.0, 3.0, 6.0))
+        self._world.note("{} freezes for {} s", process.name, seconds)
+        process.freeze()
+        self._cluster.etcd.review()
+
+        def wake() -> None:
+            if process.is_alive:
+                self._world.note("{} wakes", process.name)
+                if process.lease.is_ended:  # type: ignore[attr-defined]
+                    self._world.fault("zombie")
+                process.is_frozen = False
+                self._cluster.etcd.review()
+                process.wake()
+
+        self._world.after(seconds, wake)
+
+    def _part(self) -> None:
+        """A partition: one from another, from etcd, or from everybody."""
+        if not self._cluster.processes:
+            return
+        one = self._any()
+        other = self._world.random.choice(("", "etcd", self._any().name))
+        self._world.fault("parted")
+        self._world.note("{} is parted from {}", one.name, other or "everybody")
+        mend = self._world.cut(one.name, other)
+        self._cluster.etcd.review()
+
+        def mended() -> None:
+            mend()
+            self._cluster.etcd.review()
+
+        self._world.after(self._world.random.choice((0.3, 1.0, 3.0, 6.0)), mended)
+
+    def _steal(self) -> None:
+        """A key is deleted by hand while its owner goes on; it notices some time later."""
+        keys = sorted(key for key in self._cluster.etcd.keys if key != STATE)
+        if not keys or self._cluster.etcd.is_down:
+            return
+        key = self._world.random.choice(keys)
+        if key.startswith("master/addr"):
+            key = LOCK
+        found = self._cluster.etcd.keys.get(key)
+        if found is None or found.lease is None:
+            return
+        owner = found.lease.owner
+        self._world.fault("key stolen")
+        self._world.note("somebody deletes {} of {}", key, owner.name)
+        self._cluster.etcd.steal(key)
+        if isinstance(owner, Pserver):
+            # Another one starts beside the one that does not know that it is replaced.
+            self._cluster.start_pserver()
+
+        def notice() -> None:
+            if owner.is_alive:
+                self._cluster.ended(owner)
+
+        self._world.after(0.5 + 3.0 * self._world.random.random(), lambda: owner.deliver(notice))
+
+    def _etcd_down(self) -> None:
+        if self._cluster.etcd.is_down:
+            return
+        self._world.fault("etcd down")
+        self._world.note("etcd goes down")
+        self._cluster.etcd.is_down = True
+        self._cluster.etcd.review()
+
+        def up() -> None:
+            self._world.note("etcd is back")
+            self._cluster.etcd.is_down = False
+            self._cluster.etcd.review()
+
+        self._world.after(self._world.random.choice((0.5, 2.0, 5.0)), up)
+
+    def _etcd_frozen(self) -> None:
+        etcd = self._cluster.etcd
+        if etcd.is_frozen or etcd.is_down:
+            return
+        self._world.fault("etcd frozen")
+        self._world.note("etcd freezes")
+        etcd.freeze()
+        etcd.review()
+
+        def wake() -> None:
+            self._world.note("etcd wakes")
+            etcd.wake()
+            etcd.review()
+
+        self._world.after(self._world.random.choice((0.5, 2.0, 4.0)), wake)
+
+    def _store_down(self) -> None:
+        if self._cluster.store.is_down:
+            return
+        self._world.fault("store down")
+        self._cluster.store.is_down = True
+
+        def up() -> None:
+            self._cluster.store.is_down = False
+
+        self._world.after(self._world.random.choice((0.5, 2.0, 6.0)), up)
+
+    def _change_mode(self) -> None:
+        """Somebody gives the job another mode."""
+        leader = self._cluster.leader()
+        if leader is None or leader.is_frozen:
+            return
+        self._world.fault("mode changed")
+        choices: tuple[Mode, ...] = (Sync(), Async(), Bounded(self._world.random.randrange(3)))
+        leader.change_mode(self._world.random.choice(choices))
+
+    def _rot(self) -> None:
+        """A stored file is torn or flipped."""
+        names = sorted(self._cluster.store.files)
+        if names:
+            name = self._world.random.choice(names[-6:])
+            self._world.fault("file torn")
+            self._world.note("{} rots", name)
+            self._cluster.store.rot(name, self._world.random.random() < 0.5)
+
+    def _lose_everything(self) -> None:
+        self._world.fault("whole job restarted")
+        self._cluster.start_anew()
