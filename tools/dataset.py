@@ -141,7 +141,7 @@ def inspect(
 @_source_options
 @_target_options
 @click.option(
-    "--to-format", required=True, metavar="NAME", help="parquet, arrow, arrow-stream, recordio, csv, tsv, jsonl"
+    "--to-format", required=True, metavar="NAME", help="parquet, arrow, arrow-stream, recordio, csv, tsv, jsonl, tar"
 )
 @click.option("--shards", type=click.IntRange(min=1), default=1, show_default=True, help="How many new files.")
 @click.option("--json-records", is_flag=True, help="RecordIO whose records are JSON objects: a column for each member.")

@@ -5,8 +5,8 @@ Start with ``chunks`` (what a chunk is), then follow the data: ``index`` finds t
 one task into its batches. ``convert`` writes a dataset in another format.
 
 One module for each format: ``parquet``, ``arrow_ipc`` (with ``arrow_messages``), ``recordio`` (with ``crc32c``),
-``csv_text`` and ``json_lines`` (what they share: ``text``, ``cutting``). Below them: ``records`` (columns, conditions),
-``schemas`` (one schema for all files), ``sources`` and ``sinks`` (files in and out).
+``csv_text`` and ``json_lines`` (what they share: ``text``, ``cutting``), ``tar_archive``. Below them: ``records``
+(columns, conditions), ``schemas`` (one schema for all files), ``sources`` and ``sinks`` (files in and out).
 
 ``registry`` knows all formats and imports them; who needs one module only, as pservers do, never loads the others.
 

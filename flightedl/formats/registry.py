@@ -16,6 +16,7 @@ from flightedl.formats.parquet import Parquet
 from flightedl.formats.recordio import RecordIO
 from flightedl.formats.records import ReadRequest, Records
 from flightedl.formats.sources import compression_of, without_compression
+from flightedl.formats.tar_archive import TarArchive
 from flightedl.ports import Files, FileStat
 
 
@@ -60,7 +61,16 @@ class Format(Protocol):
 
 FORMATS: dict[str, Format] = {
     format_.name: format_
-    for format_ in (Parquet(), ArrowFile(), ArrowStream(), RecordIO(), CommaSeparated(), TabSeparated(), JsonLines())
+    for format_ in (
+        Parquet(),
+        ArrowFile(),
+        ArrowStream(),
+        RecordIO(),
+        CommaSeparated(),
+        TabSeparated(),
+        JsonLines(),
+        TarArchive(),
+    )
 }
 
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import base64
 import json
 from typing import Any
 
@@ -33,8 +34,11 @@ def contents(storage: MemoryStorage, names: tuple[str, ...], **options: Any) -> 
     return [row for batch in batches for row in batch.to_pylist()]
 
 
-@pytest.mark.parametrize("source", list(FORMATS))
-@pytest.mark.parametrize("target", list(FORMATS))
+COLUMNAR = [name for name in FORMATS if name != "tar"]
+
+
+@pytest.mark.parametrize("source", COLUMNAR)
+@pytest.mark.parametrize("target", COLUMNAR)
 def test_any_to_any(world: Any, source: str, target: str) -> None:
     world.write("a.parquet", TABLE, "parquet", 30)
     first = run(world, Target("one", source, 1, 17))
@@ -46,6 +50,19 @@ def test_any_to_any(world: Any, source: str, target: str) -> None:
     assert [name.partition(".")[0] for name in second.names] == [f"two-0000{shard}-of-00003" for shard in range(3)]
     back = contents(world.storage, second.names, decode=json.loads if target == "recordio" else None)
     assert back == TABLE.to_pylist()
+
+
+@pytest.mark.parametrize("target", [name for name in FORMATS if name != "recordio"])
+def test_tar_keeps_what_is_no_bytes_as_one_json_object(world: Any, target: str) -> None:
+    world.write("a.parquet", TABLE, "parquet", 30)
+    first = run(world, Target("one", "tar", 2, 17))
+    middle = MemoryFiles({name: world.storage.files[name] for name in first.names})
+    spec = DatasetSpec(first.names)
+    second = convert(middle, build_index(middle, spec), spec, world.storage, Target("two", target, 3, 17))
+    back = contents(world.storage, second.names)
+    texts = [base64.b64decode(row["json"]) if target == "jsonl" else row["json"] for row in back]
+    assert [json.loads(text) for text in texts] == TABLE.to_pylist()
+    assert [int(row["__key__"]) for row in back] == [*range(50), *range(50)]
 
 
 @pytest.mark.slow

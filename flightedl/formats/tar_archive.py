@@ -1,0 +1,205 @@
+"""Tar archives as WebDataset writes them: a record is a run of files that have the same name but for its ending.
+
+Rules:
+
+* Of ``train/0001.left.png``, ``train/0001`` is the key and ``left.png`` the column: the file's name is cut at its first
+  dot. Files of one record follow each other. Columns are bytes, in the order of their names; ``__key__`` comes first.
+  A file that a record lacks is null.
+* Directories, links, and files without an ending or with one of no letters are no data and passed over.
+* A chunk is some records that follow each other, about ``text_chunk_bytes`` of them. Indexing reads headers only.
+* New archives have a file for each column of bytes, and one named ``json`` for all other columns together.
+
+Not guaranteed: that damaged content is noticed. A tar archive has checksums of its headers only.
+"""
+
+from __future__ import annotations
+
+import io
+import itertools
+import tarfile
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import pyarrow as pa
+
+from flightedl.errors import DataError, UsageError
+from flightedl.formats.chunks import Chunk, ChunkColumns, CorruptChunkError, FileIndex, IndexOptions
+from flightedl.formats.json_lines import json_lines
+from flightedl.formats.records import ReadRequest, Records, require_columns, select
+from flightedl.formats.sources import WatchedFile, opened, parsing
+from flightedl.ports import Files, FileStat
+
+KEY = "__key__"
+_JSON = "json"
+_BLOCK = tarfile.BLOCKSIZE
+_END = bytes(2 * _BLOCK)
+
+
+@dataclass(slots=True)
+class _Sample:
+    """One record: column -> member, and where its first header begins."""
+
+    key: str
+    offset: int
+    members: dict[str, tarfile.TarInfo] = field(default_factory=dict)
+
+
+class TarArchive:
+    """See ``formats.Format``."""
+
+    name: ClassVar[str] = "tar"
+    suffixes: ClassVar[tuple[str, ...]] = (".tar",)
+
+    def index(self, files: Files, stat: FileStat, options: IndexOptions) -> FileIndex:
+        records: list[int] = []
+        offsets: list[int] = []
+        columns: set[str] = set()
+        skipped: tuple[str, ...] = ()
+        end = 0
+        with opened(files, stat.url) as source:
+            walk = _Walk(source, stat.size_bytes)
+            try:
+                with parsing(source, "after its last sound record"):
+                    for sample in walk:
+                        is_full = offsets and sample.offset - offsets[-1] >= options.text_chunk_bytes
+                        if not offsets or is_full or records[-1] == options.max_records_per_chunk:
+                            records.append(0)
+                            offsets.append(sample.offset)
+                        records[-1] += 1
+                        columns |= sample.members.keys()
+                        end = walk.end
+            except CorruptChunkError as error:
+                if not options.skip_corrupt:
+                    raise
+                skipped = (str(error),)
+        ends = [*offsets[1:], end]
+        sizes = [stop - start for start, stop in zip(offsets, ends, strict=False)]
+        return FileIndex(stat, self.name, _schema(columns), ChunkColumns.of(records, offsets, sizes), skipped)
+
+    def schema(self, files: Files, stat: FileStat) -> pa.Schema:
+        return self.index(files, stat, IndexOptions()).schema
+
+    def read(self, files: Files, chunk: Chunk, request: ReadRequest) -> Records:
+        place = f"records at byte {chunk.offset}"
+        with opened(files, chunk.url) as source, parsing(source, place):
+            source.seek(chunk.offset)
+            data = source.exactly(chunk.size_bytes)
+        with parsing(source, place):
+            samples = list(_Walk(io.BytesIO(data), len(data)))
+            if len(samples) != chunk.records:
+                raise ValueError(f"there are {len(samples)} records, not {chunk.records}")
+        schema = request.schema or _schema({name for sample in samples for name in sample.members})
+        require_columns(schema, request, chunk.url)
+        needed = schema.names if request.needed() is None else request.needed()
+        columns = [_column(name, samples, data) for name in needed or ()]
+        return select(pa.table(columns, schema=pa.schema([schema.field(name) for name in needed or ()])), request)
+
+    def write(self, batches: Iterable[pa.RecordBatch], schema: pa.Schema) -> Iterator[bytes]:
+        for name in schema.names:
+            if "/" in name or not name:
+                raise UsageError(f"column {name!r} cannot be the ending of a file in a tar archive: leave it out")
+        return _archive(batches, schema)
+
+
+class _Walk:
+    """The records of an archive, or of a whole number of records of one."""
+
+    def __init__(self, source: WatchedFile | io.BytesIO, size_bytes: int) -> None:
+        self._source = source
+        self._size_bytes = size_bytes
+        #: Where the record that came last ends.
+        self.end = 0
+
+    def __iter__(self) -> Iterator[_Sample]:
+        sample: _Sample | None = None
+        for member in self._members():
+            named = _key_and_column(member.name) if member.isreg() else None
+            if named is None:
+                continue
+            key, column = named
+            if sample is not None and sample.key != key:
+                yield sample
+                sample = None
+            if sample is None:
+                sample = _Sample(key, member.offset)
+            if column in sample.members:
+                raise ValueError(f"record {key!r} has two files {column!r}")
+            sample.members[column] = member
+            self.end = member.offset_data + -(-member.size // _BLOCK) * _BLOCK
+        if sample is not None:
+            yield sample
+
+    def _members(self) -> Iterator[tarfile.TarInfo]:
+        if not self._size_bytes:
+            raise ValueError("it is empty, without even an end mark")
+        try:
+            with tarfile.open(fileobj=self._source, mode="r:") as archive:
+                while (member := archive.next()) is not None:
+                    archive.__dict__["members"].clear()  # the library would keep all of them
+                    if member.offset_data + member.size > self._size_bytes:
+                        raise ValueError(f"the archive ends within {member.name}")
+                    yield member
+                stopped_at = archive.offset
+        except tarfile.TarError as error:
+            raise ValueError(str(error)) from None
+        # A damaged header looks like the end to the library.
+        self._source.seek(stopped_at)
+        if any(self._source.read(_BLOCK)):
+            raise ValueError(f"there is no header at byte {stopped_at}")
+
+
+def _key_and_column(name: str) -> tuple[str, str] | None:
+    directory, slash, file = name.rpartition("/")
+    start, _, ending = file.partition(".")
+    return (directory + slash + start, ending) if start and ending else None
+
+
+def _schema(columns: Iterable[str]) -> pa.Schema:
+    return pa.schema([(KEY, pa.string()), *((name, pa.binary()) for name in sorted(columns))])
+
+
+def _column(name: str, samples: Sequence[_Sample], data: bytes) -> pa.Array:
+    if name == KEY:
+        return pa.array([sample.key for sample in samples], pa.string())
+    members = [sample.members.get(name) for sample in samples]
+    return pa.array(
+        [None if each is None else data[each.offset_data : each.offset_data + each.size] for each in members],
+        pa.binary(),
+    )
+
+
+def _archive(batches: Iterable[pa.RecordBatch], schema: pa.Schema) -> Iterator[bytes]:
+    is_member = {each.name: each.name != KEY and _is_bytes(each.type) for each in schema}
+    others = [name for name in schema.names if not is_member[name] and name != KEY]
+    if others and is_member.get(_JSON):
+        raise UsageError(f"a column {_JSON!r} of bytes leaves no name for {', '.join(others)[:200]}: leave either out")
+    numbers = itertools.count()
+    last = ""
+    for batch in batches:
+        members: dict[str, list[Any]] = {
+            name: batch.column(name).to_pylist() for name in schema.names if is_member[name]
+        }
+        if others:
+            members[_JSON] = json_lines(batch.select(others)).split(b"\n")[:-1]
+        known = batch.column(KEY).to_pylist() if KEY in schema.names else None
+        keys = known or [f"{number:09d}" for number in itertools.islice(numbers, batch.num_rows)]
+        for row, key in enumerate(keys):
+            found = [(name, values[row]) for name, values in members.items() if values[row] is not None]
+            if not found or key == last or _key_and_column(f"{key}.x") != (key, "x"):
+                raise DataError(
+                    f"record {key!r} cannot be written as tar: it has no bytes, or its key has a dot or is that before"
+                )
+            last = key
+            yield b"".join(_member(f"{key}.{name}", value) for name, value in found)
+    yield _END
+
+
+def _member(name: str, content: bytes) -> bytes:
+    header = tarfile.TarInfo(name)
+    header.size = len(content)
+    return header.tobuf(tarfile.PAX_FORMAT) + content + bytes(-len(content) % _BLOCK)
+
+
+def _is_bytes(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_binary(kind) or pa.types.is_large_binary(kind) or pa.types.is_fixed_size_binary(kind))

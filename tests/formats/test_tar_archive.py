@@ -1,0 +1,169 @@
+"""Tar archives as WebDataset writes them, also those that another tar wrote."""
+
+from __future__ import annotations
+
+import io
+import tarfile
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from flightedl.errors import DataError, UsageError
+from flightedl.formats.chunks import CorruptChunkError
+from flightedl.formats.index import DatasetSpec, build_index
+from flightedl.formats.layout import TaskLayout
+from flightedl.formats.reader import read_task
+from flightedl.formats.registry import named_format
+
+World = Any  # the one of this folder's conftest
+
+
+def archive(*members: tuple[str, bytes], form: int = tarfile.PAX_FORMAT) -> bytes:
+    """As Python's own tarfile writes it, with a directory and a link that are no data."""
+    file = io.BytesIO()
+    with tarfile.open(fileobj=file, mode="w", format=form) as tar:
+        directory = tarfile.TarInfo("train")
+        directory.type = tarfile.DIRTYPE
+        tar.addfile(directory)
+        for name, content in members:
+            info = tarfile.TarInfo(name)
+            info.size = len(content)
+            tar.addfile(info, io.BytesIO(content))
+        link = tarfile.TarInfo("train/link.png")
+        link.type, link.linkname = tarfile.SYMTYPE, "elsewhere"
+        tar.addfile(link)
+    return file.getvalue()
+
+
+def samples(count: int) -> list[tuple[str, bytes]]:
+    made = []
+    for number in range(count):
+        made.append((f"train/{number:04d}.left.png", bytes([number % 251]) * (number % 700)))
+        made.append((f"train/{number:04d}.cls", b"%d" % number))
+    return made
+
+
+def rows_of(world: World, spec: DatasetSpec, seed: int | None = None) -> list[dict]:
+    index = build_index(world.files, spec)
+    layout = TaskLayout(index, spec.batch_size, chunks_per_task=2)
+    batches = [
+        batch
+        for task in range(layout.task_count)
+        for batch in read_task(world.files, layout.chunks_of(task), spec, seed, 0, task, schema=index.schema)
+    ]
+    return pa.Table.from_batches(batches).to_pylist()
+
+
+@pytest.mark.parametrize("form", [tarfile.PAX_FORMAT, tarfile.GNU_FORMAT, tarfile.USTAR_FORMAT])
+@pytest.mark.parametrize("seed", [None, 7])
+def test_files_that_share_a_name_are_a_record(world: World, form: int, seed: int | None) -> None:
+    world.put("a.tar", archive(*samples(90), form=form))
+    found = rows_of(world, DatasetSpec(("a.tar",), batch_size=7, text_chunk_bytes=4096), seed)
+    expected = [
+        {"__key__": f"train/{n:04d}", "cls": b"%d" % n, "left.png": bytes([n % 251]) * (n % 700)} for n in range(90)
+    ]
+    assert sorted(found, key=lambda row: row["__key__"]) == expected
+    assert (found == expected) == (seed is None)
+
+
+def test_long_names_belong_to_their_record(world: World) -> None:
+    """Their headers come in several blocks, which a chunk must not be cut within."""
+    name = "train/" + "x" * 150
+    for form in (tarfile.PAX_FORMAT, tarfile.GNU_FORMAT):
+        members = [(f"{name}{number}.bin", b"%d" % number) for number in range(20)]
+        world.put("a.tar", archive(*members, form=form))
+        found = rows_of(world, DatasetSpec(("a.tar",), batch_size=3, text_chunk_bytes=1))
+        assert [row["bin"] for row in found] == [b"%d" % number for number in range(20)]
+
+
+def test_what_a_record_lacks_is_null(world: World) -> None:
+    world.put("a.tar", archive(("1.png", b"a"), ("1.cls", b"b"), ("2.png", b"c"), ("README", b"d"), (".hidden", b"e")))
+    expected = [{"__key__": "1", "cls": b"b", "png": b"a"}, {"__key__": "2", "cls": None, "png": b"c"}]
+    assert rows_of(world, DatasetSpec(("a.tar",))) == expected
+    spec = DatasetSpec(("a.tar",), columns=("png",), filter=(("cls", "!=", None),))
+    assert rows_of(world, spec) == [{"png": b"a"}]
+
+
+def test_what_was_written_is_read_again(world: World) -> None:
+    table = pa.table(
+        {
+            "__key__": [f"a/{number}" for number in range(20)],
+            "number": np.arange(20),
+            "png": [bytes([number]) * number * 100 for number in range(20)],
+        }
+    )
+    world.write("a.tar", table, "tar", rows=6)
+    found = rows_of(world, DatasetSpec(("a.tar",), text_chunk_bytes=2000))
+    assert [row["__key__"] for row in found] == table["__key__"].to_pylist()
+    assert [row["png"] for row in found] == table["png"].to_pylist()
+    assert [row["json"] for row in found] == [b'{"number":%d}' % number for number in range(20)]
+    with tarfile.open(fileobj=io.BytesIO(world.files.contents["a.tar"])) as tar:
+        assert tar.getnames()[:3] == ["a/0.png", "a/0.json", "a/1.png"]
+
+
+def test_records_without_a_key_are_numbered(world: World) -> None:
+    world.write("a.tar", pa.table({"png": [b"x", b"y", b"z"]}), "tar", rows=2)
+    assert [row["__key__"] for row in rows_of(world, DatasetSpec(("a.tar",)))] == [
+        "000000000",
+        "000000001",
+        "000000002",
+    ]
+
+
+@pytest.mark.parametrize(
+    "table",
+    [
+        pa.table({"__key__": ["a.b"], "png": [b"x"]}),
+        pa.table({"__key__": ["a", "a"], "png": [b"x", b"y"]}),
+        pa.table({"png": pa.array([None], pa.binary())}),
+    ],
+)
+def test_records_that_an_archive_cannot_hold_are_refused(world: World, table: pa.Table) -> None:
+    with pytest.raises(DataError, match="cannot be written as tar"):
+        world.write("a.tar", table, "tar")
+
+
+def test_columns_that_cannot_be_files_are_refused() -> None:
+    with pytest.raises(UsageError, match="'a/b' cannot be the ending"):
+        named_format("tar").write([], pa.schema([("a/b", pa.binary())]))
+    with pytest.raises(UsageError, match="leaves no name for n"):
+        list(named_format("tar").write([], pa.schema([("json", pa.binary()), ("n", pa.int64())])))
+
+
+def test_a_truncated_archive_is_an_error_or_skipped_from_there_on(world: World) -> None:
+    whole = archive(*samples(30))
+    with tarfile.open(fileobj=io.BytesIO(whole)) as tar:
+        data_end = max(member.offset_data + member.size for member in tar if member.isreg())
+    for cut in np.linspace(0, data_end - 1, 40).astype(int).tolist():
+        world.put("a.tar", whole[:cut])
+        with pytest.raises(CorruptChunkError, match=r"a\.tar is corrupt"):
+            build_index(world.files, DatasetSpec(("a.tar",)))
+    world.put("a.tar", whole[: data_end - 1])
+    index = build_index(world.files, DatasetSpec(("a.tar",), on_corrupt="skip", text_chunk_bytes=1))
+    assert index.record_count == 29
+    assert "ends within" in index.skipped[0]
+
+
+def test_a_damaged_header_is_not_taken_for_the_end(world: World) -> None:
+    content = bytearray(archive(*samples(10)))
+    with tarfile.open(fileobj=io.BytesIO(bytes(content))) as tar:
+        place = tar.getmembers()[9].offset
+    content[place + 3] ^= 255
+    world.put("a.tar", bytes(content))
+    with pytest.raises(CorruptChunkError, match=f"no header at byte {place}"):
+        build_index(world.files, DatasetSpec(("a.tar",)))
+
+
+def test_two_files_of_one_name_are_refused(world: World) -> None:
+    world.put("a.tar", archive(("1.png", b"a"), ("1.png", b"b")))
+    with pytest.raises(CorruptChunkError, match="record '1' has two files 'png'"):
+        build_index(world.files, DatasetSpec(("a.tar",)))
+
+
+def test_archives_with_other_columns_do_not_go_together(world: World) -> None:
+    world.put("a.tar", archive(("1.png", b"a")))
+    world.put("b.tar", archive(("1.jpg", b"a")))
+    with pytest.raises(DataError, match=r"b\.tar does not go with a\.tar"):
+        build_index(world.files, DatasetSpec(("*.tar",)))
