@@ -12,6 +12,7 @@ Headers prove nothing; :mod:`flightedl.rpc.authentication` does.
 
 from __future__ import annotations
 
+import functools
 import math
 from dataclasses import dataclass
 from urllib.parse import quote, unquote
@@ -48,13 +49,10 @@ class ServerIdentity:
         """ASCII text for a header."""
         return f"{quote(self.job, safe='')}/{quote(self.role, safe='')}/{self.index}/{self.generation}"
 
-    @classmethod
-    def from_header(cls, text: str) -> ServerIdentity:
+    @staticmethod
+    def from_header(text: str) -> ServerIdentity:
         """The inverse of ``to_header``; MessageError when it is anything else."""
-        parts = text.split("/")
-        if len(parts) != 4 or len(text) > _NAME_LIMIT or not (parts[2].isdecimal() and parts[3].isdecimal()):
-            raise MessageError("a server's name in a header does not have the form job/role/index/generation")
-        return cls(unquote(parts[0]), unquote(parts[1]), int(parts[2]), int(parts[3]))
+        return _server_named(text)
 
     def check_meant_by(self, expected: ServerIdentity) -> None:
         """Raise FencedError unless this server is the one that ``expected`` means."""
@@ -78,13 +76,29 @@ class Caller:
         """ASCII text for a header."""
         return f"{quote(self.role, safe='')}/{quote(self.name[:256], safe='')}"
 
-    @classmethod
-    def from_header(cls, text: str) -> Caller:
+    @staticmethod
+    def from_header(text: str) -> Caller:
         """The inverse of ``to_header``; MessageError when it is anything else."""
-        role, slash, name = text.partition("/")
-        if not slash or len(text) > _NAME_LIMIT:
-            raise MessageError("a caller's name in a header does not have the form role/name")
-        return cls(unquote(role), unquote(name))
+        return _caller_named(text)
+
+
+# A server is called by the same few, under the same name, all the time.
+
+
+@functools.lru_cache(maxsize=256)
+def _server_named(text: str) -> ServerIdentity:
+    parts = text.split("/")
+    if len(parts) != 4 or len(text) > _NAME_LIMIT or not (parts[2].isdecimal() and parts[3].isdecimal()):
+        raise MessageError("a server's name in a header does not have the form job/role/index/generation")
+    return ServerIdentity(unquote(parts[0]), unquote(parts[1]), int(parts[2]), int(parts[3]))
+
+
+@functools.lru_cache(maxsize=1024)
+def _caller_named(text: str) -> Caller:
+    role, slash, name = text.partition("/")
+    if not slash or len(text) > _NAME_LIMIT:
+        raise MessageError("a caller's name in a header does not have the form role/name")
+    return Caller(unquote(role), unquote(name))
 
 
 def timeout_from_header(text: str) -> float:
