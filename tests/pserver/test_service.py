@@ -52,7 +52,7 @@ class Served:
     """A pserver that waits for the first values of a declared model."""
 
     def __init__(self, directory: Directory) -> None:
-        clock = SystemClock()
+        clock = self.clock = SystemClock()
         self.reloads = 0
         self.service = PserverService(directory, KEYS, pytest.fail, None, clock)
         self.server = FlightServer(
@@ -69,6 +69,13 @@ class Served:
 
     def send(self, verb: str, message: msgspec.Struct) -> bytes:
         return self.connection.action(verb, encode(message), timeout_s=5.0)
+
+    def await_blocks(self, timeout_s: float) -> None:
+        """The blocks are made by a thread of the service, of which no watch tells."""
+        deadline = self.clock.now() + timeout_s
+        while not self.service.status().blocks:
+            assert self.clock.now() < deadline
+            self.clock.sleep(0.01)
 
     def close(self) -> None:
         self.connection.close()
@@ -96,7 +103,7 @@ def served(declared: MemoryCoordinator) -> Iterator[Served]:
         served = Served(directory)
         try:
             served.service.look_at_job()
-            assert directory.wait_until(lambda _: served.service.status().blocks or None, 30.0)
+            served.await_blocks(30.0)
             yield served
         finally:
             served.close()
