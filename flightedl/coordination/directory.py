@@ -23,7 +23,7 @@ import msgspec
 from flightedl.coordination.keys import JobKeys
 from flightedl.coordination.records import ServerRecord, TrainerRecord
 from flightedl.errors import FlightedlError
-from flightedl.ports import Clock, CompactedError, Coordinator, Entry, WatchEvent, Written
+from flightedl.ports import Clock, CompactedError, Coordinator, Entry, Watch, WatchEvent, Written
 
 _log = logging.getLogger(__name__)
 
@@ -53,6 +53,8 @@ class Directory:
         self._trouble = ""
         self._subscribers: list[Callable[[], None]] = []
         self._stop = threading.Event()
+        #: What the thread waits in; closing it ends the wait.
+        self._watching: Watch | None = None
         self._thread = threading.Thread(target=self._follow, name="flightedl-directory", daemon=True)
 
     def start(self) -> Self:
@@ -65,6 +67,8 @@ class Directory:
         self._stop.set()
         with self._condition:
             self._condition.notify_all()
+        if (watch := self._watching) is not None:
+            watch.close()
         if self._thread.ident is not None and threading.current_thread() is not self._thread:
             self._thread.join()
 
@@ -163,6 +167,7 @@ class Directory:
 
     def _watch(self, revision: int) -> None:
         with contextlib.closing(self._coordinator.watch(self._keys.prefix, revision)) as watch:
+            self._watching = watch
             while not self._stop.is_set():
                 events = watch.next(_WATCH_SLICE_S)
                 if events:
