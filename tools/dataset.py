@@ -20,8 +20,10 @@ from rich.table import Table
 from flightedl.adapters.storage import FsspecFiles, open_storage, without_credentials
 from flightedl.config import ServerSettings, settings
 from flightedl.errors import UsageError
+from flightedl.formats.chunk_index import ChunkIndex
+from flightedl.formats.dataset_spec import ON_CORRUPT, DatasetSpec
 from flightedl.formats.declared import absolute_url
-from flightedl.formats.index import ON_CORRUPT, ChunkIndex, DatasetSpec, IndexProgress
+from flightedl.formats.index import IndexProgress
 from flightedl.formats.stored_index import LoadedIndex, load_or_build
 
 if TYPE_CHECKING:

@@ -1,6 +1,7 @@
 """The formats of training data: index a file, read a chunk of it, write one.
 
-Start with ``chunks`` (what a chunk is), then follow the data: ``index`` finds the chunks of a dataset (in parallel),
+Start with ``chunks`` (what a chunk is) and ``dataset_spec`` (what a user says of the data), then follow the data:
+``index`` finds the chunks of a dataset (in parallel) and gives them as a ``chunk_index``;
 ``stored_index`` keeps them beside the checkpoints; ``layout`` groups them into tasks; ``reader`` turns the chunks of
 one task into its batches. ``convert`` writes a dataset in another format.
 

@@ -20,7 +20,8 @@ import pyarrow as pa
 import xxhash
 
 from flightedl.errors import UsageError
-from flightedl.formats.index import ChunkIndex, DatasetSpec
+from flightedl.formats.chunk_index import ChunkIndex
+from flightedl.formats.dataset_spec import DatasetSpec
 from flightedl.formats.json_lines import json_lines
 from flightedl.formats.reader import ChunkReader, Decode, ReadCounts
 from flightedl.formats.recordio import SCHEMA as RECORD_SCHEMA

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from flightedl.formats.index import DatasetSpec
+from flightedl.formats.dataset_spec import DatasetSpec
 from flightedl.wire.messages_declared import DatasetDeclaration, DatasetReply
 
 

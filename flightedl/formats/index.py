@@ -1,99 +1,32 @@
-"""The chunks of a dataset: which files, which chunks in each, which schema they share.
+"""Finding the chunks of a dataset: which files, which chunks in each, which schema they share.
 
-The index is a few columns and one row for each chunk (40 bytes), so a million chunks are 40 MB. Files are indexed in
-parallel, a bounded number at a time; the first one that cannot be used ends it with a DataError. It is a pure function
-of the files and of how they are cut, and so is its ``content_hash``.
-
-An index is *the* account of the data: a file that is read later in another version is refused.
+Files are indexed in parallel, a bounded number at a time; the first one that cannot be used ends it with a DataError.
+An index is a pure function of the files and of how they are cut, and so is its ``content_hash``.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from itertools import islice
 from typing import TypeVar
 
-import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
-import xxhash
 
-from flightedl.errors import DataError, UsageError
-from flightedl.formats.chunks import Chunk, ChunkColumns, CorruptChunkError, FileIndex, IndexOptions
+from flightedl.errors import DataError
+from flightedl.formats.chunk_index import ChunkIndex
+from flightedl.formats.chunks import ChunkColumns, CorruptChunkError, FileIndex, IndexOptions
+from flightedl.formats.dataset_spec import DatasetSpec
 from flightedl.formats.recordio import RecordIO
-from flightedl.formats.records import Condition, ReadRequest, require_columns
+from flightedl.formats.records import require_columns
 from flightedl.formats.registry import FORMATS, Format, format_for
-from flightedl.formats.schemas import Mismatch, same_schema, schema_text, widened_schema
+from flightedl.formats.schemas import Mismatch, same_schema, widened_schema
 from flightedl.formats.sources import without_compression
 from flightedl.formats.text import TextFormat
 from flightedl.ports import Files, FileStat
 
 Result = TypeVar("Result")
-
-#: What may be done about corrupt content.
-ON_CORRUPT = ("fail", "skip")
-
-CHUNKS_SCHEMA = pa.schema(
-    [
-        pa.field("file", pa.int32(), nullable=False),
-        pa.field("number", pa.int32(), nullable=False),
-        pa.field("first_record", pa.int64(), nullable=False),
-        pa.field("records", pa.int64(), nullable=False),
-        pa.field("offset", pa.int64(), nullable=False),
-        pa.field("size_bytes", pa.int64(), nullable=False),
-    ]
-)
-
-
-@dataclass(frozen=True, slots=True)
-class DatasetSpec:
-    """Which data, and how it is read.
-
-    Args:
-        urls: URLs and globs.
-        format: Name of the format; empty: by the files' names.
-        columns: Only these; None: all.
-        filter: (column, operator, value) conditions, see ``formats.records``.
-        batch_size: Records of a batch, before the filter.
-        on_corrupt: "fail", or "skip" to pass over corrupt chunks and count them.
-        max_records_per_chunk: See ``IndexOptions``.
-        text_chunk_bytes: See ``IndexOptions``.
-    """
-
-    urls: tuple[str, ...]
-    format: str = ""
-    columns: tuple[str, ...] | None = None
-    filter: tuple[Condition, ...] = ()
-    batch_size: int = 1
-    on_corrupt: str = "fail"
-    max_records_per_chunk: int = 0
-    text_chunk_bytes: int = IndexOptions().text_chunk_bytes
-
-    def __post_init__(self) -> None:
-        if not self.urls:
-            raise UsageError("a dataset needs a list of at least one URL")
-        if self.batch_size < 1:
-            raise UsageError(f"batch_size has to be at least 1, not {self.batch_size}")
-        if self.on_corrupt not in ON_CORRUPT:
-            raise UsageError(f"on_corrupt is one of {', '.join(ON_CORRUPT)}, not {self.on_corrupt!r}")
-        if self.max_records_per_chunk < 0 or self.text_chunk_bytes < 1:
-            raise UsageError("chunks need a size above 0")
-        if self.columns is not None and (not self.columns or len(set(self.columns)) != len(self.columns)):
-            raise UsageError("columns= needs at least one name, and each only once")
-
-    def index_options(self) -> IndexOptions:
-        """What of this decides how files are cut."""
-        return IndexOptions(self.max_records_per_chunk, self.text_chunk_bytes, self.on_corrupt == "skip")
-
-    def request(self, schema: pa.Schema | None) -> ReadRequest:
-        """What of this decides how chunks are read."""
-        return ReadRequest(self.columns, self.filter, schema)
-
-    def index_hash(self) -> str:
-        """Of what decides the chunks of given files: the name under which an index is kept."""
-        return xxhash.xxh3_64_hexdigest("\n".join((repr(self.index_options()), self.format, *self.urls)).encode())
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,104 +40,6 @@ class IndexProgress:
 
 
 Progress = Callable[[IndexProgress], None]
-
-
-class ChunkIndex:
-    """All chunks of a dataset. Immutable.
-
-    Args:
-        files: One for each file, in order of URL (of arrival, where the dataset grows): what indexing found, whose
-            chunk columns are taken over.
-        schema: Of the records of all files.
-    """
-
-    def __init__(self, files: Sequence[FileIndex], schema: pa.Schema) -> None:
-        self._files = tuple(
-            FileIndex(file.stat, file.format, file.schema, ChunkColumns.of([], [], []), file.skipped) for file in files
-        )
-        counts = np.array([len(file.chunks) for file in files], np.int64)
-        #: Number of the first chunk of each file, and the number of all chunks.
-        self._starts = np.concatenate([np.zeros(1, np.int64), np.cumsum(counts)])
-        self._file_numbers = np.repeat(np.arange(len(files), dtype=np.int32), counts)
-        self._columns = ChunkColumns.concatenated([file.chunks for file in files])
-        self._schema = schema
-        self._record_count = int(self._columns.records.sum())
-
-    @property
-    def schema(self) -> pa.Schema:
-        """Of all records."""
-        return self._schema
-
-    @property
-    def record_count(self) -> int:
-        """Records of all chunks."""
-        return self._record_count
-
-    @property
-    def records(self) -> npt.NDArray[np.int64]:
-        """Records of each chunk, (chunk count,)."""
-        return self._columns.records
-
-    @property
-    def skipped(self) -> tuple[str, ...]:
-        """What was passed over as corrupt while indexing; one sentence each."""
-        return tuple(sentence for file in self._files for sentence in file.skipped)
-
-    @property
-    def stats(self) -> tuple[FileStat, ...]:
-        """The files."""
-        return tuple(file.stat for file in self._files)
-
-    def __len__(self) -> int:
-        return len(self._columns)
-
-    def first_chunk(self, file: int) -> int:
-        """Number of the first chunk of a file; the number of all chunks, for one past the last file."""
-        return int(self._starts[file])
-
-    def chunk(self, number: int) -> Chunk:
-        """One chunk.
-
-        Raises:
-            IndexError: there is no such chunk.
-        """
-        if not 0 <= number < len(self):
-            raise IndexError(f"there is no chunk {number} of {len(self)}")
-        file = self._files[self._file_numbers[number]]
-        columns = self._columns
-        return Chunk(
-            file.stat.url,
-            file.stat.version,
-            file.format,
-            int(columns.number[number]),
-            int(columns.first_record[number]),
-            int(columns.records[number]),
-            int(columns.offset[number]),
-            int(columns.size_bytes[number]),
-        )
-
-    def file_index(self, number: int) -> FileIndex:
-        """One file with its chunks, as indexing found it."""
-        file = self._files[number]
-        part = slice(int(self._starts[number]), int(self._starts[number + 1]))
-        columns = ChunkColumns(*(getattr(self._columns, field.name)[part] for field in fields(ChunkColumns)))
-        return FileIndex(file.stat, file.format, file.schema, columns, file.skipped)
-
-    def chunk_batch(self) -> pa.RecordBatch:
-        """All chunks as rows of ``CHUNKS_SCHEMA``; the columns are not copied."""
-        columns = (self._file_numbers, *(getattr(self._columns, field.name) for field in fields(ChunkColumns)))
-        return pa.RecordBatch.from_arrays([pa.array(column) for column in columns], schema=CHUNKS_SCHEMA)
-
-    def content_hash(self) -> str:
-        """The same for the same files in the same versions, cut the same way; 32 hexadecimal digits."""
-        digest = xxhash.xxh3_128()
-        for file in self._files:
-            stat = file.stat
-            digest.update(f"{stat.url}\0{stat.size_bytes}\0{stat.version}\0{file.format}\0".encode())
-        digest.update(schema_text([self._schema]).encode())
-        for array in (self._file_numbers, *(getattr(self._columns, field.name) for field in fields(ChunkColumns))):
-            digest.update(np.ascontiguousarray(array).data)
-        return digest.hexdigest()
 
 
 def build_index(

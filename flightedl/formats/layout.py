@@ -13,8 +13,8 @@ import numpy.typing as npt
 
 from flightedl.domain.datasets import batch_count
 from flightedl.errors import UsageError
+from flightedl.formats.chunk_index import ChunkIndex
 from flightedl.formats.chunks import Chunk
-from flightedl.formats.index import ChunkIndex
 
 
 class TaskLayout:

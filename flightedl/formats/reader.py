@@ -30,7 +30,7 @@ import pyarrow as pa
 from flightedl.domain.datasets import batch_count, batch_range, record_order
 from flightedl.errors import DataError, FlightedlError, UsageError
 from flightedl.formats.chunks import ChangedFileError, Chunk, CorruptChunkError, merged
-from flightedl.formats.index import DatasetSpec
+from flightedl.formats.dataset_spec import DatasetSpec
 from flightedl.formats.recordio import RecordIO
 from flightedl.formats.records import ReadRequest, Records, require_columns, select
 from flightedl.formats.registry import named_format

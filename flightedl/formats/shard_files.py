@@ -35,6 +35,7 @@ import pyarrow as pa
 import xxhash
 
 from flightedl.errors import CorruptError, FlightedlError
+from flightedl.formats.range_file import RangeFile
 from flightedl.ports import Storage
 
 if TYPE_CHECKING:
@@ -232,64 +233,6 @@ def _row_checksum(numbers: Sequence[int], dtype: str, arrays: Sequence[Buffer]) 
 # --- reading ---
 
 
-class _RangeFile(io.RawIOBase):
-    """A stored file as Arrow wants it. With ``digest`` it is read once, front to back, and hashed."""
-
-    def __init__(
-        self, storage: Storage, name: str, size_bytes: int, window_bytes: int, digest: xxhash.xxh3_128 | None = None
-    ) -> None:
-        self._storage = storage
-        self._name = name
-        self._size_bytes = size_bytes
-        self._window_bytes = window_bytes
-        self._digest = digest
-        self._window = memoryview(b"")
-        self._window_start = 0
-        self._position = 0
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return self._digest is None
-
-    def tell(self) -> int:
-        return self._position
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET, /) -> int:
-        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._size_bytes}[whence]
-        self._position = max(0, base + offset)
-        return self._position
-
-    def size(self) -> int:
-        return self._size_bytes
-
-    def read(self, size: int = -1, /) -> bytes:
-        rest = max(0, self._size_bytes - self._position)
-        size = rest if size < 0 else min(size, rest)
-        pieces = []
-        while size:
-            inside = self._position - self._window_start
-            if not 0 <= inside < len(self._window):
-                self._fetch(size)
-                inside = 0
-            piece = self._window[inside : inside + size]
-            pieces.append(piece)
-            self._position += len(piece)
-            size -= len(piece)
-        return b"".join(pieces)
-
-    def _fetch(self, size: int) -> None:
-        length = min(max(size, self._window_bytes) if self._digest is None else self._window_bytes, self._left())
-        data = self._storage.read_range(self._name, self._position, length)
-        if self._digest is not None:
-            self._digest.update(data)
-        self._window, self._window_start = memoryview(data), self._position
-
-    def _left(self) -> int:
-        return self._size_bytes - self._position
-
-
 def load_shard(
     storage: Storage, name: str, size_bytes: int, expected_hash: str
 ) -> tuple[ShardHeader, bytes, Iterator[StoredBlock]]:
@@ -304,7 +247,7 @@ def load_shard(
         NotFoundError, UnavailableError: of the storage.
     """
     digest = xxhash.xxh3_128()
-    file = _RangeFile(storage, name, size_bytes, _READ_AHEAD_BYTES, digest)
+    file = RangeFile(storage, name, size_bytes, _READ_AHEAD_BYTES, digest)
     with _as_corrupt(storage, name):
         if file.read(_STREAM_START).rstrip(b"\0") != _MAGIC:
             raise CorruptError("it is no Arrow file")
@@ -316,7 +259,7 @@ def load_shard(
 def _stored_blocks(
     storage: Storage,
     name: str,
-    file: _RangeFile,
+    file: RangeFile,
     reader: Any,
     header: ShardHeader,
     expected: tuple[xxhash.xxh3_128, str],
@@ -343,7 +286,7 @@ def read_blocks(storage: Storage, name: str, size_bytes: int, blocks: Sequence[i
         CorruptError: what was read is not what was written, or there is no such block.
         NotFoundError, UnavailableError: of the storage.
     """
-    file = _RangeFile(storage, name, size_bytes, _SMALL_READ_BYTES)
+    file = RangeFile(storage, name, size_bytes, _SMALL_READ_BYTES)
     with _as_corrupt(storage, name):
         reader = pa.ipc.open_file(pa.PythonFile(file, mode="r"))
         header, applied = _described(reader.schema)

@@ -19,8 +19,10 @@ import numpy as np
 import pyarrow as pa
 
 from flightedl.errors import FlightedlError
+from flightedl.formats.chunk_index import CHUNKS_SCHEMA, ChunkIndex
 from flightedl.formats.chunks import ChunkColumns, FileIndex
-from flightedl.formats.index import CHUNKS_SCHEMA, ChunkIndex, DatasetSpec, Progress, build_index
+from flightedl.formats.dataset_spec import DatasetSpec
+from flightedl.formats.index import Progress, build_index
 from flightedl.ports import Files, FileStat, Storage
 
 _log = logging.getLogger(__name__)

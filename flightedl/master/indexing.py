@@ -24,9 +24,10 @@ from dataclasses import dataclass
 from itertools import accumulate
 
 from flightedl.errors import DataError, FlightedlError, NotReadyError
+from flightedl.formats.chunk_index import ChunkIndex
 from flightedl.formats.declared import schema_of, spec_of
 from flightedl.formats.following import Following, Sighting, marker_urls
-from flightedl.formats.index import ChunkIndex, IndexProgress, restored_index
+from flightedl.formats.index import IndexProgress, restored_index
 from flightedl.formats.layout import TaskLayout
 from flightedl.formats.stored_index import load_or_build, load_stored
 from flightedl.master.declarations import require_same

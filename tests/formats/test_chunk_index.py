@@ -9,8 +9,10 @@ import pyarrow as pa
 import pytest
 
 from flightedl.errors import DataError, UsageError
+from flightedl.formats.chunk_index import ChunkIndex
 from flightedl.formats.chunks import ChunkColumns, CorruptChunkError, FileIndex
-from flightedl.formats.index import ChunkIndex, DatasetSpec, IndexProgress, build_index
+from flightedl.formats.dataset_spec import DatasetSpec
+from flightedl.formats.index import IndexProgress, build_index
 from flightedl.formats.layout import TaskLayout
 from flightedl.formats.stored_index import decode_index, encode_index, index_name, load_or_build
 from flightedl.ports import FileStat

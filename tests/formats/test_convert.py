@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from flightedl.errors import DataError, UnavailableError, UsageError
 from flightedl.formats.convert import Converted, ConvertProgress, Target, convert
-from flightedl.formats.index import DatasetSpec, build_index
+from flightedl.formats.dataset_spec import DatasetSpec
+from flightedl.formats.index import build_index
 from flightedl.formats.layout import TaskLayout
 from flightedl.formats.reader import read_task
 from flightedl.formats.registry import FORMATS

@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 
 from flightedl.errors import DataError, UsageError
 from flightedl.formats.chunks import CorruptChunkError
-from flightedl.formats.index import DatasetSpec, build_index
+from flightedl.formats.dataset_spec import DatasetSpec
+from flightedl.formats.index import build_index
 from flightedl.formats.layout import TaskLayout
 from flightedl.formats.reader import read_task
 from flightedl.formats.registry import FORMATS, format_for, named_format

@@ -8,7 +8,9 @@ import pyarrow as pa
 import pytest
 
 from flightedl.errors import DataError
-from flightedl.formats.index import ChunkIndex, DatasetSpec, build_index, extended_index, restored_index
+from flightedl.formats.chunk_index import ChunkIndex
+from flightedl.formats.dataset_spec import DatasetSpec
+from flightedl.formats.index import build_index, extended_index, restored_index
 from flightedl.formats.layout import TaskLayout
 from flightedl.testing.memory import MemoryFiles
 

@@ -13,7 +13,8 @@ import pytest
 
 from flightedl.errors import DataError, UsageError
 from flightedl.formats.chunks import CorruptChunkError
-from flightedl.formats.index import DatasetSpec, build_index
+from flightedl.formats.dataset_spec import DatasetSpec
+from flightedl.formats.index import build_index
 from flightedl.formats.layout import TaskLayout
 from flightedl.formats.reader import ReadCounts, first_records, read_task
 from flightedl.formats.recordio import encode_chunk

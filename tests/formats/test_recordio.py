@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flightedl.errors import DataError, UsageError
+from flightedl.formats.chunk_index import ChunkIndex
 from flightedl.formats.chunks import CorruptChunkError, IndexOptions
 from flightedl.formats.crc32c import crc32c
-from flightedl.formats.index import ChunkIndex
 from flightedl.formats.recordio import (
     DIALECTS,
     EDL,

@@ -12,7 +12,8 @@ import pytest
 
 from flightedl.errors import DataError, UsageError
 from flightedl.formats.chunks import CorruptChunkError
-from flightedl.formats.index import DatasetSpec, build_index
+from flightedl.formats.dataset_spec import DatasetSpec
+from flightedl.formats.index import build_index
 from flightedl.formats.layout import TaskLayout
 from flightedl.formats.reader import read_task
 from flightedl.formats.registry import named_format

@@ -7,7 +7,8 @@ import pytest
 
 from flightedl.domain.datasets import record_order
 from flightedl.domain.tasks_values import FailedPiece
-from flightedl.formats.index import DatasetSpec, build_index
+from flightedl.formats.dataset_spec import DatasetSpec
+from flightedl.formats.index import build_index
 from flightedl.formats.layout import TaskLayout
 from flightedl.formats.registry import named_format
 from flightedl.master.failures import failed_piece

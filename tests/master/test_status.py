@@ -6,7 +6,8 @@ import pyarrow as pa
 
 from flightedl.domain.tasks import TaskQueue
 from flightedl.domain.tasks_values import FailedSelector, QueueSettings, TaskGiven
-from flightedl.formats.index import DatasetSpec, build_index
+from flightedl.formats.dataset_spec import DatasetSpec
+from flightedl.formats.index import build_index
 from flightedl.formats.layout import TaskLayout
 from flightedl.formats.registry import named_format
 from flightedl.master.indexing import IndexedDataset

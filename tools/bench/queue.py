@@ -30,9 +30,9 @@ from flightedl.adapters.storage import open_storage
 from flightedl.config import MasterSettings, child_environment
 from flightedl.coordination.keys import JobKeys
 from flightedl.errors import JobFailedError
+from flightedl.formats.chunk_index import ChunkIndex
 from flightedl.formats.chunks import ChunkColumns, FileIndex
 from flightedl.formats.declared import spec_of
-from flightedl.formats.index import ChunkIndex
 from flightedl.formats.stored_index import encode_index, index_name
 from flightedl.launch.etcd import EmbeddedEtcd
 from flightedl.launch.processes import Child, Children

@@ -1,0 +1,64 @@
+"""What a user says of a dataset: which files, how they are cut, which part of each record is wanted."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pyarrow as pa
+import xxhash
+
+from flightedl.errors import UsageError
+from flightedl.formats.chunks import IndexOptions
+from flightedl.formats.records import Condition, ReadRequest
+
+#: What may be done about corrupt content.
+ON_CORRUPT = ("fail", "skip")
+
+
+@dataclass(frozen=True, slots=True)
+class DatasetSpec:
+    """Which data, and how it is read.
+
+    Args:
+        urls: URLs and globs.
+        format: Name of the format; empty: by the files' names.
+        columns: Only these; None: all.
+        filter: (column, operator, value) conditions, see ``formats.records``.
+        batch_size: Records of a batch, before the filter.
+        on_corrupt: "fail", or "skip" to pass over corrupt chunks and count them.
+        max_records_per_chunk: See ``IndexOptions``.
+        text_chunk_bytes: See ``IndexOptions``.
+    """
+
+    urls: tuple[str, ...]
+    format: str = ""
+    columns: tuple[str, ...] | None = None
+    filter: tuple[Condition, ...] = ()
+    batch_size: int = 1
+    on_corrupt: str = "fail"
+    max_records_per_chunk: int = 0
+    text_chunk_bytes: int = IndexOptions().text_chunk_bytes
+
+    def __post_init__(self) -> None:
+        if not self.urls:
+            raise UsageError("a dataset needs a list of at least one URL")
+        if self.batch_size < 1:
+            raise UsageError(f"batch_size has to be at least 1, not {self.batch_size}")
+        if self.on_corrupt not in ON_CORRUPT:
+            raise UsageError(f"on_corrupt is one of {', '.join(ON_CORRUPT)}, not {self.on_corrupt!r}")
+        if self.max_records_per_chunk < 0 or self.text_chunk_bytes < 1:
+            raise UsageError("chunks need a size above 0")
+        if self.columns is not None and (not self.columns or len(set(self.columns)) != len(self.columns)):
+            raise UsageError("columns= needs at least one name, and each only once")
+
+    def index_options(self) -> IndexOptions:
+        """What of this decides how files are cut."""
+        return IndexOptions(self.max_records_per_chunk, self.text_chunk_bytes, self.on_corrupt == "skip")
+
+    def request(self, schema: pa.Schema | None) -> ReadRequest:
+        """What of this decides how chunks are read."""
+        return ReadRequest(self.columns, self.filter, schema)
+
+    def index_hash(self) -> str:
+        """Of what decides the chunks of given files: the name under which an index is kept."""
+        return xxhash.xxh3_64_hexdigest("\n".join((repr(self.index_options()), self.format, *self.urls)).encode())
