@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-pytestmark = [pytest.mark.etcd, pytest.mark.faults, pytest.mark.slow, pytest.mark.timeout(150)]
+pytestmark = [pytest.mark.etcd, pytest.mark.faults, pytest.mark.slow, pytest.mark.timeout(330)]
 
 RECORDS, BATCH, POISON = 400, 10, 123
 
@@ -50,7 +50,7 @@ def test_a_poison_record_is_quarantined_and_the_rest_is_trained(tmp_path: Path, 
         cwd=tmp_path,
         capture_output=True,
         text=True,
-        timeout=140,
+        timeout=300,
         env={**os.environ, "TMPDIR": str(tmp_path)},
         check=False,
     )
