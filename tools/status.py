@@ -115,10 +115,13 @@ def processes(reply: StatusReply) -> Table:
 
 
 def _versions(server: ServerStatus) -> str:
+    if not server.blocks:
+        return ""
     size = f"{server.blocks} blocks, {server.size_bytes / 1e6:,.1f} MB"
-    wrong = sum(count for code, count in server.refused_calls.items() if code not in _USUAL)
+    wrong = {code: count for code, count in sorted(server.refused_calls.items()) if code not in _USUAL}
     if wrong:
-        size += f", {wrong} calls refused"
+        codes = ", ".join(f"{count} {code}" for code, count in wrong.items())
+        size += f", {sum(wrong.values())} calls refused: {codes}"
     if server.lowest_version == server.highest_version:
         return f"{server.lowest_version} ({size})"
     return f"{server.lowest_version}-{server.highest_version} ({size})"

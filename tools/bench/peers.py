@@ -31,6 +31,7 @@ _ENVIRONMENT = {
     "TP_SOCKET_IFNAME": "lo",
     "RAY_USAGE_STATS_ENABLED": "0",
     "PYTHONWARNINGS": "ignore",
+    "TORCH_CPP_LOG_LEVEL": "ERROR",
 }
 
 

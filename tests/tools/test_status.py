@@ -1,0 +1,32 @@
+"""What ``flightedl status`` shows of the processes of a job."""
+
+from __future__ import annotations
+
+from flightedl.wire.messages_status import ServerStatus, StatusReply
+from flightedl_tools.status import processes
+
+
+def shown(server: ServerStatus) -> list[str]:
+    table = processes(StatusReply(job="demo", state="training", pservers=[server], pservers_desired=1))
+    return [str(next(iter(column.cells))) for column in table.columns]
+
+
+def test_refused_calls_are_counted_by_code_without_those_that_are_usual() -> None:
+    server = ServerStatus(
+        index=0,
+        address="h:1",
+        generation=7,
+        state="serving",
+        blocks=2,
+        lowest_version=3,
+        highest_version=4,
+        size_bytes=2_000_000,
+        refused_calls={"not_ready": 90, "message": 2, "gradient": 1},
+    )
+    versions = "3-4 (2 blocks, 2.0 MB, 3 calls refused: 1 gradient, 2 message)"
+    assert shown(server) == ["pserver-0", "h:1", "7", "serving", versions]
+
+
+def test_nothing_is_said_of_the_blocks_of_a_pserver_that_does_not_answer() -> None:
+    server = ServerStatus(index=0, address="h:1", generation=7, state="not reached")
+    assert shown(server) == ["pserver-0", "h:1", "7", "not reached", ""]
