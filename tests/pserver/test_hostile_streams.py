@@ -56,9 +56,11 @@ class Attack:
         versions = [block.rounds.version + ahead for block in self.shard.blocks()]
         return encode_rows(self.numbers, versions, self.arrays() if arrays is None else arrays)
 
-    def put(self, header: bytes, *batches: pa.RecordBatch, schema: pa.Schema = PUSH_SCHEMA) -> bytes:
+    def put(
+        self, header: bytes, *batches: pa.RecordBatch, schema: pa.Schema = PUSH_SCHEMA, timeout_s: float = 10.0
+    ) -> bytes:
         put = header.replace(b'"verb":"step"', b'"verb":"push"')
-        return self.connection.put(put, schema, ((batch, None) for batch in batches), timeout_s=10.0)
+        return self.connection.put(put, schema, ((batch, None) for batch in batches), timeout_s=timeout_s)
 
     def state(self) -> list[tuple[int, bytes]]:
         return [(block.rounds.version, block.values.tobytes()) for block in self.shard.blocks()]
@@ -183,7 +185,8 @@ def test_a_row_that_is_much_too_big_is_refused_without_being_used(attack: Attack
     before = attack.state()
     row = encode_rows(attack.numbers[:1], [0], [np.zeros(size, np.uint8)])
     with pytest.raises(FlightedlError) as caught:
-        attack.put(encode(attack.header()), row)
+        # A GB takes its time on a busy machine.
+        attack.put(encode(attack.header()), row, timeout_s=50.0)
     assert caught.value.code in {"message", "outcome_unknown", "usage"}, caught.value
     assert attack.state() == before
     attack.require_healthy()
