@@ -29,7 +29,7 @@ from flightedl.adapters.etcd import EtcdCoordinator
 from flightedl.adapters.storage import open_storage
 from flightedl.config import MasterSettings, child_environment
 from flightedl.coordination.keys import JobKeys
-from flightedl.errors import JobFailedError
+from flightedl.errors import JobFailedError, UsageError
 from flightedl.formats.chunk_index import ChunkIndex
 from flightedl.formats.chunks import ChunkColumns, FileIndex
 from flightedl.formats.declared import spec_of
@@ -152,6 +152,11 @@ def timed(count: int, *workers: Worker) -> tuple[float, float]:
 
 def measure(sizes: Sequence[int], trainers: int, turns: int, dispatches: int, directory: Path) -> Found:
     """Everything, in one run."""
+    # All stay in their first epoch: at its end copies would be handed out, and the states would grow shorter.
+    dispatches = max(min(dispatches, (min(sizes) - trainers) // (turns + 1)), 1)
+    needed = trainers + (turns + 1) * (dispatches + trainers * _dispatches_of_each(dispatches, trainers))
+    if sizes[-1] < needed:
+        raise UsageError(f"{trainers} trainers dispatch {needed} tasks in {turns} turns: name a size above that, too")
     with contextlib.ExitStack() as stack:
         children = stack.enter_context(Children(directory / "logs"))
         etcd = stack.enter_context(EmbeddedEtcd(children))
@@ -213,8 +218,13 @@ def _turn(
     bare_s, _ = timed(dispatches, bare)
     one = {size: timed(dispatches, ones[size]) for size in order}
     again_s, _ = timed(dispatches, bare)
-    _, all_per_s = timed(max(dispatches // trainers, 1) * 4, *many)
+    _, all_per_s = timed(_dispatches_of_each(dispatches, trainers), *many)
     return _Turn((bare_s + again_s) / 2, {size: one[size][0] for size in sizes}, one[sizes[-1]][1], all_per_s)
+
+
+def _dispatches_of_each(dispatches: int, trainers: int) -> int:
+    """Of many trainers, in a turn."""
+    return max(dispatches // trainers, 1) * 4
 
 
 def _found(masters: tuple[OfTasks, ...], sizes: Sequence[int], trainers: int, turns: Sequence[_Turn]) -> Found:
