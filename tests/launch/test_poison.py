@@ -38,8 +38,15 @@ with fe.connect() as job:
 """
 
 
-@pytest.mark.parametrize("trainers", [1, 2])
-@pytest.mark.parametrize("fault", ["raise ValueError('bad record')", "os._exit(1)", "os.kill(os.getpid(), 11)"])
+@pytest.mark.parametrize(
+    ("fault", "trainers"),
+    [
+        ("raise ValueError('bad record')", 1),
+        ("raise ValueError('bad record')", 2),
+        ("os._exit(1)", 1),
+        ("os.kill(os.getpid(), 11)", 2),
+    ],
+)
 def test_a_poison_record_is_quarantined_and_the_rest_is_trained(tmp_path: Path, fault: str, trainers: int) -> None:
     pq.write_table(pa.table({"k": np.arange(RECORDS)}), tmp_path / "data.parquet", row_group_size=100)
     (tmp_path / "train.py").write_text(SCRIPT.replace("{fault}", fault))
