@@ -54,6 +54,6 @@ def run_client(element_count: int, port: int, transport: str) -> None:
 
 if __name__ == "__main__":
     # A call names its function by module and name, so the module has to have its name on both sides.
-    from . import peer_rpc
+    from . import peer_rpc  # noqa: PLW0406 - see above
 
     run(peer_rpc.run_server, peer_rpc.run_client)
