@@ -82,8 +82,6 @@ class _Shard:
     values: dict[int, Array] = field(default_factory=dict)
     #: block -> number of the run that it travels in; see ``runs_of``.
     run_of: dict[int, int] = field(default_factory=dict)
-    #: First block of a run -> where each of its blocks starts, in elements, and the last one ends.
-    bounds: dict[int, list[int]] = field(default_factory=dict)
 
 
 class Scope(Protocol):
@@ -179,10 +177,8 @@ class Parameters(Mapping[str, npt.NDArray[np.generic]]):
         values = {
             n: self._flat[self._blocks[n].parameter][self._blocks[n].start : self._blocks[n].stop] for n in numbers
         }
-        runs = runs_of(self._plan, index, self._wire)
-        run_of = {number: place for place, run in enumerate(runs) for number in run}
-        bounds = {run.start: [0, *accumulate(self._blocks[number].size for number in run)] for run in runs}
-        return _Shard(index, numbers, values, run_of, bounds)
+        run_of = {number: run for run, blocks in enumerate(runs_of(self._plan, index, self._wire)) for number in blocks}
+        return _Shard(index, numbers, values, run_of)
 
     # Mapping
 
@@ -243,7 +239,7 @@ class Parameters(Mapping[str, npt.NDArray[np.generic]]):
         """
         current = self._scope.current
         if current is not None and current.answered and self._is_synchronous and not current.must_repeat:
-            self._send(current, {}, self._unanswered(current), {}, pull=False)
+            self._send(current, {}, self._unanswered(current), pull=False)
         wanted = dict.fromkeys(self._blocks if names is None else self._blocks_of(names), min_version)
         if current is not None and self._is_synchronous and not current.must_repeat:
             wanted |= {n: max(base + 1, min_version) for n, base in current.answered.items() if n in wanted}
@@ -291,7 +287,7 @@ class Parameters(Mapping[str, npt.NDArray[np.generic]]):
             if not current.waits and not self._sums.is_pushed(current):
                 self._add_batch(self._sums, current, pull=self._pull_every == 1)
             return
-        self._send(current, {}, self._unanswered(current), {}, pull=self._pull_every == 1)
+        self._send(current, {}, self._unanswered(current), pull=self._pull_every == 1)
         if self._is_synchronous and not current.must_repeat:
             behind = {number: base + 1 for number, base in current.answered.items() if self._versions[number] <= base}
             if behind:
@@ -370,7 +366,7 @@ class Parameters(Mapping[str, npt.NDArray[np.generic]]):
         current: CurrentBatch,
         pushes: Mapping[int, Array],
         arrivals: Sequence[int],
-        together: Mapping[int, Array],
+        together: Mapping[int, Array] = _NO_ARRAYS,
         *,
         pull: bool,
     ) -> set[int]:
@@ -461,7 +457,7 @@ class Parameters(Mapping[str, npt.NDArray[np.generic]]):
         unanswered = 0
         with connection.exchange(encode(header), PUSH_SCHEMA, timeout_s=_STREAM_S) as exchange:
             for _, run in groupby(numbers, shard.run_of.__getitem__):
-                exchange.write(self._message(shard, list(run), base, transfer))
+                exchange.write(self._message(list(run), base, transfer))
                 unanswered += 1
                 if unanswered >= WINDOW:
                     self._take(exchange.read(), shard, transfer, current, exchange.columns)
@@ -471,9 +467,7 @@ class Parameters(Mapping[str, npt.NDArray[np.generic]]):
                 self._take(message, shard, transfer, current, exchange.columns)
                 del message
 
-    def _message(
-        self, shard: _Shard, numbers: list[int], base: Mapping[int, int], transfer: ShardTransfer
-    ) -> pa.RecordBatch:
+    def _message(self, numbers: list[int], base: Mapping[int, int], transfer: ShardTransfer) -> pa.RecordBatch:
         """Rows of some blocks of a run. What lies in one piece of memory is sent as it lies there."""
         first, last = self._blocks[numbers[0]], self._blocks[numbers[-1]]
         gradient, version = transfer.pushes[first.number], base[first.number]
@@ -482,11 +476,11 @@ class Parameters(Mapping[str, npt.NDArray[np.generic]]):
             and len(numbers) == last.number - first.number + 1
             and all(base[number] == version for number in numbers)
         ):
-            joined, bounds = transfer.together.get(first.number), shard.bounds.get(first.number, [])
+            joined = transfer.together.get(first.number)
             if first.parameter == last.parameter:
                 joined = gradient[first.start : last.stop]
-                bounds = [*(self._blocks[number].start - first.start for number in numbers), joined.size]
-            if joined is not None and len(bounds) == len(numbers) + 1:
+            bounds = [0, *accumulate(self._blocks[number].size for number in numbers)]
+            if joined is not None and joined.size == bounds[-1]:
                 values = self._outgoing(joined)
                 offsets = [bound * values.itemsize for bound in bounds]
                 piece = Piece(range(first.number, last.number + 1), version, Outcome.NONE, values, offsets)

@@ -45,6 +45,7 @@ from flightedl.domain.optimizers import SGD, Optimizer
 from flightedl.domain.parameters import ParameterSpec
 from flightedl.domain.sharding import plan_for
 from flightedl.errors import DeclarationError, FlightedlError, UnavailableError, UsageError
+from flightedl.formats.dataset_spec import DatasetSpec
 from flightedl.formats.declared import absolute_url, schema_of, spec_of
 from flightedl.formats.model_files import format_of
 from flightedl.formats.reader import Decode, read_task
@@ -195,11 +196,7 @@ class Job:
         def read(piece: Piece) -> Iterator[pa.RecordBatch]:
             a = piece.assignment
             task = (seed if shuffle else None, a.epoch, a.task, a.first_batch, a.end_batch)
-            more: dict[str, Any] = {"schema": schema_of(declared), "decode": decode}
-            return telling(
-                lambda counts: read_task(self._files, piece.chunks, spec, *task, counts=counts, **more),
-                self._progress.skipped,
-            )
+            return self._read(piece, spec, *task, schema=schema_of(declared), decode=decode)
 
         self._dataset = Dataset(
             declared,
@@ -338,11 +335,7 @@ class Job:
         def read(piece: Piece) -> Iterator[pa.RecordBatch]:
             a = piece.assignment
             task = (None, 0, a.task, a.first_batch, a.end_batch)
-            more: dict[str, Any] = {"schema": schema, "decode": decode}
-            return telling(
-                lambda counts: read_task(self._files, piece.chunks, spec, *task, counts=counts, **more),
-                self._progress.skipped,
-            )
+            return self._read(piece, spec, *task, schema=schema, decode=decode)
 
         last = TasksReply(assignments=[], outcome="none_now")
 
@@ -447,6 +440,15 @@ class Job:
     def generation(self) -> int:
         """This trainer's generation."""
         return self._registration.generation
+
+    # reading
+
+    def _read(self, piece: Piece, spec: DatasetSpec, *task: Any, **more: Any) -> Iterator[pa.RecordBatch]:
+        """The batches of a piece of work, as ``read_task`` gives them; what is skipped as corrupt is told."""
+        return telling(
+            lambda counts: read_task(self._files, piece.chunks, spec, *task, counts=counts, **more),
+            self._progress.skipped,
+        )
 
     # talking to the master
 

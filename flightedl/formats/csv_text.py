@@ -17,7 +17,7 @@ from flightedl.errors import DataError
 from flightedl.formats.chunks import CorruptChunkError
 from flightedl.formats.cutting import Readable, csv_records_end, ends_quoted, first_csv_record_end
 from flightedl.formats.records import ReadRequest
-from flightedl.formats.schemas import Mismatch, widened_schema, widened_type
+from flightedl.formats.schemas import Mismatch, is_binary, widened_schema, widened_type
 from flightedl.formats.sinks import PartsSink
 from flightedl.formats.text import TextFormat
 
@@ -105,12 +105,8 @@ class CommaSeparated(TextFormat):
     def _unwritable(self, schema: pa.Schema) -> str:
         """The columns that are to blame, as far as their types tell."""
         nested = [f"{field.name!r} ({field.type})" for field in schema if pa.types.is_nested(field.type)]
-        binary = [f"{field.name!r} ({field.type})" for field in schema if _is_binary(field.type)]
+        binary = [f"{field.name!r} ({field.type})" for field in schema if is_binary(field.type)]
         return f"column {', '.join(nested or binary)}" if nested or binary else "this"
-
-
-def _is_binary(kind: pa.DataType) -> bool:
-    return bool(pa.types.is_binary(kind) or pa.types.is_large_binary(kind) or pa.types.is_fixed_size_binary(kind))
 
 
 class TabSeparated(CommaSeparated):

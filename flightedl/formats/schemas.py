@@ -117,3 +117,8 @@ def _column_mismatch(first: pa.Schema, other: pa.Schema) -> Mismatch | None:
         if name not in known:
             return Mismatch(name, f"there is a column {name!r} more")
     return None
+
+
+def is_binary(kind: pa.DataType) -> bool:
+    """Whether values are bytes, of whatever width of offsets or none."""
+    return bool(pa.types.is_binary(kind) or pa.types.is_large_binary(kind) or pa.types.is_fixed_size_binary(kind))

@@ -27,6 +27,7 @@ from flightedl.errors import DataError, UsageError
 from flightedl.formats.chunks import Chunk, ChunkColumns, CorruptChunkError, FileIndex, IndexOptions
 from flightedl.formats.json_lines import json_lines
 from flightedl.formats.records import ReadRequest, Records, require_columns, select
+from flightedl.formats.schemas import is_binary
 from flightedl.formats.sources import WatchedFile, opened, parsing
 from flightedl.ports import Files, FileStat
 
@@ -170,7 +171,7 @@ def _column(name: str, samples: Sequence[_Sample], data: bytes) -> pa.Array:
 
 
 def _archive(batches: Iterable[pa.RecordBatch], schema: pa.Schema) -> Iterator[bytes]:
-    is_member = {each.name: each.name != KEY and _is_bytes(each.type) for each in schema}
+    is_member = {each.name: each.name != KEY and is_binary(each.type) for each in schema}
     others = [name for name in schema.names if not is_member[name] and name != KEY]
     if others and is_member.get(_JSON):
         raise UsageError(f"a column {_JSON!r} of bytes leaves no name for {', '.join(others)[:200]}: leave either out")
@@ -199,7 +200,3 @@ def _member(name: str, content: bytes) -> bytes:
     header = tarfile.TarInfo(name)
     header.size = len(content)
     return header.tobuf(tarfile.PAX_FORMAT) + content + bytes(-len(content) % _BLOCK)
-
-
-def _is_bytes(kind: pa.DataType) -> bool:
-    return bool(pa.types.is_binary(kind) or pa.types.is_large_binary(kind) or pa.types.is_fixed_size_binary(kind))

@@ -50,9 +50,8 @@ def _continues(last: FailedPiece, piece: FailedPiece) -> bool:
 
 def skipped_of(status: StatusReply) -> str:
     """What was passed over as corrupt; empty: nothing."""
-    counts = {"corrupt record": status.skipped_records, "corrupt part of the files": status.skipped_parts}
-    return " and ".join(
-        f"{count:,} {name if count == 1 else name.replace('record', 'records').replace('part', 'parts')}"
-        for name, count in counts.items()
-        if count
+    counts = (
+        (status.skipped_records, "corrupt record", "corrupt records"),
+        (status.skipped_parts, "corrupt part of the files", "corrupt parts of the files"),
     )
+    return " and ".join(f"{count:,} {one if count == 1 else many}" for count, one, many in counts if count)

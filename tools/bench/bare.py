@@ -20,7 +20,7 @@ from pyarrow import flight
 
 from flightedl.domain.optimizers import SGD, Adagrad, Adam, Momentum, Optimizer
 
-from .orders import serve
+from .orders import say_port, serve
 
 BATCH_ELEMENTS = 1 << 18
 WINDOW = 4
@@ -122,8 +122,7 @@ def run_client(element_count: int, addresses: list[str]) -> None:
 def run_server(element_count: int, optimizer: str) -> None:
     """Serve until the input ends."""
     server = BareServer("grpc://127.0.0.1:0", element_count, optimizer)
-    sys.stdout.write(f"{server.port}\n")
-    sys.stdout.flush()
+    say_port(server.port)
     sys.stdin.read()
     server.shutdown()
 

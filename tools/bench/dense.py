@@ -205,14 +205,14 @@ def as_json(comparisons: Sequence[Comparison]) -> str:
 def as_table(comparisons: Sequence[Comparison]) -> Table:
     """For people."""
     table = Table(title=f"push + optimizer + pull, {os.cpu_count()} cores, medians of alternated runs")
-    has_peers = any(one.peers for one in comparisons)
+    shows_peers = any(one.peers for one in comparisons)
     # With peers, one column is for several systems.
-    name = "" if has_peers else "flightedl "
+    name = "" if shows_peers else "flightedl "
     columns = ("workload", "bare ms", f"{name}ms", "ratio", "bare GB/s", f"{name}GB/s", "cpu s/GB", "server MB")
     for number, column in enumerate(columns):
         table.add_column(column, justify="left" if number == 0 else "right")
     for one in comparisons:
-        label = f"{one.workload}: flightedl" if has_peers else str(one.workload)
+        label = f"{one.workload}: flightedl" if shows_peers else str(one.workload)
         table.add_row(label, *_cells(one.bare, one.flightedl, one.ratio))
         for peer in one.peers:
             table.add_row(f"  {peer.name}", *_cells(one.bare, peer.measured, peer.ratio))

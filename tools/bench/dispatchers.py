@@ -29,7 +29,7 @@ from flightedl.rpc.identity import Caller, ServerIdentity
 from flightedl.wire.messages import decode, encode
 from flightedl.wire.messages_work import Assignment, FinishedTask, TasksReply, TasksTicket
 
-from .orders import next_order, ready, report, serve
+from .orders import next_order, ready, report, say_port, serve
 
 _CALL_S = 20.0
 _LEASE_S = 60.0
@@ -146,8 +146,7 @@ def run_bare(etcd: str, address: str) -> None:
 def run_server() -> None:
     """Serve until the input ends."""
     server = BareServer("grpc://127.0.0.1:0")
-    sys.stdout.write(f"{server.port}\n")
-    sys.stdout.flush()
+    say_port(server.port)
     sys.stdin.read()
     server.shutdown()
 

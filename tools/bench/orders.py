@@ -48,6 +48,12 @@ def serve(step: Callable[[], object], servers: Sequence[int] = ()) -> None:
         report(seconds, time.process_time() - cpu_s)
 
 
+def say_port(port: int) -> None:
+    """Tell the bench where the server listens."""
+    sys.stdout.write(f"{port}\n")
+    sys.stdout.flush()
+
+
 def _say(message: Mapping[str, Any]) -> None:
     sys.stdout.write(json.dumps(message) + "\n")
     sys.stdout.flush()

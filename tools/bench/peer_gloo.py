@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import distributed
 
-from .orders import serve
-from .peers import LEARNING_RATE, blocks, run, say_port, serve_until_told
+from .orders import say_port, serve
+from .peers import LEARNING_RATE, blocks, run, serve_until_told
 
 
 def run_server(element_count: int, _option: str) -> None:

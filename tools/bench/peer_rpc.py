@@ -12,8 +12,8 @@ from torch.distributed import rpc
 
 from flightedl.launch.etcd import free_ports
 
-from .orders import serve
-from .peers import LEARNING_RATE, block_sizes, run, say_port, serve_until_told
+from .orders import say_port, serve
+from .peers import LEARNING_RATE, block_sizes, run, serve_until_told
 
 #: The server's values by block, each with memory of its own: of a part of a tensor torch would send a copy.
 _held: list[Any] = []

@@ -7,8 +7,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
-from .orders import serve
-from .peers import BLOCK_ELEMENTS, LEARNING_RATE, blocks, run, say_port, serve_until_told
+from .orders import say_port, serve
+from .peers import BLOCK_ELEMENTS, LEARNING_RATE, blocks, run, serve_until_told
 
 
 def _receive(connection: socket.socket, into: memoryview) -> bool:

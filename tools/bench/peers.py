@@ -95,12 +95,6 @@ def block_sizes(element_count: int) -> list[int]:
     return [min(BLOCK_ELEMENTS, element_count - part.start) for part in blocks(element_count)]
 
 
-def say_port(port: int) -> None:
-    """Tell the bench where the server listens."""
-    sys.stdout.write(f"{port}\n")
-    sys.stdout.flush()
-
-
 def serve_until_told(answer: Callable[[], None]) -> None:
     """Run a server's loop until the input ends."""
     threading.Thread(target=answer, daemon=True).start()
