@@ -21,7 +21,7 @@ from flightedl.testing.contracts.coordinator import (
     put,
 )
 from flightedl.testing.etcd_server import EtcdServer
-from flightedl.testing.processes import free_port
+from flightedl.testing.processes import closed_port
 from flightedl.testing.proxy import TcpProxy
 
 pytestmark = pytest.mark.etcd
@@ -41,7 +41,8 @@ class EtcdWorld:
         return self.connections[-1]
 
     def pass_time(self, seconds: float) -> None:
-        """Time passes by itself."""
+        """Half of it here, so that the machine may take as much again; the rest passes by itself."""
+        time.sleep(seconds / 2)
 
     def compact(self) -> None:
         self.server.compact()
@@ -100,7 +101,7 @@ def test_a_frozen_etcd_never_hangs_a_call(own_world: EtcdWorld) -> None:
         start = time.monotonic()
         with pytest.raises(UnavailableError):
             act()
-        assert time.monotonic() - start < 1.5
+        assert time.monotonic() - start < 5
     own_world.server.thaw()
     persistently(lease.renew)
 
@@ -165,21 +166,22 @@ def test_an_etcd_replaced_by_an_empty_one_is_told_as_compaction(own_etcd: EtcdSe
 
 
 def test_the_next_endpoint_is_asked_when_one_is_down(etcd: EtcdServer) -> None:
-    coordinator = EtcdCoordinator(f"127.0.0.1:{free_port()}, {etcd.address}", clock=SystemClock())
-    key = f"/test/{uuid.uuid4().hex}"
-    revision = put(coordinator, key, b"1")
-    watch = coordinator.watch(key, revision)
-    put(coordinator, key, b"2")
-    collect(watch, 1)
-    coordinator.close()
+    with closed_port() as port:
+        coordinator = EtcdCoordinator(f"127.0.0.1:{port}, {etcd.address}", clock=SystemClock())
+        key = f"/test/{uuid.uuid4().hex}"
+        revision = put(coordinator, key, b"1")
+        watch = coordinator.watch(key, revision)
+        put(coordinator, key, b"2")
+        collect(watch, 1)
+        coordinator.close()
 
 
 def test_an_unreachable_etcd_says_what_to_do() -> None:
-    port = free_port()
-    coordinator = EtcdCoordinator(f"127.0.0.1:{port}", clock=SystemClock())
-    with pytest.raises(UnavailableError, match=rf":{port} cannot be reached: start it.*FLIGHTEDL_ETCD"):
-        coordinator.transact([], [Put("a", b"")])
-    coordinator.close()
+    with closed_port() as port:
+        coordinator = EtcdCoordinator(f"127.0.0.1:{port}", clock=SystemClock())
+        with pytest.raises(UnavailableError, match=rf":{port} cannot be reached: start it.*FLIGHTEDL_ETCD"):
+            coordinator.transact([], [Put("a", b"")])
+        coordinator.close()
     coordinator = EtcdCoordinator("no-such-host.invalid:2379", clock=SystemClock())
     with pytest.raises(UnavailableError, match="no-such-host"):
         coordinator.transact([], [Put("a", b"")])
@@ -211,9 +213,9 @@ def test_closing_ends_calls_and_watches_of_other_threads(shared_world: EtcdWorld
         with pytest.raises(TimeoutError):
             asking.result(0.2)
         coordinator.close()
-        assert watching.result(2) == ()
+        assert watching.result(10) == ()
         with pytest.raises(UnavailableError):
-            asking.result(2)
+            asking.result(10)
 
 
 def test_nothing_is_written_to_stderr(shared_world: EtcdWorld, capfd: pytest.CaptureFixture[str]) -> None:

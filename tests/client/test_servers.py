@@ -76,7 +76,7 @@ def coordinator() -> MemoryCoordinator:
 def servers(coordinator: MemoryCoordinator, place: Place) -> Iterator[Servers]:
     with ExitStack() as stack:
         directory = stack.enter_context(Directory(coordinator, KEYS, SystemClock()))
-        assert directory.wait_until(lambda d: d.entry(place.key), 5.0)
+        assert directory.wait_until(lambda d: d.entry(place.key), LONG_S)
         made = Servers("demo", "trainer-1", directory, None)
         stack.callback(made.close)
         yield made
@@ -96,7 +96,7 @@ def test_a_call_to_a_frozen_server_ends_when_it_is_replaced(
 ) -> None:
     with ThreadPoolExecutor(1) as pool:
         held = pool.submit(place.connection(servers).action, "wait", b"", timeout_s=LONG_S)
-        assert place.entered.wait(5.0)
+        assert place.entered.wait(LONG_S)
         began = time.monotonic()
         change(place)
         with pytest.raises(FlightedlError) as raised:
@@ -108,12 +108,12 @@ def test_a_call_to_a_frozen_server_ends_when_it_is_replaced(
 def test_calls_go_on_when_others_come_and_go(place: Place, servers: Servers, coordinator: MemoryCoordinator) -> None:
     with ThreadPoolExecutor(1) as pool:
         held = pool.submit(place.connection(servers).action, "wait", b"x", timeout_s=LONG_S)
-        assert place.entered.wait(5.0)
+        assert place.entered.wait(LONG_S)
         other = KEYS.pserver(1)
         for _ in range(3):
             coordinator.transact([], [Put(other, msgspec.json.encode(ServerRecord(address="127.0.0.1:2")))])
             coordinator.transact([], [Delete(other)])
-        seen = servers._directory.wait_until(lambda d: d.entry(other) is None or None, 5.0)
+        seen = servers._directory.wait_until(lambda d: d.entry(other) is None or None, LONG_S)
         assert seen
         place.release.set()
         assert held.result(LONG_S) == b"x"

@@ -1,8 +1,11 @@
-"""An in-memory etcd on the real clock, with leases short enough to end within a test."""
+"""An in-memory etcd on a clock like the machine's, with leases short enough to end within a test."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
+from process_clock import ProcessClock
 
 from flightedl.adapters.clock import SystemClock
 from flightedl.coordination.keys import JobKeys
@@ -10,12 +13,20 @@ from flightedl.testing.memory import MemoryCoordinator
 
 
 @pytest.fixture
-def clock() -> SystemClock:
+def clock() -> Iterator[ProcessClock]:
+    made = ProcessClock()
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def machine_clock() -> SystemClock:
+    """By which a real etcd ends leases."""
     return SystemClock()
 
 
 @pytest.fixture
-def coordinator(clock: SystemClock) -> MemoryCoordinator:
+def coordinator(clock: ProcessClock) -> MemoryCoordinator:
     return MemoryCoordinator(clock)
 
 

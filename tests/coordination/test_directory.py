@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 import msgspec
 import pytest
+from process_clock import ProcessClock
 
 from flightedl.adapters.clock import SystemClock
 from flightedl.adapters.etcd import EtcdCoordinator
@@ -25,7 +26,7 @@ def server(address: str, generation: int = 0) -> bytes:
 
 
 @pytest.fixture
-def directory(coordinator: MemoryCoordinator, keys: JobKeys, clock: SystemClock) -> Iterator[Directory]:
+def directory(coordinator: MemoryCoordinator, keys: JobKeys, clock: ProcessClock) -> Iterator[Directory]:
     with Directory(coordinator.another(), keys, clock) as directory:
         yield directory
 
@@ -39,7 +40,7 @@ def test_an_empty_job_is_known_to_be_empty(directory: Directory) -> None:
 
 
 def test_what_was_there_before_and_what_comes_later_are_both_known(
-    coordinator: MemoryCoordinator, keys: JobKeys, clock: SystemClock
+    coordinator: MemoryCoordinator, keys: JobKeys, clock: ProcessClock
 ) -> None:
     put(coordinator, keys.ps_desired, b"2")
     first = put(coordinator, keys.pserver(0), server("h:1"))
@@ -129,7 +130,7 @@ def test_subscribers_are_called_after_the_change_and_survive_each_other(
 
 
 def test_a_wait_ends_at_its_time_and_at_close(
-    coordinator: MemoryCoordinator, keys: JobKeys, clock: SystemClock
+    coordinator: MemoryCoordinator, keys: JobKeys, clock: ProcessClock
 ) -> None:
     directory = Directory(coordinator, keys, clock).start()
     start = clock.now()
@@ -143,7 +144,7 @@ def test_a_wait_ends_at_its_time_and_at_close(
 
 
 def test_an_outage_keeps_what_is_known_and_says_why_there_is_nothing_new(
-    coordinator: MemoryCoordinator, keys: JobKeys, clock: SystemClock
+    coordinator: MemoryCoordinator, keys: JobKeys, clock: ProcessClock
 ) -> None:
     connection = coordinator.another()
     connection.disconnect()
@@ -160,7 +161,7 @@ def test_an_outage_keeps_what_is_known_and_says_why_there_is_nothing_new(
         assert directory.wait_until(lambda d: d.pservers().get(1), 5)
 
 
-def test_compaction_makes_it_list_again(coordinator: MemoryCoordinator, keys: JobKeys, clock: SystemClock) -> None:
+def test_compaction_makes_it_list_again(coordinator: MemoryCoordinator, keys: JobKeys, clock: ProcessClock) -> None:
     connection = coordinator.another()
     put(coordinator, keys.pserver(0), server("h:1"))
     with Directory(connection, keys, clock) as directory:
@@ -177,16 +178,16 @@ def test_compaction_makes_it_list_again(coordinator: MemoryCoordinator, keys: Jo
 @pytest.mark.etcd
 @pytest.mark.faults
 def test_with_real_etcd_through_a_restart_and_a_compaction(
-    own_etcd: EtcdServer, keys: JobKeys, clock: SystemClock
+    own_etcd: EtcdServer, keys: JobKeys, machine_clock: SystemClock
 ) -> None:
-    writer = EtcdCoordinator(own_etcd.address, clock=clock)
-    follower = EtcdCoordinator(own_etcd.address, clock=clock)
-    with Directory(follower, keys, clock) as directory:
+    writer = EtcdCoordinator(own_etcd.address, clock=machine_clock)
+    follower = EtcdCoordinator(own_etcd.address, clock=machine_clock)
+    with Directory(follower, keys, machine_clock) as directory:
         put(writer, keys.pserver(0), server("h:1"))
         assert directory.wait_until(lambda d: d.pservers() or None, 5)
         own_etcd.restart()
         writer.close()
-        writer = EtcdCoordinator(own_etcd.address, clock=clock)
+        writer = EtcdCoordinator(own_etcd.address, clock=machine_clock)
         put(writer, keys.pserver(1), server("h:2"))
         put(writer, keys.pserver(1), server("h:3"))
         own_etcd.compact()
@@ -199,15 +200,15 @@ def test_with_real_etcd_through_a_restart_and_a_compaction(
 @pytest.mark.etcd
 @pytest.mark.faults
 def test_with_real_etcd_what_was_compacted_away_while_the_watch_was_cut_is_listed_anew(
-    own_etcd: EtcdServer, keys: JobKeys, clock: SystemClock, caplog: pytest.LogCaptureFixture
+    own_etcd: EtcdServer, keys: JobKeys, machine_clock: SystemClock, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO")
-    direct = EtcdCoordinator(own_etcd.address, clock=clock)
+    direct = EtcdCoordinator(own_etcd.address, clock=machine_clock)
     put(direct, keys.pserver(0), server("h:1"))
     put(direct, keys.pserver(1), server("h:2"))
     with TcpProxy(own_etcd.address) as proxy:
-        coordinator = EtcdCoordinator(proxy.address, clock=clock)
-        with Directory(coordinator, keys, clock) as directory:
+        coordinator = EtcdCoordinator(proxy.address, clock=machine_clock)
+        with Directory(coordinator, keys, machine_clock) as directory:
             assert directory.wait_until(lambda d: d.pservers().get(1), 10) is not None
             proxy.refuse()
             put(direct, keys.pserver(0), server("h:3"))

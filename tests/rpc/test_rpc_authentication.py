@@ -141,7 +141,7 @@ def test_every_method_refuses_strangers(
         flight.FlightClient(f"{scheme}://{secured.address}", **arguments) as client,
         pytest.raises((flight.FlightError, pa.ArrowException, OSError)),
     ):
-        METHODS[method](client, options(3.0))
+        METHODS[method](client, options())
     assert not handlers.calls
     assert not handlers.uploads
 
@@ -152,7 +152,7 @@ def test_strangers_get_an_error_that_is_no_success(
 ) -> None:
     chosen = None if who == "plain text" else credentials(who)
     with Connection(secured.address, credentials=chosen) as connection, pytest.raises(FlightedlError) as caught:
-        connection.action("echo", b"x", timeout_s=3.0)
+        connection.action("echo", b"x", timeout_s=TIMEOUT_S)
     assert isinstance(caught.value, AuthenticationError | OutcomeUnknownError) or caught.value.retryable
 
 
@@ -165,7 +165,7 @@ def test_a_client_refuses_servers_that_are_not_the_jobs(
         Connection(server.address, credentials=credentials("trainer")) as connection,
         pytest.raises(AuthenticationError, match="certificates"),
     ):
-        connection.action("echo", b"x", timeout_s=3.0)
+        connection.action("echo", b"x", timeout_s=TIMEOUT_S)
     assert not handlers.calls
 
 

@@ -6,7 +6,6 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 
@@ -15,7 +14,15 @@ from pyarrow import flight
 from rpc_support import BATCH, IDENTITY, SCHEMA, TIMEOUT_S, Handlers, command, eventually, options
 
 from flightedl.adapters.clock import SystemClock
-from flightedl.errors import BusyError, DeadlineError, FencedError, NotReadyError, UnavailableError, UsageError
+from flightedl.errors import (
+    BusyError,
+    DeadlineError,
+    FencedError,
+    NotReadyError,
+    OutcomeUnknownError,
+    UnavailableError,
+    UsageError,
+)
 from flightedl.rpc import Call, Connection, FlightServer, Limits, Routes, ServerIdentity
 
 
@@ -99,8 +106,8 @@ def test_stop_wakes_waiters_and_lets_them_answer(
         assert handlers.entered.wait(TIMEOUT_S)
         assert server.stop(grace_s=5.0)
         assert waiting.result() == b"woken by closing"
-        with pytest.raises(UnavailableError):
-            connection.action("echo", b"", timeout_s=TIMEOUT_S)
+        # What is written before the client sees the end of its connection may have been sent, for all it knows.
+        eventually(lambda: _is_refused(connection), "calls are known not to be sent")
 
 
 def test_a_closing_server_refuses_new_calls(serve: Callable[..., FlightServer], pool: ThreadPoolExecutor) -> None:
@@ -129,10 +136,9 @@ def test_stop_ends_streams_of_silent_peers(serve: Callable[..., FlightServer], h
     with flight.FlightClient(f"grpc://{server.address}") as client:
         writer, _ = client.do_put(command(b'{"verb": "upload"}'), SCHEMA)
         writer.write_batch(BATCH)
-        assert handlers.entered.wait(TIMEOUT_S)
-        began = time.monotonic()
+        assert handlers.received.wait(TIMEOUT_S)
+        # It says so when it gives up waiting for its handlers.
         assert server.stop(grace_s=0.1)
-        assert time.monotonic() - began < 3.0
         assert handlers.uploads == [(3, False)]
         with pytest.raises(flight.FlightError):
             writer.close()
@@ -184,7 +190,7 @@ def test_a_client_finds_a_restarted_server_at_once(handlers: Handlers) -> None:
         again = FlightServer(handlers.routes(), IDENTITY, clock=SystemClock(), port=server.port)
         again.start_serving(ServerIdentity("digits", "pserver", 1, 8))
         try:
-            eventually(lambda: _answers(connection), "the client is back", within_s=1.5)
+            eventually(lambda: _answers(connection), "the client is back", within_s=5.0)
             with Connection(again.address, expected=IDENTITY) as old, pytest.raises(FencedError):
                 old.action("echo", b"", timeout_s=TIMEOUT_S)
         finally:
@@ -194,8 +200,14 @@ def test_a_client_finds_a_restarted_server_at_once(handlers: Handlers) -> None:
 def _answers(connection: Connection) -> bool:
     try:
         return connection.action("echo", b"x", timeout_s=TIMEOUT_S) == b"x"
-    except UnavailableError:
+    except (UnavailableError, OutcomeUnknownError):
         return False
+
+
+def _is_refused(connection: Connection) -> bool:
+    with pytest.raises((UnavailableError, OutcomeUnknownError)) as caught:
+        connection.action("echo", b"x", timeout_s=TIMEOUT_S)
+    return isinstance(caught.value, UnavailableError)
 
 
 def test_nobody_there_is_unavailable_for_every_kind_of_call() -> None:

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from flightedl.testing.processes import free_port
+from flightedl.testing.processes import closed_port
 from flightedl.testing.proxy import TcpProxy
 
 
@@ -100,9 +100,10 @@ def test_refuse_until_healed(proxy: TcpProxy) -> None:
 
 
 def test_a_dead_target_resets(proxy: TcpProxy) -> None:
-    proxy.redirect(f"127.0.0.1:{free_port()}")
-    with pytest.raises(ConnectionError), connect(proxy) as one:
-        assert ask(one, b"1") == b"1"
+    with closed_port() as port:
+        proxy.redirect(f"127.0.0.1:{port}")
+        with pytest.raises(ConnectionError), connect(proxy) as one:
+            assert ask(one, b"1") == b"1"
 
 
 def test_delay(proxy: TcpProxy) -> None:
@@ -110,7 +111,7 @@ def test_delay(proxy: TcpProxy) -> None:
     with connect(proxy) as one:
         start = time.monotonic()
         assert ask(one, b"1") == b"1"
-        assert 0.2 <= time.monotonic() - start < 2
+        assert time.monotonic() - start >= 0.2
 
 
 def test_a_request_arrives_and_its_reply_does_not(proxy: TcpProxy, echo: tuple[str, list[bytes]]) -> None:

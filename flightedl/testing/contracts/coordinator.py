@@ -6,7 +6,6 @@ Inherit :class:`CoordinatorContract` and :class:`CoordinatorOutageContract` and 
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -255,7 +254,6 @@ class CoordinatorContract:
         put(coordinator, world.prefix + "a", lease_id=lease.id)
         for _ in range(6):
             world.pass_time(lease.ttl_s * 0.4)
-            threading.Event().wait(lease.ttl_s * 0.2)
             lease.renew()
         assert coordinator.get(world.prefix + "a") is not None
 
@@ -313,14 +311,14 @@ class CoordinatorContract:
         watch = coordinator.watch(world.prefix, coordinator.list(world.prefix).revision)
         start = time.monotonic()
         assert watch.next(0.2) == ()
-        assert 0.15 < time.monotonic() - start < 2
+        assert 0.15 < time.monotonic() - start < 5
 
     def test_closing_ends_a_waiting_next(self, coordinator: Coordinator, world: World) -> None:
         watch = coordinator.watch(world.prefix, coordinator.list(world.prefix).revision)
         with ThreadPoolExecutor(1) as pool:
             waiting = pool.submit(watch.next, 30)
             watch.close()
-            assert waiting.result(1.0) == ()
+            assert waiting.result(_PATIENCE_S) == ()
         assert watch.next(30) == ()
 
     def test_a_compacted_start_is_told(self, coordinator: Coordinator, world: World) -> None:

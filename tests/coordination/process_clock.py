@@ -1,0 +1,46 @@
+"""A clock for leases that are short."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+from flightedl.adapters.clock import SystemClock
+
+_LOOK_EVERY_S = 0.005
+_STEP_LIMIT_S = 0.02
+
+
+class ProcessClock(SystemClock):
+    """Goes like the machine's clock while this process runs, and stands still while it does not.
+
+    A lease that a test holds for a fraction of a second ends only because of what the test does, and not because the
+    machine ran something else in between. Its thread looks at the machine's clock often; what lies between two looks
+    counts for a few looks at most.
+    """
+
+    def __init__(self) -> None:
+        self._now = 0.0
+        self._is_closed = threading.Event()
+        self._thread = threading.Thread(target=self._look, name="process-clock", daemon=True)
+        self._thread.start()
+
+    def now(self) -> float:
+        return self._now
+
+    def pass_time(self, seconds: float) -> None:
+        """Wait until so much time has passed by this clock."""
+        until = self._now + seconds
+        while self._now < until:
+            time.sleep(_LOOK_EVERY_S)
+
+    def close(self) -> None:
+        self._is_closed.set()
+        self._thread.join()
+
+    def _look(self) -> None:
+        last = time.monotonic()
+        while not self._is_closed.wait(_LOOK_EVERY_S):
+            now = time.monotonic()
+            self._now += min(now - last, _STEP_LIMIT_S)
+            last = now
