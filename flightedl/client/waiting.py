@@ -42,7 +42,7 @@ class Waiting:
         self._trouble_since: float | None = self._start
         self._said = ""
         self._ended = ended
-        #: Whose answer the present attempt needs, and since when.
+        #: Whose answer the present attempt needs, and since when; None between attempts.
         self._asked: tuple[str, float] | None = None
         #: Over what is said: the thread that waits and the one that looks at it both say something.
         self._lock = threading.Lock()
@@ -54,9 +54,10 @@ class Waiting:
     def look(self) -> None:
         """Say whose answer is missing, if it has been for too long. Called by another thread."""
         now = self._clock.now()
+        asked = self._asked
         with self._lock:
-            if self._asked is not None and now - self._asked[1] >= self._say_after_s:
-                self._say(f"{self._asked[0]} to answer", now - self._start)
+            if asked is not None and now - asked[1] >= self._say_after_s:
+                self._say(f"{asked[0]} to answer", now - self._start)
 
     def steps(self, first_s: float = 0.02, longest_s: float = 0.5) -> Iterator[None]:
         """Endless attempts, with a pause that doubles between them."""
@@ -73,6 +74,7 @@ class Waiting:
             UnavailableError: the wait took longer than ``give_up_s``.
         """
         now = self._clock.now()
+        self._asked = None
         if self._trouble_since is None:
             self._trouble_since = now
         if now - self._trouble_since >= self._give_up_s:
@@ -90,6 +92,7 @@ class Waiting:
 
     def patiently(self, reason: str) -> None:
         """Like ``because`` for a wait that is in order, such as for the others to finish: it never gives up."""
+        self._asked = None
         with self._lock:
             self._say(reason, self._clock.now() - self._start)
         self._trouble_since = None

@@ -16,6 +16,9 @@ Rules, by the way a process ended:
   A master that does not answer, for the machine is busy or it is being replaced, is taken to say what it said last.
 * Exit code 2 (the input must be changed) and 3 (the job cannot go on) end the job at once: trying again cannot help.
 
+A process that stands still, because a signal stopped it, does not end: its lease does, and nobody would take its place.
+After ``frozen_s`` it counts as lost, like one whose probe fails on a cluster: it is killed and started again.
+
 A run of ``long_run_s`` or more wipes the slot's record of short runs and crashes. ``restarts_limit`` bounds all
 restarts of a slot, whatever their reason.
 """
@@ -111,6 +114,8 @@ class Limits:
     long_run_s: float = 20.0
     first_delay_s: float = 0.25
     longest_delay_s: float = 5.0
+    #: How long a process may stand still; longer than leases live, so that whoever wakes in time goes on.
+    frozen_s: float = 30.0
 
 
 @dataclass(slots=True)

@@ -86,6 +86,16 @@ class Child:
         self._reader.join(timeout=2.0)
         return code
 
+    @property
+    def is_frozen(self) -> bool:
+        """Whether a signal (SIGSTOP) has stopped it, and none has let it go on; known on Linux only."""
+        try:
+            stat = Path(f"/proc/{self.pid}/stat").read_text()
+        except OSError:
+            return False
+        # Its name, in brackets, may hold anything; the state follows.
+        return stat.rpartition(")")[2].split()[0] == "T"
+
     def wait(self, timeout_s: float) -> int | None:
         """Poll for at most ``timeout_s`` seconds."""
         waiter = threading.Event()

@@ -1,8 +1,9 @@
 """Watches the processes of a job and does what the policy decides.
 
 One thread polls all children, asks :class:`RestartPolicy` about each one that ended, starts what has to be started and,
-when the policy says so, ends with an :class:`Outcome`. It is the only place where processes are started once the job
-runs. It stops nothing by itself: whoever waits for the outcome calls :meth:`Supervisor.stop`.
+when the policy says so, ends with an :class:`Outcome`. It kills those that stand still for too long. It is the only
+place where processes are started once the job runs. It stops nothing else by itself: whoever waits for the outcome
+calls :meth:`Supervisor.stop`.
 
 Stopping goes by rank, trainers before servers before etcd, each rank with SIGTERM, a grace time, then SIGKILL; all of
 it is over within five seconds.
@@ -37,6 +38,8 @@ Starter = Callable[[int], Child]
 OnEvent = Callable[[str], None]
 
 _POLL_S = 0.05
+#: What one look may add to the time for which a process has stood still.
+_LOOK_LIMIT_S = 1.0
 _STOP_RANKS: tuple[tuple[frozenset[Role], float], ...] = (
     (frozenset({Role.TRAINER}), 1.5),
     (frozenset({Role.MASTER, Role.PSERVER}), 2.0),
@@ -73,6 +76,8 @@ class _Place:
     child: Child | None = None
     started_at: float = 0.0
     starts: int = 0
+    #: For how long the supervisor has seen it stand still.
+    frozen_s: float = 0.0
     #: When the next process is due; None: none is.
     due_at: float | None = 0.0
     is_finished: bool = False
@@ -103,7 +108,8 @@ class Supervisor:
     ) -> None:
         self._children = children
         self._clock = clock
-        self._policy = RestartPolicy(tuple(starters), limits or Limits())
+        self._limits = limits or Limits()
+        self._policy = RestartPolicy(tuple(starters), self._limits)
         self._on_event = on_event or (lambda _text: None)
         self._on_end = on_end or (lambda _pid: None)
         self._account = account or (lambda: None)
@@ -112,6 +118,7 @@ class Supervisor:
         self._stopping = threading.Event()
         self._ended = threading.Event()
         self._outcome: Outcome | None = None
+        self._looked_at = clock.now()
         self._thread = threading.Thread(target=self._run, name="supervisor", daemon=True)
 
     def start(self) -> None:
@@ -171,11 +178,15 @@ class Supervisor:
                 self.give_up(Outcome(exit_code_of(error), str(error)))
 
     def _step(self) -> None:
+        # A launcher that stood still itself saw nothing meanwhile.
+        since_s = min(self._clock.now() - self._looked_at, _LOOK_LIMIT_S)
+        self._looked_at = self._clock.now()
         for slot, place in self._places.items():
             if self._stopping.is_set():
                 return
             if place.child is not None:
                 self._look_at(slot, place, place.child)
+                self._end_if_frozen(slot, place, since_s)
             elif place.due_at is not None and place.due_at <= self._clock.now():
                 self._fill(slot, place)
 
@@ -184,6 +195,7 @@ class Supervisor:
         with self._lock:
             place.child = child
             place.started_at = self._clock.now()
+            place.frozen_s = 0.0
             place.starts += 1
             place.due_at = None
         if place.starts > 1:
@@ -201,6 +213,16 @@ class Supervisor:
         account = self._account() if code != 0 and slot.role is Role.TRAINER else None
         for decision in self._policy.ended(slot, code, ran_s, account):
             self._carry_out(decision, child, code)
+
+    def _end_if_frozen(self, slot: Slot, place: _Place, since_s: float) -> None:
+        if place.child is None or not place.child.is_frozen:
+            place.frozen_s = 0.0
+            return
+        place.frozen_s += since_s
+        if place.frozen_s >= self._limits.frozen_s:
+            self._on_event(f"{slot} (pid {place.child.pid}) was stopped by a signal {place.frozen_s:.0f} s ago: killed")
+            place.child.kill()
+            place.frozen_s = 0.0
 
     def _carry_out(self, decision: Decision, child: Child, code: int) -> None:
         match decision:

@@ -54,6 +54,21 @@ def test_a_call_that_hangs_is_told_by_another_thread(capsys: pytest.CaptureFixtu
     assert told == ["pserver 0 to answer", "pserver 0 is gone", ""]
 
 
+def test_whom_an_attempt_that_is_over_had_asked_is_not_waited_for() -> None:
+    clock, told = FakeClock(), list[str]()
+    waits = Waits(clock, say_after_s=5.0, give_up_s=100.0, tell=told.append)
+    waiting = waits.begin()
+    for _ in range(3):
+        waits.asks("pserver 0")
+        clock.advance(1.0)
+        waiting.because("pserver 0 broke off")
+    for _ in range(20):
+        waiting.because("no pserver holds index 0")
+        clock.advance(1.0)
+        waits.look()
+    assert told == ["no pserver holds index 0"]
+
+
 def test_each_thread_has_its_own_wait() -> None:
     clock, told = FakeClock(), list[str]()
     waits = Waits(clock, say_after_s=5.0, give_up_s=100.0, tell=told.append)

@@ -141,6 +141,33 @@ time.sleep(60)
     assert job.events == []
 
 
+def test_a_process_that_stands_still_for_too_long_is_replaced(job: Job, until: Until) -> None:
+    supervisor = job.start(limits=Limits(frozen_s=0.3), master=SLEEP, trainer_0=SLEEP)
+    for slot in (MASTER, FIRST):
+        child = supervisor.child(slot)
+        assert child is not None
+        until(child.tail)
+        child.send(signal.SIGSTOP)
+        until(lambda: (new := supervisor.child(slot)) is not None and new.pid != child.pid)  # noqa: B023
+    assert [view.starts for view in supervisor.processes()] == [2, 2]
+    assert "was stopped by a signal 0 s ago: killed" in job.events[0]
+    assert "killed by SIGKILL; a new one is started" in job.events[1]
+
+
+def test_a_process_that_wakes_in_time_is_left_alone(job: Job, until: Until) -> None:
+    supervisor = job.start(limits=Limits(frozen_s=60.0), master=SLEEP)
+    child = supervisor.child(MASTER)
+    assert child is not None
+    until(child.tail)
+    place = supervisor._places[MASTER]
+    for _ in range(2):
+        child.send(signal.SIGSTOP)
+        until(lambda: place.frozen_s > 0.2)
+        child.send(signal.SIGCONT)
+        until(lambda: place.frozen_s == 0)
+    assert (supervisor.child(MASTER), job.events) == (child, [])
+
+
 @pytest.mark.faults
 def test_frozen_processes_are_stopped_within_five_seconds(job: Job) -> None:
     supervisor = job.start(etcd=SLEEP, master=SLEEP, trainer_0=SLEEP)
