@@ -351,6 +351,6 @@ def _lacks_credentials(error: Exception) -> bool:
 
 
 def _reason(error: Exception) -> str:
-    """What the library said, in one line, without the URL's query."""
+    """What the library said, in one line, without the URL's query; words that a sentence can go on after."""
     text = " ".join(str(error).split()) or type(error).__name__
-    return re.sub(r"://[^/\s@]*@", "://", re.sub(r"\?[^\s\"']*", "", text))[:300]
+    return re.sub(r"://[^/\s@]*@", "://", re.sub(r"\?[^\s\"']*", "", text))[:300].rstrip(". ")

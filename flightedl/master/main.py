@@ -37,6 +37,7 @@ class MasterProcess(ServerProcess[MasterSettings]):
     role = "master"
 
     def _serve(self, coordinator: Coordinator) -> int:
+        _log.info("waiting for the lock")
         held = HeldKey.claim_when_free(
             coordinator,
             self._clock,

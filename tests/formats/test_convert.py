@@ -68,7 +68,9 @@ def test_tar_keeps_what_is_no_bytes_as_one_json_object(world: Any, target: str) 
 
 @pytest.mark.slow
 @given(st.integers(1, 40), st.integers(1, 60), st.integers(1, 12), st.integers(1, 30))
-@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+)
 def test_shards_hold_equal_shares_of_each_record_once(
     world: Any, records: int, shards: int, rows: int, per_chunk: int
 ) -> None:

@@ -24,7 +24,9 @@ from flightedl.testing.memory import MemoryFiles
 
 TABULAR = ["parquet", "arrow", "arrow-stream", "csv", "tsv", "jsonl"]
 NASTY = ["plain", 'a "quote"', "comma, here", "line\nbreak", "tab\there", "\r\n", '"', "é€", " x "]
-QUICK = settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+QUICK = settings(
+    max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+)
 
 
 def table_of(rows: int) -> pa.Table:

@@ -136,12 +136,13 @@ def ledger(own_etcd: EtcdServer, tmp_path: Path) -> Iterator[Callable[..., Ledge
 
 @contextmanager
 def standby(job: Ledger, tmp_path: Path) -> Iterator[ServerProcess]:
-    """A second master that waits for the lock."""
+    """A second master, which waits for the lock already: else the killed one's successor might be the first to."""
     values = MasterSettings(etcd=job.etcd.address, job="ledger", lease_ttl_s=job.lease_ttl_s, pservers=0)
     process = ServerProcess(
         [sys.executable, "-m", "flightedl.master"], tmp_path / "standby.log", child_environment(values)
     )
     try:
+        job.until(lambda: "waiting for the lock" in process.log(), "the standby")
         yield process
     finally:
         process.kill()
@@ -216,8 +217,6 @@ def test_the_mode_is_changed_under_kills(ledger: Callable[..., Ledger]) -> None:
 def test_a_standby_takes_over_from_a_killed_master(ledger: Callable[..., Ledger], tmp_path: Path, mode: str) -> None:
     job = ledger(mode)
     with standby(job, tmp_path) as second:
-        job.until(lambda: second.is_running, "the standby")
-        time.sleep(1.0)
         job.cluster.kill("master")
         job.until(lambda: "master ready" in second.log(), "the takeover", job.lease_ttl_s + 10)
         job.until_done(20)
@@ -228,7 +227,6 @@ def test_a_standby_takes_over_from_a_killed_master(ledger: Callable[..., Ledger]
 def test_a_frozen_master_is_deposed_and_does_no_harm(ledger: Callable[..., Ledger], tmp_path: Path) -> None:
     job = ledger()
     with standby(job, tmp_path) as second:
-        time.sleep(1.0)
         pid = job.cluster.pid("master")
         assert pid is not None
         freeze(pid)
@@ -342,8 +340,9 @@ def test_etcd_stands_still_for_ten_seconds(ledger: Callable[..., Ledger]) -> Non
     job.etcd.freeze()
     time.sleep(10.0)
     job.etcd.thaw()
-    at = job.done()
-    job.until(lambda: job.done() > at, "dispatch to resume", 5.0)
+    job.until_done(0)
+    at = max(0, job.done())
+    job.until(lambda: job.done() > at, "dispatch to resume", 10.0)
     job.check()
 
 

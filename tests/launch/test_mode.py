@@ -7,12 +7,32 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from flightedl.launch.cluster import LocalCluster, TrainerProgram
 from flightedl.testing.etcd_server import EtcdServer
 
 pytestmark = [pytest.mark.etcd, pytest.mark.timeout(120)]
+
+
+#: Slow until it is released: long enough for the commands of the test on any machine.
+SCRIPT = """
+import pathlib, sys, time
+import numpy as np
+import flightedl as fe
+
+with fe.connect() as job:
+    data = job.dataset(sys.argv[1], batch_size=5)
+    model = job.parameters({"w": np.zeros(2000, np.float32)}, optimizer=fe.SGD(lr=1.0), mode=fe.Sync(reduce="sum"))
+    for batch in data:
+        model.step({"w": np.ones(2000, np.float32)})
+        if not pathlib.Path(sys.argv[2]).exists():
+            time.sleep(0.3)
+    job.wait_for_end()
+"""
 
 
 def flightedl(etcd: EtcdServer, *arguments: str, job: str = "modes") -> subprocess.CompletedProcess[str]:
@@ -24,9 +44,10 @@ def test_the_command_changes_it_and_the_job_keeps_it(own_etcd: EtcdServer, tmp_p
     missing = flightedl(own_etcd, "mode", "async", job="nobody")
     assert missing.returncode != 0
     assert "no job named nobody runs" in missing.stderr
-    # Long enough for some commands of the shell, on a busy machine too.
-    arguments = f"--records 4000 --per-task 50 --batch-size 10 --epochs 1 --pause 0.06 --data {tmp_path / 'data'}"
-    program = TrainerProgram("flightedl.examples.ledger", tuple(arguments.split()), 2)
+    release = tmp_path / "release"
+    (tmp_path / "train.py").write_text(SCRIPT)
+    pq.write_table(pa.table({"k": np.arange(2000)}), tmp_path / "k.parquet", row_group_size=20)
+    program = TrainerProgram(str(tmp_path / "train.py"), (str(tmp_path / "k.parquet"), str(release)), 2)
     with LocalCluster(2, job="modes", etcd=own_etcd.address, output_dir=tmp_path / "out", trainers=program) as cluster:
         shown = flightedl(own_etcd, "mode")
         while "Sync(reduce='sum')" not in shown.stdout:
@@ -55,6 +76,7 @@ def test_the_command_changes_it_and_the_job_keeps_it(own_etcd: EtcdServer, tmp_p
             "staleness_scaled": False,
             "reduce": "sum",
         }
+        release.touch()
         outcome = cluster.outcome(90.0)
         assert outcome is not None
         assert outcome.exit_code == 0, outcome

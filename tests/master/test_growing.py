@@ -198,7 +198,8 @@ def test_each_arrival_is_written_once(start: Start, files: MemoryFiles) -> None:
     assert all(entry.mod_revision == entry.create_revision for entry in entries)
 
 
-def test_it_waits_for_the_first_file(start: Start, files: MemoryFiles) -> None:
+def test_it_waits_for_the_first_file(start: Start, files: MemoryFiles, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("flightedl.master.indexing._QUICK_S", 0.1)
     first = files.contents.pop("/d/100.parquet")
     master = start()
     with pytest.raises(NotReadyError, match=r"the first file of /d/\*\.parquet"):

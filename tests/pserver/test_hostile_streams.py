@@ -15,7 +15,7 @@ from pserver_bench import Cluster
 
 from flightedl.domain.modes import Async, Mode, Sync
 from flightedl.errors import FlightedlError
-from flightedl.rpc import Connection, ServerIdentity
+from flightedl.rpc import Connection, Limits, ServerIdentity
 from flightedl.wire.messages import encode
 from flightedl.wire.messages_parameters import BatchIdentity, PullTicket, PushHeader
 from flightedl.wire.rows import PUSH_SCHEMA, encode_rows
@@ -197,7 +197,7 @@ def _raw(attack: Attack, verb: str = "push") -> tuple[flight.FlightClient, fligh
     return flight.FlightClient(f"grpc://{attack.server.address}"), flight.FlightDescriptor.for_command(header)
 
 
-def _until(condition: Callable[[], bool], timeout_s: float = 15.0) -> None:
+def _until(condition: Callable[[], object], timeout_s: float = 15.0) -> None:
     deadline = time.monotonic() + timeout_s
     while not condition():
         assert time.monotonic() < deadline
@@ -242,10 +242,10 @@ def test_a_stream_that_trickles_meets_its_deadline(attack: Attack) -> None:
     before = attack.state()
     client, descriptor = _raw(attack)
     options = flight.FlightCallOptions(headers=[(b"flightedl-timeout", b"0.5")])
+    attack.server.limits = Limits(sever_after_s=0.1)
     writer, _ = client.do_put(descriptor, PUSH_SCHEMA, options=options)
-    _until(lambda: attack.server.running_calls == 1)
     # It sends nothing more, and never ends.
-    _until(lambda: attack.server.running_calls == 0)
+    _until(lambda: attack.server.running_calls == 0 and attack.server.refusals)
     with pytest.raises((flight.FlightError, pa.ArrowException)):
         writer.close()
     client.close()
