@@ -60,7 +60,7 @@ def _arrow() -> dict[str, Any]:
     return {
         "pserver DoPut push, init; DoExchange step (to the server)": fields(PUSH_SCHEMA),
         "pserver DoGet pull; DoExchange step (from the server)": fields(VALUES_SCHEMA),
-        "master DoGet tasks": fields(CHUNK_SCHEMA),
+        "master DoGet tasks; DoExchange tasks (from the server)": fields(CHUNK_SCHEMA),
         "outcome": {outcome.name: int(outcome) for outcome in Outcome},
     }
 

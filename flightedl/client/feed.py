@@ -3,12 +3,15 @@
 The feed holds at most ``HOLD`` pieces of work: the one being trained and the next. One thread talks to the master: a
 report goes out at once (others may wait for this trainer's leave), a request when there is room. Reports stay in the
 feed until the master answered them, so a master's death loses none; the attempt number makes repeating them safe.
+While tasks are short, the thread asks again and again over one open stream; it lets go of it when it has said nothing
+for a second.
 
 The feed does not know whether a batch was pushed; ``finished`` is the caller's word that all of a piece was.
 """
 
 from __future__ import annotations
 
+import math
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -25,6 +28,8 @@ HOLD = 2
 _RETRY_S = 0.2
 #: A loop that was left by an exception reports its piece within this time.
 _KEPT_S = 1.0
+#: The way to the master is kept open so long after something was said.
+_OPEN_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,8 +65,10 @@ Fetch = Callable[[Reports, Sequence[int], int, float], tuple[TasksReply, Sequenc
 class TaskFeed:
     """The pieces of work of one trainer. Thread-safe."""
 
-    def __init__(self, fetch: Fetch, clock: Clock) -> None:
+    def __init__(self, fetch: Fetch, rest: Callable[[], None], clock: Clock) -> None:
+        """``rest``: tells that there will be nothing to fetch for a while."""
         self._fetch = fetch
+        self._rest = rest
         self._clock = clock
         self._changed = threading.Condition()
         self._reports = Reports()
@@ -71,6 +78,8 @@ class TaskFeed:
         self._is_done = False
         self._is_closing = False
         self._not_before = 0.0
+        #: When the way to the master is let go of; infinite: it is not open.
+        self._rest_at = math.inf
         #: When the last piece of a loop that was left goes back.
         self._keep_until = 0.0
         self._error: FlightedlError | None = None
@@ -185,14 +194,19 @@ class TaskFeed:
 
     def _run(self) -> None:
         while (work := self._wait_for_work()) is not None:
-            reports, held, want, wait_s = work
-            try:
-                reply, pieces = self._fetch(reports, held, want, wait_s)
-            except FlightedlError as error:
-                if not self._took_error(error):
-                    return
-            else:
-                self._take(reports, reply, pieces)
+            if not self._has_said(*work):
+                break
+            self._rest_at = self._clock.now() + _OPEN_S
+        self._rest()
+
+    def _has_said(self, reports: Reports, held: tuple[int, ...], want: int, wait_s: float) -> bool:
+        """Report and fetch once; False: that was the last time."""
+        try:
+            reply, pieces = self._fetch(reports, held, want, wait_s)
+        except FlightedlError as error:
+            return self._took_error(error)
+        self._take(reports, reply, pieces)
+        return True
 
     def _wait_for_work(self) -> tuple[Reports, tuple[int, ...], int, float] | None:
         with self._changed:
@@ -213,7 +227,21 @@ class TaskFeed:
                 if room > 0 and pause <= 0:
                     # A trainer that holds work must be able to report it at once: it does not let itself be held.
                     return self._reports, tuple(self._held), room, 0.0 if self._held else 2.0
-                self._changed.wait(pause if (room > 0 or self._reports) and pause > 0 else None)
+                self._wait(pause if (room > 0 or self._reports) and pause > 0 else math.inf)
+
+    def _wait(self, pause_s: float) -> None:
+        """Locked: until something happens, at most so long."""
+        open_s = self._rest_at - self._clock.now()
+        if open_s <= 0:
+            self._rest_at = math.inf
+            self._changed.release()
+            try:
+                self._rest()
+            finally:
+                self._changed.acquire()
+            return
+        limit_s = min(pause_s, open_s)
+        self._changed.wait(None if math.isinf(limit_s) else limit_s)
 
     def _took_error(self, error: FlightedlError) -> bool:
         """Whether to go on after an error."""

@@ -19,8 +19,9 @@ from flightedl.client.registration import Registration
 from flightedl.client.servers import SLICE_S, Servers, persistently
 from flightedl.client.waiting import Waiting
 from flightedl.domain.modes import Mode
-from flightedl.errors import FlightedlError
+from flightedl.errors import MessageError
 from flightedl.formats.chunks import chunks_from_batch
+from flightedl.rpc.dialogue import Dialogue
 from flightedl.wire.messages import decode, encode
 from flightedl.wire.messages_work import JoinReply, JoinRequest, TasksReply, TasksTicket
 
@@ -161,9 +162,15 @@ class Participation:
     # the tasks
 
     def fetch(
-        self, reports: Reports, holding: Sequence[int], want: int, wait_s: float, evaluation: str = ""
+        self,
+        dialogue: Dialogue,
+        reports: Reports,
+        holding: Sequence[int],
+        want: int,
+        wait_s: float,
+        evaluation: str = "",
     ) -> tuple[TasksReply, list[Piece]]:
-        """Report to the master and ask it for work; called on the feed's thread."""
+        """Report to the master and ask it for work, on the thread whose dialogue it is."""
         self._renew_registration()
         member = self._member
         ticket = TasksTicket(
@@ -177,16 +184,14 @@ class Participation:
             want=want,
             wait_s=wait_s,
         )
-        pieces: list[Piece] = []
-        with self._servers.master().get(encode(ticket), timeout_s=SLICE_S + wait_s) as stream:
-            reply = decode(stream.text, TasksReply)
-            batches = [batch for batch, _ in stream if batch is not None]
-            pieces += [
-                Piece(assignment, tuple(chunks_from_batch(batch)))
-                for assignment, batch in zip(reply.assignments, batches, strict=False)
-            ]
-        if len(pieces) != len(reply.assignments):
-            raise FlightedlError("the master's reply ended early")
+        batches, text = dialogue.ask(self._servers.master(), encode(ticket), timeout_s=SLICE_S + wait_s)
+        reply = decode(text, TasksReply)
+        if len(batches) != len(reply.assignments):
+            raise MessageError(f"the master described {len(batches)} of {len(reply.assignments)} pieces of work")
+        pieces = [
+            Piece(assignment, tuple(chunks_from_batch(batch)))
+            for assignment, batch in zip(reply.assignments, batches, strict=True)
+        ]
         if reply.outcome == "epochs_done" and not evaluation:
             self.epoch = _AFTER_ALL
         if reply.member != member and self._member == member:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, SupportsFloat, TypeVar
@@ -52,6 +53,7 @@ from flightedl.formats.reader import Decode, read_task
 from flightedl.ports import Clock
 from flightedl.rpc import process_tuning
 from flightedl.rpc.authentication import Credentials
+from flightedl.rpc.dialogue import Dialogue
 from flightedl.wire.halves import check_kind
 from flightedl.wire.messages import decode, encode
 from flightedl.wire.messages_checkpoints import SaveModelReply, SaveModelRequest
@@ -200,7 +202,7 @@ class Job:
 
         self._dataset = Dataset(
             declared,
-            lambda: TaskFeed(self._participation.fetch, self._clock),
+            self._open_feed,
             read,
             self._participation,
             self._waits.begin,
@@ -341,10 +343,11 @@ class Job:
 
         def fetch(reports: Reports, holding: Sequence[int], want: int, wait_s: float) -> tuple[TasksReply, list[Piece]]:
             nonlocal last
-            last, pieces = self._participation.fetch(reports, holding, want, wait_s, name)
+            last, pieces = self._participation.fetch(dialogue, reports, holding, want, wait_s, name)
             return last, pieces
 
-        self._evaluation = TaskFeed(fetch, self._clock)
+        dialogue = self._dialogue()
+        self._evaluation = TaskFeed(fetch, dialogue.rest, self._clock)
         try:
             evaluation.run(self._evaluation, read, measure, self._waits.begin())
         finally:
@@ -359,10 +362,11 @@ class Job:
 
     def wait_for_end(self) -> None:
         """Return when every task of every epoch is done, by whichever trainer; a finished loop means the same."""
-        waiting = self._waits.begin()
+        waiting, dialogue = self._waits.begin(), self._dialogue()
         for _ in waiting.steps():
             try:
-                if self._participation.fetch(Reports(), (), 0, 0.0)[0].outcome == "epochs_done":
+                reply, _ = self._participation.fetch(dialogue, Reports(), (), 0, 0.0)
+                if reply.outcome == "epochs_done":
                     break
             except FlightedlError as error:
                 if not is_transient(error):
@@ -370,7 +374,15 @@ class Job:
                 waiting.because(error)
             else:
                 waiting.patiently("the other trainers to finish their tasks")
+        dialogue.rest()
         waiting.over()
+
+    def _open_feed(self) -> TaskFeed:
+        dialogue = self._dialogue()
+        return TaskFeed(partial(self._participation.fetch, dialogue), dialogue.rest, self._clock)
+
+    def _dialogue(self) -> Dialogue:
+        return Dialogue("tasks", self._clock)
 
     def save_model(self, url: str, *, format: str = "", server: bool = False) -> bool:  # noqa: A002 - users' word
         """Write the model as one file for others to load; call it in all trainers, and one of them does it.

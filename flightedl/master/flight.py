@@ -59,7 +59,6 @@ class MasterFlight:
 
     def _tasks(self, ticket: bytes, call: Call) -> Answer:
         reply, pieces = self._service.tasks.exchange(decode(ticket, TasksTicket), call.closing)
-
         return Answer(CHUNK_SCHEMA, [chunks_to_batch(chunks) for chunks in pieces], encode(reply))
 
     def _info(self, command: bytes, _: Call) -> Endpoints:

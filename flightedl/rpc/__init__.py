@@ -1,9 +1,10 @@
 """The one place that speaks Arrow Flight: everything above it says verbs, bytes and record batches.
 
 Reading order: ``routes`` (what a server is made of), ``server`` (its life and its admission), ``service`` and
-``streams`` (how it answers), ``client`` and ``client_streams`` (how it is asked), ``retrying``, ``wire_errors`` (how
-errors cross), ``received`` (what is checked of every batch). ``identity`` says who talks to whom, ``authentication``
-proves it; ``fork_guard``, ``severing`` and ``process_tuning`` keep the process healthy.
+``streams`` (how it answers), ``client`` and ``client_streams`` (how it is asked), ``dialogue`` (again and again),
+``retrying``, ``wire_errors`` (how errors cross), ``received`` (what is checked of every batch). ``identity`` says who
+talks to whom, ``authentication`` proves it; ``fork_guard``, ``severing`` and ``process_tuning`` keep the process
+healthy.
 
 Rules that hold for every call:
 

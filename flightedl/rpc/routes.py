@@ -150,6 +150,8 @@ class Outgoing:
 
 #: Under this name the schema's metadata has the text of an ``Answer``.
 TEXT_KEY = b"reply"
+#: Of what a client writes in a dialogue: metadata alone.
+NO_COLUMNS = pa.schema([])
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,6 +159,10 @@ class Answer:
     """What a get answers that is there as a whole: batches, and a text for the caller in the schema's metadata.
 
     Sent without a thread of Python: cheaper than ``Outgoing`` for the small answers of a busy server.
+
+    A get that answers so can be held as a *dialogue*, too, which is cheaper still for who asks often: an exchange of
+    the same verb, in which each message of the client is a ticket (``identity.sealed``) without a batch. It is answered
+    by the batches, the last of which has the text as its metadata; where there is none, by the text alone.
     """
 
     schema: pa.Schema

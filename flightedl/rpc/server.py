@@ -166,10 +166,7 @@ class FlightServer:
     def admit(self, context: flight.ServerCallContext, headers: Mapping[str, str], verb: str, limit_s: float) -> Call:
         """Check and count a call; whoever admits it releases it."""
         GUARD.check()
-        if self.closing.is_set():
-            raise NotReadyError(f"{self._identity} is stopping, look for its successor")
-        if not self._is_ready:
-            raise NotReadyError(f"{self._identity} is starting")
+        self.require_serving()
         caller = Caller.from_header(headers[CALLER_HEADER]) if CALLER_HEADER in headers else Caller()
         if EXPECT_HEADER in headers:
             self._identity.check_meant_by(ServerIdentity.from_header(headers[EXPECT_HEADER]))
@@ -190,6 +187,13 @@ class FlightServer:
                 raise BusyError(f"{self._identity} runs {self.limits.running_calls} calls already, ask again")
             self._running.add(call)
         return call
+
+    def require_serving(self) -> None:
+        """NotReadyError while this server answers nobody; asked before each call, and before each request of one."""
+        if self.closing.is_set():
+            raise NotReadyError(f"{self._identity} is stopping, look for its successor")
+        if not self._is_ready:
+            raise NotReadyError(f"{self._identity} is starting")
 
     def release(self, call: Call) -> None:
         """Let go of a call; releasing it again is harmless."""

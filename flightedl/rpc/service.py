@@ -30,8 +30,9 @@ from flightedl.rpc.identity import (
     SERVER_HEADER,
     Caller,
     check_undamaged,
+    unsealed,
 )
-from flightedl.rpc.routes import TEXT_KEY, Answer, Call, Endpoints, Outgoing, verb_of
+from flightedl.rpc.routes import NO_COLUMNS, TEXT_KEY, Answer, Call, Endpoints, ExchangeRoute, Outgoing, verb_of
 from flightedl.rpc.streams import Exchange, Incoming
 from flightedl.rpc.wire_errors import shortened, to_wire
 
@@ -219,13 +220,42 @@ class Service(flight.FlightServerBase):  # type: ignore[misc]
         with self._admitted(context, "exchange", server.limits.stream_s) as call:
             request = self._command(call, descriptor)
             call.verb = verb_of(request)
-            route = self._route(server.routes.exchanges, call.verb)
+            route = self._exchange_route(call.verb)
             exchange = Exchange(reader, writer, route.schema, call, server.limits.batches)
             try:
                 route.serve(request, exchange, call)
                 exchange.drain()
             finally:
                 exchange.end()
+
+    def _exchange_route(self, verb: str) -> ExchangeRoute:
+        """Of a verb that is an exchange, or of a dialogue about one that is a get."""
+        routes = self._server.routes
+        asked = routes.gets.get(verb)
+        if asked is None or verb in routes.exchanges:
+            return self._route(routes.exchanges, verb)
+        return ExchangeRoute(NO_COLUMNS, lambda _, exchange, call: self._converse(asked, exchange, call))
+
+    def _converse(self, asked: Callable[[bytes, Call], Outgoing | Answer], exchange: Exchange, call: Call) -> None:
+        """A dialogue: answers one ticket after the other; the first error ends it."""
+        has_begun = False
+        while (message := exchange.read()) is not None:
+            batch, ticket = message
+            if batch is not None or ticket is None:
+                raise MessageError(f"{call.verb}: what is asked in an exchange is metadata alone")
+            self._server.require_serving()
+            answer = asked(unsealed(ticket), call)
+            if not isinstance(answer, Answer):
+                raise MessageError(f"{call.verb} is not answered in an exchange: use DoGet")
+            if not has_begun:
+                exchange.begin(answer.schema)
+                has_begun = True
+            for found in answer.batches[:-1]:
+                exchange.write(found)
+            if answer.batches:
+                exchange.write(answer.batches[-1], answer.text)
+            else:
+                exchange.write_metadata(answer.text)
 
     @_guarded
     def get_flight_info(

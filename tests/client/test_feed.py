@@ -30,6 +30,7 @@ class Queue:
         self.failed: list[tuple[int, str]] = []
         self.lose: list[int] = []
         self.errors: list[Exception] = []
+        self.rests = 0
         self.changed = threading.Condition()
 
     def fetch(
@@ -51,6 +52,11 @@ class Queue:
             )
             return reply, given
 
+    def rest(self) -> None:
+        with self.changed:
+            self.rests += 1
+            self.changed.notify_all()
+
     def until(self, condition: Callable[[], bool]) -> None:
         with self.changed:
             assert self.changed.wait_for(condition, 10.0)
@@ -61,7 +67,7 @@ def feeds() -> Iterator[Callable[[Queue], TaskFeed]]:
     made: list[TaskFeed] = []
 
     def make(queue: Queue) -> TaskFeed:
-        made.append(TaskFeed(queue.fetch, SystemClock()))
+        made.append(TaskFeed(queue.fetch, queue.rest, SystemClock()))
         return made[-1]
 
     yield make
@@ -127,7 +133,7 @@ def test_what_the_master_took_away_is_not_held(feeds: Callable[[Queue], TaskFeed
 
 def test_closing_hands_back_what_is_held() -> None:
     queue = Queue(5)
-    feed = TaskFeed(queue.fetch, SystemClock())
+    feed = TaskFeed(queue.fetch, queue.rest, SystemClock())
     assert feed.next(5.0) is not None
     queue.until(lambda: len(queue.todo) == 3)
     feed.close(5.0)
@@ -163,3 +169,18 @@ def test_a_loop_that_was_left_by_an_exception_reports_its_piece(feeds: Callable[
     feed.failed(first.assignment, "broken", 1)
     feed.close(5.0)
     assert (master.failed, master.returned) == ([(100, "broken")], [])
+
+
+def test_the_way_to_the_master_is_let_go_of_after_a_silence(
+    feeds: Callable[[Queue], TaskFeed], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("flightedl.client.feed._OPEN_S", 0.05)
+    master = Queue(3)
+    feed = feeds(master)
+    first = feed.next(5.0)
+    assert first is not None
+    master.until(lambda: master.rests == 1)
+    feed.finished(first.assignment, [])
+    master.until(lambda: master.finished == [100] and master.rests == 2)
+    feed.close(5.0)
+    assert master.rests == 3

@@ -47,6 +47,7 @@ class Handlers:
         self.uploads: list[tuple[int, bool]] = []
         self.failures: list[BaseException] = []
         self.calls: list[Call] = []
+        self.tickets: list[bytes] = []
         self.streams: list[Incoming | Exchange] = []
         self.entered = threading.Event()
         self.received = threading.Event()
@@ -79,6 +80,10 @@ class Handlers:
         return Outgoing(SCHEMA, iter([(BATCH, None), (BATCH, b"metadata"), (None, b"alone")]))
 
     def whole(self, ticket: bytes, call: Call) -> Answer:
+        if self.failures:
+            raise self.failures[-1]
+        self.tickets.append(ticket)
+        self.calls.append(call)
         return Answer(SCHEMA, [] if b"nothing" in ticket else [BATCH, make_batch(1)], b'{"all": true}')
 
     def endless(self, ticket: bytes, call: Call) -> Outgoing:

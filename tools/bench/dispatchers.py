@@ -25,6 +25,7 @@ from flightedl.errors import JobFailedError, UnavailableError
 from flightedl.ports import Coordinator, Put
 from flightedl.rpc import process_tuning
 from flightedl.rpc.client import Connection
+from flightedl.rpc.dialogue import Dialogue
 from flightedl.rpc.identity import Caller, ServerIdentity
 from flightedl.wire.messages import decode, encode
 from flightedl.wire.messages_work import Assignment, FinishedTask, TasksReply, TasksTicket
@@ -49,6 +50,7 @@ class Asking:
         self.connection = Connection(
             address, expected=ServerIdentity(job, "master", 0, generation), caller=Caller("trainer", name)
         )
+        self._dialogue = Dialogue("tasks", SystemClock())
         self.assignment: Assignment | None = None
 
     def dispatch(self) -> None:
@@ -58,9 +60,7 @@ class Asking:
         ticket = TasksTicket(trainer=self.name, generation=self.held.generation, finished=finished, want=1)
         while True:
             try:
-                with self.connection.get(encode(ticket), timeout_s=_CALL_S) as stream:
-                    text = stream.text
-                    list(stream)
+                _, text = self._dialogue.ask(self.connection, encode(ticket), timeout_s=_CALL_S)
             except UnavailableError:
                 continue
             break
@@ -68,6 +68,12 @@ class Asking:
         if not reply.assignments:
             raise JobFailedError("the bench has used up its tasks: ask for fewer dispatches")
         self.assignment = reply.assignments[0]
+
+    def close(self) -> None:
+        """Let go of everything."""
+        self._dialogue.rest()
+        self.connection.close()
+        self.held.release()
 
 
 def _finished(last: Assignment) -> FinishedTask:
@@ -113,8 +119,7 @@ def run_trainers(etcd: str, job: str, count: int) -> None:
             thread.join()
         report(seconds, time.process_time() - cpu_s)
     for trainer in trainers:
-        trainer.connection.close()
-        trainer.held.release()
+        trainer.close()
     directory.close()
     coordinator.close()
 

@@ -125,10 +125,8 @@ def _kinds(
             trainer=trainer.trainer, generation=trainer.generation - 1, finished=finished, want=1, wait_s=0.0
         )
         with to_master.get(encode(ticket), timeout_s=_CALL_S) as stream:
-            for _, metadata in stream:
-                # Whatever the answer, an answer means that the report was looked at.
-                return decode(metadata or b"", TasksReply).outcome != ""
-        return False
+            # Whatever the answer, an answer means that the report was looked at.
+            return decode(stream.text, TasksReply).outcome != ""
 
     return [
         ("master writes etcd", lambda _: write(keys.master_lock, old_master, keys.task_queues)),
