@@ -1,4 +1,4 @@
-"""Any Arrow Flight client reads the live model: nothing but pyarrow and the contract in ``schemas/``."""
+"""Any Arrow Flight client reads the live model and takes tasks: by pyarrow and the contract in ``schemas/`` alone."""
 
 from __future__ import annotations
 
@@ -13,6 +13,10 @@ import pytest
 import xxhash
 
 import flightedl as fe
+from flightedl.adapters.clock import SystemClock
+from flightedl.adapters.etcd import EtcdCoordinator
+from flightedl.coordination.keeper import HeldKey
+from flightedl.coordination.keys import JobKeys
 
 pytestmark = pytest.mark.etcd
 
@@ -41,3 +45,45 @@ def test_the_live_model_is_read_by_bare_flight(tmp_path: Path) -> None:
                     assert row["version"] == 2
                     blocks[row["block"]] = np.frombuffer(row["values"], np.float32)
     np.testing.assert_array_equal(np.concatenate([blocks[n] for n in sorted(blocks)]), first + 2)
+
+
+def test_bare_flight_takes_tasks_by_gets_and_in_a_dialogue(tmp_path: Path) -> None:
+    for number in range(4):
+        pq.write_table(pa.table({"x": np.arange(8)}), tmp_path / f"{number}.parquet")
+    options = flight.FlightCallOptions(timeout=10)
+    with fe.local() as cluster, cluster.connect() as job:
+        data = job.dataset(str(tmp_path / "*.parquet"), batch_size=4, epochs=1)
+        assert data.task_count == 4
+        with cluster.status() as status:
+            master = status.read(5.0).master
+        assert master is not None
+        coordinator = EtcdCoordinator(cluster.etcd_address, clock=SystemClock())
+        held = HeldKey.claim(coordinator, SystemClock(), JobKeys(cluster.job).trainer("bare"), b'{"id":"bare"}', 10.0)
+        assert held is not None
+        ticket = {"verb": "tasks", "trainer": "bare", "generation": held.generation, "want": 1}
+        taken: list[str] = []
+        named = ("epoch", "position", "attempt")
+        with flight.FlightClient(f"grpc://{master.address}") as client:
+            reader = client.do_get(flight.Ticket(json.dumps(ticket).encode()), options)
+            reply = json.loads(reader.schema.metadata[b"reply"])
+            taken += reader.read_all()["url"].to_pylist()
+            command = flight.FlightDescriptor.for_command(b'{"verb": "tasks"}')
+            writer, answers = client.do_exchange(command, options)
+            with writer:
+                writer.begin(pa.schema([]))
+                while reply["outcome"] != "epochs_done":
+                    finished = [{key: each[key] for key in named} for each in reply["assignments"]]
+                    request = json.dumps({**ticket, "finished": finished}).encode()
+                    writer.write_metadata(xxhash.xxh3_64_hexdigest(request).encode() + request)
+                    answer = answers.read_chunk()
+                    reply = json.loads(answer.app_metadata.to_pybytes())
+                    assert (answer.data is None) == (reply["assignments"] == [])
+                    taken += [] if answer.data is None else answer.data["url"].to_pylist()
+                writer.write_metadata(b'{"commit": {"batches": 0, "rows": 0, "bytes": 0}}')
+                writer.done_writing()
+                with pytest.raises(StopIteration):
+                    answers.read_chunk()
+        job.wait_for_end()
+        held.release()
+        coordinator.close()
+    assert sorted(Path(url).name for url in taken) == [f"{number}.parquet" for number in range(4)]
