@@ -66,6 +66,7 @@ def main(arguments: Sequence[str] | None = None, say: Callable[[str], None] = cl
     parser.add_argument("--epochs", type=int, default=2)
     parser.add_argument("--mode", choices=sorted(MODES), default="sync")
     parser.add_argument("--pause", type=float, default=0.0, help="seconds of pretended work for each batch")
+    parser.add_argument("--hold", type=Path, help="begin no batch of the last epoch while this file is there")
     chosen = parser.parse_args(arguments)
     kind = f"ledger-{chosen.records}-{chosen.per_task}"
     directory = prepared_directory(
@@ -83,6 +84,8 @@ def main(arguments: Sequence[str] | None = None, say: Callable[[str], None] = cl
         zeros = np.zeros(chosen.records, np.float32)
         model = job.parameters(dict.fromkeys(PARAMETERS, zeros), optimizer=fe.SGD(lr=1.0), mode=mode)
         for batch in data:
+            while chosen.hold and chosen.hold.exists() and model["first"].sum() >= chosen.records * (chosen.epochs - 1):
+                clock.sleep(0.05)
             gradient = zeros.copy()
             gradient[batch["k"].to_numpy()] = -1
             if chosen.pause:

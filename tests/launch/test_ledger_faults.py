@@ -47,6 +47,7 @@ class Ledger:
         self.etcd = etcd
         self.directory = directory
         self.lease_ttl_s = lease_ttl_s
+        self.hold = directory / "hold"
         self.events: list[str] = []
 
     def status(self) -> StatusReply | None:
@@ -78,6 +79,7 @@ class Ledger:
 
     def check(self) -> None:
         """Wait for the end; everything has counted once."""
+        self.hold.unlink(missing_ok=True)
         outcome = self.cluster.outcome(END_S)
         assert outcome is not None, f"the job does not end: {self.status()}; {self.events}"
         assert outcome.exit_code == 0, f"{outcome}; {self.events}"
@@ -109,16 +111,23 @@ def ledger(own_etcd: EtcdServer, tmp_path: Path) -> Iterator[Callable[..., Ledge
             checkpoints: bool = False,
             spare: bool = False,
             etcd: str = "",
+            hold: bool = False,
         ) -> Ledger:
+            """``hold``: the last epoch is not trained before ``check``, however slow the machine is."""
             events: list[str] = []
             arguments = f"--records {RECORDS} --per-task {PER_TASK} --batch-size {BATCH} --epochs {EPOCHS}"
             arguments += f" --mode {mode} --pause {pause_s} --data {tmp_path / 'data'}"
+            out = tmp_path / "out"
+            if hold:
+                out.mkdir()
+                (out / "hold").touch()
+                arguments += f" --hold {out / 'hold'}"
             program = TrainerProgram("flightedl.examples.ledger", tuple(arguments.split()), TRAINERS)
             cluster = LocalCluster(
                 2,
                 job="ledger",
                 etcd=etcd or own_etcd.address,
-                output_dir=tmp_path / "out",
+                output_dir=out,
                 trainers=program,
                 lease_ttl_s=lease_ttl_s,
                 checkpoint=str(tmp_path / "checkpoints") if checkpoints else None,
@@ -126,7 +135,7 @@ def ledger(own_etcd: EtcdServer, tmp_path: Path) -> Iterator[Callable[..., Ledge
                 standby=spare,
                 on_event=events.append,
             )
-            job = Ledger(stack.enter_context(cluster), own_etcd, tmp_path / "out", lease_ttl_s)
+            job = Ledger(stack.enter_context(cluster), own_etcd, out, lease_ttl_s)
             job.events = events
             job.until_done(4)
             return job
@@ -215,7 +224,7 @@ def test_the_mode_is_changed_under_kills(ledger: Callable[..., Ledger]) -> None:
 
 @pytest.mark.parametrize("mode", ["sync", "async"])
 def test_a_standby_takes_over_from_a_killed_master(ledger: Callable[..., Ledger], tmp_path: Path, mode: str) -> None:
-    job = ledger(mode)
+    job = ledger(mode, hold=True)
     with standby(job, tmp_path) as second:
         job.cluster.kill("master")
         job.until(lambda: "master ready" in second.log(), "the takeover", job.lease_ttl_s + 10)
@@ -225,7 +234,7 @@ def test_a_standby_takes_over_from_a_killed_master(ledger: Callable[..., Ledger]
 
 
 def test_a_frozen_master_is_deposed_and_does_no_harm(ledger: Callable[..., Ledger], tmp_path: Path) -> None:
-    job = ledger()
+    job = ledger(hold=True)
     with standby(job, tmp_path) as second:
         pid = job.cluster.pid("master")
         assert pid is not None
