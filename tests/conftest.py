@@ -50,6 +50,14 @@ def nothing_left_behind() -> Iterator[None]:
         time.sleep(0.01)
 
 
+@pytest.fixture(autouse=True)
+def plain_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is printed does not depend on the terminal, or the lack of one, from which the tests are run."""
+    for name in ("COLUMNS", "LINES", "NO_COLOR", "FORCE_COLOR", "CLICOLOR_FORCE", "TTY_COMPATIBLE", "TTY_INTERACTIVE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("TERM", "xterm-256color")
+
+
 @pytest.fixture
 def fake_clock() -> FakeClock:
     """A clock that the test advances."""

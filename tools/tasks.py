@@ -12,7 +12,7 @@ from rich.table import Table
 from flightedl.adapters.clock import SystemClock
 from flightedl.config import CommonSettings, settings
 from flightedl.errors import UsageError
-from flightedl.launch.failed import place_of
+from flightedl.launch.failed import joined, place_of
 from flightedl.launch.status import JobStatus
 from flightedl.wire.messages import encode
 from flightedl.wire.messages_status import FailedPiece, TaskCounts
@@ -83,7 +83,7 @@ def failed_table(failed: list[FailedPiece]) -> Table:
     table = Table(box=None, pad_edge=False, header_style="bold")
     for title in ("epoch", "task", "batches", "where", "attempts", "last trainer", "last error"):
         table.add_column(title, overflow="fold")
-    for piece in failed:
+    for piece in joined(failed):
         batches = f"{piece.first_batch}-{piece.end_batch - 1}"
         row = (str(piece.epoch + 1), str(piece.task), batches, place_of(piece), str(piece.attempts))
         table.add_row(*row, piece.trainer, piece.error)

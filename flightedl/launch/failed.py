@@ -19,9 +19,9 @@ def place_of(piece: FailedPiece) -> str:
 
 
 def joined(pieces: Iterable[FailedPiece]) -> list[FailedPiece]:
-    """The same failures, with neighbours in one chunk that failed of the same thing as one."""
+    """The same failures by task and batch, with neighbours in one chunk that failed of the same thing as one."""
     found: list[FailedPiece] = []
-    for piece in pieces:
+    for piece in sorted(pieces, key=lambda each: (each.epoch, each.task, each.first_batch)):
         last = found[-1] if found else None
         if last is None or not _continues(last, piece):
             found.append(piece)
@@ -34,6 +34,11 @@ def joined(pieces: Iterable[FailedPiece]) -> list[FailedPiece]:
             ranges=[*last.ranges, *piece.ranges],
         )
     return found
+
+
+def failed_tasks(status: StatusReply) -> int:
+    """How many tasks failed or have failed parts, each in each epoch."""
+    return max(len({(piece.epoch, piece.task) for piece in status.failed}), status.tasks.failed)
 
 
 def _continues(last: FailedPiece, piece: FailedPiece) -> bool:

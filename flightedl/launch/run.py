@@ -24,7 +24,7 @@ from rich.console import Console
 from flightedl.adapters.clock import SystemClock
 from flightedl.errors import EXIT_JOB_FAILED, FlightedlError
 from flightedl.launch.cluster import LocalCluster, TrainerProgram
-from flightedl.launch.failed import joined, place_of, skipped_of
+from flightedl.launch.failed import failed_tasks, joined, place_of, skipped_of
 from flightedl.launch.policy import Role
 from flightedl.launch.progress import Display, Figures, make_display
 from flightedl.launch.supervisor import Outcome
@@ -214,7 +214,7 @@ def _report(console: Console, outcome: Outcome, status: StatusReply | None, wall
         for line in outcome.last_lines:
             console.print(f"{outcome.slot} | {line}", markup=False, highlight=False, soft_wrap=True)
         console.print(f"flightedl: {outcome.reason}", style="red", markup=False, highlight=False, soft_wrap=True)
-    failed = 0 if status is None else max(len(joined(status.failed)), status.tasks.failed)
+    failed = 0 if status is None else failed_tasks(status)
     for line in summary(outcome, status, failed, wall_s, directory):
         console.print(f"flightedl: {line}", markup=False, highlight=False, soft_wrap=True)
     return EXIT_TASKS_FAILED if outcome.exit_code == 0 and failed else outcome.exit_code

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from flightedl.launch.failed import joined, place_of, skipped_of
-from flightedl.wire.messages_status import FailedPiece, StatusReply
+from flightedl.launch.failed import failed_tasks, joined, place_of, skipped_of
+from flightedl.wire.messages_status import FailedPiece, StatusReply, TaskCounts
 
 PIECE = FailedPiece(
     epoch=0,
@@ -26,9 +26,18 @@ def test_batches_of_a_corrupt_chunk_are_one_failure() -> None:
     pieces = [
         replace(PIECE, first_batch=number, end_batch=number + 1, first_record=100 + 10 * number) for number in range(34)
     ]
-    (whole,) = joined(pieces)
+    # Which of them failed first is a matter of the trainers.
+    (whole,) = joined(pieces[1::2] + pieces[::2])
     assert place_of(whole) == "a chunk 2, records 100-439"
     assert (whole.first_batch, whole.end_batch) == (0, 34)
+
+
+def test_tasks_are_counted_and_not_the_pieces_that_failed_of_them() -> None:
+    pieces = [replace(PIECE, first_batch=number, end_batch=number + 1) for number in (0, 7, 9)]
+    pieces.append(replace(PIECE, epoch=1))
+    assert failed_tasks(StatusReply(job="j", state="done", failed=pieces)) == 2
+    assert failed_tasks(StatusReply(job="j", state="done", tasks=TaskCounts(failed=3), failed=pieces)) == 3
+    assert failed_tasks(StatusReply(job="j", state="done")) == 0
 
 
 def test_failures_of_different_things_stay_apart() -> None:

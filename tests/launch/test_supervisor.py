@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import os
 import signal
 import sys
 import threading
@@ -173,11 +172,14 @@ def test_the_grace_times_leave_a_second_of_the_five_that_stopping_may_take() -> 
 
 
 @pytest.mark.faults
-def test_frozen_processes_are_stopped_after_their_grace_times(job: Job) -> None:
+def test_frozen_processes_are_stopped_after_their_grace_times(job: Job, until: Until) -> None:
     supervisor = job.start(etcd=SLEEP, master=SLEEP, trainer_0=SLEEP)
-    for view in supervisor.processes():
-        assert view.pid is not None
-        os.kill(view.pid, signal.SIGSTOP)
+    for slot in (ETCD, MASTER, FIRST):
+        child = supervisor.child(slot)
+        assert child is not None
+        child.send(signal.SIGSTOP)
+        # One that is told to end before it has stopped, ends.
+        until(lambda: child.is_frozen)  # noqa: B023
     clock = SystemClock()
     started_at = clock.now()
     supervisor.stop()
