@@ -179,8 +179,10 @@ def test_the_way_to_the_master_is_let_go_of_after_a_silence(
     feed = feeds(master)
     first = feed.next(5.0)
     assert first is not None
-    master.until(lambda: master.rests == 1)
+    master.until(lambda: master.rests > 0)
+    before = master.rests
     feed.finished(first.assignment, [])
-    master.until(lambda: master.finished == [100] and master.rests == 2)
+    master.until(lambda: master.finished == [100] and master.rests > before)
+    before = master.rests
     feed.close(5.0)
-    assert master.rests == 3
+    assert master.rests > before
