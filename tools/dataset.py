@@ -26,6 +26,8 @@ from flightedl.formats.declared import absolute_url
 from flightedl.formats.index import IndexProgress
 from flightedl.formats.stored_index import LoadedIndex, load_or_build
 
+from .consoles import table_console
+
 if TYPE_CHECKING:
     from flightedl.formats.convert import Converted, ConvertProgress
 
@@ -132,7 +134,7 @@ def inspect(
         found = {**_facts(chunk_index), "columns": columns, "files": files, "first_records": shown.to_pylist()}
         click.echo(json.dumps(found, default=_plain))
         return
-    console = Console(highlight=False)
+    console = table_console()
     click.echo(_sentence(chunk_index))
     console.print(_file_table(chunk_index))
     console.print(_column_table(chunk_index.schema, shown))

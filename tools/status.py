@@ -15,6 +15,7 @@ from flightedl.launch.failed import joined, place_of, skipped_of
 from flightedl.launch.status import JobStatus
 from flightedl.wire.messages_status import ServerStatus, StatusReply
 
+from .consoles import table_console
 from .mode import described
 from .options import job_options
 
@@ -38,7 +39,7 @@ def status(as_json: bool, **options: Any) -> None:
     if as_json:
         click.echo(msgspec.json.encode(reply))
         return
-    show(reply, Console(highlight=False))
+    show(reply, table_console())
 
 
 def show(reply: StatusReply, console: Console) -> None:

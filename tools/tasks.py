@@ -6,7 +6,6 @@ from typing import Any
 
 import click
 import msgspec
-from rich.console import Console
 from rich.table import Table
 
 from flightedl.adapters.clock import SystemClock
@@ -18,6 +17,7 @@ from flightedl.wire.messages import encode
 from flightedl.wire.messages_status import FailedPiece, TaskCounts
 from flightedl.wire.messages_work import FailedTasksReply, FailedTasksRequest
 
+from .consoles import table_console
 from .options import Command, job_options
 
 _TIMEOUT_S = 10.0
@@ -57,7 +57,7 @@ def list_(as_json: bool, **options: Any) -> None:
     if not reply.failed:
         click.echo("no task has failed")
     else:
-        Console(highlight=False).print(failed_table(reply.failed))
+        table_console().print(failed_table(reply.failed))
     for sentence in _beside(reply.tasks, reply.failed):
         click.echo(sentence)
 
