@@ -1,11 +1,12 @@
 """``flightedl bench recovery``: how long a job stands still when a process is killed, and what a checkpoint costs.
 
-A real job (etcd, masters, pservers, trainers that never finish, asynchronous) runs while its processes are killed with
-SIGKILL or frozen with SIGSTOP, one at a time, each time when the job is well again:
+A real job (etcd, masters, pservers, trainers that never finish, asynchronous, tasks of half a second) runs while its
+processes are killed with SIGKILL or frozen with SIGSTOP, one at a time, each time when the job is well again:
 
 * pserver: until the process that replaced it has accepted a push; the load of the checkpoint is part of it.
 * trainer: until the master has taken its work back, ready for the next one who asks.
-* master: until its successor counts a further finished task; and the longest time in which no push was accepted.
+* master: until its successor counts a further finished task; and the longest time from one accepted push of a trainer
+  to its next meanwhile.
 
 The launcher sees its children die, and ends their leases at once. On a cluster nobody may: so trainers and masters are
 also killed while the launcher leaves the leases of the dead alone, and only their end tells that they are gone. It is
@@ -22,7 +23,7 @@ import signal
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -35,12 +36,15 @@ from flightedl.launch.policy import Limits
 from flightedl.rpc import process_tuning
 
 from .shard import shard_figures
+from .steady import accepted_pushes, longest_pause
 from .watcher import Watcher
 from .zombies import attempts
 
 _QUICK_S = 0.2
 _ZOMBIES = 1000
 _JOB = "recovery"
+#: Directory in which the trainers write down when their pushes were accepted.
+_INSTANTS = "instants"
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,29 +107,31 @@ def _without_trainer(cluster: LocalCluster, watcher: Watcher, number: int, way: 
         return time.monotonic() - began
 
 
-def _without_master(cluster: LocalCluster, watcher: Watcher, way: _Way) -> tuple[float, float]:
+def _without_master(cluster: LocalCluster, watcher: Watcher, way: _Way, instants: Path) -> tuple[float, float]:
+    """Seconds until the next task is done, and the longest that any trainer's pushes paused meanwhile."""
     job = watcher.until(watcher.job, "the master")
-    places = watcher.places()
     assert job.master is not None, "a master that does not know itself"
     generation = job.master.generation
     done_before: list[int] = []
-    rows, since, longest = -1, time.monotonic(), 0.0
 
     def goes_on() -> bool | None:
-        nonlocal rows, since, longest
-        now_rows = sum(count for _, count in watcher.accepted_at(places).values())
-        if now_rows != rows:
-            rows, since = now_rows, time.monotonic()
-        longest = max(longest, time.monotonic() - since)
         seen = watcher.job(_QUICK_S)
         if seen is None or seen.master is None or seen.master.generation == generation:
             return None
         done_before.append(seen.epoch * seen.tasks.total + seen.tasks.done)
         return True if done_before[-1] > done_before[0] else None
 
+    working = {trainer for trainer, pushes in accepted_pushes(instants).items() if time.monotonic() - pushes[-1] < 1.0}
     with _taken_out(cluster, job.master.pid, way) as began:
         watcher.until(goes_on, "task under the new master")
-        return time.monotonic() - began, longest
+        ended = time.monotonic()
+
+        def all_pushed() -> dict[str, list[float]] | None:
+            found = {trainer: pushes for trainer, pushes in accepted_pushes(instants).items() if trainer in working}
+            return found if all(pushes[-1] > ended for pushes in found.values()) else None
+
+        found = watcher.until(all_pushed, "push of each trainer")
+        return ended - began, max(longest_pause(pushes, began, ended) for pushes in found.values())
 
 
 def _line(what: str, seconds: list[float]) -> str:
@@ -156,30 +162,40 @@ class _Figures:
     """Seconds of each time that a process was taken out."""
 
     seconds: dict[tuple[str, _Way], list[float]] = field(default_factory=lambda: {each: [] for each in _MEASURED})
-    #: The longest time without an accepted push while there was no master.
-    silent: list[float] = field(default_factory=list)
+    #: The longest time from one accepted push of a trainer to its next, each time that there was no master.
+    paused: list[float] = field(default_factory=list)
 
-    def measure(self, cluster: LocalCluster, watcher: Watcher, times: int, say: Callable[[str], None]) -> None:
+    def measure(
+        self,
+        cluster: LocalCluster,
+        watcher: Watcher,
+        times: int,
+        roles: Sequence[str],
+        instants: Path,
+        say: Callable[[str], None],
+    ) -> None:
         """Take out each kind in each way so often, each time when all is well."""
         for number in range(times):
-            for role, way in _MEASURED:
+            for role, way in [each for each in _MEASURED if each[0] in roles]:
                 watcher.settle()
                 if role == "pserver":
                     seconds = _without_pserver(cluster, watcher, number, way)
                 elif role == "trainer":
                     seconds = _without_trainer(cluster, watcher, number, way)
                 else:
-                    seconds, silent = _without_master(cluster, watcher, way)
-                    self.silent.append(silent)
+                    seconds, paused = _without_master(cluster, watcher, way, instants)
+                    self.paused.append(paused)
                 self.seconds[role, way].append(seconds)
-                silence = f", {self.silent[-1]:.2f} s without a push" if role == "master" else ""
-                say(f"{role} {number + 1} of {times}, {way.told}: {seconds:.2f} s{silence}")
+                pause = f", pushes paused {self.paused[-1]:.2f} s" if role == "master" else ""
+                say(f"{role} {number + 1} of {times}, {way.told}: {seconds:.2f} s{pause}")
 
     def lines(self) -> Iterator[str]:
         """For people."""
         for (role, way), seconds in self.seconds.items():
             yield _line(f"{role} {way.told} -> {_WHAT_ENDS_IT[role]}", seconds)
-        yield _line("  longest time without an accepted push meanwhile", self.silent)
+        if self.paused:
+            often = f"of any trainer, {len(self.paused)} times, tasks of about 0.5 s"
+            yield f"pushes paused at most {max(self.paused):.2f} s while there was no master ({often})"
 
 
 def _goodput(cluster: LocalCluster, watcher: Watcher, minutes: int, window_s: float, say: Callable[[str], None]) -> str:
@@ -216,14 +232,29 @@ def _goodput(cluster: LocalCluster, watcher: Watcher, minutes: int, window_s: fl
     return f"goodput with {what}: {100 * ratio:.0f} % ({done[True]} against {done[False]} tasks)"
 
 
+_ROLES = tuple(_WHAT_ENDS_IT)
+
+
 @click.command()
 @click.option("--kills", type=click.IntRange(min=0), default=5, show_default=True, help="Of each kind of process.")
+@click.option(
+    "--role", "roles", type=click.Choice(_ROLES), multiple=True, default=_ROLES, help="Only this kind; may be repeated."
+)
 @click.option("--lease-ttl-s", type=float, default=2.0, show_default=True, help="Time to live of all leases.")
 @click.option("--standby/--no-standby", default=True, show_default=True, help="With one more master and pserver.")
 @click.option("--size-mb", type=click.IntRange(min=1), default=1024, show_default=True, help="Of the shard.")
 @click.option("--minutes", type=click.IntRange(min=0), default=3, show_default=True, help="Of goodput under kills.")
 @click.option("--window-s", type=float, default=60.0, show_default=True, help="Seconds of such a minute.")
-def recovery(kills: int, lease_ttl_s: float, standby: bool, size_mb: int, minutes: int, window_s: float) -> None:
+def recovery(
+    *,
+    kills: int,
+    roles: tuple[str, ...],
+    lease_ttl_s: float,
+    standby: bool,
+    size_mb: int,
+    minutes: int,
+    window_s: float,
+) -> None:
     """Measure kill -9 to working again, and what a checkpoint costs."""
     process_tuning.apply()
     began = time.monotonic()
@@ -235,11 +266,11 @@ def recovery(kills: int, lease_ttl_s: float, standby: bool, size_mb: int, minute
     lines: list[str] = []
     with (
         tempfile.TemporaryDirectory(prefix="flightedl-bench-") as directory,
-        _cluster(directory, lease_ttl_s, standby=standby) as cluster,
+        _cluster(Path(directory), lease_ttl_s, standby=standby) as cluster,
         cluster.status() as status,
     ):
         watcher = Watcher(cluster, status)
-        figures.measure(cluster, watcher, kills, say)
+        figures.measure(cluster, watcher, kills, roles, Path(directory) / _INSTANTS, say)
         if minutes:
             lines.append(_goodput(cluster, watcher, minutes, window_s, say))
         watcher.settle()
@@ -255,15 +286,13 @@ def recovery(kills: int, lease_ttl_s: float, standby: bool, size_mb: int, minute
         click.echo(line)
 
 
-def _cluster(directory: str, lease_ttl_s: float, *, standby: bool) -> LocalCluster:
-    arguments = ("--mode", "async", "--epochs", "1000", "--records", "20000", "--per-task", "100")
-    program = TrainerProgram(
-        "flightedl.examples.ledger", (*arguments, "--pause", "0.01", "--data", f"{directory}/data"), 2
-    )
+def _cluster(directory: Path, lease_ttl_s: float, *, standby: bool) -> LocalCluster:
+    (directory / _INSTANTS).mkdir()
+    program = TrainerProgram("flightedl_tools.bench.steady", (f"{directory}/data", f"{directory}/{_INSTANTS}"), 2)
     return LocalCluster(
         2,
         job=_JOB,
-        checkpoint=str(Path(directory) / "checkpoints"),
+        checkpoint=str(directory / "checkpoints"),
         trainers=program,
         standby=standby,
         limits=Limits(long_run_s=1.0, restarts_limit=10_000),
