@@ -6,24 +6,29 @@ Rules:
   with values. An event that makes no sense raises one of ``flightedl.errors`` and changes nothing.
 * A *piece* is a stretch of batches of one task, normally all of it. Each time a piece is handed out, it gets a new
   *attempt* number, by which an old report is told from a current one.
+* A trainer works on its pieces in the order in which it was given them. So the oldest one that it has not reported
+  *runs*, and its clock starts when the one before it was reported. All others wait in its line, see ``tasks_pending``.
 * A piece goes back when its trainer says so (``give_back``: not counted), fails (``fail``), is gone
-  (``trainer_gone``), or had it for too long (``tick``). What waits is handed out before anything new, so that little
-  waits at any time.
+  (``trainer_gone``), or runs for too long (``tick``). With the last two, all of that trainer's line goes back, but only
+  what can be at fault is counted as failed: what ran, and, of a trainer that died, also the next, whose records it may
+  have been reading. What waits is handed out before anything new, so that little waits at any time.
+* How much a trainer may hold is limited, so that nobody hoards near the end of an epoch: see ``tasks_sharing``.
 * Epochs are a barrier. Nothing of an epoch is handed out while an earlier one has open pieces, also reopened ones.
 * What fails ``attempts_limit`` times is *suspect*: it is split, around the failing batch if it is known, else in
   halves, until single batches are left; one that fails ``confirmations`` times more is quarantined. Suspects go only
   to trainers that hold nothing else, and those get nothing else meanwhile, so that no innocent piece is convicted
   because its holder died of another. They are handed out last in their epoch, or first once ``SUSPECTS_LIMIT`` wait.
-* Near the end of an epoch an idle trainer gets a copy of the piece that is out longest, if that is longer than tasks
-  take on average. The first to finish wins.
+* Near the end of an epoch an idle trainer gets a copy of a piece that only waits elsewhere: the last one of the longest
+  line; else of the piece that runs longest, if that is longer than tasks take on average. The first to finish wins.
 * ``reopen`` makes done tasks todo again, after a pserver lost their updates. Stored as a limited number of runs of
   positions: if there are more, the narrowest gaps of done tasks between them are reopened too, which is harmless
   (their batches are answered "already applied").
 
-Cost: an event is O(log(open pieces)); ``encode`` is O(open pieces). Neither depends on the number of tasks.
+Cost: an event is O(log(open pieces)) and O(a line); looking for a copy is O(trainers); ``encode`` is O(open rows). None
+depends on the number of tasks.
 
-Not guaranteed: that a trainer works on what it holds, or that a finished piece was applied. The caller decides whether
-to accept a report before it gets here.
+Not guaranteed: that a trainer works on what it holds, in that order, or that a finished piece was applied. The caller
+decides whether to accept a report before it gets here.
 """
 
 from __future__ import annotations
@@ -34,6 +39,7 @@ from flightedl.domain import tasks_reopening, tasks_storage
 from flightedl.domain.tasks_failed import shortened
 from flightedl.domain.tasks_narrowing import after_failure
 from flightedl.domain.tasks_pending import Holder, Pending
+from flightedl.domain.tasks_sharing import HOLDING_FLOOR, may_hold_more
 from flightedl.domain.tasks_state import QueueState
 from flightedl.domain.tasks_values import (
     AlreadyDone,
@@ -57,6 +63,8 @@ from flightedl.domain.tasks_values import (
 from flightedl.errors import CorruptError, FencedError, JobFailedError, NotFoundError, UsageError
 
 SUSPECTS_LIMIT = 16
+#: So many pieces of a line may be at fault when its trainer dies: the one that runs, and the one that is read ahead.
+_BEGUN_COUNT = 2
 _AVERAGED_COUNT = 10
 _RETRY_FLOOR_S = 0.05
 _RETRY_CEILING_S = 1.0
@@ -73,7 +81,12 @@ class TaskQueue:
     # --- trainers ask and report ---
 
     def request(
-        self, trainer: str, now: float, holding_limit: int = 2, known: Collection[int] | None = None
+        self,
+        trainer: str,
+        now: float,
+        holding_limit: int = HOLDING_FLOOR,
+        known: Collection[int] | None = None,
+        trainer_count: int = 1,
     ) -> TaskGiven | NoTaskNow | EpochsDone:
         """A trainer asks for work.
 
@@ -83,13 +96,15 @@ class TaskQueue:
             holding_limit: It gets nothing while it holds this many pieces.
             known: The attempts that it knows it holds; one that is missing, because the reply that told of it was
                 lost, is told again. None: not said.
+            trainer_count: How many trainers there are. Those that hold anything are known.
 
         Raises:
             JobFailedError: too much has failed; nothing is handed out any more.
         """
         state = self._state
         state.pending.start_clocks(now)
-        held = state.pending.held_by(trainer)
+        line = state.pending.line_of(trainer)
+        held = line.pieces
         if known is not None:
             for attempt, pending in held.items():
                 if attempt not in known:
@@ -101,10 +116,13 @@ class TaskQueue:
         limit = state.settings.attempts_limit
         if len(held) >= holding_limit or any(pending.piece.failures >= limit for pending in held.values()):
             return NoTaskNow(_RETRY_CEILING_S)
+        sharers = max(trainer_count, state.pending.trainer_count)
+        if not may_hold_more(line, state.todo(epoch), sharers):
+            return NoTaskNow(_RETRY_CEILING_S)
         piece = self._take(epoch, is_idle=not held)
         if piece is not None:
             task = state.order(epoch).at(piece.position)
-            pending = state.pending.hand_out(piece, task, self._new_holder(trainer, now))
+            pending = state.pending.hand_out(piece, task, self._new_holder(trainer), now)
             return TaskGiven(_assignment(pending, pending.holders[0].attempt))
         return self._copy_or_none(trainer, epoch, now, is_idle=not held)
 
@@ -115,12 +133,13 @@ class TaskQueue:
             FencedError: the attempt is no longer current, and the work is not done.
         """
         state = self._state
+        state.pending.start_clocks(now)
         pending = self._held(trainer, epoch, position, attempt)
         if pending is None:
             return AlreadyDone()
         self._note_duration(pending, attempt, now)
         attempts = [holder.attempt for holder in pending.holders]
-        state.pending.close(pending)
+        state.pending.close(pending, now)
         state.finished_parts.setdefault((epoch, position), []).extend(attempts)
         return Finished(self._settle(epoch, position))
 
@@ -142,7 +161,7 @@ class TaskQueue:
         """
         self._state.pending.start_clocks(now)
         pending = self._held(trainer, epoch, position, attempt)
-        return () if pending is None else self._lose(pending, attempt, error, batch)
+        return () if pending is None else self._lose(pending, attempt, now, error, batch)
 
     def give_back(self, trainer: str, epoch: int, position: int, attempt: int, now: float) -> Effects:
         """A trainer hands a piece back unharmed. Not counted as a failure.
@@ -152,29 +171,28 @@ class TaskQueue:
         """
         self._state.pending.start_clocks(now)
         pending = self._held(trainer, epoch, position, attempt)
-        return () if pending is None else self._lose(pending, attempt, None)
+        return () if pending is None else self._lose(pending, attempt, now, None)
 
     def trainer_gone(self, trainer: str, now: float, is_graceful: bool = False) -> Effects:
-        """A trainer is gone: what it held goes back at once, counted as failed unless it left in good order."""
+        """A trainer is gone: what it held goes back at once.
+
+        What it may have been at is counted as failed, unless the trainer left in good order.
+        """
         self._state.pending.start_clocks(now)
-        effects: list[Effect] = []
-        for attempt, pending in tuple(self._state.pending.held_by(trainer).items()):
-            effects += self._lose(pending, attempt, None if is_graceful else "its trainer died or lost its lease")
-        return tuple(effects)
+        return self._lose_all(trainer, now, "its trainer died or lost its lease", 0 if is_graceful else _BEGUN_COUNT)
 
     def tick(self, now: float) -> Effects:
-        """Time passes: pieces that are out for too long go back. Call it every second or so."""
+        """Time passes: what runs for too long goes back, and all that waits behind it. Call it every second or so."""
         pending_pieces = self._state.pending
         pending_pieces.start_clocks(now)
         effects: list[Effect] = []
         timeout_s = self.timeout_s
-        while (oldest := pending_pieces.oldest_since()) is not None and now - oldest[1] > timeout_s:
-            attempt = oldest[0]
+        while (longest := pending_pieces.longest_running()) is not None and now - longest[1] > timeout_s:
+            trainer, attempt = longest[0].trainer, longest[0].attempt
             pending = pending_pieces.find(attempt)
-            assert pending is not None
-            trainer = next(holder.trainer for holder in pending.holders if holder.attempt == attempt)
+            assert pending is not None, "what runs is out"
             effects.append(Expired(trainer, _assignment(pending, attempt)))
-            effects += self._lose(pending, attempt, f"not finished within {timeout_s:.0f} s")
+            effects += self._lose_all(trainer, now, f"not finished within {timeout_s:.0f} s", 1)
         return tuple(effects)
 
     # --- the master's other events ---
@@ -302,7 +320,7 @@ class TaskQueue:
 
     @property
     def timeout_s(self) -> float:
-        """How long a piece may be out."""
+        """How long a piece may run."""
         settings, average_s = self._state.settings, self._state.average_s
         if average_s is None:
             return settings.timeout_ceiling_s
@@ -310,7 +328,7 @@ class TaskQueue:
 
     @property
     def average_s(self) -> float | None:
-        """Moving average of how long whole tasks are out; None: none finished yet."""
+        """Moving average of how long whole tasks run; None: none finished yet."""
         return self._state.average_s
 
     def counts(self) -> Counts:
@@ -318,11 +336,10 @@ class TaskQueue:
         return self._state.counts()
 
     def holders(self) -> dict[str, tuple[Assignment, ...]]:
-        """What each trainer holds, oldest first; trainers that hold nothing are left out."""
-        pending = self._state.pending
+        """What each trainer holds, first what runs; trainers that hold nothing are left out."""
         return {
-            trainer: tuple(_assignment(held, attempt) for attempt, held in pending.held_by(trainer).items())
-            for trainer in pending.trainers()
+            trainer: tuple(_assignment(held, attempt) for attempt, held in line.pieces.items())
+            for trainer, line in self._state.pending.lines().items()
         }
 
     def held_count(self, trainer: str) -> int:
@@ -409,26 +426,33 @@ class TaskQueue:
         return piece
 
     def _copy_or_none(self, trainer: str, epoch: int, now: float, is_idle: bool) -> TaskGiven | NoTaskNow:
-        """A copy of the slowest piece for a trainer for which nothing else is there.
+        """A copy of a piece for a trainer for which nothing else is there.
 
         Only idle trainers get one, so nobody gets a copy of its own piece.
         """
         state = self._state
-        if not is_idle or not state.settings.copies or state.average_s is None:
+        if not is_idle or not state.settings.copies:
             return NoTaskNow(_RETRY_CEILING_S)
-        if (found := state.pending.copyable(epoch, state.settings.attempts_limit)) is None:
+        limit = state.settings.attempts_limit
+        if (waiting := state.pending.copyable_waiting(epoch, limit)) is not None:
+            return self._give_copy(trainer, waiting, now)
+        found = state.pending.copyable_running(epoch, limit)
+        if found is None or state.average_s is None:
             return NoTaskNow(_RETRY_CEILING_S)
-        pending, since_s = found
+        running, since_s = found
         wait_s = since_s + state.average_s - now
         if wait_s >= 0:
             return NoTaskNow(min(max(wait_s, _RETRY_FLOOR_S), _RETRY_CEILING_S))
-        holder = self._new_holder(trainer, now)
-        state.pending.add_holder(pending, holder)
-        state.copies += 1
+        return self._give_copy(trainer, running, now)
+
+    def _give_copy(self, trainer: str, pending: Pending, now: float) -> TaskGiven:
+        holder = self._new_holder(trainer)
+        self._state.pending.add_holder(pending, holder, now)
+        self._state.copies += 1
         return TaskGiven(_assignment(pending, holder.attempt), is_copy=True)
 
-    def _new_holder(self, trainer: str, now: float) -> Holder:
-        holder = Holder(trainer, self._state.next_attempt, now)
+    def _new_holder(self, trainer: str) -> Holder:
+        holder = Holder(trainer, self._state.next_attempt)
         self._state.next_attempt += 1
         self._state.revision += 1
         return holder
@@ -460,12 +484,19 @@ class TaskQueue:
             raise FencedError(f"attempt {attempt} is no longer current: drop what is left of that task")
         return None
 
-    def _lose(self, pending: Pending, attempt: int, error: str | None, batch: int | None = None) -> Effects:
+    def _lose_all(self, trainer: str, now: float, error: str, blamed_count: int) -> Effects:
+        """A trainer finishes nothing of its line, of which the first so many may be to blame."""
+        effects: list[Effect] = []
+        for number, (attempt, pending) in enumerate(tuple(self._state.pending.held_by(trainer).items())):
+            effects += self._lose(pending, attempt, now, error if number < blamed_count else None)
+        return tuple(effects)
+
+    def _lose(self, pending: Pending, attempt: int, now: float, error: str | None, batch: int | None = None) -> Effects:
         """A holder does not finish its piece; ``error`` None: it is not to blame."""
         state = self._state
         state.revision += 1
-        trainer = next(holder.trainer for holder in pending.holders if holder.attempt == attempt)
-        state.pending.drop_holder(pending, attempt, failed=error is not None)
+        trainer = pending.holder(attempt).trainer
+        state.pending.drop_holder(pending, attempt, now, failed=error is not None)
         if pending.holders:
             return ()
         if error is None:
@@ -520,12 +551,14 @@ class TaskQueue:
 
     def _note_duration(self, pending: Pending, attempt: int, now: float) -> None:
         state = self._state
-        holder = next(holder for holder in pending.holders if holder.attempt == attempt)
-        if holder.since_s is None or not holder.is_timed or not pending.piece.is_whole:
+        holder = pending.holder(attempt)
+        # None at all: of several pieces reported at once, it is not known how long each took.
+        duration_s = 0.0 if holder.since_s is None else now - holder.since_s
+        if duration_s <= 0 or not holder.is_timed or not pending.piece.is_whole:
             return
         state.average_count = min(state.average_count + 1, _AVERAGED_COUNT)
         last_s = state.average_s or 0.0
-        state.average_s = last_s + (max(now - holder.since_s, 0.0) - last_s) / state.average_count
+        state.average_s = last_s + (duration_s - last_s) / state.average_count
 
     def _check_epoch(self, epoch: int) -> None:
         state = self._state

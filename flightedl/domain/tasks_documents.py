@@ -2,10 +2,10 @@
 
 Rules:
 
-* Two documents. The *dispatch* document changes with every dispatch and has a fixed part and then about 60 bytes for
-  each piece of work that is out or waits, and each trainer's name once. The *failures* document changes only when a
-  piece is quarantined, retried or dropped; its serial is named in the dispatch document, so that the two cannot be
-  mixed up.
+* Two documents. The *dispatch* document changes with every dispatch. It has a fixed part, each trainer's name once, and
+  about 30 bytes for each row of work: tasks that follow each other and were given at once, or wait, are one row, see
+  ``tasks_lines`` and ``tasks_waiting``. The *failures* document changes only when a piece is quarantined, retried or
+  dropped; its serial is named in the dispatch document, so that the two cannot be mixed up.
 * Instants are not in it: a clock means nothing to another process.
 * A document of an unknown version, or with anything missing or unknown in it, is a CorruptError.
 """
@@ -19,7 +19,7 @@ import msgspec
 from flightedl.domain.tasks_values import FailedPiece
 from flightedl.errors import CorruptError
 
-VERSION = 1
+VERSION = 2
 
 Natural = Annotated[int, msgspec.Meta(ge=0)]
 
@@ -40,9 +40,8 @@ class DispatchDocument(_Document, kw_only=True):
     #: (first epoch, base, size), see ``tasks_order``.
     sizes: list[tuple[Natural, Natural, Natural]]
     growth_ended: bool = False
-    trainers: list[str] = []
-    #: (epoch, position, first batch, end batch, failures, [trainer's index, attempt, trainer's index, attempt]).
-    pending: list[tuple[Natural, Natural, Natural, Natural, Natural, list[Natural]]] = []
+    #: trainer -> rows of what it holds, see ``tasks_lines``; a piece with two holders is in the rows of both.
+    held: dict[str, list[list[Natural]]] = {}
     #: (epoch, start, end, failures): whole tasks that wait.
     runs: list[tuple[Natural, Natural, Natural, Natural]] = []
     #: (epoch, position, first batch, end batch, failures): other pieces that wait.

@@ -1,10 +1,15 @@
-"""Pieces of work in trainers' hands: who holds what, under which attempt, since when.
+"""Pieces of work in trainers' hands: who holds what, under which attempt, and since when it runs.
 
 Rules:
 
 * An attempt number belongs to one holder of one piece. A piece has one holder, or two when one of them got a copy.
-* Attempts rise, and so do the instants at which they began: the oldest is the first in order.
-* After a restart nobody knows how long a piece was out; ``since_s`` is None until ``start_clocks`` says when to begin.
+* A trainer works on its pieces in the order of their attempts: the first of its line *runs*, the others *wait*. A
+  piece's clock starts when it begins to run: when it is given to a trainer that holds nothing, else when the one before
+  it is reported or taken away.
+* After a restart nobody knows how long a piece has run; its clock stands until ``start_clocks`` says when to begin, and
+  its duration is never known.
+
+Not guaranteed: that a trainer has not begun what waits. It may have finished what runs, with the report under way.
 """
 
 from __future__ import annotations
@@ -12,9 +17,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
+from flightedl.domain.tasks_lines import Line
 from flightedl.domain.tasks_values import Piece
 
 HOLDERS_LIMIT = 2
+
+_NOTHING = Line()
 
 
 @dataclass(slots=True)
@@ -23,8 +31,9 @@ class Holder:
 
     trainer: str
     attempt: int
-    since_s: float | None
-    #: False: it was out before ``since_s``, by an unknown time.
+    #: When it began to run, None: it waits, or its clock stands.
+    since_s: float | None = None
+    #: False: it ran before ``since_s``, for an unknown time.
     is_timed: bool = True
 
 
@@ -36,24 +45,29 @@ class Pending:
     task: int
     holders: list[Holder] = field(default_factory=list)
 
+    def holder(self, attempt: int) -> Holder:
+        """Who has it under ``attempt``."""
+        return next(holder for holder in self.holders if holder.attempt == attempt)
+
 
 class PendingPieces:
     """All pieces that are out."""
 
-    __slots__ = ("_by_attempt", "_by_place", "_by_trainer", "_epochs", "_single", "_unstarted")
+    __slots__ = ("_by_attempt", "_by_place", "_epochs", "_has_standing", "_lines", "_running")
 
     def __init__(self) -> None:
         #: attempt -> its piece, by rising attempt.
         self._by_attempt: dict[int, Pending] = {}
-        #: trainer -> its attempts; never an empty one.
-        self._by_trainer: dict[str, dict[int, Pending]] = {}
+        #: trainer -> its line; never an empty one.
+        self._lines: dict[str, Line] = {}
         #: (epoch, position) -> the pieces of that task that are out; never an empty one.
         self._by_place: dict[tuple[int, int], list[Pending]] = {}
         #: epoch -> how many pieces are out; never 0.
         self._epochs: dict[int, int] = {}
-        #: All and only the pieces with one holder, about by age: first attempt -> piece.
-        self._single: dict[int, Pending] = {}
-        self._unstarted = False
+        #: attempt -> holder of all and only the pieces whose clock goes, by the time at which it started.
+        self._running: dict[int, Holder] = {}
+        #: Whether clocks stand of pieces that run.
+        self._has_standing = False
 
     def __iter__(self) -> Iterator[Pending]:
         """Every piece once, by age."""
@@ -69,6 +83,11 @@ class PendingPieces:
         """The earliest epoch of which something is out."""
         return min(self._epochs, default=None)
 
+    @property
+    def trainer_count(self) -> int:
+        """How many trainers hold anything."""
+        return len(self._lines)
+
     def is_open(self, epoch: int) -> bool:
         """Whether anything of ``epoch`` is out."""
         return epoch in self._epochs
@@ -81,47 +100,60 @@ class PendingPieces:
         """(epoch, position) of every task of which something is out."""
         return list(self._by_place)
 
-    def trainers(self) -> list[str]:
-        """Who holds anything."""
-        return list(self._by_trainer)
+    def lines(self) -> dict[str, Line]:
+        """What each trainer holds that holds anything. Not to be changed."""
+        return self._lines
 
     def find(self, attempt: int) -> Pending | None:
         """The piece that is out under ``attempt``."""
         return self._by_attempt.get(attempt)
 
-    def held_by(self, trainer: str) -> dict[int, Pending]:
-        """What a trainer holds, by attempt. Not to be changed."""
-        return self._by_trainer.get(trainer, {})
+    def line_of(self, trainer: str) -> Line:
+        """What a trainer holds, in the order in which it works. Not to be changed."""
+        return self._lines.get(trainer, _NOTHING)
 
-    def hand_out(self, piece: Piece, task: int, holder: Holder) -> Pending:
-        """A piece goes out to its first holder."""
+    def held_by(self, trainer: str) -> dict[int, Pending]:
+        """The same by attempt."""
+        return self.line_of(trainer).pieces
+
+    def hand_out(self, piece: Piece, task: int, holder: Holder, now: float | None) -> Pending:
+        """A piece goes out to its first holder; ``now`` None: it was out before, nobody knows for how long."""
         pending = Pending(piece, task)
         self._by_place.setdefault((piece.epoch, piece.position), []).append(pending)
         self._epochs[piece.epoch] = self._epochs.get(piece.epoch, 0) + 1
-        self.add_holder(pending, holder)
+        self.add_holder(pending, holder, now)
         return pending
 
-    def add_holder(self, pending: Pending, holder: Holder) -> None:
+    def add_holder(self, pending: Pending, holder: Holder, now: float | None) -> None:
         """Another trainer gets the piece too."""
         pending.holders.append(holder)
         self._by_attempt[holder.attempt] = pending
-        self._by_trainer.setdefault(holder.trainer, {})[holder.attempt] = pending
-        self._note_single(pending)
+        line = self._lines.setdefault(holder.trainer, Line())
+        line.append(holder.attempt, pending)
+        if len(line.pieces) > 1:
+            return
+        if now is None:
+            self._has_standing = True
+        else:
+            self._start(holder, now, is_timed=True)
 
-    def drop_holder(self, pending: Pending, attempt: int, failed: bool) -> None:
-        """One holder is gone; if it was the last one, so is the piece."""
-        index = next(number for number, holder in enumerate(pending.holders) if holder.attempt == attempt)
-        holder = pending.holders.pop(index)
+    def drop_holder(self, pending: Pending, attempt: int, now: float, *, failed: bool) -> None:
+        """One holder is gone, and begins its next piece; if it was the last one, so is the piece."""
+        holder = pending.holder(attempt)
+        pending.holders.remove(holder)
         del self._by_attempt[attempt]
-        self._single.pop(attempt, None)
-        held = self._by_trainer[holder.trainer]
-        del held[attempt]
-        if not held:
-            del self._by_trainer[holder.trainer]
+        self._running.pop(attempt, None)
+        line = self._lines[holder.trainer]
+        is_first = attempt == line.first_attempt
+        line.remove(attempt)
+        if not line.pieces:
+            del self._lines[holder.trainer]
+        elif is_first:
+            self._start(line.pieces[line.first_attempt].holder(line.first_attempt), now, is_timed=True)
         if failed:
             pending.piece = replace(pending.piece, failures=pending.piece.failures + 1)
         if pending.holders:
-            self._note_single(pending)
+            self._lines[pending.holders[0].trainer].renew()  # It tells of the failure.
             return
         place = (pending.piece.epoch, pending.piece.position)
         self._by_place[place].remove(pending)
@@ -131,59 +163,74 @@ class PendingPieces:
         if not self._epochs[pending.piece.epoch]:
             del self._epochs[pending.piece.epoch]
 
-    def close(self, pending: Pending) -> None:
+    def close(self, pending: Pending, now: float) -> None:
         """The piece is not out any more, whoever holds it."""
         for holder in tuple(pending.holders):
-            self.drop_holder(pending, holder.attempt, failed=False)
+            self.drop_holder(pending, holder.attempt, now, failed=False)
 
     def start_clocks(self, now: float) -> None:
-        """Holds of unknown age count from ``now``."""
-        if not self._unstarted:
+        """Clocks that stand start at ``now``."""
+        if not self._has_standing:
             return
-        for pending in self:
-            for holder in pending.holders:
-                if holder.since_s is None:
-                    holder.since_s = now
-        self._unstarted = False
+        for line in self._lines.values():
+            attempt = line.first_attempt
+            if attempt not in self._running:
+                self._start(line.pieces[attempt].holder(attempt), now, is_timed=False)
+        self._has_standing = False
 
-    def restored(self) -> None:
-        """Holds were added whose age is unknown."""
-        self._unstarted = True
+    def _start(self, holder: Holder, now: float, *, is_timed: bool) -> None:
+        holder.since_s, holder.is_timed = now, is_timed
+        self._running[holder.attempt] = holder
 
-    def oldest_since(self) -> tuple[int, float] | None:
-        """(attempt, since when it is out) of the longest hold."""
-        for attempt, pending in self._by_attempt.items():
-            since_s = next(holder.since_s for holder in pending.holders if holder.attempt == attempt)
-            return None if since_s is None else (attempt, since_s)
+    def longest_running(self) -> tuple[Holder, float] | None:
+        """The piece that has run longest, and since when."""
+        for holder in self._running.values():
+            assert holder.since_s is not None, "its clock goes"
+            return holder, holder.since_s
         return None
 
-    def copyable(self, epoch: int, failures_below: int) -> tuple[Pending, float] | None:
-        """About the longest held piece of ``epoch`` with one holder, and since when it is out."""
-        for pending in self._single.values():
-            holder = pending.holders[0]
-            is_meant = pending.piece.epoch == epoch and pending.piece.failures < failures_below
-            if is_meant and holder.since_s is not None:
+    def copyable_waiting(self, epoch: int, failures_below: int) -> Pending | None:
+        """Of ``epoch``, a piece with one holder who begins it last: near the end of the longest line."""
+        found: Pending | None = None
+        longest = 1
+        for line in self._lines.values():
+            if len(line.pieces) > longest:
+                wanted = (each for _, each in line.waiting() if _is_copyable(each, epoch, failures_below))
+                if (last := next(wanted, None)) is not None:
+                    found, longest = last, len(line.pieces)
+        return found
+
+    def copyable_running(self, epoch: int, failures_below: int) -> tuple[Pending, float] | None:
+        """Of ``epoch``, the piece with one holder that has run longest, and since when."""
+        for attempt, holder in self._running.items():
+            pending = self._by_attempt[attempt]
+            if _is_copyable(pending, epoch, failures_below) and holder.since_s is not None:
                 return pending, holder.since_s
         return None
-
-    def _note_single(self, pending: Pending) -> None:
-        if len(pending.holders) == 1:
-            self._single[pending.holders[0].attempt] = pending
-        else:
-            self._single.pop(pending.holders[0].attempt, None)
 
     def check(self) -> None:
         """Assert that all tables say the same."""
         attempts = [holder.attempt for pending in self for holder in pending.holders]
         assert sorted(attempts) == list(self._by_attempt), "attempts are by age and complete"
-        assert sum(len(held) for held in self._by_trainer.values()) == len(attempts)
-        assert all(self._by_trainer.values())
+        assert sum(len(line.pieces) for line in self._lines.values()) == len(attempts)
+        for line in self._lines.values():
+            assert line.pieces
+            assert sorted(line.pieces) == list(line.pieces), "a line is in the order of its attempts"
+            assert line.rows == line.rows_anew()
         for pending in self:
             trainers = [holder.trainer for holder in pending.holders]
             assert 1 <= len(trainers) <= HOLDERS_LIMIT
             assert len(set(trainers)) == len(trainers)
-            assert all(self._by_trainer[holder.trainer][holder.attempt] is pending for holder in pending.holders)
+            assert all(self._lines[holder.trainer].pieces[holder.attempt] is pending for holder in pending.holders)
             assert pending in self._by_place[(pending.piece.epoch, pending.piece.position)]
-            assert (self._single.get(pending.holders[0].attempt) is pending) == (len(trainers) == 1)
+            for holder in pending.holders:
+                runs = self._lines[holder.trainer].first_attempt == holder.attempt
+                assert runs or holder.since_s is None, "the clock of what waits stands"
+                assert self._has_standing or runs == (holder.since_s is not None)
+                assert (self._running.get(holder.attempt) is holder) == (holder.since_s is not None)
+        assert self._running.keys() <= self._by_attempt.keys()
         assert sum(map(len, self._by_place.values())) == len(self) == sum(1 for _ in self)
-        assert len(self._single) == sum(len(pending.holders) == 1 for pending in self)
+
+
+def _is_copyable(pending: Pending, epoch: int, failures_below: int) -> bool:
+    return len(pending.holders) == 1 and pending.piece.epoch == epoch and pending.piece.failures < failures_below

@@ -55,7 +55,7 @@ class QueueState:
         self.failed = FailedPieces(settings.failed_limit)
         #: (epoch, position) -> attempts of the finished pieces of a task of which another piece is open.
         self.finished_parts: dict[tuple[int, int], list[int]] = {}
-        #: Moving average of how long whole tasks are out; None: none finished yet.
+        #: Moving average of how long whole tasks run; None: none finished yet.
         self.average_s: float | None = None
         self.average_count = 0
         self.copies = 0
@@ -73,6 +73,10 @@ class QueueState:
     def begun(self, epoch: int) -> int:
         """Positions of an epoch below this were handed out."""
         return self.cursor if epoch == self.epoch else self.size(epoch)
+
+    def todo(self, epoch: int) -> int:
+        """How many whole tasks of an epoch nobody holds, but for suspicious ones. O(1)."""
+        return self.size(epoch) - self.begun(epoch) + self.waiting.count_whole(epoch)
 
     def batch_count(self, epoch: int, position: int) -> int:
         """Batches of the task at a position.

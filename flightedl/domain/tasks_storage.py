@@ -19,7 +19,8 @@ from flightedl.domain.tasks_documents import (
 )
 from flightedl.domain.tasks_failed import BatchTable
 from flightedl.domain.tasks_order import EpochSizes
-from flightedl.domain.tasks_pending import HOLDERS_LIMIT, Holder, Pending
+from flightedl.domain.tasks_pending import Holder, Pending
+from flightedl.domain.tasks_sharing import HOLDING_CEILING
 from flightedl.domain.tasks_state import QueueState
 from flightedl.domain.tasks_values import Piece
 from flightedl.errors import CorruptError, UsageError
@@ -40,18 +41,6 @@ def encode(state: QueueState) -> bytes:
 
 def encode_parts(state: QueueState) -> tuple[bytes, bytes]:
     """(dispatch document, failures document)."""
-    names: dict[str, int] = {}
-    pending = [
-        (
-            *_row(each.piece),
-            [
-                number
-                for holder in each.holders
-                for number in (names.setdefault(holder.trainer, len(names)), holder.attempt)
-            ],
-        )
-        for each in state.pending
-    ]
     document = DispatchDocument(
         version=VERSION,
         seed=state.settings.seed & _SEED_MASK,
@@ -62,8 +51,7 @@ def encode_parts(state: QueueState) -> tuple[bytes, bytes]:
         next_attempt=state.next_attempt,
         sizes=state.sizes.rows,
         growth_ended=state.growth_ended,
-        trainers=list(names),
-        pending=pending,
+        held={trainer: line.rows for trainer, line in sorted(state.pending.lines().items())},
         runs=state.waiting.runs,
         parts=[_row(piece) for piece in state.waiting.pieces],
         finished_parts=[(*place, attempts) for place, attempts in state.finished_parts.items()],
@@ -159,22 +147,7 @@ def _restore_counters(state: QueueState, document: DispatchDocument) -> None:
 
 
 def _restore_pieces(state: QueueState, document: DispatchDocument) -> None:
-    holds: list[tuple[int, str, Piece, int]] = []
-    for number, (epoch, position, first, end, failures, flat) in enumerate(document.pending):
-        pairs = list(zip(flat[::2], flat[1::2], strict=True))
-        if not 1 <= len(pairs) <= HOLDERS_LIMIT:
-            raise CorruptError(f"the stored task queue has a piece with {len(pairs)} holders")
-        piece = _piece(state, (epoch, position, first, end, failures))
-        holds += [(attempt, document.trainers[index], piece, number) for index, attempt in pairs]
-    out: dict[int, Pending] = {}
-    for attempt, trainer, piece, number in sorted(holds, key=lambda hold: hold[0]):
-        holder = Holder(trainer, attempt, None, is_timed=False)
-        if number in out:
-            state.pending.add_holder(out[number], holder)
-        else:
-            task = state.order(piece.epoch).at(piece.position)
-            out[number] = state.pending.hand_out(piece, task, holder)
-    state.pending.restored()
+    _restore_held(state, document)
     for epoch, start, end, failures in document.runs:
         if not start < end:
             raise CorruptError("the stored task queue has an empty run")
@@ -182,6 +155,40 @@ def _restore_pieces(state: QueueState, document: DispatchDocument) -> None:
     for row in document.parts:
         state.waiting.put(_piece(state, row))
     state.finished_parts = {(epoch, position): attempts for epoch, position, attempts in document.finished_parts}
+
+
+def _restore_held(state: QueueState, document: DispatchDocument) -> None:
+    holds = [
+        (attempt, trainer, piece)
+        for trainer, rows in document.held.items()
+        for row in rows
+        for attempt, piece in _pieces_of(state, row)
+    ]
+    if len({attempt for attempt, _, _ in holds}) != len(holds):
+        raise CorruptError("the stored task queue has an attempt twice")
+    out: dict[tuple[int, int, int], Pending] = {}
+    for attempt, trainer, piece in sorted(holds, key=lambda hold: hold[0]):
+        place = (piece.epoch, piece.position, piece.first_batch)
+        if (known := out.get(place)) is None:
+            task = state.order(piece.epoch).at(piece.position)
+            out[place] = state.pending.hand_out(piece, task, Holder(trainer, attempt), None)
+        elif known.piece == piece:
+            state.pending.add_holder(known, Holder(trainer, attempt), None)
+        else:
+            raise CorruptError(f"the stored task queue has two pieces at position {piece.position}")
+
+
+def _pieces_of(state: QueueState, row: list[int]) -> list[tuple[int, Piece]]:
+    """(attempt, piece) of each piece of a row."""
+    epoch, position, count, failures, attempt, *stretch = row
+    if stretch:
+        first, end = stretch
+        return [(attempt, _piece(state, (epoch, position, first, end, failures)))]
+    if not 1 <= count <= HOLDING_CEILING or epoch > state.epoch or position + count > state.begun(epoch):
+        raise CorruptError(f"the stored task queue has {count} pieces from position {position} at one trainer")
+    numbers = range(count)
+    batch_counts = [state.batch_count(epoch, position + number) for number in numbers]
+    return [(attempt + n, Piece(epoch, position + n, 0, batch_counts[n], batch_counts[n], failures)) for n in numbers]
 
 
 def _restore_failures(state: QueueState, document: FailuresDocument) -> None:

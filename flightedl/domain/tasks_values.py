@@ -25,7 +25,7 @@ class QueueSettings:
         attempts_limit: A piece that failed this often is narrowed down.
         confirmations: A single batch over the limit is quarantined when it failed this often more, while its trainer
             held nothing else. 0: at the limit.
-        timeout_floor_s: A piece is never taken back earlier.
+        timeout_floor_s: A piece that runs is never taken back earlier.
         timeout_ceiling_s: ... and never later, and at this while no completion time is known.
         timeout_factor: In between: this many times the moving average of completion times.
         copies: Whether idle trainers get copies of the slowest pieces near the end of an epoch.
@@ -156,7 +156,7 @@ class Quarantined:
 
 @dataclass(frozen=True, slots=True)
 class Expired:
-    """A trainer held a piece for too long; its attempt is no longer current."""
+    """A trainer was at a piece for too long; its attempt is no longer current, nor are those that waited behind it."""
 
     trainer: str
     assignment: Assignment

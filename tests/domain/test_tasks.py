@@ -106,7 +106,7 @@ def test_endless_epochs_go_on(make):
 
 
 def test_the_last_finish_of_an_epoch_ends_it(make):
-    queue = make(2, epochs=2)
+    queue = make(2, epochs=2, copies=False)
     first, second = take(queue), take(queue)
     assert queue.request("b", 0.0) == NoTaskNow(1.0), "the next epoch waits for this one"
 
@@ -260,34 +260,155 @@ def test_an_unknown_duration_is_not_averaged(make):
     assert restored.average_s is None
 
 
+# --- what runs and what waits ---
+
+
+def test_a_piece_begins_when_the_one_before_it_was_reported(make):
+    queue = make(9, timeout_floor_s=1.0, timeout_ceiling_s=100.0, timeout_factor=4.0)
+    pieces = [take(queue, now=float(n), holding_limit=9) for n in range(3)]
+    assert len(pieces) == 3
+    finish(queue, pieces[0], now=10.0)
+    finish(queue, pieces[1], now=16.0)
+    assert queue.average_s == 8.0
+    finish(queue, pieces[2], now=16.0)
+    assert queue.average_s == 8.0, "of what is reported together nobody knows how long each took"
+
+
+def test_time_is_up_for_what_runs_and_all_behind_it_goes_back_without_blame(make):
+    queue = make(30, attempts_limit=1, timeout_ceiling_s=100.0)
+    running, *waiting = [take(queue, now=float(n), holding_limit=5) for n in range(5)]
+    other = take(queue, "b", 60.0)
+    assert queue.tick(100.0) == ()
+
+    assert queue.tick(100.5) == (Expired("a", running),)
+
+    assert list(queue.holders()) == ["b"]
+    again = [take(queue, "c", 101.0, holding_limit=5) for _ in waiting]
+    assert [(each.task, stretch(each)) for each in again] == [(each.task, (0, 4)) for each in waiting]
+    finish(queue, other, "b", 101.0)
+
+
+def test_the_clock_of_what_waits_does_not_go(make):
+    queue = make(30, timeout_ceiling_s=100.0)
+    first, second = take(queue, now=0.0), take(queue, now=0.0)
+    finish(queue, first, now=99.0)
+    assert queue.tick(198.0) == ()
+    assert queue.tick(199.5) == (Expired("a", second),)
+
+
+def test_only_what_a_dead_trainer_may_have_begun_is_blamed(make):
+    """What runs, and the next one, which it reads ahead; with a limit of 1 they are suspect at once."""
+    queue = make(60, attempts_limit=1)
+    held = [take(queue, holding_limit=9) for _ in range(9)]
+    finish(queue, held[0])
+    queue.trainer_gone("a", 1.0)
+    again = [take(queue, "b", holding_limit=6) for _ in range(6)]
+    assert [each.task for each in again] == [each.task for each in held[3:]]
+    run(queue, "c")
+    assert {piece.task for piece in queue._state.waiting.pieces} == set(), "c did the suspects, alone"
+
+
+def test_a_piece_that_was_finished_elsewhere_makes_way_for_the_next(make):
+    queue = make(3, timeout_floor_s=1.0, timeout_factor=1.0)
+    finish(queue, take(queue, "b", 0.0), "b", 10.0)
+    first, second = take(queue, "a", 10.0), take(queue, "a", 10.0)
+    waits = take(queue, "b", 11.0)
+    finish(queue, waits, "b", 15.0)
+    runs = take(queue, "b", 100.0)
+    assert (waits.task, runs.task) == (second.task, first.task)
+    finish(queue, runs, "b", 101.0)
+    assert not queue.holds("a")
+    assert queue.is_done
+
+
+# --- shares ---
+
+
+def test_more_than_two_only_while_enough_is_left_for_all(make):
+    queue = make(100)
+    asks = {"holding_limit": 64, "trainer_count": 4}
+    held = []
+    while isinstance(answer := queue.request("a", 0.0, **asks), TaskGiven):
+        held.append(answer.assignment)
+    assert len(held) == 11, "11 of 89 over 2 x 4"
+    assert len(queue.holders()) == 1
+
+
+def test_shares_shrink_to_two_as_the_epoch_ends(make):
+    """Everybody wants all it can get; whoever finishes a piece takes as much as it may."""
+    queue = make(400)
+    trainers = [f"t{n}" for n in range(5)]
+    left_behind = []
+    while not queue.is_done:
+        for trainer in trainers:
+            while isinstance(answer := queue.request(trainer, 0.0, 64, trainer_count=5), TaskGiven):
+                todo = queue.counts().todo
+                assert queue.held_count(trainer) <= max(2, (todo + 1) // 10)
+                assert answer.is_copy or todo or queue.held_count(trainer) <= 2
+            if held := queue.holders().get(trainer):
+                finish(queue, held[0], trainer)
+        if not queue.counts().todo:
+            left_behind.append(max(map(len, queue.holders().values()), default=0))
+    assert max(left_behind) <= 2
+
+
+def test_pieces_given_at_once_are_one_row_of_the_stored_state(make):
+    queue = make(1000)
+    for _ in range(40):
+        take(queue, holding_limit=64)
+    before = len(queue.encode_parts()[0])
+    finish(queue, queue.holders()["a"][0])
+    assert queue._state.pending.line_of("a").rows == [[0, 1, 39, 0, 2]]
+    assert abs(len(queue.encode_parts()[0]) - before) < 5
+    settings = QueueSettings(task_count=1000, batch_counts=four)
+    assert TaskQueue.decode(queue.encode(), settings).holders() == queue.holders()
+
+
+def test_who_asks_for_one_at_a_time_beside_others_soon_gets_no_more(make):
+    """Each of its pieces is a row of its own."""
+    queue = make(1000)
+    for _ in range(20):
+        for trainer in "ab":
+            queue.request(trainer, 0.0, 64)
+    assert {trainer: len(held) for trainer, held in queue.holders().items()} == {"a": 4, "b": 4}
+    for _ in range(2):
+        finish(queue, queue.holders()["a"][0])
+    for _ in range(20):
+        queue.request("a", 0.0, 64)
+    assert len(queue.holders()["a"]) == 22, "they follow each other"
+
+
 # --- copies ---
 
 
 @pytest.fixture
 def near_end(make):
-    """One task took 10 s; the last two are out at "slow" since 100 and 101."""
+    """One task took 10 s; "slow" is at the second since 100, the third waits at it."""
     queue = make(3)
     finish(queue, take(queue, "fast", 0.0), "fast", 10.0)
     return queue, take(queue, "slow", 100.0), take(queue, "slow", 101.0)
 
 
-def test_an_idle_trainer_gets_a_copy_of_the_slowest(near_end):
-    queue, slowest, _ = near_end
-    assert queue.request("fast", 105.0) == NoTaskNow(1.0)
-    assert queue.request("fast", 109.5) == NoTaskNow(0.5)
-
-    answer = queue.request("fast", 111.0)
+def test_an_idle_trainer_gets_a_copy_of_what_only_waits_then_of_the_slowest(near_end):
+    queue, slowest, waiting = near_end
+    answer = queue.request("fast", 101.5)
 
     assert answer.is_copy
-    assert (answer.assignment.task, answer.assignment.attempt > slowest.attempt) == (slowest.task, True)
+    assert (answer.assignment.task, answer.assignment.attempt > waiting.attempt) == (waiting.task, True)
     assert queue.counts().copies == 1
     assert isinstance(queue.request("fast", 112.0), NoTaskNow), "it is not idle any more"
     assert isinstance(queue.request("slow", 200.0, holding_limit=9), NoTaskNow), "no copy of one's own"
 
+    finish(queue, answer.assignment, "fast", 103.5)
+    assert queue.average_s == 6.0
+    assert queue.request("fast", 103.5) == NoTaskNow(1.0)
+    assert queue.request("fast", 105.5) == NoTaskNow(0.5)
+    assert take(queue, "fast", 106.5).task == slowest.task
+
 
 @pytest.mark.parametrize("winner", ["fast", "slow"])
 def test_the_first_finish_wins(near_end, winner):
-    queue, original, _ = near_end
+    queue, _, original = near_end
     both = {"slow": original, "fast": take(queue, "fast", 120.0)}
     loser = "slow" if winner == "fast" else "fast"
 
@@ -297,20 +418,43 @@ def test_the_first_finish_wins(near_end, winner):
 
 
 def test_no_third_holder(near_end):
-    queue, slowest, second = near_end
-    assert take(queue, "fast", 120.0).task == slowest.task
-    assert take(queue, "third", 120.0).task == second.task
+    queue, slowest, waiting = near_end
+    assert take(queue, "fast", 120.0).task == waiting.task
+    assert take(queue, "third", 120.0).task == slowest.task
     assert isinstance(queue.request("fourth", 120.0), NoTaskNow)
 
 
 def test_a_copy_survives_its_original(near_end):
-    queue, slowest, _ = near_end
+    queue, _, waiting = near_end
     copy = take(queue, "fast", 120.0)
     queue.trainer_gone("slow", 121.0)
     assert queue.is_current("fast", copy.attempt)
     again = take(queue, "other", 122.0)
-    assert again.task != slowest.task
+    assert again.task != waiting.task
     assert isinstance(finish(queue, copy, "fast", 123.0), Finished)
+
+
+def test_of_the_longest_line_the_last_piece_is_copied(make):
+    queue = make(60)
+    first = [take(queue, "a", 0.0, holding_limit=9) for _ in range(3)]
+    second = [take(queue, "b", 0.0, holding_limit=9) for _ in range(5)]
+    run(queue, "c")  # It does all the rest, one after the other, and then it copies.
+
+    assert queue.counts().copies == len(first) + len(second) - 2, "all that waited"
+    assert {trainer: [held.task for held in pieces] for trainer, pieces in queue.holders().items()} == {
+        "a": [first[0].task],
+        "b": [second[0].task],
+    }
+
+
+def test_copies_of_what_waits_are_of_the_longest_line(make):
+    queue = make(60)
+    for trainer, count in [("a", 3), ("b", 5)]:
+        for _ in range(count):
+            last = take(queue, trainer, holding_limit=9)
+    for number in range(60 - 8):
+        take(queue, f"other-{number}")
+    assert take(queue, "idle").task == last.task
 
 
 def test_copies_can_be_off(make):
@@ -698,9 +842,9 @@ def test_failures_are_stored_apart(make):
 
 def test_everything_is_stored(near_end):
     """Copies, failure counts, narrowed and quarantined pieces, averages: the next master knows it all."""
-    queue, slowest, second = near_end
+    queue, first, original = near_end
     copy = take(queue, "fast", 120.0)
-    fail(queue, second, "slow", 121.0)
+    fail(queue, first, "slow", 121.0)
     settings = QueueSettings(task_count=3, batch_counts=four)
 
     restored = TaskQueue.decode(queue.encode(), settings)
@@ -713,7 +857,7 @@ def test_everything_is_stored(near_end):
         fail(restored, take(restored, "third", 1.0), "third", 1.0)
     assert stretch(take(restored, "third", 1.0)) == (0, 2), "its first failure was not forgotten"
     assert isinstance(finish(restored, copy, "fast", 2.0), Finished)
-    assert finish(restored, slowest, "slow", 2.0) == AlreadyDone()
+    assert finish(restored, original, "slow", 2.0) == AlreadyDone()
     restored.check()
 
 
@@ -731,8 +875,8 @@ def test_damaged_state_is_refused(make):
     for data in (b"", b"{}", b"[]", good[:-1], good + b" 1", good.replace(b'"cursor"', b'"cursr"')):
         with pytest.raises(CorruptError):
             TaskQueue.decode(data, settings)
-    with pytest.raises(CorruptError, match="version 2"):
-        TaskQueue.decode(good.replace(b'"version":1', b'"version":2'), settings)
+    with pytest.raises(CorruptError, match="version 1"):
+        TaskQueue.decode(good.replace(b'"version":2', b'"version":1'), settings)
     refused = 0
     chance = random.Random(5)
     for _ in range(300):

@@ -29,7 +29,7 @@ from flightedl.domain.tasks_values import (
 from flightedl.errors import FencedError, FlightedlError
 
 TRAINERS = ("a", "b", "c", "d")
-HOLDING_LIMIT = 2
+HOLDING_LIMIT = 7
 
 picks = st.integers(0, 100)
 
@@ -40,7 +40,7 @@ def batch_counts(task):
 
 class QueueAgainstModel(RuleBasedStateMachine):
     @initialize(
-        tasks=st.integers(1, 12),
+        tasks=st.one_of(st.integers(1, 12), st.just(60)),
         epochs=st.sampled_from([1, 2, 3]),
         shuffle=st.booleans(),
         limit=st.integers(1, 3),
@@ -69,6 +69,8 @@ class QueueAgainstModel(RuleBasedStateMachine):
         self.model = {}
         #: attempt -> (trainer, assignment), current ones only.
         self.out = {}
+        #: attempt -> since when it runs: it is the oldest that its trainer holds.
+        self.running = {}
         self.ended = []
         self.begin_epoch(tasks)
 
@@ -94,6 +96,22 @@ class QueueAgainstModel(RuleBasedStateMachine):
             if not self.model[batch]:
                 self.model[batch] = "todo"
 
+    def held_by(self, trainer):
+        return sorted(attempt for attempt, (holder, _) in self.out.items() if holder == trainer)
+
+    def note_running(self):
+        """Something happened: whoever has another oldest piece than before has begun it now."""
+        oldest = {self.held_by(trainer)[0] for trainer, _ in self.out.values()}
+        self.running = {attempt: self.running.get(attempt, self.now) for attempt in sorted(oldest)}
+
+    def whole_todo(self, epoch):
+        """How many tasks are wholly todo."""
+        by_task = {}
+        for (e, task, _), state in self.model.items():
+            if e == epoch:
+                by_task.setdefault(task, set()).add(state if isinstance(state, str) else "out")
+        return sum(states == {"todo"} for states in by_task.values())
+
     def heed(self, effects, epoch_touched=None):
         """Check effects in their order."""
         for effect in effects:
@@ -115,6 +133,15 @@ class QueueAgainstModel(RuleBasedStateMachine):
     def is_finished(self):
         return self.epoch == self.settings.epochs and not any(self.is_open(e) for e in range(self.epoch))
 
+    def is_alone(self, attempt, epoch):
+        """Whether nobody has a copy of an unsuspicious piece."""
+        _, assignment = self.out[attempt]
+        failures = self.queue._state.pending.find(attempt).piece.failures
+        batches = self.batches_of(assignment)
+        return (
+            assignment.epoch == epoch and len(self.model[batches[0]]) == 1 and failures < self.settings.attempts_limit
+        )
+
     # events
 
     @rule(trainer=st.sampled_from(TRAINERS), wait_s=st.floats(0, 3))
@@ -131,11 +158,15 @@ class QueueAgainstModel(RuleBasedStateMachine):
         else:
             given = answer.assignment
             assert len(holding) < HOLDING_LIMIT
+            holders = {holder for holder, _ in self.out.values()}
+            if len(holding) >= 2:
+                assert self.whole_todo(given.epoch) >= 2 * len(holders) * (len(holding) + 1), "enough for all others"
             assert given.attempt not in self.out
             assert given.batch_count == batch_counts(given.task)
             assert not any(self.is_open(epoch) for epoch in range(given.epoch)), "epochs are a barrier"
             for batch in self.batches_of(given):
                 if answer.is_copy:
+                    assert not holding
                     assert len(self.model[batch]) == 1
                     assert not self.model[batch] & set(holding)
                     self.model[batch] = self.model[batch] | {given.attempt}
@@ -143,6 +174,10 @@ class QueueAgainstModel(RuleBasedStateMachine):
                     assert self.model[batch] == "todo"
                     self.model[batch] = {given.attempt}
             self.out[given.attempt] = (trainer, given)
+            if answer.is_copy and self.model[batch] & self.running.keys():
+                others = {attempt for attempt in self.out if attempt not in self.running and attempt != given.attempt}
+                assert not any(self.is_alone(other, given.epoch) for other in others), "what waits is copied first"
+        self.note_running()
         assert (self.queue.revision > revision) == isinstance(answer, TaskGiven)
 
     @precondition(lambda self: self.out)
@@ -165,6 +200,7 @@ class QueueAgainstModel(RuleBasedStateMachine):
             repeated = self.queue.finish(trainer, other.epoch, other.position, loser, self.now)
             assert repeated == AlreadyDone()
         self.heed(answer.effects)
+        self.note_running()
 
     @precondition(lambda self: self.out)
     @rule(pick=picks, knows=st.booleans())
@@ -178,6 +214,7 @@ class QueueAgainstModel(RuleBasedStateMachine):
         )
         self.lost(attempt)
         self.heed(effects)
+        self.note_running()
 
     @precondition(lambda self: self.out)
     @rule(pick=picks)
@@ -186,6 +223,7 @@ class QueueAgainstModel(RuleBasedStateMachine):
         trainer, assignment = self.out[attempt]
         assert self.queue.give_back(trainer, assignment.epoch, assignment.position, attempt, self.now) == ()
         self.lost(attempt)
+        self.note_running()
         if any(isinstance(self.model[batch], set) for batch in self.batches_of(assignment)):
             return
         with pytest.raises(FencedError):
@@ -194,20 +232,27 @@ class QueueAgainstModel(RuleBasedStateMachine):
     @rule(trainer=st.sampled_from(TRAINERS), is_graceful=st.booleans())
     def trainer_gone(self, trainer, is_graceful):
         effects = self.queue.trainer_gone(trainer, self.now, is_graceful)
-        for attempt in [a for a, (holder, _) in self.out.items() if holder == trainer]:
+        for attempt in self.held_by(trainer):
             self.lost(attempt)
         self.heed(effects)
+        self.note_running()
 
     @rule(wait_s=st.floats(0, 15))
     def tick(self, wait_s):
         self.now += wait_s
-        effects = self.queue.tick(self.now)
-        for effect in effects:
+        self.note_running()
+        timeout_s = self.queue.timeout_s
+        late = {attempt for attempt, since_s in self.running.items() if self.now - since_s > timeout_s}
+        for effect in self.queue.tick(self.now):
             if isinstance(effect, Expired):
                 assert self.out[effect.assignment.attempt] == (effect.trainer, effect.assignment)
-                self.lost(effect.assignment.attempt)
+                late.remove(effect.assignment.attempt)
+                for attempt in self.held_by(effect.trainer):
+                    self.lost(attempt)
             else:
                 self.heed([effect])
+        assert not late, "and nothing else: what waits has all the time"
+        self.note_running()
 
     @rule(data=st.data())
     def reopen(self, data):
@@ -267,6 +312,7 @@ class QueueAgainstModel(RuleBasedStateMachine):
     def restart(self, in_parts):
         """Another master goes on from what was stored, by another clock."""
         self.now = 5.0
+        self.running = {}
         before = self.figures()
         stored = self.queue.encode_parts() if in_parts else (self.queue.encode(), None)
         self.settings = replace(self.settings, task_count=self.tasks)
@@ -373,6 +419,7 @@ class QueueAgainstModel(RuleBasedStateMachine):
                             self.out.pop(loser, None)
                         self.model[batch] = "done"
                     self.heed(answer.effects)
+                    self.note_running()
         self.agrees()
         assert self.queue.is_done
         assert set(self.ended) == set(range(self.settings.epochs))
