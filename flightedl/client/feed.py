@@ -1,10 +1,14 @@
 """Gets work from the master and reports it, in the background, so that the next task is there when this one ends.
 
-The feed holds at most ``HOLD`` pieces of work: the one being trained and the next. One thread talks to the master: a
-report goes out at once (others may wait for this trainer's leave), a request when there is room. Reports stay in the
-feed until the master answered them, so a master's death loses none; the attempt number makes repeating them safe.
-While tasks are short, the thread asks again and again over one open stream; it lets go of it when it has said nothing
-for a second.
+The feed holds as many pieces of work as last until there is a master again, should it die now: by the time that the
+pieces before took (``domain.tasks_sharing``). At least two, the one being trained and the next; near the end of an
+epoch no more. They are given out in the order in which they came, and none before all but one of those before it are
+reported: the master takes whatever else a dead trainer held for untouched.
+
+One thread talks to the master: a report goes out at once (others may wait for this trainer's leave), a request when
+there is room. Reports stay in the feed until the master answered them, so a master's death loses none; the attempt
+number makes repeating them safe. While tasks are short, the thread asks again and again over one open stream; it lets
+go of it when it has said nothing for a second.
 
 The feed does not know whether a batch was pushed; ``finished`` is the caller's word that all of a piece was.
 """
@@ -18,13 +22,16 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from flightedl.client.servers import is_transient
+from flightedl.domain.tasks_sharing import count_to_ask_for, wanted_count
 from flightedl.errors import FlightedlError
 from flightedl.formats.chunks import Chunk
 from flightedl.ports import Clock
 from flightedl.wire.messages_work import Assignment, FailedTask, FinishedTask, ReturnedTask, TasksReply
 
-#: Pieces of work held at once: one in training, one ahead.
-HOLD = 2
+#: Pieces of work that may be begun at once: one is trained, one is read ahead.
+_BEGUN_COUNT = 2
+#: How many of the newest pieces make the pace.
+_PACE_COUNT = 4
 _RETRY_S = 0.2
 #: A loop that was left by an exception reports its piece within this time.
 _KEPT_S = 1.0
@@ -63,18 +70,31 @@ Fetch = Callable[[Reports, Sequence[int], int, float], tuple[TasksReply, Sequenc
 
 
 class TaskFeed:
-    """The pieces of work of one trainer. Thread-safe."""
+    """The pieces of work of one trainer. Thread-safe.
 
-    def __init__(self, fetch: Fetch, rest: Callable[[], None], clock: Clock) -> None:
-        """``rest``: tells that there will be nothing to fetch for a while."""
+    Args:
+        fetch: Talks to the master.
+        rest: Tells that there will be nothing to fetch for a while.
+        clock: Tells how long pieces take.
+        cover_s: How long the pieces held should last while no master answers.
+    """
+
+    def __init__(self, fetch: Fetch, rest: Callable[[], None], clock: Clock, cover_s: float = 0.0) -> None:
         self._fetch = fetch
         self._rest = rest
         self._clock = clock
+        self._cover_s = cover_s
         self._changed = threading.Condition()
         self._reports = Reports()
-        #: Attempts this trainer holds: given and not yet reported.
+        #: Attempts this trainer holds: given and not yet reported, oldest first.
         self._held: dict[int, Assignment] = {}
+        #: Those of them that nobody has begun.
         self._ready: deque[Piece] = deque()
+        #: Since when the oldest one held is the oldest.
+        self._since_s = 0.0
+        #: From one finished piece to the next, about; None: not known.
+        self._pace_s: float | None = None
+        self._paced_count = 0
         self._is_done = False
         self._is_closing = False
         self._not_before = 0.0
@@ -92,16 +112,24 @@ class TaskFeed:
     def next(self, timeout_s: float) -> Piece | None:
         """The next piece of work, or None after ``timeout_s``, or at once when there is none any more.
 
+        While two that were given are not reported, there is no next one.
+
         Raises:
             FlightedlError: what ended the feed.
         """
         with self._changed:
-            self._changed.wait_for(lambda: self._ready or self._is_done or self._is_closing or self._error, timeout_s)
-            if self._ready:
+            self._changed.wait_for(lambda: self._may_begin() or self._is_over(), timeout_s)
+            if self._may_begin():
                 return self._ready.popleft()
-            if self._error is not None:
+            if self._error is not None and not self._ready:
                 raise self._error
             return None
+
+    def _may_begin(self) -> bool:
+        return bool(self._ready) and len(self._held) - len(self._ready) < _BEGUN_COUNT
+
+    def _is_over(self) -> bool:
+        return self._is_closing or (not self._ready and (self._is_done or self._error is not None))
 
     @property
     def is_done(self) -> bool:
@@ -139,7 +167,10 @@ class TaskFeed:
             pservers=list(pservers),
             metrics=dict(metrics or {}),
         )
-        self._report(assignment, lambda r: replace(r, finished=(*r.finished, report)))
+        with self._changed:
+            if assignment.attempt in self._held:
+                self._note_pace()
+            self._report(assignment, lambda r: replace(r, finished=(*r.finished, report)))
 
     def failed(self, assignment: Assignment, error: str, batch: int | None) -> None:
         """This piece cannot be done by this trainer."""
@@ -155,8 +186,30 @@ class TaskFeed:
     def _report(self, assignment: Assignment, add: Callable[[Reports], Reports]) -> None:
         with self._changed:
             if self._held.pop(assignment.attempt, None) is not None:
+                self._since_s = self._clock.now()
                 self._reports = add(self._reports)
                 self._changed.notify_all()
+
+    def _lose(self, attempts: set[int]) -> None:
+        """The master took these away."""
+        oldest = next(iter(self._held), None)
+        self._held = {attempt: held for attempt, held in self._held.items() if attempt not in attempts}
+        self._ready = deque(piece for piece in self._ready if piece.assignment.attempt in self._held)
+        if oldest in attempts:
+            self._since_s = self._clock.now()
+
+    def _note_pace(self) -> None:
+        """The oldest piece is finished."""
+        took_s = self._clock.now() - self._since_s
+        self._paced_count = min(self._paced_count + 1, _PACE_COUNT)
+        last_s = self._pace_s or 0.0
+        self._pace_s = last_s + (took_s - last_s) / self._paced_count
+
+    def _room(self) -> int:
+        """How many pieces to ask for."""
+        if self._is_closing or self._is_done:
+            return 0
+        return count_to_ask_for(wanted_count(self._pace_s, self._cover_s), len(self._held))
 
     def drop_all(self) -> None:
         """Forget everything held: it was given to a registration that is gone."""
@@ -221,9 +274,9 @@ class TaskFeed:
                     else:
                         self._hand_back(None)
                     continue
-                room = 0 if self._is_closing or self._is_done else HOLD - len(self._held)
+                room = self._room()
                 if self._reports and (pause <= 0 or not self._reason):
-                    return self._reports, tuple(self._held), max(room, 0), 0.0
+                    return self._reports, tuple(self._held), room, 0.0
                 if room > 0 and pause <= 0:
                     # A trainer that holds work must be able to report it at once: it does not let itself be held.
                     return self._reports, tuple(self._held), room, 0.0 if self._held else 2.0
@@ -258,8 +311,8 @@ class TaskFeed:
         with self._changed:
             self._reason = ""
             self._reports = self._reports.without(sent)
-            for lost in reply.lost:
-                self._held.pop(lost.attempt, None)
+            if reply.lost:
+                self._lose({lost.attempt for lost in reply.lost})
             self._is_done = reply.outcome == "epochs_done"
             if self._is_done:
                 self._held.clear()
@@ -271,6 +324,8 @@ class TaskFeed:
                 )
                 self._reports = replace(self._reports, returned=(*self._reports.returned, *unwanted))
             else:
+                if not self._held:
+                    self._since_s = self._clock.now()
                 for piece in pieces:
                     self._held[piece.assignment.attempt] = piece.assignment
                     self._ready.append(piece)

@@ -70,6 +70,8 @@ from flightedl.wire.messages_work import TasksReply
 Answer = TypeVar("Answer")
 
 _CLOSE_S = 4.0
+#: So long after the end of its lease at most, a master is replaced.
+_TAKEOVER_S = 1.5
 
 
 def connect(etcd: str | None = None, job: str | None = None, **more: Any) -> Job:
@@ -93,6 +95,7 @@ class Job:
 
     def __init__(self, chosen: TrainerSettings) -> None:
         self._settings = chosen
+        self._cover_s = chosen.lease_ttl_s + _TAKEOVER_S
         self._clock: Clock = SystemClock()
         self._keys = JobKeys(chosen.job)
         self._coordinator = EtcdCoordinator(chosen.etcd, clock=self._clock)
@@ -347,7 +350,7 @@ class Job:
             return last, pieces
 
         dialogue = self._dialogue()
-        self._evaluation = TaskFeed(fetch, dialogue.rest, self._clock)
+        self._evaluation = TaskFeed(fetch, dialogue.rest, self._clock, self._cover_s)
         try:
             evaluation.run(self._evaluation, read, measure, self._waits.begin())
         finally:
@@ -379,7 +382,7 @@ class Job:
 
     def _open_feed(self) -> TaskFeed:
         dialogue = self._dialogue()
-        return TaskFeed(partial(self._participation.fetch, dialogue), dialogue.rest, self._clock)
+        return TaskFeed(partial(self._participation.fetch, dialogue), dialogue.rest, self._clock, self._cover_s)
 
     def _dialogue(self) -> Dialogue:
         return Dialogue("tasks", self._clock)

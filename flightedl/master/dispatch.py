@@ -10,6 +10,7 @@ import logging
 from collections.abc import Callable, Mapping
 
 from flightedl.domain.tasks import TaskQueue
+from flightedl.domain.tasks_sharing import HOLDING_CEILING
 from flightedl.domain.tasks_values import (
     Effects,
     EpochFinished,
@@ -76,15 +77,15 @@ class Dispatch:
         ]
         return lost
 
-    def hand_out(self, ticket: TasksTicket, now: float) -> tuple[list[Assignment], str, float]:
-        """(assignments, outcome, after how many seconds to ask again)."""
+    def hand_out(self, ticket: TasksTicket, now: float, trainer_count: int) -> tuple[list[Assignment], str, float]:
+        """(assignments, outcome, after how many seconds to ask again); so many trainers share what there is."""
         given: list[Assignment] = []
         if not ticket.want:
             return [], "epochs_done" if self.queue.is_done else "none_now", 0.0
         known = set(ticket.holding)
         outcome, retry_after_s = "none_now", 0.0
         for _ in range(ticket.want):
-            answer = self.queue.request(ticket.trainer, now, known=known)
+            answer = self.queue.request(ticket.trainer, now, HOLDING_CEILING, known, trainer_count)
             if not isinstance(answer, TaskGiven):
                 if isinstance(answer, EpochsDone):
                     outcome = "epochs_done"
@@ -124,7 +125,10 @@ class Dispatch:
                     _log.info("epoch is done epoch=%d", epoch)
                 case Expired(trainer, a):
                     _log.warning(
-                        "a task took too long and goes back epoch=%d task=%d trainer=%s", a.epoch, a.task, trainer
+                        "a task took too long, all of its trainer's go back epoch=%d task=%d trainer=%s",
+                        a.epoch,
+                        a.task,
+                        trainer,
                     )
                 case Quarantined(piece):
                     found = failed_piece(piece, self.dataset)

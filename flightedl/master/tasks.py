@@ -105,14 +105,14 @@ class Tasks:
         """As ``Dispatch.hand_out``; in lockstep, no more than the trainer may have now."""
         lockstep, now = self._members.lockstep, self._state.clock.now()
         if lockstep is None or not lockstep.is_on or not ticket.want:
-            return dispatch.hand_out(ticket, now)
+            return dispatch.hand_out(ticket, now, len(self._state.trainers))
         if lockstep.begins(ticket.trainer):
             self._members.leave_all()
             self._state.changed.notify_all()
         want = lockstep.pieces_for(ticket.trainer, ticket.want)
         if not want:
             return [], "none_now", _LOCKSTEP_RETRY_S
-        return dispatch.hand_out(msgspec.structs.replace(ticket, want=want), now)
+        return dispatch.hand_out(msgspec.structs.replace(ticket, want=want), now, len(self._state.trainers))
 
     def _without_lost_work(self, ticket: TasksTicket) -> tuple[TasksTicket, list[ReturnedTask]]:
         """Finished work that went with a pserver is given back instead."""
@@ -169,7 +169,7 @@ class Tasks:
             if dispatch is not None:
                 before = dispatch.queue.revision
                 lost = dispatch.take_reports(ticket, state.clock.now())
-                given, outcome, retry_after_s = dispatch.hand_out(ticket, state.clock.now())
+                given, outcome, retry_after_s = dispatch.hand_out(ticket, state.clock.now(), len(state.trainers))
                 state.evaluations.settle(found)
                 if dispatch.queue.revision != before:
                     state.touch()

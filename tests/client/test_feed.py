@@ -8,7 +8,8 @@ from collections.abc import Callable, Iterator, Sequence
 import pytest
 
 from flightedl.adapters.clock import SystemClock
-from flightedl.client.feed import HOLD, Piece, Reports, TaskFeed
+from flightedl.client.feed import Piece, Reports, TaskFeed
+from flightedl.domain.tasks_sharing import HOLDING_FLOOR
 from flightedl.errors import JobFailedError, UnavailableError
 from flightedl.wire.messages_work import Assignment, ReturnedTask, TasksReply
 
@@ -80,7 +81,7 @@ def test_it_holds_the_present_piece_and_the_next(feeds: Callable[[Queue], TaskFe
     feed = feeds(queue)
     first = feed.next(5.0)
     assert first is not None
-    assert len(queue.todo) == 5 - HOLD
+    assert len(queue.todo) == 5 - HOLDING_FLOOR
     feed.finished(first.assignment, [1, 2])
     queue.until(lambda: queue.finished == [100] and len(queue.todo) == 2)
 
@@ -186,3 +187,76 @@ def test_the_way_to_the_master_is_let_go_of_after_a_silence(
     before = master.rests
     feed.close(5.0)
     assert master.rests > before
+
+
+class Ticks:
+    """A clock that goes on when it is told to."""
+
+    def __init__(self) -> None:
+        self.instant_s = 0.0
+
+    def now(self) -> float:
+        return self.instant_s
+
+
+def test_it_holds_as_many_pieces_as_last_while_there_is_no_master() -> None:
+    """At 0.5 s a piece, 3.5 s without a master take 7 of them; so many are left whenever it asks for more."""
+    master, clock = Queue(200), Ticks()
+    feed = TaskFeed(master.fetch, master.rest, clock, 3.5)  # type: ignore[arg-type]
+    try:
+        for number in range(30):
+            piece = feed.next(5.0)
+            assert piece is not None
+            clock.instant_s += 0.5
+            feed.finished(piece.assignment, [])
+            wanted = {100 + n for n in range(number + 1)}
+            master.until(lambda wanted=wanted: wanted <= set(master.finished))
+            with feed._changed:
+                assert feed._changed.wait_for(lambda: not feed._reports, 5.0)
+                assert len(feed._held) <= 11
+                assert number < 3 or len(feed._held) >= 7
+    finally:
+        feed.close(5.0)
+
+
+def test_only_the_next_piece_is_begun_before_its_time() -> None:
+    master, clock = Queue(20), Ticks()
+    feed = TaskFeed(master.fetch, master.rest, clock, 1000.0)  # type: ignore[arg-type]
+    try:
+        first = feed.next(5.0)
+        assert first is not None
+        feed.finished(first.assignment, [])
+        master.until(lambda: not master.todo)
+        second, third = feed.next(5.0), feed.next(5.0)
+        assert second is not None
+        assert third is not None
+        assert feed.next(0.0) is None, "the second is not reported"
+        feed.finished(second.assignment, [])
+        fourth = feed.next(0.0)
+        assert fourth is not None
+        assert fourth.assignment.attempt == 103
+    finally:
+        feed.close(5.0)
+    assert sorted(master.returned) == list(range(102, 120)), "all that it held, begun or not"
+
+
+def test_pieces_that_were_taken_away_are_not_begun() -> None:
+    master, clock = Queue(10), Ticks()
+    feed = TaskFeed(master.fetch, master.rest, clock, 1000.0)  # type: ignore[arg-type]
+    try:
+        first = feed.next(5.0)
+        assert first is not None
+        feed.finished(first.assignment, [])
+        master.until(lambda: not master.todo)
+        with master.changed:
+            master.lose = [102, 103, 104]
+        second = feed.next(5.0)
+        assert second is not None
+        feed.finished(second.assignment, [])
+        with feed._changed:
+            assert feed._changed.wait_for(lambda: 104 not in feed._held, 5.0)
+        third = feed.next(5.0)
+        assert third is not None
+        assert third.assignment.attempt == 105
+    finally:
+        feed.close(5.0)

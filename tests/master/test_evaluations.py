@@ -43,7 +43,7 @@ def ask(found: Evaluation, trainer: str, finished: list[FinishedTask], want: int
     ticket = TasksTicket(trainer=trainer, generation=1, finished=finished, want=want)
     assert found.dispatch is not None
     found.dispatch.take_reports(ticket, 0.0)
-    return found.dispatch.hand_out(ticket, 0.0)[0]
+    return found.dispatch.hand_out(ticket, 0.0, 1)[0]
 
 
 def done(a: Assignment, total: float, weight: float) -> FinishedTask:

@@ -26,6 +26,7 @@ from flightedl.testing.simulation.world import NetworkFaults, Process, Violation
 _FAULTY_S = 90.0
 _CALM_S = 300.0
 _MASTERS = 2
+_MANY_TASKS_SHARE = 0.2
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,13 +52,17 @@ class Cluster:
         self.flaws = frozenset(flaws)
         random = world.random
         self.pserver_count = random.choice((1, 2, 2, 3))
+        #: Of its own, so that what is drawn from it changes nothing else.
+        self._habits = Random(seed)  # noqa: S311 - repeatable on purpose
+        #: Mostly few tasks, of which nobody may hold more than two; else many, of one batch each.
+        many = self._habits.randint(12, 24) if self._habits.random() < _MANY_TASKS_SHARE else 0
         modes: dict[str, Mode] = {"sync": Sync(), "async": Async(), "bounded": Bounded(random.randrange(3))}
         #: Whether the mode is changed now and then.
         self.changes_modes = not mode
         self.mode_name = mode or random.choice(("sync", "sync", "async", "bounded"))
         self.shape = JobShape(
             mode=modes[self.mode_name],
-            batch_counts=tuple(random.choice((1, 1, 2, 3)) for _ in range(random.randint(2, 5))),
+            batch_counts=(1,) * many or tuple(random.choice((1, 1, 2, 3)) for _ in range(random.randint(2, 5))),
             epochs=random.randint(1, 3),
             seed=seed,
             shuffle=random.random() < 0.7,
@@ -74,8 +79,6 @@ class Cluster:
             retry_ceiling_s=2.0,
         )
         self.trainer_count = random.randint(1, 3)
-        #: Of its own, so that what is drawn from it changes nothing else.
-        self._habits = Random(seed)  # noqa: S311 - repeatable on purpose
         self.fault_scale = fault_scale
         self.break_rate = 0.08 * fault_scale * random.random()
         world.network = NetworkFaults(
@@ -119,6 +122,10 @@ class Cluster:
     def push_every(self) -> int:
         """How many batches a trainer adds up."""
         return self._habits.choice((1, 2, 2, 3))
+
+    def wanted(self) -> int:
+        """How many pieces of work a trainer wants to hold."""
+        return self._habits.choice((2, 3, 5, 8))
 
     def start_pserver(self, forced: tuple[int | None] | None = None) -> None:
         """One more pserver; ``forced``: the checkpoint that it has to load."""

@@ -22,6 +22,7 @@ from flightedl.domain.membership_values import Admitted, SendView
 from flightedl.domain.membership_values import Effect as MembershipEffect
 from flightedl.domain.modes import Mode, Sync
 from flightedl.domain.tasks import TaskQueue
+from flightedl.domain.tasks_sharing import HOLDING_CEILING
 from flightedl.domain.tasks_values import EpochFinished, EpochsDone, Expired, Finished, TaskGiven
 from flightedl.errors import FencedError
 from flightedl.testing.simulation.etcd import ADDRESS, DONE, INIT, LOCK, STATE, Transaction, claimed
@@ -479,7 +480,7 @@ class Master(Process):
         given: list[Any] = []
         known = set(held)
         for _ in range(want):
-            answer = self.queue.request(trainer, self.world.now, known=known)
+            answer = self.queue.request(trainer, self.world.now, HOLDING_CEILING, known, len(self._trainers))
             if isinstance(answer, EpochsDone) or not isinstance(answer, TaskGiven):
                 break
             known.add(answer.assignment.attempt)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from flightedl.domain.accumulation import BatchGroup
 from flightedl.domain.batches import Batch
 from flightedl.domain.modes import Async, Mode, Sync
+from flightedl.domain.tasks_sharing import count_to_ask_for
 from flightedl.domain.tasks_values import Assignment
 from flightedl.testing.simulation.etcd import ADDRESS, DONE, INIT, STATE, Transaction, claimed
 from flightedl.testing.simulation.job import blocks_of
@@ -18,7 +19,6 @@ if TYPE_CHECKING:
     from flightedl.testing.simulation.cluster import Cluster
 
 LEASE_TTL_S = 2.0
-_HOLD = 2
 
 
 @dataclass(slots=True)
@@ -61,6 +61,7 @@ class Trainer(Process):
         self.mode: Mode = cluster.shape.mode
         #: How many batches it adds up in async mode: each as it likes, because pservers take any sum.
         self._patience = cluster.push_every()
+        self._wanted = cluster.wanted()
         self.lease = cluster.etcd.grant(self, LEASE_TTL_S)
         self.generation = 0
         self.member = 0
@@ -187,8 +188,8 @@ class Trainer(Process):
         if not self.lease.is_held():
             self.end("its lease was lost")
             return
-        want = _HOLD - len(self.held)
-        if not self.reports and not self.returned and want <= 0:
+        want = count_to_ask_for(self._wanted, len(self.held))
+        if not self.reports and not self.returned and not want:
             return
         address = self.directory.get(ADDRESS)
         if address is None:
