@@ -23,7 +23,8 @@ from flightedl.wire import (
     messages_status,
     messages_work,
 )
-from flightedl.wire.rows import PUSH_SCHEMA, VALUES_SCHEMA, Outcome, encode_rows
+from flightedl.wire.parts import STEP_SCHEMA, encode_parts
+from flightedl.wire.rows import PUSH_SCHEMA, VALUES_SCHEMA, Outcome, Piece, encode_rows
 
 _JOB = "<job>"
 _MESSAGES = (
@@ -58,8 +59,9 @@ def _arrow() -> dict[str, Any]:
         return [{"name": f.name, "type": str(f.type), "nullable": f.nullable} for f in schema]
 
     return {
-        "pserver DoPut push, init; DoExchange step (to the server)": fields(PUSH_SCHEMA),
-        "pserver DoGet pull; DoExchange step (from the server)": fields(VALUES_SCHEMA),
+        "pserver DoPut push, init": fields(PUSH_SCHEMA),
+        "pserver DoGet pull": fields(VALUES_SCHEMA),
+        "pserver DoExchange step (both ways; the header in app_metadata: README.md)": fields(STEP_SCHEMA),
         "master DoGet tasks; DoExchange tasks (from the server)": fields(CHUNK_SCHEMA),
         "outcome": {outcome.name: int(outcome) for outcome in Outcome},
     }
@@ -90,12 +92,15 @@ def _keys() -> dict[str, str]:
 
 def _golden() -> dict[str, Any]:
     batch = encode_rows([7], [3], [np.array([1.0, -2.5], np.float32)])
+    parts, packed = encode_parts([Piece(range(7, 9), 3, Outcome.NONE, np.array([1.0, -2.5], np.float32), ())])
     identity = messages_parameters.BatchIdentity(epoch=1, task=2, batch=3, batch_count=4)
     header = messages_parameters.PushHeader(
         trainer="t", generation=5, plan_hash="p", member=6, identity=identity, weight=32.0, rows=1
     )
     return {
         "push row: block 7 at base version 3, float32 [1, -2.5] (Arrow IPC stream, base64)": _stream(batch),
+        "step message: blocks 7 and 8 at base version 3, float32 [1, -2.5] (Arrow IPC stream, base64)": _stream(parts),
+        "header of that step message (app_metadata, base64)": base64.b64encode(packed).decode(),
         "push header": json.loads(messages.encode(header)),
         "pull ticket": json.loads(messages.encode(messages_parameters.PullTicket(plan_hash="p"))),
     }

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from itertools import accumulate, groupby
+from itertools import groupby
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
@@ -31,13 +31,14 @@ from flightedl.client.servers import Servers, is_transient
 from flightedl.client.waiting import Waiting
 from flightedl.domain.accumulation import lacking_of
 from flightedl.domain.modes import Async, Mode, Sync
-from flightedl.domain.sharding import ALIGNMENT_BYTES, Block, ShardPlan, runs_of
+from flightedl.domain.sharding import ALIGNMENT_BYTES, ShardPlan, runs_of
 from flightedl.errors import FlightedlError, GradientError, MessageError, UsageError
 from flightedl.rpc.client import Connection
 from flightedl.wire.halves import ITEM_BYTES, array_dtype
 from flightedl.wire.messages import encode
 from flightedl.wire.messages_parameters import PullTicket, PushHeader
-from flightedl.wire.rows import PUSH_SCHEMA, Outcome, Piece, Rows, decode_batch, encode_pieces, encode_rows
+from flightedl.wire.parts import PARTS_LIMIT, STEP_SCHEMA, Part, decode_parts, encode_parts
+from flightedl.wire.rows import Outcome, Piece, Rows, decode_batch
 
 if TYPE_CHECKING:
     from flightedl.domain.kernels import HalfKernels
@@ -455,70 +456,84 @@ class Parameters(Mapping[str, npt.NDArray[np.generic]]):
         )
         base = self._base_versions(numbers, current)
         unanswered = 0
-        with connection.exchange(encode(header), PUSH_SCHEMA, timeout_s=_STREAM_S) as exchange:
+        with connection.exchange(encode(header), STEP_SCHEMA, timeout_s=_STREAM_S) as exchange:
             for _, run in groupby(numbers, shard.run_of.__getitem__):
-                exchange.write(self._message(list(run), base, transfer))
-                unanswered += 1
-                if unanswered >= WINDOW:
-                    self._take(exchange.read(), shard, transfer, current, exchange.columns)
-                    unanswered -= 1
+                for pieces in self._messages(list(run), base, transfer):
+                    exchange.write(*encode_parts(pieces))
+                    unanswered += 1
+                    if unanswered >= WINDOW:
+                        self._take_message(exchange.read(), exchange.columns, shard, transfer, current)
+                        unanswered -= 1
             exchange.done_writing()
             while (message := exchange.read()) is not None:
-                self._take(message, shard, transfer, current, exchange.columns)
+                self._take_message(message, exchange.columns, shard, transfer, current)
                 del message
 
-    def _message(self, numbers: list[int], base: Mapping[int, int], transfer: ShardTransfer) -> pa.RecordBatch:
-        """Rows of some blocks of a run. What lies in one piece of memory is sent as it lies there."""
-        first, last = self._blocks[numbers[0]], self._blocks[numbers[-1]]
-        gradient, version = transfer.pushes[first.number], base[first.number]
-        if (
-            gradient is not None
-            and len(numbers) == last.number - first.number + 1
-            and all(base[number] == version for number in numbers)
+    def _messages(
+        self, numbers: list[int], base: Mapping[int, int], transfer: ShardTransfer
+    ) -> Iterator[Sequence[Piece]]:
+        """Some blocks of a run, by message. What lies in one piece of memory is sent as it lies there."""
+        pieces: list[Piece] = []
+        for start, stop in _at_one_version(numbers, base, transfer.pushes):
+            blocks = range(numbers[start], numbers[stop - 1] + 1)
+            for part, gradient in self._joined(blocks, transfer):
+                if len(pieces) == PARTS_LIMIT:
+                    yield pieces
+                    pieces = []
+                pieces.append(Piece(part, base[part.start], Outcome.NONE, gradient, ()))
+        yield pieces
+
+    def _joined(self, blocks: range, transfer: ShardTransfer) -> Iterator[tuple[range, Array | None]]:
+        """The gradients of neighbouring blocks, of as many as possible together."""
+        first, last = self._blocks[blocks[0]], self._blocks[blocks[-1]]
+        gradient = transfer.pushes[first.number]
+        if gradient is None:
+            yield blocks, None
+        elif first.parameter == last.parameter:
+            yield blocks, self._outgoing(gradient[first.start : last.stop])
+        elif (joined := transfer.together.get(first.number)) is not None and joined.size == sum(
+            self._blocks[number].size for number in blocks
         ):
-            joined = transfer.together.get(first.number)
-            if first.parameter == last.parameter:
-                joined = gradient[first.start : last.stop]
-            bounds = [0, *accumulate(self._blocks[number].size for number in numbers)]
-            if joined is not None and joined.size == bounds[-1]:
-                values = self._outgoing(joined)
-                offsets = [bound * values.itemsize for bound in bounds]
-                piece = Piece(range(first.number, last.number + 1), version, Outcome.NONE, values, offsets)
-                return encode_pieces([piece], with_outcomes=False)
-        gradients = [self._slice(transfer.pushes[number], self._blocks[number]) for number in numbers]
-        return encode_rows(numbers, [base[number] for number in numbers], gradients)
+            yield blocks, self._outgoing(joined)
+        else:
+            for number in blocks:
+                block, gradient = self._blocks[number], transfer.pushes[number]
+                assert gradient is not None, "blocks without and with a gradient are apart"
+                yield range(number, number + 1), self._outgoing(gradient[block.start : block.stop])
 
-    def _slice(self, gradient: Array | None, block: Block) -> Array | None:
-        return None if gradient is None else self._outgoing(gradient[block.start : block.stop])
-
-    def _take(
+    def _take_message(
         self,
         message: tuple[pa.RecordBatch | None, bytes | None] | None,
+        columns: Sequence[pa.Array],
         shard: _Shard,
         transfer: ShardTransfer,
         current: CurrentBatch | None,
-        checked: Sequence[pa.Array] = (),
     ) -> None:
-        if message is None or message[0] is None:
-            return
-        rows = decode_batch(message[0], checked)
-        for start, stop in _alike(rows, shard.run_of):
-            blocks = range(rows.blocks[start], rows.blocks[start] + stop - start)
-            outcome = rows.outcomes[start]
+        if message is not None and message[0] is not None:
+            self._take(decode_parts(message[0], message[1], columns), shard, transfer, current)
+
+    def _take(
+        self, parts: Iterable[Part], shard: _Shard, transfer: ShardTransfer, current: CurrentBatch | None
+    ) -> None:
+        run_of = shard.run_of
+        for blocks, version, outcome, data in parts:
+            run = run_of.get(blocks[0])
+            if run is None or run_of.get(blocks[-1]) != run:
+                raise MessageError(f"pserver {shard.index} sent {blocks}, which are not its own")
             if outcome in _TOO_LATE:
                 transfer.must_repeat = True
                 _forget(transfer.pushes, blocks)
                 _forget(transfer.pulls, blocks)
             elif outcome == Outcome.PARTLY_APPLIED and current is not None:
                 _forget(transfer.pushes, blocks)
-                bits = rows.bytes_of(start, start + 1).tobytes()
+                bits = data[: len(data) // len(blocks)].tobytes()
                 transfer.lacking.update(lacking_of(bits, 1 + len(current.further)))
                 current.note_answers({}, shard.index, transfer.generation)
                 continue
             elif outcome != Outcome.NONE:
                 self._note_answers(shard, blocks, transfer, current)
-            if data := rows.bytes_of(start, stop):
-                self._store(shard, blocks, data, rows.versions[start])
+            if data:
+                self._store(shard, blocks, data, version)
                 _forget(transfer.pulls, blocks)
 
     def _note_answers(
@@ -560,8 +575,10 @@ class Parameters(Mapping[str, npt.NDArray[np.generic]]):
             wait_s=_SLICE_S,
         )
         with connection.get(encode(ticket), timeout_s=_STREAM_S) as stream:
-            for message in stream:
-                self._take(message, shard, transfer, None)
+            for batch, _ in stream:
+                if batch is not None:
+                    rows = decode_batch(batch)
+                    self._take(_parts_of(rows, shard.run_of), shard, transfer, None)
 
     def _store(self, shard: _Shard, blocks: range, data: memoryview, version: int) -> None:
         """Neighbouring blocks of one run lie next to each other here as they do in the message."""
@@ -602,7 +619,22 @@ def _line_of(plan: ShardPlan) -> tuple[npt.NDArray[np.uint8], list[int]]:
     return raw[first : first + end], starts
 
 
-def _alike(rows: Rows, run_of: Mapping[int, int]) -> Iterator[tuple[int, int]]:
+def _at_one_version(
+    numbers: Sequence[int], base: Mapping[int, int], pushes: Mapping[int, Array | None]
+) -> Iterator[tuple[int, int]]:
+    """Stretches of neighbouring blocks with the same base version, all with a gradient or all without."""
+    start = 0
+    last, version, is_empty = numbers[0], base[numbers[0]], pushes[numbers[0]] is None
+    for place in range(1, len(numbers)):
+        number = numbers[place]
+        if number != last + 1 or base[number] != version or (pushes[number] is None) != is_empty:
+            yield start, place
+            start, version, is_empty = place, base[number], pushes[number] is None
+        last = number
+    yield start, len(numbers)
+
+
+def _parts_of(rows: Rows, run_of: Mapping[int, int]) -> Iterator[Part]:
     """Stretches of neighbouring blocks of one run with the same outcome and version, all with values or all without."""
     blocks, versions, outcomes, offsets = rows.blocks, rows.versions, rows.outcomes, rows.offsets
     count = len(blocks)
@@ -616,7 +648,9 @@ def _alike(rows: Rows, run_of: Mapping[int, int]) -> Iterator[tuple[int, int]]:
             or run_of.get(blocks[place]) != run_of.get(blocks[start])
             or (offsets[place + 1] == offsets[place]) != (offsets[start + 1] == offsets[start])
         ):
-            yield start, place
+            first = blocks[start]
+            found = range(first, first + place - start)
+            yield Part(found, versions[start], outcomes[start], rows.bytes_of(start, place))
             start = place
 
 

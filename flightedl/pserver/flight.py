@@ -8,7 +8,7 @@ closes within ``wait_s`` follow. ``push`` (DoPut) and ``pull`` (DoGet) are the s
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 from flightedl.domain.accumulation import lacking_of
 from flightedl.errors import MessageError
@@ -20,13 +20,13 @@ from flightedl.rpc.streams import Exchange, Incoming
 from flightedl.wire.messages import decode, encode
 from flightedl.wire.messages_orders import AppliedRequest, ReloadRequest, SealRequest, SnapshotRequest, ViewRequest
 from flightedl.wire.messages_parameters import InitHeader, InitReply, PullTicket, PushHeader, PushReply
+from flightedl.wire.parts import STEP_SCHEMA, Part, decode_parts, encode_parts
 from flightedl.wire.rows import (
     PUSH_SCHEMA,
     TARGET_BYTES,
     VALUES_SCHEMA,
     Outcome,
     Piece,
-    Rows,
     decode_batch,
     decode_rows,
     encode_pieces,
@@ -56,7 +56,7 @@ class PserverFlight:
             },
             gets={"pull": self._pull},
             puts={"push": PutRoute(PUSH_SCHEMA, self._push), "init": PutRoute(PUSH_SCHEMA, self._init)},
-            exchanges={"step": ExchangeRoute(PUSH_SCHEMA, self._step)},
+            exchanges={"step": ExchangeRoute(STEP_SCHEMA, self._step)},
         )
 
     def _view(self, body: bytes, _: Call) -> bytes:
@@ -117,27 +117,30 @@ class PserverFlight:
         header = decode(descriptor, PushHeader)
         shard = self._service.shard(header.plan_hash)
         waiting: deque[Wanted] = deque()
-        exchange.begin(VALUES_SCHEMA)
+        exchange.begin(STEP_SCHEMA)
         while (message := exchange.read()) is not None:
             self._service.require_lease()
-            if message[0] is not None:
-                rows = decode_batch(message[0], exchange.columns)
-                exchange.write(encode_pieces(self._take_rows(shard, header, rows, waiting)))
-                del rows
+            batch, packed = message
+            if batch is not None:
+                parts = decode_parts(batch, packed, exchange.columns)
+                exchange.write(*encode_parts(self._take_parts(shard, header, parts, waiting)))
+                del parts, batch
             # The next message is to come into this one's memory, while that is in the processor's cache.
             del message
         deadline = min(self._clock.now() + header.wait_s, call.deadline)
         for pieces in self._values(shard, header.member, waiting, deadline, call):
-            exchange.write(encode_pieces(pieces))
+            exchange.write(*encode_parts(pieces))
 
     @staticmethod
-    def _take_rows(shard: ShardState, header: PushHeader, rows: Rows, waiting: deque[Wanted]) -> list[Piece]:
-        """Push the rows of one message; their outcomes, with about as many values as came, of those that can leave."""
+    def _take_parts(
+        shard: ShardState, header: PushHeader, parts: Sequence[Part], waiting: deque[Wanted]
+    ) -> list[Piece]:
+        """Push what one message carries; the outcomes, with about as many values as came, of those that can leave."""
         shard.counts.messages += 1
-        pushed = shard.push(header, rows)
+        pushed = shard.push_parts(header, parts)
         shard.announce_changes()
         pieces = [one.piece for one in pushed]
-        budget = rows.offsets[-1] - rows.offsets[0] - sum(piece.size_bytes for piece in pieces)
+        budget = sum(len(part.data) for part in parts) - sum(piece.size_bytes for piece in pieces) if waiting else 0
         while waiting and budget > 0:
             # Rounds close in about the order in which their rows come: what is not there yet stops the search.
             ready, rest = shard.read(waiting[0], header.member)

@@ -42,6 +42,7 @@ from flightedl.pserver.snapshots import BlockCopies
 from flightedl.pserver.units import Unit, UnitBlock
 from flightedl.wire.messages_orders import ViewRequest
 from flightedl.wire.messages_parameters import PushHeader
+from flightedl.wire.parts import Part
 from flightedl.wire.rows import Outcome, Piece, Row, Rows
 
 Array = npt.NDArray[np.generic]
@@ -274,9 +275,7 @@ class ShardState:
                 A sum of several batches in another mode than async.
             GradientError: not finite; likewise.
         """
-        batches = _batches(header)
-        if len(batches) > 1 and not isinstance(self._mode, Async):
-            raise MessageError("sums of several batches are taken in async mode only: push each batch for itself")
+        batches = self._batches(header)
         found: list[Pushed] = []
         position = 0
         while position < len(rows):
@@ -288,17 +287,59 @@ class ShardState:
                     self._checked(unit, range(number, number + 1), data)
                 with unit.lock:
                     self._split(unit)
-            elif (pushed := self._push(header, batches, unit, rows, position, stop)) is not None:
+            elif (
+                pushed := self._push(header, batches, unit, rows.versions[position], rows.bytes_of(position, stop))
+            ) is not None:
                 found.append(pushed)
                 position = stop
         return found
 
+    def push_parts(self, header: PushHeader, parts: Sequence[Part]) -> list[Pushed]:
+        """Likewise with the parts of one message of a step. A part is mostly a unit: then nothing is done per block."""
+        batches = self._batches(header)
+        if len(parts) > 1 and sum(len(part.blocks) for part in parts) > len(self._unit_of):
+            raise MessageError("a message names more blocks than there are")
+        found: list[Pushed] = []
+        for part in parts:
+            blocks, version, _, data = part
+            unit = self._unit(blocks.start)
+            pushed = None
+            if blocks == unit.numbers and (len(data) == unit.offsets[-1] or not data):
+                pushed = self._push(header, batches, unit, version, data)
+            if pushed is not None:
+                found.append(pushed)
+            else:
+                found.extend(self.push(header, self._rows_of(part)))
+        return found
+
+    def _rows_of(self, part: Part) -> Rows:
+        """A part's blocks one by one. MessageError: a foreign block, or another number of bytes than theirs."""
+        offsets = [0]
+        for number in part.blocks:
+            unit = self._unit(number)
+            at = number - unit.numbers.start
+            size_bytes = unit.offsets[at + 1] - unit.offsets[at] if part.data else 0
+            offsets.append(offsets[-1] + size_bytes)
+        if offsets[-1] != len(part.data):
+            first = part.blocks[0]
+            raise MessageError(
+                f"{len(part.blocks)} blocks from block {first} of {self._name(first)!r} have {offsets[-1]} bytes, "
+                f"not {len(part.data)}"
+            )
+        count = len(part.blocks)
+        return Rows(list(part.blocks), [part.version] * count, [0] * count, offsets, part.data)
+
+    def _batches(self, header: PushHeader) -> Batches:
+        named = (header.identity, *header.further) if header.further else (header.identity,)
+        if len(named) > 1 and not isinstance(self._mode, Async):
+            raise MessageError("sums of several batches are taken in async mode only: push each batch for itself")
+        return [(Batch(one.epoch, one.task, one.batch), one.batch_count) for one in named]
+
     def _push(
-        self, header: PushHeader, batches: Batches, unit: Unit, rows: Rows, start: int, stop: int
+        self, header: PushHeader, batches: Batches, unit: Unit, base_version: int, data: memoryview
     ) -> Pushed | None:
         """All blocks of a unit; None: it was split meanwhile."""
-        numbers, base_version = unit.numbers, rows.versions[start]
-        data = rows.bytes_of(start, stop)
+        numbers = unit.numbers
         gradient = self._checked(unit, numbers, data) if len(data) else None
         with unit.lock:
             if unit.is_split:
@@ -666,11 +707,6 @@ class ShardState:
         """Raise FencedError unless the sender means this shard's plan."""
         if self.plan_hash != plan_hash:
             raise FencedError("the shard plan is another one: read the job's declaration again")
-
-
-def _batches(header: PushHeader) -> Batches:
-    named = (header.identity, *header.further)
-    return [(Batch(one.epoch, one.task, one.batch), one.batch_count) for one in named]
 
 
 def _covers(unit: Unit, rows: Rows, start: int, stop: int) -> bool:

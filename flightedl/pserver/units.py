@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import threading
 import weakref
-from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -30,7 +29,7 @@ from flightedl.domain.rounds import BlockRounds
 from flightedl.domain.sharding import Block
 from flightedl.pserver.arena import Arena
 from flightedl.wire.halves import item_bytes
-from flightedl.wire.rows import Outcome, Piece
+from flightedl.wire.rows import Checksums, Outcome, Piece
 
 Array = npt.NDArray[np.generic]
 
@@ -127,7 +126,7 @@ class Unit:
         #: Views that readers may still have.
         self._lent: list[weakref.ref[Array]] = []
         #: The present values as they are sent, and their checksums once they are known.
-        self._sent: tuple[Array, list[array[int]]] | None = None
+        self._sent: tuple[Array, Checksums] | None = None
 
     def block(self, place: Block) -> UnitBlock:
         """One of the blocks."""
@@ -169,7 +168,7 @@ class Unit:
         if not is_for_many or numbers != self.numbers:
             return Piece(numbers, version, outcome, self._outgoing(numbers), self.offsets_of(numbers))
         if self._sent is None:
-            self._sent = self._outgoing(numbers), []
+            self._sent = self._outgoing(numbers), Checksums()
         values, checksums = self._sent
         return Piece(numbers, version, outcome, values, self.offsets, checksums)
 

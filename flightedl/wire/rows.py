@@ -107,6 +107,16 @@ class Rows:
 
 
 @dataclass(slots=True)
+class Checksums:
+    """Those of values that are sent more than once, as they become known."""
+
+    #: Of each row.
+    rows: array[int] | None = None
+    #: Of all of them together.
+    whole: int | None = None
+
+
+@dataclass(slots=True)
 class Piece:
     """Rows of neighbouring blocks, of one version and outcome, to be sent. Not frozen, for the same reason as ``Rows``.
 
@@ -120,7 +130,7 @@ class Piece:
     values: npt.NDArray[np.generic] | None
     offsets: Sequence[int]
     #: Receives the values' checksums, to be found here by who sends the same values again; None: nobody does.
-    checksums: list[array[int]] | None = None
+    checksums: Checksums | None = None
 
     @property
     def size_bytes(self) -> int:
@@ -216,11 +226,12 @@ def _one_piece(piece: Piece, *, with_outcomes: bool) -> pa.RecordBatch:
 
 def _checksums(piece: Piece, data: memoryview) -> array[int]:
     """Of each row. Two threads may both make them; they are equal."""
-    if piece.checksums:
-        return piece.checksums[0]
+    known = piece.checksums
+    if known is not None and known.rows is not None:
+        return known.rows
     sums = array("Q", [_digest(data[a:b]) for a, b in pairwise(piece.offsets)])
-    if piece.checksums is not None:
-        piece.checksums.append(sums)
+    if known is not None:
+        known.rows = sums
     return sums
 
 

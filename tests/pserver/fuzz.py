@@ -21,6 +21,7 @@ from collections import Counter
 
 import numpy as np
 import pyarrow as pa
+import xxhash
 
 from flightedl.domain.modes import Async, Bounded, Mode, Sync
 from flightedl.domain.optimizers import SGD
@@ -32,7 +33,8 @@ from flightedl.rpc.received import BatchLimits, Tally, check_schema
 from flightedl.wire.messages import decode, encode
 from flightedl.wire.messages_orders import ViewMemberMessage, ViewRequest
 from flightedl.wire.messages_parameters import BatchIdentity, PullTicket, PushHeader
-from flightedl.wire.rows import PUSH_SCHEMA, Outcome, decode_batch, encode_rows
+from flightedl.wire.parts import STEP_SCHEMA, decode_parts, encode_parts
+from flightedl.wire.rows import PUSH_SCHEMA, Outcome, Piece, decode_batch, encode_rows
 
 SIZES = (16, 16, 3, 40)
 #: What lengths and offsets are most afraid of.
@@ -92,16 +94,39 @@ class Target:
         arrays = [np.full(size, -1, np.float32) for size in SIZES]
         return encode_rows(range(len(SIZES)), self.versions(), arrays).serialize().to_pybytes()
 
+    def step_message(self, chance: random.Random) -> tuple[bytes, bytes]:
+        """The same as a message of a step: its batch, its header."""
+        versions = self.versions()
+        together = chance.random() < 0.5 and len(set(versions)) == 1
+        ranges = [range(len(SIZES))] if together else [range(n, n + 1) for n in range(len(SIZES))]
+        pieces = [
+            Piece(blocks, versions[blocks[0]], Outcome.NONE, np.full(sum(SIZES[n] for n in blocks), -1, np.float32), ())
+            for blocks in ranges
+        ]
+        batch, packed = encode_parts(pieces)
+        return batch.serialize().to_pybytes(), packed
+
+    def take_step(self, header: bytes, message: bytes, packed: bytes) -> set[int]:
+        """Likewise, a message of a step."""
+        return self._taken(header, STEP_SCHEMA, message, packed)
+
     def take(self, header: bytes, message: bytes) -> set[int]:
         """As ``rpc`` and ``flight`` do it. The outcomes; none: it was refused."""
+        return self._taken(header, PUSH_SCHEMA, message, None)
+
+    def _taken(self, header: bytes, schema: pa.Schema, message: bytes, packed: bytes | None) -> set[int]:
         self.pushed += 1
         try:
             request = decode(header, PushHeader)
             self.shard.require_plan(request.plan_hash)
-            batch = pa.ipc.read_record_batch(pa.py_buffer(message), PUSH_SCHEMA)
-            check_schema(batch.schema, PUSH_SCHEMA)
-            Tally(PUSH_SCHEMA, LIMITS).take(batch)
-            outcomes = {pushed.piece.outcome for pushed in self.shard.push(request, decode_batch(batch))}
+            batch = pa.ipc.read_record_batch(pa.py_buffer(message), schema)
+            check_schema(batch.schema, schema)
+            columns = Tally(schema, LIMITS).take(batch)
+            if packed is None:
+                found = self.shard.push(request, decode_batch(batch))
+            else:
+                found = self.shard.push_parts(request, decode_parts(batch, packed, columns))
+            outcomes = {pushed.piece.outcome for pushed in found}
         except FlightedlError as error:
             self.refused[error.code] += 1
             return set()
@@ -185,12 +210,22 @@ def attack(count: int, seed: int, mode: Mode) -> Target:
             target.take_ticket(mutated(encode(ticket), chance))
         else:
             batches = chance.choice((1, 1, 2, 5)) if target.takes_sums else 1
-            header, message = encode(target.header(batches=batches)), target.message()
+            header = encode(target.header(batches=batches))
+            is_step = chance.random() < 0.5
+            message, packed = target.step_message(chance) if is_step else (target.message(), b"")
             if draw < 0.35:
                 header = mutated(header, chance)
+            elif is_step and draw < 0.7:
+                packed = mutated(packed, chance)
+                if chance.random() < 0.5:
+                    # A sender who means it: only what the header says is checked then.
+                    packed = xxhash.xxh3_64_intdigest(packed[8:]).to_bytes(8, "little") + packed[8:]
             else:
                 message = mutated(message, chance)
-            target.take(header, message)
+            if is_step:
+                target.take_step(header, message, packed)
+            else:
+                target.take(header, message)
         if number % 250 == 249:
             target.check()
             target.require_healthy()

@@ -14,11 +14,13 @@ from fuzz import SIZES, mutated
 from pserver_bench import Cluster
 
 from flightedl.domain.modes import Async, Mode, Sync
-from flightedl.errors import FlightedlError
+from flightedl.errors import FlightedlError, GradientError, MessageError
 from flightedl.rpc import Connection, Limits, ServerIdentity
+from flightedl.rpc.routes import Message
 from flightedl.wire.messages import encode
 from flightedl.wire.messages_parameters import BatchIdentity, PullTicket, PushHeader
-from flightedl.wire.rows import PUSH_SCHEMA, encode_rows
+from flightedl.wire.parts import STEP_SCHEMA, encode_parts
+from flightedl.wire.rows import PUSH_SCHEMA, Piece, encode_rows
 
 SHAPES = {f"p{i}": (size,) for i, size in enumerate(SIZES)}
 Arrays = list[np.ndarray]
@@ -236,6 +238,46 @@ def test_a_client_that_vanishes_in_the_middle_leaves_nothing_running(attack: Att
     _until(lambda: attack.server.running_calls == 0)
     assert attack.state() == before
     attack.require_healthy()
+
+
+_ONES = np.full(8, -1, np.float32)
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        lambda a: encode_parts([Piece(range(a.numbers[0], a.numbers[0] + 1), 0, 0, _ONES, ())]),
+        lambda a: encode_parts([Piece(range(a.numbers[0], a.cluster.plan.block_count), 0, 0, None, ())]),
+        lambda a: encode_parts([Piece(range(99_999, 100_000), 0, 0, None, ())]),
+        lambda a: encode_parts([Piece(range(n, n + 1), 0, 0, None, ()) for n in a.numbers for _ in range(2)]),
+        lambda a: (encode_parts([Piece(range(a.numbers[0], a.numbers[0] + 1), 0, 0, a.arrays()[0], ())])[0], b"{}"),
+        lambda a: (encode_parts([Piece(range(a.numbers[0], a.numbers[0] + 1), 0, 0, a.arrays()[0], ())])[0], None),
+        lambda a: encode_parts([Piece(range(a.numbers[0], a.numbers[0] + 1), 0, 0, a.arrays()[0] * np.nan, ())]),
+    ],
+    ids=["size", "foreign neighbours", "no block", "more than all", "header", "no header", "nan"],
+)
+def test_a_message_of_a_step_that_is_wrong_is_refused(attack: Attack, message: Callable[[Attack], Message]) -> None:
+    before = attack.state()
+    with pytest.raises((MessageError, GradientError)):
+        _step(attack, STEP_SCHEMA, message(attack))
+    assert attack.state() == before
+    attack.require_healthy()
+
+
+def test_a_step_with_the_columns_of_a_push_is_refused(attack: Attack) -> None:
+    before = attack.state()
+    with pytest.raises(MessageError, match="schema"):
+        _step(attack, PUSH_SCHEMA, (attack.rows(), None))
+    assert attack.state() == before
+    attack.require_healthy()
+
+
+def _step(attack: Attack, schema: pa.Schema, message: Message) -> None:
+    with attack.connection.exchange(encode(attack.header()), schema, timeout_s=10.0) as exchange:
+        exchange.write(*message)
+        exchange.done_writing()
+        while exchange.read() is not None:
+            pass
 
 
 def test_a_stream_that_trickles_meets_its_deadline(attack: Attack) -> None:

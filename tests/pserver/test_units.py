@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 
@@ -13,7 +15,8 @@ from flightedl.errors import GradientError, MessageError
 from flightedl.pserver.shard import ShardState, Wanted
 from flightedl.wire.messages_orders import ViewMemberMessage, ViewRequest
 from flightedl.wire.messages_parameters import BatchIdentity, PushHeader
-from flightedl.wire.rows import Outcome, Row, Rows, decode_batch, encode_pieces, encode_rows
+from flightedl.wire.parts import decode_parts, encode_parts
+from flightedl.wire.rows import Outcome, Piece, Row, Rows, decode_batch, encode_pieces, encode_rows
 
 COUNT, SIZE = 5, 16
 ALL = range(COUNT)
@@ -21,6 +24,8 @@ ALL = range(COUNT)
 
 class Bench:
     """One shard of several tiny parameters, and members to push to it."""
+
+    has_parts = False
 
     def __init__(self, mode: Mode, optimizer: Optimizer | None = None, wire: str = "") -> None:
         plan = plan_shards([ParameterSpec(f"p{i}", (SIZE,)) for i in ALL], 1)
@@ -44,8 +49,16 @@ class Bench:
             rows=len(blocks),
         )
         arrays = [np.full(SIZE, gradient * (number + 1), np.float32) for number in blocks]
-        rows = decode_batch(encode_rows(list(blocks), bases or [0] * len(blocks), arrays))
-        pieces = [one.piece for one in self.shard.push(header, rows)]
+        bases = bases or [0] * len(blocks)
+        if self.has_parts:
+            cuts = [0, *(i for i in range(1, len(blocks)) if bases[i] != bases[i - 1]), len(blocks)]
+            sent = [
+                Piece(blocks[a:b], bases[a], Outcome.NONE, np.concatenate(arrays[a:b]), ()) for a, b in pairwise(cuts)
+            ]
+            pushed = self.shard.push_parts(header, decode_parts(*encode_parts(sent)))
+        else:
+            pushed = self.shard.push(header, decode_batch(encode_rows(list(blocks), bases, arrays)))
+        pieces = [one.piece for one in pushed]
         return [(piece.blocks, piece.version, Outcome(piece.outcome)) for piece in pieces]
 
     def values(self) -> list[tuple[int, float]]:
@@ -59,6 +72,12 @@ class Bench:
         for unit in self.shard._units:
             unit.rounds.check()
         self.shard._applied.check()
+
+
+@pytest.fixture(autouse=True, params=[False, True], ids=["rows", "parts"])
+def _way_in(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A push comes as rows, or as the parts of a step's messages."""
+    monkeypatch.setattr(Bench, "has_parts", request.param)
 
 
 def test_neighbouring_tiny_parameters_are_one_unit_and_one_answer() -> None:
@@ -211,13 +230,16 @@ def test_one_version_is_encoded_once_for_all_readers_and_anew_after_it_changed(w
     second = unit.piece(unit.numbers, Outcome.NONE, is_for_many=True)
     assert second.values is first.values
     assert encode_pieces([first]).equals(encode_pieces([second]))
-    assert second.checksums is not None
-    assert len(second.checksums) == 1
+    assert second.checksums is first.checksums
+    assert second.checksums.rows is not None
+    assert encode_parts([first]) == encode_parts([second])
+    assert second.checksums.whole is not None
     unit.run_optimizer(np.ones(unit.values.size, np.float32))
     third = unit.piece(unit.numbers, Outcome.NONE, is_for_many=True)
     assert not np.array_equal(third.values, first.values)
     assert not encode_pieces([third]).column(2).equals(encode_pieces([first]).column(2))
     decode_batch(encode_pieces([third]))
+    decode_parts(*encode_parts([third]))
     del first, second, third
     unit.run_optimizer(np.ones(unit.values.size, np.float32))
     assert unit._sent is None

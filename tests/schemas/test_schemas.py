@@ -12,6 +12,7 @@ import pytest
 import flightedl_schemas
 from flightedl.wire.messages import decode
 from flightedl.wire.messages_parameters import PushHeader
+from flightedl.wire.parts import decode_parts
 from flightedl.wire.rows import decode_rows
 from flightedl_tools import schemas
 
@@ -27,6 +28,17 @@ def test_the_golden_row_still_decodes() -> None:
     (row,) = decode_rows(pa.ipc.open_stream(base64.b64decode(data)).read_next_batch())
     assert (row.block, row.version) == (7, 3)
     np.testing.assert_array_equal(row.array(np.float32), [1.0, -2.5])
+
+
+def test_the_golden_step_message_still_decodes() -> None:
+    golden = flightedl_schemas.load("golden")
+    data, packed = (
+        base64.b64decode(next(value for key, value in golden.items() if key.startswith(name)))
+        for name in ("step message", "header of that step message")
+    )
+    (part,) = decode_parts(pa.ipc.open_stream(data).read_next_batch(), packed)
+    assert (part.blocks, part.version, part.outcome) == (range(7, 9), 3, 0)
+    np.testing.assert_array_equal(np.frombuffer(part.data, np.float32), [1.0, -2.5])
 
 
 def test_the_golden_header_still_decodes() -> None:

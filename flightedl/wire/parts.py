@@ -1,0 +1,131 @@
+"""Blocks of parameters in the messages of a step: one column of values, and a packed header beside it.
+
+A *part* is neighbouring blocks of one version and outcome, all with values or all without. A message carries one batch
+of ``STEP_SCHEMA`` with one row, the values of all its parts one after the other, and in its app_metadata a header that
+says what they are. Five columns, as in ``wire.rows``, say the same, but making and taking them apart costs more than
+everything else that is done for a message.
+
+The header, little-endian: ``uint64`` xxh3-64 of what follows in it; ``uint32`` 1, the version of this layout;
+``uint32`` number of parts; then for each part 32 bytes: ``int32`` first block, ``int32`` number of blocks, ``int64``
+version, ``int32`` outcome (0 to the server), ``uint32`` bytes of values, ``uint64`` xxh3-64 of those bytes (0 where
+there are none). So a checksum covers every bit that is used. Where a part's blocks begin is known from the shard plan.
+
+Received values are read-only views of network memory at any address; they live as long as the batch.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+from struct import Struct
+from typing import NamedTuple
+
+import pyarrow as pa
+import xxhash
+
+from flightedl.errors import DamagedError, MessageError
+from flightedl.wire.rows import Piece
+
+#: To the server ``version`` is the base version that the gradient was computed at; no values: an arrival without one.
+#: From the server no values: there are none to send yet.
+STEP_SCHEMA = pa.schema([pa.field("values", pa.binary(), nullable=False)])
+#: A message has no more of them, so that its header is small.
+PARTS_LIMIT = 1000
+
+_LAYOUT = 1
+_BINARY = STEP_SCHEMA.field(0).type
+_START = Struct("<QII")
+_PART = Struct("<iiqiIQ")
+_ONE = Struct("<IIiiqiIQ")
+_NOTHING = memoryview(b"")
+_digest = xxhash.xxh3_64_intdigest
+
+
+class Part(NamedTuple):
+    """Neighbouring blocks as they were received."""
+
+    blocks: range
+    version: int
+    outcome: int
+    #: Of all the blocks, one after the other; empty: none came.
+    data: memoryview
+
+
+def encode_parts(pieces: Sequence[Piece]) -> tuple[pa.RecordBatch, bytes]:
+    """A message: its batch and its header. Nothing is copied where only one piece carries values."""
+    filled: list[memoryview] = []
+    if len(pieces) == 1:
+        body = _ONE.pack(_LAYOUT, 1, *_fields(pieces[0], filled))
+    else:
+        body = b"".join(
+            (_START.pack(0, _LAYOUT, len(pieces))[8:], *(_PART.pack(*_fields(piece, filled)) for piece in pieces))
+        )
+    values = filled[0] if len(filled) == 1 else b"".join(filled)
+    offsets = array("i", (0, len(values)))
+    column = pa.Array.from_buffers(_BINARY, 1, [None, pa.py_buffer(offsets), pa.py_buffer(values)], 0)
+    return pa.RecordBatch.from_arrays([column], schema=STEP_SCHEMA), _digest(body).to_bytes(8, "little") + body
+
+
+def _fields(piece: Piece, filled: list[memoryview]) -> tuple[int, int, int, int, int, int]:
+    blocks, values = piece.blocks, piece.values
+    if values is None or not values.size:
+        return blocks.start, len(blocks), piece.version, piece.outcome, 0, 0
+    data = memoryview(values.data).cast("B")
+    filled.append(data)
+    known = piece.checksums
+    if known is None:
+        checksum = _digest(data)
+    else:
+        # Two threads may both make it; they are equal.
+        if known.whole is None:
+            known.whole = _digest(data)
+        checksum = known.whole
+    return blocks.start, len(blocks), piece.version, piece.outcome, len(data), checksum
+
+
+def decode_parts(batch: pa.RecordBatch, header: bytes | None, columns: Sequence[pa.Array] = ()) -> list[Part]:
+    """The parts of a received message (its batch validated against ``STEP_SCHEMA``), with all checksums verified.
+
+    Args:
+        batch: As received.
+        header: Its app_metadata.
+        columns: Those of the batch, where somebody has them already.
+
+    Raises:
+        MessageError: the header is not one, or does not fit the values.
+        DamagedError: a checksum does not match.
+    """
+    if header is None or len(header) < _START.size:
+        raise MessageError("a message has no header in its app_metadata")
+    if batch.num_rows != 1:
+        raise MessageError(f"a message has {batch.num_rows} rows of values, not 1")
+    checksum, layout, count = _START.unpack_from(header)
+    if layout != _LAYOUT or len(header) != _START.size + count * _PART.size:
+        raise MessageError(f"a header of layout {layout} with {count} parts has {len(header)} bytes: another version?")
+    if _digest(memoryview(header)[8:]) != checksum:
+        raise DamagedError("a message's header does not match its checksum")
+    data = _value(columns[0] if columns else batch.column(0))
+    parts: list[Part] = []
+    start = 0
+    for first, length, version, outcome, size_bytes, expected in _PART.iter_unpack(memoryview(header)[_START.size :]):
+        if first < 0 or length < 1:
+            raise MessageError(f"a message has {length} blocks from {first}")
+        stop = start + size_bytes
+        if stop > len(data):
+            raise MessageError(f"a message's header tells of {stop} bytes or more, {len(data)} came")
+        values = data[start:stop] if size_bytes else _NOTHING
+        if size_bytes and _digest(values) != expected:
+            raise DamagedError(f"the values of blocks {first} to {first + length - 1} do not match their checksum")
+        parts.append(Part(range(first, first + length), version, outcome, values))
+        start = stop
+    if start != len(data):
+        raise MessageError(f"a message's header tells of {start} bytes, {len(data)} came")
+    return parts
+
+
+def _value(column: pa.Array) -> memoryview:
+    """The only value of a sound binary column; making a scalar of it takes ten times as long."""
+    _, offset_buffer, data_buffer = column.buffers()
+    first = 4 * column.offset
+    start, stop = memoryview(offset_buffer).cast("B")[first : first + 8].cast("i")
+    return _NOTHING if data_buffer is None else memoryview(data_buffer).cast("B")[start:stop]

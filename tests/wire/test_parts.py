@@ -1,0 +1,106 @@
+"""Messages of a step: what is sent arrives, and whatever was damaged or does not fit is refused."""
+
+from __future__ import annotations
+
+from struct import pack
+
+import numpy as np
+import pyarrow as pa
+import pytest
+import xxhash
+
+from flightedl.errors import DamagedError, MessageError
+from flightedl.wire.parts import STEP_SCHEMA, Part, decode_parts, encode_parts
+from flightedl.wire.rows import Checksums, Outcome, Piece
+
+VALUES = np.arange(6, dtype=np.float32)
+
+
+def _pieces() -> list[Piece]:
+    return [
+        Piece(range(3, 5), 1 << 40, Outcome.ACCEPTED, VALUES[:4], ()),
+        Piece(range(9, 10), 2, Outcome.STALE, None, ()),
+        Piece(range(5, 6), 7, Outcome.NONE, VALUES[4:], ()),
+    ]
+
+
+def _sealed(rest: bytes) -> bytes:
+    return xxhash.xxh3_64_intdigest(rest).to_bytes(8, "little") + rest
+
+
+def _part(first: int = 3, count: int = 2, version: int = 1, size_bytes: int = 24, checksum: int | None = None) -> bytes:
+    found = xxhash.xxh3_64_intdigest(VALUES.data) if checksum is None else checksum
+    return pack("<iiqiIQ", first, count, version, 0, size_bytes, found)
+
+
+def _batch(*values: bytes) -> pa.RecordBatch:
+    return pa.RecordBatch.from_arrays([pa.array(values, pa.binary())], schema=STEP_SCHEMA)
+
+
+@pytest.mark.parametrize("pieces", [_pieces(), _pieces()[:1], _pieces()[1:2]], ids=["three", "one", "empty"])
+def test_parts_arrive_as_they_were_sent(pieces: list[Piece]) -> None:
+    batch, header = encode_parts(pieces)
+    assert batch.schema == STEP_SCHEMA
+    batch.validate(full=True)
+    received = pa.ipc.read_record_batch(batch.serialize(), STEP_SCHEMA)
+    assert decode_parts(received, header) == [
+        Part(p.blocks, p.version, p.outcome, memoryview(b"" if p.values is None else p.values.tobytes()))
+        for p in pieces
+    ]
+
+
+def test_one_piece_is_not_copied() -> None:
+    batch, _ = encode_parts(_pieces()[:1])
+    assert batch.column(0).buffers()[2].address == VALUES.ctypes.data
+
+
+def test_a_slice_of_a_batch_is_the_slice() -> None:
+    message, header = encode_parts(_pieces())
+    both = _batch(b"something else", message.column(0)[0].as_py())
+    assert decode_parts(both.slice(1), header) == decode_parts(message, header)
+
+
+def test_a_checksum_is_made_once_for_values_that_are_sent_again() -> None:
+    known = Checksums(whole=42)
+    _, header = encode_parts([Piece(range(1), 0, 0, VALUES, (), known)])
+    assert header.endswith((42).to_bytes(8, "little"))
+
+
+@pytest.mark.parametrize("place", range(0, 112, 5))
+def test_no_bit_of_a_header_may_change(place: int) -> None:
+    batch, header = encode_parts(_pieces())
+    damaged = bytearray(header)
+    damaged[place] ^= 4
+    with pytest.raises((DamagedError, MessageError)):
+        decode_parts(batch, bytes(damaged))
+
+
+def test_values_that_changed_are_refused() -> None:
+    batch, header = encode_parts([Piece(range(3, 5), 1, 0, VALUES, ())])
+    data = bytearray(batch.column(0)[0].as_py())
+    data[7] ^= 1
+    with pytest.raises(DamagedError, match="blocks 3 to 4"):
+        decode_parts(_batch(bytes(data)), header)
+
+
+@pytest.mark.parametrize(
+    ("header", "batch", "message"),
+    [
+        (None, _batch(VALUES.tobytes()), "no header"),
+        (b"\1" * 15, _batch(VALUES.tobytes()), "no header"),
+        (_sealed(pack("<II", 1, 1) + _part()), _batch(), "0 rows"),
+        (_sealed(pack("<II", 1, 1) + _part()), _batch(VALUES.tobytes(), b""), "2 rows"),
+        (_sealed(pack("<II", 2, 1) + _part()), _batch(VALUES.tobytes()), "layout 2"),
+        (_sealed(pack("<II", 1, 2) + _part()), _batch(VALUES.tobytes()), "2 parts"),
+        (_sealed(pack("<II", 1, 0xFFFFFFFF) + _part()), _batch(VALUES.tobytes()), "parts has"),
+        (_sealed(pack("<II", 1, 1) + _part(first=-1)), _batch(VALUES.tobytes()), "from -1"),
+        (_sealed(pack("<II", 1, 1) + _part(count=0)), _batch(VALUES.tobytes()), "0 blocks"),
+        (_sealed(pack("<II", 1, 1) + _part(count=-4)), _batch(VALUES.tobytes()), "-4 blocks"),
+        (_sealed(pack("<II", 1, 1) + _part(size_bytes=25)), _batch(VALUES.tobytes()), "25 bytes or more, 24 came"),
+        (_sealed(pack("<II", 1, 1) + _part(size_bytes=0)), _batch(VALUES.tobytes()), "0 bytes, 24 came"),
+        (_sealed(pack("<II", 1, 0)), _batch(VALUES.tobytes()), "0 bytes, 24 came"),
+    ],
+)
+def test_what_does_not_fit_is_refused(header: bytes | None, batch: pa.RecordBatch, message: str) -> None:
+    with pytest.raises(MessageError, match=message):
+        decode_parts(batch, header)
