@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import struct
 
 import pytest
 from click.testing import CliRunner
@@ -18,6 +19,7 @@ from flightedl_tools.bench.dense import (
 )
 from flightedl_tools.bench.peers import BLOCK_ELEMENTS, PEERS, Peer, blocks, installed, missing_line, peer_side
 from flightedl_tools.bench.sides import Measured
+from flightedl_tools.bench.steady import accepted_pushes, longest_pause
 from flightedl_tools.main import command
 
 
@@ -88,3 +90,17 @@ def test_a_small_run_compares_both_sides() -> None:
     assert found["ratio"] > 0
     assert [peer["name"] for peer in found["peers"]] == [peer.name for peer in installed()]
     assert all(peer["ratio"] > 0 for peer in found["peers"])
+
+
+def test_a_pause_counts_where_it_touches_the_time_that_is_looked_at():
+    pushes = [0.0, 1.0, 2.0, 5.0, 5.5, 9.0]
+    assert longest_pause(pushes, 1.5, 5.2) == 3.0, "what began before"
+    assert longest_pause(pushes, 5.1, 6.0) == 3.5, "what ends after"
+    assert longest_pause(pushes, 0.5, 1.5) == 1.0
+    assert longest_pause(pushes, 8.5, 13.0) == 4.0, "what has not ended"
+
+
+def test_pushes_are_read_as_they_were_written(tmp_path):
+    (tmp_path / "one").write_bytes(struct.pack("dd", 1.0, 2.5) + b"abc")
+    (tmp_path / "two").write_bytes(b"")
+    assert accepted_pushes(tmp_path) == {"one": [1.0, 2.5]}
