@@ -150,7 +150,10 @@ def test_a_failure_is_reported_with_its_error(feeds: Callable[[Queue], TaskFeed]
     queue.until(lambda: queue.failed == [(100, "cannot read")])
 
 
-def test_a_loop_that_was_left_keeps_its_piece_for_a_moment_only(feeds: Callable[[Queue], TaskFeed]) -> None:
+def test_a_loop_that_was_left_keeps_its_piece_for_a_moment_only(
+    feeds: Callable[[Queue], TaskFeed], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("flightedl.client.feed._KEPT_S", 0.2)
     master = Queue(2)
     feed = feeds(master)
     first = feed.next(5.0)

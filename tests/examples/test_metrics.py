@@ -1,18 +1,24 @@
 import numpy as np
 import pytest
-from sklearn.metrics import log_loss as sklearn_log_loss
-from sklearn.metrics import roc_auc_score
 
 from flightedl.errors import UsageError
 from flightedl.examples.metrics import area_under_curve, log_loss
 
 
+@pytest.fixture(scope="module")
+def sklearn_metrics():
+    """Loaded by the one process that needs it: it takes a second."""
+    import sklearn.metrics
+
+    return sklearn.metrics
+
+
 @pytest.mark.parametrize("distinct", [2, 7, 1000])
-def test_area_under_curve_agrees_with_sklearn_with_ties_too(distinct):
+def test_area_under_curve_agrees_with_sklearn_with_ties_too(sklearn_metrics, distinct):
     random = np.random.default_rng(distinct)
     labels = random.integers(0, 2, 500)
     scores = (random.integers(0, distinct, 500) / distinct).astype(np.float32)
-    assert area_under_curve(labels, scores) == pytest.approx(roc_auc_score(labels, scores), abs=1e-12)
+    assert area_under_curve(labels, scores) == pytest.approx(sklearn_metrics.roc_auc_score(labels, scores), abs=1e-12)
 
 
 def test_area_under_curve_at_its_ends():
@@ -28,10 +34,11 @@ def test_area_under_curve_needs_both_labels(label):
         area_under_curve(np.full(3, label), np.arange(3))
 
 
-def test_log_loss_agrees_with_sklearn():
+def test_log_loss_agrees_with_sklearn(sklearn_metrics):
     random = np.random.default_rng(0)
     labels, probabilities = random.integers(0, 2, 500), random.random(500)
-    assert log_loss(labels, probabilities) == pytest.approx(sklearn_log_loss(labels, probabilities), rel=1e-12)
+    expected = sklearn_metrics.log_loss(labels, probabilities)
+    assert log_loss(labels, probabilities) == pytest.approx(expected, rel=1e-12)
 
 
 def test_log_loss_of_a_certain_mistake_is_finite():
