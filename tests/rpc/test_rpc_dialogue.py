@@ -161,7 +161,7 @@ sys.stdin.read()
 def test_a_ticket_that_takes_too_long_ends_with_the_stream(
     serve: Callable[..., FlightServer], handlers: Handlers, dialogue: Dialogue
 ) -> None:
-    server = serve(handlers.routes(), limits=Limits(stream_s=0.3))
+    server = serve(handlers.routes(), limits=Limits(stream_s=0.3, sever_after_s=0.1))
     with Connection(server.address, expected=IDENTITY, caller=CALLER) as connection:
         dialogue.ask(connection, WHOLE, timeout_s=TIMEOUT_S)
         eventually(lambda: server.running_calls == 0, "the server ends what outlives its limit", 10.0)
