@@ -18,7 +18,7 @@ piece by piece, each of them while it is in the processor's cache.
 from __future__ import annotations
 
 from collections.abc import Container, Mapping
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -26,6 +26,9 @@ import numpy.typing as npt
 from flightedl.domain.sharding import Block
 from flightedl.errors import GradientError
 from flightedl.wire.halves import largest
+
+if TYPE_CHECKING:
+    from flightedl.domain.kernels import HalfKernels
 
 #: Elements that are rounded together: what is read and written of them fits into the cache.
 _PIECE = 1 << 15
@@ -38,15 +41,12 @@ class ErrorFeedback:
     """The residuals of one trainer, each parameter's in one line.
 
     Args:
-        kind: "bfloat16" or "float16".
+        halves: Converts to what the gradients travel as.
     """
 
-    def __init__(self, kind: str) -> None:
-        # Only trainers with a 16-bit wire load the compiler.
-        from flightedl.domain.kernels import half_kernels
-
-        self._kind = kind
-        self._halves = half_kernels(kind)
+    def __init__(self, halves: HalfKernels) -> None:
+        self._kind = halves.kind
+        self._halves = halves
         #: By number of the parameter.
         self._residuals: dict[int, Floats] = {}
         self._pending: dict[int, Floats] = {}

@@ -7,7 +7,7 @@ are put together here, before the check, because checking a thousand little arra
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from flightedl.domain.sharding import ShardPlan, runs_of
+from flightedl.domain.sharding import ShardPlan
 from flightedl.errors import GradientError
 from flightedl.wire.halves import ITEM_BYTES, is_finite, largest, too_large
 
@@ -41,6 +41,7 @@ class GradientCheck:
 
     Args:
         plan: Where every block lies.
+        runs: Of each pserver, see ``runs_of``.
         dtypes: Of each parameter's array.
         wire: How float32 elements travel, see ``wire.halves``.
         clip_norm: Gradients whose global norm is above it are scaled down to it; None: never.
@@ -50,6 +51,7 @@ class GradientCheck:
     def __init__(
         self,
         plan: ShardPlan,
+        runs: Sequence[Sequence[range]],
         dtypes: Mapping[str, np.dtype[Any]],
         wire: str,
         clip_norm: float | None,
@@ -64,7 +66,7 @@ class GradientCheck:
             for spec in plan.parameters
         }
         #: First block of a run of whole parameters -> their names.
-        self._runs = dict(_whole_runs(plan, wire))
+        self._runs = dict(_whole_runs(plan, runs))
 
     def unknown(self, name: str) -> str:
         """What is wrong with a name that no parameter has."""
@@ -146,10 +148,10 @@ class GradientCheck:
         return _is_within(flat[:half], limit) & second.result()
 
 
-def _whole_runs(plan: ShardPlan, wire: str) -> Iterator[tuple[int, dict[str, None]]]:
+def _whole_runs(plan: ShardPlan, runs: Sequence[Sequence[range]]) -> Iterator[tuple[int, dict[str, None]]]:
     """Runs of several blocks, each the whole of a parameter."""
-    for pserver in range(plan.pserver_count):
-        for run in runs_of(plan, pserver, wire):
+    for pserver_runs in runs:
+        for run in pserver_runs:
             blocks = [plan.block(number) for number in run]
             specs = [plan.parameters[block.parameter] for block in blocks]
             if len(run) > 1 and all(block.size == spec.size for block, spec in zip(blocks, specs, strict=True)):

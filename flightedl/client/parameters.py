@@ -14,10 +14,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
 from itertools import groupby
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -28,17 +27,18 @@ from flightedl.client.batches import CurrentBatch
 from flightedl.client.feedback import ErrorFeedback
 from flightedl.client.gradients import GradientCheck
 from flightedl.client.servers import Servers, is_transient
+from flightedl.client.transfers import Shard, ShardTransfer, at_one_version, forget, parts_of
+from flightedl.client.values import ModelValues
 from flightedl.client.waiting import Waiting
 from flightedl.domain.accumulation import lacking_of
 from flightedl.domain.modes import Async, Mode, Sync
-from flightedl.domain.sharding import ALIGNMENT_BYTES, ShardPlan, runs_of
+from flightedl.domain.sharding import ShardPlan, runs_of
 from flightedl.errors import FlightedlError, GradientError, MessageError, UsageError
 from flightedl.rpc.client import Connection
-from flightedl.wire.halves import ITEM_BYTES, array_dtype
 from flightedl.wire.messages import encode
 from flightedl.wire.messages_parameters import PullTicket, PushHeader
 from flightedl.wire.parts import PARTS_LIMIT, STEP_SCHEMA, Part, decode_parts, encode_parts
-from flightedl.wire.rows import Outcome, Piece, Rows, decode_batch
+from flightedl.wire.rows import Outcome, Piece, decode_batch
 
 if TYPE_CHECKING:
     from flightedl.domain.kernels import HalfKernels
@@ -50,39 +50,6 @@ _NO_ARRAYS: Mapping[int, npt.NDArray[np.generic]] = MappingProxyType({})
 WINDOW = 3
 _SLICE_S = 2.0
 _STREAM_S = 30.0
-
-
-@dataclass(slots=True)
-class ShardTransfer:
-    """What one pserver still has to be sent and asked for, for one batch."""
-
-    #: block -> the (n,) gradient of its whole parameter, or None for an arrival without one.
-    pushes: dict[int, Array | None]
-    #: block -> lowest version wanted.
-    pulls: dict[int, int]
-    pull_after_push: bool
-    #: Under which membership; 0: as a reader.
-    member: int = 0
-    #: The gradient was too late, or the membership is gone.
-    must_repeat: bool = False
-    #: Of the pserver that is being asked.
-    generation: int = 0
-    #: First block of a run -> the (n,) gradients of all its blocks, where they were put together.
-    together: Mapping[int, Array] = field(default_factory=dict)
-    #: Places of a sum's batches that a block lacks which did not take the sum.
-    lacking: set[int] = field(default_factory=set)
-
-
-@dataclass(slots=True)
-class _Shard:
-    """The client's side of one pserver: where its blocks lie in this trainer's memory."""
-
-    index: int
-    blocks: tuple[int, ...]
-    #: block -> the (n,) writable slice of the values.
-    values: dict[int, Array] = field(default_factory=dict)
-    #: block -> number of the run that it travels in; see ``runs_of``.
-    run_of: dict[int, int] = field(default_factory=dict)
 
 
 class Scope(Protocol):
@@ -134,35 +101,20 @@ class Parameters(Mapping[str, npt.NDArray[np.generic]]):
     ) -> None:
         self._plan = plan
         self._set_mode(mode)
-        self._wire = wire
-        self._halves = _half_kernels(wire) if wire else None
-        self._feedback = ErrorFeedback(wire) if error_feedback else None
+        halves = _half_kernels(wire) if wire else None
+        self._feedback = ErrorFeedback(halves) if error_feedback and halves is not None else None
         self._servers = servers
         self._scope = scope
         self._waiting = waiting
-        self._line, self._starts = _line_of(plan)
-        self._arrays: dict[str, Array] = {
-            spec.name: self._line[start : start + spec.size * spec.seen_item_bytes]
-            .view(array_dtype(spec.dtype))
-            .reshape(spec.shape)
-            for spec, start in zip(plan.parameters, self._starts, strict=True)
-        }
-        self._views = {name: _read_only(array) for name, array in self._arrays.items()}
         self._specs = {spec.name: spec for spec in plan.parameters}
-        self._flat = [self._arrays[spec.name].reshape(-1) for spec in plan.parameters]
         self._blocks = {number: plan.block(number) for number in range(plan.block_count)}
         #: Searching the plan costs as much as sending a small parameter does.
         self._ranges = {name: plan.block_range(name) for name in self._specs}
-        self._shards = [self._shard(index) for index in range(plan.pserver_count)]
-        self._block_starts = {
-            number: self._starts[block.parameter] + block.start * plan.parameters[block.parameter].seen_item_bytes
-            for number, block in self._blocks.items()
-        }
-        #: block -> version of the values held here.
-        self._versions: dict[int, int] = dict.fromkeys(self._blocks, 0)
+        self._values = ModelValues(plan, self._blocks, halves)
+        runs = [runs_of(plan, index, wire) for index in range(plan.pserver_count)]
+        self._shards = [Shard.of(index, runs[index]) for index in range(plan.pserver_count)]
         self._pool = ThreadPoolExecutor(plan.pserver_count, "flightedl-parameters")
-        dtypes = {name: array.dtype for name, array in self._arrays.items()}
-        self._check = GradientCheck(plan, dtypes, wire, clip_norm, self._pool)
+        self._check = GradientCheck(plan, runs, self._values.dtypes, wire, clip_norm, self._pool)
 
     def _set_mode(self, mode: Mode) -> None:
         self._is_synchronous = isinstance(mode, Sync)
@@ -173,30 +125,22 @@ class Parameters(Mapping[str, npt.NDArray[np.generic]]):
         #: None where every batch is pushed for itself.
         self._sums = GradientSums(mode) if isinstance(mode, Async) and mode.push_every > 1 else None
 
-    def _shard(self, index: int) -> _Shard:
-        numbers = tuple(self._plan.blocks_of(index).numbers.tolist())
-        values = {
-            n: self._flat[self._blocks[n].parameter][self._blocks[n].start : self._blocks[n].stop] for n in numbers
-        }
-        run_of = {number: run for run, blocks in enumerate(runs_of(self._plan, index, self._wire)) for number in blocks}
-        return _Shard(index, numbers, values, run_of)
-
     # Mapping
 
     def __getitem__(self, name: str) -> npt.NDArray[np.generic]:
-        return self._views[name]
+        return self._values.views[name]
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._views)
+        return iter(self._values.views)
 
     def __len__(self) -> int:
-        return len(self._views)
+        return len(self._values.views)
 
     @property
     def versions(self) -> dict[str, int]:
         """Version of each parameter's values held here (of its oldest block)."""
         oldest: dict[str, int] = {}
-        for number, version in self._versions.items():
+        for number, version in self._values.versions.items():
             name = self._plan.parameters[self._blocks[number].parameter].name
             oldest[name] = min(version, oldest.get(name, version))
         return oldest
@@ -290,7 +234,9 @@ class Parameters(Mapping[str, npt.NDArray[np.generic]]):
             return
         self._send(current, {}, self._unanswered(current), pull=self._pull_every == 1)
         if self._is_synchronous and not current.must_repeat:
-            behind = {number: base + 1 for number, base in current.answered.items() if self._versions[number] <= base}
+            behind = {
+                number: base + 1 for number, base in current.answered.items() if self._values.versions[number] <= base
+            }
             if behind:
                 self._transfer(current, {}, [], behind, pull=True, member=current.member)
 
@@ -393,12 +339,12 @@ class Parameters(Mapping[str, npt.NDArray[np.generic]]):
     ) -> set[int]:
         """All pservers in parallel. Returns which batches of a sum a block lacks that did not take it."""
         if current is not None and self._has_one_base and not current.answered:
-            current.base_version = min(self._versions.values())
+            current.base_version = min(self._values.versions.values())
         transfers = []
         for shard in self._shards:
             mine: dict[int, Array | None] = {n: pushes[n] for n in shard.blocks if n in pushes}
-            mine.update(dict.fromkeys((n for n in arrivals if n in shard.values), None))
-            pulled = {n: v for n, v in pulls.items() if n in shard.values}
+            mine.update(dict.fromkeys((n for n in arrivals if n in shard.run_of), None))
+            pulled = {n: v for n, v in pulls.items() if n in shard.run_of}
             transfers.append(ShardTransfer(mine, pulled, pull, member, together=together))
         if len(self._shards) == 1:
             self._finish(self._shards[0], transfers[0], current)
@@ -416,7 +362,7 @@ class Parameters(Mapping[str, npt.NDArray[np.generic]]):
                 current.must_repeat = True
         return set().union(*(transfer.lacking for transfer in transfers))
 
-    def _finish(self, shard: _Shard, transfer: ShardTransfer, current: CurrentBatch | None) -> None:
+    def _finish(self, shard: Shard, transfer: ShardTransfer, current: CurrentBatch | None) -> None:
         """One pserver, until everything is answered or has to be repeated."""
         waiting = self._waiting()
         for _ in waiting.steps():
@@ -438,7 +384,7 @@ class Parameters(Mapping[str, npt.NDArray[np.generic]]):
             waiting.patiently(reason)
         waiting.over()
 
-    def _stream(self, shard: _Shard, transfer: ShardTransfer, current: CurrentBatch, connection: Connection) -> None:
+    def _stream(self, shard: Shard, transfer: ShardTransfer, current: CurrentBatch, connection: Connection) -> None:
         """One lock-step DoExchange: rows up, outcomes and values down."""
         numbers = sorted(transfer.pushes)
         header = PushHeader(
@@ -474,7 +420,7 @@ class Parameters(Mapping[str, npt.NDArray[np.generic]]):
     ) -> Iterator[Sequence[Piece]]:
         """Some blocks of a run, by message. What lies in one piece of memory is sent as it lies there."""
         pieces: list[Piece] = []
-        for start, stop in _at_one_version(numbers, base, transfer.pushes):
+        for start, stop in at_one_version(numbers, base, transfer.pushes):
             blocks = range(numbers[start], numbers[stop - 1] + 1)
             for part, gradient in self._joined(blocks, transfer):
                 if len(pieces) == PARTS_LIMIT:
@@ -490,31 +436,29 @@ class Parameters(Mapping[str, npt.NDArray[np.generic]]):
         if gradient is None:
             yield blocks, None
         elif first.parameter == last.parameter:
-            yield blocks, self._outgoing(gradient[first.start : last.stop])
+            yield blocks, self._values.outgoing(gradient[first.start : last.stop])
         elif (joined := transfer.together.get(first.number)) is not None and joined.size == sum(
             self._blocks[number].size for number in blocks
         ):
-            yield blocks, self._outgoing(joined)
+            yield blocks, self._values.outgoing(joined)
         else:
             for number in blocks:
                 block, gradient = self._blocks[number], transfer.pushes[number]
                 assert gradient is not None, "blocks without and with a gradient are apart"
-                yield range(number, number + 1), self._outgoing(gradient[block.start : block.stop])
+                yield range(number, number + 1), self._values.outgoing(gradient[block.start : block.stop])
 
     def _take_message(
         self,
         message: tuple[pa.RecordBatch | None, bytes | None] | None,
         columns: Sequence[pa.Array],
-        shard: _Shard,
+        shard: Shard,
         transfer: ShardTransfer,
         current: CurrentBatch | None,
     ) -> None:
         if message is not None and message[0] is not None:
             self._take(decode_parts(message[0], message[1], columns), shard, transfer, current)
 
-    def _take(
-        self, parts: Iterable[Part], shard: _Shard, transfer: ShardTransfer, current: CurrentBatch | None
-    ) -> None:
+    def _take(self, parts: Iterable[Part], shard: Shard, transfer: ShardTransfer, current: CurrentBatch | None) -> None:
         run_of = shard.run_of
         for blocks, version, outcome, data in parts:
             run = run_of.get(blocks[0])
@@ -522,10 +466,10 @@ class Parameters(Mapping[str, npt.NDArray[np.generic]]):
                 raise MessageError(f"pserver {shard.index} sent {blocks}, which are not its own")
             if outcome in _TOO_LATE:
                 transfer.must_repeat = True
-                _forget(transfer.pushes, blocks)
-                _forget(transfer.pulls, blocks)
+                forget(transfer.pushes, blocks)
+                forget(transfer.pulls, blocks)
             elif outcome == Outcome.PARTLY_APPLIED and current is not None:
-                _forget(transfer.pushes, blocks)
+                forget(transfer.pushes, blocks)
                 bits = data[: len(data) // len(blocks)].tobytes()
                 transfer.lacking.update(lacking_of(bits, 1 + len(current.further)))
                 current.note_answers({}, shard.index, transfer.generation)
@@ -533,14 +477,12 @@ class Parameters(Mapping[str, npt.NDArray[np.generic]]):
             elif outcome != Outcome.NONE:
                 self._note_answers(shard, blocks, transfer, current)
             if data:
-                self._store(shard, blocks, data, version)
-                _forget(transfer.pulls, blocks)
+                self._values.store(blocks, data, version)
+                forget(transfer.pulls, blocks)
 
-    def _note_answers(
-        self, shard: _Shard, blocks: range, transfer: ShardTransfer, current: CurrentBatch | None
-    ) -> None:
+    def _note_answers(self, shard: Shard, blocks: range, transfer: ShardTransfer, current: CurrentBatch | None) -> None:
         """Neighbouring blocks have the batch."""
-        _forget(transfer.pushes, blocks)
+        forget(transfer.pushes, blocks)
         versions = self._base_versions(blocks, current)
         if current is not None:
             current.note_answers(versions, shard.index, transfer.generation)
@@ -548,22 +490,13 @@ class Parameters(Mapping[str, npt.NDArray[np.generic]]):
             is_synchronous = self._is_synchronous
             transfer.pulls.update((block, versions[block] + 1 if is_synchronous else 0) for block in blocks)
 
-    def _outgoing(self, gradient: Array) -> Array:
-        """A gradient as it is sent."""
-        if self._halves is None or gradient.dtype != np.float32:
-            # Arrow knows the bits only of some 16-bit floats.
-            return gradient.view(np.uint16) if gradient.dtype.itemsize == ITEM_BYTES else gradient
-        bits = np.empty(gradient.size, np.uint16)
-        self._halves.shorten(cast("npt.NDArray[np.float32]", gradient), bits)
-        return bits
-
     def _base_versions(self, blocks: Iterable[int], current: CurrentBatch | None) -> dict[int, int]:
         """The versions that the current batch's gradients were computed at, by block."""
         if current is not None and current.base_version is not None:
             return dict.fromkeys(blocks, current.base_version)
-        return {block: self._versions[block] for block in blocks}
+        return {block: self._values.versions[block] for block in blocks}
 
-    def _pull(self, shard: _Shard, transfer: ShardTransfer, connection: Connection) -> None:
+    def _pull(self, shard: Shard, transfer: ShardTransfer, connection: Connection) -> None:
         blocks = list(transfer.pulls)
         versions = [transfer.pulls[n] for n in blocks]
         everything = len(blocks) == len(shard.blocks) and len(set(versions)) == 1
@@ -578,92 +511,10 @@ class Parameters(Mapping[str, npt.NDArray[np.generic]]):
             for batch, _ in stream:
                 if batch is not None:
                     rows = decode_batch(batch)
-                    self._take(_parts_of(rows, shard.run_of), shard, transfer, None)
-
-    def _store(self, shard: _Shard, blocks: range, data: memoryview, version: int) -> None:
-        """Neighbouring blocks of one run lie next to each other here as they do in the message."""
-        first = shard.values.get(blocks.start)
-        if first is None:
-            raise MessageError(f"pserver {shard.index} sent block {blocks.start}, which is not its own")
-        start = self._block_starts[blocks.start]
-        end = self._block_starts[blocks.stop - 1] + shard.values[blocks.stop - 1].nbytes
-        target = self._line[start:end]
-        halves = self._halves if first.dtype == np.float32 else None
-        if end - start != (2 * len(data) if halves else len(data)):
-            raise MessageError(f"pserver {shard.index} sent {len(data)} bytes for blocks {blocks}")
-        if halves is not None:
-            halves.widen(np.frombuffer(data, np.uint16), target.view(np.float32))
-        else:
-            np.copyto(target, np.frombuffer(data, np.uint8))
-        self._versions.update(dict.fromkeys(blocks, version))
+                    self._take(parts_of(rows, shard.run_of), shard, transfer, None)
 
 
 _TOO_LATE = frozenset({Outcome.STALE, Outcome.NOT_MEMBER})
-
-
-def _line_of(plan: ShardPlan) -> tuple[npt.NDArray[np.uint8], list[int]]:
-    """Memory for all parameters in declared order, and where each one starts, in bytes.
-
-    Neighbours of one dtype touch, so that what travels together is one piece of memory.
-    """
-    starts: list[int] = []
-    end = 0
-    dtype = ""
-    for spec in plan.parameters:
-        if spec.dtype != dtype:
-            end, dtype = -(-end // ALIGNMENT_BYTES) * ALIGNMENT_BYTES, spec.dtype
-        starts.append(end)
-        end += spec.size * spec.seen_item_bytes
-    raw = np.zeros(end + ALIGNMENT_BYTES, np.uint8)
-    first = -raw.ctypes.data % ALIGNMENT_BYTES
-    return raw[first : first + end], starts
-
-
-def _at_one_version(
-    numbers: Sequence[int], base: Mapping[int, int], pushes: Mapping[int, Array | None]
-) -> Iterator[tuple[int, int]]:
-    """Stretches of neighbouring blocks with the same base version, all with a gradient or all without."""
-    start = 0
-    last, version, is_empty = numbers[0], base[numbers[0]], pushes[numbers[0]] is None
-    for place in range(1, len(numbers)):
-        number = numbers[place]
-        if number != last + 1 or base[number] != version or (pushes[number] is None) != is_empty:
-            yield start, place
-            start, version, is_empty = place, base[number], pushes[number] is None
-        last = number
-    yield start, len(numbers)
-
-
-def _parts_of(rows: Rows, run_of: Mapping[int, int]) -> Iterator[Part]:
-    """Stretches of neighbouring blocks of one run with the same outcome and version, all with values or all without."""
-    blocks, versions, outcomes, offsets = rows.blocks, rows.versions, rows.outcomes, rows.offsets
-    count = len(blocks)
-    start = 0
-    for place in range(1, count + 1):
-        if (
-            place == count
-            or blocks[place] != blocks[place - 1] + 1
-            or versions[place] != versions[start]
-            or outcomes[place] != outcomes[start]
-            or run_of.get(blocks[place]) != run_of.get(blocks[start])
-            or (offsets[place + 1] == offsets[place]) != (offsets[start + 1] == offsets[start])
-        ):
-            first = blocks[start]
-            found = range(first, first + place - start)
-            yield Part(found, versions[start], outcomes[start], rows.bytes_of(start, place))
-            start = place
-
-
-def _forget(table: dict[int, Any], blocks: range) -> None:
-    """Take blocks out of a table, those that are in it."""
-    for block in blocks:
-        table.pop(block, None)
-
-
-def _read_only(array: Array) -> Array:
-    view = array.view()
-    view.flags.writeable = False
-    return view
 
 
 def _half_kernels(kind: str) -> HalfKernels:

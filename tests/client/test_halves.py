@@ -9,6 +9,7 @@ from pserver_bench import Cluster
 
 from flightedl.client.declared import declared_arrays
 from flightedl.client.feedback import ErrorFeedback
+from flightedl.domain.kernels import half_kernels
 from flightedl.domain.modes import Async, Sync
 from flightedl.domain.optimizers import SGD
 from flightedl.domain.sharding import Block
@@ -120,7 +121,7 @@ class TestErrorFeedback:
 
     def test_what_is_sent_adds_up_to_what_was_meant(self) -> None:
         chance = np.random.default_rng(1)
-        feedback = ErrorFeedback("bfloat16")
+        feedback = ErrorFeedback(half_kernels("bfloat16"))
         meant, sent = np.zeros(1000, np.float64), np.zeros(1000, np.float64)
         for _ in range(50):
             gradient = chance.normal(size=1000).astype(np.float32)
@@ -131,7 +132,7 @@ class TestErrorFeedback:
         assert np.abs(meant - sent).max() < 2**-8 * 4
 
     def test_a_block_that_did_not_answer_keeps_its_residual(self) -> None:
-        feedback = ErrorFeedback("float16")
+        feedback = ErrorFeedback(half_kernels("float16"))
         blocks = {0: Block(0, 0, 0, 4, 0), 1: Block(1, 0, 4, 8, 0)}
         small = np.full(8, 1 + 3 * 2**-12, np.float32)
         first = feedback.encode({0: small, 1: small}, blocks)[0]

@@ -162,7 +162,8 @@ def test_a_batch_on_values_that_the_pserver_lost_is_done_again_on_those_that_it_
     with Cluster(SHAPES, mode) as cluster:
         trainer = cluster.trainer()
         # As after a pserver was restored from a checkpoint that is older than what this trainer pulled.
-        trainer.parameters._versions = dict.fromkeys(trainer.parameters._versions, 5)
+        versions = trainer.parameters._values.versions
+        versions.update(dict.fromkeys(versions, 5))
         current = trainer.begin(0)
         trainer.step(0, ONES)
         assert current.must_repeat

@@ -1,0 +1,94 @@
+"""What one pserver is to be sent, and what it sent, cut into stretches of blocks that are one part of a message."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from flightedl.wire.parts import Part
+from flightedl.wire.rows import Rows
+
+Array = npt.NDArray[np.generic]
+
+
+@dataclass(slots=True)
+class ShardTransfer:
+    """What one pserver still has to be sent and asked for, for one batch."""
+
+    #: block -> the (n,) gradient of its whole parameter, or None for an arrival without one.
+    pushes: dict[int, Array | None]
+    #: block -> lowest version wanted.
+    pulls: dict[int, int]
+    pull_after_push: bool
+    #: Under which membership; 0: as a reader.
+    member: int = 0
+    #: The gradient was too late, or the membership is gone.
+    must_repeat: bool = False
+    #: Of the pserver that is being asked.
+    generation: int = 0
+    #: First block of a run -> the (n,) gradients of all its blocks, where they were put together.
+    together: Mapping[int, Array] = field(default_factory=dict)
+    #: Places of a sum's batches that a block lacks which did not take the sum.
+    lacking: set[int] = field(default_factory=set)
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """The client's side of one pserver."""
+
+    index: int
+    #: Its blocks' numbers, rising.
+    blocks: tuple[int, ...]
+    #: block -> number of the run that it travels in; see ``runs_of``.
+    run_of: Mapping[int, int]
+
+    @classmethod
+    def of(cls, index: int, runs: Sequence[range]) -> Shard:
+        """The shard with the blocks of these runs."""
+        run_of = {number: run for run, blocks in enumerate(runs) for number in blocks}
+        return cls(index, tuple(run_of), run_of)
+
+
+def at_one_version(
+    numbers: Sequence[int], base: Mapping[int, int], pushes: Mapping[int, Array | None]
+) -> Iterator[tuple[int, int]]:
+    """Stretches of neighbouring blocks with the same base version, all with a gradient or all without."""
+    start = 0
+    last, version, is_empty = numbers[0], base[numbers[0]], pushes[numbers[0]] is None
+    for place in range(1, len(numbers)):
+        number = numbers[place]
+        if number != last + 1 or base[number] != version or (pushes[number] is None) != is_empty:
+            yield start, place
+            start, version, is_empty = place, base[number], pushes[number] is None
+        last = number
+    yield start, len(numbers)
+
+
+def parts_of(rows: Rows, run_of: Mapping[int, int]) -> Iterator[Part]:
+    """Stretches of neighbouring blocks of one run with the same outcome and version, all with values or all without."""
+    blocks, versions, outcomes, offsets = rows.blocks, rows.versions, rows.outcomes, rows.offsets
+    count = len(blocks)
+    start = 0
+    for place in range(1, count + 1):
+        if (
+            place == count
+            or blocks[place] != blocks[place - 1] + 1
+            or versions[place] != versions[start]
+            or outcomes[place] != outcomes[start]
+            or run_of.get(blocks[place]) != run_of.get(blocks[start])
+            or (offsets[place + 1] == offsets[place]) != (offsets[start + 1] == offsets[start])
+        ):
+            first = blocks[start]
+            found = range(first, first + place - start)
+            yield Part(found, versions[start], outcomes[start], rows.bytes_of(start, place))
+            start = place
+
+
+def forget(table: dict[int, Any], blocks: range) -> None:
+    """Take blocks out of a table, those that are in it."""
+    for block in blocks:
+        table.pop(block, None)
