@@ -11,7 +11,7 @@ import pytest
 from flightedl.testing.simulation import FLAWS, Found, Outcome, run_seed, run_seeds
 
 #: Seeds within which each planted bug is found.
-WITHIN = 120
+WITHIN = 300
 #: Those that are found quickly enough to be looked for in every run of the tests.
 QUICK = (
     "no dedupe",

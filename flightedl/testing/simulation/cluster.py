@@ -54,15 +54,16 @@ class Cluster:
         self.pserver_count = random.choice((1, 2, 2, 3))
         #: Of its own, so that what is drawn from it changes nothing else.
         self._habits = Random(seed)  # noqa: S311 - repeatable on purpose
-        #: Mostly few tasks, of which nobody may hold more than two; else many, of one batch each.
-        many = self._habits.randint(12, 24) if self._habits.random() < _MANY_TASKS_SHARE else 0
+        #: Likewise. Mostly few tasks, of which nobody may hold more than two; else many, of one batch each.
+        self._holding = Random(f"holding {seed}")  # noqa: S311 - likewise
+        self._many = self._holding.randint(12, 24) if self._holding.random() < _MANY_TASKS_SHARE else 0
         modes: dict[str, Mode] = {"sync": Sync(), "async": Async(), "bounded": Bounded(random.randrange(3))}
         #: Whether the mode is changed now and then.
         self.changes_modes = not mode
         self.mode_name = mode or random.choice(("sync", "sync", "async", "bounded"))
         self.shape = JobShape(
             mode=modes[self.mode_name],
-            batch_counts=(1,) * many or tuple(random.choice((1, 1, 2, 3)) for _ in range(random.randint(2, 5))),
+            batch_counts=(1,) * self._many or tuple(random.choice((1, 1, 2, 3)) for _ in range(random.randint(2, 5))),
             epochs=random.randint(1, 3),
             seed=seed,
             shuffle=random.random() < 0.7,
@@ -125,7 +126,7 @@ class Cluster:
 
     def wanted(self) -> int:
         """How many pieces of work a trainer wants to hold."""
-        return self._habits.choice((2, 3, 5, 8))
+        return self._holding.choice((2, 3, 5, 8)) if self._many else 2
 
     def start_pserver(self, forced: tuple[int | None] | None = None) -> None:
         """One more pserver; ``forced``: the checkpoint that it has to load."""
