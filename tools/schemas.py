@@ -62,7 +62,7 @@ def _arrow() -> dict[str, Any]:
         "pserver DoPut push, init": fields(PUSH_SCHEMA),
         "pserver DoGet pull": fields(VALUES_SCHEMA),
         "pserver DoExchange step (both ways; the header in app_metadata: README.md)": fields(STEP_SCHEMA),
-        "master DoGet tasks; DoExchange tasks (from the server)": fields(CHUNK_SCHEMA),
+        "master DoGet tasks": fields(CHUNK_SCHEMA),
         "outcome": {outcome.name: int(outcome) for outcome in Outcome},
     }
 

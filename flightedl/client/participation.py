@@ -20,7 +20,7 @@ from flightedl.client.servers import SLICE_S, Servers, persistently
 from flightedl.client.waiting import Waiting
 from flightedl.domain.modes import Mode
 from flightedl.errors import MessageError
-from flightedl.formats.chunks import chunks_from_batch
+from flightedl.formats.chunks import chunks_from_rows
 from flightedl.rpc.dialogue import Dialogue
 from flightedl.wire.messages import decode, encode
 from flightedl.wire.messages_work import JoinReply, JoinRequest, TasksReply, TasksTicket
@@ -184,14 +184,11 @@ class Participation:
             want=want,
             wait_s=wait_s,
         )
-        batches, text = dialogue.ask(self._servers.master(), encode(ticket), timeout_s=SLICE_S + wait_s)
-        reply = decode(text, TasksReply)
-        if len(batches) != len(reply.assignments):
-            raise MessageError(f"the master described {len(batches)} of {len(reply.assignments)} pieces of work")
-        pieces = [
-            Piece(assignment, tuple(chunks_from_batch(batch)))
-            for assignment, batch in zip(reply.assignments, batches, strict=True)
-        ]
+        answer = dialogue.ask(self._servers.master(), encode(ticket), timeout_s=SLICE_S + wait_s)
+        reply = decode(answer, TasksReply)
+        pieces = [Piece(assignment, chunks_from_rows(assignment.chunks)) for assignment in reply.assignments]
+        if not all(piece.chunks for piece in pieces):
+            raise MessageError("the master does not say where a task's records are: update flightedl on all machines")
         if reply.outcome == "epochs_done" and not evaluation:
             self.epoch = _AFTER_ALL
         if reply.member != member and self._member == member:

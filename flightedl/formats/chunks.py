@@ -4,7 +4,8 @@ A *chunk* is a run of consecutive records of one file that can be read without r
 where it is, how many records it has, and which version of the file it was found in. It names its format, so that a
 trainer needs nothing else to read it (text formats also want the dataset's schema, see ``formats.text``).
 
-``CHUNK_SCHEMA`` is how the chunks of a task cross the wire: one row for each chunk, in order.
+``CHUNK_SCHEMA`` is how the chunks of a task cross the wire: one row for each chunk, in order; as a record batch for who
+gets a task, as rows of JSON in a dialogue.
 """
 
 from __future__ import annotations
@@ -17,8 +18,9 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from flightedl.errors import DataError, MessageError
+from flightedl.errors import DataError
 from flightedl.ports import FileStat
+from flightedl.wire.messages_work import ChunkRow
 
 CHUNK_SCHEMA = pa.schema(
     [
@@ -174,21 +176,11 @@ def chunks_to_batch(chunks: Sequence[Chunk]) -> pa.RecordBatch:
     return pa.RecordBatch.from_struct_array(pa.array([_row(chunk) for chunk in chunks], _CHUNK_STRUCT))
 
 
-def chunks_from_batch(batch: pa.RecordBatch) -> list[Chunk]:
-    """The chunks in a received batch.
+def chunks_to_rows(chunks: Sequence[Chunk]) -> list[ChunkRow]:
+    """The chunks for a message."""
+    return [_row(chunk) for chunk in chunks]
 
-    Raises:
-        MessageError: another schema, a null, a negative number, or broken buffers.
-    """
-    if not batch.schema.equals(CHUNK_SCHEMA):
-        raise MessageError("chunk descriptors have an unexpected schema: update flightedl on all machines of the job")
-    try:
-        batch.validate(full=True)
-    except pa.ArrowInvalid as error:
-        raise MessageError(f"chunk descriptors are damaged: {str(error)[:200]}") from None
-    chunks = [Chunk(*row) for row in zip(*(column.to_pylist() for column in batch.columns), strict=True)]
-    for chunk in chunks:
-        values = _row(chunk)
-        if any(value is None for value in values) or any(value < 0 for value in values[3:]):
-            raise MessageError("a chunk descriptor has a null or a negative number")
-    return chunks
+
+def chunks_from_rows(rows: Sequence[ChunkRow]) -> tuple[Chunk, ...]:
+    """The chunks of a message that was decoded."""
+    return tuple(Chunk(*row) for row in rows)

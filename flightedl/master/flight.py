@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from msgspec.structs import replace
+
 from flightedl.errors import MessageError
-from flightedl.formats.chunks import CHUNK_SCHEMA, chunks_to_batch
+from flightedl.formats.chunks import CHUNK_SCHEMA, chunks_to_batch, chunks_to_rows
 from flightedl.master.service import MasterService
 from flightedl.rpc.routes import Answer, Call, Endpoint, Endpoints, Routes
 from flightedl.wire.messages import decode, encode
@@ -45,7 +47,8 @@ class MasterFlight:
                 ),
                 "status": lambda _body, _: encode(self._service.status()),
             },
-            gets={"tasks": self._tasks},
+            gets={"tasks": self._get_tasks},
+            dialogues={"tasks": self._ask_for_tasks},
             info=self._info,
         )
 
@@ -57,9 +60,17 @@ class MasterFlight:
         self._service.growing.end()
         return b"{}"
 
-    def _tasks(self, ticket: bytes, call: Call) -> Answer:
+    def _get_tasks(self, ticket: bytes, call: Call) -> Answer:
         reply, pieces = self._service.tasks.exchange(decode(ticket, TasksTicket), call.closing)
         return Answer(CHUNK_SCHEMA, [chunks_to_batch(chunks) for chunks in pieces], encode(reply))
+
+    def _ask_for_tasks(self, ticket: bytes, call: Call) -> bytes:
+        reply, pieces = self._service.tasks.exchange(decode(ticket, TasksTicket), call.closing)
+        assignments = [
+            replace(assignment, chunks=chunks_to_rows(chunks))
+            for assignment, chunks in zip(reply.assignments, pieces, strict=True)
+        ]
+        return encode(replace(reply, assignments=assignments))
 
     def _info(self, command: bytes, _: Call) -> Endpoints:
         """``{"verb": "parameters"}``: one endpoint for each pserver, whose ticket pulls all of its blocks."""

@@ -2,7 +2,7 @@
 
 Opening a call costs both sides several times what a message on an open stream does, and a server whose callers are many
 spends most of its time on it. So whoever asks the same server again and again keeps the stream for a few seconds. The
-server's side, and what travels, is described at :class:`~flightedl.rpc.routes.Answer`.
+server's side, and what travels, is described at ``dialogues`` of :class:`~flightedl.rpc.routes.Routes`.
 
 A dialogue changes nothing about a request: it is meant for the same server of the same generation, ends with a value or
 an error of :mod:`flightedl.errors`, and after an unknown outcome may have been carried out. An error ends the stream,
@@ -15,13 +15,12 @@ from __future__ import annotations
 from contextlib import ExitStack
 
 import msgspec
-import pyarrow as pa
 
-from flightedl.errors import FlightedlError, OutcomeUnknownError
+from flightedl.errors import FlightedlError, MessageError, OutcomeUnknownError
 from flightedl.ports import Clock
 from flightedl.rpc.client import Connection
 from flightedl.rpc.client_streams import ClientExchange
-from flightedl.rpc.identity import sealed
+from flightedl.rpc.identity import sealed, unsealed
 from flightedl.rpc.routes import NO_COLUMNS
 
 #: A stream is asked for so long after it was opened; then the next one is. A server that freezes holds the caller up to
@@ -30,10 +29,10 @@ _LIFETIME_S = 5.0
 
 
 class Dialogue:
-    """Asks one get of one server after the other over an open stream. For one thread.
+    """Asks a server one thing after the other over an open stream. For one thread.
 
     Args:
-        verb: Of the get.
+        verb: Of what is asked.
         clock: For the stream's time.
     """
 
@@ -51,12 +50,12 @@ class Dialogue:
         """Whether a stream is held."""
         return self._exchange is not None
 
-    def ask(self, connection: Connection, ticket: bytes, *, timeout_s: float) -> tuple[list[pa.RecordBatch], bytes]:
-        """Send a ticket and return the batches and the text of its answer.
+    def ask(self, connection: Connection, request: bytes, *, timeout_s: float) -> bytes:
+        """Send a request and return its reply.
 
         Args:
             connection: To whom; another one than last time ends the stream to that.
-            ticket: The request.
+            request: As bytes.
             timeout_s: What it may take at most, and up to five seconds more if the server freezes.
 
         Raises:
@@ -64,22 +63,12 @@ class Dialogue:
         """
         exchange = self._opened(connection, timeout_s)
         try:
-            return self._answer(exchange, ticket)
+            exchange.write_metadata(sealed(request))
+            return _reply(exchange)
         except BaseException as error:
             self._exchange = self._connection = None
             self._held.__exit__(type(error), error, error.__traceback__)
             raise
-
-    def _answer(self, exchange: ClientExchange, ticket: bytes) -> tuple[list[pa.RecordBatch], bytes]:
-        exchange.write_metadata(sealed(ticket))
-        batches: list[pa.RecordBatch] = []
-        while (answer := exchange.read()) is not None:
-            batch, text = answer
-            if batch is not None:
-                batches.append(batch)
-            if text is not None:
-                return batches, text
-        raise OutcomeUnknownError("the server ended the dialogue before it answered")
 
     def rest(self) -> None:
         """Let go of the stream; asking again opens another. What goes wrong does not matter any more."""
@@ -103,3 +92,13 @@ class Dialogue:
             self._connection = connection
             self._old_at, self._ends_at = now + _LIFETIME_S, now + lifetime_s
         return self._exchange
+
+
+def _reply(exchange: ClientExchange) -> bytes:
+    answer = exchange.read()
+    if answer is None:
+        raise OutcomeUnknownError("the server ended the dialogue before it answered")
+    _, message = answer
+    if message is None:
+        raise MessageError("a message of a dialogue has no metadata")
+    return unsealed(message)

@@ -3,7 +3,7 @@
 Request headers: whom the caller means (``flightedl-expect``), who it is (``flightedl-caller``), how long it waits
 (``flightedl-timeout``, seconds: relative, because clocks differ), and a checksum of its request
 (``flightedl-checksum``; may be left out), for nothing else protects it where there is no TLS. Reply header: who answers
-(``flightedl-server``). A request inside a dialogue has no headers: its checksum stands before it.
+(``flightedl-server``). Messages of a dialogue have no headers: their checksum stands before them.
 
 The *generation* is the fence. It is the create_revision of the process's key in etcd, so a later process in the same
 place always has another one. 0 stands for "not known": a server before it is registered, a client that does not care.
@@ -121,16 +121,16 @@ def checksum_of(request: bytes) -> str:
 _CHECKSUM_BYTES = 16
 
 
-def sealed(request: bytes) -> bytes:
-    """A request inside a dialogue: its checksum, then itself."""
-    return checksum_of(request).encode() + request
+def sealed(content: bytes) -> bytes:
+    """A message of a dialogue: the checksum of a request or reply, then itself."""
+    return checksum_of(content).encode() + content
 
 
 def unsealed(message: bytes) -> bytes:
-    """The request that was sealed; raises DamagedError unless it is as it was."""
-    request = message[_CHECKSUM_BYTES:]
-    check_undamaged(request, message[:_CHECKSUM_BYTES].decode("latin-1"))
-    return request
+    """What was sealed; raises DamagedError unless it is as it was."""
+    content = message[_CHECKSUM_BYTES:]
+    check_undamaged(content, message[:_CHECKSUM_BYTES].decode("latin-1"))
+    return content
 
 
 def check_undamaged(request: bytes, header: str | None) -> None:

@@ -150,7 +150,7 @@ class Outgoing:
 
 #: Under this name the schema's metadata has the text of an ``Answer``.
 TEXT_KEY = b"reply"
-#: Of what a client writes in a dialogue: metadata alone.
+#: Of both directions of a dialogue.
 NO_COLUMNS = pa.schema([])
 
 
@@ -159,10 +159,6 @@ class Answer:
     """What a get answers that is there as a whole: batches, and a text for the caller in the schema's metadata.
 
     Sent without a thread of Python: cheaper than ``Outgoing`` for the small answers of a busy server.
-
-    A get that answers so can be held as a *dialogue*, too, which is cheaper still for who asks often: an exchange of
-    the same verb, in which each message of the client is a ticket (``identity.sealed``) without a batch. It is answered
-    by the batches, the last of which has the text as its metadata; where there is none, by the text alone.
     """
 
     schema: pa.Schema
@@ -215,6 +211,9 @@ class Routes:
     gets: Mapping[str, Callable[[bytes, Call], Outgoing | Answer]] = field(default_factory=dict)
     puts: Mapping[str, PutRoute] = field(default_factory=dict)
     exchanges: Mapping[str, ExchangeRoute] = field(default_factory=dict)
+    #: Requests that are asked again and again over one exchange of their verb. Each message is metadata alone,
+    #: a request or its reply, sealed (see ``identity``): a batch would cost more than all the rest.
+    dialogues: Mapping[str, Callable[[bytes, Call], bytes]] = field(default_factory=dict)
     #: Answers GetFlightInfo; given the descriptor's command.
     info: Callable[[bytes, Call], Endpoints] | None = None
 

@@ -30,6 +30,7 @@ from flightedl.rpc.identity import (
     SERVER_HEADER,
     Caller,
     check_undamaged,
+    sealed,
     unsealed,
 )
 from flightedl.rpc.routes import NO_COLUMNS, TEXT_KEY, Answer, Call, Endpoints, ExchangeRoute, Outgoing, verb_of
@@ -128,6 +129,9 @@ class Service(flight.FlightServerBase):  # type: ignore[misc]
         self._server = server
         self._arrivals = Arrivals(server)
         self._is_secured = credentials is not None
+        self._exchanges = dict(server.routes.exchanges)
+        for verb, asked in server.routes.dialogues.items():
+            self._exchanges[verb] = ExchangeRoute(NO_COLUMNS, functools.partial(self._converse, asked))
         secured: dict[str, Any] = {}
         if credentials is not None:
             secured = {
@@ -220,7 +224,7 @@ class Service(flight.FlightServerBase):  # type: ignore[misc]
         with self._admitted(context, "exchange", server.limits.stream_s) as call:
             request = self._command(call, descriptor)
             call.verb = verb_of(request)
-            route = self._exchange_route(call.verb)
+            route = self._route(self._exchanges, call.verb)
             exchange = Exchange(reader, writer, route.schema, call, server.limits.batches)
             try:
                 route.serve(request, exchange, call)
@@ -228,34 +232,15 @@ class Service(flight.FlightServerBase):  # type: ignore[misc]
             finally:
                 exchange.end()
 
-    def _exchange_route(self, verb: str) -> ExchangeRoute:
-        """Of a verb that is an exchange, or of a dialogue about one that is a get."""
-        routes = self._server.routes
-        asked = routes.gets.get(verb)
-        if asked is None or verb in routes.exchanges:
-            return self._route(routes.exchanges, verb)
-        return ExchangeRoute(NO_COLUMNS, lambda _, exchange, call: self._converse(asked, exchange, call))
-
-    def _converse(self, asked: Callable[[bytes, Call], Outgoing | Answer], exchange: Exchange, call: Call) -> None:
-        """A dialogue: answers one ticket after the other; the first error ends it."""
-        has_begun = False
+    def _converse(self, asked: Callable[[bytes, Call], bytes], _: bytes, exchange: Exchange, call: Call) -> None:
+        """A dialogue: answer one request after the other; the first error ends it."""
+        exchange.begin(NO_COLUMNS)
         while (message := exchange.read()) is not None:
-            batch, ticket = message
-            if batch is not None or ticket is None:
-                raise MessageError(f"{call.verb}: what is asked in an exchange is metadata alone")
+            batch, request = message
+            if batch is not None or request is None:
+                raise MessageError(f"{call.verb}: a message of a dialogue is metadata alone")
             self._server.require_serving()
-            answer = asked(unsealed(ticket), call)
-            if not isinstance(answer, Answer):
-                raise MessageError(f"{call.verb} is not answered in an exchange: use DoGet")
-            if not has_begun:
-                exchange.begin(answer.schema)
-                has_begun = True
-            for found in answer.batches[:-1]:
-                exchange.write(found)
-            if answer.batches:
-                exchange.write(answer.batches[-1], answer.text)
-            else:
-                exchange.write_metadata(answer.text)
+            exchange.write_metadata(sealed(asked(unsealed(request), call)))
 
     @_guarded
     def get_flight_info(

@@ -60,6 +60,10 @@ class TasksTicket(Sender, frozen=True, kw_only=True):
     wait_s: Annotated[float, msgspec.Meta(ge=0, le=20)] = 2.0
 
 
+#: url, version, format, number, first record, records, offset, bytes of a chunk.
+ChunkRow = tuple[str, str, str, Natural, Natural, Natural, Natural, Natural]
+
+
 class Assignment(Reply, frozen=True, kw_only=True):
     """A piece of work: batches ``first_batch`` to ``end_batch`` (exclusive) of a task."""
 
@@ -71,10 +75,12 @@ class Assignment(Reply, frozen=True, kw_only=True):
     end_batch: int
     #: Batches of the whole task.
     batch_count: int
+    #: Its chunks, in a dialogue; who gets it has them as a record batch.
+    chunks: list[ChunkRow] = []
 
 
 class TasksReply(Reply, frozen=True, kw_only=True):
-    """Metadata of the first message of the reply; then one record batch of chunks for each assignment."""
+    """Where the ticket was that of a get, in the schema's metadata, beside a record batch for each assignment."""
 
     assignments: list[Assignment]
     #: "given", "none_now" or "epochs_done".

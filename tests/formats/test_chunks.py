@@ -1,13 +1,21 @@
 from __future__ import annotations
 
-import numpy as np
-import pyarrow as pa
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flightedl.errors import MessageError
-from flightedl.formats.chunks import CHUNK_SCHEMA, Chunk, ChunkColumns, chunks_from_batch, chunks_to_batch
+from flightedl.formats.chunks import (
+    CHUNK_SCHEMA,
+    Chunk,
+    ChunkColumns,
+    chunks_from_rows,
+    chunks_to_batch,
+    chunks_to_rows,
+)
+from flightedl.wire.messages import decode, encode
+from flightedl.wire.messages_work import Assignment
 
 CHUNKS = [Chunk("s3://b/ä.parquet", "v1", "parquet", 3, 2**40, 5, 2**41, 7), Chunk("x", "", "csv", 0, 0, 1, 0, 0)]
 
@@ -16,24 +24,29 @@ CHUNKS = [Chunk("s3://b/ä.parquet", "v1", "parquet", 3, 2**40, 5, 2**41, 7), Ch
 def test_chunks_cross_the_wire(chunks: list[Chunk]) -> None:
     batch = chunks_to_batch(chunks)
     assert batch.schema.equals(CHUNK_SCHEMA)
-    assert chunks_from_batch(batch) == chunks
-
-
-def test_what_is_refused() -> None:
-    batch = chunks_to_batch(CHUNKS)
-    with pytest.raises(MessageError, match="unexpected schema"):
-        chunks_from_batch(batch.select(["url"]))
-    with pytest.raises(MessageError, match="negative number"):
-        chunks_from_batch(chunks_to_batch([Chunk("x", "", "csv", 0, -1, 1, 0, 0)]))
-    nulls = pa.RecordBatch.from_arrays([pa.nulls(1, field.type) for field in CHUNK_SCHEMA], schema=CHUNK_SCHEMA)
-    with pytest.raises(MessageError, match=r"null|damaged"):
-        chunks_from_batch(nulls)
-    broken = pa.Array.from_buffers(
-        pa.string(), 1, [None, pa.py_buffer(np.array([0, 2], np.int32)), pa.py_buffer(b"\xff\xfe")]
+    assert [Chunk(**row) for row in batch.to_pylist()] == chunks
+    rows = chunks_to_rows(chunks)
+    assert [list(row) for row in rows] == [list(row.values()) for row in batch.to_pylist()]
+    assignment = Assignment(
+        epoch=0, position=0, task=0, attempt=1, first_batch=0, end_batch=1, batch_count=1, chunks=rows
     )
-    columns = [broken, *chunks_to_batch(CHUNKS[:1]).columns[1:]]
-    with pytest.raises(MessageError, match="damaged"):
-        chunks_from_batch(pa.RecordBatch.from_arrays(columns, schema=CHUNK_SCHEMA))
+    assert chunks_from_rows(decode(encode(assignment), Assignment).chunks) == tuple(chunks)
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        ["x", "", "csv", 0, -1, 1, 0, 0],
+        ["x", "", "csv", 0, 0, 1, 0],
+        ["x", None, "csv", 0, 0, 1, 0, 0],
+        ["x", "", "csv", 0, 0, 1, 0, 0.5],
+        [],
+    ],
+)
+def test_what_is_no_chunk_is_refused(row: list[object]) -> None:
+    fields = dict.fromkeys(("epoch", "position", "task", "attempt", "first_batch", "end_batch", "batch_count"), 0)
+    with pytest.raises(MessageError, match="Assignment"):
+        decode(msgspec.json.encode({**fields, "chunks": [row]}), Assignment)
 
 
 @given(st.lists(st.integers(0, 30), max_size=20), st.integers(1, 10))

@@ -47,7 +47,7 @@ class Handlers:
         self.uploads: list[tuple[int, bool]] = []
         self.failures: list[BaseException] = []
         self.calls: list[Call] = []
-        self.tickets: list[bytes] = []
+        self.requests: list[bytes] = []
         self.streams: list[Incoming | Exchange] = []
         self.entered = threading.Event()
         self.received = threading.Event()
@@ -60,6 +60,7 @@ class Handlers:
             gets={"numbers": self.numbers, "whole": self.whole, "endless": self.endless, "fail": self.fail_late},
             puts={"upload": PutRoute(SCHEMA, self.upload), "fail": PutRoute(SCHEMA, self.fail_upload)},
             exchanges={"mirror": ExchangeRoute(SCHEMA, self.mirror), "fail": ExchangeRoute(SCHEMA, self.fail_exchange)},
+            dialogues={"answer": self.answer},
             info=self.info,
         )
 
@@ -80,11 +81,14 @@ class Handlers:
         return Outgoing(SCHEMA, iter([(BATCH, None), (BATCH, b"metadata"), (None, b"alone")]))
 
     def whole(self, ticket: bytes, call: Call) -> Answer:
+        return Answer(SCHEMA, [] if b"nothing" in ticket else [BATCH, make_batch(1)], b'{"all": true}')
+
+    def answer(self, request: bytes, call: Call) -> bytes:
         if self.failures:
             raise self.failures[-1]
-        self.tickets.append(ticket)
+        self.requests.append(request)
         self.calls.append(call)
-        return Answer(SCHEMA, [] if b"nothing" in ticket else [BATCH, make_batch(1)], b'{"all": true}')
+        return b"answer to " + request
 
     def endless(self, ticket: bytes, call: Call) -> Outgoing:
         return Outgoing(SCHEMA, self.forever())

@@ -1,4 +1,4 @@
-"""Dialogues: many tickets over one stream, each with the checks of a call."""
+"""Dialogues: many requests over one stream, each with the checks of a call."""
 
 from __future__ import annotations
 
@@ -19,14 +19,13 @@ from flightedl.errors import (
     OutcomeUnknownError,
     UnavailableError,
 )
-from flightedl.rpc import Connection, FlightServer, Limits, ServerIdentity
+from flightedl.rpc import Call, Connection, Exchange, ExchangeRoute, FlightServer, Limits, Routes, ServerIdentity
 from flightedl.rpc.dialogue import Dialogue
 from flightedl.rpc.identity import sealed, unsealed
 from flightedl.rpc.routes import NO_COLUMNS
 from flightedl.testing.clock import FakeClock
 
-WHOLE = b'{"verb": "whole"}'
-NOTHING = b'{"verb": "whole", "what": "nothing"}'
+FIRST, SECOND = b"first", b"second"
 
 
 @pytest.fixture
@@ -36,65 +35,57 @@ def clock() -> FakeClock:
 
 @pytest.fixture
 def dialogue(clock: FakeClock) -> Iterator[Dialogue]:
-    made = Dialogue("whole", clock)
+    made = Dialogue("answer", clock)
     yield made
     made.rest()
 
 
-def test_one_stream_carries_many_tickets(
+def test_one_stream_carries_many_requests(
     dialogue: Dialogue, connection: Connection, server: FlightServer, handlers: Handlers
 ) -> None:
     for _ in range(3):
-        batches, text = dialogue.ask(connection, WHOLE, timeout_s=TIMEOUT_S)
-        assert [batch.num_rows for batch in batches] == [3, 1]
-        assert batches[0].equals(BATCH)
-        assert text == b'{"all": true}'
-        assert dialogue.ask(connection, NOTHING, timeout_s=TIMEOUT_S) == ([], b'{"all": true}')
-    assert handlers.tickets == [WHOLE, NOTHING] * 3
+        assert dialogue.ask(connection, FIRST, timeout_s=TIMEOUT_S) == b"answer to first"
+        assert dialogue.ask(connection, SECOND, timeout_s=TIMEOUT_S) == b"answer to second"
+    assert handlers.requests == [FIRST, SECOND] * 3
     assert server.running_calls == 1
     dialogue.rest()
     eventually(lambda: server.running_calls == 0, "the stream ends when it is let go of")
     assert server.refusals == {}
-    assert dialogue.ask(connection, NOTHING, timeout_s=TIMEOUT_S) == ([], b'{"all": true}')
+    assert dialogue.ask(connection, FIRST, timeout_s=TIMEOUT_S) == b"answer to first"
     assert dialogue.is_open
-
-
-def test_an_answer_without_batches_may_come_first(dialogue: Dialogue, connection: Connection) -> None:
-    assert dialogue.ask(connection, NOTHING, timeout_s=TIMEOUT_S)[0] == []
-    assert len(dialogue.ask(connection, WHOLE, timeout_s=TIMEOUT_S)[0]) == 2
 
 
 def test_an_error_is_ours_and_ends_the_stream(
     dialogue: Dialogue, connection: Connection, server: FlightServer, handlers: Handlers
 ) -> None:
-    dialogue.ask(connection, WHOLE, timeout_s=TIMEOUT_S)
+    dialogue.ask(connection, FIRST, timeout_s=TIMEOUT_S)
     handlers.failures = [BusyError("come back later")]
     with pytest.raises(BusyError, match="come back later"):
-        dialogue.ask(connection, WHOLE, timeout_s=TIMEOUT_S)
+        dialogue.ask(connection, FIRST, timeout_s=TIMEOUT_S)
     assert not dialogue.is_open
     eventually(lambda: server.running_calls == 0, "the stream ends with the error")
     handlers.failures = []
-    assert dialogue.ask(connection, WHOLE, timeout_s=TIMEOUT_S)[1] == b'{"all": true}'
+    assert dialogue.ask(connection, FIRST, timeout_s=TIMEOUT_S) == b"answer to first"
 
 
-def test_each_ticket_is_refused_by_a_server_that_serves_no_more(
+def test_each_request_is_refused_by_a_server_that_serves_no_more(
     dialogue: Dialogue, connection: Connection, server: FlightServer, handlers: Handlers
 ) -> None:
-    dialogue.ask(connection, WHOLE, timeout_s=TIMEOUT_S)
+    dialogue.ask(connection, FIRST, timeout_s=TIMEOUT_S)
     server.stop_serving()
     with pytest.raises(NotReadyError):
-        dialogue.ask(connection, WHOLE, timeout_s=TIMEOUT_S)
-    assert len(handlers.tickets) == 1
+        dialogue.ask(connection, FIRST, timeout_s=TIMEOUT_S)
+    assert len(handlers.requests) == 1
 
 
-def test_a_stop_ends_the_dialogue_at_its_next_ticket(
+def test_a_stop_ends_the_dialogue_at_its_next_request(
     dialogue: Dialogue, connection: Connection, server: FlightServer, handlers: Handlers
 ) -> None:
-    dialogue.ask(connection, WHOLE, timeout_s=TIMEOUT_S)
+    dialogue.ask(connection, FIRST, timeout_s=TIMEOUT_S)
     server.closing.set()
     with pytest.raises(NotReadyError, match="stopping"):
-        dialogue.ask(connection, WHOLE, timeout_s=TIMEOUT_S)
-    assert len(handlers.tickets) == 1
+        dialogue.ask(connection, FIRST, timeout_s=TIMEOUT_S)
+    assert len(handlers.requests) == 1
 
 
 def test_it_is_meant_for_one_generation(dialogue: Dialogue, server: FlightServer, handlers: Handlers) -> None:
@@ -103,8 +94,8 @@ def test_it_is_meant_for_one_generation(dialogue: Dialogue, server: FlightServer
         Connection(server.address, expected=other, caller=CALLER) as connection,
         pytest.raises(FencedError),
     ):
-        dialogue.ask(connection, WHOLE, timeout_s=TIMEOUT_S)
-    assert handlers.tickets == []
+        dialogue.ask(connection, FIRST, timeout_s=TIMEOUT_S)
+    assert handlers.requests == []
 
 
 def test_another_connection_and_old_age_open_another_stream(
@@ -113,23 +104,23 @@ def test_another_connection_and_old_age_open_another_stream(
     def streams() -> int:
         return len({id(call) for call in handlers.calls})
 
-    dialogue.ask(connection, WHOLE, timeout_s=TIMEOUT_S)
+    dialogue.ask(connection, FIRST, timeout_s=TIMEOUT_S)
     clock.advance(4.9)
-    dialogue.ask(connection, WHOLE, timeout_s=TIMEOUT_S)
+    dialogue.ask(connection, FIRST, timeout_s=TIMEOUT_S)
     assert streams() == 1
     clock.advance(0.2)
-    dialogue.ask(connection, WHOLE, timeout_s=TIMEOUT_S)
+    dialogue.ask(connection, FIRST, timeout_s=TIMEOUT_S)
     assert streams() == 2
-    dialogue.ask(connection, WHOLE, timeout_s=2 * TIMEOUT_S + 0.1)
+    dialogue.ask(connection, FIRST, timeout_s=2 * TIMEOUT_S + 0.1)
     assert streams() == 3
     with Connection(server.address, expected=IDENTITY, caller=CALLER) as other:
-        dialogue.ask(other, WHOLE, timeout_s=TIMEOUT_S)
+        dialogue.ask(other, FIRST, timeout_s=TIMEOUT_S)
         assert streams() == 4
         eventually(lambda: server.running_calls == 1, "those before have ended")
         dialogue.rest()
 
 
-def test_a_stream_whose_server_died_has_an_unknown_outcome_and_the_next_ticket_goes_to_its_successor(
+def test_a_stream_whose_server_died_has_an_unknown_outcome_and_the_next_request_goes_to_its_successor(
     dialogue: Dialogue, connection: Connection
 ) -> None:
     program = """
@@ -148,40 +139,40 @@ sys.stdin.read()
     ) as child:
         assert child.stdout is not None
         with Connection(child.stdout.readline().strip(), expected=IDENTITY) as to_child:
-            dialogue.ask(to_child, WHOLE, timeout_s=TIMEOUT_S)
+            dialogue.ask(to_child, FIRST, timeout_s=TIMEOUT_S)
             child.kill()
             child.wait()
             with pytest.raises(OutcomeUnknownError):
-                dialogue.ask(to_child, WHOLE, timeout_s=TIMEOUT_S)
+                dialogue.ask(to_child, FIRST, timeout_s=TIMEOUT_S)
             with pytest.raises((UnavailableError, OutcomeUnknownError)):
-                dialogue.ask(to_child, WHOLE, timeout_s=TIMEOUT_S)
-    assert dialogue.ask(connection, NOTHING, timeout_s=TIMEOUT_S) == ([], b'{"all": true}')
+                dialogue.ask(to_child, FIRST, timeout_s=TIMEOUT_S)
+    assert dialogue.ask(connection, SECOND, timeout_s=TIMEOUT_S) == b"answer to second"
 
 
-def test_a_ticket_that_takes_too_long_ends_with_the_stream(
+def test_a_request_that_takes_too_long_ends_with_the_stream(
     serve: Callable[..., FlightServer], handlers: Handlers, dialogue: Dialogue
 ) -> None:
     server = serve(handlers.routes(), limits=Limits(stream_s=0.3, sever_after_s=0.1))
     with Connection(server.address, expected=IDENTITY, caller=CALLER) as connection:
-        dialogue.ask(connection, WHOLE, timeout_s=TIMEOUT_S)
+        dialogue.ask(connection, FIRST, timeout_s=TIMEOUT_S)
         eventually(lambda: server.running_calls == 0, "the server ends what outlives its limit", 10.0)
         with pytest.raises((OutcomeUnknownError, UnavailableError)):
-            dialogue.ask(connection, WHOLE, timeout_s=TIMEOUT_S)
-        assert dialogue.ask(connection, NOTHING, timeout_s=TIMEOUT_S)[1] == b'{"all": true}'
+            dialogue.ask(connection, FIRST, timeout_s=TIMEOUT_S)
+        assert dialogue.ask(connection, SECOND, timeout_s=TIMEOUT_S) == b"answer to second"
 
 
 @pytest.mark.parametrize(
     ("verb", "message", "error"),
     [
-        ("whole", b"0" * 16 + WHOLE, "damaged"),
-        ("whole", b"short", "damaged"),
-        ("whole", b"\xff" * 40, "damaged"),
-        ("whole", BATCH, "schema is"),
-        ("numbers", sealed(b'{"verb": "numbers"}'), "use DoGet"),
-        ("unknown", sealed(WHOLE), "unknown verb"),
+        ("answer", b"0" * 16 + FIRST, "damaged"),
+        ("answer", b"short", "damaged"),
+        ("answer", b"\xff" * 40, "damaged"),
+        ("answer", BATCH, "schema is"),
+        ("numbers", sealed(FIRST), "unknown verb"),
+        ("unknown", sealed(FIRST), "unknown verb"),
     ],
 )
-def test_what_is_no_ticket_is_refused(
+def test_what_is_no_request_is_refused(
     verb: str, message: object, error: str, bare: flight.FlightClient, server: FlightServer, handlers: Handlers
 ) -> None:
     writer, reader = bare.do_exchange(command(f'{{"verb": "{verb}"}}'.encode()), options())
@@ -189,7 +180,7 @@ def test_what_is_no_ticket_is_refused(
         _say(writer, reader, message)
     with pytest.raises(flight.FlightError):
         writer.close()
-    assert handlers.tickets == []
+    assert handlers.requests == []
     eventually(lambda: server.running_calls == 0, "the stream ended")
 
 
@@ -203,19 +194,9 @@ def _say(writer: flight.FlightStreamWriter, reader: flight.FlightStreamReader, m
     reader.read_chunk()
 
 
-def test_an_exchange_of_the_same_name_goes_first(bare: flight.FlightClient) -> None:
-    writer, reader = bare.do_exchange(command(b'{"verb": "mirror"}'), options())
-    writer.begin(SCHEMA)
-    writer.write_metadata(b"hello")
-    assert reader.read_chunk().app_metadata.to_pybytes() == b"hello"
-    writer.done_writing()
-    with pytest.raises(flight.FlightError, match="broke off"):
-        writer.close()
-
-
 def test_sealing_shows_every_flipped_bit() -> None:
-    message = sealed(WHOLE)
-    assert unsealed(message) == WHOLE
+    message = sealed(FIRST)
+    assert unsealed(message) == FIRST
     for number in range(8 * len(message)):
         damaged = bytearray(message)
         damaged[number // 8] ^= 1 << number % 8
@@ -223,8 +204,28 @@ def test_sealing_shows_every_flipped_bit() -> None:
             unsealed(bytes(damaged))
 
 
-def test_a_dialogue_about_something_else_than_a_whole_answer(clock: FakeClock, connection: Connection) -> None:
+def test_what_is_no_dialogue_cannot_be_asked(clock: FakeClock, connection: Connection) -> None:
     numbers = Dialogue("numbers", clock)
-    with pytest.raises(MessageError, match="use DoGet"):
-        numbers.ask(connection, b'{"verb": "numbers"}', timeout_s=TIMEOUT_S)
+    with pytest.raises(MessageError, match="unknown verb"):
+        numbers.ask(connection, FIRST, timeout_s=TIMEOUT_S)
     assert not numbers.is_open
+
+
+@pytest.mark.parametrize("message", [b"0" * 16 + b"answer", b"short", None])
+def test_an_answer_that_was_damaged_is_asked_for_again(
+    message: bytes | None, serve: Callable[..., FlightServer], clock: FakeClock
+) -> None:
+    def damage(_: bytes, exchange: Exchange, __: Call) -> None:
+        exchange.begin(SCHEMA)
+        exchange.read()
+        if message is None:
+            exchange.write(BATCH)
+        else:
+            exchange.write_metadata(message)
+
+    server = serve(Routes(exchanges={"answer": ExchangeRoute(NO_COLUMNS, damage)}))
+    with Connection(server.address, expected=IDENTITY, caller=CALLER) as connection:
+        dialogue = Dialogue("answer", clock)
+        with pytest.raises(MessageError if message is None else DamagedError):
+            dialogue.ask(connection, FIRST, timeout_s=TIMEOUT_S)
+        assert not dialogue.is_open

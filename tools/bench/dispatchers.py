@@ -60,7 +60,7 @@ class Asking:
         ticket = TasksTicket(trainer=self.name, generation=self.held.generation, finished=finished, want=1)
         while True:
             try:
-                _, text = self._dialogue.ask(self.connection, encode(ticket), timeout_s=_CALL_S)
+                text = self._dialogue.ask(self.connection, encode(ticket), timeout_s=_CALL_S)
             except UnavailableError:
                 continue
             break
