@@ -174,10 +174,10 @@ def encode_rows(
     return _batch(blocks, versions, sums, offsets, filled, outcomes)
 
 
-def encode_pieces(pieces: Sequence[Piece], *, with_outcomes: bool = True) -> pa.RecordBatch:
-    """A batch of ``VALUES_SCHEMA``, or of ``PUSH_SCHEMA``; nothing is copied where only one piece carries values."""
+def encode_pieces(pieces: Sequence[Piece]) -> pa.RecordBatch:
+    """A batch of ``VALUES_SCHEMA``; nothing is copied where only one piece carries values."""
     if len(pieces) == 1:
-        return _one_piece(pieces[0], with_outcomes=with_outcomes)
+        return _one_piece(pieces[0])
     blocks: list[int] = []
     versions: list[int] = []
     outcomes: list[int] = []
@@ -199,10 +199,10 @@ def encode_pieces(pieces: Sequence[Piece], *, with_outcomes: bool = True) -> pa.
         sums.extend(_checksums(piece, data))
         offsets.extend([end + stop for stop in piece.offsets[1:]])
         end += data.nbytes
-    return _batch(blocks, versions, sums, offsets, filled, outcomes if with_outcomes else None)
+    return _batch(blocks, versions, sums, offsets, filled, outcomes)
 
 
-def _one_piece(piece: Piece, *, with_outcomes: bool) -> pa.RecordBatch:
+def _one_piece(piece: Piece) -> pa.RecordBatch:
     """What most messages are. Columns that are the same in every step are made once."""
     blocks, values = piece.blocks, piece.values
     count = len(blocks)
@@ -217,10 +217,8 @@ def _one_piece(piece: Piece, *, with_outcomes: bool) -> pa.RecordBatch:
         _version_column(piece.version, count),
         pa.Array.from_buffers(_UINT64, count, [None, pa.py_buffer(sums)], 0),
         pa.Array.from_buffers(_BINARY, count, [None, pa.py_buffer(offsets), pa.py_buffer(data)], 0),
+        _outcome_column(piece.outcome, count),
     ]
-    if not with_outcomes:
-        return pa.RecordBatch.from_arrays(columns, schema=PUSH_SCHEMA)
-    columns.append(_outcome_column(piece.outcome, count))
     return pa.RecordBatch.from_arrays(columns, schema=VALUES_SCHEMA)
 
 

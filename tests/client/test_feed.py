@@ -76,11 +76,16 @@ def feeds() -> Iterator[Callable[[Queue], TaskFeed]]:
         feed.close(5.0)
 
 
+def taken_from(feed: TaskFeed) -> Piece:
+    piece = feed.next(5.0)
+    assert piece is not None
+    return piece
+
+
 def test_it_holds_the_present_piece_and_the_next(feeds: Callable[[Queue], TaskFeed]) -> None:
     queue = Queue(5)
     feed = feeds(queue)
-    first = feed.next(5.0)
-    assert first is not None
+    first = taken_from(feed)
     assert len(queue.todo) == 5 - HOLDING_FLOOR
     feed.finished(first.assignment, [1, 2])
     queue.until(lambda: queue.finished == [100] and len(queue.todo) == 2)
@@ -101,8 +106,7 @@ def test_all_pieces_come_and_then_it_is_done(feeds: Callable[[Queue], TaskFeed])
 def test_a_report_survives_an_unreachable_master(feeds: Callable[[Queue], TaskFeed]) -> None:
     queue = Queue(2)
     feed = feeds(queue)
-    piece = feed.next(5.0)
-    assert piece is not None
+    piece = taken_from(feed)
     with queue.changed:
         queue.errors = [UnavailableError("gone"), UnavailableError("still gone")]
     feed.finished(piece.assignment, [])
@@ -144,8 +148,7 @@ def test_closing_hands_back_what_is_held() -> None:
 def test_a_failure_is_reported_with_its_error(feeds: Callable[[Queue], TaskFeed]) -> None:
     queue = Queue(1)
     feed = feeds(queue)
-    piece = feed.next(5.0)
-    assert piece is not None
+    piece = taken_from(feed)
     feed.failed(piece.assignment, "cannot read", 1)
     queue.until(lambda: queue.failed == [(100, "cannot read")])
 
@@ -156,8 +159,7 @@ def test_a_loop_that_was_left_keeps_its_piece_for_a_moment_only(
     monkeypatch.setattr("flightedl.client.feed._KEPT_S", 0.2)
     master = Queue(2)
     feed = feeds(master)
-    first = feed.next(5.0)
-    assert first is not None
+    first = taken_from(feed)
     master.until(lambda: not master.todo)
     feed.retire(first.assignment)
     master.until(lambda: len(master.returned) == 2)
@@ -167,8 +169,7 @@ def test_a_loop_that_was_left_keeps_its_piece_for_a_moment_only(
 def test_a_loop_that_was_left_by_an_exception_reports_its_piece(feeds: Callable[[Queue], TaskFeed]) -> None:
     master = Queue(1)
     feed = feeds(master)
-    first = feed.next(5.0)
-    assert first is not None
+    first = taken_from(feed)
     feed.retire(first.assignment)
     feed.failed(first.assignment, "broken", 1)
     feed.close(5.0)
@@ -181,8 +182,7 @@ def test_the_way_to_the_master_is_let_go_of_after_a_silence(
     monkeypatch.setattr("flightedl.client.feed._OPEN_S", 0.05)
     master = Queue(3)
     feed = feeds(master)
-    first = feed.next(5.0)
-    assert first is not None
+    first = taken_from(feed)
     master.until(lambda: master.rests > 0)
     before = master.rests
     feed.finished(first.assignment, [])
@@ -208,8 +208,7 @@ def test_it_holds_as_many_pieces_as_last_while_there_is_no_master() -> None:
     feed = TaskFeed(master.fetch, master.rest, clock, 3.5)  # type: ignore[arg-type]
     try:
         for number in range(30):
-            piece = feed.next(5.0)
-            assert piece is not None
+            piece = taken_from(feed)
             clock.instant_s += 0.5
             feed.finished(piece.assignment, [])
             wanted = {100 + n for n in range(number + 1)}
@@ -226,8 +225,7 @@ def test_only_the_next_piece_is_begun_before_its_time() -> None:
     master, clock = Queue(20), Ticks()
     feed = TaskFeed(master.fetch, master.rest, clock, 1000.0)  # type: ignore[arg-type]
     try:
-        first = feed.next(5.0)
-        assert first is not None
+        first = taken_from(feed)
         feed.finished(first.assignment, [])
         master.until(lambda: not master.todo)
         second, third = feed.next(5.0), feed.next(5.0)
@@ -247,19 +245,16 @@ def test_pieces_that_were_taken_away_are_not_begun() -> None:
     master, clock = Queue(10), Ticks()
     feed = TaskFeed(master.fetch, master.rest, clock, 1000.0)  # type: ignore[arg-type]
     try:
-        first = feed.next(5.0)
-        assert first is not None
+        first = taken_from(feed)
         feed.finished(first.assignment, [])
         master.until(lambda: not master.todo)
         with master.changed:
             master.lose = [102, 103, 104]
-        second = feed.next(5.0)
-        assert second is not None
+        second = taken_from(feed)
         feed.finished(second.assignment, [])
         with feed._changed:
             assert feed._changed.wait_for(lambda: 104 not in feed._held, 5.0)
-        third = feed.next(5.0)
-        assert third is not None
+        third = taken_from(feed)
         assert third.assignment.attempt == 105
     finally:
         feed.close(5.0)
