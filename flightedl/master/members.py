@@ -85,26 +85,27 @@ class Members:
         """Make the trainer a member; answers 0 while the pservers have not agreed.
 
         Raises:
-            FencedError: the trainer's lease has ended.
+            FencedError: the trainer's lease has ended, or ended while it waited.
         """
         state = self._state
-        state.require_trainer(request)
         deadline = state.clock.now() + request.wait_s
         with state.changed:
-            membership = state.membership
-            if membership is None:
-                raise NotReadyError("the model is not declared yet")
-            if state.queue is None or not state.queue.holds(request.trainer):
-                return JoinReply(member=0, holds_work=False)
-            self._propose(membership, request)
-            while (member := membership.member_id_of(request.trainer)) is None:
+            while True:
+                state.require_trainer(request)
+                membership = state.membership
+                if membership is None:
+                    raise NotReadyError("the model is not declared yet")
+                if state.queue is None or not state.queue.holds(request.trainer):
+                    return JoinReply(member=0, holds_work=False)
+                self._propose(membership, request)
+                member = membership.member_id_of(request.trainer)
+                if member is not None:
+                    return JoinReply(member=member, mode=membership.mode.to_json())
                 remaining = deadline - state.clock.now()
                 if remaining <= 0:
                     why = membership.waiting_for(request.trainer) or _NOT_ALL
                     return JoinReply(member=0, waiting_for=why)
                 state.changed.wait(remaining)
-                self._propose(membership, request)
-            return JoinReply(member=member, mode=membership.mode.to_json())
 
     def _propose(self, membership: Membership, request: JoinRequest) -> None:
         if self.lockstep is None or not self.lockstep.is_on:

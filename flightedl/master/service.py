@@ -95,24 +95,23 @@ class MasterService:
         state.start_writing(self._held, recovered, self._step_down)
         self._pservers.start(self.members)
         self.growing.begin()
-        self._directory.subscribe(self.look_at_directory)
-        self._forget_the_dead()
-        self.look_at_directory()
-
-    def _forget_the_dead(self) -> None:
-        """Trainers that died while there was no master lose what the predecessor's state says they have."""
         while not self._directory.wait_until(lambda d: d.revision > 0 or None, _KEYS_S):
             if not self._held.is_held:
                 raise FencedError("the lock was lost before the job's keys were read")
-        alive = {name: record.generation for name, record in self._directory.trainers().items()}
-        state = self._state
         with state.changed:
-            for trainer in () if state.queue is None else tuple(state.queue.holders()):
-                if trainer not in alive:
-                    self._trainer_gone(trainer)
-            for member in () if state.membership is None else state.membership.members:
-                if alive.get(member.trainer) != member.generation:
-                    self.members.leave(member.trainer)
+            self.look_at_directory()
+            self._forget_the_dead()
+            self._directory.subscribe(self.look_at_directory)
+
+    def _forget_the_dead(self) -> None:
+        """Locked: trainers that died while there was no master lose what the predecessor's state says they have."""
+        state = self._state
+        for trainer in () if state.queue is None else tuple(state.queue.holders()):
+            if trainer not in state.trainers:
+                self._trainer_gone(trainer)
+        for member in () if state.membership is None else state.membership.members:
+            if state.trainers.get(member.trainer) != member.generation:
+                self.members.leave(member.trainer)
 
     def close(self) -> None:
         """Stop the threads; nobody is answered any more."""
@@ -125,14 +124,17 @@ class MasterService:
 
     def look_at_directory(self) -> None:
         """Trainers and pservers may have come or gone."""
-        trainers = {name: record.generation for name, record in self._directory.trainers().items()}
-        pservers = {index: record.generation for index, record in self._directory.pservers().items()}
         state = self._state
         with state.changed:
+            # Read under the lock, so that whoever comes later has seen no less; the revision first, which may be
+            # older than what is read then, but never newer.
+            revision = self._directory.revision
+            trainers = {name: record.generation for name, record in self._directory.trainers().items()}
+            pservers = {index: record.generation for index, record in self._directory.pservers().items()}
             for trainer, generation in state.trainers.items():
                 if trainers.get(trainer) != generation:
                     self._trainer_gone(trainer)
-            state.trainers = trainers
+            state.trainers, state.trainers_revision = trainers, revision
             self._pservers.look(pservers, self.members)
             state.changed.notify_all()
 

@@ -68,8 +68,9 @@ class JobState:
         self.dispatch: Dispatch | None = None
         #: None until the model is declared: before that nobody waits for anybody.
         self.membership: Membership | None = None
-        #: name -> generation of the trainers whose lease is alive.
+        #: name -> generation of the trainers whose lease is alive, as of ``trainers_revision`` of etcd or later.
         self.trainers: dict[str, int] = {}
+        self.trainers_revision = 0
         #: index -> generation of the pservers whose lease is alive.
         self.pservers: dict[int, int] = {}
         self.progress = JobProgress()
@@ -175,7 +176,10 @@ class JobState:
     # trainers
 
     def require_trainer(self, sender: Sender) -> None:
-        """Only a trainer whose lease is alive may hold work.
+        """Locked: only a trainer whose lease is alive may hold work, or be waited for.
+
+        Ask each time the lock has been taken, also after a wait: what a trainer that is gone is given in between
+        nobody takes back.
 
         Raises:
             FencedError: its lease has ended.
@@ -183,7 +187,6 @@ class JobState:
         """
         if self.trainers.get(sender.trainer) == sender.generation:
             return
-        entry = self._coordinator.get(self._keys.trainer(sender.trainer))
-        if entry is None or entry.create_revision != sender.generation:
-            raise FencedError(f"trainer {sender.trainer} has no lease of generation {sender.generation}: register anew")
-        raise NotReadyError(f"the master has not seen trainer {sender.trainer} yet")
+        if sender.generation > self.trainers_revision:
+            raise NotReadyError(f"the master has not seen trainer {sender.trainer} yet")
+        raise FencedError(f"trainer {sender.trainer} has no lease of generation {sender.generation}: register anew")

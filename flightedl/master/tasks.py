@@ -57,15 +57,15 @@ class Tasks:
         """Take reports and hand out work; durable before it returns.
 
         Raises:
-            FencedError: the trainer's lease has ended.
+            FencedError: the trainer's lease has ended, or ended while it waited.
             NotReadyError: there is no dataset yet, or etcd cannot be written.
         """
         state = self._state
-        state.require_trainer(ticket)
         if ticket.evaluation:
             return self._evaluation_tasks(ticket)
         deadline = state.clock.now() + ticket.wait_s
         with state.changed:
+            state.require_trainer(ticket)
             dispatch = state.dispatch
             if dispatch is None:
                 raise NotReadyError("no trainer has declared the dataset yet")
@@ -83,6 +83,7 @@ class Tasks:
                 if remaining <= 0:
                     break
                 state.changed.wait(min(remaining, 0.5))
+                state.require_trainer(ticket)
                 given, outcome, retry_after_s = self._hand_out(dispatch, ticket)
             self._members.leave_if_idle(ticket.trainer)
             if given:
@@ -144,7 +145,7 @@ class Tasks:
             return known
         indexed = state.evaluations.index(request.name, request)
         with state.changed:
-            state.evaluations.begin(request.name, indexed)
+            state.evaluations.begin(request.name, indexed, state.trainers, state.clock.now())
             known = state.evaluations.declared(request)
             state.touch()
             revision = state.revision
@@ -156,12 +157,14 @@ class Tasks:
         """As ``tasks``, for an evaluation; does not wait for work."""
         state = self._state
         with state.changed:
+            state.require_trainer(ticket)
             found = state.evaluations.find(ticket.evaluation)
         if found.dispatch is None and not found.is_done:
             indexed = state.evaluations.index(found.name, found.declared)
             with state.changed:
-                state.evaluations.begin(found.name, indexed)
+                state.evaluations.begin(found.name, indexed, state.trainers, state.clock.now())
         with state.changed:
+            state.require_trainer(ticket)
             dispatch = found.dispatch
             given: list[Assignment] = []
             lost: list[ReturnedTask] = []

@@ -91,6 +91,13 @@ class Run:
         found = psutil.Process(self.process.pid).children(recursive=True)
         return [child.pid for child in found if module in " ".join(child.cmdline())]
 
+    def end(self, timeout_s: float) -> int:
+        """The exit code; a job that does not end fails the test with what it printed."""
+        try:
+            return self.process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            pytest.fail(f"the job did not end in {timeout_s:g} s:\n{self.output()}")
+
     def check_nothing_is_left(self) -> None:
         left = [child for child in self.tree.values() if child.is_running() and child.status() != "zombie"]
         assert left == []
@@ -117,7 +124,7 @@ def run(workplace: Path) -> Iterator[Callable[..., Run]]:
 
 
 def check_all_was_done(run: Run) -> None:
-    assert run.process.wait(90) == 0, run.output()
+    assert run.end(90.0) == 0, run.output()
     assert f"{ROWS * EPOCHS:,} records" in run.output()
     assert re.search(r"(\d+) of \1 tasks of the last epoch done, 0 tasks failed", run.output())
     assert np.load(run.workplace / "out" / "w.npy") == pytest.approx([1, -2, 3, 0.5], abs=0.01)
@@ -152,7 +159,7 @@ def test_a_signal_stops_everything(run: Callable[..., Run], until: Until, number
     job.remember_tree()
     job.process.send_signal(number)
     # The five seconds that it may take are a matter of the grace times; the rest is the machine's.
-    assert job.process.wait(20.0) == code
+    assert job.end(20.0) == code
     job.check_nothing_is_left()
 
 
@@ -169,7 +176,7 @@ def test_a_crash_of_the_script_ends_the_job(run: Callable[..., Run], workplace: 
     script = workplace / "train.py"
     script.write_text(script.read_text().replace("error = x", "error = 1 / 0 * x"))
     job = run(trainers=1)
-    assert job.process.wait(60) == 1
+    assert job.end(60.0) == 1
     lines = job.output().splitlines()
     assert "trainer-0 | ZeroDivisionError: division by zero" in lines
     assert any(line.startswith("flightedl: the script crashed in trainer-0 again") for line in lines)
@@ -181,7 +188,7 @@ def test_a_wrong_file_name_ends_the_job_at_once(run: Callable[..., Run], workpla
     for path in workplace.glob("*.parquet"):
         path.unlink()
     job = run(trainers=1)
-    assert job.process.wait(60) == 2, job.output()
+    assert job.end(60.0) == 2
     assert "data-*.parquet" in job.output()
     assert job.output().count("| training") == 0
 

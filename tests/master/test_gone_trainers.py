@@ -1,0 +1,238 @@
+"""A trainer that dies while its request waits at the master is given nothing any more, and nobody waits for it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
+from typing import TypeVar
+
+import msgspec
+import pyarrow as pa
+import pytest
+
+from flightedl.adapters.clock import SystemClock
+from flightedl.config import MasterSettings
+from flightedl.coordination.directory import Directory
+from flightedl.coordination.keeper import HeldKey
+from flightedl.coordination.keys import JobKeys
+from flightedl.coordination.records import TrainerRecord
+from flightedl.errors import FencedError, NotReadyError
+from flightedl.formats.registry import named_format
+from flightedl.master.recovery import read_state
+from flightedl.master.service import MasterService
+from flightedl.testing.contracts.coordinator import eventually
+from flightedl.testing.memory import MemoryCoordinator, MemoryFiles
+from flightedl.wire.messages_declared import (
+    DatasetDeclaration,
+    EvaluationDeclaration,
+    ModelDeclaration,
+    ParameterDeclaration,
+)
+from flightedl.wire.messages_work import FinishedTask, JoinRequest, TasksReply, TasksTicket
+
+KEYS = JobKeys("demo")
+WAIT_S = 20.0
+DATASET = DatasetDeclaration(urls=["a.parquet"], batch_size=2)
+MODEL = ModelDeclaration(
+    parameters=[ParameterDeclaration(name="w", shape=[4], dtype="float32")],
+    optimizer={"kind": "SGD", "lr": 0.1},
+    mode={"kind": "Sync"},
+)
+Result = TypeVar("Result")
+
+
+class Trainers:
+    """Live trainers by name; ``die`` ends one's lease."""
+
+    def __init__(self, coordinator: MemoryCoordinator) -> None:
+        self._coordinator = coordinator
+        self._held: dict[str, HeldKey] = {}
+
+    def live(self, name: str) -> int:
+        """A new one; its generation."""
+        record = msgspec.json.encode(TrainerRecord(id=name))
+        held = HeldKey.claim(self._coordinator, SystemClock(), KEYS.trainer(name), record, 20.0)
+        assert held is not None
+        self._held[name] = held
+        return held.generation
+
+    def die(self, name: str) -> None:
+        self._held.pop(name).release()
+
+    def close(self) -> None:
+        for name in tuple(self._held):
+            self.die(name)
+
+
+class Master:
+    """A master's service of a job with one pserver, which never answers."""
+
+    def __init__(self, coordinator: MemoryCoordinator, files: MemoryFiles) -> None:
+        clock = SystemClock()
+        held = HeldKey.claim(coordinator, clock, KEYS.master_lock, b"", 20.0)
+        assert held is not None
+        self._held = held
+        self._directory = Directory(coordinator, KEYS, clock).start()
+        self.service = MasterService(
+            MasterSettings(etcd="memory:1", job="demo", pservers=1),
+            pserver_count=1,
+            held=held,
+            coordinator=coordinator,
+            directory=self._directory,
+            keys=KEYS,
+            files=files,
+            checkpoints=None,
+            index_storage=None,
+            clock=clock,
+            credentials=None,
+            step_down=lambda _: None,
+        )
+        self.service.start(read_state(coordinator, KEYS))
+
+    def close(self) -> None:
+        self.service.close()
+        self._directory.close()
+        self._held.release()
+
+    def work(self, trainer: str, generation: int, wait_s: float = 0.0, **more: object) -> TasksReply:
+        ticket = TasksTicket(trainer=trainer, generation=generation, want=2, wait_s=wait_s, **more)  # type: ignore[arg-type]
+        return self.service.tasks.exchange(ticket, threading.Event())[0]
+
+    def join(self, trainer: str, generation: int, wait_s: float) -> int:
+        return self.service.members.join(JoinRequest(trainer=trainer, generation=generation, wait_s=wait_s)).member
+
+
+def until_ready(call: Callable[[], Result]) -> Result:
+    """What is asked for, when the master has come so far."""
+
+    def attempt() -> list[Result]:
+        try:
+            return [call()]
+        except NotReadyError:
+            return []
+
+    return eventually(attempt)[0]
+
+
+@pytest.fixture
+def coordinator() -> Iterator[MemoryCoordinator]:
+    made = MemoryCoordinator(SystemClock())
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def trainers(coordinator: MemoryCoordinator) -> Iterator[Trainers]:
+    made = Trainers(coordinator)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def files() -> MemoryFiles:
+    batches = pa.table({"k": range(8)}).to_batches(max_chunksize=4)
+    return MemoryFiles({"a.parquet": b"".join(named_format("parquet").write(batches, batches[0].schema))})
+
+
+@pytest.fixture
+def start(coordinator: MemoryCoordinator, files: MemoryFiles) -> Iterator[Callable[[], Master]]:
+    made: list[Master] = []
+
+    def make() -> Master:
+        while made:
+            made.pop().close()
+        made.append(Master(coordinator, files))
+        return made[0]
+
+    yield make
+    for each in made:
+        each.close()
+
+
+@pytest.fixture
+def master(start: Callable[[], Master]) -> Master:
+    made = start()
+    until_ready(lambda: made.service.declaring.dataset(DATASET))
+    made.service.declaring.model(MODEL)
+    return made
+
+
+@pytest.fixture
+def beside() -> Iterator[ThreadPoolExecutor]:
+    with ThreadPoolExecutor(1) as pool:
+        yield pool
+
+
+def waits(future: Future[Result], master: Master) -> None:
+    """Returns when the call has had its first look and waits for a change."""
+    state = master.service._state
+    eventually(lambda: future.done() or len(state.changed._waiters) == 1)  # type: ignore[attr-defined]
+    assert not future.done()
+
+
+def test_a_join_that_waits_ends_with_its_trainer(
+    master: Master, trainers: Trainers, beside: ThreadPoolExecutor
+) -> None:
+    generation = trainers.live("a")
+    until_ready(lambda: master.work("a", generation))
+    joining = beside.submit(master.join, "a", generation, WAIT_S)
+    waits(joining, master)
+    trainers.die("a")
+    with pytest.raises(FencedError, match="trainer a has no lease"):
+        joining.result(WAIT_S)
+    membership = master.service._state.membership
+    assert membership is not None
+    assert membership.members == ()
+
+
+def test_a_request_for_work_that_waits_ends_with_its_trainer(
+    master: Master, trainers: Trainers, beside: ThreadPoolExecutor
+) -> None:
+    busy, idle = trainers.live("busy"), trainers.live("idle")
+    # The one has all tasks, the other a copy of each: there is nothing that either could get.
+    assert len(until_ready(lambda: master.work("busy", busy)).assignments) == 2
+    held: list[int] = []
+    while copies := until_ready(partial(master.work, "idle", idle, holding=tuple(held))).assignments:
+        held += [copy.attempt for copy in copies]
+    asking = beside.submit(master.work, "idle", idle, WAIT_S, holding=held)
+    waits(asking, master)
+    trainers.die("idle")
+    with pytest.raises(FencedError, match="trainer idle has no lease"):
+        asking.result(WAIT_S)
+    trainers.die("busy")
+    third = trainers.live("third")
+    given = eventually(lambda: until_ready(lambda: master.work("third", third)).assignments)
+    assert len(given) == 2
+
+
+def test_whoever_is_gone_or_not_seen_yet_is_told_so(master: Master, trainers: Trainers) -> None:
+    generation = trainers.live("a")
+    until_ready(lambda: master.work("a", generation))
+    with pytest.raises(FencedError, match="no lease of generation"):
+        master.work("a", generation - 1)
+    with pytest.raises(NotReadyError, match="not seen trainer b"):
+        master.work("b", generation + 1_000)
+    with pytest.raises(FencedError, match="no lease of generation"):
+        master.join("b", generation, 0.0)
+    with pytest.raises(FencedError, match="no lease of generation"):
+        master.work("b", generation, evaluation="e")
+
+
+def test_a_successor_gives_the_work_of_the_dead_to_others(
+    master: Master, start: Callable[[], Master], trainers: Trainers
+) -> None:
+    request = EvaluationDeclaration(name="e", dataset=DATASET)
+    until_ready(lambda: master.service.tasks.declare_evaluation(request))
+    generation = trainers.live("a")
+    held = until_ready(lambda: master.work("a", generation)).assignments
+    (first, second) = master.work("a", generation, evaluation="e").assignments
+    successor = start()
+    trainers.die("a")
+    other = trainers.live("b")
+    assert len(eventually(lambda: until_ready(lambda: successor.work("b", other)).assignments)) == len(held)
+    again = until_ready(lambda: successor.work("b", other, evaluation="e")).assignments
+    assert [each.task for each in again] == [first.task, second.task]
+    done = [FinishedTask(epoch=e.epoch, position=e.position, attempt=e.attempt) for e in again]
+    assert successor.work("b", other, evaluation="e", finished=done).outcome == "epochs_done"
