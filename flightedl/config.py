@@ -160,8 +160,8 @@ def to_environment(value: CommonSettings) -> dict[str, str]:
     return {ENVIRONMENT_PREFIX + f.name.upper(): str(getattr(value, f.name)) for f in fields(value)}
 
 
-def tuned_environment() -> dict[str, str]:
-    """Variables that every process of a job is started with; measured to nearly double the throughput of Flight."""
+def flight_environment() -> dict[str, str]:
+    """Variables for the allocator and gRPC, measured to nearly double the throughput of Flight."""
     gib = str(1 << 30)
     return {
         "MALLOC_MMAP_THRESHOLD_": gib,
@@ -173,6 +173,16 @@ def tuned_environment() -> dict[str, str]:
     }
 
 
+def tuned_environment() -> dict[str, str]:
+    """Variables that every process of a job is started with.
+
+    Those of ``flight_environment``, and one by which glibc copies a block of values past the processor's cache: what is
+    copied there is not read soon, and would push out what is. Measured with 64 MB: 8 % less time for a step. glibc's
+    own limit is a part of the last cache, which a virtual machine may report as all that its host has.
+    """
+    return flight_environment() | {"GLIBC_TUNABLES": "glibc.cpu.x86_non_temporal_threshold=1000000"}
+
+
 def child_environment(*values: CommonSettings, **variables: str) -> dict[str, str]:
     """The whole environment of a child process: this one's, tuned, with the settings given.
 
@@ -180,3 +190,8 @@ def child_environment(*values: CommonSettings, **variables: str) -> dict[str, st
     """
     given = {name: text for value in values for name, text in to_environment(value).items()}
     return tuned_environment() | dict(os.environ) | given | variables
+
+
+def bare_environment() -> dict[str, str]:
+    """The environment of a child process that flightedl is compared with: this one's, with ``flight_environment``."""
+    return flight_environment() | dict(os.environ)

@@ -8,6 +8,9 @@ Two things are set, both measured (64 MB push and pull on loopback: 0.48 -> 0.71
 * gRPC's experiments for bigger TCP frames. gRPC reads the variable once, when it is loaded, so it has to be in the
   environment before pyarrow.flight is imported: :mod:`flightedl.rpc.arrow_flight` sees to that.
 
+What ``tuned_environment`` says of big copies glibc reads before the program begins: only processes that were started
+with it have it.
+
 A server also does without pandas (``leave_pandas_out``).
 
 What the environment already says is never overridden. Without glibc (macOS, musl) the allocator is left alone. The

@@ -19,7 +19,7 @@ import pyarrow.parquet as pq
 from rich.console import Console
 from rich.table import Table
 
-from flightedl.config import TrainerSettings, child_environment, settings
+from flightedl.config import TrainerSettings, bare_environment, child_environment, settings
 from flightedl.domain.modes import Async, Bounded, Mode, Sync
 from flightedl.errors import JobFailedError
 from flightedl.launch.cluster import LocalCluster
@@ -106,7 +106,7 @@ class Comparison:
 @contextlib.contextmanager
 def bare_side(workload: Workload) -> Iterator[Side]:
     """Bare Flight in the same shape."""
-    environment = child_environment()
+    environment = bare_environment()
     module = "flightedl_tools.bench.bare"
     count = sum(workload.shapes)
     shares = [part.size for part in np.array_split(np.empty(count, np.bool_), workload.pservers)]
