@@ -53,10 +53,6 @@ class SnapshotCut:
         """Of the copies, by block; only when complete."""
         return [version for version in self._versions if version is not None]
 
-    def is_cut(self, block: int) -> bool:
-        """Whether the block is cut."""
-        return self._versions[block] is not None
-
     def is_due(self, block: int, version: int) -> bool:
         """Whether the block is to be cut now; ask when the order came, and after each closed round or update."""
         return self._versions[block] is None and (self.at_round is None or version >= self.at_round)

@@ -5,13 +5,17 @@ statistics exclude every record, else first the columns of the conditions, and t
 
 A part of a row group (``max_records_per_chunk``) is read by decoding the row group up to its end: it makes smaller
 tasks, not cheaper ones. Pages with a checksum are verified; the format does not require one.
+
+Footers have none, and pyarrow ends the process when it is asked for a column that damaged bytes describe; *reading*
+such a column raises. So ``Footer`` reads it before it asks, from a file of which only the footer is there.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import io
+from collections.abc import Collection, Iterable, Iterator
 from itertools import pairwise
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 import pyarrow as pa
@@ -28,6 +32,8 @@ from flightedl.ports import Files, FileStat
 
 #: Records decoded at a time where only a part of a row group is wanted.
 _DECODED_RECORDS = 65_536
+#: Of a file's end, read at once: most footers are in it.
+_TAIL_BYTES = 65_536
 
 
 class Parquet:
@@ -37,12 +43,17 @@ class Parquet:
     suffixes: ClassVar[tuple[str, ...]] = (".parquet", ".pq", ".parq")
 
     def index(self, files: Files, stat: FileStat, options: IndexOptions) -> FileIndex:
-        with opened(files, stat.url) as source, _open(source) as file:
-            metadata = file.metadata
-            offsets = [_offset(metadata.row_group(number)) for number in range(metadata.num_row_groups)]
-            records = [metadata.row_group(number).num_rows for number in range(metadata.num_row_groups)]
-            schema = file.schema_arrow.remove_metadata()
+        with opened(files, stat.url) as source:
+            footer = Footer(source)
+            schema = footer.schema
             require_unique_columns(schema, stat.url)
+            numbers = range(footer.metadata.num_row_groups)
+            records = [footer.metadata.row_group(number).num_rows for number in numbers]
+            if min(records, default=0) < 0:
+                raise ValueError(f"row group {records.index(min(records))} has {min(records)} records")
+            leaves = footer.metadata.num_columns
+            first = footer.metadata.schema.column(0).path if leaves else ""
+            offsets = [footer.start(number, first) if leaves and records[number] else 0 for number in numbers]
         sizes = [end - start for start, end in pairwise([*offsets, stat.size_bytes])]
         chunks = ChunkColumns.of(records, offsets, [max(size, 0) for size in sizes])
         if options.max_records_per_chunk:
@@ -50,25 +61,27 @@ class Parquet:
         return FileIndex(stat, self.name, schema, chunks)
 
     def schema(self, files: Files, stat: FileStat) -> pa.Schema:
-        with opened(files, stat.url) as source, _open(source) as file:
-            return file.schema_arrow.remove_metadata()
+        with opened(files, stat.url) as source:
+            return Footer(source).schema
 
     def read(self, files: Files, chunk: Chunk, request: ReadRequest) -> Records:
         place = f"row group {chunk.number} at byte {chunk.offset}"
-        with opened(files, chunk.url) as source, parsing(source, place), _open(source) as file:
-            schema = file.schema_arrow.remove_metadata()
+        with opened(files, chunk.url) as source, parsing(source, place):
+            footer = Footer(source)
+            schema, metadata = footer.schema, footer.metadata
             require_columns(schema, request, chunk.url)
-            group_start = sum(file.metadata.row_group(number).num_rows for number in range(chunk.number))
+            group_start = sum(metadata.row_group(number).num_rows for number in range(chunk.number))
             start = chunk.first_record - group_start
-            if start + chunk.records > file.metadata.row_group(chunk.number).num_rows:
+            if start + chunk.records > metadata.row_group(chunk.number).num_rows:
                 raise ValueError(f"it does not have the {chunk.records} records that the index says")
             where = expression(schema, request.conditions)
-            if where is None:
+            if where is not None and footer.excludes(chunk.number, where, _tested(request)):
+                return empty(schema, request)
+            with _open(source, metadata) as file:
+                if where is not None:
+                    return _filtered(file, chunk, start, where, request, schema)
                 table = _part(file, chunk.number, _listed(request.needed()), start, chunk.records)
                 return select(table, request)
-            if _is_excluded(source, chunk.number, where, schema):
-                return empty(schema, request)
-            return _filtered(file, chunk, start, where, request, schema)
 
     def write(self, batches: Iterable[pa.RecordBatch], schema: pa.Schema) -> Iterator[bytes]:
         sink = PartsSink()
@@ -81,29 +94,107 @@ class Parquet:
         yield sink.take()
 
 
-def _open(source: WatchedFile) -> pq.ParquetFile:
-    return pq.ParquetFile(pa.PythonFile(source, mode="r"), pre_buffer=True, page_checksum_verification=True)
+class Footer:
+    """What a file says of its row groups, read once.
+
+    Raises what pyarrow does for one that it does not understand.
+    """
+
+    def __init__(self, source: WatchedFile) -> None:
+        self._end = _End(source)
+        self._file = pq.ParquetFile(pa.PythonFile(self._end, mode="r"), pre_buffer=False)
+        self._end.hide_contents()
+        self.metadata: pq.FileMetaData = self._file.metadata
+        #: Of the records; without metadata.
+        self.schema: pa.Schema = self._file.schema_arrow.remove_metadata()
+
+    def start(self, number: int, column: str) -> int:
+        """Where the first page of a column of a row group starts; raises where it is not described soundly."""
+        self._end.hidden_at = None
+        try:
+            self._file.read_row_group(number, columns=[column], use_threads=False)
+        except Exception:
+            if self._end.hidden_at is None:
+                raise
+        return self._end.hidden_at or 0
+
+    def excludes(self, number: int, where: pc.Expression, columns: Collection[str]) -> bool:
+        """Whether statistics show that no record of the row group meets conditions on these columns."""
+        for column in columns:
+            self.start(number, column)
+        group, described = self.metadata.row_group(number), self.metadata.schema
+        for leaf in range(self.metadata.num_columns):
+            name, wanted = described.column(leaf).path, described.column(leaf).physical_type
+            if name in columns and (found := group.column(leaf).physical_type) != wanted:
+                raise ValueError(f"column {name} is {found} there and {wanted} in the schema")
+        fragment = ds.ParquetFileFormat().make_fragment(pa.BufferReader(self._end.tail), row_groups=[number])
+        return not fragment.subset(filter=where, schema=self.schema).row_groups
 
 
-def _offset(group: Any) -> int:
-    """Where a row group's first page starts."""
-    if not group.num_columns:
-        return 0
-    column = group.column(0)
-    dictionary = column.dictionary_page_offset
-    return int(column.data_page_offset if dictionary is None else min(dictionary, column.data_page_offset))
+class _End(io.RawIOBase):
+    """The end of a file, with all of its footer."""
+
+    def __init__(self, source: WatchedFile) -> None:
+        super().__init__()
+        source.seek(0, io.SEEK_END)
+        self._size = source.tell()
+        self.tail = _tail(source, self._size, _TAIL_BYTES)
+        self._footer_bytes = int.from_bytes(self.tail[-8:-4], "little") + 8
+        if len(self.tail) < self._footer_bytes <= self._size:
+            self.tail = _tail(source, self._size, self._footer_bytes)
+        self._first = self._size - len(self.tail)
+        self._position = 0
+        #: Where somebody wanted to read what is hidden.
+        self.hidden_at: int | None = None
+
+    def hide_contents(self) -> None:
+        """From now on nothing can be read but the footer."""
+        self._first = self._size - self._footer_bytes
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = 0, /) -> int:
+        self._position = offset + (0, self._position, self._size)[whence]
+        return self._position
+
+    def tell(self) -> int:
+        return self._position
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        if self._position < self._first:
+            self.hidden_at = self._position
+            raise EOFError("the footer only is there")
+        start = self._position - (self._size - len(self.tail))
+        found = self.tail[start:] if size is None or size < 0 else self.tail[start : start + size]
+        self._position += len(found)
+        return found
 
 
-def _is_excluded(source: WatchedFile, number: int, where: pc.Expression, schema: pa.Schema) -> bool:
-    """Whether the statistics show that no record of the row group meets the conditions."""
-    fragment = ds.ParquetFileFormat().make_fragment(pa.PythonFile(source, mode="r"), row_groups=[number])
-    return not fragment.subset(filter=where, schema=schema).row_groups
+def _tail(source: WatchedFile, size: int, count: int) -> bytes:
+    """The last ``count`` bytes of a file, or all of it."""
+    source.seek(max(size - count, 0))
+    return source.exactly(min(size, count))
+
+
+def _open(source: WatchedFile, metadata: pq.FileMetaData) -> pq.ParquetFile:
+    return pq.ParquetFile(
+        pa.PythonFile(source, mode="r"), metadata=metadata, pre_buffer=True, page_checksum_verification=True
+    )
+
+
+def _tested(request: ReadRequest) -> list[str]:
+    """The columns of its conditions."""
+    return list(dict.fromkeys(column for column, _, _ in request.conditions))
 
 
 def _filtered(
     file: pq.ParquetFile, chunk: Chunk, start: int, where: pc.Expression, request: ReadRequest, schema: pa.Schema
 ) -> Records:
-    tested = list(dict.fromkeys(column for column, _, _ in request.conditions))
+    tested = _tested(request)
     shown = list(request.shown(schema))
     table = _part(file, chunk.number, tested, start, chunk.records)
     number = pa.array(np.arange(len(table), dtype=np.int64))

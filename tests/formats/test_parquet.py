@@ -1,0 +1,92 @@
+"""Parquet's footers: what they say of row groups, and that damage to one never does more than raise."""
+
+from __future__ import annotations
+
+import io
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from flightedl.errors import DataError
+from flightedl.formats.chunks import CorruptChunkError
+from flightedl.formats.dataset_spec import DatasetSpec
+from flightedl.formats.index import build_index
+from flightedl.formats.layout import TaskLayout
+from flightedl.formats.reader import read_task
+from flightedl.testing.memory import MemoryFiles
+
+URL = "a.parquet"
+
+
+def written(table: pa.Table, rows_per_group: int) -> bytes:
+    sink = io.BytesIO()
+    pq.write_table(table, sink, row_group_size=rows_per_group, write_page_checksum=True)
+    return sink.getvalue()
+
+
+def read(content: bytes, spec: DatasetSpec) -> int:
+    """How many records there are."""
+    files = MemoryFiles({URL: content})
+    index = build_index(files, spec)
+    layout = TaskLayout(index, spec.batch_size)
+    return sum(
+        batch.num_rows
+        for task in range(layout.task_count)
+        for batch in read_task(files, layout.chunks_of(task), spec, 0, 0, task, schema=index.schema)
+    )
+
+
+@pytest.mark.parametrize(
+    "table",
+    [
+        pa.table({"x": np.arange(40), "y": ["text"] * 40}),
+        pa.table({"x": [[n] * n for n in range(40)], "y": np.arange(40)}),
+        pa.table({"x.y": [{"a": n, "b": [n]} for n in range(40)]}),
+        pa.table({f"column {n}": np.arange(40) for n in range(300)}),
+    ],
+    ids=["flat", "list", "struct", "a footer of several reads"],
+)
+def test_a_chunk_begins_with_the_first_page_of_its_row_group(table: pa.Table) -> None:
+    content = written(table, 10)
+    metadata = pq.ParquetFile(io.BytesIO(content)).metadata
+    firsts = [metadata.row_group(number).column(0) for number in range(4)]
+    chunks = build_index(MemoryFiles({URL: content}), DatasetSpec((URL,))).file_index(0).chunks
+    assert chunks.offset.tolist() == [
+        min(first.data_page_offset, first.dictionary_page_offset or first.data_page_offset) for first in firsts
+    ]
+    assert chunks.records.tolist() == [10] * 4
+    assert read(content, DatasetSpec((URL,))) == 40
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("condition", "flips"), [((), (1, 2)), ((("number", ">", 3),), (1,))], ids=["all records", "with a condition"]
+)
+def test_damage_to_a_footer_raises(condition: tuple[tuple[str, str, int], ...], flips: tuple[int, ...]) -> None:
+    """pyarrow ends the process when it is asked for some of what is damaged."""
+    content = written(pa.table({"number": np.arange(30), "share": np.arange(30.0), "text": ["t"] * 30}), 10)
+    spec = DatasetSpec((URL,), filter=condition, batch_size=30)
+    expected = read(content, spec)
+    raised = 0
+    for place in range(len(content) - 8 - int.from_bytes(content[-8:-4], "little"), len(content)):
+        for flip in flips:
+            damaged = bytearray(content)
+            damaged[place] ^= flip
+            try:
+                assert read(bytes(damaged), spec) <= expected
+            except DataError:
+                raised += 1
+    assert raised > 100
+
+
+def test_a_row_group_with_less_than_no_records_is_corrupt() -> None:
+    content = written(pa.table({"x": np.arange(30)}), 10)
+    # thrift writes 10 as 20, and -10 as 19; a row group's records stand between its bytes and its first page.
+    places = [place for place in range(len(content)) if content[place : place + 3] == bytes([20, 0x26, 8])]
+    assert places
+    damaged = bytearray(content)
+    damaged[places[0]] = 19
+    with pytest.raises(CorruptChunkError, match=f"{URL} is corrupt.*row group 0 has -10 records"):
+        build_index(MemoryFiles({URL: bytes(damaged)}), DatasetSpec((URL,)))
