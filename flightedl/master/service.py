@@ -99,9 +99,10 @@ class MasterService:
             if not self._held.is_held:
                 raise FencedError("the lock was lost before the job's keys were read")
         with state.changed:
+            # First, so that no change falls between; it is told of when the lock is free.
+            self._directory.subscribe(self.look_at_directory)
             self.look_at_directory()
             self._forget_the_dead()
-            self._directory.subscribe(self.look_at_directory)
 
     def _forget_the_dead(self) -> None:
         """Locked: trainers that died while there was no master lose what the predecessor's state says they have."""

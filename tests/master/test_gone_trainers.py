@@ -220,6 +220,26 @@ def test_whoever_is_gone_or_not_seen_yet_is_told_so(master: Master, trainers: Tr
         master.work("b", generation, evaluation="e")
 
 
+def test_a_trainer_that_dies_while_a_master_begins_is_gone(
+    master: Master, start: Callable[[], Master], trainers: Trainers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The directory tells only of changes after it was asked to: what was before is looked at then, not sooner."""
+    generation = trainers.live("a")
+    until_ready(lambda: master.work("a", generation))
+    subscribe = Directory.subscribe
+
+    def with_a_death_before(self: Directory, callback: Callable[[], None]) -> None:
+        if callback.__name__ == MasterService.look_at_directory.__name__:
+            trainers.die("a")
+            eventually(lambda: "a" not in self.trainers())
+        subscribe(self, callback)
+
+    monkeypatch.setattr(Directory, "subscribe", with_a_death_before)
+    successor = start()
+    with pytest.raises(FencedError, match="trainer a has no lease"):
+        successor.work("a", generation)
+
+
 def test_a_successor_gives_the_work_of_the_dead_to_others(
     master: Master, start: Callable[[], Master], trainers: Trainers
 ) -> None:
