@@ -7,7 +7,7 @@ A part of a row group (``max_records_per_chunk``) is read by decoding the row gr
 tasks, not cheaper ones. Pages with a checksum are verified; the format does not require one.
 
 Footers have none, and pyarrow ends the process when it is asked for a column that damaged bytes describe; *reading*
-such a column raises. So ``Footer`` reads it before it asks, from a file of which only the footer is there.
+such a column raises. So ``Footer`` reads it before it asks, from a file whose contents are hidden.
 """
 
 from __future__ import annotations
@@ -101,22 +101,31 @@ class Footer:
     """
 
     def __init__(self, source: WatchedFile) -> None:
-        self._end = _End(source)
-        self._file = pq.ParquetFile(pa.PythonFile(self._end, mode="r"), pre_buffer=False)
-        self._end.hide_contents()
-        self.metadata: pq.FileMetaData = self._file.metadata
+        source.seek(0, io.SEEK_END)
+        size_bytes = source.tell()
+        self._tail = _tail(source, size_bytes, _TAIL_BYTES)
+        footer_bytes = int.from_bytes(self._tail[-8:-4], "little") + 8
+        if len(self._tail) < footer_bytes <= size_bytes:
+            self._tail = _tail(source, size_bytes, footer_bytes)
+        self.metadata: pq.FileMetaData = pq.read_metadata(pa.BufferReader(self._tail))
+        self._contents = _HiddenContents(size_bytes)
+        self._contents_bytes = size_bytes - footer_bytes
+        self._file = pq.ParquetFile(pa.PythonFile(self._contents, mode="r"), metadata=self.metadata, pre_buffer=False)
         #: Of the records; without metadata.
         self.schema: pa.Schema = self._file.schema_arrow.remove_metadata()
 
     def start(self, number: int, column: str) -> int:
         """Where the first page of a column of a row group starts; raises where it is not described soundly."""
-        self._end.hidden_at = None
+        self._contents.asked_at = None
         try:
             self._file.read_row_group(number, columns=[column], use_threads=False)
         except Exception:
-            if self._end.hidden_at is None:
+            if self._contents.asked_at is None:
                 raise
-        return self._end.hidden_at or 0
+        start = self._contents.asked_at or 0
+        if start >= self._contents_bytes:
+            raise ValueError(f"column {column} of row group {number} starts at byte {start}, in the footer or after it")
+        return start
 
     def excludes(self, number: int, where: pc.Expression, columns: Collection[str]) -> bool:
         """Whether statistics show that no record of the row group meets conditions on these columns."""
@@ -127,29 +136,18 @@ class Footer:
             name, wanted = described.column(leaf).path, described.column(leaf).physical_type
             if name in columns and (found := group.column(leaf).physical_type) != wanted:
                 raise ValueError(f"column {name} is {found} there and {wanted} in the schema")
-        fragment = ds.ParquetFileFormat().make_fragment(pa.BufferReader(self._end.tail), row_groups=[number])
+        fragment = ds.ParquetFileFormat().make_fragment(pa.BufferReader(self._tail), row_groups=[number])
         return not fragment.subset(filter=where, schema=self.schema).row_groups
 
 
-class _End(io.RawIOBase):
-    """The end of a file, with all of its footer."""
+class _HiddenContents(io.RawIOBase):
+    """A file of some size that cannot be read, and remembers where somebody tried to."""
 
-    def __init__(self, source: WatchedFile) -> None:
+    def __init__(self, size_bytes: int) -> None:
         super().__init__()
-        source.seek(0, io.SEEK_END)
-        self._size = source.tell()
-        self.tail = _tail(source, self._size, _TAIL_BYTES)
-        self._footer_bytes = int.from_bytes(self.tail[-8:-4], "little") + 8
-        if len(self.tail) < self._footer_bytes <= self._size:
-            self.tail = _tail(source, self._size, self._footer_bytes)
-        self._first = self._size - len(self.tail)
+        self._size_bytes = size_bytes
         self._position = 0
-        #: Where somebody wanted to read what is hidden.
-        self.hidden_at: int | None = None
-
-    def hide_contents(self) -> None:
-        """From now on nothing can be read but the footer."""
-        self._first = self._size - self._footer_bytes
+        self.asked_at: int | None = None
 
     def readable(self) -> bool:
         return True
@@ -158,26 +156,21 @@ class _End(io.RawIOBase):
         return True
 
     def seek(self, offset: int, whence: int = 0, /) -> int:
-        self._position = offset + (0, self._position, self._size)[whence]
+        self._position = offset + (0, self._position, self._size_bytes)[whence]
         return self._position
 
     def tell(self) -> int:
         return self._position
 
-    def read(self, size: int | None = -1, /) -> bytes:
-        if self._position < self._first:
-            self.hidden_at = self._position
-            raise EOFError("the footer only is there")
-        start = self._position - (self._size - len(self.tail))
-        found = self.tail[start:] if size is None or size < 0 else self.tail[start : start + size]
-        self._position += len(found)
-        return found
+    def read(self, size: int | None = -1, /) -> bytes:  # noqa: ARG002 - as files do
+        self.asked_at = self._position
+        raise EOFError("only the footer was read")
 
 
-def _tail(source: WatchedFile, size: int, count: int) -> bytes:
+def _tail(source: WatchedFile, size_bytes: int, count: int) -> bytes:
     """The last ``count`` bytes of a file, or all of it."""
-    source.seek(max(size - count, 0))
-    return source.exactly(min(size, count))
+    source.seek(max(size_bytes - count, 0))
+    return source.exactly(min(size_bytes, count))
 
 
 def _open(source: WatchedFile, metadata: pq.FileMetaData) -> pq.ParquetFile:
