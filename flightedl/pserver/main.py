@@ -25,6 +25,7 @@ from flightedl.pserver.metrics import figures
 from flightedl.pserver.service import PserverService
 from flightedl.rpc.authentication import Credentials
 from flightedl.rpc.identity import ServerIdentity
+from flightedl.rpc.process_tuning import let_others_go_on
 from flightedl.rpc.server import FlightServer
 
 _log = logging.getLogger(__name__)
@@ -158,4 +159,5 @@ def _has_moved(seen: int, directory: Directory) -> bool | None:
 
 def run(chosen: PserverSettings) -> int:
     """Run a pserver in this process; returns the exit code."""
+    let_others_go_on()
     return run_server(PserverProcess, chosen)

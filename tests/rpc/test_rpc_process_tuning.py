@@ -32,7 +32,7 @@ from flightedl.rpc import process_tuning
 report = process_tuning.apply()
 print(report.is_allocator_tuned, report.is_grpc_tuned, os.environ.get("GRPC_EXPERIMENTS"))
 """
-EXPERIMENTS = "tcp_frame_size_tuning,tcp_rcv_lowat"
+EXPERIMENTS = "tcp_frame_size_tuning,tcp_rcv_lowat,-event_engine_client"
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="glibc's allocator")
@@ -61,6 +61,28 @@ def test_the_package_loads_nothing_until_it_is_used() -> None:
 def test_every_name_of_the_package_is_there() -> None:
     program = "import flightedl.rpc as r; print(all(getattr(r, name) for name in r.__all__), hasattr(r, 'nothing'))"
     assert run(program) == "True False"
+
+
+LET_OTHERS_GO_ON = """
+import os, threading
+from flightedl.rpc.process_tuning import let_others_go_on
+{before}
+print(let_others_go_on(), end=" ")
+thread = threading.Thread(target=lambda: print(os.sched_getscheduler(0) == os.SCHED_BATCH))
+thread.start()
+thread.join()
+"""
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="Linux's scheduler")
+def test_a_pserver_lets_who_runs_go_on() -> None:
+    assert run(LET_OTHERS_GO_ON.format(before="")) == "True True"
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="Linux's scheduler")
+def test_a_policy_of_the_users_own_stays() -> None:
+    before = "os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))"
+    assert run(LET_OTHERS_GO_ON.format(before=before)) == "False False"
 
 
 def test_kept_memory_is_not_faulted_in_again() -> None:
