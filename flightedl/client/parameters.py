@@ -1,9 +1,9 @@
 """The model as trainers see it: a mapping of arrays, pushed to and pulled from the pservers.
 
 Theory of operation. Received rows are copied once, to the arrays that the user reads. A push goes to all pservers in
-parallel, one stream each, in lock-step: a few messages ahead, then one reply read for each message written, which
-keeps the data in cache and cannot deadlock. In synchronous mode a block's fresh values come when its round has closed;
-what has not come by the end of a stream is asked for again, in slices.
+parallel, one stream each, which is kept open from step to step, in lock-step: a few messages ahead, then one reply read
+for each message written, which keeps the data in cache and cannot deadlock. In synchronous mode a block's fresh values
+come when its round has closed; what has not come by the end of a step is asked for again, in slices.
 
 Everything sent is idempotent: a push is known by its batch, so a stream that broke is simply repeated. Every batch gets
 an answer from every block: blocks that the user's code did not push to get the batch's *arrival* (weight zero), because
@@ -33,11 +33,14 @@ from flightedl.client.waiting import Waiting
 from flightedl.domain.accumulation import lacking_of
 from flightedl.domain.modes import Async, Mode, Sync
 from flightedl.domain.sharding import ShardPlan, runs_of
-from flightedl.errors import FlightedlError, GradientError, MessageError, UsageError
+from flightedl.errors import FlightedlError, GradientError, MessageError, OutcomeUnknownError, UsageError
+from flightedl.ports import Clock
 from flightedl.rpc.client import Connection
+from flightedl.rpc.identity import sealed
+from flightedl.rpc.kept import KeptExchange
 from flightedl.wire.messages import encode
 from flightedl.wire.messages_parameters import PullTicket, PushHeader
-from flightedl.wire.parts import PARTS_LIMIT, STEP_SCHEMA, Part, decode_parts, encode_parts
+from flightedl.wire.parts import PARTS_LIMIT, STEP_END, STEP_SCHEMA, Part, decode_parts, encode_parts
 from flightedl.wire.rows import Outcome, Piece, decode_batch
 
 if TYPE_CHECKING:
@@ -46,7 +49,8 @@ if TYPE_CHECKING:
 Array = npt.NDArray[np.generic]
 _NO_ARRAYS: Mapping[int, npt.NDArray[np.generic]] = MappingProxyType({})
 
-#: Messages written ahead of the replies read; with 1 MiB messages well below where lock-step streams hang.
+#: Messages written ahead of the replies read: with ``BLOCK_BYTES`` each, 4.5 MiB, below where lock-step streams hang
+#: (8 MiB), also with socket buffers of 64 kB.
 WINDOW = 3
 _SLICE_S = 2.0
 _STREAM_S = 30.0
@@ -86,6 +90,7 @@ class Parameters(Mapping[str, npt.NDArray[np.generic]]):
         servers: Connections to the pservers.
         scope: Gives the present sender, member and batch.
         waiting: Makes a wait that the user sees.
+        clock: For the time of streams.
     """
 
     def __init__(
@@ -95,6 +100,7 @@ class Parameters(Mapping[str, npt.NDArray[np.generic]]):
         servers: Servers,
         scope: Scope,
         waiting: Callable[[], Waiting],
+        clock: Clock,
         clip_norm: float | None = None,
         wire: str = "",
         error_feedback: bool = False,
@@ -113,6 +119,8 @@ class Parameters(Mapping[str, npt.NDArray[np.generic]]):
         self._values = ModelValues(plan, self._blocks, halves)
         runs = [runs_of(plan, index, wire) for index in range(plan.pserver_count)]
         self._shards = [Shard.of(index, runs[index]) for index in range(plan.pserver_count)]
+        #: Of each pserver; steps follow each other on it.
+        self._streams = [KeptExchange(STEP_SCHEMA, clock) for _ in self._shards]
         self._pool = ThreadPoolExecutor(plan.pserver_count, "flightedl-parameters")
         self._check = GradientCheck(plan, runs, self._values.dtypes, wire, clip_norm, self._pool)
 
@@ -241,8 +249,10 @@ class Parameters(Mapping[str, npt.NDArray[np.generic]]):
                 self._transfer(current, {}, [], behind, pull=True, member=current.member)
 
     def close(self) -> None:
-        """Stop the threads."""
+        """Stop the threads, and let go of the streams."""
         self._pool.shutdown(wait=True, cancel_futures=True)
+        for kept in self._streams:
+            kept.rest()
 
     # one batch to all pservers
 
@@ -385,7 +395,7 @@ class Parameters(Mapping[str, npt.NDArray[np.generic]]):
         waiting.over()
 
     def _stream(self, shard: Shard, transfer: ShardTransfer, current: CurrentBatch, connection: Connection) -> None:
-        """One lock-step DoExchange: rows up, outcomes and values down."""
+        """One step of a lock-step DoExchange: rows up, outcomes and values down."""
         numbers = sorted(transfer.pushes)
         header = PushHeader(
             trainer=self._scope.trainer,
@@ -402,16 +412,24 @@ class Parameters(Mapping[str, npt.NDArray[np.generic]]):
         )
         base = self._base_versions(numbers, current)
         unanswered = 0
-        with connection.exchange(encode(header), STEP_SCHEMA, timeout_s=_STREAM_S) as exchange:
+        request = encode(header)
+        with self._streams[shard.index].use(connection, request, timeout_s=_STREAM_S) as (exchange, is_new):
+            if not is_new:
+                exchange.write_metadata(sealed(request))
             for _, run in groupby(numbers, shard.run_of.__getitem__):
                 for pieces in self._messages(list(run), base, transfer):
-                    exchange.write(*encode_parts(pieces))
+                    batch, packed = encode_parts(pieces)
+                    exchange.write(batch, packed, size_bytes=sum(piece.size_bytes for piece in pieces))
                     unanswered += 1
                     if unanswered >= WINDOW:
                         self._take_message(exchange.read(), exchange.columns, shard, transfer, current)
                         unanswered -= 1
-            exchange.done_writing()
-            while (message := exchange.read()) is not None:
+            while True:
+                message = exchange.read()
+                if message is None:
+                    raise OutcomeUnknownError(f"pserver {shard.index} ended the stream before the step")
+                if message[0] is None and message[1] == STEP_END:
+                    return
                 self._take_message(message, exchange.columns, shard, transfer, current)
                 del message
 

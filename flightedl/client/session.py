@@ -285,7 +285,15 @@ class Job:
         present_mode = Mode.from_json(declared.present_mode)
         clip_norm = Optimizer.from_json(declared.declaration.optimizer).clip_norm
         self._parameters = Parameters(
-            plan, present_mode, self._servers, self._participation, self._waits.begin, clip_norm, wire, error_feedback
+            plan,
+            present_mode,
+            self._servers,
+            self._participation,
+            self._waits.begin,
+            self._clock,
+            clip_norm,
+            wire,
+            error_feedback,
         )
         self._participation.take(self._parameters, present_mode)
         self._parameters.refresh()

@@ -47,6 +47,8 @@ from flightedl.errors import UsageError
 Floats = npt.NDArray[Any]
 Loop = Callable[..., Any]
 
+#: Elements that are updated before somebody looks at them: few enough for the cache of one core, with their slots.
+_PIECE = 1 << 16
 #: The only relaxation of arithmetic, for sums: see the loops that need it.
 _REASSOCIATED = frozenset({kernels_rules.lamb, kernels_blocks.all_finite})
 
@@ -103,6 +105,7 @@ class Update:
         scale: float = 1.0,
         out: Floats | None = None,
         rate_factor: float = 1.0,
+        after_piece: Callable[[Any], object] | None = None,
     ) -> None:
         """Take a block from ``version`` to ``version + 1``, in place.
 
@@ -114,6 +117,7 @@ class Update:
             scale: The gradient is multiplied by it: 1 / total weight, for a mean.
             out: (n,) of the dtype: receives a copy of the new values in the same pass.
             rate_factor: The learning rate is multiplied by it, for stale gradients.
+            after_piece: Called with the new values, a piece after the other, while they are in the processor's cache.
         """
         size = values.size
         if gradient.size != size or (out is not None and out.size != size) or len(slots) != self.slot_count:
@@ -125,14 +129,26 @@ class Update:
         if rate == 0 and isinstance(self.optimizer, Ftrl):
             if out is not None:
                 out[:] = values
+            if after_piece is not None:
+                after_piece(values)
             return
-        arrays: Sequence[Floats | None] = slots
+        arrays: list[Floats | None] = list(slots)
         if len(self.slots_used) != self.slot_count:
             given = iter(slots)
             arrays = [next(given) if used else None for used in self.slots_used]
         scalars = self.scalars(self.optimizer, rate, version + 1)
         code = self.code.get(out is not None) or self.compile(out is not None)
-        code(values, gradient, out, *arrays, scale, self.clip, self.decay, *scalars)
+        if after_piece is None:
+            code(values, gradient, out, *arrays, scale, self.clip, self.decay, *scalars)
+            return
+        length = size if self.loop is kernels_rules.lamb else _PIECE
+        for start in range(0, size, length):
+            piece = slice(start, start + length)
+            part = values[piece]
+            parts = [None if array is None else array[piece] for array in arrays]
+            copied = None if out is None else out[piece]
+            code(part, gradient[piece], copied, *parts, scale, self.clip, self.decay, *scalars)
+            after_piece(part)
 
     def compile(self, has_out: bool = False) -> Any:
         """Get the machine code with or without ``out`` now; else the first call does, which a server avoids."""

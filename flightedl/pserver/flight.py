@@ -2,7 +2,8 @@
 
 ``step`` (DoExchange) is push and pull in one stream: each message of rows is answered by one message that says what
 became of them, together with the values that can leave already; after the last row the values of blocks whose round
-closes within ``wait_s`` follow. ``push`` (DoPut) and ``pull`` (DoGet) are the same apart, for any Flight client.
+closes within ``wait_s`` follow, then a message that says that the step is over. Another step may come on the stream.
+``push`` (DoPut) and ``pull`` (DoGet) are the same apart, for any Flight client.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from flightedl.rpc.streams import Exchange, Incoming
 from flightedl.wire.messages import decode, encode
 from flightedl.wire.messages_orders import AppliedRequest, ReloadRequest, SealRequest, SnapshotRequest, ViewRequest
 from flightedl.wire.messages_parameters import InitHeader, InitReply, PullTicket, PushHeader, PushReply
-from flightedl.wire.parts import STEP_SCHEMA, Part, decode_parts, encode_parts
+from flightedl.wire.parts import STEP_END, STEP_SCHEMA, Part, decode_parts, encode_parts
 from flightedl.wire.rows import (
     PUSH_SCHEMA,
     TARGET_BYTES,
@@ -33,6 +34,8 @@ from flightedl.wire.rows import (
 )
 
 _SLICE_S = 0.25
+#: Blocks whose values are not there yet, after which no others are looked for.
+_LOOK_AHEAD = 4
 
 
 class PserverFlight:
@@ -114,19 +117,31 @@ class PserverFlight:
         )
 
     def _step(self, descriptor: bytes, exchange: Exchange, call: Call) -> None:
-        header = decode(descriptor, PushHeader)
+        exchange.begin(STEP_SCHEMA)
+        request: bytes | None = descriptor
+        while request is not None:
+            call.check()
+            self._take_step(decode(request, PushHeader), exchange, call)
+            exchange.write_metadata(STEP_END)
+            request = exchange.read_request()
+
+    def _take_step(self, header: PushHeader, exchange: Exchange, call: Call) -> None:
         shard = self._service.shard(header.plan_hash)
         waiting: deque[Wanted] = deque()
-        exchange.begin(STEP_SCHEMA)
-        while (message := exchange.read()) is not None:
+        left = header.rows
+        while left:
+            message = exchange.read()
             self._service.require_lease()
+            if message is None or message[0] is None:
+                raise MessageError(f"{header.rows} rows were announced, {left} of them did not come")
             batch, packed = message
-            if batch is not None:
-                parts = decode_parts(batch, packed, exchange.columns)
-                exchange.write(*encode_parts(self._take_parts(shard, header, parts, waiting)))
-                del parts, batch
+            parts = decode_parts(batch, packed, exchange.columns)
+            left -= sum(len(part.blocks) for part in parts)
+            if left < 0:
+                raise MessageError(f"{header.rows} rows were announced, {-left} more came")
+            exchange.write(*encode_parts(self._take_parts(shard, header, parts, waiting)))
             # The next message is to come into this one's memory, while that is in the processor's cache.
-            del message
+            del parts, batch, message
         deadline = min(self._clock.now() + header.wait_s, call.deadline)
         for pieces in self._values(shard, header.member, waiting, deadline, call):
             exchange.write(*encode_parts(pieces))
@@ -168,19 +183,26 @@ class PserverFlight:
         self, shard: ShardState, member: int, waiting: deque[Wanted], deadline: float, call: Call
     ) -> Iterator[list[Piece]]:
         """Values as their versions are reached, a message's worth at a time, until the deadline."""
-        seen = -1
+        seen, before = -1, -1
         while waiting:
             seen = shard.wait_for_change(seen, min(_SLICE_S, deadline - self._clock.now()))
+            # Rounds close in about the order in which their rows came: a few that are not there yet stop the search.
+            # When nothing has changed for a while there is time to look at all.
+            patience = len(waiting) if seen == before or before < 0 else _LOOK_AHEAD
+            before = seen
             pieces: list[Piece] = []
-            for _ in range(len(waiting)):
+            missing: list[Wanted] = []
+            while waiting and len(missing) < patience:
                 ready, rest = shard.read(waiting.popleft(), member)
-                waiting.extend(rest)
+                missing.extend(rest)
                 if pieces and sum(piece.size_bytes for piece in (*pieces, *ready)) > TARGET_BYTES:
                     yield pieces
                     pieces = []
                 pieces.extend(ready)
+            waiting.extendleft(reversed(missing))
             if pieces:
                 yield pieces
             if self._clock.now() >= deadline:
                 return
-            call.check()
+            if not pieces or call.closing.is_set():
+                call.check()

@@ -114,6 +114,8 @@ class ShardState:
         self._restored: dict[int, tuple[int, int]] = {}
         self._change = threading.Condition()
         self._change_count = 0
+        #: Something has changed that others may wait for, and was not announced.
+        self._has_news = False
 
     def _set_mode(self, mode: Mode) -> None:
         self._mode = mode
@@ -357,9 +359,11 @@ class ShardState:
                 return self._refuse_sum(unit, is_new)
             arrival = self._arrive(unit, header, batches, base_version, weight, is_new=is_new)
             if gradient is not None:
-                self._take(unit, batches[0][0], arrival, gradient, weight)
+                self._take(unit, batches[0][0], arrival, gradient, weight, header)
             self._close_rounds(unit)
             self._note_version(unit)
+            if not self._is_synchronous:
+                self._has_news = True
             outcome = _OUTCOMES[type(arrival)]
             if outcome == Outcome.ACCEPTED and not is_new:
                 outcome = Outcome.ALREADY_APPLIED
@@ -432,7 +436,9 @@ class ShardState:
                             self._applied.unmark(place, batch, batch_count)
         return arrival
 
-    def _take(self, unit: Unit, batch: Batch, arrival: Arrival, gradient: Array, weight: float) -> None:
+    def _take(
+        self, unit: Unit, batch: Batch, arrival: Arrival, gradient: Array, weight: float, header: PushHeader
+    ) -> None:
         """Do with a gradient what its arrival says."""
         if isinstance(arrival, Accumulate):
             if self._is_deterministic:
@@ -440,7 +446,8 @@ class ShardState:
             else:
                 unit.accumulate(gradient, weight, is_first=arrival.is_first)
         elif isinstance(arrival, Apply):
-            unit.run_optimizer(gradient, 1.0, 1.0 / (1.0 + arrival.staleness) if self._scales_by_staleness else 1.0)
+            rate_factor = 1.0 / (1.0 + arrival.staleness) if self._scales_by_staleness else 1.0
+            unit.run_optimizer(gradient, 1.0, rate_factor, is_sent_next=header.pull)
 
     def _close_rounds(self, unit: Unit) -> None:
         """Close what is full; the unit's lock is held."""
@@ -450,8 +457,10 @@ class ShardState:
             if closing.has_update:
                 unit.add_kept()
                 assert unit.accumulator is not None, "a round has contributions but no sum"
-                unit.run_optimizer(unit.accumulator, 1.0 / closing.total_weight if self._is_mean else 1.0)
+                scale = 1.0 / closing.total_weight if self._is_mean else 1.0
+                unit.run_optimizer(unit.accumulator, scale, is_sent_next=True)
             self._note_version(unit)
+            self._has_news = True
 
     def _copy_if_due(self, unit: Unit) -> None:
         """Let a snapshot copy the unit's blocks before they change; the unit's lock is held."""
@@ -569,6 +578,7 @@ class ShardState:
                 self._change_members(admit, ())
             elif admit or verdict.remove:
                 self._change_members(admit, verdict.remove)
+            self._has_news = True
         return verdict
 
     def _change_members(self, admit: Mapping[int, int], remove: Sequence[int]) -> None:
@@ -691,7 +701,11 @@ class ShardState:
     # waiting
 
     def announce_changes(self) -> None:
-        """Wake everybody who waits for a version."""
+        """Wake everybody who waits for a version, if there is news for them."""
+        if not self._has_news:
+            return
+        # Before they are woken, so that whatever changes from here on is announced anew.
+        self._has_news = False
         with self._change:
             self._change_count += 1
             self._change.notify_all()

@@ -29,7 +29,7 @@ from flightedl.domain.rounds import BlockRounds
 from flightedl.domain.sharding import Block
 from flightedl.pserver.arena import Arena
 from flightedl.wire.halves import item_bytes
-from flightedl.wire.rows import Checksums, Outcome, Piece
+from flightedl.wire.rows import Checksums, Outcome, Piece, RunningChecksum
 
 Array = npt.NDArray[np.generic]
 
@@ -65,6 +65,7 @@ class Unit:
 
     __slots__ = (
         "_arena",
+        "_checksum",
         "_lent",
         "_sent",
         "accumulator",
@@ -127,6 +128,8 @@ class Unit:
         self._lent: list[weakref.ref[Array]] = []
         #: The present values as they are sent, and their checksums once they are known.
         self._sent: tuple[Array, Checksums] | None = None
+        #: Of all present values, if it is known and they are sent as they lie here.
+        self._checksum: int | None = None
 
     def block(self, place: Block) -> UnitBlock:
         """One of the blocks."""
@@ -165,11 +168,11 @@ class Unit:
             is_for_many: Others will want this version, too: whatever is made of it is kept for them until it changes.
         """
         version = self.rounds.version
-        if not is_for_many or numbers != self.numbers:
+        if numbers != self.numbers:
             return Piece(numbers, version, outcome, self._outgoing(numbers), self.offsets_of(numbers))
-        if self._sent is None:
-            self._sent = self._outgoing(numbers), Checksums()
-        values, checksums = self._sent
+        values, checksums = self._sent or (self._outgoing(numbers), Checksums(whole=self._checksum))
+        if is_for_many:
+            self._sent = values, checksums
         return Piece(numbers, version, outcome, values, self.offsets, checksums)
 
     def _outgoing(self, numbers: range) -> Array:
@@ -191,7 +194,7 @@ class Unit:
 
     def writable(self) -> Array:
         """The values, where they may be changed: nobody reads this memory any more."""
-        self._sent = None
+        self._sent = self._checksum = None
         if self._lent:
             self._lent = [lent for lent in self._lent if lent() is not None]
             if self._lent:
@@ -243,9 +246,20 @@ class Unit:
             self.accumulate(gradient, weight, is_first=number == 0)
         self.contributions.clear()
 
-    def run_optimizer(self, gradient: Array, scale: float = 1.0, rate_factor: float = 1.0) -> None:
-        """One update of all blocks, from a finite gradient (n,)."""
-        self.update(self.writable(), gradient, self.slots, self.updates, scale, None, rate_factor)
+    def run_optimizer(
+        self, gradient: Array, scale: float = 1.0, rate_factor: float = 1.0, *, is_sent_next: bool = False
+    ) -> None:
+        """One update of all blocks, from a finite gradient (n,).
+
+        ``is_sent_next``: the new values are about to be sent, so their checksum is made along the way.
+        """
+        values = self.writable()
+        if is_sent_next and not self.wire:
+            checksum = RunningChecksum()
+            self.update(values, gradient, self.slots, self.updates, scale, None, rate_factor, checksum.update)
+            self._checksum = checksum.intdigest()
+        else:
+            self.update(values, gradient, self.slots, self.updates, scale, None, rate_factor)
         self.updates += 1
 
 

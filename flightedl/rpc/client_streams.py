@@ -203,11 +203,19 @@ class ClientExchange:
             if error is None and not is_cancelled:
                 raise from_wire(late, doing=str(self._call)) from None
 
-    def write(self, batch: pa.RecordBatch, metadata: bytes | None = None) -> int:
-        """Send a batch; returns the bytes of its values. Blocks while the server does not read."""
-        if batch.schema is not self._schema:
+    def write(self, batch: pa.RecordBatch, metadata: bytes | None = None, *, size_bytes: int | None = None) -> int:
+        """Send a batch; returns the bytes of its values. Blocks while the server does not read.
+
+        Args:
+            batch: Of the stream's schema.
+            metadata: Sent with it.
+            size_bytes: Of the values, from who made the batch of that schema: neither is looked at then.
+        """
+        if size_bytes is None:
             check_fits(batch, self._schema)
-        size_bytes = self._tally.add(batch)
+            size_bytes = self._tally.add(batch)
+        else:
+            self._tally.add_known(batch.num_rows, size_bytes)
         try:
             if metadata is None:
                 self._writer.write_batch(batch)

@@ -107,13 +107,17 @@ class Tally:
                 column = batch.column(number) if columns is None else columns[number]
                 offsets = _offsets(column, rows, offset_format)
                 size_bytes += int(offsets[column.offset + rows] - offsets[column.offset])
+        self.add_known(rows, size_bytes)
+        return size_bytes
+
+    def add_known(self, rows: int, size_bytes: int) -> None:
+        """Count a sound batch of which this is known; likewise."""
         totals, limits = self._totals, self._limits
         totals.batches += 1
         totals.rows += rows
         totals.bytes += size_bytes
         if totals.rows > limits.stream_rows or totals.bytes > limits.stream_bytes:
             raise MessageError(f"the stream carries more than {limits.stream_rows} rows or {limits.stream_bytes} bytes")
-        return size_bytes
 
     def commit_record(self) -> bytes:
         """The message that ends this upload."""

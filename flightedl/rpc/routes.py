@@ -71,6 +71,7 @@ class Call:
         "headers",
         "is_late",
         "is_reading",
+        "is_resting",
         "is_writing",
         "peer",
         "verb",
@@ -97,6 +98,8 @@ class Call:
         #: Whether a thread of the handler is inside a read, or a write, of the stream.
         self.is_reading = False
         self.is_writing = False
+        #: Whether nothing is under way: the handler waits for the stream's next request.
+        self.is_resting = False
         #: Set by the server's watch within a quarter of a second after the deadline; cheap to look at.
         self.is_late = False
         self._clock = clock

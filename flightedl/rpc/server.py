@@ -132,16 +132,18 @@ class FlightServer:
     def stop(self, grace_s: float) -> bool:
         """Refuse new calls, let running ones end for ``grace_s`` seconds, then end their connections and the server.
 
+        Streams on which nothing is under way are not waited for.
+
         Takes at most ``grace_s`` + 5 seconds. Returns False when a handler still runs then: the process should exit by
         ``os._exit``, because gRPC's threads would keep it.
         """
         GUARD.check()
         self.closing.set()
         with self._idle:
-            self._idle.wait_for(lambda: not self._running, timeout=grace_s)
-            left = [str(call) for call in self._running]
-        if left:
-            logger.warning("stopping with calls still running: calls=%s", ", ".join(left[:10]))
+            self._idle.wait_for(lambda: all(call.is_resting for call in self._running), timeout=grace_s)
+            left = list(self._running)
+        if busy := [str(call) for call in left if not call.is_resting]:
+            logger.warning("stopping with calls still running: calls=%s", ", ".join(busy[:10]))
         shutdown = threading.Thread(target=self._service.shutdown, name=f"rpc-stop-{self.port}", daemon=True)
         shutdown.start()
         if left:
@@ -200,7 +202,7 @@ class FlightServer:
         call.end()
         with self._lock:
             self._running.discard(call)
-            if not self._running:
+            if self.closing.is_set():
                 self._idle.notify_all()
 
     def _watch_streams(self) -> None:

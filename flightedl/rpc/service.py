@@ -31,7 +31,6 @@ from flightedl.rpc.identity import (
     Caller,
     check_undamaged,
     sealed,
-    unsealed,
 )
 from flightedl.rpc.routes import NO_COLUMNS, TEXT_KEY, Answer, Call, Endpoints, ExchangeRoute, Outgoing, verb_of
 from flightedl.rpc.streams import Exchange, Incoming
@@ -235,12 +234,9 @@ class Service(flight.FlightServerBase):  # type: ignore[misc]
     def _converse(self, asked: Callable[[bytes, Call], bytes], _: bytes, exchange: Exchange, call: Call) -> None:
         """A dialogue: answer one request after the other; the first error ends it."""
         exchange.begin(NO_COLUMNS)
-        while (message := exchange.read()) is not None:
-            batch, request = message
-            if batch is not None or request is None:
-                raise MessageError(f"{call.verb}: a message of a dialogue is metadata alone")
+        while (request := exchange.read_request()) is not None:
             self._server.require_serving()
-            exchange.write_metadata(sealed(asked(unsealed(request), call)))
+            exchange.write_metadata(sealed(asked(request, call)))
 
     @_guarded
     def get_flight_info(

@@ -16,11 +16,16 @@ import pyarrow as pa
 
 from flightedl.errors import DeadlineError, MessageError, UnavailableError, UsageError
 from flightedl.rpc.arrow_flight import flight
+from flightedl.rpc.identity import unsealed
 from flightedl.rpc.received import BatchLimits, Tally, check_schema, is_commit_record
 from flightedl.rpc.routes import Call, Message
 from flightedl.rpc.wire_errors import FOREIGN_ERRORS, shortened
 
 _USED_TOO_LATE = "a stream was used after its handler returned"
+
+
+class _BrokenOffError(MessageError):
+    """The client is gone, or ended its writing without a commit record."""
 
 
 class _Upload:
@@ -87,7 +92,7 @@ class _Upload:
         if call.is_late:
             raise DeadlineError(f"{call.verb}: the time for this stream is over")
         if chunk is None:
-            raise MessageError("the upload broke off before its commit record; nothing of it counts")
+            raise _BrokenOffError("the upload broke off before its commit record; nothing of it counts")
         batch, metadata = chunk.data, chunk.app_metadata
         if batch is not None:
             self.columns = self._tally.take(batch)
@@ -175,6 +180,34 @@ class Exchange(_Upload):
         """Announce the schema of the answers; once, before the first ``write``."""
         self._write(lambda writer: writer.begin(schema))
 
+    def read_request(self) -> bytes | None:
+        """The next request of a stream that carries many; None: the client wants nothing more.
+
+        Nothing is under way meanwhile, so the client may as well be gone, or the stream's time be over.
+
+        Raises:
+            MessageError: it is no request.
+            DamagedError: it was damaged on the way.
+        """
+        call = self._call
+        if call.closing.is_set():
+            self.is_complete = True
+            return None
+        call.is_resting = True
+        try:
+            message = self.read()
+        except (_BrokenOffError, DeadlineError):
+            self.is_complete = True
+            return None
+        finally:
+            call.is_resting = False
+        if message is None:
+            return None
+        batch, request = message
+        if batch is not None or request is None:
+            raise MessageError(f"{call.verb}: a request on an open stream is metadata alone")
+        return unsealed(request)
+
     def write(self, batch: pa.RecordBatch, metadata: bytes | None = None) -> None:
         """Send a batch. It may still be on its way when this returns, but its memory is no longer needed.
 
@@ -216,8 +249,8 @@ class Exchange(_Upload):
             self._call.is_writing = False
 
 
-def _unreadable(error: BaseException) -> MessageError:
-    return MessageError(f"the stream cannot be read: {shortened(str(error), 200)}")
+def _unreadable(error: BaseException) -> _BrokenOffError:
+    return _BrokenOffError(f"the stream cannot be read: {shortened(str(error), 200)}")
 
 
 def _unwritable(error: BaseException) -> UnavailableError:

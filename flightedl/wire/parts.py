@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
+from functools import lru_cache
 from struct import Struct
 from typing import NamedTuple
 
@@ -29,6 +30,8 @@ from flightedl.wire.rows import Piece
 #: To the server ``version`` is the base version that the gradient was computed at; no values: an arrival without one.
 #: From the server no values: there are none to send yet.
 STEP_SCHEMA = pa.schema([pa.field("values", pa.binary(), nullable=False)])
+#: From the server, a message of metadata alone: the step is over. Another one may follow on the stream.
+STEP_END = b"end of step"
 #: A message has no more of them, so that its header is small.
 PARTS_LIMIT = 1000
 
@@ -61,9 +64,14 @@ def encode_parts(pieces: Sequence[Piece]) -> tuple[pa.RecordBatch, bytes]:
             (_START.pack(0, _LAYOUT, len(pieces))[8:], *(_PART.pack(*_fields(piece, filled)) for piece in pieces))
         )
     values = filled[0] if len(filled) == 1 else b"".join(filled)
-    offsets = array("i", (0, len(values)))
-    column = pa.Array.from_buffers(_BINARY, 1, [None, pa.py_buffer(offsets), pa.py_buffer(values)], 0)
+    column = pa.Array.from_buffers(_BINARY, 1, [None, _offsets(len(values)), pa.py_buffer(values)], 0)
     return pa.RecordBatch.from_arrays([column], schema=STEP_SCHEMA), _digest(body).to_bytes(8, "little") + body
+
+
+@lru_cache(256)
+def _offsets(size_bytes: int) -> pa.Buffer:
+    """Of a column with one value."""
+    return pa.py_buffer(array("i", (0, size_bytes)))
 
 
 def _fields(piece: Piece, filled: list[memoryview]) -> tuple[int, int, int, int, int, int]:

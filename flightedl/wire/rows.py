@@ -32,6 +32,8 @@ TARGET_BYTES = 1 << 20
 _NOTHING = memoryview(b"")
 _INT8, _INT32, _INT64, _UINT64, _BINARY = pa.int8(), pa.int32(), pa.int64(), pa.uint64(), pa.binary()
 _digest = xxhash.xxh3_64_intdigest
+#: ``checksum`` of values that come one piece after the other: ``update(piece)``, then ``intdigest()``.
+RunningChecksum = xxhash.xxh3_64
 
 PUSH_SCHEMA = pa.schema(
     [

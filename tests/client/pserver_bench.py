@@ -49,7 +49,9 @@ class Trainer:
         self.trainer, self.generation, self.member = f"t{member}", member, member
         self.current: CurrentBatch | None = None
         self.lost = 0
-        self.parameters = Parameters(cluster.plan, cluster.mode, cluster, self, _waiting, wire=cluster.wire, **more)
+        self.parameters = Parameters(
+            cluster.plan, cluster.mode, cluster, self, _waiting, CLOCK, wire=cluster.wire, **more
+        )
         self.parameters.refresh()
 
     def lost_membership(self) -> None:

@@ -1,0 +1,111 @@
+"""The client's side of a stream that carries one request after the other, kept open from one to the next.
+
+Opening a call costs both sides several times what a message on an open stream does. So whoever asks the same server
+again and again keeps the stream for a few seconds. Each request on it is answered wholly before the next one is sent;
+what travels is the user's affair.
+
+It changes nothing about a request: it is meant for the same server of the same generation, and after an unknown outcome
+may have been carried out. An error ends the stream, and the next request opens another. The token of the caller is
+looked at once for each stream: that is why one does not live long. Whoever does not ask for a while lets the stream go
+by ``rest``, or leaves it: a server does not wait for a stream on which nothing is under way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import pyarrow as pa
+
+from flightedl.errors import FlightedlError
+from flightedl.ports import Clock
+from flightedl.rpc.client import Connection
+from flightedl.rpc.client_streams import ClientExchange
+
+#: A stream is used for so long after it was opened; then the next one is. A server that freezes holds the caller up to
+#: so much longer than its own time limit.
+_LIFETIME_S = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Held:
+    connection: Connection
+    exchange: ClientExchange
+    #: Until when requests are sent, and when the stream ends.
+    old_at: float
+    ends_at: float
+
+
+class KeptExchange:
+    """At most one open stream. A thread that comes while another one uses it gets a stream of its own.
+
+    Args:
+        schema: Of what is written.
+        clock: For the stream's time.
+    """
+
+    def __init__(self, schema: pa.Schema, clock: Clock) -> None:
+        self._schema = schema
+        self._clock = clock
+        self._held: _Held | None = None
+
+    @property
+    def is_open(self) -> bool:
+        """Whether a stream is held."""
+        return self._held is not None
+
+    @contextmanager
+    def use(
+        self, connection: Connection, descriptor: bytes, *, timeout_s: float
+    ) -> Iterator[tuple[ClientExchange, bool]]:
+        """An open stream for one request, which is answered wholly when the block is left without an exception.
+
+        Args:
+            connection: To whom; another one than last time ends the stream to that.
+            descriptor: For a stream that has to be opened: a JSON object with a verb.
+            timeout_s: What the request may take at most, and up to five seconds more if the server freezes.
+
+        Yields:
+            The stream, and whether it was opened now, with the descriptor.
+        """
+        held, is_new = self._take(connection, timeout_s), False
+        if held is None:
+            held, is_new = self._open(connection, descriptor, timeout_s), True
+        try:
+            yield held.exchange, is_new
+        except BaseException as error:
+            held.exchange.__exit__(type(error), error, error.__traceback__)
+            raise
+        other, self._held = self._held, held
+        if other is not None:
+            _end(other.exchange)
+
+    def rest(self) -> None:
+        """Let go of the stream; the next use opens another. What goes wrong does not matter any more."""
+        held, self._held = self._held, None
+        if held is not None:
+            _end(held.exchange)
+
+    def _take(self, connection: Connection, timeout_s: float) -> _Held | None:
+        held, self._held = self._held, None
+        if held is None:
+            return None
+        now = self._clock.now()
+        if connection is held.connection and now <= held.old_at and now + timeout_s <= held.ends_at:
+            return held
+        _end(held.exchange)
+        return None
+
+    def _open(self, connection: Connection, descriptor: bytes, timeout_s: float) -> _Held:
+        now, lifetime_s = self._clock.now(), _LIFETIME_S + timeout_s
+        exchange = connection.exchange(descriptor, self._schema, timeout_s=lifetime_s).__enter__()
+        return _Held(connection, exchange, now + _LIFETIME_S, now + lifetime_s)
+
+
+def _end(exchange: ClientExchange) -> None:
+    try:
+        exchange.done_writing()
+        exchange.__exit__(None, None, None)
+    except FlightedlError as error:
+        exchange.__exit__(type(error), error, error.__traceback__)

@@ -1,0 +1,201 @@
+"""Steps that follow each other on one stream, over real sockets."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import pytest
+from fuzz import SIZES
+from pserver_bench import CLOCK, Cluster
+
+from flightedl.domain.modes import Async
+from flightedl.errors import DamagedError, FencedError, FlightedlError, MessageError, NotReadyError
+from flightedl.rpc.client_streams import ClientExchange
+from flightedl.rpc.identity import sealed
+from flightedl.rpc.kept import KeptExchange
+from flightedl.wire.messages import encode
+from flightedl.wire.messages_parameters import BatchIdentity, PushHeader
+from flightedl.wire.parts import STEP_END, STEP_SCHEMA, decode_parts, encode_parts
+from flightedl.wire.rows import Outcome, Piece
+
+
+class Stepper:
+    """A member that pushes -1 to every element of a pserver, with SGD of rate 1 a step of +1."""
+
+    def __init__(self) -> None:
+        self.cluster = Cluster({f"p{i}": (size,) for i, size in enumerate(SIZES)}, Async(), pservers=1)
+        self.server = self.cluster.servers[0]
+        self.shard = self.cluster.shards[0]
+        self.connection = self.cluster.connections[0]
+        self.kept = KeptExchange(STEP_SCHEMA, CLOCK)
+        self.batch = 0
+        self.opened = 0
+
+    def header(self, **wrong: object) -> bytes:
+        self.batch += 1
+        values = {
+            "trainer": "t1",
+            "generation": 1,
+            "plan_hash": self.cluster.plan.hash,
+            "member": 1,
+            "identity": BatchIdentity(epoch=0, task=self.batch, batch=0, batch_count=1),
+            "weight": 1.0,
+            "rows": len(self.shard.numbers),
+        }
+        return encode(PushHeader(**(values | wrong)))
+
+    def pieces(self) -> list[Piece]:
+        return [
+            Piece(range(block.place.number, block.place.number + 1), block.rounds.version, 0, -np.ones(n, "f4"), ())
+            for block in self.shard.blocks()
+            for n in [block.place.size]
+        ]
+
+    def step(self, header: bytes, change: Callable[[bytes], bytes] = sealed) -> list[int]:
+        """One step; the outcomes of its blocks."""
+        outcomes = []
+        with self.kept.use(self.connection, header, timeout_s=10.0) as (exchange, is_new):
+            self.opened += is_new
+            if not is_new:
+                exchange.write_metadata(change(header))
+            exchange.write(*encode_parts(self.pieces()))
+            while True:
+                batch, metadata = _read(exchange)
+                if batch is None:
+                    assert metadata == STEP_END
+                    return outcomes
+                outcomes += [outcome for _, _, outcome, _ in decode_parts(batch, metadata)]
+
+    def first_values(self) -> set[float]:
+        return {float(block.values[0]) for block in self.shard.blocks()}
+
+
+def _read(exchange: ClientExchange) -> tuple[object, bytes | None]:
+    message = exchange.read()
+    assert message is not None
+    return message
+
+
+@pytest.fixture
+def stepper() -> Iterator[Stepper]:
+    made = Stepper()
+    with made.cluster:
+        yield made
+        made.kept.rest()
+
+
+def _eventually(condition: Callable[[], object]) -> None:
+    deadline = time.monotonic() + 15
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_steps_follow_each_other_on_one_stream(stepper: Stepper) -> None:
+    (start,) = stepper.first_values()
+    for _ in range(5):
+        assert set(stepper.step(stepper.header())) == {Outcome.ACCEPTED}
+    assert stepper.opened == 1
+    assert stepper.server.running_calls == 1
+    (end,) = stepper.first_values()
+    assert abs(end - start) > 0
+    stepper.kept.rest()
+    _eventually(lambda: stepper.server.running_calls == 0)
+    assert stepper.server.refusals == {}
+
+
+def test_a_batch_that_comes_again_on_the_same_stream_counts_once(stepper: Stepper) -> None:
+    header = stepper.header()
+    stepper.step(header)
+    before = stepper.first_values()
+    assert set(stepper.step(header)) == {Outcome.ALREADY_APPLIED}
+    assert stepper.first_values() == before
+    assert stepper.opened == 1
+
+
+def _twice(stepper: Stepper, header: bytes) -> None:
+    stepper.step(header)
+    stepper.step(header)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "error"),
+    [({"plan_hash": "0" * 32}, FencedError), ({"rows": 1}, MessageError), ({"rows": 0}, MessageError)],
+    ids=["plan", "more rows than announced", "rows where none were announced"],
+)
+def test_every_step_is_checked_for_itself(stepper: Stepper, wrong: dict[str, object], error: type[Exception]) -> None:
+    stepper.step(stepper.header())
+    before = stepper.first_values()
+    header = stepper.header(**wrong)
+    with pytest.raises(error):
+        # Rows that were not announced stand where the next step's header should be.
+        _twice(stepper, header)
+    assert stepper.first_values() == before
+    assert not stepper.kept.is_open
+    stepper.step(stepper.header())
+    assert stepper.opened == 2
+
+
+def test_fewer_rows_than_announced_are_refused_at_the_streams_end(stepper: Stepper) -> None:
+    header = stepper.header(rows=len(stepper.shard.numbers) + 1)
+
+    def push() -> None:
+        with stepper.connection.exchange(header, STEP_SCHEMA, timeout_s=10.0) as exchange:
+            exchange.write(*encode_parts(stepper.pieces()))
+            exchange.done_writing()
+
+    with pytest.raises(MessageError, match="1 of them did not come"):
+        push()
+    assert stepper.server.refusals == {"message": 1}
+
+
+def test_a_damaged_header_is_refused(stepper: Stepper) -> None:
+    stepper.step(stepper.header())
+    before = stepper.first_values()
+    with pytest.raises(DamagedError):
+        stepper.step(stepper.header(), lambda header: sealed(header)[:-3] + b"9" + header[-2:])
+    assert stepper.first_values() == before
+
+
+def test_a_server_that_stops_does_not_wait_for_a_stream_between_two_steps(stepper: Stepper) -> None:
+    stepper.step(stepper.header())
+    _eventually(lambda: all(call.is_resting for call in stepper.server._running))
+    begun = time.monotonic()
+    assert stepper.server.stop(grace_s=30)
+    assert time.monotonic() - begun < 20
+    with pytest.raises(FlightedlError) as caught:
+        stepper.step(stepper.header())
+    assert caught.value.retryable or caught.value.code == "outcome_unknown"
+
+
+def test_a_step_that_comes_while_the_server_stops_is_refused(stepper: Stepper) -> None:
+    stepper.step(stepper.header())
+    before = stepper.first_values()
+    _eventually(lambda: all(call.is_resting for call in stepper.server._running))
+    stepper.server.closing.set()
+    with pytest.raises(NotReadyError):
+        stepper.step(stepper.header())
+    assert stepper.first_values() == before
+
+
+def test_a_client_that_vanishes_between_two_steps_is_no_refusal(stepper: Stepper) -> None:
+    stepper.step(stepper.header())
+    stepper.connection.sever()
+    _eventually(lambda: stepper.server.running_calls == 0)
+    assert stepper.server.refusals == {}
+
+
+def test_a_second_thread_gets_a_stream_of_its_own(stepper: Stepper) -> None:
+    first = stepper.header()
+    with stepper.kept.use(stepper.connection, first, timeout_s=10.0) as (exchange, is_new):
+        assert is_new
+        stepper.step(stepper.header())
+        assert stepper.opened == 1
+        exchange.write(*encode_parts(stepper.pieces()))
+        while _read(exchange)[0] is not None:
+            pass
+    stepper.step(stepper.header())
+    assert stepper.opened == 1, "the first stream was kept"
+    _eventually(lambda: stepper.server.running_calls == 1)
