@@ -10,7 +10,7 @@ import pytest
 from flightedl.domain.modes import Async, Mode, Sync
 from flightedl.domain.optimizers import LAMB, SGD, Adam, Optimizer
 from flightedl.domain.parameters import ParameterSpec
-from flightedl.domain.sharding import plan_shards, runs_of
+from flightedl.domain.sharding import BLOCK_BYTES, plan_shards, runs_of
 from flightedl.errors import GradientError, MessageError
 from flightedl.pserver.shard import ShardState, Wanted
 from flightedl.wire.messages_orders import ViewMemberMessage, ViewRequest
@@ -218,7 +218,7 @@ def test_every_block_is_in_one_run_and_runs_fit_a_message(pservers: int) -> None
             assert len({plan.parameters[block.parameter].dtype for block in blocks}) == 1
             assert (
                 len(run) == 1
-                or sum(block.size * plan.parameters[block.parameter].item_size_bytes for block in blocks) <= 1 << 20
+                or sum(block.size * plan.parameters[block.parameter].item_size_bytes for block in blocks) <= BLOCK_BYTES
             )
 
 
