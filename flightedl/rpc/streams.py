@@ -190,9 +190,6 @@ class Exchange(_Upload):
             DamagedError: it was damaged on the way.
         """
         call = self._call
-        if call.closing.is_set():
-            self.is_complete = True
-            return None
         call.is_resting = True
         try:
             message = self.read()
