@@ -5,9 +5,8 @@ Two things are set, both measured (64 MB push and pull on loopback: 0.48 -> 0.71
 * glibc's allocator keeps freed memory up to 1 GiB instead of giving every received buffer back to the kernel and
   faulting it in again. ``mallopt`` does it in a running process; it covers all threads. All threads share one arena:
   with 8 trainers, those of a pserver would otherwise keep 300 MB more between them.
-* gRPC's experiments for bigger TCP frames, and without a thread of its own between a client and its socket. gRPC reads
-  the variable once, when it is loaded, so it has to be in the environment before pyarrow.flight is imported:
-  :mod:`flightedl.rpc.arrow_flight` sees to that.
+* gRPC's experiments for bigger TCP frames. gRPC reads the variable once, when it is loaded, so it has to be in the
+  environment before pyarrow.flight is imported: :mod:`flightedl.rpc.arrow_flight` sees to that.
 
 What ``tuned_environment`` says of big copies glibc reads before the program begins: only processes that were started
 with it have it.

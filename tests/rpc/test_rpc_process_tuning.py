@@ -32,7 +32,7 @@ from flightedl.rpc import process_tuning
 report = process_tuning.apply()
 print(report.is_allocator_tuned, report.is_grpc_tuned, os.environ.get("GRPC_EXPERIMENTS"))
 """
-EXPERIMENTS = "tcp_frame_size_tuning,tcp_rcv_lowat,-event_engine_client"
+EXPERIMENTS = "tcp_frame_size_tuning,tcp_rcv_lowat"
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="glibc's allocator")
