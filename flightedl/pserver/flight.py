@@ -183,13 +183,12 @@ class PserverFlight:
         self, shard: ShardState, member: int, waiting: deque[Wanted], deadline: float, call: Call
     ) -> Iterator[list[Piece]]:
         """Values as their versions are reached, a message's worth at a time, until the deadline."""
-        seen, before = -1, -1
+        seen = -1
         while waiting:
-            seen = shard.wait_for_change(seen, min(_SLICE_S, deadline - self._clock.now()))
+            known, seen = seen, shard.wait_for_change(seen, min(_SLICE_S, deadline - self._clock.now()))
             # Rounds close in about the order in which their rows came: a few that are not there yet stop the search.
             # When nothing has changed for a while there is time to look at all.
-            patience = len(waiting) if seen == before or before < 0 else _LOOK_AHEAD
-            before = seen
+            patience = len(waiting) if known in {-1, seen} else _LOOK_AHEAD
             pieces: list[Piece] = []
             missing: list[Wanted] = []
             while waiting and len(missing) < patience:

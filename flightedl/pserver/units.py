@@ -65,7 +65,7 @@ class Unit:
 
     __slots__ = (
         "_arena",
-        "_checksum",
+        "_checksums",
         "_lent",
         "_sent",
         "accumulator",
@@ -126,10 +126,10 @@ class Unit:
         self.is_split = False
         #: Views that readers may still have.
         self._lent: list[weakref.ref[Array]] = []
-        #: The present values as they are sent, and their checksums once they are known.
-        self._sent: tuple[Array, Checksums] | None = None
-        #: Of all present values, if it is known and they are sent as they lie here.
-        self._checksum: int | None = None
+        #: The present values as they are sent, where they are kept for others.
+        self._sent: Array | None = None
+        #: Of the present values as they are sent, once they are known.
+        self._checksums = Checksums()
 
     def block(self, place: Block) -> UnitBlock:
         """One of the blocks."""
@@ -170,10 +170,10 @@ class Unit:
         version = self.rounds.version
         if numbers != self.numbers:
             return Piece(numbers, version, outcome, self._outgoing(numbers), self.offsets_of(numbers))
-        values, checksums = self._sent or (self._outgoing(numbers), Checksums(whole=self._checksum))
+        values = self._outgoing(numbers) if self._sent is None else self._sent
         if is_for_many:
-            self._sent = values, checksums
-        return Piece(numbers, version, outcome, values, self.offsets, checksums)
+            self._sent = values
+        return Piece(numbers, version, outcome, values, self.offsets, self._checksums)
 
     def _outgoing(self, numbers: range) -> Array:
         """The values of some neighbouring blocks as they are sent: lent, or shortened to 16 bits."""
@@ -194,7 +194,7 @@ class Unit:
 
     def writable(self) -> Array:
         """The values, where they may be changed: nobody reads this memory any more."""
-        self._sent = self._checksum = None
+        self._sent, self._checksums = None, Checksums()
         if self._lent:
             self._lent = [lent for lent in self._lent if lent() is not None]
             if self._lent:
@@ -257,7 +257,7 @@ class Unit:
         if is_sent_next and not self.wire:
             checksum = RunningChecksum()
             self.update(values, gradient, self.slots, self.updates, scale, None, rate_factor, checksum.update)
-            self._checksum = checksum.intdigest()
+            self._checksums.whole = checksum.intdigest()
         else:
             self.update(values, gradient, self.slots, self.updates, scale, None, rate_factor)
         self.updates += 1

@@ -111,7 +111,7 @@ class Tally:
         return size_bytes
 
     def add_known(self, rows: int, size_bytes: int) -> None:
-        """Count a sound batch of which this is known; likewise."""
+        """Count a sound batch whose rows and bytes are known; MessageError as ``add``."""
         totals, limits = self._totals, self._limits
         totals.batches += 1
         totals.rows += rows

@@ -20,6 +20,7 @@ from flightedl.pserver.flight import PserverFlight
 from flightedl.pserver.shard import ShardState
 from flightedl.rpc import Connection, FlightServer, ServerIdentity
 from flightedl.wire.messages_orders import ViewMemberMessage, ViewRequest
+from flightedl.wire.messages_parameters import BatchIdentity, PushHeader
 from flightedl.wire.messages_work import Assignment
 from flightedl.wire.rows import Row
 
@@ -111,6 +112,19 @@ class Cluster:
                 ViewRequest(plan_hash=shard.plan_hash, master_generation=1, serial=serial, members=messages)
             )
             shard.announce_changes()
+
+    def header(self, batch: int, **wrong: object) -> PushHeader:
+        """Of a step of the first member, to all blocks of the first pserver."""
+        values = {
+            "trainer": "t1",
+            "generation": 1,
+            "plan_hash": self.plan.hash,
+            "member": 1,
+            "identity": BatchIdentity(epoch=0, task=batch, batch=0, batch_count=1),
+            "weight": 1.0,
+            "rows": len(self.shards[0].numbers),
+        }
+        return PushHeader(**(values | wrong))
 
     def pserver(self, index: int) -> tuple[int, Connection]:
         return 1, self.connections[index]

@@ -40,16 +40,7 @@ class Attack:
 
     def header(self, **wrong: object) -> PushHeader:
         self.batch += 1
-        values = {
-            "trainer": "t1",
-            "generation": 1,
-            "plan_hash": self.cluster.plan.hash,
-            "member": 1,
-            "identity": BatchIdentity(epoch=0, task=self.batch, batch=0, batch_count=1),
-            "weight": 1.0,
-            "rows": len(self.numbers),
-        }
-        return PushHeader(**(values | wrong))
+        return self.cluster.header(self.batch, **wrong)
 
     def arrays(self) -> Arrays:
         return [np.full(size, -1, np.float32) for size in self.sizes]

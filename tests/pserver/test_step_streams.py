@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from fuzz import SIZES
 from pserver_bench import CLOCK, Cluster
+from rpc_support import eventually
 
 from flightedl.domain.modes import Async
 from flightedl.errors import DamagedError, FencedError, FlightedlError, MessageError, NotReadyError
@@ -16,7 +17,6 @@ from flightedl.rpc.client_streams import ClientExchange
 from flightedl.rpc.identity import sealed
 from flightedl.rpc.kept import KeptExchange
 from flightedl.wire.messages import encode
-from flightedl.wire.messages_parameters import BatchIdentity, PushHeader
 from flightedl.wire.parts import STEP_END, STEP_SCHEMA, decode_parts, encode_parts
 from flightedl.wire.rows import Outcome, Piece
 
@@ -35,16 +35,7 @@ class Stepper:
 
     def header(self, **wrong: object) -> bytes:
         self.batch += 1
-        values = {
-            "trainer": "t1",
-            "generation": 1,
-            "plan_hash": self.cluster.plan.hash,
-            "member": 1,
-            "identity": BatchIdentity(epoch=0, task=self.batch, batch=0, batch_count=1),
-            "weight": 1.0,
-            "rows": len(self.shard.numbers),
-        }
-        return encode(PushHeader(**(values | wrong)))
+        return encode(self.cluster.header(self.batch, **wrong))
 
     def pieces(self) -> list[Piece]:
         return [
@@ -86,13 +77,6 @@ def stepper() -> Iterator[Stepper]:
         made.kept.rest()
 
 
-def _eventually(condition: Callable[[], object]) -> None:
-    deadline = time.monotonic() + 15
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-
-
 def test_steps_follow_each_other_on_one_stream(stepper: Stepper) -> None:
     (start,) = stepper.first_values()
     for _ in range(5):
@@ -102,7 +86,7 @@ def test_steps_follow_each_other_on_one_stream(stepper: Stepper) -> None:
     (end,) = stepper.first_values()
     assert abs(end - start) > 0
     stepper.kept.rest()
-    _eventually(lambda: stepper.server.running_calls == 0)
+    eventually(lambda: stepper.server.running_calls == 0, "the stream ends")
     assert stepper.server.refusals == {}
 
 
@@ -161,7 +145,7 @@ def test_a_damaged_header_is_refused(stepper: Stepper) -> None:
 
 def test_a_server_that_stops_does_not_wait_for_a_stream_between_two_steps(stepper: Stepper) -> None:
     stepper.step(stepper.header())
-    _eventually(lambda: all(call.is_resting for call in stepper.server._running))
+    eventually(lambda: all(call.is_resting for call in stepper.server._running), "nothing is under way")
     begun = time.monotonic()
     assert stepper.server.stop(grace_s=30)
     assert time.monotonic() - begun < 20
@@ -173,7 +157,7 @@ def test_a_server_that_stops_does_not_wait_for_a_stream_between_two_steps(steppe
 def test_a_step_that_comes_while_the_server_stops_is_refused(stepper: Stepper) -> None:
     stepper.step(stepper.header())
     before = stepper.first_values()
-    _eventually(lambda: all(call.is_resting for call in stepper.server._running))
+    eventually(lambda: all(call.is_resting for call in stepper.server._running), "nothing is under way")
     stepper.server.closing.set()
     with pytest.raises(NotReadyError):
         stepper.step(stepper.header())
@@ -183,7 +167,7 @@ def test_a_step_that_comes_while_the_server_stops_is_refused(stepper: Stepper) -
 def test_a_client_that_vanishes_between_two_steps_is_no_refusal(stepper: Stepper) -> None:
     stepper.step(stepper.header())
     stepper.connection.sever()
-    _eventually(lambda: stepper.server.running_calls == 0)
+    eventually(lambda: stepper.server.running_calls == 0, "the stream ends")
     assert stepper.server.refusals == {}
 
 
@@ -198,4 +182,4 @@ def test_a_second_thread_gets_a_stream_of_its_own(stepper: Stepper) -> None:
             pass
     stepper.step(stepper.header())
     assert stepper.opened == 1, "the first stream was kept"
-    _eventually(lambda: stepper.server.running_calls == 1)
+    eventually(lambda: stepper.server.running_calls == 1, "the other one ends")
