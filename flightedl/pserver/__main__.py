@@ -5,11 +5,11 @@ from __future__ import annotations
 import sys
 
 from flightedl.config import PserverSettings, settings
-from flightedl.rpc.process_tuning import leave_pandas_out
+from flightedl.rpc.process_tuning import leave_out_pandas_and_scipy
 
 if __name__ == "__main__":
     # What is imported next makes arrays.
-    leave_pandas_out()
+    leave_out_pandas_and_scipy()
     from flightedl.pserver.main import run
 
     sys.exit(run(settings(PserverSettings)))

@@ -28,10 +28,10 @@ from flightedl.domain.parameters import ParameterSpec
 from flightedl.domain.sharding import ShardPlan, plan_for
 from flightedl.errors import FencedError, FlightedlError, NotReadyError, UnavailableError
 from flightedl.ports import Clock, Storage
-from flightedl.pserver.compiler_memory import release_compiler_memory
 from flightedl.pserver.restoring import Restored, load_newest
 from flightedl.pserver.shard import ShardState
 from flightedl.pserver.snapshots import Snapshots
+from flightedl.pserver.startup_memory import release_startup_memory
 from flightedl.wire.messages import OfPlan, decode
 from flightedl.wire.messages_declared import ElectionRecord, JobDeclaration, ModelReply
 from flightedl.wire.messages_orders import (
@@ -198,7 +198,7 @@ class PserverService:
             Mode.from_json(declared.present_mode),
             declared.declaration.wire,
         )
-        release_compiler_memory()
+        release_startup_memory()
         if not self._get_values(shard, specs, plan):
             return
         snapshots = Snapshots(

@@ -48,6 +48,29 @@ def test_too_late_for_grpc_is_told() -> None:
     assert run("import pyarrow.flight\n" + REPORT).endswith("False None")
 
 
+FOR_FLIGHT_ALONE = """
+import os
+from flightedl.rpc import process_tuning
+from pyarrow import flight
+class Client:
+    def __init__(self, location):
+        print(os.environ["GRPC_EXPERIMENTS"])
+    def close(self):
+        pass
+flight.FlightClient = Client
+process_tuning.apply()
+print(os.environ["GRPC_EXPERIMENTS"])
+"""
+
+
+def test_one_experiment_is_for_flights_clients_alone() -> None:
+    assert run(FOR_FLIGHT_ALONE, GRPC_EXPERIMENTS=EXPERIMENTS).split() == [
+        f"{EXPERIMENTS},-event_engine_client",
+        EXPERIMENTS,
+    ]
+    assert run(FOR_FLIGHT_ALONE, GRPC_EXPERIMENTS="mine") == "mine"
+
+
 def test_importing_the_client_sets_grpcs_experiments_first() -> None:
     program = "import flightedl.rpc.client, os; print(os.environ['GRPC_EXPERIMENTS'])"
     assert run(program) == EXPERIMENTS
@@ -107,13 +130,16 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before < 1000)
     assert run(program) == "True"
 
 
-def test_a_server_does_without_pandas() -> None:
+def test_a_server_does_without_pandas_and_scipy() -> None:
     program = """
 import sys
-from flightedl.rpc.process_tuning import leave_pandas_out
-print(leave_pandas_out(), leave_pandas_out(), len([each for each in sys.meta_path if "NoPandas" in repr(each)]))
+from flightedl.rpc.process_tuning import leave_out_pandas_and_scipy as leave_out
+print(leave_out(), leave_out(), len([each for each in sys.meta_path if "_LeftOut" in repr(each)]))
+import numba
+import numpy as np
 import pyarrow as pa
 import pyarrow.dataset
-print(pa.array([1, None]).to_pylist(), "pandas" in sys.modules)
+print(pa.array([1, None]).to_pylist(), numba.njit(lambda a: a.sum())(np.ones(2)))
+print("pandas" in sys.modules, "scipy" in sys.modules)
 """
-    assert run(program).splitlines() == ["True True 1", "[1, None] False"]
+    assert run(program).splitlines() == ["True True 1", "[1, None] 2.0", "False False"]

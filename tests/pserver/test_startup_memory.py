@@ -1,0 +1,63 @@
+"""The pages of code that only the start needs go, and what is needed later comes back."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import numba
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from flightedl.pserver.startup_memory import _clean, release_startup_memory
+
+
+def resident_bytes(library: str) -> int:
+    """Of a library's code and constants."""
+    total, is_code = 0, False
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        if "-" in line.split(" ")[0]:
+            is_code = (" r-xp " in line or " r--p " in line) and library in line
+        elif is_code and line.startswith("Rss:"):
+            total += int(line.split()[1]) << 10
+    return total
+
+
+def compiled(factor: int) -> Callable[[np.ndarray], float]:
+    """A function that the compiler has not seen: what another test compiled, its pages may be dropped already."""
+
+    def scaled_sum(values: np.ndarray) -> float:
+        return values.sum() * factor
+
+    return numba.njit(scaled_sum)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="there is no /proc")
+def test_pages_are_dropped_and_come_back() -> None:
+    assert compiled(1)(np.ones(4)) == 4
+    assert pa.array([1, 2]).cast(pa.string()).to_pylist() == ["1", "2"]
+    compiler, arrow = resident_bytes("libllvmlite"), resident_bytes("libarrow.so")
+    assert release_startup_memory() > 0
+    # What was relocated when the library was loaded stays.
+    assert resident_bytes("libllvmlite") < compiler / 2
+    assert resident_bytes("libarrow.so") < arrow / 2
+    assert compiled(2)(np.ones(4)) == 8
+    assert pa.array([3]).cast(pa.string()).to_pylist() == ["3"]
+
+
+def test_what_was_written_to_is_left_alone() -> None:
+    lines = [
+        "1000-2000 r-xp 00000000 fe:00 7 /venv/libllvmlite.so",
+        "Private_Dirty:         0 kB",
+        "2000-3000 r--p 00000000 fe:00 7 /venv/libllvmlite.so",
+        "Private_Dirty:         4 kB",
+        "3000-4000 rw-p 00000000 fe:00 7 /venv/libllvmlite.so",
+        "Private_Dirty:         0 kB",
+        "4000-5000 r--p 00000000 fe:00 8 /data/libarrow/model.bin",
+        "Private_Dirty:         0 kB",
+        "5000-6000 r--p 00000000 fe:00 9 /venv/pyarrow/libarrow.so.2600",
+        "Private_Dirty:         0 kB",
+    ]
+    assert list(_clean("\n".join(lines))) == [(0x1000, 0x2000), (0x5000, 0x6000)]
