@@ -311,9 +311,12 @@ class Parameters(Mapping[str, npt.NDArray[np.generic]]):
 
     def _by_block(self, arrays: Mapping[str, Array]) -> dict[int, Array]:
         """Block -> the (n,) gradient of its whole parameter."""
-        return {
-            number: flat for name, a in arrays.items() for flat in (a.reshape(-1),) for number in self._ranges[name]
-        }
+        pushes: dict[int, Array] = {}
+        for name, array in arrays.items():
+            flat = array if array.ndim == 1 else array.reshape(-1)
+            for number in self._ranges[name]:
+                pushes[number] = flat
+        return pushes
 
     def _unanswered(self, current: CurrentBatch) -> list[int]:
         return [number for number in self._blocks if number not in current.answered]
@@ -493,18 +496,20 @@ class Parameters(Mapping[str, npt.NDArray[np.generic]]):
                 current.note_answers({}, shard.index, transfer.generation)
                 continue
             elif outcome != Outcome.NONE:
-                self._note_answers(shard, blocks, transfer, current)
+                self._note_answers(shard, blocks, transfer, current, has_values=bool(data))
             if data:
                 self._values.store(blocks, data, version)
                 forget(transfer.pulls, blocks)
 
-    def _note_answers(self, shard: Shard, blocks: range, transfer: ShardTransfer, current: CurrentBatch | None) -> None:
-        """Neighbouring blocks have the batch."""
+    def _note_answers(
+        self, shard: Shard, blocks: range, transfer: ShardTransfer, current: CurrentBatch | None, *, has_values: bool
+    ) -> None:
+        """Neighbouring blocks have the batch; their values have come with the answer, or are to be pulled."""
         forget(transfer.pushes, blocks)
         versions = self._base_versions(blocks, current)
         if current is not None:
             current.note_answers(versions, shard.index, transfer.generation)
-        if transfer.pull_after_push:
+        if transfer.pull_after_push and not has_values:
             is_synchronous = self._is_synchronous
             transfer.pulls.update((block, versions[block] + 1 if is_synchronous else 0) for block in blocks)
 

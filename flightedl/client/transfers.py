@@ -90,5 +90,5 @@ def parts_of(rows: Rows, run_of: Mapping[int, int]) -> Iterator[Part]:
 
 def forget(table: dict[int, Any], blocks: range) -> None:
     """Take blocks out of a table, those that are in it."""
-    for block in blocks:
+    for block in blocks if table else ():
         table.pop(block, None)

@@ -45,7 +45,7 @@ class AppliedBatches:
         block_count: Blocks, all of which start empty.
     """
 
-    __slots__ = ("_bits", "_cohorts", "_of")
+    __slots__ = ("_bits", "_cohorts", "_masks", "_of")
 
     def __init__(self, block_count: int) -> None:
         self._cohorts: list[Cohort] = []
@@ -53,6 +53,8 @@ class AppliedBatches:
         self._of: list[Cohort] = []
         #: Bit of each block in its cohort's masks.
         self._bits: list[int] = []
+        #: Stretches of blocks that were asked for -> their masks.
+        self._masks: dict[range, list[tuple[Cohort, int]]] = {}
         self.add_blocks(block_count)
 
     @property
@@ -72,13 +74,10 @@ class AppliedBatches:
 
     def mark_many(self, blocks: Iterable[int], batch: Batch, batch_count: int) -> int:
         """``mark`` for several blocks; returns how many did not have it. Errors as there; then nothing is done."""
-        masks: dict[int, tuple[Cohort, int]] = {}
-        for block in blocks:
-            cohort = self._of[block]
-            masks[id(cohort)] = (cohort, masks.get(id(cohort), (cohort, 0))[1] | self._bits[block])
-        for cohort, _ in masks.values():
+        masks = self._masks_of(blocks)
+        for cohort, _ in masks:
             self._allow(cohort, batch, batch_count)
-        return sum(cohort.add(batch, batch_count, mask).bit_count() for cohort, mask in masks.values())
+        return sum(cohort.add(batch, batch_count, mask).bit_count() for cohort, mask in masks)
 
     def mark_together(self, blocks: Sequence[int], batches: Sequence[tuple[Batch, int]]) -> list[int]:
         """Note that the blocks have taken in the sum of several batches, if none of them has any of it.
@@ -95,7 +94,7 @@ class AppliedBatches:
         """
         if len({batch for batch, _ in batches}) != len(batches):
             raise MessageError("a sum names a batch twice")
-        for cohort in {id(self._of[block]): self._of[block] for block in blocks}.values():
+        for cohort, _ in self._masks_of(blocks):
             for batch, batch_count in batches:
                 self._allow(cohort, batch, batch_count)
         having = [self.count_having(blocks, batch) for batch, _ in batches]
@@ -106,14 +105,20 @@ class AppliedBatches:
 
     def count_having(self, blocks: Iterable[int], batch: Batch) -> int:
         """How many of the blocks have taken in the batch."""
-        cohort: Cohort | None = None
-        mask = found = 0
+        return sum((cohort.mask(batch) & mask).bit_count() for cohort, mask in self._masks_of(blocks))
+
+    def _masks_of(self, blocks: Iterable[int]) -> list[tuple[Cohort, int]]:
+        """The blocks' bits in each of their cohorts; of stretches they are kept: each push asks for the same ones."""
+        if isinstance(blocks, range) and (known := self._masks.get(blocks)) is not None:
+            return known
+        masks: dict[int, tuple[Cohort, int]] = {}
         for block in blocks:
-            if self._of[block] is not cohort:
-                found += 0 if cohort is None else (cohort.mask(batch) & mask).bit_count()
-                cohort, mask = self._of[block], 0
-            mask |= self._bits[block]
-        return found + (0 if cohort is None else (cohort.mask(batch) & mask).bit_count())
+            cohort = self._of[block]
+            masks[id(cohort)] = (cohort, masks.get(id(cohort), (cohort, 0))[1] | self._bits[block])
+        found = list(masks.values())
+        if isinstance(blocks, range):
+            self._masks[blocks] = found
+        return found
 
     def unmark(self, block: int, batch: Batch, batch_count: int) -> None:
         """Take a mark back: in a snapshot, of batches whose gradients wait in an open round that is not part of it."""
@@ -179,6 +184,7 @@ class AppliedBatches:
             self.merge()
 
     def _append(self, cohorts: Sequence[Cohort], bits: Sequence[int]) -> None:
+        self._masks.clear()
         for cohort, bit in zip(cohorts, bits, strict=True):
             if not any(known is cohort for known in self._cohorts):
                 self._cohorts.append(cohort)
@@ -206,6 +212,8 @@ class AppliedBatches:
                 self._of[block], shift = shifts[id(cohort)]
                 self._bits[block] <<= shift
         self._cohorts = [cohort for _, cohort in kept]
+        if shifts:
+            self._masks.clear()
 
     @classmethod
     def rebuilt(cls, blocks: Sequence[tuple[AppliedBatches, int]]) -> AppliedBatches:

@@ -120,7 +120,7 @@ class PserverFlight:
         exchange.begin(STEP_SCHEMA)
         request: bytes | None = descriptor
         while request is not None:
-            call.check()
+            call.check_begin()
             self._take_step(decode(request, PushHeader), exchange, call)
             exchange.write_metadata(STEP_END)
             request = exchange.read_request()

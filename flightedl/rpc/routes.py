@@ -126,11 +126,15 @@ class Call:
         if self.remaining_s() <= -_CALLER_FIRST_S:
             raise DeadlineError(f"{self.verb}: the time for this call is over")
 
-    def check(self) -> None:
-        """Raise when there is no point in going on: deadline passed, server closing, or client gone."""
+    def check_begin(self) -> None:
+        """Raise when what was just asked for is not to be begun any more: deadline passed, or server closing."""
         self.check_time()
         if self.closing.is_set():
             raise NotReadyError("the server is stopping, look for its successor")
+
+    def check(self) -> None:
+        """Raise when there is no point in going on: deadline passed, server closing, or client gone."""
+        self.check_begin()
         if self._cancelled():
             raise DeadlineError(f"{self.verb}: the client gave up")
 

@@ -120,13 +120,28 @@ def test_blocks_added_later_have_nothing_and_share_again_when_they_have_all():
     assert applied.has(1, Batch(0, 1, 1))
     assert not applied.has(2, Batch(0, 1, 1))
     assert applied.mark_many(range(4), Batch(0, 0, 0), 1) == 2
-    fill(applied, [2, 3], 0)
+    fill(applied, range(2, 4), 0)
     assert applied.done_tasks(0) == [0, 1, 2]
     applied.merge()
     applied.check()
     shared = AppliedBatches(4)
     fill(shared, range(4), 0)
     assert applied.encode() == shared.encode()
+
+
+def test_stretches_asked_for_before_stay_right_when_blocks_come_and_cohorts_join():
+    applied = AppliedBatches(2)
+    first, second = Batch(0, 0, 0), Batch(0, 1, 0)
+    assert applied.mark_many(range(1, 2), first, 2) == 1
+    applied.add_blocks(3)
+    # The same stretches under both cohorts, and under the one that is left.
+    assert [applied.count_having(stretch, first) for stretch in (range(2), range(1, 4), range(5))] == [1, 1, 1]
+    assert applied.mark_many(range(5), first, 2) == 4
+    applied.merge()
+    assert applied.mark_together(range(1, 4), [(second, 2)]) == [0]
+    assert [applied.has(block, second) for block in range(5)] == [False, True, True, True, False]
+    assert applied.mark_many(range(5), second, 2) == 2
+    assert applied.count_having(range(2), second) == 2
 
 
 def test_adding_blocks_to_none_is_a_start():
