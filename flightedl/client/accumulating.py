@@ -60,7 +60,7 @@ class GradientSums:
         return self._pushed is current
 
     def add(self, current: CurrentBatch, gradients: Mapping[str, Array]) -> None:
-        """Add gradients of a batch, each of the parameter's shape and dtype, finite.
+        """Add (n,) gradients of a batch, each of the parameter's size and dtype, finite.
 
         Raises:
             UsageError: the batch has had a gradient for one of them; nothing was added.

@@ -72,8 +72,8 @@ class GradientCheck:
         """What is wrong with a name that no parameter has."""
         return f"there is no parameter {name!r:.80}; declared are {', '.join(sorted(self._wanted))}"
 
-    def shaped(self, gradients: Mapping[str, npt.ArrayLike]) -> dict[str, Array]:
-        """The gradients as contiguous arrays.
+    def flattened(self, gradients: Mapping[str, npt.ArrayLike]) -> dict[str, Array]:
+        """The gradients as contiguous (n,) arrays.
 
         Raises:
             GradientError: unknown name, wrong shape or dtype.
@@ -91,11 +91,13 @@ class GradientCheck:
                     f"the gradient of {name!r} is {array.dtype}, the parameter {wanted.dtype}: "
                     f"use .astype(np.{wanted.dtype})"
                 )
-            found[name] = array if array.flags.c_contiguous else np.ascontiguousarray(array)
+            if array.ndim != 1 or not array.flags.c_contiguous:
+                array = np.ascontiguousarray(array).reshape(-1)
+            found[name] = array
         return found
 
     def require_sound(self, arrays: Mapping[str, Array], where: str) -> dict[int, Array]:
-        """GradientError unless all elements are finite, also as they travel.
+        """GradientError unless all elements of the (n,) gradients are finite, also as they travel.
 
         Returns:
             First block of a run of small parameters, all of them given -> (n,) their gradients, one after the other.
@@ -105,19 +107,19 @@ class GradientCheck:
         for first, names in self._runs.items():
             if not arrays.keys() >= names.keys():
                 continue
-            joined = np.concatenate([arrays[name].reshape(-1) for name in names])
+            joined = np.concatenate([arrays[name] for name in names])
             # Where it is not sound, each one is looked at below, to name it.
             if self._is_within(joined, self._wanted[next(iter(names))].kind):
                 together[first] = joined
                 passed |= names.keys()
-        for name, array in arrays.items():
+        for name, array in arrays.items() if len(passed) < len(arrays) else ():
             if name not in passed:
                 self._require_sound(name, array, where)
         return together
 
     def _require_sound(self, name: str, array: Array, where: str) -> None:
         kind = self._wanted[name].kind
-        if self._is_within(array.reshape(-1), kind):
+        if self._is_within(array, kind):
             return
         if not kind or not np.isfinite(array).all():
             raise GradientError(f"the gradient of {name!r} has NaN or infinity in {where}; nothing of it was pushed")

@@ -260,7 +260,7 @@ class Parameters(Mapping[str, npt.NDArray[np.generic]]):
         current = self._scope.current
         if current is None:
             raise UsageError("there is no current batch: push and step belong inside `for batch in job.dataset(...)`")
-        checked = self._check.shaped(gradients)
+        checked = self._check.flattened(gradients)
         together = self._check.require_sound(checked, str(current))
         if self._sums is not None and not current.is_alone:
             if current.must_repeat:
@@ -279,7 +279,8 @@ class Parameters(Mapping[str, npt.NDArray[np.generic]]):
                 if not current.answered.keys().isdisjoint(self._ranges[name]):
                     raise UsageError(f"the gradient of {name!r} was already pushed for this batch ({current})")
         pushes = self._by_block(arrays)
-        arrivals = [n for n in self._unanswered(current) if n not in pushes] if complete else []
+        is_all = not complete or len(pushes) == len(self._blocks)
+        arrivals = [] if is_all else [n for n in self._unanswered(current) if n not in pushes]
         self._send(current, pushes, arrivals, together, pull=pull)
 
     def _add_batch(self, sums: GradientSums, current: CurrentBatch, *, pull: bool) -> None:
@@ -313,9 +314,8 @@ class Parameters(Mapping[str, npt.NDArray[np.generic]]):
         """Block -> the (n,) gradient of its whole parameter."""
         pushes: dict[int, Array] = {}
         for name, array in arrays.items():
-            flat = array if array.ndim == 1 else array.reshape(-1)
             for number in self._ranges[name]:
-                pushes[number] = flat
+                pushes[number] = array
         return pushes
 
     def _unanswered(self, current: CurrentBatch) -> list[int]:
@@ -353,12 +353,11 @@ class Parameters(Mapping[str, npt.NDArray[np.generic]]):
         """All pservers in parallel. Returns which batches of a sum a block lacks that did not take it."""
         if current is not None and self._has_one_base and not current.answered:
             current.base_version = min(self._values.versions.values())
-        transfers = []
-        for shard in self._shards:
-            mine: dict[int, Array | None] = {n: pushes[n] for n in shard.blocks if n in pushes}
-            mine.update(dict.fromkeys((n for n in arrivals if n in shard.run_of), None))
-            pulled = {n: v for n, v in pulls.items() if n in shard.run_of}
-            transfers.append(ShardTransfer(mine, pulled, pull, member, together=together))
+        answers: dict[int, Array | None] = {**pushes, **dict.fromkeys(arrivals)}
+        transfers = [
+            ShardTransfer(dict(shard.own(answers)), dict(shard.own(pulls)), pull, member, together=together)
+            for shard in self._shards
+        ]
         if len(self._shards) == 1:
             self._finish(self._shards[0], transfers[0], current)
         else:
@@ -458,8 +457,8 @@ class Parameters(Mapping[str, npt.NDArray[np.generic]]):
             yield blocks, None
         elif first.parameter == last.parameter:
             yield blocks, self._values.outgoing(gradient[first.start : last.stop])
-        elif (joined := transfer.together.get(first.number)) is not None and joined.size == sum(
-            self._blocks[number].size for number in blocks
+        elif (joined := transfer.together.get(first.number)) is not None and joined.nbytes == self._values.nbytes(
+            blocks
         ):
             yield blocks, self._values.outgoing(joined)
         else:

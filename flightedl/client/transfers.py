@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -13,6 +13,7 @@ from flightedl.wire.parts import Part
 from flightedl.wire.rows import Rows
 
 Array = npt.NDArray[np.generic]
+_Value = TypeVar("_Value")
 
 
 @dataclass(slots=True)
@@ -51,6 +52,12 @@ class Shard:
         """The shard with the blocks of these runs."""
         run_of = {number: run for run, blocks in enumerate(runs) for number in blocks}
         return cls(index, tuple(run_of), run_of)
+
+    def own(self, table: Mapping[int, _Value]) -> Mapping[int, _Value]:
+        """What of a table by block is of this pserver's blocks."""
+        if table.keys() <= self.run_of.keys():
+            return table
+        return {number: value for number, value in table.items() if number in self.run_of}
 
 
 def at_one_version(

@@ -50,6 +50,10 @@ class ModelValues:
             item_bytes, start = plan.parameters[block.parameter].seen_item_bytes, starts[block.parameter]
             self._bounds[number] = (start + block.start * item_bytes, start + block.stop * item_bytes)
 
+    def nbytes(self, blocks: range) -> int:
+        """Bytes of the values of neighbouring blocks of one run."""
+        return self._bounds[blocks[-1]][1] - self._bounds[blocks[0]][0]
+
     def store(self, blocks: range, data: memoryview, version: int) -> None:
         """Take over values of neighbouring blocks of one run, which lie next to each other here as in the message.
 
