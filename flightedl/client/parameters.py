@@ -49,9 +49,8 @@ if TYPE_CHECKING:
 Array = npt.NDArray[np.generic]
 _NO_ARRAYS: Mapping[int, npt.NDArray[np.generic]] = MappingProxyType({})
 
-#: Messages written ahead of the replies read: with ``BLOCK_BYTES`` each, 4.5 MiB, below where lock-step streams hang
-#: (8 MiB), also with socket buffers of 64 kB.
-WINDOW = 3
+#: Written ahead of the replies read, at most: lock-step streams hang from 8 MiB on. Two messages at least.
+WINDOW_BYTES = 4 << 20
 _SLICE_S = 2.0
 _STREAM_S = 30.0
 
@@ -118,6 +117,9 @@ class Parameters(Mapping[str, npt.NDArray[np.generic]]):
         self._ranges = {name: plan.block_range(name) for name in self._specs}
         self._values = ModelValues(plan, self._blocks, halves)
         runs = [runs_of(plan, index, wire) for index in range(plan.pserver_count)]
+        largest = max(self._values.sent_bytes(run) for shard_runs in runs for run in shard_runs)
+        #: Messages written ahead of the replies read.
+        self._window = max(2, WINDOW_BYTES // max(largest, 1))
         self._shards = [Shard.of(index, runs[index]) for index in range(plan.pserver_count)]
         #: Of each pserver; steps follow each other on it.
         self._streams = [KeptExchange(STEP_SCHEMA, clock) for _ in self._shards]
@@ -423,7 +425,7 @@ class Parameters(Mapping[str, npt.NDArray[np.generic]]):
                     batch, packed = encode_parts(pieces)
                     exchange.write(batch, packed, size_bytes=sum(piece.size_bytes for piece in pieces))
                     unanswered += 1
-                    if unanswered >= WINDOW:
+                    if unanswered >= self._window:
                         self._take_message(exchange.read(), exchange.columns, shard, transfer, current)
                         unanswered -= 1
             while True:

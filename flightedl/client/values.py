@@ -54,6 +54,11 @@ class ModelValues:
         """Bytes of the values of neighbouring blocks of one run."""
         return self._bounds[blocks[-1]][1] - self._bounds[blocks[0]][0]
 
+    def sent_bytes(self, blocks: range) -> int:
+        """The same as they are sent."""
+        is_half = self._halves is not None and self._is_float32[self._parameters[blocks[0]]]
+        return self.nbytes(blocks) // 2 if is_half else self.nbytes(blocks)
+
     def store(self, blocks: range, data: memoryview, version: int) -> None:
         """Take over values of neighbouring blocks of one run, which lie next to each other here as in the message.
 

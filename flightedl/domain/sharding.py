@@ -13,8 +13,8 @@ its bias) mostly stay together, and are sent in one message.
 A cut moves to the nearest end of the parameter it falls into when one side would be a piece shorter than a 64th of a
 stretch or ``MINIMUM_ELEMENTS``; inside a parameter it lies on a multiple of ``CUT_ELEMENTS``. Cuts are computed from
 the line's start, so their moves do not add up along it: a stretch is at most two moves longer or shorter than it should
-be. Pieces between cuts are then divided into the fewest equal blocks of at most ``BLOCK_BYTES``: a parameter never ends
-in a small rest.
+be. Pieces between cuts are then divided into the fewest equal blocks of at most ``block_limit`` bytes: a parameter
+never ends in a small rest.
 
 Not guaranteed: balance of models so small that a share is a few minimal blocks, and balance of work where optimizers
 differ by parameter.
@@ -34,10 +34,13 @@ from flightedl.domain.parameters import ParameterSpec
 from flightedl.errors import NotFoundError, UsageError
 
 #: The rules of this module; part of every plan's hash. A plan of another version is another plan.
-PLAN_VERSION = 2
-#: The measured best size of a message: its working set about fits into a core's second-level cache. A smaller one costs
-#: more of the processor's time a byte, a bigger one overlaps less with the next.
-BLOCK_BYTES = 3 << 19
+PLAN_VERSION = 3
+#: The measured best size of a message where several trainers push: a smaller one costs more of the processor's time a
+#: byte, because it finds nothing of the program in the cache any more.
+BLOCK_BYTES = 1 << 21
+#: Where a pserver would get fewer than ``_MESSAGES`` of them: both sides are to be at work on different ones.
+SMALL_BLOCK_BYTES = 1 << 20
+_MESSAGES = 4
 ELEMENTS_LIMIT = 1 << 20
 #: Splitting never makes a piece smaller than this.
 MINIMUM_ELEMENTS = 8192
@@ -150,8 +153,14 @@ class ShardPlan:
         return tuple(self.block(number) for number in self.block_range(name))
 
 
+def block_limit(parameters: Sequence[ParameterSpec], pserver_count: int) -> int:
+    """The most bytes of a block, and of a run, of a model on so many pservers."""
+    share = sum(parameter.size_bytes for parameter in parameters) // pserver_count
+    return min(BLOCK_BYTES, max(SMALL_BLOCK_BYTES, share // _MESSAGES))
+
+
 def runs_of(plan: ShardPlan, pserver: int, wire: str = "") -> list[range]:
-    """A pserver's blocks in runs that travel in one message: neighbours of one dtype, at most ``BLOCK_BYTES`` together.
+    """A pserver's blocks in runs that travel in one message: neighbours of one dtype, at most ``block_limit`` bytes.
 
     A run's blocks lie next to each other in the line of the model, so both sides can keep them in one array. Everybody
     cuts runs alike.
@@ -169,11 +178,12 @@ def runs_of(plan: ShardPlan, pserver: int, wire: str = "") -> list[range]:
     items = np.array([2 if wire and p.dtype == "float32" else p.item_size_bytes for p in plan.parameters], np.int64)
     parameters = plan.block_parameters[numbers]
     sizes = ((plan.block_stops - plan.block_starts)[numbers] * items[parameters]).tolist()
+    limit = block_limit(plan.parameters, plan.pserver_count)
     runs: list[range] = []
     start = stop = -1
     total, dtype = 0, ""
     for number, parameter, size in zip(numbers.tolist(), parameters.tolist(), sizes, strict=True):
-        if number == stop and dtypes[parameter] == dtype and total + size <= BLOCK_BYTES:
+        if number == stop and dtypes[parameter] == dtype and total + size <= limit:
             stop, total = number + 1, total + size
             continue
         if stop > start:
@@ -185,14 +195,15 @@ def runs_of(plan: ShardPlan, pserver: int, wire: str = "") -> list[range]:
 
 
 def plan_shards(
-    parameters: Sequence[ParameterSpec], pserver_count: int, *, block_bytes: int = BLOCK_BYTES
+    parameters: Sequence[ParameterSpec], pserver_count: int, *, block_bytes: int | None = None
 ) -> ShardPlan:
     """Cut parameters into blocks and give each to a pserver; see the module for the rules.
 
     Args:
         parameters: In declared order, which the plan depends on.
         pserver_count: P >= 1.
-        block_bytes: No block is bigger, unless a smaller one would have less than ``MINIMUM_ELEMENTS``.
+        block_bytes: No block is bigger, unless a smaller one would have less than ``MINIMUM_ELEMENTS``; None:
+            ``block_limit``.
 
     Raises:
         UsageError: no pserver, no parameters, or two of one name.
@@ -206,7 +217,8 @@ def plan_shards(
         if parameter.name in names:
             raise UsageError(f"there are two parameters named {parameter.name!r}; give each its own name")
         names.add(parameter.name)
-    return _divide(tuple(parameters), pserver_count, block_bytes)
+    limit = block_limit(parameters, pserver_count) if block_bytes is None else block_bytes
+    return _divide(tuple(parameters), pserver_count, limit)
 
 
 def reassigned(plan: ShardPlan, pserver_count: int) -> ShardPlan:
