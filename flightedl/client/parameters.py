@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from itertools import groupby
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Protocol
 
@@ -414,14 +413,14 @@ class Parameters(Mapping[str, npt.NDArray[np.generic]]):
             pull=transfer.pull_after_push,
             wait_s=_SLICE_S,
         )
-        base = self._base_versions(numbers, current)
+        base = self._bases(numbers, current)
         unanswered = 0
         request = encode(header)
         with self._streams[shard.index].use(connection, request, timeout_s=_STREAM_S) as (exchange, is_new):
             if not is_new:
                 exchange.write_metadata(sealed(request))
-            for _, run in groupby(numbers, shard.run_of.__getitem__):
-                for pieces in self._messages(list(run), base, transfer):
+            for run in shard.by_run(numbers):
+                for pieces in self._messages(run, base, transfer):
                     batch, packed = encode_parts(pieces)
                     exchange.write(batch, packed, size_bytes=sum(piece.size_bytes for piece in pieces))
                     unanswered += 1
@@ -438,7 +437,7 @@ class Parameters(Mapping[str, npt.NDArray[np.generic]]):
                 del message
 
     def _messages(
-        self, numbers: list[int], base: Mapping[int, int], transfer: ShardTransfer
+        self, numbers: Sequence[int], base: Mapping[int, int], transfer: ShardTransfer
     ) -> Iterator[Sequence[Piece]]:
         """Some blocks of a run, by message. What lies in one piece of memory is sent as it lies there."""
         pieces: list[Piece] = []
@@ -507,23 +506,27 @@ class Parameters(Mapping[str, npt.NDArray[np.generic]]):
     ) -> None:
         """Neighbouring blocks have the batch; their values have come with the answer, or are to be pulled."""
         forget(transfer.pushes, blocks)
-        versions = self._base_versions(blocks, current)
+        base = self._bases(blocks, current)
+        versions = {block: base[block] for block in blocks}
         if current is not None:
             current.note_answers(versions, shard.index, transfer.generation)
         if transfer.pull_after_push and not has_values:
             is_synchronous = self._is_synchronous
             transfer.pulls.update((block, versions[block] + 1 if is_synchronous else 0) for block in blocks)
 
-    def _base_versions(self, blocks: Iterable[int], current: CurrentBatch | None) -> dict[int, int]:
-        """The versions that the current batch's gradients were computed at, by block."""
+    def _bases(self, blocks: Iterable[int], current: CurrentBatch | None) -> Mapping[int, int]:
+        """At least these blocks -> the version that the current batch's gradient was computed at.
+
+        Of each block until newer values of it are stored.
+        """
         if current is not None and current.base_version is not None:
             return dict.fromkeys(blocks, current.base_version)
-        return {block: self._values.versions[block] for block in blocks}
+        return self._values.versions
 
     def _pull(self, shard: Shard, transfer: ShardTransfer, connection: Connection) -> None:
         blocks = list(transfer.pulls)
         versions = [transfer.pulls[n] for n in blocks]
-        everything = len(blocks) == len(shard.blocks) and len(set(versions)) == 1
+        everything = len(blocks) == len(shard.run_of) and len(set(versions)) == 1
         ticket = PullTicket(
             plan_hash=self._plan.hash,
             member=transfer.member,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import groupby
 from typing import Any, TypeVar
 
 import numpy as np
@@ -42,16 +43,23 @@ class Shard:
     """The client's side of one pserver."""
 
     index: int
-    #: Its blocks' numbers, rising.
-    blocks: tuple[int, ...]
-    #: block -> number of the run that it travels in; see ``runs_of``.
+    #: Blocks that travel in one message, see ``runs_of``.
+    runs: Sequence[range]
+    #: block -> number of its run, by rising block.
     run_of: Mapping[int, int]
 
     @classmethod
     def of(cls, index: int, runs: Sequence[range]) -> Shard:
         """The shard with the blocks of these runs."""
-        run_of = {number: run for run, blocks in enumerate(runs) for number in blocks}
-        return cls(index, tuple(run_of), run_of)
+        return cls(index, runs, {number: run for run, blocks in enumerate(runs) for number in blocks})
+
+    def by_run(self, numbers: Sequence[int]) -> Iterator[Sequence[int]]:
+        """Rising numbers of blocks, those of a run together."""
+        if len(numbers) == len(self.run_of):
+            yield from self.runs
+            return
+        for _, found in groupby(numbers, self.run_of.__getitem__):
+            yield list(found)
 
     def own(self, table: Mapping[int, _Value]) -> Mapping[int, _Value]:
         """What of a table by block is of this pserver's blocks."""
@@ -64,6 +72,14 @@ def at_one_version(
     numbers: Sequence[int], base: Mapping[int, int], pushes: Mapping[int, Array | None]
 ) -> Iterator[tuple[int, int]]:
     """Stretches of neighbouring blocks with the same base version, all with a gradient or all without."""
+    if (
+        numbers[-1] - numbers[0] + 1 == len(numbers)
+        and len(set(map(base.__getitem__, numbers))) == 1
+        and len(set(map(type, map(pushes.__getitem__, numbers)))) == 1
+    ):
+        # As nearly always, and a few times faster to find out.
+        yield 0, len(numbers)
+        return
     start = 0
     last, version, is_empty = numbers[0], base[numbers[0]], pushes[numbers[0]] is None
     for place in range(1, len(numbers)):
