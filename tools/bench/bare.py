@@ -1,7 +1,8 @@
 """The reference: a lock-step DoExchange of 1 MiB batches and a plain optimizer loop, on bare pyarrow.flight.
 
-Both sides run as processes of their own, with flightedl's settings of the allocator and of gRPC, but not that of big
-copies (``config.tuned_environment``), which would make it faster, too. Each server holds one array.
+Both sides run as processes of their own, with flightedl's settings of the allocator and of gRPC's frames, but not that
+of big copies (``config.tuned_environment``) nor those of ``rpc.process_tuning`` (clients without gRPC's event engine,
+pservers under ``SCHED_BATCH``), which would make it faster, too. Each server holds one array.
 ``python -m flightedl_tools.bench.bare server ELEMENTS OPTIMIZER`` prints its port; ``... client ELEMENTS ADDRESS...``
 takes its orders as ``flightedl_tools.bench.orders`` says, and splits its array evenly over the servers.
 """
