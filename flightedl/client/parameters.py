@@ -115,7 +115,7 @@ class Parameters(Mapping[str, npt.NDArray[np.generic]]):
         #: Searching the plan costs as much as sending a small parameter does.
         self._ranges = {name: plan.block_range(name) for name in self._specs}
         self._values = ModelValues(plan, self._blocks, halves)
-        runs = [runs_of(plan, index, wire) for index in range(plan.pserver_count)]
+        runs = [runs_of(plan, index) for index in range(plan.pserver_count)]
         largest = max(self._values.sent_bytes(run) for shard_runs in runs for run in shard_runs)
         #: Messages written ahead of the replies read.
         self._window = max(2, WINDOW_BYTES // max(largest, 1))

@@ -159,23 +159,18 @@ def block_limit(parameters: Sequence[ParameterSpec], pserver_count: int) -> int:
     return min(BLOCK_BYTES, max(SMALL_BLOCK_BYTES, share // _MESSAGES))
 
 
-def runs_of(plan: ShardPlan, pserver: int, wire: str = "") -> list[range]:
+def runs_of(plan: ShardPlan, pserver: int) -> list[range]:
     """A pserver's blocks in runs that travel in one message: neighbours of one dtype, at most ``block_limit`` bytes.
 
     A run's blocks lie next to each other in the line of the model, so both sides can keep them in one array. Everybody
-    cuts runs alike.
-
-    Args:
-        plan: Of the model.
-        pserver: Whose blocks.
-        wire: Not empty where float32 elements travel as 16-bit floats.
+    cuts runs alike, and however elements travel: it is the values at both ends that are to stay in the cache.
 
     Returns:
         Ranges of block numbers, rising; every block of the pserver is in one.
     """
     numbers = plan.blocks_of(pserver).numbers
     dtypes = [parameter.dtype for parameter in plan.parameters]
-    items = np.array([2 if wire and p.dtype == "float32" else p.item_size_bytes for p in plan.parameters], np.int64)
+    items = np.array([parameter.item_size_bytes for parameter in plan.parameters], np.int64)
     parameters = plan.block_parameters[numbers]
     sizes = ((plan.block_stops - plan.block_starts)[numbers] * items[parameters]).tolist()
     limit = block_limit(plan.parameters, plan.pserver_count)

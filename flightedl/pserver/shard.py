@@ -130,7 +130,7 @@ class ShardState:
         updates: dict[tuple[Optimizer, str], Update] = {}
         units: list[Unit] = []
         local = 0
-        for run in runs_of(plan, index, wire):
+        for run in runs_of(plan, index):
             for numbers in self._of_one_rule(plan, run, optimizer):
                 spec = plan.parameters[plan.block(numbers.start).parameter]
                 rule, dtype = optimizer.for_parameter(spec.name), spec.storage_dtype
