@@ -112,7 +112,7 @@ class GradientCheck:
             if self._is_within(joined, self._wanted[next(iter(names))].kind):
                 together[first] = joined
                 passed |= names.keys()
-        for name, array in arrays.items() if len(passed) < len(arrays) else ():
+        for name, array in arrays.items():
             if name not in passed:
                 self._require_sound(name, array, where)
         return together

@@ -280,8 +280,8 @@ class Parameters(Mapping[str, npt.NDArray[np.generic]]):
                 if not current.answered.keys().isdisjoint(self._ranges[name]):
                     raise UsageError(f"the gradient of {name!r} was already pushed for this batch ({current})")
         pushes = self._by_block(arrays)
-        is_all = not complete or len(pushes) == len(self._blocks)
-        arrivals = [] if is_all else [n for n in self._unanswered(current) if n not in pushes]
+        has_rest = complete and len(pushes) < len(self._blocks)
+        arrivals = [n for n in self._unanswered(current) if n not in pushes] if has_rest else []
         self._send(current, pushes, arrivals, together, pull=pull)
 
     def _add_batch(self, sums: GradientSums, current: CurrentBatch, *, pull: bool) -> None:

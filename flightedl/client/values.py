@@ -56,8 +56,11 @@ class ModelValues:
 
     def sent_bytes(self, blocks: range) -> int:
         """The same as they are sent."""
-        is_half = self._halves is not None and self._is_float32[self._parameters[blocks[0]]]
-        return self.nbytes(blocks) // 2 if is_half else self.nbytes(blocks)
+        return self.nbytes(blocks) // 2 if self._halves_of(blocks) else self.nbytes(blocks)
+
+    def _halves_of(self, blocks: range) -> HalfKernels | None:
+        """What converts the blocks of a run on their way; None: they travel as they are."""
+        return self._halves if self._is_float32[self._parameters[blocks[0]]] else None
 
     def store(self, blocks: range, data: memoryview, version: int) -> None:
         """Take over values of neighbouring blocks of one run, which lie next to each other here as in the message.
@@ -67,7 +70,7 @@ class ModelValues:
         """
         start, end = self._bounds[blocks[0]][0], self._bounds[blocks[-1]][1]
         target = self._line[start:end]
-        halves = self._halves if self._is_float32[self._parameters[blocks[0]]] else None
+        halves = self._halves_of(blocks)
         if end - start != (2 * len(data) if halves else len(data)):
             raise MessageError(f"{len(data)} bytes came for {blocks}")
         if halves is not None:

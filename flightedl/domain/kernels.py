@@ -138,17 +138,16 @@ class Update:
             arrays = [next(given) if used else None for used in self.slots_used]
         scalars = self.scalars(self.optimizer, rate, version + 1)
         code = self.code.get(out is not None) or self.compile(out is not None)
-        if after_piece is None:
-            code(values, gradient, out, *arrays, scale, self.clip, self.decay, *scalars)
-            return
-        length = size if self.loop is kernels_rules.lamb else _PIECE
-        for start in range(0, size, length):
+        # LAMB needs norms of the whole.
+        length = size if after_piece is None or self.loop is kernels_rules.lamb else _PIECE
+        for start in range(0, size, max(length, 1)):
             piece = slice(start, start + length)
             part = values[piece]
             parts = [None if array is None else array[piece] for array in arrays]
             copied = None if out is None else out[piece]
             code(part, gradient[piece], copied, *parts, scale, self.clip, self.decay, *scalars)
-            after_piece(part)
+            if after_piece is not None:
+                after_piece(part)
 
     def compile(self, has_out: bool = False) -> Any:
         """Get the machine code with or without ``out`` now; else the first call does, which a server avoids."""

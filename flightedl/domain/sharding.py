@@ -112,6 +112,12 @@ class ShardPlan:
         """Number of blocks on all pservers."""
         return len(self.block_starts)
 
+    @property
+    def block_bytes(self) -> Integers:
+        """Bytes of the values of each block, (n,) int64."""
+        items = np.array([parameter.item_size_bytes for parameter in self.parameters], np.int64)
+        return (self.block_stops - self.block_starts) * items[self.block_parameters]
+
     def block(self, number: int) -> Block:
         """One block. NotFoundError: there is none of that number."""
         if not 0 <= number < self.block_count:
@@ -134,8 +140,7 @@ class ShardPlan:
             self.block_starts[numbers],
             self.block_stops[numbers],
         )
-        item_sizes = np.array([p.item_size_bytes for p in self.parameters], np.int64)
-        sizes = (stops - starts) * item_sizes[parameters]
+        sizes = self.block_bytes[numbers]
         padded = -(-sizes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
         ends = np.cumsum(padded)
         return Shard(numbers, parameters, starts, stops, ends - padded, int(sizes.sum()), int(padded.sum()))
@@ -170,14 +175,13 @@ def runs_of(plan: ShardPlan, pserver: int) -> list[range]:
     """
     numbers = plan.blocks_of(pserver).numbers
     dtypes = [parameter.dtype for parameter in plan.parameters]
-    items = np.array([parameter.item_size_bytes for parameter in plan.parameters], np.int64)
-    parameters = plan.block_parameters[numbers]
-    sizes = ((plan.block_stops - plan.block_starts)[numbers] * items[parameters]).tolist()
+    parameters = plan.block_parameters[numbers].tolist()
+    sizes = plan.block_bytes[numbers].tolist()
     limit = block_limit(plan.parameters, plan.pserver_count)
     runs: list[range] = []
     start = stop = -1
     total, dtype = 0, ""
-    for number, parameter, size in zip(numbers.tolist(), parameters.tolist(), sizes, strict=True):
+    for number, parameter, size in zip(numbers.tolist(), parameters, sizes, strict=True):
         if number == stop and dtypes[parameter] == dtype and total + size <= limit:
             stop, total = number + 1, total + size
             continue
@@ -229,8 +233,7 @@ def reassigned(plan: ShardPlan, pserver_count: int) -> ShardPlan:
     """
     if pserver_count < 1:
         raise UsageError(f"a model needs at least 1 pserver, got {pserver_count}")
-    items = np.array([parameter.item_size_bytes for parameter in plan.parameters], np.int64)
-    sizes = (plan.block_stops - plan.block_starts) * items[plan.block_parameters]
+    sizes = plan.block_bytes
     loads = [(0, index) for index in range(pserver_count)]
     owners = np.empty(plan.block_count, np.int64)
     for number in np.argsort(-sizes, kind="stable").tolist():

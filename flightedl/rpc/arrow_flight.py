@@ -1,4 +1,4 @@
-"""The import of pyarrow.flight, in its right order: gRPC reads its experiments from the environment when it loads."""
+"""The import of pyarrow.flight, in its right order: gRPC reads its experiments from the environment when first used."""
 
 from __future__ import annotations
 

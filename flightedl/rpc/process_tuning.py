@@ -112,7 +112,7 @@ def _let_flight_read(more: str) -> None:
     usual = os.environ[GRPC_EXPERIMENTS]
     os.environ[GRPC_EXPERIMENTS] = f"{usual},{more}"
     try:
-        from pyarrow import flight
+        from flightedl.rpc.arrow_flight import flight
 
         flight.FlightClient(_NOWHERE).close()
     finally:

@@ -126,7 +126,7 @@ def test_equal_pieces_instead_of_a_small_rest() -> None:
     assert [block.size for block in plan.blocks_of_parameter("w")] == [204_608, 204_608]
 
 
-def test_a_big_parameter_gets_messages_of_nearly_the_same_size() -> None:
+def test_a_power_of_two_model_gets_whole_messages() -> None:
     plan = plan_shards([ParameterSpec("w", (16 << 20,))], 2)
     assert plan.block_count == 32
     assert {block.size for block in plan.blocks_of_parameter("w")} == {524_288}

@@ -10,7 +10,7 @@ import pytest
 from flightedl.domain.modes import Async, Mode, Sync
 from flightedl.domain.optimizers import LAMB, SGD, Adam, Optimizer
 from flightedl.domain.parameters import ParameterSpec
-from flightedl.domain.sharding import BLOCK_BYTES, plan_shards, runs_of
+from flightedl.domain.sharding import block_limit, plan_shards, runs_of
 from flightedl.errors import GradientError, MessageError
 from flightedl.pserver.shard import ShardState, Wanted
 from flightedl.wire.messages_orders import ViewMemberMessage, ViewRequest
@@ -216,10 +216,9 @@ def test_every_block_is_in_one_run_and_runs_fit_a_message(pservers: int) -> None
         for run in runs:
             blocks = [plan.block(number) for number in run]
             assert len({plan.parameters[block.parameter].dtype for block in blocks}) == 1
-            assert (
-                len(run) == 1
-                or sum(block.size * plan.parameters[block.parameter].item_size_bytes for block in blocks) <= BLOCK_BYTES
-            )
+            assert len(run) == 1 or sum(
+                block.size * plan.parameters[block.parameter].item_size_bytes for block in blocks
+            ) <= block_limit(plan.parameters, pservers)
 
 
 @pytest.mark.parametrize("wire", ["", "bfloat16"])
