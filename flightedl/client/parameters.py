@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 import numpy.typing as npt
-import pyarrow as pa
 
 from flightedl.client.accumulating import GradientSums
 from flightedl.client.batches import CurrentBatch
@@ -32,9 +31,10 @@ from flightedl.client.waiting import Waiting
 from flightedl.domain.accumulation import lacking_of
 from flightedl.domain.modes import Async, Mode, Sync
 from flightedl.domain.sharding import ShardPlan, runs_of
-from flightedl.errors import FlightedlError, GradientError, MessageError, OutcomeUnknownError, UsageError
+from flightedl.errors import FlightedlError, GradientError, MessageError, UsageError
 from flightedl.ports import Clock
 from flightedl.rpc.client import Connection
+from flightedl.rpc.client_streams import LOCK_STEP_LIMIT_BYTES
 from flightedl.rpc.identity import sealed
 from flightedl.rpc.kept import KeptExchange
 from flightedl.wire.messages import encode
@@ -48,8 +48,6 @@ if TYPE_CHECKING:
 Array = npt.NDArray[np.generic]
 _NO_ARRAYS: Mapping[int, npt.NDArray[np.generic]] = MappingProxyType({})
 
-#: Written ahead of the replies read, at most: lock-step streams hang from 8 MiB on. Two messages at least.
-WINDOW_BYTES = 4 << 20
 _SLICE_S = 2.0
 _STREAM_S = 30.0
 
@@ -117,8 +115,8 @@ class Parameters(Mapping[str, npt.NDArray[np.generic]]):
         self._values = ModelValues(plan, self._blocks, halves)
         runs = [runs_of(plan, index) for index in range(plan.pserver_count)]
         largest = max(self._values.sent_bytes(run) for shard_runs in runs for run in shard_runs)
-        #: Messages written ahead of the replies read.
-        self._window = max(2, WINDOW_BYTES // max(largest, 1))
+        #: Messages written ahead of the answers read: two at least.
+        self._window = max(2, LOCK_STEP_LIMIT_BYTES // max(largest, 1))
         self._shards = [Shard.of(index, runs[index]) for index in range(plan.pserver_count)]
         #: Of each pserver; steps follow each other on it.
         self._streams = [KeptExchange(STEP_SCHEMA, clock) for _ in self._shards]
@@ -414,27 +412,23 @@ class Parameters(Mapping[str, npt.NDArray[np.generic]]):
             wait_s=_SLICE_S,
         )
         base = self._bases(numbers, current)
-        unanswered = 0
+        messages = (
+            (*encode_parts(pieces), sum(piece.size_bytes for piece in pieces))
+            for run in shard.by_run(numbers)
+            for pieces in self._messages(run, base, transfer)
+        )
         request = encode(header)
         with self._streams[shard.index].use(connection, request, timeout_s=_STREAM_S) as (exchange, is_new):
             if not is_new:
                 exchange.write_metadata(sealed(request))
-            for run in shard.by_run(numbers):
-                for pieces in self._messages(run, base, transfer):
-                    batch, packed = encode_parts(pieces)
-                    exchange.write(batch, packed, size_bytes=sum(piece.size_bytes for piece in pieces))
-                    unanswered += 1
-                    if unanswered >= self._window:
-                        self._take_message(exchange.read(), exchange.columns, shard, transfer, current)
-                        unanswered -= 1
-            while True:
-                message = exchange.read()
-                if message is None:
-                    raise OutcomeUnknownError(f"pserver {shard.index} ended the stream before the step")
-                if message[0] is None and message[1] == STEP_END:
-                    return
-                self._take_message(message, exchange.columns, shard, transfer, current)
-                del message
+            for batch, packed in exchange.lock_step(messages, ahead=self._window):
+                if batch is None:
+                    if packed == STEP_END:
+                        return
+                    raise MessageError(f"pserver {shard.index} says in a step what is no answer")
+                self._take(decode_parts(batch, packed, exchange.columns), shard, transfer, current)
+                # The next answer is to come into this one's memory, while that is in the processor's cache.
+                del batch
 
     def _messages(
         self, numbers: Sequence[int], base: Mapping[int, int], transfer: ShardTransfer
@@ -467,17 +461,6 @@ class Parameters(Mapping[str, npt.NDArray[np.generic]]):
                 block, gradient = self._blocks[number], transfer.pushes[number]
                 assert gradient is not None, "blocks without and with a gradient are apart"
                 yield range(number, number + 1), self._values.outgoing(gradient[block.start : block.stop])
-
-    def _take_message(
-        self,
-        message: tuple[pa.RecordBatch | None, bytes | None] | None,
-        columns: Sequence[pa.Array],
-        shard: Shard,
-        transfer: ShardTransfer,
-        current: CurrentBatch | None,
-    ) -> None:
-        if message is not None and message[0] is not None:
-            self._take(decode_parts(message[0], message[1], columns), shard, transfer, current)
 
     def _take(self, parts: Iterable[Part], shard: Shard, transfer: ShardTransfer, current: CurrentBatch | None) -> None:
         run_of = shard.run_of

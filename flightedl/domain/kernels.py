@@ -93,8 +93,8 @@ class Update:
     scalars: Callable[[Any, float, int], tuple[float, ...]]
     clip: float
     decay: float
-    #: Machine code by whether it takes ``out``; filled by ``compile``.
-    code: dict[bool, Any] = field(default_factory=dict, compare=False, repr=False)
+    #: The loop as machine code.
+    code: Any = field(compare=False, repr=False)
 
     def __call__(
         self,
@@ -103,7 +103,6 @@ class Update:
         slots: Sequence[Floats],
         version: int,
         scale: float = 1.0,
-        out: Floats | None = None,
         rate_factor: float = 1.0,
         after_piece: Callable[[Any], object] | None = None,
     ) -> None:
@@ -115,20 +114,17 @@ class Update:
             slots: One (n,) array for each of ``optimizer.slots``.
             version: Updates applied to the block before this one.
             scale: The gradient is multiplied by it: 1 / total weight, for a mean.
-            out: (n,) of the dtype: receives a copy of the new values in the same pass.
             rate_factor: The learning rate is multiplied by it, for stale gradients.
             after_piece: Called with the new values, a piece after the other, while they are in the processor's cache.
         """
         size = values.size
-        if gradient.size != size or (out is not None and out.size != size) or len(slots) != self.slot_count:
-            raise ValueError("values, gradient and out must have the same length, and every slot must be there")
+        if gradient.size != size or len(slots) != self.slot_count:
+            raise ValueError("values and gradient must have the same length, and every slot must be there")
         for slot in slots:
             if slot.size != size:
                 raise ValueError("values and slots must have the same length")
         rate = self.optimizer.rate_at(version) * rate_factor
         if rate == 0 and isinstance(self.optimizer, Ftrl):
-            if out is not None:
-                out[:] = values
             if after_piece is not None:
                 after_piece(values)
             return
@@ -137,30 +133,21 @@ class Update:
             given = iter(slots)
             arrays = [next(given) if used else None for used in self.slots_used]
         scalars = self.scalars(self.optimizer, rate, version + 1)
-        code = self.code.get(out is not None) or self.compile(out is not None)
         # LAMB needs norms of the whole.
         length = size if after_piece is None or self.loop is kernels_rules.lamb else _PIECE
         for start in range(0, size, max(length, 1)):
             piece = slice(start, start + length)
             part = values[piece]
             parts = [None if array is None else array[piece] for array in arrays]
-            copied = None if out is None else out[piece]
-            code(part, gradient[piece], copied, *parts, scale, self.clip, self.decay, *scalars)
+            self.code(part, gradient[piece], *parts, scale, self.clip, self.decay, *scalars)
             if after_piece is not None:
                 after_piece(part)
-
-    def compile(self, has_out: bool = False) -> Any:
-        """Get the machine code with or without ``out`` now; else the first call does, which a server avoids."""
-        own, received, number = _own(self.dtype), _received(self.dtype), _number(self.dtype)
-        arrays = [own if used else types.none for used in self.slots_used]
-        numbers = [number] * (3 + len(self.scalars(self.optimizer, 1.0, 1)))
-        signature = types.void(own, received, own if has_out else types.none, *arrays, *numbers)
-        self.code[has_out] = _compiled(self.loop, signature)
-        return self.code[has_out]
 
 
 def kernel_for(optimizer: Optimizer, dtype: str) -> Update:
     """The compiled update of one parameter's blocks, so that a caller needs no knowledge of rules.
+
+    The first one of a kind takes a second to compile where numba has no machine code of it.
 
     Args:
         optimizer: Settings of this parameter (``Optimizer.for_parameter``).
@@ -174,6 +161,9 @@ def kernel_for(optimizer: Optimizer, dtype: str) -> Update:
         raise UsageError(f"there is no kernel for {type(optimizer).__name__} on {dtype}")
     loop, slots_used, scalars = bind(optimizer)
     decoupled = isinstance(optimizer, AdamW)
+    number = _number(dtype)
+    slots = [_own(dtype) if used else types.none for used in slots_used]
+    numbers = [number] * (3 + len(scalars(optimizer, 1.0, 1)))
     return Update(
         optimizer,
         dtype,
@@ -183,6 +173,7 @@ def kernel_for(optimizer: Optimizer, dtype: str) -> Update:
         scalars,
         math.inf if optimizer.clip_value is None else optimizer.clip_value,
         0.0 if decoupled else optimizer.weight_decay,
+        _compiled(loop, types.void(_own(dtype), _received(dtype), *slots, *numbers)),
     )
 
 

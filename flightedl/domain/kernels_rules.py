@@ -6,9 +6,8 @@ These functions work compiled only. What keeps them fast and right:
   convert each float32 element forth and back. ``w.dtype.type(0)`` is a typed one.
 * No fastmath: the loops vectorize without it, are bound by memory, and give the same bits on every machine. Only
   ``lamb`` is compiled with reassociation, because its sums do not vectorize otherwise.
-* An argument that may be None (``out``, optional slots) is None at compile time; numba removes its branch.
+* An argument that may be None (an optional slot) is None at compile time; numba removes its branch.
 * ``clip`` infinite and ``weight_decay`` zero mean neither; both are free beside the memory traffic.
-* ``out``, where given, receives a copy of the new values in the same pass.
 """
 
 from __future__ import annotations
@@ -25,22 +24,19 @@ Floats = npt.NDArray[Any]
 Optional = npt.NDArray[Any] | None
 
 
-def sgd(w: Floats, gradient: Floats, out: Optional, scale: float, clip: float, decay: float, rate: float) -> None:
+def sgd(w: Floats, gradient: Floats, scale: float, clip: float, decay: float, rate: float) -> None:
     """Scalars: rate."""
     state = flush_subnormals()
     for i in range(w.size):
         old = w[i]
         new = old - rate * (min(max(gradient[i] * scale, -clip), clip) + decay * old)
         w[i] = new
-        if out is not None:
-            out[i] = new
     restore_subnormals(state)
 
 
 def momentum(
     w: Floats,
     gradient: Floats,
-    out: Optional,
     velocity: Floats,
     scale: float,
     clip: float,
@@ -56,15 +52,12 @@ def momentum(
         velocity[i] = speed
         new = old - rate * speed
         w[i] = new
-        if out is not None:
-            out[i] = new
     restore_subnormals(state)
 
 
 def nesterov(
     w: Floats,
     gradient: Floats,
-    out: Optional,
     velocity: Floats,
     scale: float,
     clip: float,
@@ -81,15 +74,12 @@ def nesterov(
         velocity[i] = speed
         new = old - rate * (g + keep * speed)
         w[i] = new
-        if out is not None:
-            out[i] = new
     restore_subnormals(state)
 
 
 def adagrad(
     w: Floats,
     gradient: Floats,
-    out: Optional,
     square_sum: Floats,
     scale: float,
     clip: float,
@@ -106,15 +96,12 @@ def adagrad(
         square_sum[i] = total
         new = old - rate * g / (math.sqrt(total) + eps)
         w[i] = new
-        if out is not None:
-            out[i] = new
     restore_subnormals(state)
 
 
 def adadelta(
     w: Floats,
     gradient: Floats,
-    out: Optional,
     square_average: Floats,
     step_average: Floats,
     scale: float,
@@ -137,15 +124,12 @@ def adadelta(
         step_average[i] = rho * mean + rest * step * step
         new = old - rate * step
         w[i] = new
-        if out is not None:
-            out[i] = new
     restore_subnormals(state)
 
 
 def rmsprop(
     w: Floats,
     gradient: Floats,
-    out: Optional,
     square_average: Floats,
     average: Optional,
     velocity: Optional,
@@ -177,15 +161,12 @@ def rmsprop(
             velocity[i] = step
         new = old - rate * step
         w[i] = new
-        if out is not None:
-            out[i] = new
     restore_subnormals(state)
 
 
 def adam(
     w: Floats,
     gradient: Floats,
-    out: Optional,
     average: Floats,
     square_average: Floats,
     largest: Optional,
@@ -215,15 +196,12 @@ def adam(
             largest[i] = square
         new = old * shrink - rate * mean / (math.sqrt(square) * correction + eps)
         w[i] = new
-        if out is not None:
-            out[i] = new
     restore_subnormals(state)
 
 
 def ftrl(
     w: Floats,
     gradient: Floats,
-    out: Optional,
     square_sum: Floats,
     linear: Floats,
     scale: float,
@@ -250,15 +228,12 @@ def ftrl(
         # Where the divisor is zero, so is the step: 0 / 0 must stay 0.
         new = zero if step == zero else -step / ((root + beta) * inverse_rate + double_l2)
         w[i] = new
-        if out is not None:
-            out[i] = new
     restore_subnormals(state)
 
 
 def lamb(
     w: Floats,
     gradient: Floats,
-    out: Optional,
     average: Floats,
     square_average: Floats,
     scale: float,
@@ -296,6 +271,4 @@ def lamb(
         direction = first * average[i] / (math.sqrt(square_average[i]) * correction + eps) + decay * old
         new = old - factor * direction
         w[i] = new
-        if out is not None:
-            out[i] = new
     restore_subnormals(state)

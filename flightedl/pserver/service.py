@@ -132,7 +132,7 @@ class PserverService:
         optimizer = Optimizer.from_json(declared.declaration.optimizer)
         for p in declared.declaration.parameters:
             spec = ParameterSpec(p.name, tuple(p.shape), p.dtype)
-            kernel_for(optimizer.for_parameter(spec.name), spec.storage_dtype).compile()
+            kernel_for(optimizer.for_parameter(spec.name), spec.storage_dtype)
             block_kernels(spec.storage_dtype)
 
     @property

@@ -137,7 +137,6 @@ class ShardState:
                 update = next((known for (r, d), known in updates.items() if (r, d) == (rule, dtype)), None)
                 if update is None:
                     update = kernel_for(rule, dtype)
-                    update.compile()
                     updates[rule, dtype] = update
                 sizes = [plan.block(number).size for number in numbers]
                 total = sum(sizes)

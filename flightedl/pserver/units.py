@@ -256,10 +256,10 @@ class Unit:
         values = self.writable()
         if is_sent_next and not self.wire:
             checksum = RunningChecksum()
-            self.update(values, gradient, self.slots, self.updates, scale, None, rate_factor, checksum.update)
+            self.update(values, gradient, self.slots, self.updates, scale, rate_factor, checksum.update)
             self._checksums.whole = checksum.intdigest()
         else:
-            self.update(values, gradient, self.slots, self.updates, scale, None, rate_factor)
+            self.update(values, gradient, self.slots, self.updates, scale, rate_factor)
         self.updates += 1
 
 

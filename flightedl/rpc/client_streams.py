@@ -6,7 +6,6 @@ the reply with the server that was meant. Batches that are read are checked like
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
@@ -15,7 +14,7 @@ from typing import Self, TypeVar
 
 import pyarrow as pa
 
-from flightedl.errors import FencedError, FlightedlError, MessageError, OutcomeUnknownError, UsageError
+from flightedl.errors import FencedError, FlightedlError, OutcomeUnknownError, UsageError
 from flightedl.rpc.arrow_flight import flight
 from flightedl.rpc.identity import ServerIdentity
 from flightedl.rpc.received import BatchLimits, Tally, check_batch, check_schema, not_null_columns
@@ -264,35 +263,38 @@ class ClientExchange:
             self.columns = check_batch(batch, _UNLIMITED, self._not_null)
         return batch, None if metadata is None else metadata.to_pybytes()
 
-    def lock_step(
-        self, messages: Iterable[tuple[pa.RecordBatch, bytes | None]], *, window_bytes: int = 7 << 19
-    ) -> Iterator[Message]:
-        """Write messages to a server that answers each with one of about its size; gives the answers in order.
-
-        Keeps at most ``window_bytes`` unanswered (or one message, if it is bigger): that keeps data in the processor's
-        cache, and both sides from waiting for each other. Says ``done_writing`` after the last message.
-        """
-        if not 0 < window_bytes <= LOCK_STEP_LIMIT_BYTES:
-            raise UsageError(f"window_bytes is {window_bytes}, it must be from 1 to {LOCK_STEP_LIMIT_BYTES}")
-        unanswered: deque[int] = deque()
-        unanswered_bytes = 0
-        for batch, metadata in messages:
-            size_bytes = batch.get_total_buffer_size()
-            while unanswered and unanswered_bytes + size_bytes > window_bytes:
-                yield self._answer()
-                unanswered_bytes -= unanswered.popleft()
-            self.write(batch, metadata)
-            unanswered.append(size_bytes)
-            unanswered_bytes += size_bytes
-        self.done_writing()
-        for _ in unanswered:
-            yield self._answer()
-
-    def _answer(self) -> Message:
+    def answer(self) -> Message:
+        """The next answer, which has to come; raises what ``read`` does, and OutcomeUnknownError when none does."""
         answer = self.read()
         if answer is None:
-            raise MessageError(f"{self._call}: the server ended the stream before it answered everything")
+            raise OutcomeUnknownError(f"{self._call}: the server ended the stream before it had answered everything")
         return answer
+
+    def lock_step(
+        self, messages: Iterable[tuple[pa.RecordBatch, bytes | None, int]], *, ahead: int
+    ) -> Iterator[Message]:
+        """Write messages to a server that answers each with one of about its size; gives its answers in order.
+
+        Keeps data in the processor's cache, and both sides from waiting for each other. What the server says beyond
+        these answers comes after them: who knows which is the last one leaves the loop there. An answer that is
+        dropped before the next one is asked for leaves it its memory.
+
+        Args:
+            messages: Batch, metadata and bytes of values, see ``write``; made when they are about to be sent.
+            ahead: Messages that may be unanswered; together ``LOCK_STEP_LIMIT_BYTES`` at most.
+
+        Raises:
+            OutcomeUnknownError: the server ended the stream before the caller left the loop.
+        """
+        unanswered = 0
+        for batch, metadata, size_bytes in messages:
+            self.write(batch, metadata, size_bytes=size_bytes)
+            unanswered += 1
+            if unanswered >= ahead:
+                yield self.answer()
+                unanswered -= 1
+        while True:
+            yield self.answer()
 
 
 def check_fits(batch: pa.RecordBatch, schema: pa.Schema) -> None:

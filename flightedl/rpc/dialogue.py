@@ -7,10 +7,9 @@ from __future__ import annotations
 
 import msgspec
 
-from flightedl.errors import MessageError, OutcomeUnknownError
+from flightedl.errors import MessageError
 from flightedl.ports import Clock
 from flightedl.rpc.client import Connection
-from flightedl.rpc.client_streams import ClientExchange
 from flightedl.rpc.identity import sealed, unsealed
 from flightedl.rpc.kept import KeptExchange
 from flightedl.rpc.routes import NO_COLUMNS
@@ -46,18 +45,11 @@ class Dialogue:
         """
         with self._kept.use(connection, self._descriptor, timeout_s=timeout_s) as (exchange, _):
             exchange.write_metadata(sealed(request))
-            return _reply(exchange)
+            _, message = exchange.answer()
+            if message is None:
+                raise MessageError("a message of a dialogue has no metadata")
+            return unsealed(message)
 
     def rest(self) -> None:
         """Let go of the stream; asking again opens another. What goes wrong does not matter any more."""
         self._kept.rest()
-
-
-def _reply(exchange: ClientExchange) -> bytes:
-    answer = exchange.read()
-    if answer is None:
-        raise OutcomeUnknownError("the server ended the dialogue before it answered")
-    _, message = answer
-    if message is None:
-        raise MessageError("a message of a dialogue has no metadata")
-    return unsealed(message)

@@ -63,15 +63,13 @@ def test_a_kernel_gives_the_bits_of_the_reference(optimizer: Optimizer, dtype: s
     random = np.random.default_rng(5)
     kernel = kernel_for(optimizer, dtype)
     expected = random.normal(size=SIZE).astype(dtype)
-    values, out = expected.copy(), np.empty(SIZE, dtype)
+    values = expected.copy()
     expected_slots, slots = initial_slots(optimizer, SIZE, dtype), initial_slots(optimizer, SIZE, dtype)
     for version in range(6):
         gradient = random.normal(size=SIZE).astype(dtype) * (version != 3)
         update(optimizer, expected, gradient, expected_slots, version, 0.3, 0.5)
         given = received(gradient) if version % 2 else gradient
-        kernel(values, given, slots, version, 0.3, out if dtype == "float32" else None, 0.5)
-        if dtype == "float32":
-            np.testing.assert_array_equal(out, values)
+        kernel(values, given, slots, version, 0.3, 0.5)
     # LAMB adds its norms up in another order.
     tolerance = 0 if not isinstance(optimizer, LAMB) else 1e-6
     assert np.isfinite(values).all()
@@ -200,8 +198,6 @@ def test_what_does_not_fit_is_refused_before_anything_changes() -> None:
     for arguments in ((short, slots), (values, ()), (values, (short,)), (values, (*slots, *slots))):
         with pytest.raises(ValueError, match="must"):
             kernel(values, *arguments, 0)
-    with pytest.raises(ValueError, match="must"):
-        kernel(values, values, slots, 0, 1.0, short)
     with pytest.raises(TypeError):
         kernel(values, np.ones(8), slots, 0)
     locked = np.ones(8, np.float32)

@@ -120,7 +120,7 @@ def test_both_sides_of_one_authority_talk(secured: FlightServer, credentials: Ca
     with Connection(secured.address, expected=IDENTITY, credentials=credentials("trainer")) as connection:
         assert connection.action("echo", b"x", timeout_s=TIMEOUT_S) == b"x"
         with connection.exchange(b'{"verb": "mirror"}', SCHEMA, timeout_s=TIMEOUT_S) as exchange:
-            assert list(exchange.lock_step([(BATCH, None)])) == [(BATCH, None)]
+            assert next(exchange.lock_step([(BATCH, None, BATCH.nbytes)], ahead=1)) == (BATCH, None)
 
 
 @pytest.mark.parametrize("method", list(METHODS))

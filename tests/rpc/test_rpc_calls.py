@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import threading
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import pyarrow as pa
@@ -21,8 +22,9 @@ from rpc_support import (
     options,
 )
 
-from flightedl.errors import UsageError
+from flightedl.errors import OutcomeUnknownError, UsageError
 from flightedl.rpc import Connection, FlightServer, PutRoute, Routes
+from flightedl.rpc.received import BatchLimits, Tally
 
 
 def test_action_carries_bytes_both_ways(connection: Connection) -> None:
@@ -85,17 +87,28 @@ def test_exchange_answers_each_message(connection: Connection) -> None:
 
 def test_lock_step_answers_in_order(connection: Connection) -> None:
     batches = [make_batch(rows, 1 << 10) for rows in range(1, 40)]
+    sent: list[int] = []
+
+    def messages() -> Iterator[tuple[pa.RecordBatch, bytes | None, int]]:
+        for number, batch in enumerate(batches):
+            sent.append(number)
+            yield batch, str(number).encode(), batch.nbytes
+
     with connection.exchange(b'{"verb": "mirror"}', SCHEMA, timeout_s=TIMEOUT_S) as exchange:
-        answers = exchange.lock_step([(batch, None) for batch in batches], window_bytes=64 << 10)
-        assert [batch for batch, _ in answers] == batches
+        answers = exchange.lock_step(messages(), ahead=3)
+        for number, batch in enumerate(batches):
+            assert next(answers) == (batch, str(number).encode())
+            assert len(sent) == min(number + 3, len(batches)), "no more than three were ahead, and no fewer"
 
 
-def test_lock_step_refuses_windows_that_stop_streams_for_ever(connection: Connection) -> None:
-    with (
-        pytest.raises(UsageError, match="window_bytes"),
-        connection.exchange(b'{"verb": "mirror"}', SCHEMA, timeout_s=TIMEOUT_S) as exchange,
-    ):
-        next(exchange.lock_step([(BATCH, None)], window_bytes=8 << 20))
+def test_lock_step_does_not_take_an_early_end_for_the_last_answer(connection: Connection) -> None:
+    with connection.exchange(b'{"verb": "mirror"}', SCHEMA, timeout_s=TIMEOUT_S) as exchange:
+        answers = exchange.lock_step([(BATCH, None, Tally(SCHEMA, BatchLimits()).add(BATCH))], ahead=1)
+        assert next(answers) == (BATCH, None)
+        exchange.write(BATCH)
+        exchange.done_writing()
+        with pytest.raises(OutcomeUnknownError, match="before it had answered everything"):
+            list(answers)
 
 
 def test_info_names_endpoints(connection: Connection) -> None:

@@ -53,7 +53,6 @@ class BareServer(flight.FlightServerBase):  # type: ignore[misc]
         self._values = np.zeros(element_count, np.float32)
         self._slots = [np.full(element_count, slot.initial, np.float32) for slot in rule.slots]
         self._update = kernel_for(rule, "float32")
-        self._update.compile()
         self._version = 0
         super().__init__(location)
 

@@ -43,7 +43,6 @@ def ours(rule: Optimizer, gradient: np.ndarray[Any, np.dtype[np.float32]]) -> Ca
     values = np.zeros(gradient.size, np.float32)
     slots = [np.full(gradient.size, slot.initial, np.float32) for slot in rule.slots]
     update = kernel_for(rule, "float32")
-    update.compile()
     count = BLOCK_BYTES // 4
     version = 0
 
