@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
 
 from flightedl.client.accumulating import GradientSums
 from flightedl.client.batches import CurrentBatch
@@ -35,11 +36,10 @@ from flightedl.errors import FlightedlError, GradientError, MessageError, UsageE
 from flightedl.ports import Clock
 from flightedl.rpc.client import Connection
 from flightedl.rpc.client_streams import LOCK_STEP_LIMIT_BYTES
-from flightedl.rpc.identity import sealed
 from flightedl.rpc.kept import KeptExchange
 from flightedl.wire.messages import encode
 from flightedl.wire.messages_parameters import PullTicket, PushHeader
-from flightedl.wire.parts import PARTS_LIMIT, STEP_END, STEP_SCHEMA, Part, decode_parts, encode_parts
+from flightedl.wire.parts import PARTS_LIMIT, STEP_END, STEP_SCHEMA, Part, attached_to, decode_parts, encode_parts
 from flightedl.wire.rows import Outcome, Piece, decode_batch
 
 if TYPE_CHECKING:
@@ -119,7 +119,7 @@ class Parameters(Mapping[str, npt.NDArray[np.generic]]):
         self._window = max(2, LOCK_STEP_LIMIT_BYTES // max(largest, 1))
         self._shards = [Shard.of(index, runs[index]) for index in range(plan.pserver_count)]
         #: Of each pserver; steps follow each other on it.
-        self._streams = [KeptExchange(STEP_SCHEMA, clock) for _ in self._shards]
+        self._streams = [KeptExchange("step", STEP_SCHEMA, clock) for _ in self._shards]
         self._pool = ThreadPoolExecutor(plan.pserver_count, "flightedl-parameters")
         self._check = GradientCheck(plan, runs, self._values.dtypes, wire, clip_norm, self._pool)
 
@@ -412,23 +412,19 @@ class Parameters(Mapping[str, npt.NDArray[np.generic]]):
             wait_s=_SLICE_S,
         )
         base = self._bases(numbers, current)
-        messages = (
-            (*encode_parts(pieces), sum(piece.size_bytes for piece in pieces))
-            for run in shard.by_run(numbers)
-            for pieces in self._messages(run, base, transfer)
-        )
-        request = encode(header)
-        with self._streams[shard.index].use(connection, request, timeout_s=_STREAM_S) as (exchange, is_new):
-            if not is_new:
-                exchange.write_metadata(sealed(request))
-            for batch, packed in exchange.lock_step(messages, ahead=self._window):
-                if batch is None:
-                    if packed == STEP_END:
-                        return
-                    raise MessageError(f"pserver {shard.index} says in a step what is no answer")
-                self._take(decode_parts(batch, packed, exchange.columns), shard, transfer, current)
-                # The next answer is to come into this one's memory, while that is in the processor's cache.
-                del batch
+        pieces = (found for run in shard.by_run(numbers) for found in self._messages(run, base, transfer))
+        with self._streams[shard.index].use(connection, timeout_s=_STREAM_S) as exchange:
+            for batch, packed in exchange.lock_step(_encoded(pieces, encode(header)), ahead=self._window):
+                if packed is None:
+                    raise MessageError(f"pserver {shard.index} sent a message without a header")
+                said = packed
+                if batch is not None:
+                    self._take(decode_parts(batch, packed, exchange.columns), shard, transfer, current)
+                    said = attached_to(packed)
+                    # The next answer is to come into this one's memory, while that is in the processor's cache.
+                    del batch
+                if said == STEP_END:
+                    return
 
     def _messages(
         self, numbers: Sequence[int], base: Mapping[int, int], transfer: ShardTransfer
@@ -522,6 +518,13 @@ class Parameters(Mapping[str, npt.NDArray[np.generic]]):
                 if batch is not None:
                     rows = decode_batch(batch)
                     self._take(parts_of(rows, shard.run_of), shard, transfer, None)
+
+
+def _encoded(messages: Iterable[Sequence[Piece]], request: bytes) -> Iterator[tuple[pa.RecordBatch, bytes, int]]:
+    """The messages of a step, the first of which brings its request."""
+    for pieces in messages:
+        yield *encode_parts(pieces, request), sum(piece.size_bytes for piece in pieces)
+        request = b""
 
 
 _TOO_LATE = frozenset({Outcome.STALE, Outcome.NOT_MEMBER})

@@ -1,8 +1,9 @@
 """The pserver's verbs: decode, call the service, encode.
 
-``step`` (DoExchange) is push and pull in one stream: each message of rows is answered by one message that says what
-became of them, together with the values that can leave already; after the last row the values of blocks whose round
-closes within ``wait_s`` follow, then a message that says that the step is over. Another step may come on the stream.
+``step`` (DoExchange) is push and pull in one stream: its first message brings the request, each message of rows is
+answered by one message that says what became of them, together with the values that can leave already; after the last
+row the values of blocks whose round closes within ``wait_s`` follow. The last message says that the step is over, and
+another step may come on the stream.
 ``push`` (DoPut) and ``pull`` (DoGet) are the same apart, for any Flight client.
 """
 
@@ -21,7 +22,7 @@ from flightedl.rpc.streams import Exchange, Incoming
 from flightedl.wire.messages import decode, encode
 from flightedl.wire.messages_orders import AppliedRequest, ReloadRequest, SealRequest, SnapshotRequest, ViewRequest
 from flightedl.wire.messages_parameters import InitHeader, InitReply, PullTicket, PushHeader, PushReply
-from flightedl.wire.parts import STEP_END, STEP_SCHEMA, Part, decode_parts, encode_parts
+from flightedl.wire.parts import STEP_END, STEP_SCHEMA, Part, attached_to, decode_parts, encode_parts
 from flightedl.wire.rows import (
     PUSH_SCHEMA,
     TARGET_BYTES,
@@ -116,35 +117,57 @@ class PserverFlight:
             )
         )
 
-    def _step(self, descriptor: bytes, exchange: Exchange, call: Call) -> None:
+    def _step(self, _: bytes, exchange: Exchange, call: Call) -> None:
         exchange.begin(STEP_SCHEMA)
-        request: bytes | None = descriptor
-        while request is not None:
-            call.check_begin()
-            self._take_step(decode(request, PushHeader), exchange, call)
-            exchange.write_metadata(STEP_END)
-            request = exchange.read_request()
+        while self._has_taken_step(exchange, call):
+            pass
 
-    def _take_step(self, header: PushHeader, exchange: Exchange, call: Call) -> None:
+    def _has_taken_step(self, exchange: Exchange, call: Call) -> bool:
+        """One step; False: the client wants no more of them."""
+        message = exchange.read_at_rest()
+        if message is None:
+            return False
+        call.check_begin()
+        batch, packed = message
+        del message
+        if batch is None or packed is None:
+            raise MessageError("a step begins with a message that has values and a header")
+        parts = decode_parts(batch, packed, exchange.columns)
+        del batch
+        header = decode(attached_to(packed), PushHeader)
         shard = self._service.shard(header.plan_hash)
         waiting: deque[Wanted] = deque()
         left = header.rows
-        while left:
-            message = exchange.read()
+        while True:
             self._service.require_lease()
-            if message is None or message[0] is None:
-                raise MessageError(f"{header.rows} rows were announced, {left} of them did not come")
-            batch, packed = message
-            parts = decode_parts(batch, packed, exchange.columns)
             left -= sum(len(part.blocks) for part in parts)
             if left < 0:
                 raise MessageError(f"{header.rows} rows were announced, {-left} more came")
-            exchange.write(*encode_parts(self._take_parts(shard, header, parts, waiting)))
+            pieces = self._take_parts(shard, header, parts, waiting)
+            is_over = not left and not waiting
+            exchange.write(*encode_parts(pieces, STEP_END if is_over else b""))
             # The next message is to come into this one's memory, while that is in the processor's cache.
-            del parts, batch, message
-        deadline = min(self._clock.now() + header.wait_s, call.deadline)
-        for pieces in self._values(shard, header.member, waiting, deadline, call):
-            exchange.write(*encode_parts(pieces))
+            del parts
+            if not left:
+                break
+            parts = self._next_parts(header, left, exchange)
+        if not is_over:
+            deadline = min(self._clock.now() + header.wait_s, call.deadline)
+            for pieces in self._values(shard, header.member, waiting, deadline, call):
+                exchange.write(*encode_parts(pieces))
+            exchange.write_metadata(STEP_END)
+        return True
+
+    @staticmethod
+    def _next_parts(header: PushHeader, left: int, exchange: Exchange) -> list[Part]:
+        """Those of the next message of a step."""
+        batch, packed = exchange.read() or (None, None)
+        if batch is None or packed is None:
+            raise MessageError(f"{header.rows} rows were announced, {left} of them did not come")
+        parts = decode_parts(batch, packed, exchange.columns)
+        if attached_to(packed):
+            raise MessageError(f"a step begins before the one before it ended: {left} of its rows did not come")
+        return parts
 
     @staticmethod
     def _take_parts(

@@ -5,8 +5,6 @@ The server's side, and what travels, is described at ``dialogues`` of :class:`~f
 
 from __future__ import annotations
 
-import msgspec
-
 from flightedl.errors import MessageError
 from flightedl.ports import Clock
 from flightedl.rpc.client import Connection
@@ -24,8 +22,7 @@ class Dialogue:
     """
 
     def __init__(self, verb: str, clock: Clock) -> None:
-        self._descriptor = msgspec.json.encode({"verb": verb})
-        self._kept = KeptExchange(NO_COLUMNS, clock)
+        self._kept = KeptExchange(verb, NO_COLUMNS, clock)
 
     @property
     def is_open(self) -> bool:
@@ -43,7 +40,7 @@ class Dialogue:
         Raises:
             FlightedlError: what the server answered, or what happened on the way.
         """
-        with self._kept.use(connection, self._descriptor, timeout_s=timeout_s) as (exchange, _):
+        with self._kept.use(connection, timeout_s=timeout_s) as exchange:
             exchange.write_metadata(sealed(request))
             _, message = exchange.answer()
             if message is None:

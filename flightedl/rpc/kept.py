@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+import msgspec
 import pyarrow as pa
 
 from flightedl.ports import Clock
@@ -40,11 +41,13 @@ class KeptExchange:
     """At most one open stream. A thread that comes while another one uses it gets a stream of its own.
 
     Args:
+        verb: What the stream is opened with; requests are messages on it.
         schema: Of what is written.
         clock: For the stream's time.
     """
 
-    def __init__(self, schema: pa.Schema, clock: Clock) -> None:
+    def __init__(self, verb: str, schema: pa.Schema, clock: Clock) -> None:
+        self._descriptor = msgspec.json.encode({"verb": verb})
         self._schema = schema
         self._clock = clock
         self._held: _Held | None = None
@@ -55,24 +58,16 @@ class KeptExchange:
         return self._held is not None
 
     @contextmanager
-    def use(
-        self, connection: Connection, descriptor: bytes, *, timeout_s: float
-    ) -> Iterator[tuple[ClientExchange, bool]]:
+    def use(self, connection: Connection, *, timeout_s: float) -> Iterator[ClientExchange]:
         """An open stream for one request, which is answered wholly when the block is left without an exception.
 
         Args:
             connection: To whom; another one than last time ends the stream to that.
-            descriptor: For a stream that has to be opened: a JSON object with a verb.
             timeout_s: What the request may take at most, and up to five seconds more if the server freezes.
-
-        Yields:
-            The stream, and whether it was opened now, with the descriptor.
         """
-        held, is_new = self._take(connection, timeout_s), False
-        if held is None:
-            held, is_new = self._open(connection, descriptor, timeout_s), True
+        held = self._take(connection, timeout_s) or self._open(connection, timeout_s)
         try:
-            yield held.exchange, is_new
+            yield held.exchange
         except BaseException as error:
             held.exchange.__exit__(type(error), error, error.__traceback__)
             raise
@@ -96,9 +91,9 @@ class KeptExchange:
         _end(held.exchange)
         return None
 
-    def _open(self, connection: Connection, descriptor: bytes, timeout_s: float) -> _Held:
+    def _open(self, connection: Connection, timeout_s: float) -> _Held:
         now, lifetime_s = self._clock.now(), _LIFETIME_S + timeout_s
-        exchange = connection.exchange(descriptor, self._schema, timeout_s=lifetime_s).__enter__()
+        exchange = connection.exchange(self._descriptor, self._schema, timeout_s=lifetime_s).__enter__()
         return _Held(connection, exchange, now + _LIFETIME_S, now + lifetime_s)
 
 

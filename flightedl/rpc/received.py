@@ -36,7 +36,7 @@ class BatchLimits:
     batch_bytes: int = 64 << 20
     stream_rows: int = 1 << 32
     stream_bytes: int = 64 << 30
-    metadata_bytes: int = 64 << 10
+    metadata_bytes: int = 128 << 10
 
 
 class _Totals(msgspec.Struct, forbid_unknown_fields=True):

@@ -180,29 +180,37 @@ class Exchange(_Upload):
         """Announce the schema of the answers; once, before the first ``write``."""
         self._write(lambda writer: writer.begin(schema))
 
-    def read_request(self) -> bytes | None:
-        """The next request of a stream that carries many; None: the client wants nothing more.
+    def read_at_rest(self) -> Message | None:
+        """The message that begins the next request of a stream that carries many; None: the client wants nothing more.
 
         Nothing is under way meanwhile, so the client may as well be gone, or the stream's time be over.
 
         Raises:
-            MessageError: it is no request.
-            DamagedError: it was damaged on the way.
+            MessageError: unsound batch.
         """
         call = self._call
         call.is_resting = True
         try:
-            message = self.read()
+            return self.read()
         except (_BrokenOffError, DeadlineError):
             self.is_complete = True
             return None
         finally:
             call.is_resting = False
+
+    def read_request(self) -> bytes | None:
+        """The next request of a stream that carries many, each a message of metadata alone; None: as ``read_at_rest``.
+
+        Raises:
+            MessageError: it is no request.
+            DamagedError: it was damaged on the way.
+        """
+        message = self.read_at_rest()
         if message is None:
             return None
         batch, request = message
         if batch is not None or request is None:
-            raise MessageError(f"{call.verb}: a request on an open stream is metadata alone")
+            raise MessageError(f"{self._call.verb}: a request on an open stream is metadata alone")
         return unsealed(request)
 
     def write(self, batch: pa.RecordBatch, metadata: bytes | None = None) -> None:

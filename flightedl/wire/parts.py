@@ -5,10 +5,13 @@ of ``STEP_SCHEMA`` with one row, the values of all its parts one after the other
 says what they are. Five columns, as in ``wire.rows``, say the same, but making and taking them apart costs more than
 everything else that is done for a message.
 
-The header, little-endian: ``uint64`` xxh3-64 of what follows in it; ``uint32`` 1, the version of this layout;
+The header, little-endian: ``uint64`` xxh3-64 of what follows in it; ``uint32`` 2, the version of this layout;
 ``uint32`` number of parts; then for each part 32 bytes: ``int32`` first block, ``int32`` number of blocks, ``int64``
 version, ``int32`` outcome (0 to the server), ``uint32`` bytes of values, ``uint64`` xxh3-64 of those bytes (0 where
-there are none). So a checksum covers every bit that is used. Where a part's blocks begin is known from the shard plan.
+there are none); then what is attached, mostly nothing: to the server the request of the step that begins with this
+message, from the server the word that the step is over (a message of its own, for so little, costs as much as another
+megabyte's Python). So a checksum covers every bit that is used. Where a part's blocks begin is known from the shard
+plan.
 
 Received values are read-only views of network memory at any address; they live as long as the batch.
 """
@@ -30,12 +33,13 @@ from flightedl.wire.rows import Piece
 #: To the server ``version`` is the base version that the gradient was computed at; no values: an arrival without one.
 #: From the server no values: there are none to send yet.
 STEP_SCHEMA = pa.schema([pa.field("values", pa.binary(), nullable=False)])
-#: From the server, a message of metadata alone: the step is over. Another one may follow on the stream.
+#: From the server, attached to a message or as one of metadata alone: the step is over. Another one may follow on the
+#: stream.
 STEP_END = b"end of step"
 #: A message has no more of them, so that its header is small.
 PARTS_LIMIT = 1000
 
-_LAYOUT = 1
+_LAYOUT = 2
 _BINARY = STEP_SCHEMA.field(0).type
 _START = Struct("<QII")
 _PART = Struct("<iiqiIQ")
@@ -54,7 +58,7 @@ class Part(NamedTuple):
     data: memoryview
 
 
-def encode_parts(pieces: Sequence[Piece]) -> tuple[pa.RecordBatch, bytes]:
+def encode_parts(pieces: Sequence[Piece], attached: bytes = b"") -> tuple[pa.RecordBatch, bytes]:
     """A message: its batch and its header. Nothing is copied where only one piece carries values."""
     filled: list[memoryview] = []
     if len(pieces) == 1:
@@ -63,6 +67,8 @@ def encode_parts(pieces: Sequence[Piece]) -> tuple[pa.RecordBatch, bytes]:
         body = b"".join(
             (_START.pack(0, _LAYOUT, len(pieces))[8:], *(_PART.pack(*_fields(piece, filled)) for piece in pieces))
         )
+    if attached:
+        body += attached
     values = filled[0] if len(filled) == 1 else b"".join(filled)
     column = pa.Array.from_buffers(_BINARY, 1, [None, _offsets(len(values)), pa.py_buffer(values)], 0)
     return pa.RecordBatch.from_arrays([column], schema=STEP_SCHEMA), _digest(body).to_bytes(8, "little") + body
@@ -108,14 +114,17 @@ def decode_parts(batch: pa.RecordBatch, header: bytes | None, columns: Sequence[
     if batch.num_rows != 1:
         raise MessageError(f"a message has {batch.num_rows} rows of values, not 1")
     checksum, layout, count = _START.unpack_from(header)
-    if layout != _LAYOUT or len(header) != _START.size + count * _PART.size:
+    end = _START.size + count * _PART.size
+    if layout != _LAYOUT or len(header) < end:
         raise MessageError(f"a header of layout {layout} with {count} parts has {len(header)} bytes: another version?")
     if _digest(memoryview(header)[8:]) != checksum:
         raise DamagedError("a message's header does not match its checksum")
     data = _value(columns[0] if columns else batch.column(0))
     parts: list[Part] = []
     start = 0
-    for first, length, version, outcome, size_bytes, expected in _PART.iter_unpack(memoryview(header)[_START.size :]):
+    for first, length, version, outcome, size_bytes, expected in _PART.iter_unpack(
+        memoryview(header)[_START.size : end]
+    ):
         if first < 0 or length < 1:
             raise MessageError(f"a message has {length} blocks from {first}")
         stop = start + size_bytes
@@ -129,6 +138,12 @@ def decode_parts(batch: pa.RecordBatch, header: bytes | None, columns: Sequence[
     if start != len(data):
         raise MessageError(f"a message's header tells of {start} bytes, {len(data)} came")
     return parts
+
+
+def attached_to(header: bytes) -> bytes:
+    """What a header carries beside the parts; the header was decoded, so it is sound."""
+    _, _, count = _START.unpack_from(header)
+    return header[_START.size + count * _PART.size :]
 
 
 def _value(column: pa.Array) -> memoryview:

@@ -18,6 +18,7 @@ import resource
 import sys
 import time
 from collections import Counter
+from collections.abc import Callable
 
 import numpy as np
 import pyarrow as pa
@@ -28,12 +29,12 @@ from flightedl.domain.optimizers import SGD
 from flightedl.domain.parameters import ParameterSpec
 from flightedl.domain.sharding import ShardPlan, plan_shards
 from flightedl.errors import FlightedlError
-from flightedl.pserver.shard import ShardState, Wanted
+from flightedl.pserver.shard import Pushed, ShardState, Wanted
 from flightedl.rpc.received import BatchLimits, Tally, check_schema
 from flightedl.wire.messages import decode, encode
 from flightedl.wire.messages_orders import ViewMemberMessage, ViewRequest
 from flightedl.wire.messages_parameters import BatchIdentity, PullTicket, PushHeader
-from flightedl.wire.parts import STEP_SCHEMA, decode_parts, encode_parts
+from flightedl.wire.parts import STEP_SCHEMA, attached_to, decode_parts, encode_parts
 from flightedl.wire.rows import PUSH_SCHEMA, Outcome, Piece, decode_batch, encode_rows
 
 SIZES = (16, 16, 3, 40)
@@ -94,8 +95,8 @@ class Target:
         arrays = [np.full(size, -1, np.float32) for size in SIZES]
         return encode_rows(range(len(SIZES)), self.versions(), arrays).serialize().to_pybytes()
 
-    def step_message(self, chance: random.Random) -> tuple[bytes, bytes]:
-        """The same as a message of a step: its batch, its header."""
+    def step_message(self, chance: random.Random, request: bytes) -> tuple[bytes, bytes]:
+        """The same as the message of a step that brings its request: its batch, its header."""
         versions = self.versions()
         together = chance.random() < 0.5 and len(set(versions)) == 1
         ranges = [range(len(SIZES))] if together else [range(n, n + 1) for n in range(len(SIZES))]
@@ -103,30 +104,36 @@ class Target:
             Piece(blocks, versions[blocks[0]], Outcome.NONE, np.full(sum(SIZES[n] for n in blocks), -1, np.float32), ())
             for blocks in ranges
         ]
-        batch, packed = encode_parts(pieces)
+        batch, packed = encode_parts(pieces, request)
         return batch.serialize().to_pybytes(), packed
 
-    def take_step(self, header: bytes, message: bytes, packed: bytes) -> set[int]:
+    def take_step(self, message: bytes, packed: bytes) -> set[int]:
         """Likewise, a message of a step."""
-        return self._taken(header, STEP_SCHEMA, message, packed)
+
+        def push() -> list[Pushed]:
+            batch, columns = _sound(message, STEP_SCHEMA)
+            parts = decode_parts(batch, packed, columns)
+            request = decode(attached_to(packed), PushHeader)
+            self.shard.require_plan(request.plan_hash)
+            return self.shard.push_parts(request, parts)
+
+        return self._taken(push)
 
     def take(self, header: bytes, message: bytes) -> set[int]:
         """As ``rpc`` and ``flight`` do it. The outcomes; none: it was refused."""
-        return self._taken(header, PUSH_SCHEMA, message, None)
 
-    def _taken(self, header: bytes, schema: pa.Schema, message: bytes, packed: bytes | None) -> set[int]:
-        self.pushed += 1
-        try:
+        def push() -> list[Pushed]:
             request = decode(header, PushHeader)
             self.shard.require_plan(request.plan_hash)
-            batch = pa.ipc.read_record_batch(pa.py_buffer(message), schema)
-            check_schema(batch.schema, schema)
-            columns = Tally(schema, LIMITS).take(batch)
-            if packed is None:
-                found = self.shard.push(request, decode_batch(batch))
-            else:
-                found = self.shard.push_parts(request, decode_parts(batch, packed, columns))
-            outcomes = {pushed.piece.outcome for pushed in found}
+            batch, _ = _sound(message, PUSH_SCHEMA)
+            return self.shard.push(request, decode_batch(batch))
+
+        return self._taken(push)
+
+    def _taken(self, push: Callable[[], list[Pushed]]) -> set[int]:
+        self.pushed += 1
+        try:
+            outcomes = {pushed.piece.outcome for pushed in push()}
         except FlightedlError as error:
             self.refused[error.code] += 1
             return set()
@@ -177,6 +184,13 @@ class Target:
         assert not rest
 
 
+def _sound(message: bytes, schema: pa.Schema) -> tuple[pa.RecordBatch, list[pa.Array]]:
+    """A received batch that passed the checks of streams, and its columns."""
+    batch = pa.ipc.read_record_batch(pa.py_buffer(message), schema)
+    check_schema(batch.schema, schema)
+    return batch, Tally(schema, LIMITS).take(batch)
+
+
 def mutated(data: bytes, chance: random.Random) -> bytes:
     """One to a few small damages."""
     found = bytearray(data)
@@ -212,18 +226,18 @@ def attack(count: int, seed: int, mode: Mode) -> Target:
             batches = chance.choice((1, 1, 2, 5)) if target.takes_sums else 1
             header = encode(target.header(batches=batches))
             is_step = chance.random() < 0.5
-            message, packed = target.step_message(chance) if is_step else (target.message(), b"")
             if draw < 0.35:
                 header = mutated(header, chance)
-            elif is_step and draw < 0.7:
+            message, packed = target.step_message(chance, header) if is_step else (target.message(), b"")
+            if is_step and 0.35 <= draw < 0.7:
                 packed = mutated(packed, chance)
                 if chance.random() < 0.5:
                     # A sender who means it: only what the header says is checked then.
                     packed = xxhash.xxh3_64_intdigest(packed[8:]).to_bytes(8, "little") + packed[8:]
-            else:
+            elif draw >= 0.35:
                 message = mutated(message, chance)
             if is_step:
-                target.take_step(header, message, packed)
+                target.take_step(message, packed)
             else:
                 target.take(header, message)
         if number % 250 == 249:

@@ -234,16 +234,21 @@ def test_a_client_that_vanishes_in_the_middle_leaves_nothing_running(attack: Att
 _ONES = np.full(8, -1, np.float32)
 
 
+def _begun(attack: Attack, *pieces: Piece) -> Message:
+    """The first message of a step."""
+    return encode_parts(pieces, encode(attack.header()))
+
+
 @pytest.mark.parametrize(
     "message",
     [
-        lambda a: encode_parts([Piece(range(a.numbers[0], a.numbers[0] + 1), 0, 0, _ONES, ())]),
-        lambda a: encode_parts([Piece(range(a.numbers[0], a.cluster.plan.block_count), 0, 0, None, ())]),
-        lambda a: encode_parts([Piece(range(99_999, 100_000), 0, 0, None, ())]),
-        lambda a: encode_parts([Piece(range(n, n + 1), 0, 0, None, ()) for n in a.numbers for _ in range(2)]),
-        lambda a: (encode_parts([Piece(range(a.numbers[0], a.numbers[0] + 1), 0, 0, a.arrays()[0], ())])[0], b"{}"),
-        lambda a: (encode_parts([Piece(range(a.numbers[0], a.numbers[0] + 1), 0, 0, a.arrays()[0], ())])[0], None),
-        lambda a: encode_parts([Piece(range(a.numbers[0], a.numbers[0] + 1), 0, 0, a.arrays()[0] * np.nan, ())]),
+        lambda a: _begun(a, Piece(range(a.numbers[0], a.numbers[0] + 1), 0, 0, _ONES, ())),
+        lambda a: _begun(a, Piece(range(a.numbers[0], a.cluster.plan.block_count), 0, 0, None, ())),
+        lambda a: _begun(a, Piece(range(99_999, 100_000), 0, 0, None, ())),
+        lambda a: _begun(a, *(Piece(range(n, n + 1), 0, 0, None, ()) for n in a.numbers for _ in range(2))),
+        lambda a: (_begun(a, Piece(range(a.numbers[0], a.numbers[0] + 1), 0, 0, a.arrays()[0], ()))[0], b"{}"),
+        lambda a: (_begun(a, Piece(range(a.numbers[0], a.numbers[0] + 1), 0, 0, a.arrays()[0], ()))[0], None),
+        lambda a: _begun(a, Piece(range(a.numbers[0], a.numbers[0] + 1), 0, 0, a.arrays()[0] * np.nan, ())),
     ],
     ids=["size", "foreign neighbours", "no block", "more than all", "header", "no header", "nan"],
 )
@@ -264,7 +269,7 @@ def test_a_step_with_the_columns_of_a_push_is_refused(attack: Attack) -> None:
 
 
 def _step(attack: Attack, schema: pa.Schema, message: Message) -> None:
-    with attack.connection.exchange(encode(attack.header()), schema, timeout_s=10.0) as exchange:
+    with attack.connection.exchange(b'{"verb": "step"}', schema, timeout_s=10.0) as exchange:
         exchange.write(*message)
         exchange.done_writing()
         while exchange.read() is not None:

@@ -14,10 +14,9 @@ from rpc_support import eventually
 from flightedl.domain.modes import Async
 from flightedl.errors import DamagedError, FencedError, FlightedlError, MessageError, NotReadyError
 from flightedl.rpc.client_streams import ClientExchange
-from flightedl.rpc.identity import sealed
 from flightedl.rpc.kept import KeptExchange
 from flightedl.wire.messages import encode
-from flightedl.wire.parts import STEP_END, STEP_SCHEMA, decode_parts, encode_parts
+from flightedl.wire.parts import STEP_END, STEP_SCHEMA, attached_to, decode_parts, encode_parts
 from flightedl.wire.rows import Outcome, Piece
 
 
@@ -29,7 +28,7 @@ class Stepper:
         self.server = self.cluster.servers[0]
         self.shard = self.cluster.shards[0]
         self.connection = self.cluster.connections[0]
-        self.kept = KeptExchange(STEP_SCHEMA, CLOCK)
+        self.kept = KeptExchange("step", STEP_SCHEMA, CLOCK)
         self.batch = 0
         self.opened = 0
 
@@ -44,29 +43,30 @@ class Stepper:
             for n in [block.place.size]
         ]
 
-    def step(self, header: bytes, change: Callable[[bytes], bytes] = sealed) -> list[int]:
+    def step(self, header: bytes, change: Callable[[bytes], bytes] = bytes) -> list[int]:
         """One step; the outcomes of its blocks."""
-        outcomes = []
-        with self.kept.use(self.connection, header, timeout_s=10.0) as (exchange, is_new):
+        is_new = not self.kept.is_open
+        with self.kept.use(self.connection, timeout_s=10.0) as exchange:
             self.opened += is_new
-            if not is_new:
-                exchange.write_metadata(change(header))
-            exchange.write(*encode_parts(self.pieces()))
-            while True:
-                batch, metadata = _read(exchange)
-                if batch is None:
-                    assert metadata == STEP_END
-                    return outcomes
-                outcomes += [outcome for _, _, outcome, _ in decode_parts(batch, metadata)]
+            batch, packed = encode_parts(self.pieces(), header)
+            exchange.write(batch, change(packed))
+            return _outcomes(exchange)
 
     def first_values(self) -> set[float]:
         return {float(block.values[0]) for block in self.shard.blocks()}
 
 
-def _read(exchange: ClientExchange) -> tuple[object, bytes | None]:
-    message = exchange.read()
-    assert message is not None
-    return message
+def _outcomes(exchange: ClientExchange) -> list[int]:
+    """Of a step in async mode, whose last answer says that it is over."""
+    outcomes = []
+    is_over = False
+    while not is_over:
+        batch, packed = exchange.answer()
+        assert batch is not None
+        assert packed is not None
+        outcomes += [outcome for _, _, outcome, _ in decode_parts(batch, packed)]
+        is_over = attached_to(packed) == STEP_END
+    return outcomes
 
 
 @pytest.fixture
@@ -99,11 +99,6 @@ def test_a_batch_that_comes_again_on_the_same_stream_counts_once(stepper: Steppe
     assert stepper.opened == 1
 
 
-def _twice(stepper: Stepper, header: bytes) -> None:
-    stepper.step(header)
-    stepper.step(header)
-
-
 @pytest.mark.parametrize(
     ("wrong", "error"),
     [({"plan_hash": "0" * 32}, FencedError), ({"rows": 1}, MessageError), ({"rows": 0}, MessageError)],
@@ -114,8 +109,7 @@ def test_every_step_is_checked_for_itself(stepper: Stepper, wrong: dict[str, obj
     before = stepper.first_values()
     header = stepper.header(**wrong)
     with pytest.raises(error):
-        # Rows that were not announced stand where the next step's header should be.
-        _twice(stepper, header)
+        stepper.step(header)
     assert stepper.first_values() == before
     assert not stepper.kept.is_open
     stepper.step(stepper.header())
@@ -126,8 +120,8 @@ def test_fewer_rows_than_announced_are_refused_at_the_streams_end(stepper: Stepp
     header = stepper.header(rows=len(stepper.shard.numbers) + 1)
 
     def push() -> None:
-        with stepper.connection.exchange(header, STEP_SCHEMA, timeout_s=10.0) as exchange:
-            exchange.write(*encode_parts(stepper.pieces()))
+        with stepper.connection.exchange(b'{"verb": "step"}', STEP_SCHEMA, timeout_s=10.0) as exchange:
+            exchange.write(*encode_parts(stepper.pieces(), header))
             exchange.done_writing()
 
     with pytest.raises(MessageError, match="1 of them did not come"):
@@ -139,8 +133,33 @@ def test_a_damaged_header_is_refused(stepper: Stepper) -> None:
     stepper.step(stepper.header())
     before = stepper.first_values()
     with pytest.raises(DamagedError):
-        stepper.step(stepper.header(), lambda header: sealed(header)[:-3] + b"9" + header[-2:])
+        stepper.step(stepper.header(), lambda packed: packed[:-3] + b"9" + packed[-2:])
     assert stepper.first_values() == before
+
+
+@pytest.mark.parametrize("attached", [b"", b"{}", b'{"verb": "step"}', b"\xff"])
+def test_a_step_without_a_request_is_refused(stepper: Stepper, attached: bytes) -> None:
+    before = stepper.first_values()
+    with pytest.raises(MessageError):
+        stepper.step(attached)
+    assert stepper.first_values() == before
+
+
+def test_a_step_begins_with_values_not_with_metadata_alone(stepper: Stepper) -> None:
+    with stepper.kept.use(stepper.connection, timeout_s=10.0) as exchange:
+        exchange.write_metadata(stepper.header())
+        with pytest.raises(MessageError, match="begins with"):
+            exchange.answer()
+
+
+def test_a_step_that_begins_within_another_is_refused(stepper: Stepper) -> None:
+    pieces = stepper.pieces()
+    with stepper.kept.use(stepper.connection, timeout_s=10.0) as exchange:
+        exchange.write(*encode_parts(pieces[:1], stepper.header()))
+        exchange.write(*encode_parts(pieces[1:], stepper.header()))
+        exchange.answer()
+        with pytest.raises(MessageError, match="before the one before it ended"):
+            exchange.answer()
 
 
 def test_a_server_that_stops_does_not_wait_for_a_stream_between_two_steps(stepper: Stepper) -> None:
@@ -173,13 +192,11 @@ def test_a_client_that_vanishes_between_two_steps_is_no_refusal(stepper: Stepper
 
 def test_a_second_thread_gets_a_stream_of_its_own(stepper: Stepper) -> None:
     first = stepper.header()
-    with stepper.kept.use(stepper.connection, first, timeout_s=10.0) as (exchange, is_new):
-        assert is_new
+    with stepper.kept.use(stepper.connection, timeout_s=10.0) as exchange:
         stepper.step(stepper.header())
         assert stepper.opened == 1
-        exchange.write(*encode_parts(stepper.pieces()))
-        while _read(exchange)[0] is not None:
-            pass
+        exchange.write(*encode_parts(stepper.pieces(), first))
+        _outcomes(exchange)
     stepper.step(stepper.header())
     assert stepper.opened == 1, "the first stream was kept"
     eventually(lambda: stepper.server.running_calls == 1, "the other one ends")

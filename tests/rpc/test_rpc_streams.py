@@ -71,7 +71,7 @@ def test_any_flight_client_can_upload(bare: flight.FlightClient, handlers: Handl
         ((BATCH, b'{"commit":{"rows":3,"rows":3,"more":1}}'), "not valid"),
         ((BATCH, b'{"commit":' + b"[" * 50_000), "not valid"),
         ((b"alone",), "without a batch before"),
-        ((BATCH, b"x" * 100_000), "metadata, too many"),
+        ((BATCH, b"x" * 200_000), "metadata, too many"),
     ],
 )
 def test_an_upload_without_its_right_commit_record_is_not_complete(

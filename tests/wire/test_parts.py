@@ -10,7 +10,7 @@ import pytest
 import xxhash
 
 from flightedl.errors import DamagedError, MessageError
-from flightedl.wire.parts import STEP_SCHEMA, Part, decode_parts, encode_parts
+from flightedl.wire.parts import STEP_SCHEMA, Part, attached_to, decode_parts, encode_parts
 from flightedl.wire.rows import Checksums, Outcome, Piece
 
 VALUES = np.arange(6, dtype=np.float32)
@@ -47,6 +47,18 @@ def test_parts_arrive_as_they_were_sent(pieces: list[Piece]) -> None:
         Part(p.blocks, p.version, p.outcome, memoryview(b"" if p.values is None else p.values.tobytes()))
         for p in pieces
     ]
+
+
+@pytest.mark.parametrize("pieces", [_pieces(), _pieces()[:1], _pieces()[1:2]], ids=["three", "one", "empty"])
+def test_what_is_attached_arrives_beside_the_parts(pieces: list[Piece]) -> None:
+    batch, header = encode_parts(pieces, b"a request")
+    assert attached_to(header) == b"a request"
+    plain, plain_header = encode_parts(pieces)
+    assert decode_parts(batch, header) == decode_parts(plain, plain_header)
+    assert attached_to(plain_header) == b""
+    for damaged in (header[:-1], header + b"!", header[:-1] + b"T"):
+        with pytest.raises(DamagedError):
+            decode_parts(batch, damaged)
 
 
 def test_one_piece_is_not_copied() -> None:
@@ -88,17 +100,17 @@ def test_values_that_changed_are_refused() -> None:
     [
         (None, _batch(VALUES.tobytes()), "no header"),
         (b"\1" * 15, _batch(VALUES.tobytes()), "no header"),
-        (_sealed(pack("<II", 1, 1) + _part()), _batch(), "0 rows"),
-        (_sealed(pack("<II", 1, 1) + _part()), _batch(VALUES.tobytes(), b""), "2 rows"),
-        (_sealed(pack("<II", 2, 1) + _part()), _batch(VALUES.tobytes()), "layout 2"),
-        (_sealed(pack("<II", 1, 2) + _part()), _batch(VALUES.tobytes()), "2 parts"),
-        (_sealed(pack("<II", 1, 0xFFFFFFFF) + _part()), _batch(VALUES.tobytes()), "parts has"),
-        (_sealed(pack("<II", 1, 1) + _part(first=-1)), _batch(VALUES.tobytes()), "from -1"),
-        (_sealed(pack("<II", 1, 1) + _part(count=0)), _batch(VALUES.tobytes()), "0 blocks"),
-        (_sealed(pack("<II", 1, 1) + _part(count=-4)), _batch(VALUES.tobytes()), "-4 blocks"),
-        (_sealed(pack("<II", 1, 1) + _part(size_bytes=25)), _batch(VALUES.tobytes()), "25 bytes or more, 24 came"),
-        (_sealed(pack("<II", 1, 1) + _part(size_bytes=0)), _batch(VALUES.tobytes()), "0 bytes, 24 came"),
-        (_sealed(pack("<II", 1, 0)), _batch(VALUES.tobytes()), "0 bytes, 24 came"),
+        (_sealed(pack("<II", 2, 1) + _part()), _batch(), "0 rows"),
+        (_sealed(pack("<II", 2, 1) + _part()), _batch(VALUES.tobytes(), b""), "2 rows"),
+        (_sealed(pack("<II", 3, 1) + _part()), _batch(VALUES.tobytes()), "layout 3"),
+        (_sealed(pack("<II", 2, 2) + _part()), _batch(VALUES.tobytes()), "2 parts"),
+        (_sealed(pack("<II", 2, 0xFFFFFFFF) + _part()), _batch(VALUES.tobytes()), "parts has"),
+        (_sealed(pack("<II", 2, 1) + _part(first=-1)), _batch(VALUES.tobytes()), "from -1"),
+        (_sealed(pack("<II", 2, 1) + _part(count=0)), _batch(VALUES.tobytes()), "0 blocks"),
+        (_sealed(pack("<II", 2, 1) + _part(count=-4)), _batch(VALUES.tobytes()), "-4 blocks"),
+        (_sealed(pack("<II", 2, 1) + _part(size_bytes=25)), _batch(VALUES.tobytes()), "25 bytes or more, 24 came"),
+        (_sealed(pack("<II", 2, 1) + _part(size_bytes=0)), _batch(VALUES.tobytes()), "0 bytes, 24 came"),
+        (_sealed(pack("<II", 2, 0)), _batch(VALUES.tobytes()), "0 bytes, 24 came"),
     ],
 )
 def test_what_does_not_fit_is_refused(header: bytes | None, batch: pa.RecordBatch, message: str) -> None:
