@@ -146,8 +146,9 @@ class PserverFlight:
             pieces = self._take_parts(shard, header, parts, waiting)
             is_over = not left and not waiting
             exchange.write(*encode_parts(pieces, STEP_END if is_over else b""))
-            # The next message is to come into this one's memory, while that is in the processor's cache.
-            del parts
+            # The next message is to come into this one's memory, while that is in the processor's cache. And of values
+            # that somebody holds, others' gradients make a copy first.
+            del parts, pieces
             if not left:
                 break
             parts = self._next_parts(header, left, exchange)
