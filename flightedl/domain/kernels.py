@@ -84,7 +84,6 @@ class Update:
     """An optimizer's rule, bound to its constants and compiled for one dtype. Call it, see ``__call__``."""
 
     optimizer: Optimizer
-    dtype: str
     loop: Loop
     #: For each slot of the loop, whether this optimizer has it.
     slots_used: tuple[bool, ...]
@@ -166,7 +165,6 @@ def kernel_for(optimizer: Optimizer, dtype: str) -> Update:
     numbers = [number] * (3 + len(scalars(optimizer, 1.0, 1)))
     return Update(
         optimizer,
-        dtype,
         loop,
         slots_used,
         sum(slots_used),

@@ -130,7 +130,7 @@ class PserverFlight:
         call.check_begin()
         batch, packed = message
         del message
-        if batch is None or packed is None:
+        if batch is None:
             raise MessageError("a step begins with a message that has values and a header")
         parts = decode_parts(batch, packed, exchange.columns)
         del batch
@@ -163,7 +163,7 @@ class PserverFlight:
     def _next_parts(header: PushHeader, left: int, exchange: Exchange) -> list[Part]:
         """Those of the next message of a step."""
         batch, packed = exchange.read() or (None, None)
-        if batch is None or packed is None:
+        if batch is None:
             raise MessageError(f"{header.rows} rows were announced, {left} of them did not come")
         parts = decode_parts(batch, packed, exchange.columns)
         if attached_to(packed):

@@ -284,10 +284,16 @@ class ClientExchange:
             ahead: Messages that may be unanswered; together ``LOCK_STEP_LIMIT_BYTES`` at most.
 
         Raises:
+            UsageError: that many messages of this size would be more.
             OutcomeUnknownError: the server ended the stream before the caller left the loop.
         """
         unanswered = 0
         for batch, metadata, size_bytes in messages:
+            if ahead > 1 and ahead * size_bytes > LOCK_STEP_LIMIT_BYTES:
+                raise UsageError(
+                    f"{ahead} messages ahead of {size_bytes} bytes are more than {LOCK_STEP_LIMIT_BYTES}: "
+                    "both sides could wait for each other for ever"
+                )
             self.write(batch, metadata, size_bytes=size_bytes)
             unanswered += 1
             if unanswered >= ahead:

@@ -36,6 +36,7 @@ class BatchLimits:
     batch_bytes: int = 64 << 20
     stream_rows: int = 1 << 32
     stream_bytes: int = 64 << 30
+    #: A message may carry a request of many batches beside a header of many parts.
     metadata_bytes: int = 128 << 10
 
 

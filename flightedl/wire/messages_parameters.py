@@ -20,7 +20,7 @@ class BatchIdentity(Request, frozen=True, kw_only=True):
 
 
 class PushHeader(Sender, frozen=True, kw_only=True):
-    """Opens a push (DoPut) or a step (DoExchange): what the rows that follow belong to."""
+    """Opens a push (DoPut), or comes with the first message of a step (DoExchange): what the rows belong to."""
 
     verb: str = "step"
     plan_hash: Name
@@ -33,7 +33,7 @@ class PushHeader(Sender, frozen=True, kw_only=True):
     weight: Weight
     #: How many batches the sender has begun since it was admitted, this one included.
     step: Natural = 0
-    #: Rows that will follow.
+    #: Rows of the push or the step.
     rows: Natural
     #: Step only: how long the server may hold the stream for rounds to close.
     wait_s: Annotated[float, msgspec.Meta(ge=0, le=20)] = 2.0

@@ -59,7 +59,10 @@ class Part(NamedTuple):
 
 
 def encode_parts(pieces: Sequence[Piece], attached: bytes = b"") -> tuple[pa.RecordBatch, bytes]:
-    """A message: its batch and its header. Nothing is copied where only one piece carries values."""
+    """A message: its batch and its header, with what is attached to it.
+
+    No values are copied where only one piece carries any.
+    """
     filled: list[memoryview] = []
     if len(pieces) == 1:
         body = _ONE.pack(_LAYOUT, 1, *_fields(pieces[0], filled))
@@ -140,8 +143,9 @@ def decode_parts(batch: pa.RecordBatch, header: bytes | None, columns: Sequence[
     return parts
 
 
-def attached_to(header: bytes) -> bytes:
-    """What a header carries beside the parts; the header was decoded, so it is sound."""
+def attached_to(header: bytes | None) -> bytes:
+    """What a header carries beside the parts; it was decoded, so it is there and sound."""
+    assert header is not None, "decode_parts refuses a message without a header"
     _, _, count = _START.unpack_from(header)
     return header[_START.size + count * _PART.size :]
 

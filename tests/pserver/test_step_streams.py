@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import numpy as np
 import pytest
@@ -20,6 +21,16 @@ from flightedl.wire.parts import STEP_END, STEP_SCHEMA, attached_to, decode_part
 from flightedl.wire.rows import Outcome, Piece
 
 
+class Counted(KeptExchange):
+    """Counts the streams that it opens."""
+
+    opened = 0
+
+    def _open(self, *arguments: Any) -> Any:
+        self.opened += 1
+        return super()._open(*arguments)
+
+
 class Stepper:
     """A member that pushes -1 to every element of a pserver, with SGD of rate 1 a step of +1."""
 
@@ -28,9 +39,8 @@ class Stepper:
         self.server = self.cluster.servers[0]
         self.shard = self.cluster.shards[0]
         self.connection = self.cluster.connections[0]
-        self.kept = KeptExchange("step", STEP_SCHEMA, CLOCK)
+        self.kept = Counted("step", STEP_SCHEMA, CLOCK)
         self.batch = 0
-        self.opened = 0
 
     def header(self, **wrong: object) -> bytes:
         self.batch += 1
@@ -45,12 +55,14 @@ class Stepper:
 
     def step(self, header: bytes, change: Callable[[bytes], bytes] = bytes) -> list[int]:
         """One step; the outcomes of its blocks."""
-        is_new = not self.kept.is_open
         with self.kept.use(self.connection, timeout_s=10.0) as exchange:
-            self.opened += is_new
             batch, packed = encode_parts(self.pieces(), header)
             exchange.write(batch, change(packed))
             return _outcomes(exchange)
+
+    @property
+    def opened(self) -> int:
+        return self.kept.opened
 
     def first_values(self) -> set[float]:
         return {float(block.values[0]) for block in self.shard.blocks()}
@@ -145,6 +157,16 @@ def test_a_step_without_a_request_is_refused(stepper: Stepper, attached: bytes) 
     assert stepper.first_values() == before
 
 
+def test_a_message_without_a_header_is_called_so_wherever_it_comes(stepper: Stepper) -> None:
+    pieces = stepper.pieces()
+    with stepper.kept.use(stepper.connection, timeout_s=10.0) as exchange:
+        exchange.write(*encode_parts(pieces[:1], stepper.header()))
+        exchange.write(encode_parts(pieces[1:])[0])
+        exchange.answer()
+        with pytest.raises(MessageError, match="no header"):
+            exchange.answer()
+
+
 def test_a_step_begins_with_values_not_with_metadata_alone(stepper: Stepper) -> None:
     with stepper.kept.use(stepper.connection, timeout_s=10.0) as exchange:
         exchange.write_metadata(stepper.header())
@@ -193,10 +215,11 @@ def test_a_client_that_vanishes_between_two_steps_is_no_refusal(stepper: Stepper
 def test_a_second_thread_gets_a_stream_of_its_own(stepper: Stepper) -> None:
     first = stepper.header()
     with stepper.kept.use(stepper.connection, timeout_s=10.0) as exchange:
-        stepper.step(stepper.header())
         assert stepper.opened == 1
+        stepper.step(stepper.header())
+        assert stepper.opened == 2
         exchange.write(*encode_parts(stepper.pieces(), first))
         _outcomes(exchange)
     stepper.step(stepper.header())
-    assert stepper.opened == 1, "the first stream was kept"
+    assert stepper.opened == 2, "the first stream was kept"
     eventually(lambda: stepper.server.running_calls == 1, "the other one ends")

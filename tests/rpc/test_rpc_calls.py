@@ -101,6 +101,14 @@ def test_lock_step_answers_in_order(connection: Connection) -> None:
             assert len(sent) == min(number + 3, len(batches)), "no more than three were ahead, and no fewer"
 
 
+def test_lock_step_refuses_windows_that_stop_streams_for_ever(connection: Connection) -> None:
+    with (
+        pytest.raises(UsageError, match="for ever"),
+        connection.exchange(b'{"verb": "mirror"}', SCHEMA, timeout_s=TIMEOUT_S) as exchange,
+    ):
+        next(exchange.lock_step([(BATCH, None, 4 << 20)], ahead=2))
+
+
 def test_lock_step_does_not_take_an_early_end_for_the_last_answer(connection: Connection) -> None:
     with connection.exchange(b'{"verb": "mirror"}', SCHEMA, timeout_s=TIMEOUT_S) as exchange:
         answers = exchange.lock_step([(BATCH, None, Tally(SCHEMA, BatchLimits()).add(BATCH))], ahead=1)
