@@ -12,7 +12,11 @@ happened) are different branches, because whoever holds state must act different
     │   └── GradientError       gradient         a gradient of wrong name, shape, dtype, or not finite
     ├── DeclarationError        declaration      the job was declared differently by somebody else
     ├── NotFoundError           not_found        the thing asked for does not exist
-    ├── FencedError             fenced           an old generation, attempt, member or lock: stop, re-read the world
+    ├── FencedError             fenced           what the request acts for is over (an attempt, a plan, an election,
+    │   │                                        a lock): sending it again never helps; look at what is true now
+    │   ├── ReplacedError       replaced         the server that was asked is not, or no longer, the one that was meant:
+    │   │                                        look its successor up and send the same request there
+    │   └── UnregisteredError   unregistered     the trainer's registration is over: register again, then ask again
     ├── CorruptError            corrupt          a checksum or a structure does not hold
     ├── MessageError            message          a message that does not follow the protocol
     ├── AuthenticationError     authentication   who is asking is not proven, or may not
@@ -70,9 +74,21 @@ class NotFoundError(FlightedlError):
 
 
 class FencedError(FlightedlError):
-    """The sender's generation, attempt, membership or lock is no longer current; nothing was done."""
+    """What the sender acts for is no longer current; nothing was done, and the same request is refused for ever."""
 
     code = "fenced"
+
+
+class ReplacedError(FencedError):
+    """The server is not the process that was meant; nothing was done. Its successor may be asked the same."""
+
+    code = "replaced"
+
+
+class UnregisteredError(FencedError):
+    """The sender's lease is over, or it has registered again since; nothing was done. Ask under a new registration."""
+
+    code = "unregistered"
 
 
 class CorruptError(FlightedlError):

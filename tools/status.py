@@ -21,7 +21,7 @@ from .options import job_options
 
 _TIMEOUT_S = 5.0
 #: Refusals that are part of every start and every change of who is who.
-_USUAL = frozenset({"not_ready", "busy", "fenced", "deadline", "unavailable"})
+_USUAL = frozenset({"not_ready", "busy", "fenced", "replaced", "unregistered", "deadline", "unavailable"})
 
 
 @click.command()

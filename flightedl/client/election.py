@@ -2,7 +2,8 @@
 
 The winner holds ``init_params`` on its lease while it uploads to every pserver, then overwrites the key without a
 lease and with ``done`` in one transaction that names its election. A winner that dies leaves no key, and another one
-wins; its upload, of a newer election, replaces whatever the first had sent. Losers wait for ``done``.
+wins; its upload, of a newer election, replaces whatever the first had sent. Losers wait for ``done``. A winner that was
+overtaken while it was frozen or cut off becomes a loser: its upload is over, and it looks at the election again.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from flightedl.client.waiting import Waiting
 from flightedl.coordination.directory import Directory
 from flightedl.coordination.keys import JobKeys
 from flightedl.domain.sharding import ShardPlan
-from flightedl.errors import FencedError, FlightedlError
+from flightedl.errors import FencedError, FlightedlError, NotReadyError
 from flightedl.ports import Absent, Coordinator, CreatedAt, Entry, Put
 from flightedl.wire.messages import decode, encode
 from flightedl.wire.messages_declared import ElectionRecord
@@ -31,6 +32,10 @@ from flightedl.wire.rows import PUSH_SCHEMA, encode_rows, group_by_size
 _UPLOAD_S = 120.0
 #: Of a transaction.
 _CONDITIONS_LIMIT = 127
+
+
+class _OvertakenError(FencedError):
+    """A newer election has begun since this trainer won one: nothing it sends counts any more."""
 
 
 def elect_and_initialize(
@@ -58,7 +63,7 @@ def elect_and_initialize(
                 received = [
                     CreatedAt(
                         keys.pserver(index),
-                        _upload(plan, index, values, entry.create_revision, registration, servers, waiting),
+                        _upload(plan, index, values, entry, registration, directory, servers, waiting),
                     )
                     for index in range(plan.pserver_count)
                 ]
@@ -74,7 +79,8 @@ def elect_and_initialize(
                 directory.wait_until(functools.partial(_is_settled, keys.init_params, record), SLICE_S)
                 wait.because(f"trainer {record.trainer} to send the first values")
         except FlightedlError as error:
-            if not is_transient(error):
+            # Overtaken: somebody else gives the first values, so look at the election again.
+            if not is_transient(error) and not isinstance(error, _OvertakenError):
                 raise
             wait.because(error)
     raise AssertionError("unreachable")
@@ -85,13 +91,13 @@ def _stand(registration: Registration, coordinator: Coordinator, keys: JobKeys) 
     entry = coordinator.get(keys.init_params)
     if entry is not None:
         return entry
-    registration.renewed()
-    held = registration.held
-    record = ElectionRecord(trainer=registration.trainer)
-    coordinator.transact([Absent(keys.init_params)], [Put(keys.init_params, encode(record), held.lease_id)])
+    record = encode(ElectionRecord(trainer=registration.trainer))
+    registration.under_lease(
+        lambda held: coordinator.transact([Absent(keys.init_params)], [Put(keys.init_params, record, held.lease_id)])
+    )
     entry = coordinator.get(keys.init_params)
     if entry is None:
-        raise FencedError("the election's key vanished: stand again")
+        raise NotReadyError("who stood for the election of the first values is gone already: stand again")
     return entry
 
 
@@ -105,22 +111,30 @@ def _upload(
     plan: ShardPlan,
     index: int,
     values: Mapping[str, npt.NDArray[np.generic]],
-    election: int,
+    election: Entry,
     registration: Registration,
+    directory: Directory,
     servers: Servers,
     waiting: Callable[[], Waiting],
 ) -> int:
-    """The blocks of one pserver, until it says that it has them all; its generation."""
+    """The blocks of one pserver, until it says that it has them all; its generation.
+
+    Raises:
+        _OvertakenError: this trainer's election is over.
+    """
     blocks = [plan.block(number) for number in plan.blocks_of(index).numbers.tolist()]
     slices = [sendable(values[plan.parameters[b.parameter].name]).reshape(-1)[b.start : b.stop] for b in blocks]
     groups = group_by_size([part.nbytes for part in slices])
 
     def attempt() -> int:
+        newest = directory.entry(election.key)
+        if newest is not None and newest.create_revision > election.create_revision:
+            raise _OvertakenError("another trainer gives the first values")
         header = InitHeader(
             trainer=registration.trainer,
             generation=registration.generation,
             plan_hash=plan.hash,
-            election=election,
+            election=election.create_revision,
             rows=len(blocks),
         )
         batches = (
@@ -129,7 +143,7 @@ def _upload(
         generation, connection = servers.pserver(index)
         reply = decode(connection.put(encode(header), PUSH_SCHEMA, batches, timeout_s=_UPLOAD_S), InitReply)
         if reply.initialized != reply.blocks:
-            raise FencedError("the pserver has values of a newer election")
+            raise _OvertakenError("a pserver has values of a newer election")
         return generation
 
     return persistently(waiting(), attempt)

@@ -11,14 +11,18 @@ import os
 import socket
 import threading
 import uuid
+from collections.abc import Callable
+from typing import TypeVar
 
 import msgspec
 
 from flightedl.coordination.keeper import HeldKey
 from flightedl.coordination.keys import JobKeys
 from flightedl.coordination.records import TrainerRecord
-from flightedl.errors import UnavailableError
-from flightedl.ports import Clock, Coordinator
+from flightedl.errors import NotReadyError, UnavailableError
+from flightedl.ports import Clock, Coordinator, LeaseLostError
+
+Result = TypeVar("Result")
 
 
 class Registration:
@@ -31,6 +35,8 @@ class Registration:
         self._keys = keys
         self._ttl_s = ttl_s
         self._lock = threading.Lock()
+        #: Nobody was told of the present generation by ``renewed``.
+        self._is_news = False
         self._held = self._claim()
 
     def _claim(self) -> HeldKey:
@@ -58,17 +64,37 @@ class Registration:
         return self.held.generation
 
     def renewed(self) -> bool:
-        """Register anew if the lease was lost. True when the generation changed.
+        """Register again if the lease was lost. True once for each new generation, whoever registered it.
 
         Raises:
             UnavailableError: etcd is not reachable, or the old key has not vanished yet; ask again.
         """
         with self._lock:
-            if self._held.is_held:
-                return False
+            self._renew()
+            is_news, self._is_news = self._is_news, False
+            return is_news
+
+    def under_lease(self, act: Callable[[HeldKey], Result]) -> Result:
+        """Do something that needs this trainer's lease; registers again first if it was lost.
+
+        Raises:
+            UnavailableError: as of ``renewed``, or the lease ended before ``act`` could use it: call again.
+        """
+        with self._lock:
+            self._renew()
+            held = self._held
+        try:
+            return act(held)
+        except LeaseLostError:
+            held.has_lost()
+            raise NotReadyError(f"the lease of trainer {self.trainer} has ended: it registers again") from None
+
+    def _renew(self) -> None:
+        """Locked."""
+        if not self._held.is_held:
             self._held.release()
             self._held = self._claim()
-            return True
+            self._is_news = True
 
     def close(self) -> None:
         """End the lease: the others learn at once that this trainer left."""

@@ -15,7 +15,14 @@ from typing import TypeVar
 from flightedl.client.waiting import Waiting
 from flightedl.coordination.directory import Directory
 from flightedl.coordination.records import ServerRecord
-from flightedl.errors import BegunAnewError, FencedError, FlightedlError, NotReadyError, OutcomeUnknownError
+from flightedl.errors import (
+    BegunAnewError,
+    FlightedlError,
+    NotReadyError,
+    OutcomeUnknownError,
+    ReplacedError,
+    UnregisteredError,
+)
 from flightedl.ports import Entry
 from flightedl.rpc.authentication import Credentials
 from flightedl.rpc.client import Connection
@@ -143,8 +150,13 @@ class Servers:
 
 
 def is_transient(error: FlightedlError) -> bool:
-    """Whether an idempotent request is worth repeating: unreachable, unknown, or sent to a replaced server."""
-    return error.retryable or isinstance(error, OutcomeUnknownError | FencedError)
+    """Whether an attempt that looks up server and registration afresh is worth repeating.
+
+    It is when nothing answered, when the outcome is unknown, and when only the addressee or the trainer's registration
+    was an old one. Any other FencedError is final: the attempt stands for something that is over, so whoever made it
+    has to look at the world again.
+    """
+    return error.retryable or isinstance(error, OutcomeUnknownError | ReplacedError | UnregisteredError)
 
 
 def persistently(waiting: Waiting, attempt: Callable[[], Result]) -> Result:

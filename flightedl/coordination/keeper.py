@@ -208,6 +208,10 @@ class HeldKey:
                 raise FencedError(self._lose(f"{self.key} is no longer held by generation {self.generation}: {holder}"))
         return result
 
+    def has_lost(self) -> None:
+        """Somebody else found out that the lease has ended, before the next renewal would."""
+        self._lose(f"the lease of {self.key} has ended")
+
     def release(self) -> None:
         """Stop renewing and end the lease, so that others learn at once. Fine when lost, and when called again."""
         self._is_released = True
@@ -233,7 +237,7 @@ class HeldKey:
             try:
                 self._lease.renew()
             except LeaseLostError:
-                self._lose(f"the lease of {self.key} has ended")
+                self.has_lost()
             except FlightedlError as error:
                 if not trouble:
                     _log.warning("a lease could not be renewed: %s key=%s", error, self.key)

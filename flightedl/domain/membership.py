@@ -45,7 +45,7 @@ import msgspec
 from flightedl.domain.membership_values import Admitted, Effect, Member, Persist, SendView
 from flightedl.domain.modes import Async, Mode, Sync
 from flightedl.domain.views import View, ViewMember
-from flightedl.errors import CorruptError, FencedError, JobFailedError, UsageError
+from flightedl.errors import CorruptError, FencedError, JobFailedError, UnregisteredError, UsageError
 
 #: Bits of a member id below the master's generation.
 _COUNTER_BITS = 22
@@ -165,11 +165,11 @@ class Membership:
         """A trainer that holds work asks to be waited for; asking again changes nothing.
 
         Raises:
-            FencedError: a newer registration of this trainer is a member already.
+            UnregisteredError: a newer registration of this trainer is a member already.
         """
         member = self._members.get(trainer)
         if member is not None and generation < member.generation:
-            raise FencedError(f"trainer {trainer} has registered anew since; this process is not it any more")
+            raise UnregisteredError(f"trainer {trainer} has registered anew since; this process is not it any more")
         if member is not None and generation == member.generation:
             return []
         self._begin()

@@ -85,7 +85,7 @@ class Members:
         """Make the trainer a member; answers 0 while the pservers have not agreed.
 
         Raises:
-            FencedError: the trainer's lease has ended, or ended while it waited.
+            UnregisteredError: the trainer's lease has ended, or ended while it waited.
         """
         state = self._state
         deadline = state.clock.now() + request.wait_s

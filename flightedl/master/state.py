@@ -17,7 +17,7 @@ from flightedl.coordination.keys import JobKeys
 from flightedl.domain.membership import Membership
 from flightedl.domain.tasks import TaskQueue
 from flightedl.domain.tasks_values import QueueSettings
-from flightedl.errors import FencedError, NotReadyError
+from flightedl.errors import NotReadyError, UnregisteredError
 from flightedl.master.checkpointing import Checkpointing
 from flightedl.master.dispatch import Dispatch
 from flightedl.master.durable import DurableState
@@ -182,11 +182,13 @@ class JobState:
         nobody takes back.
 
         Raises:
-            FencedError: its lease has ended.
+            UnregisteredError: its lease has ended.
             NotReadyError: the master has not seen it yet.
         """
         if self.trainers.get(sender.trainer) == sender.generation:
             return
         if sender.generation > self.trainers_revision:
             raise NotReadyError(f"the master has not seen trainer {sender.trainer} yet")
-        raise FencedError(f"trainer {sender.trainer} has no lease of generation {sender.generation}: register anew")
+        raise UnregisteredError(
+            f"trainer {sender.trainer} has no lease of generation {sender.generation}: register anew"
+        )

@@ -57,7 +57,7 @@ class Tasks:
         """Take reports and hand out work; durable before it returns.
 
         Raises:
-            FencedError: the trainer's lease has ended, or ended while it waited.
+            UnregisteredError: the trainer's lease has ended, or ended while it waited.
             NotReadyError: there is no dataset yet, or etcd cannot be written.
         """
         state = self._state

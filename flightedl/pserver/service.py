@@ -26,7 +26,7 @@ from flightedl.domain.modes import Mode
 from flightedl.domain.optimizers import Optimizer
 from flightedl.domain.parameters import ParameterSpec
 from flightedl.domain.sharding import ShardPlan, plan_for
-from flightedl.errors import FencedError, FlightedlError, NotReadyError, UnavailableError
+from flightedl.errors import FencedError, FlightedlError, NotReadyError, ReplacedError, UnavailableError
 from flightedl.ports import Clock, Storage
 from flightedl.pserver.restoring import Restored, load_newest
 from flightedl.pserver.shard import ShardState
@@ -109,10 +109,10 @@ class PserverService:
         """Nothing is written once the lease is over: a process that was frozen finds out here, before it does harm.
 
         Raises:
-            FencedError: it is over.
+            ReplacedError: it is over.
         """
         if not self._is_held():
-            raise FencedError(f"the lease of pserver {self._index} is over: look its successor up")
+            raise ReplacedError(f"the lease of pserver {self._index} is over: look its successor up")
 
     def close(self) -> None:
         """Give up what is being built."""

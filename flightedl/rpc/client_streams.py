@@ -14,7 +14,7 @@ from typing import Self, TypeVar
 
 import pyarrow as pa
 
-from flightedl.errors import FencedError, FlightedlError, OutcomeUnknownError, UsageError
+from flightedl.errors import FlightedlError, OutcomeUnknownError, ReplacedError, UsageError
 from flightedl.rpc.arrow_flight import flight
 from flightedl.rpc.identity import ServerIdentity
 from flightedl.rpc.received import BatchLimits, Tally, check_batch, check_schema, not_null_columns
@@ -61,13 +61,13 @@ class ClientCall:
             raise self.failure(error) from None
 
     def failure(self, error: BaseException) -> FlightedlError:
-        """Our error for one of pyarrow's; FencedError is raised when it is the answer of another server."""
+        """Our error for one of pyarrow's; ReplacedError is raised when it is the answer of another server."""
         if decoded(error) is not None:
             self._check_place()
         return from_wire(error, doing=self._what)
 
     def check_server(self) -> None:
-        """FencedError unless the server that answered is the one that was meant."""
+        """ReplacedError unless the server that answered is the one that was meant."""
         if self.is_checked or self._expected is None:
             return
         self._answered_by().check_meant_by(self._expected)
@@ -86,7 +86,7 @@ class ClientCall:
     def _answered_by(self) -> ServerIdentity:
         header = self._reply_header()
         if header is None:
-            raise FencedError(f"{self._what}: who answers there does not say who it is; it is no server of this job")
+            raise ReplacedError(f"{self._what}: who answers there does not say who it is; it is no server of this job")
         return ServerIdentity.from_header(header)
 
 

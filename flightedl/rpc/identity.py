@@ -19,7 +19,7 @@ from urllib.parse import quote, unquote
 
 import xxhash
 
-from flightedl.errors import DamagedError, FencedError, MessageError
+from flightedl.errors import DamagedError, MessageError, ReplacedError
 
 SERVER_HEADER = "flightedl-server"
 EXPECT_HEADER = "flightedl-expect"
@@ -55,11 +55,11 @@ class ServerIdentity:
         return _server_named(text)
 
     def check_meant_by(self, expected: ServerIdentity) -> None:
-        """Raise FencedError unless this server is the one that ``expected`` means."""
+        """Raise ReplacedError unless this server is the one that ``expected`` means."""
         same_place = (self.job, self.role, self.index) == (expected.job, expected.role, expected.index)
         same_generation = expected.generation in (0, self.generation)
         if not (same_place and same_generation):
-            raise FencedError(f"this is {self}, not {expected}: look the address up again")
+            raise ReplacedError(f"this is {self}, not {expected}: look the address up again")
 
 
 @dataclass(frozen=True, slots=True)

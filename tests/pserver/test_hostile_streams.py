@@ -120,7 +120,7 @@ WRONG: dict[str, tuple[Callable[[Attack], object], str]] = {
         lambda a: Connection(a.server.address, expected=ServerIdentity("bench", "pserver", 0, 2)).action(
             "status", b"", timeout_s=5.0
         ),
-        "fenced",
+        "replaced",
     ),
     "sum that names a batch twice": (
         lambda a: a.put(

@@ -1,0 +1,145 @@
+"""The election of first values: a trainer that is overtaken while it sends them goes on with the winner's."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+
+import msgspec
+import numpy as np
+import pytest
+
+from flightedl.adapters.clock import SystemClock
+from flightedl.client.election import elect_and_initialize
+from flightedl.client.registration import Registration
+from flightedl.client.servers import Servers
+from flightedl.client.waiting import Waiting
+from flightedl.coordination.directory import Directory
+from flightedl.coordination.keys import JobKeys
+from flightedl.coordination.records import ServerRecord
+from flightedl.domain.parameters import ParameterSpec
+from flightedl.domain.sharding import plan_for
+from flightedl.errors import FencedError, UnavailableError
+from flightedl.ports import Delete, Entry, Put
+from flightedl.rpc import Call, FlightServer, Incoming, PutRoute, Routes, ServerIdentity
+from flightedl.testing.memory import MemoryCoordinator
+from flightedl.wire.messages import decode, encode
+from flightedl.wire.messages_declared import ElectionRecord
+from flightedl.wire.messages_parameters import InitHeader, InitReply
+from flightedl.wire.rows import PUSH_SCHEMA
+
+KEYS = JobKeys("demo")
+PLAN = plan_for([ParameterSpec("w", (4,), "float32")], 1, 1)
+PATIENCE_S = 10.0
+#: What a wait may take before it is given up: far longer than the tests.
+GIVE_UP_S = 60.0
+
+
+class Job:
+    """One trainer, one pserver that knows elections only, and a coordinator in memory."""
+
+    def __init__(self, stack: ExitStack) -> None:
+        self.coordinator = MemoryCoordinator(SystemClock())
+        #: Done while a pserver has an upload in its hands.
+        self.meanwhile: Callable[[], None] = lambda: None
+        #: Elections whose values were sent, in order.
+        self.uploads: list[int] = []
+        self._newest = 0
+        self.server = FlightServer(
+            Routes(puts={"init": PutRoute(PUSH_SCHEMA, self._init)}),
+            ServerIdentity("demo", "pserver"),
+            clock=SystemClock(),
+        )
+        stack.callback(self.server.stop, 5.0)
+        record = ServerRecord(address=self.server.address, generation=0)
+        created = self.coordinator.transact([], [Put(KEYS.pserver(0), msgspec.json.encode(record))]).revision
+        self.server.start_serving(ServerIdentity("demo", "pserver", 0, created))
+        self.directory = stack.enter_context(Directory(self.coordinator, KEYS, SystemClock()))
+        assert self.directory.wait_until(lambda d: d.pservers() or None, PATIENCE_S)
+        self.registration = Registration(self.coordinator, SystemClock(), KEYS, 60.0)
+        stack.callback(self.registration.close)
+        self.servers = Servers("demo", self.registration.trainer, self.directory, None)
+        stack.callback(self.servers.close)
+
+    def elect(self) -> Entry:
+        return elect_and_initialize(
+            PLAN,
+            {"w": np.zeros(4, np.float32)},
+            registration=self.registration,
+            coordinator=self.coordinator,
+            keys=KEYS,
+            directory=self.directory,
+            servers=self.servers,
+            waiting=lambda: Waiting(SystemClock(), GIVE_UP_S, GIVE_UP_S, lambda _: None),
+        )
+
+    def overtaken(self) -> None:
+        """Another trainer gives the model its first values, because this one's lease has ended."""
+        self.meanwhile = lambda: None
+        self.coordinator.end_lease(self.registration.held.lease_id)
+        won = self.coordinator.transact([], [Put(KEYS.init_params, encode(ElectionRecord(trainer="other")))])
+        self._newest = won.revision
+        self.coordinator.transact([], [Put(KEYS.init_params, encode(ElectionRecord(trainer="other", done=True)))])
+
+    def _init(self, descriptor: bytes, incoming: Incoming, _: Call) -> bytes:
+        header = decode(descriptor, InitHeader)
+        rows = sum(batch.num_rows for batch, _metadata in incoming)
+        self.uploads.append(header.election)
+        self.meanwhile()
+        return encode(InitReply(initialized=rows if header.election >= self._newest else 0, blocks=rows))
+
+
+@pytest.fixture
+def job() -> Iterator[Job]:
+    with ExitStack() as stack:
+        yield Job(stack)
+
+
+def test_the_first_trainer_gives_the_first_values(job: Job) -> None:
+    election = job.elect()
+    assert job.uploads == [election.create_revision]
+    stored = job.coordinator.get(KEYS.init_params)
+    assert stored is not None
+    assert decode(stored.value, ElectionRecord) == ElectionRecord(trainer=job.registration.trainer, done=True)
+
+
+def test_whoever_is_overtaken_takes_the_values_of_the_newer_election(job: Job) -> None:
+    job.meanwhile = job.overtaken
+    began = time.monotonic()
+    election = job.elect()
+    assert decode(election.value, ElectionRecord) == ElectionRecord(trainer="other", done=True)
+    assert len(job.uploads) == 1
+    assert time.monotonic() - began < PATIENCE_S
+
+
+def test_an_upload_ends_when_the_pserver_dies_and_another_trainer_has_won(job: Job) -> None:
+    def dies() -> None:
+        job.overtaken()
+        job.coordinator.transact([], [Delete(KEYS.pserver(0))])
+        raise UnavailableError("killed")
+
+    job.meanwhile = dies
+    election = job.elect()
+    assert decode(election.value, ElectionRecord).trainer == "other"
+
+
+def test_a_lease_that_ended_unseen_is_taken_again(job: Job) -> None:
+    before = job.registration.generation
+    job.coordinator.end_lease(job.registration.held.lease_id)
+    election = job.elect()
+    assert job.uploads == [election.create_revision]
+    assert job.registration.generation > before
+    # Whoever asks first learns of it: what was held under the old registration is somebody else's.
+    assert job.registration.renewed()
+    assert not job.registration.renewed()
+
+
+def test_a_request_that_is_fenced_is_not_sent_again(job: Job) -> None:
+    def refuse() -> None:
+        raise FencedError("the shard plan is another one")
+
+    job.meanwhile = refuse
+    with pytest.raises(FencedError, match="shard plan"):
+        job.elect()
+    assert len(job.uploads) == 1
