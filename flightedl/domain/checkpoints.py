@@ -34,12 +34,17 @@ back: ``for trainer in queue.holders(): queue.trainer_gone(trainer, now, is_grac
 **After a crash of the master** its successor goes on from ``encode``: numbers go on, the pointer is where it was, and
 whatever was under way is forgotten. Files of it stay until retention passes their number.
 
+**The last checkpoint** of a job is waited for (``request_last``): what it has is nowhere else. A pserver that goes away
+or is late is no reason to do without it, for its successor makes another one; a store that has refused it several
+times is.
+
 Not guaranteed: that a checkpoint is ever complete while the store fails or pservers keep dying; ``trouble`` and
 ``age_s`` tell. Two jobs of one name that write to one place with different etcds are not kept apart.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
@@ -66,6 +71,8 @@ from flightedl.domain.checkpoints_values import (
 
 _MARGIN_LIMIT = 1024
 _REJECTED_LIMIT = 64
+#: A last checkpoint that the store has refused so often in a row is not waited for any longer.
+_STORE_FAILURES_LIMIT = 3
 
 
 @dataclass(slots=True)
@@ -144,6 +151,9 @@ class Checkpoints:
         self._not_before_s = now
         self._failures = 0
         self._trouble = ""
+        #: Attempts in a row that the store made fail, and whether one of them ended after ``request_last``.
+        self._store_failures = 0
+        self._has_store_failed_at_last = False
 
     # what is known
 
@@ -180,6 +190,14 @@ class Checkpoints:
         """Whether a checkpoint that was begun after ``request`` gave this ticket is complete."""
         return self._stored_latest is not None and self._stored_latest.number >= ticket
 
+    def is_over(self, ticket: int) -> bool:
+        """Whether ``request_last``, which gave this ticket, need not be waited for any longer.
+
+        Either the checkpoint is complete, or the store, and nothing else, has failed again and again, also since.
+        """
+        is_hopeless = self._has_store_failed_at_last and self._store_failures >= _STORE_FAILURES_LIMIT
+        return self.is_satisfied(ticket) or is_hopeless
+
     # what happens
 
     def pserver_up(self, index: int, generation: int, now: float) -> Effects:
@@ -206,6 +224,14 @@ class Checkpoints:
         """Somebody wants a checkpoint of what there is now; returns a ticket for ``is_satisfied``."""
         self._wanted = reason
         return self._next_number
+
+    def request_last(self, reason: str) -> int:
+        """As ``request``, for a checkpoint that somebody waits for: no pause after a failure delays its first try."""
+        self._not_before_s = -math.inf
+        self._has_store_failed_at_last = False
+        if isinstance(self._work, _Publishing) and self._work.retry_at_s is not None:
+            self._work.retry_at_s = -math.inf
+        return self.request(reason)
 
     def epoch_finished(self, epoch: int) -> None:
         """Every task of an epoch is done."""
@@ -237,8 +263,12 @@ class Checkpoints:
         if work.round is not None and waited_s > self._settings.patience_s and len(work.taken) < self._pserver_count:
             return self._propose(work, None, now)
         if waited_s > self._settings.give_up_s:
-            late = [str(index) for index in range(self._pserver_count) if index not in work.files]
-            return self._give_up(now, f"pserver {', '.join(late)} did not write checkpoint {work.number} in time")
+            late = [index for index in range(self._pserver_count) if index not in work.files]
+            if work.taken.issuperset(late):
+                # All have their copies: what takes so long is the store.
+                self._store_failed()
+            names = ", ".join(map(str, late))
+            return self._give_up(now, f"pserver {names} did not write checkpoint {work.number} in time")
         return ()
 
     def progressed(self, index: int, generation: int, progress: SnapshotProgress, now: float) -> Effects:
@@ -253,6 +283,7 @@ class Checkpoints:
             self._margin = min(2 * self._margin, _MARGIN_LIMIT)
             return self._propose(work, self._highest_round + self._margin, now)
         if progress.state == "failed":
+            self._store_failed()
             return self._give_up(now, f"pserver {index} could not write checkpoint {work.number}: {progress.reason}")
         if progress.state in {"taken", "written"}:
             work.taken.add(index)
@@ -320,6 +351,7 @@ class Checkpoints:
         if not isinstance(work, _Publishing) or work.number != number or work.is_pointing:
             return ()
         work.retry_at_s = now + self._pause_s()
+        self._store_failed()
         return self._alarm(f"the manifest of checkpoint {number} could not be written: {reason}")
 
     def pointer_moved(self, number: int, now: float) -> Effects:
@@ -331,6 +363,7 @@ class Checkpoints:
         self._stored_latest = self._latest
         self._last_complete_s = now
         self._failures = 0
+        self._store_failures = 0
         self._trouble = ""
         return (Sweep(),)
 
@@ -392,6 +425,10 @@ class Checkpoints:
         self._wanted = self._wanted or work.reason
         self._not_before_s = now + self._pause_s()
         return self._alarm(reason)
+
+    def _store_failed(self) -> None:
+        self._store_failures += 1
+        self._has_store_failed_at_last = True
 
     def _pause_s(self) -> float:
         pause_s = self._settings.retry_floor_s * 2.0 ** min(self._failures, 30)

@@ -8,7 +8,7 @@ how far it is.
 
 A store that fails is an alarm in ``status``, and a reason to try again later; it is never a reason for anybody to wait,
 but for one: the job is not said to be done before the last checkpoint is complete, so that a pserver which dies while
-the trainers read the result still comes back with it. That wait ends as soon as there is trouble.
+the trainers read the result still comes back with it. That wait ends when the store has failed several times.
 """
 
 from __future__ import annotations
@@ -140,6 +140,14 @@ class Checkpointing:
     def request(self, reason: str) -> int:
         """Locked: somebody wants a checkpoint; the ticket for ``is_satisfied``."""
         return self._checkpoints.request(reason)
+
+    def request_last(self, reason: str) -> int:
+        """Locked: as ``request``, for one that is waited for; the ticket for ``is_over``."""
+        return self._checkpoints.request_last(reason)
+
+    def is_over(self, ticket: int) -> bool:
+        """Locked: whether a last checkpoint is complete, or the store fails so that nobody waits for it."""
+        return self._checkpoints.is_over(ticket)
 
     def is_satisfied(self, ticket: int) -> bool:
         """Locked: whether the checkpoint that the ticket is for is complete, and its pointer stored."""

@@ -1,7 +1,8 @@
 """When the job makes checkpoints, and when it may end.
 
-Trainers are told that all is done only when nothing that is done can get lost any more: every round is closed, and a
-last checkpoint has everything, unless the store has trouble, for which nobody waits.
+Trainers are told that all is done only when nothing that is done can get lost any more: every pserver is there and what
+it has was compared with what is done, every round is closed, and a last checkpoint has everything. A pserver that is
+away is waited for. A store that fails again and again is not; a job that keeps no checkpoints has none to wait for.
 """
 
 from __future__ import annotations
@@ -102,16 +103,24 @@ class Completion:
         if queue is None or not queue.is_done or checkpointing is None or membership is None:
             state.final_ticket = None
             return queue is not None and queue.is_done
-        if not state.replay.is_all_settled:
+        if not self._is_everybody_settled():
             return False
-        if not checkpointing.is_kept:
-            return True
         if state.final_ticket is None:
-            # What waits in an open round is in no checkpoint: all rounds have to be closed first.
+            # What waits in an open round is neither in the values nor in a checkpoint: all rounds are closed first.
             if membership.members or not membership.is_quiet:
                 return False
-            state.final_ticket = checkpointing.request("the end of the job")
-        return checkpointing.is_satisfied(state.final_ticket) or bool(checkpointing.trouble)
+            if not checkpointing.is_kept:
+                return True
+            state.final_ticket = checkpointing.request_last("the end of the job")
+        return checkpointing.is_over(state.final_ticket)
+
+    def _is_everybody_settled(self) -> bool:
+        """Whether every pserver is there, and what it has is taken into the queue's account."""
+        state = self._state
+        return state.replay.is_all_settled and all(
+            index in state.pservers and state.replay.is_settled(index, state.pservers[index])
+            for index in range(state.pserver_count)
+        )
 
     def _open_rounds(self) -> OpenRounds | None:
         model, membership = self._state.declaration.model, self._state.membership
@@ -172,10 +181,10 @@ class Completion:
                 return
             if state.final_ticket is not None and checkpointing.is_satisfied(state.final_ticket):
                 return
-            ticket = checkpointing.request("the master is about to end")
+            ticket = checkpointing.request_last("the master is about to end")
         while state.clock.now() < deadline and self._held.is_held and len(state.pservers) >= state.pserver_count:
             with state.changed:
                 self.tick()
-                if checkpointing.is_satisfied(ticket) or checkpointing.trouble:
+                if checkpointing.is_over(ticket):
                     return
                 state.changed.wait(_DRAIN_POLL_S)

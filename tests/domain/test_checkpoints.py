@@ -263,3 +263,77 @@ def test_the_manifest_is_of_the_reports():
     assert [shard.index for shard in manifest.shards] == [0, 1]
     assert manifest.stored_evaluations is None
     assert manifest.stored_queue == b'{"queue":1}'
+
+
+def fail_once(master: Checkpoints, now: float) -> None:
+    """An order goes out, and pserver 0 cannot write."""
+    order = ordered(master.tick(now, None))[0].snapshot.order
+    master.progressed(0, 10, SnapshotProgress(order, "failed", reason="no space"), now)
+
+
+def test_a_last_checkpoint_is_waited_for_until_the_store_has_failed_several_times_also_since():
+    master = ready(interval_s=None, retry_floor_s=1, retry_ceiling_s=1)
+    master.request("before")
+    for now in (0.0, 1.0, 2.0, 3.0):
+        fail_once(master, now)
+    ticket = master.request_last("the end")
+    assert not master.is_over(ticket), "it may work now"
+    fail_once(master, 3.1)
+    assert master.is_over(ticket)
+    master.check()
+
+    fresh = ready(retry_floor_s=1, retry_ceiling_s=1)
+    ticket = fresh.request_last("the end")
+    for now in (0.0, 1.0):
+        fail_once(fresh, now)
+    assert not fresh.is_over(ticket), "a store may hiccup"
+    published(fresh, 3)
+    assert fresh.is_over(ticket)
+
+
+def test_neither_a_pserver_that_goes_away_nor_one_that_is_late_ends_the_wait_for_a_last_checkpoint():
+    master = ready(give_up_s=5, retry_floor_s=1, retry_ceiling_s=1)
+    ticket = master.request_last("the end")
+    now = 0.0
+    for generation in range(11, 20):
+        assert ordered(master.tick(now, None))
+        if generation % 2:
+            master.pserver_down(1, now)
+            assert "went away" in master.trouble
+            master.pserver_up(1, generation + 1, now)
+        else:
+            now += 6.0
+            master.tick(now, None)
+            assert "in time" in master.trouble
+            master.pserver_up(1, generation + 1, now)
+        now += 1.0
+        assert not master.is_over(ticket)
+
+
+def test_copies_that_are_taken_and_never_written_are_the_stores_trouble():
+    master = ready(interval_s=None, give_up_s=5, retry_floor_s=1, retry_ceiling_s=1)
+    ticket = master.request_last("the end")
+    for attempt in range(3):
+        assert not master.is_over(ticket)
+        for order in ordered(master.tick(10.0 * attempt, None)):
+            master.progressed(order.index, order.generation, SnapshotProgress(order.snapshot.order, "taken"), 0.0)
+        master.tick(10.0 * attempt + 6.0, None)
+    assert master.is_over(ticket)
+
+
+def test_a_manifest_that_cannot_be_written_does_not_delay_the_last_checkpoint():
+    master = ready(interval_s=None, retry_floor_s=60, retry_ceiling_s=60)
+    master.request("before")
+    for order in ordered(master.tick(0.0, None)):
+        file = shard_file(order.index, order.generation, order.snapshot.name, b"abc")
+        master.progressed(
+            order.index, order.generation, SnapshotProgress(order.snapshot.order, "written", 0, file), 0.0
+        )
+    master.manifest_failed(1, "no space", 0.0)
+    assert master.tick(1.0, None) == ()
+    ticket = master.request_last("the end")
+    assert master.tick(1.0, None) == (WriteManifest(1),)
+    master.manifest_failed(1, "no space", 1.0)
+    master.tick(100.0, None)
+    master.manifest_failed(1, "no space", 100.0)
+    assert master.is_over(ticket)

@@ -1,0 +1,314 @@
+"""A master's service as it is in the product, with an etcd, a storage, pservers and trainers that live in memory.
+
+A pserver's twin answers the master's calls and keeps, instead of blocks, which tasks it has. What it answers, and
+whether it answers at all, is the test's to say.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from itertools import count
+from typing import Any, TypeVar
+
+import msgspec
+import pyarrow as pa
+import pytest
+
+from flightedl.adapters.clock import SystemClock
+from flightedl.config import MasterSettings
+from flightedl.coordination.directory import Directory
+from flightedl.coordination.keeper import HeldKey
+from flightedl.coordination.keys import JobKeys
+from flightedl.coordination.records import ServerRecord, TrainerRecord
+from flightedl.domain.checkpoints_replay import AppliedSummary
+from flightedl.errors import NotReadyError, UnavailableError
+from flightedl.formats.registry import named_format
+from flightedl.master.recovery import read_state
+from flightedl.master.service import MasterService
+from flightedl.testing.contracts.coordinator import eventually
+from flightedl.testing.memory import MemoryCoordinator, MemoryFiles, MemoryStorage
+from flightedl.wire.messages import decode, encode
+from flightedl.wire.messages_declared import DatasetDeclaration, ModelDeclaration, ParameterDeclaration
+from flightedl.wire.messages_orders import (
+    AppliedReply,
+    ShardFileMessage,
+    SnapshotReply,
+    SnapshotRequest,
+    ViewReply,
+    ViewRequest,
+)
+from flightedl.wire.messages_status import PserverStatusReply
+from flightedl.wire.messages_work import Assignment, FinishedTask, JoinRequest, TasksReply, TasksTicket
+
+KEYS = JobKeys("demo")
+TASKS = 4
+DATASET = DatasetDeclaration(urls=["a.parquet"], batch_size=2)
+MODEL = ModelDeclaration(
+    parameters=[ParameterDeclaration(name="w", shape=[4], dtype="float32")],
+    optimizer={"kind": "SGD", "lr": 0.1},
+    mode={"kind": "Sync"},
+)
+Result = TypeVar("Result")
+
+
+class PserverTwin:
+    """One process of a pserver."""
+
+    def __init__(self, index: int, pserver_count: int, generation: int, storage: MemoryStorage | None) -> None:
+        self.index = index
+        self.generation = generation
+        self._pserver_count = pserver_count
+        self._storage = storage
+        #: epoch -> the tasks that it has.
+        self.done: dict[int, set[int]] = {}
+        #: Calls that get no answer.
+        self.silent: set[str] = set()
+        self.calls: Counter[str] = Counter()
+        self.views: list[ViewRequest] = []
+        #: Why no file can be written; empty: one can.
+        self.store_trouble = ""
+
+    def action(self, name: str, body: bytes) -> bytes:
+        self.calls[name] += 1
+        if name in self.silent or "all" in self.silent:
+            raise UnavailableError(f"pserver {self.index} does not answer")
+        answer: Any = getattr(self, f"_{name}", lambda _: None)(body)
+        return b"" if answer is None else encode(answer)
+
+    def _view(self, body: bytes) -> ViewReply:
+        self.views.append(decode(body, ViewRequest))
+        return ViewReply(serial=self.views[-1].serial)
+
+    def _applied(self, _: bytes) -> AppliedReply:
+        done = {
+            epoch: sum(1 << task for task in tasks).to_bytes(1 + max(tasks, default=0) // 8, "little")
+            for epoch, tasks in self.done.items()
+        }
+        return AppliedReply(summary=AppliedSummary(done=done).encode())
+
+    def _status(self, _: bytes) -> PserverStatusReply:
+        numbers = dict.fromkeys(
+            ("lowest_version", "highest_version", "size_bytes", "pushes", "rows_accepted", "rows_repeated"), 0
+        )
+        return PserverStatusReply(
+            index=self.index, state="serving", blocks=1, rows_refused=0, members=[], waiting_for="", **numbers
+        )
+
+    def _snapshot(self, body: bytes) -> SnapshotReply:
+        order = decode(body, SnapshotRequest)
+        number = {"master_generation": order.master_generation, "number": order.number, "serial": order.serial}
+        if self.store_trouble or self._storage is None:
+            return SnapshotReply(**number, state="failed", reason=self.store_trouble)
+        size_bytes = self._storage.publish(order.name, [b"values"])
+        file = ShardFileMessage(
+            name=order.name, size_bytes=size_bytes, hash="0" * 32, blocks=1, lowest_version=0, highest_version=0
+        )
+        return SnapshotReply(**number, state="written", file=file)
+
+
+class _TwinConnection:
+    """In the place of ``rpc.client.Connection``."""
+
+    def __init__(self, twin: PserverTwin) -> None:
+        self._twin = twin
+
+    def action(self, name: str, body: bytes, *, timeout_s: float) -> bytes:
+        assert timeout_s > 0
+        return self._twin.action(name, body)
+
+    def close(self) -> None: ...
+
+    def sever(self) -> None: ...
+
+
+class Job:
+    """One job: its etcd, its storage, and who is there.
+
+    Args:
+        pserver_count: Pservers; none is there before ``start_pserver``.
+        is_kept: Whether it keeps checkpoints.
+    """
+
+    def __init__(self, pserver_count: int = 1, *, is_kept: bool = True) -> None:
+        self._clock = SystemClock()
+        self.coordinator = MemoryCoordinator(self._clock)
+        self.storage = MemoryStorage() if is_kept else None
+        self.pserver_count = pserver_count
+        batches = pa.table({"k": range(4 * TASKS)}).to_batches(max_chunksize=4)
+        self.files = MemoryFiles({"a.parquet": b"".join(named_format("parquet").write(batches, batches[0].schema))})
+        self._twins: dict[str, PserverTwin] = {}
+        self._numbers = count()
+        self._held: dict[str, HeldKey] = {}
+        self._masters: list[Master] = []
+        #: The master's own connection to etcd.
+        self.master_coordinator = self.coordinator.another()
+
+    # who is there
+
+    def start_pserver(self, index: int, done: dict[int, Iterable[int]] | None = None, *silent: str) -> PserverTwin:
+        """A new process of a pserver, with these tasks; to ``silent`` calls it gives no answer."""
+        key, address = KEYS.pserver(index), f"twin:{next(self._numbers)}"
+        record = msgspec.json.encode(ServerRecord(address=address))
+        twin = PserverTwin(index, self.pserver_count, 0, self.storage)
+        twin.done = {epoch: set(tasks) for epoch, tasks in (done or {}).items()}
+        twin.silent.update(silent)
+        self._twins[address] = twin
+        twin.generation = self._claim(key, record)
+        return twin
+
+    def end_pserver(self, index: int) -> None:
+        """Its lease ends."""
+        self._held.pop(KEYS.pserver(index)).release()
+
+    def start_trainer(self, name: str) -> int:
+        """A trainer registers; its generation."""
+        return self._claim(KEYS.trainer(name), msgspec.json.encode(TrainerRecord(id=name)))
+
+    def end_trainer(self, name: str) -> None:
+        """Its lease ends."""
+        self._held.pop(KEYS.trainer(name)).release()
+
+    def _claim(self, key: str, record: bytes) -> int:
+        held = HeldKey.claim(self.coordinator, self._clock, key, record, 20.0)
+        assert held is not None
+        self._held[key] = held
+        return held.generation
+
+    def start_master(self, **settings: object) -> Master:
+        """A master; the one before it ends, and its successor gets a connection of its own."""
+        self.end_master()
+        self.master_coordinator = self.coordinator.another()
+        self._masters.append(Master(self, self._clock, **settings))
+        return self._masters[-1]
+
+    def end_master(self) -> None:
+        """Nobody leads."""
+        while self._masters:
+            self._masters.pop().close()
+
+    def connect(self, address: str, **_: object) -> _TwinConnection:
+        return _TwinConnection(self._twins[address])
+
+    def close(self) -> None:
+        self.end_master()
+        for held in self._held.values():
+            held.release()
+        self.coordinator.close()
+
+
+class Master:
+    """The service of one master, and what trainers ask of it."""
+
+    def __init__(self, job: Job, clock: SystemClock, **settings: object) -> None:
+        self._job = job
+        held = HeldKey.claim(job.master_coordinator, clock, KEYS.master_lock, b"", 20.0)
+        assert held is not None
+        self._held = held
+        self.directory = Directory(job.coordinator, KEYS, clock).start()
+        self.service = MasterService(
+            MasterSettings(etcd="memory:1", job="demo", pservers=job.pserver_count, **settings),  # type: ignore[arg-type]
+            pserver_count=job.pserver_count,
+            held=held,
+            coordinator=job.master_coordinator,
+            directory=self.directory,
+            keys=KEYS,
+            files=job.files,
+            checkpoints=job.storage,
+            index_storage=None,
+            clock=clock,
+            credentials=None,
+            step_down=lambda _: None,
+        )
+        self.service.start(read_state(job.coordinator, KEYS))
+
+    def close(self) -> None:
+        self._job.master_coordinator.reconnect()
+        self.service.close()
+        self.directory.close()
+        self._held.release()
+
+    @property
+    def state(self) -> Any:
+        return self.service._state
+
+    def declare(self, dataset: DatasetDeclaration = DATASET, model: ModelDeclaration = MODEL) -> None:
+        until_ready(lambda: self.service.declaring.dataset(dataset))
+        self.service.declaring.model(model)
+
+    def ask(self, trainer: str, generation: int, **more: object) -> TasksReply:
+        """One exchange, whatever comes of it."""
+        ticket = TasksTicket(trainer=trainer, generation=generation, wait_s=0.0, **more)  # type: ignore[arg-type]
+        return self.service.tasks.exchange(ticket, threading.Event())[0]
+
+    def work(self, trainer: str, generation: int, **more: object) -> TasksReply:
+        """One exchange, as soon as the master is ready for it."""
+        return until_ready(lambda: self.ask(trainer, generation, **more))
+
+    def take(self, trainer: str, generation: int) -> Assignment:
+        """One piece of work."""
+        (given,) = self.work(trainer, generation, want=1).assignments
+        return given
+
+    def report(self, trainer: str, generation: int, *done: Assignment, by: Iterable[int], **more: object) -> TasksReply:
+        """Pieces are finished; pservers of the generations ``by`` acknowledged them."""
+        finished = [
+            FinishedTask(epoch=each.epoch, position=each.position, attempt=each.attempt, pservers=list(by))
+            for each in done
+        ]
+        return self.work(trainer, generation, finished=finished, **{"want": 0, **more})
+
+    def do_all(self, trainer: str, generation: int, pservers: Iterable[PserverTwin]) -> list[Assignment]:
+        """Do what there is until there is nothing."""
+        done: list[Assignment] = []
+        while given := self.work(trainer, generation, want=1).assignments:
+            for each in given:
+                for pserver in pservers:
+                    pserver.done.setdefault(each.epoch, set()).add(each.task)
+            self.report(trainer, generation, *given, by=[pserver.generation for pserver in pservers])
+            done += given
+        return done
+
+    def join(self, trainer: str, generation: int, wait_s: float = 0.0) -> int:
+        """The member's number; 0: it is none yet."""
+        return self.service.members.join(JoinRequest(trainer=trainer, generation=generation, wait_s=wait_s)).member
+
+    def says_done(self, trainer: str, generation: int) -> bool:
+        """Whether a trainer is told that all is done, after one tick."""
+        self.service.tick()
+        return self.ask(trainer, generation).outcome == "epochs_done"
+
+    def is_settled(self, pserver: PserverTwin) -> bool:
+        with self.state.changed:
+            return bool(self.state.replay.is_settled(pserver.index, pserver.generation))
+
+
+def until_ready(call: Callable[[], Result]) -> Result:
+    """What is asked for, when the master has come so far."""
+
+    def attempt() -> list[Result]:
+        try:
+            return [call()]
+        except NotReadyError:
+            return []
+
+    return eventually(attempt)[0]
+
+
+@contextmanager
+def jobs(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Job]]:
+    """Makes jobs whose masters reach the twins; nothing of them is left afterwards."""
+    made: list[Job] = []
+    before = set(threading.enumerate())
+
+    def make(*arguments: Any, **more: Any) -> Job:
+        made.append(Job(*arguments, **more))
+        monkeypatch.setattr("flightedl.master.views.Connection", made[-1].connect)
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.close()
+    eventually(lambda: not [thread for thread in threading.enumerate() if thread not in before])

@@ -1,0 +1,150 @@
+"""Trainers hear that all is done only when nothing that is done can get lost any more."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import msgspec
+import pytest
+from job_of_twins import Job, Master, PserverTwin
+
+from flightedl.domain.checkpoints_manifest import candidates
+from flightedl.domain.checkpoints_values import CheckpointSettings
+from flightedl.testing.contracts.coordinator import eventually
+
+MakeJob = Callable[..., Job]
+
+
+@pytest.fixture(autouse=True)
+def _short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = CheckpointSettings(retry_floor_s=0.01, retry_ceiling_s=0.01)
+    monkeypatch.setattr("flightedl.master.completion.settings_of", lambda _: settings)
+
+
+def trained(job: Job) -> tuple[Master, list[PserverTwin], int]:
+    """All tasks of a job are done, only the first values are saved; with its only trainer's generation."""
+    pservers = [job.start_pserver(index) for index in range(job.pserver_count)]
+    master = job.start_master()
+    master.declare()
+    a = job.start_trainer("a")
+
+    def is_begun() -> bool:
+        master.service.tick()
+        with master.state.changed:
+            return job.storage is None or master.state.checkpointing.latest == 1
+
+    eventually(is_begun)
+    assert len(master.do_all("a", a, pservers)) == 4
+    return master, pservers, a
+
+
+def newest(job: Job) -> int:
+    """The newest checkpoint in the store."""
+    assert job.storage is not None
+    return candidates(job.storage.files)[0]
+
+
+def is_gone(master: Master, index: int) -> bool:
+    with master.state.changed:
+        return index not in master.state.pservers
+
+
+def test_done_is_told_when_the_last_checkpoint_is_complete(make_job: MakeJob) -> None:
+    job = make_job()
+    master, _, a = trained(job)
+    assert newest(job) == 1
+    assert not master.says_done("a", a)
+    eventually(lambda: master.says_done("a", a))
+    assert newest(job) > 1
+
+
+def test_the_store_may_be_away_for_a_moment_at_the_end(make_job: MakeJob) -> None:
+    job = make_job()
+    master, (pserver,), a = trained(job)
+    pserver.store_trouble = "no space"
+    eventually(lambda: master.says_done("a", a) or master.state.checkpointing.trouble)
+    pserver.store_trouble = ""
+    eventually(lambda: master.says_done("a", a))
+    assert newest(job) > 1
+
+
+def test_a_store_that_fails_again_and_again_is_not_waited_for(make_job: MakeJob) -> None:
+    job = make_job()
+    master, (pserver,), a = trained(job)
+    pserver.store_trouble = "no space"
+    eventually(lambda: master.says_done("a", a))
+    assert newest(job) == 1
+    assert "no space" in master.state.checkpointing.trouble
+
+
+def test_a_pserver_that_dies_while_the_last_checkpoint_is_made_is_waited_for(make_job: MakeJob) -> None:
+    """It takes along what it had since the checkpoint before: its death is not the store's trouble."""
+    job = make_job()
+    master, (pserver,), a = trained(job)
+    pserver.silent.add("snapshot")
+    eventually(lambda: master.says_done("a", a) or pserver.calls["snapshot"] > 2)
+    job.end_pserver(0)
+    eventually(lambda: is_gone(master, 0))
+    for _ in range(5):
+        assert not master.says_done("a", a)
+    job.start_pserver(0, {0: range(4)})
+    eventually(lambda: master.says_done("a", a))
+    assert newest(job) > 1
+
+
+@pytest.mark.parametrize("is_kept", [True, False])
+def test_nobody_hears_that_all_is_done_while_a_pserver_is_away_or_has_not_said_what_it_has(
+    make_job: MakeJob, is_kept: bool
+) -> None:
+    job = make_job(2, is_kept=is_kept)
+    master, pservers, a = trained(job)
+    eventually(lambda: master.says_done("a", a))
+    job.end_pserver(1)
+    eventually(lambda: is_gone(master, 1))
+    assert not master.says_done("a", a)
+    back = job.start_pserver(1, {0: range(3)}, "applied")
+    eventually(lambda: back.calls["applied"] > 1)
+    assert not master.says_done("a", a)
+    back.silent.clear()
+    eventually(lambda: master.is_settled(back))
+    assert not master.says_done("a", a), "a task that it lacks is to be done again"
+    (again,) = master.do_all("a", a, [pservers[0], back])
+    assert again.task == 3
+    eventually(lambda: master.says_done("a", a))
+
+
+@pytest.mark.parametrize("is_kept", [True, False])
+def test_nobody_hears_that_all_is_done_while_a_round_may_be_open(make_job: MakeJob, is_kept: bool) -> None:
+    """The last batches wait in it until each pserver has heard that nobody else comes."""
+    job = make_job(is_kept=is_kept)
+    (pserver,) = [job.start_pserver(0)]
+    master = job.start_master()
+    master.declare()
+    a = job.start_trainer("a")
+    given = master.work("a", a, want=4).assignments
+    eventually(lambda: master.join("a", a))
+    given += master.work("a", a, want=4, holding=[each.attempt for each in given]).assignments
+    assert pserver.views[-1].members
+    pserver.silent.add("view")
+    heard = pserver.calls["view"]
+    while given:
+        master.report("a", a, *given, by=[pserver.generation])
+        given = master.work("a", a, want=4).assignments
+    eventually(lambda: pserver.calls["view"] > heard + 1)
+    assert master.state.queue.is_done
+    for _ in range(5):
+        assert not master.says_done("a", a)
+    pserver.silent.clear()
+    eventually(lambda: master.says_done("a", a))
+    assert not pserver.views[-1].members
+
+
+def test_a_master_that_ends_waits_for_a_last_checkpoint_unless_a_pserver_is_gone(make_job: MakeJob) -> None:
+    job = make_job()
+    master, (pserver,), _ = trained(job)
+    master.service.completion.drain(5.0)
+    assert newest(job) == 2
+    pserver.store_trouble = "no space"
+    master.service.completion.drain(60.0)
+    assert newest(job) == 2
+    assert msgspec.json.decode(job.storage.read("c-2/manifest.json"))["body"]["number"] == 2  # type: ignore[union-attr]
