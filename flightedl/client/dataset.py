@@ -5,6 +5,9 @@ trainer is a member, its values are fresh), hands it out, and closes it when the
 gradient came too late (the round had moved on, or this trainer had lost its membership) is handed out *again*, under
 the same identity: the loop body simply runs once more with fresh values.
 
+A piece of work is reported as finished only when every one of its batches was settled by this reading of it: every
+block has it. Else it is handed back, whatever the reason was; what is done already is answered "already applied".
+
 Where gradients of several batches are pushed as one sum, their batches are kept until the sum is pushed; those that a
 block could not take with the others are handed out again, each for itself. A task is reported when its sums are pushed.
 A loop that is left gives up the sum that is not pushed: its batches go back with their task.
@@ -17,21 +20,20 @@ from __future__ import annotations
 import queue
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
 from typing import Protocol
 
 import pyarrow as pa
 
 from flightedl.client.batches import CurrentBatch
 from flightedl.client.feed import Piece, TaskFeed
+from flightedl.client.readings import Handed, Item, PieceEnd, ReadBatch, ReadFailure, Reading
 from flightedl.client.waiting import Waiting
 from flightedl.errors import FlightedlError, UsageError
 from flightedl.formats.chunks import ChangedFileError
 from flightedl.formats.declared import schema_of
 from flightedl.formats.following import MARKER
 from flightedl.wire.messages_declared import DatasetReply
-from flightedl.wire.messages_work import Assignment
 
 #: Batches read ahead of the user's code.
 _AHEAD = 4
@@ -56,56 +58,6 @@ class BatchListener(Protocol):
     def give_up_sum(self) -> None:
         """Forget the sum of what was not pushed yet: its batches are somebody else's now."""
         ...
-
-
-@dataclass(frozen=True, slots=True)
-class _ReadBatch:
-    assignment: Assignment
-    number: int
-    records: pa.RecordBatch
-
-
-@dataclass(frozen=True, slots=True)
-class _PieceEnd:
-    assignment: Assignment
-
-
-@dataclass(frozen=True, slots=True)
-class _ReadFailure:
-    assignment: Assignment
-    number: int
-    error: Exception
-
-
-_Item = _ReadBatch | _PieceEnd | _ReadFailure
-
-
-@dataclass(eq=False, slots=True)
-class _Handed:
-    """A batch that the user's code has or had."""
-
-    item: _ReadBatch
-    current: CurrentBatch
-
-
-@dataclass(slots=True)
-class _PieceInWork:
-    """The piece of work that batches are handed out of."""
-
-    attempt: int
-    #: Batches handed out of which it is not known yet that every block has them.
-    handed: list[_Handed] = field(default_factory=list)
-    #: Pserver -> the oldest generation of it that has a batch of the piece.
-    generations: dict[int, int] = field(default_factory=dict)
-
-    def note(self, generations: Mapping[int, int]) -> None:
-        """Pservers that have a batch."""
-        for index, generation in generations.items():
-            self.generations[index] = min(generation, self.generations.get(index, generation))
-
-    def generation_list(self) -> list[int]:
-        """By index; 0: of a pserver that was sent nothing."""
-        return [self.generations.get(index, 0) for index in range(max(self.generations, default=-1) + 1)]
 
 
 #: Reads the batches of a piece, in order.
@@ -136,12 +88,12 @@ class Dataset:
         self._grace_s = grace_s
         self._end_growth = end_growth
         self._feed: TaskFeed | None = None
-        self._read_queue: queue.Queue[_Item] = queue.Queue(_AHEAD)
+        self._read_queue: queue.Queue[Item] = queue.Queue(_AHEAD)
         #: What the user's code is at.
-        self._at: Assignment | None = None
+        self._at: Piece | None = None
         self._stopping = threading.Event()
         self._reader: threading.Thread | None = None
-        self._reader_error: FlightedlError | None = None
+        self._reader_error: Exception | None = None
 
     @property
     def schema(self) -> pa.Schema:
@@ -190,54 +142,58 @@ class Dataset:
         self.close()
 
     def _batches(self, feed: TaskFeed) -> Iterator[pa.RecordBatch]:
-        piece = _PieceInWork(-1)
+        reading: Reading | None = None
         while (item := self._next_item(feed)) is not None:
-            if not feed.is_held(item.assignment):
+            if not feed.is_held(item.piece):
                 continue
-            if item.assignment.attempt != piece.attempt:
-                if piece.handed:
+            if reading is None or item.piece is not reading.piece:
+                if reading is not None and reading.handed:
                     self._listener.give_up_sum()
-                piece = _PieceInWork(item.assignment.attempt)
-            if isinstance(item, _PieceEnd):
-                if piece.handed:
+                reading = Reading(item.piece)
+            if isinstance(item, PieceEnd):
+                if reading.handed:
                     self._listener.push_sum()
-                    yield from self._settle(feed, piece)
-                feed.finished(item.assignment, piece.generation_list())
-            elif isinstance(item, _ReadFailure):
+                    yield from self._settle(feed, reading)
+                _end(feed, reading)
+            elif isinstance(item, ReadFailure):
                 _report_unreadable(feed, item)
             else:
-                handed = _Handed(item, CurrentBatch(item.assignment, item.number, item.records.num_rows))
-                piece.handed.append(handed)
+                current = CurrentBatch(item.piece.assignment, item.number, item.records.num_rows)
+                handed = Handed(item, current)
+                reading.handed.append(handed)
                 yield from self._hand_out(feed, handed)
-                yield from self._settle(feed, piece)
+                yield from self._settle(feed, reading)
 
-    def _hand_out(self, feed: TaskFeed, handed: _Handed) -> Iterator[pa.RecordBatch]:
+    def _hand_out(self, feed: TaskFeed, handed: Handed) -> Iterator[pa.RecordBatch]:
         """Give a batch to the user's code, until it is answered, or waits in a sum."""
         current, item = handed.current, handed.item
         while True:
             current.begin()
             if not self._listener.open_batch(current):
-                feed.drop_all()
+                # Of this piece only: what was fetched meanwhile is another one.
+                current.must_repeat = True
+                feed.hand_back(item.piece)
                 return
-            self._at = item.assignment
+            self._at = item.piece
             yield item.records
             self._at = None
             self._listener.close_batch(current)
-            if not current.must_repeat or not feed.is_held(item.assignment):
+            if not current.must_repeat or not feed.is_held(item.piece):
                 return
             current.is_alone = True
 
-    def _settle(self, feed: TaskFeed, piece: _PieceInWork) -> Iterator[pa.RecordBatch]:
+    def _settle(self, feed: TaskFeed, reading: Reading) -> Iterator[pa.RecordBatch]:
         """Note who has the batches that do not wait any more; hand out again those whose sum was not taken."""
-        while settled := [handed for handed in piece.handed if not handed.current.waits]:
-            for handed in settled:
-                piece.handed.remove(handed)
-                if handed.current.must_repeat and feed.is_held(handed.item.assignment):
+        while answered := [handed for handed in reading.handed if not handed.current.waits]:
+            for handed in answered:
+                reading.handed.remove(handed)
+                if handed.current.must_repeat and feed.is_held(reading.piece):
                     handed.current.is_alone = True
                     yield from self._hand_out(feed, handed)
-                piece.note(handed.current.generations)
+                if not handed.current.must_repeat:
+                    reading.settle(handed.item.number, handed.current.generations)
 
-    def _next_item(self, feed: TaskFeed) -> _Item | None:
+    def _next_item(self, feed: TaskFeed) -> Item | None:
         waiting = self._waiting()
         while True:
             try:
@@ -264,13 +220,13 @@ class Dataset:
 
     def fail_current(self, current: CurrentBatch, error: str) -> None:
         """The user's code raised at this batch: report it, so that a poisonous record is found."""
-        if self._feed is not None:
-            self._feed.failed(current.assignment, error, current.number)
+        if self._feed is not None and self._at is not None:
+            self._feed.failed(self._at, error, current.number)
 
-    def registration_changed(self) -> None:
+    def registered_again(self) -> None:
         """This trainer has a new generation: what it held belongs to others now."""
         if self._feed is not None:
-            self._feed.drop_all()
+            self._feed.registered_again()
 
     def close(self) -> None:
         """Hand back what is held and stop reading. Closing twice is fine."""
@@ -288,22 +244,22 @@ class Dataset:
                 piece = feed.next(_SLICE_S)
                 if piece is not None:
                     self._read_piece(piece)
-        except FlightedlError as error:
+        except Exception as error:  # noqa: BLE001 - raised where the user's code waits for this thread
             self._reader_error = error
 
     def _read_piece(self, piece: Piece) -> None:
         number = piece.assignment.first_batch
         try:
             for records in self._read(piece):
-                if not self._put(_ReadBatch(piece.assignment, number, records)):
+                if not self._put(ReadBatch(piece, number, records)):
                     return
                 number += 1
-        except (FlightedlError, pa.ArrowException, OSError) as error:
-            self._put(_ReadFailure(piece.assignment, number, error))
+        except Exception as error:  # noqa: BLE001 - raised or reported where the batch would have been handed out
+            self._put(ReadFailure(piece, number, error))
         else:
-            self._put(_PieceEnd(piece.assignment))
+            self._put(PieceEnd(piece))
 
-    def _put(self, item: _Item) -> bool:
+    def _put(self, item: Item) -> bool:
         while not self._stopping.is_set():
             try:
                 self._read_queue.put(item, timeout=_SLICE_S)
@@ -313,8 +269,20 @@ class Dataset:
         return False
 
 
-def _report_unreadable(feed: TaskFeed, failure: _ReadFailure) -> None:
-    if isinstance(failure.error, ChangedFileError):
-        raise failure.error
-    sys.stderr.write(f"flightedl: cannot read a batch, the task goes back: {failure.error}\n")
-    feed.failed(failure.assignment, str(failure.error), failure.number)
+def _end(feed: TaskFeed, reading: Reading) -> None:
+    """All batches of a piece were handed out that were read of it."""
+    if reading.is_settled:
+        feed.finished(reading.piece, reading.generation_list())
+    else:
+        feed.hand_back(reading.piece)
+
+
+def _report_unreadable(feed: TaskFeed, failure: ReadFailure) -> None:
+    """The piece goes back; what no data can cause is raised."""
+    error = failure.error
+    if isinstance(error, ChangedFileError):
+        raise error
+    feed.failed(failure.piece, str(error) or type(error).__name__, failure.number)
+    if not isinstance(error, (FlightedlError, pa.ArrowException, OSError)):
+        raise error
+    sys.stderr.write(f"flightedl: cannot read a batch, the task goes back: {error}\n")

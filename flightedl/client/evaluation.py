@@ -51,7 +51,7 @@ def _do(feed: TaskFeed, piece: Piece, read: Callable[[Piece], Iterator[pa.Record
     number = piece.assignment.first_batch
     try:
         for batch in read(piece):
-            if not feed.is_held(piece.assignment):
+            if not feed.is_held(piece):
                 return
             weight = batch.num_rows
             for name, value in measure(batch).items() if weight else ():
@@ -59,9 +59,9 @@ def _do(feed: TaskFeed, piece: Piece, read: Callable[[Piece], Iterator[pa.Record
                 sums[name] = (total + float(value) * weight, weights + weight)
             number += 1
     except Exception as error:
-        feed.failed(piece.assignment, f"{type(error).__name__}: {error}", number)
+        feed.failed(piece, f"{type(error).__name__}: {error}", number)
         raise
-    feed.finished(piece.assignment, (), sums)
+    feed.finished(piece, (), sums)
 
 
 def result(name: str, reply: TasksReply) -> dict[str, float]:

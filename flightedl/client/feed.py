@@ -10,6 +10,11 @@ there is room. Reports stay in the feed until the master answered them, so a mas
 number makes repeating them safe. While tasks are short, the thread asks again and again over one open stream; it lets
 go of it when it has said nothing for a second.
 
+What this trainer gives up is *handed back* with the next report, never just forgotten: the master tells an attempt
+again that a request does not list, and would tell the same one. Should that happen all the same (an answer was lost),
+it comes as another :class:`Piece`, and is another *reading*: whoever read a part of the first one has read nothing of
+the second. So everything here is about a ``Piece``, not about its attempt.
+
 The feed does not know whether a batch was pushed; ``finished`` is the caller's word that all of a piece was.
 """
 
@@ -53,13 +58,15 @@ class Reports:
     def without(self, sent: Reports) -> Reports:
         """What is still to be told after ``sent`` was."""
         return Reports(
-            self.finished[len(sent.finished) :], self.failed[len(sent.failed) :], self.returned[len(sent.returned) :]
+            tuple(report for report in self.finished if report not in sent.finished),
+            tuple(report for report in self.failed if report not in sent.failed),
+            tuple(report for report in self.returned if report not in sent.returned),
         )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Piece:
-    """A piece of work with the chunks its records are in."""
+    """A piece of work with the chunks its records are in: one telling of it, and so one reading."""
 
     assignment: Assignment
     chunks: tuple[Chunk, ...]
@@ -86,8 +93,10 @@ class TaskFeed:
         self._cover_s = cover_s
         self._changed = threading.Condition()
         self._reports = Reports()
-        #: Attempts this trainer holds: given and not yet reported, oldest first.
-        self._held: dict[int, Assignment] = {}
+        #: By attempt, what this trainer holds: given and not yet reported, oldest first.
+        self._held: dict[int, Piece] = {}
+        #: Counts the registrations under which work was taken: an answer to an earlier one gives nothing.
+        self._registration = 0
         #: Those of them that nobody has begun.
         self._ready: deque[Piece] = deque()
         #: Since when the oldest one held is the oldest.
@@ -102,7 +111,7 @@ class TaskFeed:
         self._rest_at = math.inf
         #: When the last piece of a loop that was left goes back.
         self._keep_until = 0.0
-        self._error: FlightedlError | None = None
+        self._error: Exception | None = None
         self._reason = ""
         self._thread = threading.Thread(target=self._run, name="flightedl-tasks", daemon=True)
         self._thread.start()
@@ -115,7 +124,7 @@ class TaskFeed:
         While two that were given are not reported, there is no next one.
 
         Raises:
-            FlightedlError: what ended the feed.
+            Exception: what ended the feed.
         """
         with self._changed:
             self._changed.wait_for(lambda: self._may_begin() or self._is_over(), timeout_s)
@@ -143,16 +152,16 @@ class TaskFeed:
         with self._changed:
             return self._reason
 
-    def is_held(self, assignment: Assignment) -> bool:
-        """False when the master took this piece away: drop what is left of it."""
+    def is_held(self, piece: Piece) -> bool:
+        """False when this piece was taken away or handed back: drop what is left of it, also of its end."""
         with self._changed:
-            return assignment.attempt in self._held
+            return self._held.get(piece.assignment.attempt) is piece
 
     # what the trainer reports
 
     def finished(
         self,
-        assignment: Assignment,
+        piece: Piece,
         pservers: Sequence[int],
         metrics: Mapping[str, tuple[float, float]] | None = None,
     ) -> None:
@@ -160,6 +169,7 @@ class TaskFeed:
 
         ``metrics``: of an evaluation, name -> (weighted sum, weight).
         """
+        assignment = piece.assignment
         report = FinishedTask(
             epoch=assignment.epoch,
             position=assignment.position,
@@ -168,12 +178,13 @@ class TaskFeed:
             metrics=dict(metrics or {}),
         )
         with self._changed:
-            if assignment.attempt in self._held:
+            if self.is_held(piece):
                 self._note_pace()
-            self._report(assignment, lambda r: replace(r, finished=(*r.finished, report)))
+            self._report(piece, lambda r: replace(r, finished=(*r.finished, report)))
 
-    def failed(self, assignment: Assignment, error: str, batch: int | None) -> None:
+    def failed(self, piece: Piece, error: str, batch: int | None) -> None:
         """This piece cannot be done by this trainer."""
+        assignment = piece.assignment
         report = FailedTask(
             epoch=assignment.epoch,
             position=assignment.position,
@@ -181,11 +192,16 @@ class TaskFeed:
             error=error[:1000],
             batch=batch,
         )
-        self._report(assignment, lambda r: replace(r, failed=(*r.failed, report)))
+        self._report(piece, lambda r: replace(r, failed=(*r.failed, report)))
 
-    def _report(self, assignment: Assignment, add: Callable[[Reports], Reports]) -> None:
+    def hand_back(self, piece: Piece) -> None:
+        """This trainer does not go on with this piece, and did no harm to it."""
+        self._report(piece, lambda r: replace(r, returned=(*r.returned, _returned(piece.assignment))))
+
+    def _report(self, piece: Piece, add: Callable[[Reports], Reports]) -> None:
         with self._changed:
-            if self._held.pop(assignment.attempt, None) is not None:
+            if self.is_held(piece):
+                del self._held[piece.assignment.attempt]
                 self._since_s = self._clock.now()
                 self._reports = add(self._reports)
                 self._changed.notify_all()
@@ -211,34 +227,29 @@ class TaskFeed:
             return 0
         return count_to_ask_for(wanted_count(self._pace_s, self._cover_s), len(self._held))
 
-    def drop_all(self) -> None:
-        """Forget everything held: it was given to a registration that is gone."""
+    def registered_again(self) -> None:
+        """All that is held was given to a registration that is gone; so is what it is told from now on."""
         with self._changed:
-            self._held.clear()
-            self._ready.clear()
-            self._reports = Reports()
-            self._changed.notify_all()
+            self._registration += 1
+            self._hand_back_all()
 
-    def retire(self, kept: Assignment | None) -> None:
+    def retire(self, kept: Piece | None) -> None:
         """Take no more work and hand back all but ``kept``, which goes back a moment later unless it is reported."""
         with self._changed:
-            self._hand_back(None if kept is None else kept.attempt)
+            self._is_closing = True
+            self._hand_back_all(kept)
             self._keep_until = self._clock.now() + _KEPT_S
 
     def close(self, timeout_s: float) -> None:
         """Hand back what is held, send the last reports, stop the thread."""
         with self._changed:
-            self._hand_back(None)
+            self._is_closing = True
+            self._hand_back_all()
         self._thread.join(timeout_s)
 
-    def _hand_back(self, kept: int | None) -> None:
-        self._is_closing = True
-        returned = [
-            ReturnedTask(epoch=held.epoch, position=held.position, attempt=attempt)
-            for attempt, held in self._held.items()
-            if attempt != kept
-        ]
-        self._held = {attempt: held for attempt, held in self._held.items() if attempt == kept}
+    def _hand_back_all(self, kept: Piece | None = None) -> None:
+        returned = [_returned(held.assignment) for held in self._held.values() if held is not kept]
+        self._held = {attempt: held for attempt, held in self._held.items() if held is kept}
         self._ready.clear()
         self._reports = replace(self._reports, returned=(*self._reports.returned, *returned))
         self._changed.notify_all()
@@ -254,11 +265,12 @@ class TaskFeed:
 
     def _has_said(self, reports: Reports, held: tuple[int, ...], want: int, wait_s: float) -> bool:
         """Report and fetch once; False: that was the last time."""
+        registration = self._registration
         try:
             reply, pieces = self._fetch(reports, held, want, wait_s)
-        except FlightedlError as error:
+        except Exception as error:  # noqa: BLE001 - whatever ends this thread is for whoever waits for its work
             return self._took_error(error)
-        self._take(reports, reply, pieces)
+        self._take(reports, reply, pieces, registration)
         return True
 
     def _wait_for_work(self) -> tuple[Reports, tuple[int, ...], int, float] | None:
@@ -272,7 +284,7 @@ class TaskFeed:
                     if kept_s > 0:
                         self._changed.wait(kept_s)
                     else:
-                        self._hand_back(None)
+                        self._hand_back_all()
                     continue
                 room = self._room()
                 if self._reports and (pause <= 0 or not self._reason):
@@ -296,10 +308,10 @@ class TaskFeed:
         limit_s = min(pause_s, open_s)
         self._changed.wait(None if math.isinf(limit_s) else limit_s)
 
-    def _took_error(self, error: FlightedlError) -> bool:
+    def _took_error(self, error: Exception) -> bool:
         """Whether to go on after an error."""
         with self._changed:
-            if not is_transient(error) or self._is_closing:
+            if not isinstance(error, FlightedlError) or not is_transient(error) or self._is_closing:
                 self._error = error
                 self._changed.notify_all()
                 return False
@@ -307,7 +319,7 @@ class TaskFeed:
             self._not_before = self._clock.now() + _RETRY_S
             return True
 
-    def _take(self, sent: Reports, reply: TasksReply, pieces: Sequence[Piece]) -> None:
+    def _take(self, sent: Reports, reply: TasksReply, pieces: Sequence[Piece], registration: int) -> None:
         with self._changed:
             self._reason = ""
             self._reports = self._reports.without(sent)
@@ -317,17 +329,25 @@ class TaskFeed:
             if self._is_done:
                 self._held.clear()
                 self._ready.clear()
-            if self._is_closing:
-                unwanted = tuple(
-                    ReturnedTask(epoch=p.assignment.epoch, position=p.assignment.position, attempt=p.assignment.attempt)
-                    for p in pieces
-                )
+            if self._is_closing or registration != self._registration:
+                unwanted = [_returned(piece.assignment) for piece in pieces]
                 self._reports = replace(self._reports, returned=(*self._reports.returned, *unwanted))
             else:
                 if not self._held:
                     self._since_s = self._clock.now()
                 for piece in pieces:
-                    self._held[piece.assignment.attempt] = piece.assignment
-                    self._ready.append(piece)
+                    self._hold(piece)
             self._not_before = self._clock.now() + (reply.retry_after_s if not pieces else 0.0)
             self._changed.notify_all()
+
+    def _hold(self, piece: Piece) -> None:
+        attempt = piece.assignment.attempt
+        if attempt in self._held:
+            # Told twice: whatever was read of the first telling counts for nothing.
+            self._ready = deque(each for each in self._ready if each.assignment.attempt != attempt)
+        self._held[attempt] = piece
+        self._ready.append(piece)
+
+
+def _returned(assignment: Assignment) -> ReturnedTask:
+    return ReturnedTask(epoch=assignment.epoch, position=assignment.position, attempt=assignment.attempt)

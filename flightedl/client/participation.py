@@ -95,7 +95,7 @@ class Participation:
         """Be a member of the view and have values that a member may have."""
         # Taken once: an answer to another request may end the membership at any time.
         while (member := self._member) == 0 and self._parameters is not None:
-            if not self._join(self._parameters):
+            if not self._join(self._parameters, current.assignment.attempt):
                 return False
             self._parameters.refresh()
         self._steps += 1
@@ -126,11 +126,11 @@ class Participation:
 
     # the membership
 
-    def _join(self, parameters: Parameters) -> bool:
-        """Become a member; False when this trainer holds no work, because all of it was taken away."""
+    def _join(self, parameters: Parameters, attempt: int) -> bool:
+        """Become a member to work on ``attempt``; False when that was taken away."""
         waiting = self._waiting()
         for _ in waiting.steps():
-            reply = persistently(self._waiting(), self._ask_to_join)
+            reply = persistently(self._waiting(), lambda: self._ask_to_join(attempt))
             if reply.member or not reply.holds_work:
                 self._take_mode(parameters, reply)
                 self._member, self._steps = reply.member, 0
@@ -148,10 +148,10 @@ class Participation:
             self._mode = mode
             parameters.change_mode(mode)
 
-    def _ask_to_join(self) -> JoinReply:
+    def _ask_to_join(self, attempt: int) -> JoinReply:
         """One try, under whatever registration there is now: the one before may have ended."""
         self._renew_registration()
-        request = JoinRequest(trainer=self.trainer, generation=self.generation, wait_s=2.0)
+        request = JoinRequest(trainer=self.trainer, generation=self.generation, attempt=attempt, wait_s=2.0)
         return decode(self._servers.master().action("join", encode(request), timeout_s=SLICE_S), JoinReply)
 
     def _renew_registration(self) -> None:

@@ -493,9 +493,9 @@ class Job:
     def _began_anew(self) -> None:
         """This trainer is registered anew: what it held is somebody else's."""
         if self._dataset is not None:
-            self._dataset.registration_changed()
+            self._dataset.registered_again()
         if self._evaluation is not None:
-            self._evaluation.drop_all()
+            self._evaluation.registered_again()
 
     def _wait_for_pservers(self, count: int) -> None:
         waiting = self._waits.begin()

@@ -4,6 +4,8 @@ Rules:
 
 * The queue is told of events, each with the instant ``now`` (monotonic seconds, of one clock per process). It answers
   with values. An event that makes no sense raises one of ``flightedl.errors`` and changes nothing.
+* A trainer is its name and the *generation* of its registration. What a name holds was given to one generation: reports
+  of another one are refused, and nothing is given to it before ``trainer_gone`` has taken that back.
 * A *piece* is a stretch of batches of one task, normally all of it. Each time a piece is handed out, it gets a new
   *attempt* number, by which an old report is told from a current one.
 * A trainer works on its pieces in the order in which it was given them. So the oldest one that it has not reported
@@ -87,6 +89,7 @@ class TaskQueue:
         holding_limit: int = HOLDING_FLOOR,
         known: Collection[int] | None = None,
         trainer_count: int = 1,
+        generation: int = 0,
     ) -> TaskGiven | NoTaskNow | EpochsDone:
         """A trainer asks for work.
 
@@ -97,14 +100,18 @@ class TaskQueue:
             known: The attempts that it knows it holds; one that is missing, because the reply that told of it was
                 lost, is told again. None: not said.
             trainer_count: How many trainers there are. Those that hold anything are known.
+            generation: Of its registration.
 
         Raises:
+            FencedError: another registration of this trainer holds work; see ``trainer_gone``.
             JobFailedError: too much has failed; nothing is handed out any more.
         """
         state = self._state
         state.pending.start_clocks(now)
         line = state.pending.line_of(trainer)
         held = line.pieces
+        if held and line.generation != generation:
+            raise FencedError(f"what generation {line.generation} of trainer {trainer} held was not taken back yet")
         if known is not None:
             for attempt, pending in held.items():
                 if attempt not in known:
@@ -122,11 +129,13 @@ class TaskQueue:
         piece = self._take(epoch, is_idle=not held)
         if piece is not None:
             task = state.order(epoch).at(piece.position)
-            pending = state.pending.hand_out(piece, task, self._new_holder(trainer), now)
+            pending = state.pending.hand_out(piece, task, self._new_holder(trainer, generation), now)
             return TaskGiven(_assignment(pending, pending.holders[0].attempt))
-        return self._copy_or_none(trainer, epoch, now, is_idle=not held)
+        return self._copy_or_none(trainer, generation, epoch, now, is_idle=not held)
 
-    def finish(self, trainer: str, epoch: int, position: int, attempt: int, now: float) -> Finished | AlreadyDone:
+    def finish(
+        self, trainer: str, epoch: int, position: int, attempt: int, now: float, *, generation: int = 0
+    ) -> Finished | AlreadyDone:
         """A trainer reports that every batch of a piece is done.
 
         Raises:
@@ -134,7 +143,7 @@ class TaskQueue:
         """
         state = self._state
         state.pending.start_clocks(now)
-        pending = self._held(trainer, epoch, position, attempt)
+        pending = self._held(trainer, generation, epoch, position, attempt)
         if pending is None:
             return AlreadyDone()
         self._note_duration(pending, attempt, now)
@@ -153,6 +162,7 @@ class TaskQueue:
         *,
         error: str,
         batch: int | None = None,
+        generation: int = 0,
     ) -> Effects:
         """A trainer could not do a piece. ``batch``: at which batch of the task, where known.
 
@@ -160,17 +170,19 @@ class TaskQueue:
             FencedError: the attempt is no longer current, and the work is not done.
         """
         self._state.pending.start_clocks(now)
-        pending = self._held(trainer, epoch, position, attempt)
+        pending = self._held(trainer, generation, epoch, position, attempt)
         return () if pending is None else self._lose(pending, attempt, now, error, batch)
 
-    def give_back(self, trainer: str, epoch: int, position: int, attempt: int, now: float) -> Effects:
+    def give_back(
+        self, trainer: str, epoch: int, position: int, attempt: int, now: float, *, generation: int = 0
+    ) -> Effects:
         """A trainer hands a piece back unharmed. Not counted as a failure.
 
         Raises:
             FencedError: the attempt is no longer current, and the work is not done.
         """
         self._state.pending.start_clocks(now)
-        pending = self._held(trainer, epoch, position, attempt)
+        pending = self._held(trainer, generation, epoch, position, attempt)
         return () if pending is None else self._lose(pending, attempt, now, None)
 
     def trainer_gone(self, trainer: str, now: float, is_graceful: bool = False) -> Effects:
@@ -350,9 +362,13 @@ class TaskQueue:
         """Whether a trainer holds anything; O(1)."""
         return bool(self._state.pending.held_by(trainer))
 
-    def is_current(self, trainer: str, attempt: int) -> bool:
-        """Whether a trainer holds a piece under this attempt; O(1)."""
-        return attempt in self._state.pending.held_by(trainer)
+    def is_current(self, trainer: str, attempt: int, generation: int = 0) -> bool:
+        """Whether this registration of a trainer holds a piece under this attempt; O(1)."""
+        return self._state.pending.is_holder(trainer, generation, attempt)
+
+    def registrations(self) -> dict[str, int]:
+        """The generation of each trainer that holds anything."""
+        return {trainer: line.generation for trainer, line in self._state.pending.lines().items()}
 
     def batches(self, epoch: int, task: int) -> TaskBatches:
         """The batches of one task of one begun epoch by state.
@@ -425,7 +441,9 @@ class TaskQueue:
             piece = state.waiting.take_suspect(epoch)
         return piece
 
-    def _copy_or_none(self, trainer: str, epoch: int, now: float, is_idle: bool) -> TaskGiven | NoTaskNow:
+    def _copy_or_none(
+        self, trainer: str, generation: int, epoch: int, now: float, is_idle: bool
+    ) -> TaskGiven | NoTaskNow:
         """A copy of a piece for a trainer for which nothing else is there.
 
         Only idle trainers get one, so nobody gets a copy of its own piece.
@@ -435,7 +453,7 @@ class TaskQueue:
             return NoTaskNow(_RETRY_CEILING_S)
         limit = state.settings.attempts_limit
         if (waiting := state.pending.copyable_waiting(epoch, limit)) is not None:
-            return self._give_copy(trainer, waiting, now)
+            return self._give_copy(self._new_holder(trainer, generation), waiting, now)
         found = state.pending.copyable_running(epoch, limit)
         if found is None or state.average_s is None:
             return NoTaskNow(_RETRY_CEILING_S)
@@ -443,16 +461,15 @@ class TaskQueue:
         wait_s = since_s + state.average_s - now
         if wait_s >= 0:
             return NoTaskNow(min(max(wait_s, _RETRY_FLOOR_S), _RETRY_CEILING_S))
-        return self._give_copy(trainer, running, now)
+        return self._give_copy(self._new_holder(trainer, generation), running, now)
 
-    def _give_copy(self, trainer: str, pending: Pending, now: float) -> TaskGiven:
-        holder = self._new_holder(trainer)
+    def _give_copy(self, holder: Holder, pending: Pending, now: float) -> TaskGiven:
         self._state.pending.add_holder(pending, holder, now)
         self._state.copies += 1
         return TaskGiven(_assignment(pending, holder.attempt), is_copy=True)
 
-    def _new_holder(self, trainer: str) -> Holder:
-        holder = Holder(trainer, self._state.next_attempt)
+    def _new_holder(self, trainer: str, generation: int) -> Holder:
+        holder = Holder(trainer, self._state.next_attempt, generation)
         self._state.next_attempt += 1
         self._state.revision += 1
         return holder
@@ -466,13 +483,13 @@ class TaskQueue:
                 f"repair the data or the program, then retry or drop the failed tasks{last}"
             )
 
-    def _held(self, trainer: str, epoch: int, position: int, attempt: int) -> Pending | None:
+    def _held(self, trainer: str, generation: int, epoch: int, position: int, attempt: int) -> Pending | None:
         """The piece that a report is about; None: it was done before."""
         state = self._state
         pending = state.pending.find(attempt)
         if pending is not None:
             piece = pending.piece
-            is_holder = attempt in state.pending.held_by(trainer)
+            is_holder = state.pending.is_holder(trainer, generation, attempt)
             if not is_holder or (piece.epoch, piece.position) != (epoch, position):
                 raise FencedError(f"attempt {attempt} is not of {trainer} at position {position} of epoch {epoch}")
             return pending

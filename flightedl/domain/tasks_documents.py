@@ -19,13 +19,21 @@ import msgspec
 from flightedl.domain.tasks_values import FailedPiece
 from flightedl.errors import CorruptError
 
-VERSION = 2
+VERSION = 3
 
 Natural = Annotated[int, msgspec.Meta(ge=0)]
 
 
 class _Document(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     version: Natural
+
+
+class HeldDocument(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
+    """What one registration of a trainer holds."""
+
+    generation: Natural
+    #: See ``tasks_lines``; a piece with two holders is in the rows of both.
+    rows: list[list[Natural]]
 
 
 class DispatchDocument(_Document, kw_only=True):
@@ -40,8 +48,8 @@ class DispatchDocument(_Document, kw_only=True):
     #: (first epoch, base, size), see ``tasks_order``.
     sizes: list[tuple[Natural, Natural, Natural]]
     growth_ended: bool = False
-    #: trainer -> rows of what it holds, see ``tasks_lines``; a piece with two holders is in the rows of both.
-    held: dict[str, list[list[Natural]]] = {}
+    #: trainer -> what it holds; never nothing.
+    held: dict[str, HeldDocument] = {}
     #: (epoch, start, end, failures): whole tasks that wait.
     runs: list[tuple[Natural, Natural, Natural, Natural]] = []
     #: (epoch, position, first batch, end batch, failures): other pieces that wait.

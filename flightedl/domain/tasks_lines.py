@@ -27,9 +27,11 @@ Row = list[int]
 class Line:
     """What one trainer holds."""
 
-    __slots__ = ("pieces", "rows")
+    __slots__ = ("generation", "pieces", "rows")
 
-    def __init__(self) -> None:
+    def __init__(self, generation: int = 0) -> None:
+        #: Of the registration that it was given to: whoever comes back under the same name holds nothing of it.
+        self.generation = generation
         #: attempt -> piece, by rising attempt. Not to be changed from outside.
         self.pieces: dict[int, Pending] = {}
         #: All of ``pieces``, in their order.

@@ -3,6 +3,8 @@
 Rules:
 
 * An attempt number belongs to one holder of one piece. A piece has one holder, or two when one of them got a copy.
+* A holder is one *registration* of a trainer: its name and its generation. All that a name holds was given to one
+  registration.
 * A trainer works on its pieces in the order of their attempts: the first of its line *runs*, the others *wait*. A
   piece's clock starts when it begins to run: when it is given to a trainer that holds nothing, else when the one before
   it is reported or taken away.
@@ -31,6 +33,7 @@ class Holder:
 
     trainer: str
     attempt: int
+    generation: int = 0
     #: When it began to run, None: it waits, or its clock stands.
     since_s: float | None = None
     #: False: it ran before ``since_s``, for an unknown time.
@@ -116,6 +119,11 @@ class PendingPieces:
         """The same by attempt."""
         return self.line_of(trainer).pieces
 
+    def is_holder(self, trainer: str, generation: int, attempt: int) -> bool:
+        """Whether this registration of a trainer holds a piece under ``attempt``."""
+        line = self.line_of(trainer)
+        return attempt in line.pieces and line.generation == generation
+
     def hand_out(self, piece: Piece, task: int, holder: Holder, now: float | None) -> Pending:
         """A piece goes out to its first holder; ``now`` None: it was out before, nobody knows for how long."""
         pending = Pending(piece, task)
@@ -128,7 +136,8 @@ class PendingPieces:
         """Another trainer gets the piece too."""
         pending.holders.append(holder)
         self._by_attempt[holder.attempt] = pending
-        line = self._lines.setdefault(holder.trainer, Line())
+        line = self._lines.setdefault(holder.trainer, Line(holder.generation))
+        assert line.generation == holder.generation, "what an earlier registration held goes back first"
         line.append(holder.attempt, pending)
         if len(line.pieces) > 1:
             return
@@ -217,6 +226,8 @@ class PendingPieces:
             assert line.pieces
             assert sorted(line.pieces) == list(line.pieces), "a line is in the order of its attempts"
             assert line.rows == line.rows_anew()
+            held = [pending.holder(attempt) for attempt, pending in line.pieces.items()]
+            assert {holder.generation for holder in held} == {line.generation}
         for pending in self:
             trainers = [holder.trainer for holder in pending.holders]
             assert 1 <= len(trainers) <= HOLDERS_LIMIT

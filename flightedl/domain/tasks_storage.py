@@ -13,6 +13,7 @@ from flightedl.domain.tasks_documents import (
     VERSION,
     DispatchDocument,
     FailuresDocument,
+    HeldDocument,
     QueueDocument,
     decode_document,
     encode_document,
@@ -51,7 +52,9 @@ def encode_parts(state: QueueState) -> tuple[bytes, bytes]:
         next_attempt=state.next_attempt,
         sizes=state.sizes.rows,
         growth_ended=state.growth_ended,
-        held={trainer: line.rows for trainer, line in sorted(state.pending.lines().items())},
+        held={
+            trainer: HeldDocument(line.generation, line.rows) for trainer, line in sorted(state.pending.lines().items())
+        },
         runs=state.waiting.runs,
         parts=[_row(piece) for piece in state.waiting.pieces],
         finished_parts=[(*place, attempts) for place, attempts in state.finished_parts.items()],
@@ -159,21 +162,21 @@ def _restore_pieces(state: QueueState, document: DispatchDocument) -> None:
 
 def _restore_held(state: QueueState, document: DispatchDocument) -> None:
     holds = [
-        (attempt, trainer, piece)
-        for trainer, rows in document.held.items()
-        for row in rows
+        (Holder(trainer, attempt, held.generation), piece)
+        for trainer, held in document.held.items()
+        for row in held.rows
         for attempt, piece in _pieces_of(state, row)
     ]
-    if len({attempt for attempt, _, _ in holds}) != len(holds):
+    if len({holder.attempt for holder, _ in holds}) != len(holds):
         raise CorruptError("the stored task queue has an attempt twice")
     out: dict[tuple[int, int, int], Pending] = {}
-    for attempt, trainer, piece in sorted(holds, key=lambda hold: hold[0]):
+    for holder, piece in sorted(holds, key=lambda hold: hold[0].attempt):
         place = (piece.epoch, piece.position, piece.first_batch)
         if (known := out.get(place)) is None:
             task = state.order(piece.epoch).at(piece.position)
-            out[place] = state.pending.hand_out(piece, task, Holder(trainer, attempt), None)
+            out[place] = state.pending.hand_out(piece, task, holder, None)
         elif known.piece == piece:
-            state.pending.add_holder(known, Holder(trainer, attempt), None)
+            state.pending.add_holder(known, holder, None)
         else:
             raise CorruptError(f"the stored task queue has two pieces at position {piece.position}")
 

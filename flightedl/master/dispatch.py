@@ -54,7 +54,8 @@ class Dispatch:
             report: FinishedTask | FailedTask | ReturnedTask, event: Callable[..., object], **more: object
         ) -> object:
             try:
-                return event(ticket.trainer, report.epoch, report.position, report.attempt, now, **more)
+                place = report.epoch, report.position, report.attempt
+                return event(ticket.trainer, *place, now, generation=ticket.generation, **more)
             except FencedError:
                 lost.append(ReturnedTask(epoch=report.epoch, position=report.position, attempt=report.attempt))
                 return ()
@@ -73,7 +74,7 @@ class Dispatch:
         lost += [
             ReturnedTask(epoch=0, position=0, attempt=attempt)
             for attempt in ticket.holding
-            if not queue.is_current(ticket.trainer, attempt)
+            if not queue.is_current(ticket.trainer, attempt, ticket.generation)
         ]
         return lost
 
@@ -85,7 +86,7 @@ class Dispatch:
         known = set(ticket.holding)
         outcome, retry_after_s = "none_now", 0.0
         for _ in range(ticket.want):
-            answer = self.queue.request(ticket.trainer, now, HOLDING_CEILING, known, trainer_count)
+            answer = self.queue.request(ticket.trainer, now, HOLDING_CEILING, known, trainer_count, ticket.generation)
             if not isinstance(answer, TaskGiven):
                 if isinstance(answer, EpochsDone):
                     outcome = "epochs_done"
@@ -110,6 +111,13 @@ class Dispatch:
     def trainer_gone(self, trainer: str, now: float) -> None:
         """What a dead trainer held goes back."""
         self.note(self.queue.trainer_gone(trainer, now))
+
+    def forget_the_dead(self, alive: Mapping[str, int], now: float) -> bool:
+        """What registrations held that are not ``alive`` (trainer -> generation) goes back; whether anything did."""
+        dead = [name for name, generation in self.queue.registrations().items() if alive.get(name) != generation]
+        for trainer in dead:
+            self.trainer_gone(trainer, now)
+        return bool(dead)
 
     def tick(self, now: float) -> bool:
         """What is out for too long goes back; whether anything did."""

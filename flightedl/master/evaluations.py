@@ -11,7 +11,7 @@ which may take long.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from flightedl.domain.tasks import TaskQueue
@@ -94,7 +94,7 @@ class Evaluations:
             raise DataError(f"the files of the evaluation {name!r} have changed since it began: use another name")
         return indexed
 
-    def begin(self, name: str, indexed: IndexedDataset, alive: Container[str], now: float) -> DatasetReply:
+    def begin(self, name: str, indexed: IndexedDataset, alive: Mapping[str, int], now: float) -> DatasetReply:
         """Begin it, or take it up where a predecessor left it; nothing when it runs.
 
         What it is taken up with by trainers that are not ``alive`` goes back.
@@ -109,9 +109,7 @@ class Evaluations:
             )
             queue = TaskQueue.decode(found.stored.encode(), settings) if found.stored else TaskQueue(settings)
             found.dispatch, found.stored = Dispatch(indexed, queue, found.take), ""
-            for trainer in queue.holders():
-                if trainer not in alive:
-                    found.dispatch.trainer_gone(trainer, now)
+            found.dispatch.forget_the_dead(alive, now)
             self.settle(found)
         for old in [each.name for each in self._known.values() if each.is_done][:-KEPT]:
             del self._known[old]

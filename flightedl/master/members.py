@@ -95,7 +95,7 @@ class Members:
                 membership = state.membership
                 if membership is None:
                     raise NotReadyError("the model is not declared yet")
-                if state.queue is None or not state.queue.holds(request.trainer):
+                if not self._holds_work(request):
                     return JoinReply(member=0, holds_work=False)
                 self._propose(membership, request)
                 member = membership.member_id_of(request.trainer)
@@ -106,6 +106,14 @@ class Members:
                     why = membership.waiting_for(request.trainer) or _NOT_ALL
                     return JoinReply(member=0, waiting_for=why)
                 state.changed.wait(remaining)
+
+    def _holds_work(self, request: JoinRequest) -> bool:
+        queue = self._state.queue
+        if queue is None:
+            return False
+        if request.attempt is None:
+            return queue.holds(request.trainer)
+        return queue.is_current(request.trainer, request.attempt, request.generation)
 
     def _propose(self, membership: Membership, request: JoinRequest) -> None:
         if self.lockstep is None or not self.lockstep.is_on:

@@ -107,9 +107,8 @@ class MasterService:
     def _forget_the_dead(self) -> None:
         """Locked: trainers that died while there was no master lose what the predecessor's state says they have."""
         state = self._state
-        for trainer in () if state.queue is None else tuple(state.queue.holders()):
-            if trainer not in state.trainers:
-                self._trainer_gone(trainer)
+        if state.dispatch is not None and state.dispatch.forget_the_dead(state.trainers, state.clock.now()):
+            state.touch()
         for member in () if state.membership is None else state.membership.members:
             if state.trainers.get(member.trainer) != member.generation:
                 self.members.leave(member.trainer)

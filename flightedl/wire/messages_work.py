@@ -52,7 +52,8 @@ class TasksTicket(Sender, frozen=True, kw_only=True):
     finished: list[FinishedTask] = []
     failed: list[FailedTask] = []
     returned: list[ReturnedTask] = []
-    #: Attempts that the trainer holds beside those reported: one that is missing here is told again.
+    #: Attempts that the trainer holds beside those reported: one that is missing here is told again, and has to be
+    #: read again from its first batch. What is given up is listed in ``returned``.
     holding: list[Natural] = []
     #: How many pieces of work are wanted now; 0 only reports.
     want: Annotated[int, msgspec.Meta(ge=0, le=64)] = 1
@@ -99,13 +100,16 @@ class TasksReply(Reply, frozen=True, kw_only=True):
 class JoinRequest(Sender, frozen=True, kw_only=True):
     """A trainer that holds work asks to be waited for."""
 
+    #: What it is about to work on; None: anything that it holds.
+    attempt: Natural | None = None
     wait_s: Annotated[float, msgspec.Meta(ge=0, le=20)] = 2.0
 
 
 class JoinReply(Reply, frozen=True, kw_only=True):
-    """``member`` 0: not agreed yet, ask again; unless the sender holds no work, which nobody waits for."""
+    """``member`` 0: not agreed yet, ask again; unless the sender does not hold that work, for which nobody waits."""
 
     member: int
+    #: False: the attempt is no longer current. It says nothing about other work of the sender.
     holds_work: bool = True
     waiting_for: str = ""
     #: Under which the membership begins; None: as before.

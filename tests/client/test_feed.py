@@ -11,10 +11,10 @@ from flightedl.adapters.clock import SystemClock
 from flightedl.client.feed import Piece, Reports, TaskFeed
 from flightedl.domain.tasks_sharing import HOLDING_FLOOR
 from flightedl.errors import JobFailedError, UnavailableError
-from flightedl.wire.messages_work import Assignment, ReturnedTask, TasksReply
+from flightedl.wire.messages_work import Assignment, FinishedTask, ReturnedTask, TasksReply
 
 
-def _piece(number: int) -> Piece:
+def piece_of(number: int) -> Piece:
     assignment = Assignment(
         epoch=0, position=number, task=number, attempt=100 + number, first_batch=0, end_batch=2, batch_count=2
     )
@@ -25,8 +25,9 @@ class Queue:
     """A master in memory: hands out so many pieces, and remembers what it was told."""
 
     def __init__(self, count: int) -> None:
-        self.todo = [_piece(n) for n in range(count)]
+        self.todo = [piece_of(n) for n in range(count)]
         self.finished: list[int] = []
+        self.reports: list[FinishedTask] = []
         self.returned: list[int] = []
         self.failed: list[tuple[int, str]] = []
         self.lose: list[int] = []
@@ -41,6 +42,7 @@ class Queue:
             if self.errors:
                 raise self.errors.pop(0)
             self.finished += [report.attempt for report in reports.finished]
+            self.reports += reports.finished
             self.returned += [report.attempt for report in reports.returned]
             self.failed += [(report.attempt, report.error) for report in reports.failed]
             given, self.todo = self.todo[:want], self.todo[want:]
@@ -87,7 +89,7 @@ def test_it_holds_the_present_piece_and_the_next(feeds: Callable[[Queue], TaskFe
     feed = feeds(queue)
     first = taken_from(feed)
     assert len(queue.todo) == 5 - HOLDING_FLOOR
-    feed.finished(first.assignment, [1, 2])
+    feed.finished(first, [1, 2])
     queue.until(lambda: queue.finished == [100] and len(queue.todo) == 2)
 
 
@@ -98,7 +100,7 @@ def test_all_pieces_come_and_then_it_is_done(feeds: Callable[[Queue], TaskFeed])
     while not feed.is_done:
         if (piece := feed.next(0.5)) is not None:
             seen.append(piece.assignment.task)
-            feed.finished(piece.assignment, [])
+            feed.finished(piece, [])
     assert seen == [0, 1, 2, 3]
     assert queue.finished == [100, 101, 102, 103]
 
@@ -109,7 +111,7 @@ def test_a_report_survives_an_unreachable_master(feeds: Callable[[Queue], TaskFe
     piece = taken_from(feed)
     with queue.changed:
         queue.errors = [UnavailableError("gone"), UnavailableError("still gone")]
-    feed.finished(piece.assignment, [])
+    feed.finished(piece, [])
     queue.until(lambda: queue.finished == [100])
 
 
@@ -128,11 +130,11 @@ def test_what_the_master_took_away_is_not_held(feeds: Callable[[Queue], TaskFeed
     first, second = feed.next(5.0), feed.next(5.0)
     assert first is not None
     assert second is not None
-    feed.finished(first.assignment, [])
+    feed.finished(first, [])
     queue.until(lambda: queue.finished == [100])
     with feed._changed:
         assert feed._changed.wait_for(lambda: second.assignment.attempt not in feed._held, 5.0)
-    feed.finished(second.assignment, [])
+    feed.finished(second, [])
     assert queue.finished == [100]
 
 
@@ -149,7 +151,7 @@ def test_a_failure_is_reported_with_its_error(feeds: Callable[[Queue], TaskFeed]
     queue = Queue(1)
     feed = feeds(queue)
     piece = taken_from(feed)
-    feed.failed(piece.assignment, "cannot read", 1)
+    feed.failed(piece, "cannot read", 1)
     queue.until(lambda: queue.failed == [(100, "cannot read")])
 
 
@@ -161,7 +163,7 @@ def test_a_loop_that_was_left_keeps_its_piece_for_a_moment_only(
     feed = feeds(master)
     first = taken_from(feed)
     master.until(lambda: not master.todo)
-    feed.retire(first.assignment)
+    feed.retire(first)
     master.until(lambda: len(master.returned) == 2)
     assert master.returned == [101, 100]
 
@@ -170,8 +172,8 @@ def test_a_loop_that_was_left_by_an_exception_reports_its_piece(feeds: Callable[
     master = Queue(1)
     feed = feeds(master)
     first = taken_from(feed)
-    feed.retire(first.assignment)
-    feed.failed(first.assignment, "broken", 1)
+    feed.retire(first)
+    feed.failed(first, "broken", 1)
     feed.close(5.0)
     assert (master.failed, master.returned) == ([(100, "broken")], [])
 
@@ -185,7 +187,7 @@ def test_the_way_to_the_master_is_let_go_of_after_a_silence(
     first = taken_from(feed)
     master.until(lambda: master.rests > 0)
     before = master.rests
-    feed.finished(first.assignment, [])
+    feed.finished(first, [])
     master.until(lambda: master.finished == [100] and master.rests > before)
     before = master.rests
     feed.close(5.0)
@@ -210,7 +212,7 @@ def test_it_holds_as_many_pieces_as_last_while_there_is_no_master() -> None:
         for number in range(30):
             piece = taken_from(feed)
             clock.instant_s += 0.5
-            feed.finished(piece.assignment, [])
+            feed.finished(piece, [])
             wanted = {100 + n for n in range(number + 1)}
             master.until(lambda wanted=wanted: wanted <= set(master.finished))
             with feed._changed:
@@ -226,13 +228,13 @@ def test_only_the_next_piece_is_begun_before_its_time() -> None:
     feed = TaskFeed(master.fetch, master.rest, clock, 1000.0)  # type: ignore[arg-type]
     try:
         first = taken_from(feed)
-        feed.finished(first.assignment, [])
+        feed.finished(first, [])
         master.until(lambda: not master.todo)
         second, third = feed.next(5.0), feed.next(5.0)
         assert second is not None
         assert third is not None
         assert feed.next(0.0) is None, "the second is not reported"
-        feed.finished(second.assignment, [])
+        feed.finished(second, [])
         fourth = feed.next(0.0)
         assert fourth is not None
         assert fourth.assignment.attempt == 103
@@ -241,17 +243,78 @@ def test_only_the_next_piece_is_begun_before_its_time() -> None:
     assert sorted(master.returned) == list(range(102, 120)), "all that it held, begun or not"
 
 
+def test_what_is_told_twice_has_to_be_read_again(feeds: Callable[[Queue], TaskFeed]) -> None:
+    """The master tells an attempt again that it does not see listed: the first reading of it counts for nothing."""
+    master = Queue(1)
+    feed = feeds(master)
+    first = taken_from(feed)
+    with master.changed:
+        master.todo = [piece_of(0)]
+    second = taken_from(feed)
+    assert second.assignment.attempt == first.assignment.attempt
+    assert not feed.is_held(first)
+    assert feed.is_held(second)
+    feed.finished(first, [1])
+    feed.finished(second, [2])
+    master.until(lambda: bool(master.reports))
+    feed.close(5.0)
+    assert [report.pservers for report in master.reports] == [[2]]
+
+
+def test_what_is_given_up_goes_back_and_nothing_else(feeds: Callable[[Queue], TaskFeed]) -> None:
+    master = Queue(2)
+    feed = feeds(master)
+    first, second = taken_from(feed), taken_from(feed)
+    feed.hand_back(first)
+    master.until(lambda: master.returned == [100])
+    assert not feed.is_held(first)
+    assert feed.is_held(second)
+
+
+def test_registering_again_hands_back_all_and_takes_nothing_from_answers_under_way() -> None:
+    master = Queue(3)
+    feed = TaskFeed(master.fetch, master.rest, SystemClock())
+    try:
+        first = taken_from(feed)
+        master.until(lambda: len(master.todo) == 1)
+        with master.changed:
+            # The thread asks for more, and its answer comes from before the new registration.
+            feed.finished(first, [])
+            master.changed.wait(0.2)
+            feed.registered_again()
+        master.until(lambda: sorted(master.returned) == [101, 102])
+        assert master.finished == [100]
+        with feed._changed:
+            assert not feed._held
+    finally:
+        feed.close(5.0)
+
+
+def test_reports_that_were_made_meanwhile_are_not_taken_for_sent_ones() -> None:
+    reports = [ReturnedTask(epoch=0, position=number, attempt=number) for number in range(3)]
+    sent = Reports(returned=(reports[0], reports[1]))
+    now = Reports(returned=(reports[1], reports[2]))
+    assert now.without(sent) == Reports(returned=(reports[2],))
+
+
+def test_an_error_that_nobody_expected_reaches_who_asks(feeds: Callable[[Queue], TaskFeed]) -> None:
+    master = Queue(1)
+    master.errors = [ZeroDivisionError("a bug")]
+    with pytest.raises(ZeroDivisionError, match="a bug"):
+        feeds(master).next(5.0)
+
+
 def test_pieces_that_were_taken_away_are_not_begun() -> None:
     master, clock = Queue(10), Ticks()
     feed = TaskFeed(master.fetch, master.rest, clock, 1000.0)  # type: ignore[arg-type]
     try:
         first = taken_from(feed)
-        feed.finished(first.assignment, [])
+        feed.finished(first, [])
         master.until(lambda: not master.todo)
         with master.changed:
             master.lose = [102, 103, 104]
         second = taken_from(feed)
-        feed.finished(second.assignment, [])
+        feed.finished(second, [])
         with feed._changed:
             assert feed._changed.wait_for(lambda: 104 not in feed._held, 5.0)
         third = taken_from(feed)

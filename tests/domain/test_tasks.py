@@ -75,6 +75,38 @@ def stretch(assignment):
     return assignment.first_batch, assignment.end_batch
 
 
+# --- who asks ---
+
+
+def test_another_registration_of_a_name_holds_nothing_of_the_one_before(make):
+    queue = make(3)
+    held = take(queue, generation=5)
+    where = (held.epoch, held.position, held.attempt)
+    for event in (queue.finish, queue.give_back):
+        with pytest.raises(FencedError, match="is not of a"):
+            event("a", *where, 0.0, generation=6)
+    with pytest.raises(FencedError, match="is not of a"):
+        queue.fail("a", *where, 0.0, error="broken", generation=6)
+    with pytest.raises(FencedError, match="generation 5 of trainer a"):
+        queue.request("a", 0.0, generation=6)
+    assert queue.is_current("a", held.attempt, 5)
+    assert not queue.is_current("a", held.attempt, 6)
+    queue.trainer_gone("a", 0.0)
+    again = take(queue, generation=6)
+    assert (again.position, again.attempt) == (held.position, held.attempt + 1)
+
+
+def test_the_registration_that_holds_work_is_stored(make):
+    queue = make(3)
+    held = take(queue, generation=5)
+    take(queue, "b", generation=9)
+    restored = TaskQueue.decode(queue.encode(), queue._state.settings)
+    assert restored.registrations() == {"a": 5, "b": 9}
+    with pytest.raises(FencedError):
+        restored.finish("a", held.epoch, held.position, held.attempt, 0.0, generation=6)
+    assert isinstance(restored.finish("a", held.epoch, held.position, held.attempt, 0.0, generation=5), Finished)
+
+
 # --- the plain way ---
 
 
@@ -875,8 +907,8 @@ def test_damaged_state_is_refused(make):
     for data in (b"", b"{}", b"[]", good[:-1], good + b" 1", good.replace(b'"cursor"', b'"cursr"')):
         with pytest.raises(CorruptError):
             TaskQueue.decode(data, settings)
-    with pytest.raises(CorruptError, match="version 1"):
-        TaskQueue.decode(good.replace(b'"version":2', b'"version":1'), settings)
+    with pytest.raises(CorruptError, match="version 2"):
+        TaskQueue.decode(good.replace(b'"version":3', b'"version":2'), settings)
     refused = 0
     chance = random.Random(5)
     for _ in range(300):

@@ -256,3 +256,32 @@ def test_a_successor_gives_the_work_of_the_dead_to_others(
     assert [each.task for each in again] == [first.task, second.task]
     done = [FinishedTask(epoch=e.epoch, position=e.position, attempt=e.attempt) for e in again]
     assert successor.work("b", other, evaluation="e", finished=done).outcome == "epochs_done"
+
+
+def test_a_trainer_that_came_back_under_its_name_while_nobody_led_holds_nothing(
+    master: Master, trainers: Trainers, start: Callable[[], Master]
+) -> None:
+    first = trainers.live("a")
+    held = [a.attempt for a in until_ready(lambda: master.work("a", first)).assignments]
+    master.close()
+    trainers.die("a")
+    second = trainers.live("a")
+    successor = start()
+    given = until_ready(lambda: successor.work("a", second))
+    assert len(given.assignments) == 2
+    assert not {a.attempt for a in given.assignments} & set(held), "told again under other numbers"
+
+
+def test_the_answer_to_a_join_is_about_the_work_that_was_asked_about(master: Master, trainers: Trainers) -> None:
+    """Of a copy that somebody else finished nothing follows for what the trainer was given since."""
+    generation = trainers.live("a")
+    first, second = until_ready(lambda: master.work("a", generation)).assignments
+    finished = FinishedTask(epoch=first.epoch, position=first.position, attempt=first.attempt, pservers=[1 << 40])
+    master.work("a", generation, finished=[finished], holding=[second.attempt])
+
+    def ask(attempt: int) -> bool:
+        request = JoinRequest(trainer="a", generation=generation, attempt=attempt, wait_s=0.0)
+        return master.service.members.join(request).holds_work
+
+    assert not ask(first.attempt)
+    assert ask(second.attempt)

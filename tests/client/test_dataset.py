@@ -1,0 +1,256 @@
+"""Tasks become batches: whatever is taken away and told again, no batch is left out of a piece that is reported.
+
+The feed's master is the product's own task queue, behind an exchange of reports and requests.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+
+import pyarrow as pa
+import pytest
+
+from flightedl.adapters.clock import SystemClock
+from flightedl.client.batches import CurrentBatch
+from flightedl.client.dataset import Dataset
+from flightedl.client.feed import Piece, Reports, TaskFeed
+from flightedl.client.waiting import Waiting
+from flightedl.domain.tasks import TaskQueue
+from flightedl.domain.tasks_values import QueueSettings, TaskGiven
+from flightedl.errors import DataError
+from flightedl.master.dispatch import Dispatch
+from flightedl.wire.messages_declared import DatasetDeclaration, DatasetReply
+from flightedl.wire.messages_work import TasksReply, TasksTicket
+
+BATCHES = 6
+DECLARED = DatasetReply(
+    declaration=DatasetDeclaration(urls=["a"], batch_size=1),
+    schema="",
+    index_hash="",
+    record_count=0,
+    task_count=0,
+)
+
+
+class Master:
+    """Dispatch of a queue, as a master does it, without a network."""
+
+    def __init__(self, task_count: int, batch_count: int = BATCHES, **settings: object) -> None:
+        self.queue = TaskQueue(QueueSettings(task_count, lambda _: batch_count, **settings))  # type: ignore[arg-type]
+        self._dispatch = Dispatch(None, self.queue)  # type: ignore[arg-type]
+        self.generation, self.now = 1, 0.0
+        self.changed = threading.Condition()
+        self.told: list[int] = []
+
+    def fetch(
+        self, reports: Reports, holding: Sequence[int], want: int, _wait_s: float
+    ) -> tuple[TasksReply, Sequence[Piece]]:
+        ticket = TasksTicket(
+            trainer="a",
+            generation=self.generation,
+            finished=list(reports.finished),
+            failed=list(reports.failed),
+            returned=list(reports.returned),
+            holding=list(holding),
+            want=want,
+        )
+        with self.changed:
+            lost = self._dispatch.take_reports(ticket, self.now)
+            given, outcome, _ = self._dispatch.hand_out(ticket, self.now, 1)
+            self.told += [assignment.attempt for assignment in given]
+            self.changed.notify_all()
+            reply = TasksReply(assignments=given, outcome=outcome, lost=lost, retry_after_s=0.01)
+            return reply, [Piece(assignment, ()) for assignment in given]
+
+
+class Listener:
+    """Counts which batches got through; refuses, fails or repeats what it is told to."""
+
+    def __init__(self) -> None:
+        self.done: list[tuple[int, int, int]] = []
+        self.refuse: Callable[[CurrentBatch], bool] = lambda _: False
+        self.repeat: Callable[[CurrentBatch], bool] = lambda _: False
+
+    def open_batch(self, current: CurrentBatch) -> bool:
+        return not self.refuse(current)
+
+    def close_batch(self, current: CurrentBatch) -> None:
+        if self.repeat(current):
+            current.must_repeat = True
+        else:
+            current.generations[0] = 7
+            self.done.append((current.assignment.epoch, current.assignment.task, current.number))
+
+    def push_sum(self) -> None: ...
+
+    def give_up_sum(self) -> None: ...
+
+
+def empty_batches(piece: Piece) -> Iterator[pa.RecordBatch]:
+    for number in range(piece.assignment.first_batch, piece.assignment.end_batch):
+        yield pa.RecordBatch.from_pydict({"k": [number]})
+
+
+Read = Callable[[Piece], Iterator[pa.RecordBatch]]
+Make = Callable[..., Dataset]
+
+
+@pytest.fixture
+def make() -> Iterator[Make]:
+    feeds: list[TaskFeed] = []
+
+    def dataset(master: Master, listener: Listener, read: Read = empty_batches) -> Dataset:
+        clock = SystemClock()
+
+        def feed() -> TaskFeed:
+            feeds.append(TaskFeed(master.fetch, lambda: None, clock))
+            return feeds[-1]
+
+        waiting = lambda: Waiting(clock, 60.0, 60.0, lambda _: None)  # noqa: E731
+        return Dataset(DECLARED, feed, read, listener, waiting, 5.0, lambda: None)
+
+    yield dataset
+    for each in feeds:
+        each.close(5.0)
+
+
+def once(wanted: tuple[int, int]) -> Callable[[CurrentBatch], bool]:
+    """True for a batch (task, number), the first time."""
+    seen: list[CurrentBatch] = []
+
+    def is_first(current: CurrentBatch) -> bool:
+        if (current.assignment.task, current.number) != wanted or seen:
+            return False
+        seen.append(current)
+        return True
+
+    return is_first
+
+
+def every_batch(task_count: int, epochs: int = 1) -> list[tuple[int, int, int]]:
+    return [(e, t, b) for e in range(epochs) for t in range(task_count) for b in range(BATCHES)]
+
+
+def test_every_batch_of_every_epoch_once(make: Make) -> None:
+    master, listener = Master(3, epochs=2), Listener()
+    assert len(list(make(master, listener))) == 3 * 2 * BATCHES
+    assert listener.done == every_batch(3, 2)
+    assert master.queue.is_done
+
+
+def test_a_piece_whose_work_was_denied_in_its_midst_is_done_again_from_its_first_batch(make: Make) -> None:
+    """A late answer says "you hold no work": its reading is over, the next one begins with the first batch."""
+    master, listener = Master(2), Listener()
+    listener.refuse = once((0, 2))
+    denied = threading.Event()
+
+    def read(piece: Piece) -> Iterator[pa.RecordBatch]:
+        for number, batch in enumerate(empty_batches(piece)):
+            if piece.assignment.task == 0 and number == 3 and not denied.is_set():
+                # The rest of the first reading comes when the piece has been told again.
+                denied.set()
+                with master.changed:
+                    master.changed.wait_for(lambda: len(master.told) > 2, 5.0)
+            yield batch
+
+    list(make(master, listener, read))
+    assert sorted(set(listener.done)) == every_batch(2)
+    assert master.queue.is_done
+
+
+def test_work_of_the_next_epoch_is_not_dropped_with_a_copy_that_somebody_else_finished(make: Make) -> None:
+    """While this trainer waits to be admitted for its copy, the epoch ends, and the feed has work of the next one."""
+    master, listener = Master(2, epochs=2, batch_count=2), Listener()
+    # Another trainer is at the last task of the epoch, for longer than the first one took.
+    for now in (0.0, 1.0):
+        answer = master.queue.request("b", now)
+        assert isinstance(answer, TaskGiven)
+        slow = answer.assignment
+        if now == 0.0:
+            master.queue.finish("b", slow.epoch, slow.position, slow.attempt, 1.0)
+    master.now = 9.0
+    refused: list[CurrentBatch] = []
+
+    def refuse(current: CurrentBatch) -> bool:
+        if refused:
+            return False
+        refused.append(current)
+        with master.changed:
+            master.queue.finish("b", slow.epoch, slow.position, slow.attempt, master.now)
+        # The answer to the join is looked at only when work of the next epoch was fetched, and its reading has begun.
+        assert begun.wait(5.0)
+        return True
+
+    def read(piece: Piece) -> Iterator[pa.RecordBatch]:
+        for number, batch in enumerate(empty_batches(piece)):
+            if piece.assignment.epoch == 1 and number == 1:
+                # Begun before the answer was looked at, read to its end after that.
+                begun.set()
+                with master.changed:
+                    master.changed.wait_for(lambda: master.told.count(piece.assignment.attempt) > 1, 0.5)
+            yield batch
+
+    begun = threading.Event()
+    listener.refuse = refuse
+    list(make(master, listener, read))
+    assert refused[0].assignment.epoch == 0
+    assert listener.done == [(1, task, number) for task in range(2) for number in range(2)]
+    assert master.queue.is_done
+
+
+def test_a_reading_that_left_a_batch_out_is_not_reported(make: Make) -> None:
+    master, listener = Master(2), Listener()
+
+    def read(piece: Piece) -> Iterator[pa.RecordBatch]:
+        batches = list(empty_batches(piece))
+        short = piece.assignment.attempt == 1
+        yield from batches[: BATCHES - 1] if short else batches
+
+    list(make(master, listener, read))
+    assert sorted(set(listener.done)) == every_batch(2)
+    assert len(listener.done) == 3 * BATCHES - 1, "the first task was done again as a whole"
+
+
+def test_a_batch_that_has_to_be_repeated_is_handed_out_again(make: Make) -> None:
+    master, listener = Master(1), Listener()
+    listener.repeat = once((0, 2))
+    assert len(list(make(master, listener))) == BATCHES + 1
+    assert listener.done == every_batch(1)
+
+
+def test_after_a_new_registration_all_is_read_again(make: Make) -> None:
+    master, listener = Master(2), Listener()
+    dataset = make(master, listener)
+    for count, _ in enumerate(dataset):
+        if count == 3:
+            with master.changed:
+                master.queue.trainer_gone("a", 0.0)
+                master.generation = 2
+            dataset.registered_again()
+    assert sorted(set(listener.done)) == every_batch(2)
+    assert master.queue.is_done
+
+
+def test_an_unreadable_batch_fails_its_piece_and_nothing_else(make: Make, capsys: pytest.CaptureFixture[str]) -> None:
+    master, listener = Master(2), Listener()
+    failed: list[int] = []
+
+    def read(piece: Piece) -> Iterator[pa.RecordBatch]:
+        if piece.assignment.task == 0 and not failed:
+            failed.append(1)
+            raise DataError("the file is torn")
+        yield from empty_batches(piece)
+
+    list(make(master, listener, read))
+    assert sorted(set(listener.done)) == every_batch(2)
+    assert "the file is torn" in capsys.readouterr().err
+
+
+def test_an_error_that_nobody_expected_of_the_reader_ends_the_loop(make: Make) -> None:
+    def read(_piece: Piece) -> Iterator[pa.RecordBatch]:
+        raise ZeroDivisionError("a bug in decode")
+        yield
+
+    with pytest.raises(ZeroDivisionError, match="a bug in decode"):
+        list(make(Master(1), Listener(), read))
