@@ -35,7 +35,7 @@ def begun(known: Evaluations, name: str = "e") -> Evaluation:
             indexed = known.index(name, request(name))
         except NotReadyError:
             continue
-        known.begin(name, indexed, {"x", "y"}, 0.0)
+        known.begin(name, indexed, {"x": 1, "y": 1}, 0.0)
         return known.find(name)
 
 
