@@ -10,17 +10,18 @@ glibc otherwise returns every received buffer to the kernel and faults it in aga
 
 from __future__ import annotations
 
+import math
 import os
 import re
-import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
-from typing import Any, TypeVar
+from typing import Any, SupportsIndex, TypeVar
 
 from flightedl.errors import UsageError
 
 ENVIRONMENT_PREFIX = "FLIGHTEDL_"
+_LOG_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
 _JOB_NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
 
 
@@ -42,6 +43,8 @@ class CommonSettings:
             raise UsageError(
                 f"job name {self.job!r} is not usable: use 1-63 lower-case letters, digits and dashes (FLIGHTEDL_JOB)"
             )
+        if self.log_level.upper() not in _LOG_LEVELS:
+            raise UsageError(f"log_level is {self.log_level!r:.40}, but must be one of {', '.join(_LOG_LEVELS)}")
         if self.lease_ttl_s < 1:
             raise UsageError(f"lease_ttl_s is {self.lease_ttl_s}, but a lease lives for at least 1 second")
         for part in self.etcd.split(","):
@@ -131,28 +134,54 @@ def settings(cls: type[_Settings], environment: Mapping[str, str] | None = None,
     hints = typing.get_type_hints(cls)
     values: dict[str, Any] = {}
     for field in fields(cls):
+        hint: type = hints[field.name]
         if arguments.get(field.name) is not None:
-            values[field.name] = arguments.pop(field.name)
+            values[field.name] = _argument(arguments.pop(field.name), hint, field.name)
         elif (text := source.get(ENVIRONMENT_PREFIX + field.name.upper())) is not None:
-            values[field.name] = _parse(text, hints[field.name], ENVIRONMENT_PREFIX + field.name.upper())
+            values[field.name] = _parse(text, hint, ENVIRONMENT_PREFIX + field.name.upper())
         arguments.pop(field.name, None)
     if arguments:
         raise UsageError(f"{cls.__name__} has no setting named {', '.join(sorted(arguments))}")
     return cls(**values)
 
 
-def _parse(text: str, hint: Any, name: str) -> Any:
-    kinds = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
+#: Type of a setting -> how to read it from text, and what it is called.
+_KINDS: Mapping[type, tuple[Callable[[str], Any], str]] = {
+    bool: (lambda text: {"0": False, "1": True, "false": False, "true": True}[text.lower()], "true or false"),
+    int: (int, "a whole number"),
+    float: (float, "a number"),
+    str: (str, "text"),
+}
+
+
+def _parse(text: str, hint: type, name: str) -> Any:
+    read, wanted = _KINDS[hint]
     try:
-        if bool in kinds:
-            return {"0": False, "1": True, "false": False, "true": True}[text.lower()]
-        if int in kinds:
-            return int(text)
-        if float in kinds:
-            return float(text)
+        return _finite(read(text))
     except (KeyError, ValueError):
-        raise UsageError(f"{name}={text!r} is not a valid {hint}") from None
-    return text
+        raise UsageError(f"{name} is {text!r:.80}, but must be {wanted}") from None
+
+
+def _argument(value: Any, hint: type, name: str) -> Any:
+    try:
+        if hint is str:
+            return os.fspath(value)
+        if hint is bool or isinstance(value, bool):
+            if hint is bool and isinstance(value, bool):
+                return value
+        elif isinstance(value, SupportsIndex):
+            return hint(value)
+        elif hint is float and isinstance(value, float):
+            return _finite(value)
+    except (TypeError, ValueError):
+        pass
+    raise UsageError(f"{name} is {value!r:.80}, but must be {_KINDS[hint][1]}")
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float) and not math.isfinite(value):
+        raise ValueError
+    return value
 
 
 def to_environment(value: CommonSettings) -> dict[str, str]:

@@ -61,6 +61,7 @@ def open_storage(url: str) -> FsspecStorage:
 
     Raises:
         UsageError: the URL's protocol is unknown, or its package is not installed.
+        UnavailableError: it is of a server that cannot be reached.
     """
     return FsspecStorage(url)
 
@@ -261,6 +262,8 @@ def _file_system(url: str) -> tuple[Any, str]:
         raise UsageError(
             f"{without_credentials(url)} cannot be opened: {error}; give a path, or a URL such as s3://bucket/name"
         ) from None
+    except Exception as error:  # noqa: BLE001 - some connect when they are made, and raise what their library does
+        raise UnavailableError(f"{without_credentials(url)} cannot be reached: {_reason(error)}") from None
     return fs, path
 
 
@@ -318,6 +321,8 @@ def _stat(fs: Any, path: str, details: Mapping[str, Any]) -> FileStat:
 def _as_data_error(shown: str) -> Iterator[None]:
     try:
         yield
+    except UnavailableError as error:
+        raise DataError(str(error)) from None
     except FlightedlError:
         raise
     except Exception as error:

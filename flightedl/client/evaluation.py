@@ -11,6 +11,7 @@ from typing import SupportsFloat
 
 import pyarrow as pa
 
+from flightedl.client.arguments import metrics_of
 from flightedl.client.feed import Piece, TaskFeed
 from flightedl.client.waiting import Waiting
 from flightedl.wire.messages_work import TasksReply
@@ -54,9 +55,9 @@ def _do(feed: TaskFeed, piece: Piece, read: Callable[[Piece], Iterator[pa.Record
             if not feed.is_held(piece):
                 return
             weight = batch.num_rows
-            for name, value in measure(batch).items() if weight else ():
+            for name, value in metrics_of(measure(batch), "the result of measure").items() if weight else ():
                 total, weights = sums.get(name, (0.0, 0.0))
-                sums[name] = (total + float(value) * weight, weights + weight)
+                sums[name] = (total + value * weight, weights + weight)
             number += 1
     except Exception as error:
         feed.failed(piece, f"{type(error).__name__}: {error}", number)

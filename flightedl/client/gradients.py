@@ -76,14 +76,22 @@ class GradientCheck:
         """The gradients as contiguous (n,) arrays.
 
         Raises:
-            GradientError: unknown name, wrong shape or dtype.
+            GradientError: not given by name, unknown name, no array, wrong shape or dtype.
         """
+        if not isinstance(gradients, Mapping):
+            raise GradientError(
+                f"gradients must be given by name, such as {{{next(iter(self._wanted))!r}: array}}, "
+                f"not as {type(gradients).__name__}"
+            )
         found: dict[str, Array] = {}
         for name, value in gradients.items():
             wanted = self._wanted.get(name)
             if wanted is None:
                 raise GradientError(self.unknown(name))
-            array = np.asarray(value)
+            try:
+                array = np.asarray(value)
+            except (TypeError, ValueError, RuntimeError) as error:
+                raise GradientError(f"the gradient of {name!r} is no array: {error!s:.160}") from None
             if array.shape != wanted.shape:
                 raise GradientError(f"the gradient of {name!r} has shape {array.shape}, the parameter {wanted.shape}")
             if array.dtype != wanted.dtype:

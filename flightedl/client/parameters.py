@@ -31,6 +31,7 @@ from flightedl.client.values import ModelValues
 from flightedl.client.waiting import Waiting
 from flightedl.domain.accumulation import lacking_of
 from flightedl.domain.modes import Async, Mode, Sync
+from flightedl.domain.settings import Limits, checked
 from flightedl.domain.sharding import ShardPlan, runs_of
 from flightedl.errors import FlightedlError, GradientError, MessageError, UsageError
 from flightedl.ports import Clock
@@ -135,7 +136,10 @@ class Parameters(Mapping[str, npt.NDArray[np.generic]]):
     # Mapping
 
     def __getitem__(self, name: str) -> npt.NDArray[np.generic]:
-        return self._values.views[name]
+        try:
+            return self._values.views[name]
+        except KeyError:
+            raise KeyError(self._check.unknown(name)) from None
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._values.views)
@@ -189,6 +193,7 @@ class Parameters(Mapping[str, npt.NDArray[np.generic]]):
             UsageError: there is no such parameter.
             UnavailableError: a pserver stayed away for longer than ``give_up_s``.
         """
+        checked("min_version", min_version, int, Limits(at_least=0))
         current = self._scope.current
         if current is not None and current.answered and self._is_synchronous and not current.must_repeat:
             self._send(current, {}, self._unanswered(current), pull=False)
@@ -200,6 +205,8 @@ class Parameters(Mapping[str, npt.NDArray[np.generic]]):
         self._transfer(None if current is None or current.waits else current, {}, [], wanted, pull=True, member=member)
 
     def _blocks_of(self, names: Iterable[str]) -> list[int]:
+        if not isinstance(names, Iterable):
+            raise UsageError(f"names is {names!r:.80}, but must be names of parameters")
         chosen = [names] if isinstance(names, str) else list(names)
         for name in chosen:
             if name not in self._specs:

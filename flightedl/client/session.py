@@ -22,7 +22,7 @@ import pyarrow as pa
 from flightedl.adapters.clock import SystemClock
 from flightedl.adapters.etcd import EtcdCoordinator
 from flightedl.adapters.storage import FsspecFiles
-from flightedl.client import evaluation
+from flightedl.client import arguments, evaluation
 from flightedl.client.dataset import Dataset
 from flightedl.client.declared import declared_arrays
 from flightedl.client.election import elect_and_initialize
@@ -47,7 +47,7 @@ from flightedl.domain.parameters import ParameterSpec
 from flightedl.domain.sharding import plan_for
 from flightedl.errors import DeclarationError, FlightedlError, UnavailableError, UsageError
 from flightedl.formats.dataset_spec import DatasetSpec
-from flightedl.formats.declared import absolute_url, schema_of, spec_of
+from flightedl.formats.declared import schema_of, spec_of
 from flightedl.formats.model_files import format_of
 from flightedl.formats.reader import Decode, read_task
 from flightedl.ports import Clock
@@ -58,7 +58,6 @@ from flightedl.wire.halves import check_kind
 from flightedl.wire.messages import decode, encode
 from flightedl.wire.messages_checkpoints import SaveModelReply, SaveModelRequest
 from flightedl.wire.messages_declared import (
-    DatasetDeclaration,
     DatasetReply,
     EvaluationDeclaration,
     ModelDeclaration,
@@ -136,13 +135,13 @@ class Job:
 
     def dataset(
         self,
-        urls: str | Sequence[str],
+        urls: str | Path | Sequence[str | Path],
         *,
         batch_size: int,
         epochs: int | None = 1,
         shuffle: bool = False,
         seed: int = 0,
-        columns: Sequence[str] | None = None,
+        columns: str | Sequence[str] | None = None,
         filter: Sequence[tuple[str, str, Any]] | None = None,  # noqa: A002 - the word users know from Parquet readers
         format: str = "",  # noqa: A002 - likewise
         records_per_task: int = 0,
@@ -179,28 +178,27 @@ class Job:
         """
         if self._dataset is not None:
             raise UsageError("this job already has its dataset: declare it once, before the training loop")
-        chosen_urls = [urls] if isinstance(urls, str) else urls
-        declaration = DatasetDeclaration(
-            urls=[absolute_url(url) for url in chosen_urls],
+        declaration = arguments.dataset_declaration(
+            urls=urls,
             batch_size=batch_size,
             epochs=epochs,
             shuffle=shuffle,
             seed=seed,
+            columns=columns,
+            filter=filter,
             format=format,
-            columns=None if columns is None else list(columns),
-            filter=None if filter is None else [tuple(condition) for condition in filter],
             records_per_task=records_per_task,
             on_corrupt=on_corrupt,
             follow=follow,
         )
-        if epochs is not None and epochs < 1:
-            raise UsageError(f"epochs is {epochs}: give 1 or more, or None for endless training")
+        if decode is not None:
+            arguments.function_of("decode", decode)
         spec = spec_of(declaration)
         declared = self._ask_master("declare_dataset", encode(declaration), DatasetReply)
 
         def read(piece: Piece) -> Iterator[pa.RecordBatch]:
             a = piece.assignment
-            task = (seed if shuffle else None, a.epoch, a.task, a.first_batch, a.end_batch)
+            task = (declaration.seed if declaration.shuffle else None, a.epoch, a.task, a.first_batch, a.end_batch)
             return self._read(piece, spec, *task, schema=schema_of(declared), decode=decode)
 
         self._dataset = Dataset(
@@ -218,11 +216,11 @@ class Job:
         self,
         initial: Mapping[str, npt.ArrayLike],
         *,
-        optimizer: Optimizer | None = None,
-        mode: Mode | None = None,
+        optimizer: Optimizer | str | None = None,
+        mode: Mode | str | None = None,
         wire: str = "",
         error_feedback: bool = False,
-        dtypes: Mapping[str, str] | None = None,
+        dtypes: Mapping[str, str | type[np.generic]] | None = None,
     ) -> Parameters:
         """Declare the model: the same in every trainer. One trainer's values become the first ones.
 
@@ -230,8 +228,9 @@ class Job:
             initial: name -> float array of any shape; its values count only where this trainer is elected. Of float16
                 and bfloat16 (``ml_dtypes.bfloat16``) arrays the pservers keep a float32 master copy, which they update
                 and checkpoint; gradients and values travel and are seen with 16 bits.
-            optimizer: What the pservers run; default plain SGD with a learning rate of 0.01.
-            mode: Consistency; default ``Sync()``.
+            optimizer: What the pservers run, or the name of one whose settings all have defaults, such as "adam";
+                default plain SGD with a learning rate of 0.01.
+            mode: Consistency, or the name of a mode whose settings all have defaults; default ``Sync()``.
             wire: "bfloat16" or "float16": gradients and values of float32 parameters travel with 16 bits, rounded to
                 nearest even; the pservers keep and update float32. A gradient beyond the range is a GradientError; a
                 value beyond it arrives as infinity.
@@ -250,7 +249,8 @@ class Job:
         if self._parameters is not None:
             raise UsageError("this job already has its parameters: declare all of them in one call")
         check_kind(wire)
-        chosen_mode = Sync() if mode is None else mode
+        chosen_mode = Sync() if mode is None else Mode.chosen(mode)
+        chosen_optimizer = SGD(lr=0.01) if optimizer is None else Optimizer.chosen(optimizer)
         if error_feedback and not wire:
             raise UsageError('error_feedback is about what wire="bfloat16" or "float16" rounds off: give a wire, too')
         values = declared_arrays(initial, dtypes or {})
@@ -260,7 +260,7 @@ class Job:
                 raise UsageError(f"the initial value of parameter {name!r} has NaN or infinity")
         declaration = ModelDeclaration(
             parameters=[ParameterDeclaration(name=s.name, shape=list(s.shape), dtype=s.dtype) for s in specs],
-            optimizer=(SGD(lr=0.01) if optimizer is None else optimizer).to_json(),
+            optimizer=chosen_optimizer.to_json(),
             mode=chosen_mode.to_json(),
             wire=wire,
         )
@@ -301,12 +301,12 @@ class Job:
 
     def evaluate(
         self,
-        urls: str | Sequence[str],
+        urls: str | Path | Sequence[str | Path],
         measure: Measure,
         *,
         batch_size: int,
         name: str = "evaluation",
-        columns: Sequence[str] | None = None,
+        columns: str | Sequence[str] | None = None,
         filter: Sequence[tuple[str, str, Any]] | None = None,  # noqa: A002 - as in ``dataset``
         format: str = "",  # noqa: A002 - likewise
         decode: Decode | None = None,
@@ -333,16 +333,15 @@ class Job:
             DataError: a file is missing, unreadable, or of another schema than the others.
             DeclarationError: the evaluation of this name has other data.
         """
-        chosen_urls = [urls] if isinstance(urls, str) else urls
-        declaration = DatasetDeclaration(
-            urls=[absolute_url(url) for url in chosen_urls],
-            batch_size=batch_size,
-            format=format,
-            columns=None if columns is None else list(columns),
-            filter=None if filter is None else [tuple(condition) for condition in filter],
+        arguments.function_of("measure", measure)
+        declaration = arguments.dataset_declaration(
+            urls=urls, batch_size=batch_size, columns=columns, filter=filter, format=format
         )
+        if decode is not None:
+            arguments.function_of("decode", decode)
         spec = spec_of(declaration)
-        request = encode(EvaluationDeclaration(name=name, dataset=declaration))
+        chosen_name = arguments.name_of("the name of an evaluation", name)
+        request = encode(EvaluationDeclaration(name=chosen_name, dataset=declaration))
         schema = schema_of(self._ask_master("declare_evaluation", request, DatasetReply))
 
         def read(piece: Piece) -> Iterator[pa.RecordBatch]:
@@ -369,7 +368,7 @@ class Job:
     def log(self, **metrics: SupportsFloat) -> None:
         """Report metrics of the current batch; ``status`` and the progress bar show their mean over records."""
         current = self._participation.current
-        self._progress.metrics(metrics, 1 if current is None else current.record_count)
+        self._progress.metrics(arguments.metrics_of(metrics), 1 if current is None else current.record_count)
 
     def wait_for_end(self) -> None:
         """Return when every task of every epoch is done, by whichever trainer; a finished loop means the same."""
@@ -395,7 +394,7 @@ class Job:
     def _dialogue(self) -> Dialogue:
         return Dialogue("tasks", self._clock)
 
-    def save_model(self, url: str, *, format: str = "", server: bool = False) -> bool:  # noqa: A002 - users' word
+    def save_model(self, url: str | Path, *, format: str = "", server: bool = False) -> bool:  # noqa: A002 - users' word
         """Write the model as one file for others to load; call it in all trainers, and one of them does it.
 
         The n-th call for a URL within an epoch is the same request in all trainers. A later request for the same URL
@@ -416,7 +415,7 @@ class Job:
         parameters = self._parameters
         if parameters is None:
             raise UsageError("there is no model to save: declare it with job.parameters first")
-        target = absolute_url(url)
+        target = arguments.url_of("url", url)
         format_of(target, format)
         request = self._saves.take(target, self._participation.epoch)
         if request is None:
@@ -452,7 +451,7 @@ class Job:
 
         A winner that dies before its session ends cleanly gives the name back.
         """
-        return self._once.take(name)
+        return self._once.take(arguments.name_of("the name given to once", name))
 
     @property
     def trainer(self) -> str:

@@ -91,7 +91,7 @@ def run_server(process: type[ServerProcess[Settings]], chosen: Settings) -> int:
     """Run a process of this kind in this one; returns the exit code."""
     process_tuning.apply()
     faulthandler.enable()
-    logging.basicConfig(level=chosen.log_level, format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    logging.basicConfig(level=chosen.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s %(message)s")
     try:
         return process(chosen).run()
     except FlightedlError as error:

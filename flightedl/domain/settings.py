@@ -86,6 +86,28 @@ class Setting:
         return {"kind": type(self).__name__} | {name: _plain(getattr(self, name)) for name in rules}
 
     @classmethod
+    def chosen(cls, value: Any) -> Self:
+        """What users give for a setting of this family: one, or the name or class of one that has all defaults.
+
+        Raises:
+            UsageError: it is nothing of the kind, or a setting without a default is missing.
+        """
+        if isinstance(value, cls):
+            return value
+        kinds = {name: kind for name, kind in Setting.kinds.items() if issubclass(kind, cls) and kind not in _FAMILIES}
+        by_name = {name.lower(): kind for name, kind in kinds.items()}
+        found = by_name.get(value.lower()) if isinstance(value, str) else value
+        if not isinstance(found, type) or found not in kinds.values():
+            raise UsageError(
+                f"there is no {cls.__name__.lower()} {value!r:.80}; choose one of {', '.join(sorted(kinds))}"
+            )
+        if missing := sorted(_required(found)):
+            raise UsageError(
+                f"{found.__name__} needs {missing[0]!r}: write {found.__name__}({missing[0]}=...) with a value for it"
+            )
+        return typing.cast("Self", found())
+
+    @classmethod
     def from_json(cls, data: Any) -> Self:
         """The setting that ``to_json`` wrote.
 
@@ -106,10 +128,14 @@ class Setting:
         arguments = {str(name): decoded(value) for name, value in data.items() if name != "kind"}
         if unknown := sorted(arguments.keys() - rules.keys()):
             raise UsageError(f"{found.__name__} has no setting {unknown[0]!r:.80}; it has {', '.join(rules)}")
-        required = {f.name for f in fields(found) if f.default is MISSING and f.default_factory is MISSING}  # type: ignore[arg-type]
-        if missing := sorted(required - arguments.keys()):
+        if missing := sorted(_required(found) - arguments.keys()):
             raise UsageError(f"{found.__name__} needs {missing[0]!r}")
         return found(**arguments)
+
+
+def _required(kind: type[Setting]) -> set[str]:
+    """The settings that have no default."""
+    return {f.name for f in fields(kind) if f.default is MISSING and f.default_factory is MISSING}  # type: ignore[arg-type]
 
 
 #: Abstract settings, which are no ``kind`` of their own.

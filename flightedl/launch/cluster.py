@@ -32,6 +32,7 @@ from flightedl.config import (
     child_environment,
     settings,
 )
+from flightedl.coordination.checkpoint_places import job_storage
 from flightedl.errors import FlightedlError, JobFailedError, UnavailableError, UsageError
 from flightedl.launch.burial import Burial
 from flightedl.launch.etcd import EmbeddedEtcd
@@ -45,6 +46,8 @@ if TYPE_CHECKING:
 
 _Settings = TypeVar("_Settings", bound=CommonSettings)
 
+#: Directory of the logs, in that of the results.
+LOGS = "logs"
 _STATUS_POLL_S = 0.1
 _STATUS_TIMEOUT_S = 2.0
 #: What the policy decides rests on the account: a busy master is waited for, one that is gone refuses at once.
@@ -97,15 +100,15 @@ class LocalCluster:
         on_event: OnEvent | None = None,
         **more: Any,
     ) -> None:
-        if pservers < 1:
-            raise UsageError(f"pservers is {pservers}, but a job needs at least one parameter server")
+        if not isinstance(pservers, int) or pservers < 1:
+            raise UsageError(f"pservers is {pservers!r:.80}, but a job needs a whole number of them, at least 1")
         if trainers is not None and trainers.count < 1:
             raise UsageError(f"trainers is {trainers.count}, but a job needs at least one trainer")
         self.job = job
         self.pservers = pservers
         self._checkpoint = checkpoint
         self._given_etcd = etcd
-        self._output_dir = None if output_dir is None else Path(output_dir).absolute()
+        self._output_dir = None if output_dir is None else _directory_of(output_dir)
         self._trainers = trainers
         self._standby = standby
         self._limits = limits
@@ -114,7 +117,10 @@ class LocalCluster:
         known = {field.name for kind in (MasterSettings, PserverSettings, TrainerSettings) for field in fields(kind)}
         if unknown := sorted(more.keys() - known):
             raise UsageError(f"there is no setting named {', '.join(unknown)}")
-        settings(CommonSettings, job=job, etcd=etcd)
+        for kind in (MasterSettings, PserverSettings, TrainerSettings):
+            names = {field.name for field in fields(kind)}
+            given = {name: value for name, value in (more | {"checkpoint": checkpoint}).items() if name in names}
+            settings(kind, **{"job": job, "etcd": etcd, **given})
         self._clock = SystemClock()
         #: Whether the leases of processes that are seen to end are ended at once; else they run their time, as on a
         #: cluster where nobody sees it.
@@ -184,11 +190,12 @@ class LocalCluster:
         """
         if self._resources is not None:
             raise UsageError("the cluster runs already")
+        self._require_places()
         with contextlib.ExitStack() as stack:
             if self._output_dir is None:
                 self._directory = Path(tempfile.mkdtemp(prefix="flightedl-local-"))
                 stack.callback(shutil.rmtree, self._directory, ignore_errors=True)
-            children = stack.enter_context(Children(self.directory / "logs"))
+            children = stack.enter_context(Children(self.directory / LOGS))
             if self._output_dir is None:
                 children.adopt_directory(self.directory)
             starters: dict[Slot, Starter] = {}
@@ -243,6 +250,19 @@ class LocalCluster:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.stop()
+
+    def _require_places(self) -> None:
+        """Find out before anything is started whether there is a place for what the job writes.
+
+        Raises:
+            UsageError: there is none.
+        """
+        if self._output_dir is not None:
+            make_directory(self._output_dir / LOGS)
+        try:
+            job_storage(self._checkpoint or "", self.job)
+        except UnavailableError as error:
+            raise UsageError(f"no checkpoints can be kept: {error}") from None
 
     def _check_name_is_free(self, etcd: str) -> None:
         with JobStatus(etcd, self.job, self._clock) as status:
@@ -302,6 +322,27 @@ class LocalCluster:
                 if self._clock.now() >= deadline:
                     raise UnavailableError(f"the cluster is not ready after {timeout_s:.0f} s: waiting for {missing}")
         raise JobFailedError(explain(outcome))
+
+
+def make_directory(directory: Path) -> None:
+    """Make a directory for results where it is missing.
+
+    Raises:
+        UsageError: it cannot be made.
+    """
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(
+            f"the output directory {directory} cannot be made ({error.strerror}): choose another one (--output)"
+        ) from None
+
+
+def _directory_of(value: Any) -> Path:
+    try:
+        return Path(value).absolute()
+    except TypeError:
+        raise UsageError(f"output_dir is {value!r:.80}, but must be a path") from None
 
 
 def _account_of(status: JobStatus) -> Account | None:

@@ -22,8 +22,9 @@ from typing import Any
 from rich.console import Console
 
 from flightedl.adapters.clock import SystemClock
-from flightedl.errors import EXIT_JOB_FAILED, FlightedlError
-from flightedl.launch.cluster import LocalCluster, TrainerProgram
+from flightedl.config import CommonSettings, settings
+from flightedl.errors import EXIT_JOB_FAILED, FlightedlError, UsageError
+from flightedl.launch.cluster import LocalCluster, TrainerProgram, make_directory
 from flightedl.launch.failed import failed_tasks, joined, place_of, skipped_of
 from flightedl.launch.policy import Role
 from flightedl.launch.progress import Display, Figures, make_display
@@ -72,7 +73,7 @@ def job_name(target: str) -> str:
 
 def new_output_directory(job: str, parent: Path) -> Path:
     """The first of ``parent/job``, ``parent/job-2``, ... that does not exist, made."""
-    parent.mkdir(parents=True, exist_ok=True)
+    make_directory(parent)
     number = 1
     while True:
         directory = parent / (job if number == 1 else f"{job}-{number}")
@@ -80,6 +81,10 @@ def new_output_directory(job: str, parent: Path) -> Path:
             directory.mkdir()
         except FileExistsError:
             number += 1
+        except OSError as error:
+            raise UsageError(
+                f"{directory} cannot be made ({error.strerror}): choose another place (--output)"
+            ) from None
         else:
             return directory.absolute()
 
@@ -92,7 +97,8 @@ def run_job(options: RunOptions, console: Console) -> int:
     """
     check_target(options.target)
     clock = SystemClock()
-    job = options.job or job_name(options.target)
+    job = job_name(options.target) if options.job is None else options.job
+    settings(CommonSettings, job=job, etcd=options.etcd)
     display = make_display(console, clock)
     program = TrainerProgram(options.target, options.arguments, options.trainers, display.line)
     cluster = LocalCluster(

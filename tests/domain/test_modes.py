@@ -1,8 +1,10 @@
 import json
+from collections.abc import Callable
 
 import pytest
 
 from flightedl.domain.modes import Async, Bounded, Mode, Sync
+from flightedl.domain.optimizers import SGD, Adam, AdamW, Optimizer
 from flightedl.errors import UsageError
 
 MODES = [
@@ -51,3 +53,32 @@ def test_the_json_is_a_contract() -> None:
 def test_a_wrong_value_is_named(make: object, text: str) -> None:
     with pytest.raises(UsageError, match=text):
         make()
+
+
+def test_a_mode_or_optimizer_may_be_chosen_by_its_name_or_class() -> None:
+    assert Mode.chosen("async") == Async()
+    assert Mode.chosen("Sync") == Sync()
+    assert Mode.chosen(Async) == Async()
+    assert Mode.chosen(Bounded(2)) == Bounded(2)
+    assert Optimizer.chosen("adam") == Adam()
+    assert Optimizer.chosen(AdamW) == AdamW()
+
+
+@pytest.mark.parametrize(
+    ("choose", "text"),
+    [
+        (lambda: Optimizer.chosen("sgd"), "SGD needs 'lr': write SGD(lr=...) with a value for it"),
+        (lambda: Optimizer.chosen(SGD), "SGD needs 'lr'"),
+        (lambda: Mode.chosen("bounded"), "Bounded needs 'staleness'"),
+        (lambda: Optimizer.chosen("adma"), "there is no optimizer 'adma'; choose one of Adadelta, Adagrad, Adam"),
+        (lambda: Optimizer.chosen(0.1), "there is no optimizer 0.1; choose one of"),
+        (lambda: Optimizer.chosen(Sync()), "there is no optimizer Sync("),
+        (lambda: Mode.chosen(Adam), "there is no mode <class"),
+        (lambda: Mode.chosen(Mode), "there is no mode <class"),
+        (lambda: Mode.chosen({"kind": "Sync"}), "there is no mode {'kind': 'Sync'}"),
+    ],
+)
+def test_what_cannot_be_chosen_is_one_sentence(choose: Callable[[], object], text: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        choose()
+    assert text in str(caught.value)

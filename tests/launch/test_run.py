@@ -1,11 +1,15 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
+from rich.console import Console
 
 from flightedl.config import CommonSettings
-from flightedl.launch.run import job_name, new_output_directory, summary
+from flightedl.errors import UsageError
+from flightedl.launch.cluster import LocalCluster
+from flightedl.launch.run import RunOptions, job_name, new_output_directory, run_job, summary
 from flightedl.launch.supervisor import Outcome
 from flightedl.wire.messages_status import FailedPiece, StatusReply, TaskCounts
 
@@ -65,3 +69,34 @@ def test_the_summary_names_failed_tasks() -> None:
 
 def test_the_summary_without_any_status() -> None:
     assert summary(Outcome(1), None, 0, 1.0, Path("/out"))[0] == "ended in 1.0 s"
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"job": "a/b"}, "job name 'a/b' is not usable"),
+        ({"job": ""}, "job name '' is not usable"),
+        ({"output": Path("/proc/nope")}, "the output directory /proc/nope/logs cannot be made"),
+        ({"checkpoint": "nope://bucket"}, "nope://bucket/job cannot be opened: Protocol not known"),
+        (
+            {"checkpoint": "ftp://127.0.0.1:1/x"},
+            "no checkpoints can be kept: ftp://127.0.0.1:1/x/job cannot be reached",
+        ),
+        ({"more": {"log_level": "LOUD"}}, "log_level is 'LOUD'"),
+    ],
+    ids=str,
+)
+def test_what_is_wrong_with_the_command_is_found_before_anything_is_started(
+    options: dict[str, Any], text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("script.py").write_text("")
+    with pytest.raises(UsageError) as caught:
+        run_job(RunOptions(target="script.py", **{"job": "job", **options}), Console(quiet=True))
+    assert text in str(caught.value)
+
+
+def test_an_output_directory_that_is_a_file(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UsageError, match="Not a directory"):
+        LocalCluster(output_dir=tmp_path / "file").start()

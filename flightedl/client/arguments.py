@@ -1,0 +1,150 @@
+"""What the user's script passes to its session: checked, and turned into what is declared.
+
+A wrong argument is a UsageError before anything is sent: one sentence that names the argument, shows what was given and
+says what to give. What can only be meant in one way is taken: NumPy's numbers, paths beside text, one name where a list
+of names is asked for, the name or the class of an optimizer or mode whose settings all have defaults.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import math
+import os
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import numpy as np
+
+from flightedl.domain.settings import Limits, checked
+from flightedl.errors import UsageError
+from flightedl.formats.declared import absolute_url
+from flightedl.wire.messages_declared import DatasetDeclaration
+
+_AT_LEAST_ONE = Limits(at_least=1)
+_NOT_NEGATIVE = Limits(at_least=0)
+#: Seeds travel as JSON numbers, and other languages read those as 64 bits.
+_SEED = Limits(at_least=-(2**63), at_most=2**63 - 1)
+_CONDITIONS = 'a list of (column, operator, value), such as [("age", ">=", 18)]'
+
+
+def dataset_declaration(
+    *,
+    urls: Any,
+    batch_size: Any,
+    epochs: Any = 1,
+    shuffle: Any = False,
+    seed: Any = 0,
+    columns: Any = None,
+    filter: Any = None,  # noqa: A002 - the word users know from Parquet readers
+    format: Any = "",  # noqa: A002 - likewise
+    records_per_task: Any = 0,
+    on_corrupt: Any = "fail",
+    follow: Any = False,
+) -> DatasetDeclaration:
+    """The arguments of ``job.dataset``, as they are declared.
+
+    Raises:
+        UsageError: one of them is of the wrong type or out of range.
+    """
+    return DatasetDeclaration(
+        urls=[absolute_url(url) for url in _texts("urls", urls, "a URL, path or pattern, or a list of them")],
+        batch_size=checked("batch_size", batch_size, int, _AT_LEAST_ONE),
+        epochs=checked("epochs", epochs, int | None, _AT_LEAST_ONE),
+        shuffle=checked("shuffle", shuffle, bool, None),
+        seed=checked("seed", seed, int, _SEED),
+        format=_text("format", format),
+        columns=None if columns is None else _texts("columns", columns, "a column's name, or a list of names"),
+        filter=None if filter is None else _conditions(filter),
+        records_per_task=checked("records_per_task", records_per_task, int, _NOT_NEGATIVE),
+        on_corrupt=_text("on_corrupt", on_corrupt),
+        follow=checked("follow", follow, bool, None),
+    )
+
+
+def url_of(name: str, value: Any) -> str:
+    """A path or URL, absolute."""
+    return absolute_url(_texts(name, value, "a path or URL", just_one=True)[0])
+
+
+def name_of(what: str, value: Any) -> str:
+    """Text that is not empty."""
+    if not isinstance(value, str) or not value:
+        raise UsageError(f"{what} is {value!r:.80}, but must be text that is not empty")
+    return value
+
+
+def function_of(what: str, value: Any) -> Any:
+    """Something that can be called."""
+    if not callable(value):
+        raise UsageError(f"{what} is {value!r:.80}, but must be a function")
+    return value
+
+
+def by_name(what: str, value: Any, example: str) -> Mapping[str, Any]:
+    """A mapping, such as of arrays by the names of parameters."""
+    if not isinstance(value, Mapping):
+        raise UsageError(f"{what} must be given by name, such as {example}, not as {_kind(value)}")
+    return value
+
+
+def metrics_of(values: Any, what: str = "metrics") -> dict[str, float]:
+    """Numbers by name; arrays and tensors of one element count as numbers."""
+    return {
+        name_of("the name of a metric", name): _number(f"the metric {name!r:.80}", value)
+        for name, value in by_name(what, values, '{"loss": 0.5}').items()
+    }
+
+
+def _number(what: str, value: Any) -> float:
+    if not isinstance(value, str | bytes):
+        try:
+            return float(value.item()) if getattr(value, "size", 0) == 1 else float(value)
+        except (TypeError, ValueError):
+            pass
+    raise UsageError(f"{what} is {value!r:.80}, but must be a number")
+
+
+def _conditions(value: Any) -> list[tuple[str, str, Any]]:
+    if isinstance(value, str | Mapping) or not isinstance(value, Iterable):
+        raise UsageError(f"filter is {value!r:.80}, but must be {_CONDITIONS}")
+    found: list[tuple[str, str, Any]] = []
+    for condition in value:
+        parts = [] if isinstance(condition, str) or not isinstance(condition, Iterable) else list(condition)
+        if len(parts) != 3 or not isinstance(parts[0], str) or not isinstance(parts[1], str):
+            raise UsageError(f"filter has {condition!r:.80}, but must be {_CONDITIONS}")
+        found.append((parts[0], parts[1], _compared(parts[2])))
+    return found
+
+
+def _compared(value: Any) -> Any:
+    """The value of a condition, as JSON has it."""
+    plain = value.tolist() if isinstance(value, np.generic | np.ndarray) else value
+    if isinstance(plain, list | tuple | set | frozenset):
+        return [_compared(part) for part in (plain if isinstance(plain, list | tuple) else sorted(plain, key=repr))]
+    if isinstance(plain, dt.date | dt.time):
+        return plain.isoformat()
+    if plain is None or (isinstance(plain, bool | int | str)) or (isinstance(plain, float) and math.isfinite(plain)):
+        return plain
+    raise UsageError(f"filter compares with {value!r:.80}, but must with text, a finite number, a date, or None")
+
+
+def _texts(name: str, value: Any, wanted: str, *, just_one: bool = False) -> list[str]:
+    one = isinstance(value, str | os.PathLike)
+    if one or (isinstance(value, Iterable) and not isinstance(value, bytes | Mapping) and not just_one):
+        found = [os.fspath(part) if isinstance(part, os.PathLike) else part for part in ([value] if one else value)]
+        if found and all(isinstance(part, str) and part for part in found):
+            return found
+    raise UsageError(f"{name} is {value!r:.80}, but must be {wanted}")
+
+
+def _text(name: str, value: Any) -> str:
+    if not isinstance(value, str):
+        raise UsageError(f"{name} is {value!r:.80}, but must be text")
+    return value
+
+
+def _kind(value: Any) -> str:
+    if value is None:
+        return "None"
+    name = type(value).__name__
+    return f"an {name}" if name[:1].lower() in "aeiou" or name == "ndarray" else f"a {name}"

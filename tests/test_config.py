@@ -1,0 +1,51 @@
+"""Settings that are wrong are one sentence, whether they come as arguments or from the environment."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flightedl.config import MasterSettings, settings
+from flightedl.errors import UsageError
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        ({"job": "a/b"}, "job name 'a/b' is not usable: use 1-63 lower-case letters"),
+        ({"job": 5}, "job is 5, but must be text"),
+        ({"etcd": "nowhere"}, "etcd address 'nowhere' is not host:port"),
+        ({"log_level": "LOUD"}, "log_level is 'LOUD', but must be one of DEBUG, INFO"),
+        ({"lease_ttl_s": float("nan")}, "lease_ttl_s is nan, but must be a number"),
+        ({"lease_ttl_s": "5"}, "lease_ttl_s is '5', but must be a number"),
+        ({"pservers": 2.0}, "pservers is 2.0, but must be a whole number"),
+        ({"pservers": True}, "pservers is True, but must be a whole number"),
+        ({"resume": "yes"}, "resume is 'yes', but must be true or false"),
+    ],
+)
+def test_a_wrong_argument_is_one_sentence(arguments: dict[str, Any], text: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        settings(MasterSettings, {}, **arguments)
+    assert text in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "text"),
+    [
+        ("LEASE_TTL_S", "soon", "FLIGHTEDL_LEASE_TTL_S is 'soon', but must be a number"),
+        ("LEASE_TTL_S", "nan", "FLIGHTEDL_LEASE_TTL_S is 'nan', but must be a number"),
+        ("PSERVERS", "2.5", "FLIGHTEDL_PSERVERS is '2.5', but must be a whole number"),
+        ("RESUME", "yes", "FLIGHTEDL_RESUME is 'yes', but must be true or false"),
+    ],
+)
+def test_a_wrong_variable_is_one_sentence(name: str, value: str, text: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        settings(MasterSettings, {f"FLIGHTEDL_{name}": value})
+    assert text in str(caught.value)
+
+
+def test_what_can_only_be_meant_in_one_way_is_taken() -> None:
+    chosen = settings(MasterSettings, {}, lease_ttl_s=3, log_level="info", checkpoint=Path("/data"))
+    assert (chosen.lease_ttl_s, chosen.checkpoint) == (3.0, "/data")
