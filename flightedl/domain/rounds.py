@@ -278,6 +278,13 @@ class BlockRounds:
 
     # rounds
 
+    def may_update(self, member: int, base_version: int) -> bool:
+        """Whether a member's arrival, if it counts, lets the optimizer run: what that takes is got ready before."""
+        if not self._is_sync:
+            return True
+        is_due = base_version == self._version and self.members.get(member, base_version + 1) <= base_version
+        return is_due and self._missing - (member not in self._arrived) <= self._backup
+
     def closable(self) -> bool:
         """Whether ``close`` is to be called now; ask after every event, until False."""
         if not self._is_sync:

@@ -48,6 +48,7 @@ class PserverProcess(ServerProcess[PserverSettings]):
             directory,
             self._keys,
             lambda why: self.end(EXIT_JOB_FAILED, why),
+            lambda why: self.end(EXIT_START_AGAIN, why),
             job_storage(self._settings.checkpoint, self._settings.job),
             self._clock,
         )

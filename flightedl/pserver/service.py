@@ -59,6 +59,7 @@ class PserverService:
         directory: Tells the job's declaration and the election.
         keys: The job's keys.
         fail: Ends the process because the job cannot go on.
+        start_again: Ends it because its values are of no use any more; a successor can load them.
         storage: Where the checkpoints lie; None: there are none.
         clock: Measures, and paces what is tried again.
     """
@@ -68,6 +69,7 @@ class PserverService:
         directory: Directory,
         keys: JobKeys,
         fail: Callable[[str], None],
+        start_again: Callable[[str], None],
         storage: Storage | None,
         clock: Clock,
     ) -> None:
@@ -82,6 +84,7 @@ class PserverService:
         self._directory = directory
         self._keys = keys
         self._fail = fail
+        self._start_again = start_again
         self._lock = threading.Lock()
         #: Builds the shard, which compiles kernels and loads a checkpoint; there is only ever one.
         self._builder: threading.Thread | None = None
@@ -197,6 +200,7 @@ class PserverService:
             Optimizer.from_json(declared.declaration.optimizer),
             Mode.from_json(declared.present_mode),
             declared.declaration.wire,
+            self._start_again,
         )
         release_startup_memory()
         if not self._get_values(shard, specs, plan):

@@ -2,9 +2,10 @@
 
 Rules:
 
-* Neighbouring blocks with the same history are one *unit* (see ``units``), which has a lock. Under it: ask the round
-  what to do with a push, do the arithmetic, mark the batch as applied, close the round when it is full. So a block's
-  values, slots, version and applied batches always belong together.
+* Neighbouring blocks with the same history are one *unit* (see ``units``), which has a lock. Under it: get all memory
+  that a push may take, mark the batch as applied, ask the round what to do with it, do the arithmetic, close the round
+  when it is full. So a block's values, slots, version and applied batches always belong together. What fails between
+  the mark and the end is the end of this shard (see ``soundness``).
 * Nothing is touched before a row was checked: a block of this shard, the right number of bytes, finite.
 * A version that has been reached wakes all waiters once per message (``announce_changes``), not once per block.
 * Values leave as they lie in memory, lent under the unit's lock: what a reader gets is one version, never a mixture.
@@ -35,10 +36,11 @@ from flightedl.domain.rounds import BlockRounds
 from flightedl.domain.rounds_values import Accumulate, Apply, Arrival, Arrived, NotMember, Pull, Repeated, Stale
 from flightedl.domain.sharding import ShardPlan, runs_of
 from flightedl.domain.views import PserverView, View, ViewMember, ViewVerdict
-from flightedl.errors import CorruptError, FencedError, GradientError, MessageError
+from flightedl.errors import BusyError, CorruptError, FencedError, GradientError, MessageError
 from flightedl.formats.shard_files import StoredBlock
 from flightedl.pserver.arena import Arena
 from flightedl.pserver.snapshots import BlockCopies
+from flightedl.pserver.soundness import Soundness
 from flightedl.pserver.units import Unit, UnitBlock
 from flightedl.wire.messages_orders import ViewRequest
 from flightedl.wire.messages_parameters import PushHeader
@@ -88,12 +90,31 @@ _ANSWERED = frozenset({Outcome.ACCEPTED, Outcome.ALREADY_APPLIED})
 
 
 class ShardState:
-    """The blocks of one pserver. Thread-safe."""
+    """The blocks of one pserver. Thread-safe.
 
-    def __init__(self, plan: ShardPlan, index: int, optimizer: Optimizer, mode: Mode, wire: str = "") -> None:
+    Args:
+        plan: Where every block lies.
+        index: Of the pserver.
+        optimizer: Of the model.
+        mode: That it begins in.
+        wire: "bfloat16" or "float16" where float32 elements travel as such.
+        on_lost: Told why when the blocks do not belong together any more: ends the process.
+    """
+
+    def __init__(
+        self,
+        plan: ShardPlan,
+        index: int,
+        optimizer: Optimizer,
+        mode: Mode,
+        wire: str = "",
+        on_lost: Callable[[str], None] = lambda _: None,
+    ) -> None:
         self.plan_hash = plan.hash
+        self._soundness = Soundness(on_lost)
         self.counts = Counts()
         self._plan = plan
+        self._index = index
         self._set_mode(mode)
         self._arena = Arena()
         #: In order; replaced, never changed, when one is split.
@@ -214,6 +235,7 @@ class ShardState:
         """
         unit = self._unit(number)
         with unit.lock:
+            self._soundness.require()
             # It may have been split before the lock was taken; its parts share the lock.
             yield self._unit_of[number] if unit.is_split else unit
 
@@ -227,8 +249,8 @@ class ShardState:
         """Give every block a unit of its own; the unit's lock is held."""
         if len(unit.numbers) == 1 or unit.is_split:
             return
-        parts = unit.split()
-        with self._structure:
+        with self._soundness, self._structure:
+            parts = unit.split()
             at = self._units.index(unit)
             self._units = [*self._units[:at], *parts, *self._units[at + 1 :]]
             self._unit_of.update((part.numbers.start, part) for part in parts)
@@ -349,18 +371,18 @@ class ShardState:
                 self.counts.refused += len(numbers)
                 return Pushed(Piece(numbers, unit.rounds.version, Outcome.NOT_MEMBER, None, unit.offsets), None)
             weight = 0.0 if gradient is None else header.weight if self._is_mean else 1.0
-            if self._copies is not None and not isinstance(unit.rounds.mode, Sync):
-                self._copy_if_due(unit)
-            is_new = self._mark(unit, batches)
-            if is_new is None:
-                return None
-            if isinstance(is_new, bytes):
-                return self._refuse_sum(unit, is_new)
-            arrival = self._arrive(unit, header, batches, base_version, weight, is_new=is_new)
-            if gradient is not None:
-                self._take(unit, batches[0][0], arrival, gradient, weight, header)
-            self._close_rounds(unit)
-            self._note_version(unit)
+            kept = self._get_memory(unit, header.member, base_version, gradient)
+            with self._soundness:
+                is_new = self._mark(unit, batches)
+                if is_new is None:
+                    return None
+                if isinstance(is_new, bytes):
+                    return self._refuse_sum(unit, is_new)
+                arrival = self._arrive(unit, header, batches, base_version, weight, is_new=is_new)
+                if gradient is not None:
+                    self._take(unit, batches[0][0], arrival, gradient if kept is None else kept, weight, header)
+                self._close_rounds(unit)
+                self._note_version(unit)
             if not self._is_synchronous:
                 self._has_news = True
             outcome = _OUTCOMES[type(arrival)]
@@ -369,6 +391,31 @@ class ShardState:
             pushed = self._answer(unit, header, outcome, base_version)
         self._count(outcome, len(numbers))
         return pushed
+
+    def _get_memory(self, unit: Unit, member: int, base_version: int, gradient: Array | None) -> Array | None:
+        """Have all memory that a push may take, before it is marked; the unit's lock is held.
+
+        Returns:
+            The gradient, where it is to be kept until the round closes.
+
+        Raises:
+            BusyError: there is none.
+        """
+        self._soundness.require()
+        try:
+            if unit.rounds.may_update(member, base_version):
+                self._copy_if_due(unit)
+                unit.writable()
+            if gradient is not None and self._is_synchronous:
+                unit.have_accumulator()
+                if self._is_deterministic:
+                    return unit.copy_of(gradient)
+        except MemoryError:
+            raise BusyError(
+                f"pserver {self._index} has no memory left for a gradient of {self._name(unit.numbers.start)!r}: "
+                "give it more, or the job more pservers"
+            ) from None
+        return None
 
     def _answer(self, unit: Unit, header: PushHeader, outcome: Outcome, base_version: int) -> Pushed:
         """What became of a push to all blocks of a unit, with the values that follow it if they can leave."""
@@ -466,8 +513,13 @@ class ShardState:
         # They may be complete, and dropped by the thread that writes them, at any moment.
         copies = self._copies
         if copies is not None:
-            for number in unit.numbers:
-                copies.look_at(unit.block(self._plan.block(number)))
+            try:
+                for number in unit.numbers:
+                    copies.look_at(unit.block(self._plan.block(number)))
+            except MemoryError:
+                # Training goes on without them.
+                self.drop_copies(copies)
+                copies.give_up("there is no memory for the copies of its blocks")
 
     def _note_version(self, unit: Unit) -> None:
         """Tell a snapshot that the unit's blocks may be due from now on; the unit's lock is held."""
@@ -563,7 +615,7 @@ class ShardState:
         members = tuple(ViewMember(m.trainer, m.generation, m.member, m.first_round) for m in request.members)
         mode = None if request.mode is None else Mode.from_json(request.mode)
         view = View(request.master_generation, request.serial, members, mode, request.switch_round)
-        with self._all_locks():
+        with self._all_locks(), self._soundness:
             if (first_mode := self._view.begins_in(view)) is not None:
                 self._begin_in(first_mode)
             verdict = self._view.consider(
@@ -609,6 +661,7 @@ class ShardState:
         with contextlib.ExitStack() as held:
             for lock in self._locks:
                 held.enter_context(lock)
+            self._soundness.require()
             yield
 
     # checkpoints
@@ -628,6 +681,7 @@ class ShardState:
 
     def copy_due_blocks(self, copies: BlockCopies) -> None:
         """Copy every block that is due now, unless other copies have taken the place of these."""
+        self._soundness.require()
         numbers = self.numbers
         while (local := copies.next_due()) is not None:
             with self._locked(numbers[local]) as unit:
@@ -644,10 +698,16 @@ class ShardState:
     def end_copies(self, copies: BlockCopies) -> AppliedBatches | None:
         """What is applied to complete copies; None: newer ones took their place."""
         with self._applied_lock:
-            if self._copies is not copies:
+            if self._copies is not copies or self._soundness.is_lost:
                 return None
             self._copies = None
             return copies.take_applied(self._applied)
+
+    def drop_copies(self, copies: BlockCopies) -> None:
+        """Copy nothing more for these, unless newer ones took their place."""
+        with self._applied_lock:
+            if self._copies is copies:
+                self._copies = None
 
     def seal(self, epochs: Iterable[tuple[int, int]]) -> None:
         """(epoch, tasks) of epochs that get no more tasks, see ``AppliedBatches.seal``.
@@ -662,6 +722,7 @@ class ShardState:
     def applied(self) -> AppliedBatches:
         """What is applied now: a copy."""
         with self._applied_lock:
+            self._soundness.require()
             return self._applied.copy()
 
     def restore_block(self, stored: StoredBlock) -> None:

@@ -34,7 +34,7 @@ from flightedl.domain.checkpoints_snapshot import PserverSnapshots, SnapshotCut
 from flightedl.domain.checkpoints_values import OrderNumber, SnapshotOrder, SnapshotProgress
 from flightedl.domain.rounds import BlockRounds
 from flightedl.domain.sharding import Block
-from flightedl.errors import FlightedlError
+from flightedl.errors import FlightedlError, UnavailableError
 from flightedl.formats.shard_files import ShardHeader, StoredBlock, write_shard
 from flightedl.ports import Clock, Storage
 
@@ -119,6 +119,8 @@ class BlockCopies:
         self._due = bytearray(cut.is_due(local, version) for local, version in enumerate(versions))
         #: Where the thread goes on.
         self._next = 0
+        #: Why they are not going to be complete.
+        self._given_up = ""
         self.is_complete = threading.Event()
         if cut.is_complete:
             self.is_complete.set()
@@ -159,10 +161,22 @@ class BlockCopies:
             found = self._due.find(1) if found < 0 else found
         return None if found < 0 else found
 
-    def wait(self, timeout_s: float) -> bool:
-        """Return when a block is due, or all are copied, or the time is over; whether all are copied."""
+    def give_up(self, reason: str) -> None:
+        """A block that is about to change cannot be copied."""
         with self._changed:
-            self._changed.wait_for(lambda: self.is_complete.is_set() or 1 in self._due, timeout_s)
+            self._given_up = reason
+            self._changed.notify_all()
+
+    def wait(self, timeout_s: float) -> bool:
+        """Return when a block is due, or all are copied, or the time is over; whether all are copied.
+
+        Raises:
+            UnavailableError: they were given up.
+        """
+        with self._changed:
+            self._changed.wait_for(lambda: self.is_complete.is_set() or self._given_up or 1 in self._due, timeout_s)
+            if self._given_up:
+                raise UnavailableError(self._given_up)
             return self.is_complete.is_set()
 
     def marked(self, local: int, batch: Batch, batch_count: int) -> None:
@@ -204,6 +218,10 @@ class CopiedShard(Protocol):
 
     def end_copies(self, copies: BlockCopies) -> AppliedBatches | None:
         """What is applied to complete copies; marks are no longer told. None: others took their place."""
+        ...
+
+    def drop_copies(self, copies: BlockCopies) -> None:
+        """These are not wanted any more."""
         ...
 
 
@@ -291,26 +309,32 @@ class Snapshots:
     # the thread
 
     def _carry_out(self, order: SnapshotOrder, copies: BlockCopies) -> None:
+        try:
+            applied = self._copy(order, copies)
+            if applied is None:
+                return
+            file = self._write(order, copies.take_blocks(), applied)
+        except Exception as error:  # noqa: BLE001 - whatever goes wrong, the master has to hear of it
+            if not isinstance(error, FlightedlError):
+                _log.exception("a snapshot could not be made")
+            self._shard.drop_copies(copies)
+            with self._lock:
+                self._state.failed(order.order, str(error) or type(error).__name__)
+        else:
+            with self._lock:
+                self._state.written(order.order, file)
+
+    def _copy(self, order: SnapshotOrder, copies: BlockCopies) -> AppliedBatches | None:
+        """What is applied to the copies, when all are made; None: nobody wants them any more."""
         began = self._clock.now()
         while not copies.wait(_WAIT_SLICE_S):
             if not self._is_wanted(order.order):
-                return
+                return None
             self._shard.copy_due_blocks(copies)
         self.copied_s = self._clock.now() - began
         applied = self._shard.end_copies(copies)
         with self._lock:
-            if applied is None or not self._state.taken(order.order):
-                return
-        try:
-            file = self._write(order, copies.take_blocks(), applied)
-        except Exception as error:  # noqa: BLE001 - whatever goes wrong, the master has to hear of it
-            if not isinstance(error, FlightedlError):
-                _log.exception("a snapshot could not be written")
-            with self._lock:
-                self._state.failed(order.order, str(error))
-        else:
-            with self._lock:
-                self._state.written(order.order, file)
+            return applied if applied is not None and self._state.taken(order.order) else None
 
     def _while_wanted(self, order: OrderNumber, blocks: Iterable[StoredBlock]) -> Iterator[StoredBlock]:
         for block in blocks:

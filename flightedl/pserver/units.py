@@ -229,16 +229,24 @@ class Unit:
         self._sent = None
         return parts
 
-    def accumulate(self, gradient: Array, weight: float, *, is_first: bool) -> None:
-        """Add a gradient to the open round."""
+    def have_accumulator(self) -> Array:
+        """The accumulator, made if there is none."""
         if self.accumulator is None:
             self.accumulator = self._arena.allocate(self.values.size, self.values.dtype)
+        return self.accumulator
+
+    def accumulate(self, gradient: Array, weight: float, *, is_first: bool) -> None:
+        """Add a gradient to the open round."""
         add = self.kernels.accumulate_first if is_first else self.kernels.accumulate
-        add(self.accumulator, gradient, weight)
+        add(self.have_accumulator(), gradient, weight)
+
+    def copy_of(self, gradient: Array) -> Array:
+        """A copy that may be kept when the message is gone."""
+        return self._arena.copy(gradient)
 
     def keep(self, batch: Batch, gradient: Array, weight: float) -> None:
-        """Keep a gradient of the open round, to be added in the order of the batches."""
-        self.contributions.append((batch, weight, self._arena.copy(gradient)))
+        """Keep a gradient of the open round, which nobody else has, to be added in the order of the batches."""
+        self.contributions.append((batch, weight, gradient))
 
     def add_kept(self) -> None:
         """Add up what was kept."""

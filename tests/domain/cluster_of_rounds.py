@@ -156,9 +156,12 @@ class Pserver:
         world, block = self.world, self.blocks[i]
         has = self.applied.has(i, batch)
         version = block.rounds.version
+        is_foretold = block.rounds.may_update(member, base)
         outcome = block.rounds.arrive(
             member, base, weight, already_applied=has and "no dedupe" not in world.flaws, batch=batch, step=step
         )
+        if isinstance(outcome, Apply) or block.rounds.closable():
+            assert is_foretold or world.flaws, "the optimizer runs and nobody was ready for it"
         if not isinstance(outcome, Stale | NotMember) and base == version:
             block.arrived.add(member)
         if isinstance(outcome, Accumulate | Arrived | Apply) and "no mark" not in world.flaws:

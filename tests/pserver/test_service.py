@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import msgspec
+import numpy as np
 import pytest
 
 from flightedl.adapters.clock import SystemClock
 from flightedl.coordination.directory import Directory
 from flightedl.coordination.keys import JobKeys
+from flightedl.domain.kernels import Update
 from flightedl.domain.modes import Sync
 from flightedl.domain.optimizers import SGD
 from flightedl.domain.parameters import ParameterSpec
@@ -31,6 +33,8 @@ from flightedl.wire.messages_orders import (
     ViewReply,
     ViewRequest,
 )
+from flightedl.wire.messages_parameters import BatchIdentity, PushHeader
+from flightedl.wire.rows import decode_batch, encode_rows
 
 KEYS = JobKeys("demo")
 PLAN = plan_for([ParameterSpec("w", (4,))], 1, 0)
@@ -54,7 +58,9 @@ class Served:
     def __init__(self, directory: Directory) -> None:
         clock = self.clock = SystemClock()
         self.reloads = 0
-        self.service = PserverService(directory, KEYS, pytest.fail, None, clock)
+        #: Why the process was asked to be started again.
+        self.ends: list[str] = []
+        self.service = PserverService(directory, KEYS, pytest.fail, self.ends.append, None, clock)
         self.server = FlightServer(
             PserverFlight(self.service, clock, self._reload).routes(), ServerIdentity("demo", "pserver"), clock=clock
         )
@@ -128,6 +134,27 @@ def test_orders_of_the_plan_are_looked_at(served: Served) -> None:
     for verb in ("snapshot", "seal", "applied"):
         with pytest.raises(NotReadyError, match="no values yet"):
             served.send(verb, right[verb])
+
+
+def test_a_push_that_breaks_off_midway_ends_the_process(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    served.send("view", orders(PLAN.hash)["view"])
+    shard = served.service.shard_for_init(PLAN.hash)
+    header = PushHeader(
+        trainer="t",
+        generation=1,
+        plan_hash=PLAN.hash,
+        member=1,
+        identity=BatchIdentity(epoch=0, task=0, batch=0, batch_count=1),
+        weight=1.0,
+        rows=1,
+    )
+    rows = decode_batch(encode_rows([0], [0], [np.ones(4, np.float32)]))
+    monkeypatch.setattr(Update, "__call__", lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        shard.push(header, rows)
+    assert ["ZeroDivisionError" in why for why in served.ends] == [True]
+    with pytest.raises(NotReadyError, match="ends"):
+        served.send("view", orders(PLAN.hash)["view"])
 
 
 def test_before_the_model_is_declared_a_master_has_to_ask_again() -> None:

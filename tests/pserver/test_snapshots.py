@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -49,12 +49,13 @@ class Pserver:
         dtype: str = "float32",
         momentum: float = 0.5,
         specs: Sequence[ParameterSpec] = SPECS,
+        on_lost: Callable[[str], None] = pytest.fail,
     ) -> None:
         self.specs = [replace(spec, dtype=dtype) for spec in specs]
         self.plan: ShardPlan = plan_for(self.specs, count, cut_for)
         self.index = index
         self.storage = storage
-        self.shard = ShardState(self.plan, index, Momentum(lr=1.0, momentum=momentum), mode)
+        self.shard = ShardState(self.plan, index, Momentum(lr=1.0, momentum=momentum), mode, on_lost=on_lost)
         self.snapshots = Snapshots(self.shard, storage, JOB, index, count, 10 + index, SystemClock())
         self.serial = 0
         self.view(1, first_round=0)
