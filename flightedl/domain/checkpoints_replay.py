@@ -34,7 +34,7 @@ import numpy as np
 
 from flightedl.domain.applied import AppliedBatches
 from flightedl.domain.intervals import IntervalSet
-from flightedl.errors import CorruptError
+from flightedl.errors import CorruptError, NotFoundError
 
 _FORMAT = 1
 
@@ -96,6 +96,9 @@ def tasks_to_reopen(
 
     Returns:
         epoch -> its tasks, without empty ones. O(tasks / 8) for each epoch that is not through, nothing for the others.
+
+    Raises:
+        NotFoundError: the pserver lacks an epoch that ``task_count_of`` does not know any more.
     """
     lacking: dict[int, IntervalSet] = {}
     if not summary.has_blocks:
@@ -103,7 +106,7 @@ def tasks_to_reopen(
     through = IntervalSet((first, end) for first, end, _ in summary.through)
     for first, end, known in summary.through:
         for epoch in range(first, min(end, begun_epochs)):
-            if (task_count := task_count_of(epoch)) > known:
+            if (task_count := _count_or(known, task_count_of, epoch)) > known:
                 lacking[epoch] = IntervalSet([(known, task_count)])
     for first, end in through.gaps(0, begun_epochs):
         for epoch in range(first, end):
@@ -111,6 +114,14 @@ def tasks_to_reopen(
             if missing:
                 lacking[epoch] = missing
     return lacking
+
+
+def _count_or(known: int, task_count_of: Callable[[int], int], epoch: int) -> int:
+    """Tasks of an epoch that is through; if that is forgotten, as many as the pserver was told when it was over."""
+    try:
+        return task_count_of(epoch)
+    except NotFoundError:
+        return known
 
 
 def _clear_bits(bitmap: bytes, count: int) -> IntervalSet:
@@ -196,14 +207,18 @@ class PserverRecovery:
         Returns:
             What to reopen, once; store that with this state before the process is answered. None: nothing changed,
             because it is settled already, or is not the one that counts; an answer needs no storing.
+
+        Raises:
+            NotFoundError: it lacks an epoch of which nothing is known any more; nothing has changed.
         """
         self.seen(index, generation)
         if self._known.get(index) != generation or self._settled.get(index) == generation:
             return None
+        lacking = tasks_to_reopen(summary, begun_epochs, task_count_of)
         if self._is_rollback:
             self._roll_back(index, generation, checkpoint)
         self._settled[index] = generation
-        return tasks_to_reopen(summary, begun_epochs, task_count_of)
+        return lacking
 
     def _roll_back(self, index: int, generation: int, checkpoint: int | None) -> None:
         before = self._settled.get(index)

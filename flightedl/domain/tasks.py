@@ -400,7 +400,7 @@ class TaskQueue:
         """(dispatch, failures): two documents to be written in one transaction.
 
         The first changes with every dispatch and stays below 4 kB + 200 B for each live trainer. The second has the
-        same bytes as before unless something was quarantined, retried or dropped.
+        same bytes as before unless something was quarantined, retried or dropped, or a dataset has grown many times.
         """
         return tasks_storage.encode_parts(self._state)
 
@@ -564,7 +564,9 @@ class TaskQueue:
     def _forget_sizes(self) -> None:
         state = self._state
         needed_epoch = state.epoch if state.lowest_open_epoch is None else min(state.lowest_open_epoch, state.epoch)
-        state.failed.forget_before(state.sizes.forget(needed_epoch))
+        if state.sizes.put_away(needed_epoch):
+            state.failed.serial += 1  # They are stored together.
+        state.failed.forget_before(state.sizes.oldest_epoch)
 
     def _note_duration(self, pending: Pending, attempt: int, now: float) -> None:
         state = self._state

@@ -5,7 +5,8 @@ Rules:
 * Two documents. The *dispatch* document changes with every dispatch. It has a fixed part, each trainer's name once, and
   about 30 bytes for each row of work: tasks that follow each other and were given at once, or wait, are one row, see
   ``tasks_lines`` and ``tasks_waiting``. The *failures* document changes only when a piece is quarantined, retried or
-  dropped; its serial is named in the dispatch document, so that the two cannot be mixed up.
+  dropped, or when sizes of earlier epochs are put away there; its serial is named in the dispatch document, so that the
+  two cannot be mixed up.
 * Instants are not in it: a clock means nothing to another process.
 * A document of an unknown version, or with anything missing or unknown in it, is a CorruptError.
 """
@@ -45,7 +46,7 @@ class DispatchDocument(_Document, kw_only=True):
     epoch: Natural
     cursor: Natural
     next_attempt: Natural
-    #: (first epoch, base, size), see ``tasks_order``.
+    #: The recent ones, (first epoch, base, size), see ``tasks_order``.
     sizes: list[tuple[Natural, Natural, Natural]]
     growth_ended: bool = False
     #: trainer -> what it holds; never nothing.
@@ -63,7 +64,7 @@ class DispatchDocument(_Document, kw_only=True):
 
 
 class FailuresDocument(_Document, kw_only=True):
-    """What was quarantined."""
+    """What hardly ever changes: what was quarantined, and the older sizes of epochs."""
 
     serial: Natural
     #: (epoch, position, first batch, end batch, …).
@@ -71,6 +72,8 @@ class FailuresDocument(_Document, kw_only=True):
     dropped: list[list[Natural]] = []
     details: list[FailedPiece] = []
     forgotten: Natural = 0
+    #: The older ones, as in the other document.
+    sizes: list[tuple[Natural, Natural, Natural]] = []
 
 
 class QueueDocument(_Document, kw_only=True):

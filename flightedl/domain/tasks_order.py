@@ -5,10 +5,11 @@ Rules:
 * An epoch has as many positions as tasks. Those that were there when it began, ``base``, are in a keyed permutation
   (the identity without shuffle). Tasks that joined an epoch under way follow it in the order of their arrival; from
   the next epoch on they are shuffled among the others. So an epoch's order needs two numbers, however often it grew.
-* The sizes of earlier epochs are remembered where they differ, for the newest ``_REMEMBERED`` changes: a dataset that
-  never grew needs one entry for all epochs.
+* The sizes of earlier epochs are remembered where they differ, for as long as a pserver may come back from a checkpoint
+  that lacks them: a dataset that never grew needs one entry for all epochs. The newest entries are ``recent``; from
+  time to time the oldest of these become ``older`` ones, which are stored apart, because they hardly ever change.
 
-Not guaranteed: that epochs before the oldest remembered change can still be reopened; ``find`` says so.
+Not guaranteed: that epochs before the newest ``REMEMBERED`` changes can still be reopened; ``find`` says so.
 """
 
 from __future__ import annotations
@@ -23,7 +24,13 @@ from flightedl.domain.intervals import IntervalSet
 from flightedl.domain.permutation import Integers, KeyedPermutation, key_of
 from flightedl.errors import NotFoundError
 
-_REMEMBERED = 32
+REMEMBERED = 10_000
+#: So many entries become older ones at once; at least as many stay recent.
+_PUT_AWAY = 16
+
+
+#: (first epoch, base, size)
+SizeRow = tuple[int, int, int]
 
 
 class EpochOrder:
@@ -77,21 +84,33 @@ def _runs(values: Integers) -> Iterable[tuple[int, int]]:
 class EpochSizes:
     """How many tasks each epoch has, up to the current one."""
 
-    __slots__ = ("_rows",)
+    __slots__ = ("_older_count", "_rows")
 
-    def __init__(self, rows: Iterable[tuple[int, int, int]]) -> None:
-        """``rows``: (first epoch, base, size), rising; each holds until the next one's first epoch."""
-        self._rows = list(rows)
+    def __init__(self, recent: Iterable[SizeRow], older: Iterable[SizeRow] = ()) -> None:
+        """Rows rise, the ``older`` ones come first; each holds until the next one's first epoch."""
+        self._rows = list(older)
+        self._older_count = len(self._rows)
+        self._rows += recent
 
     @property
-    def rows(self) -> list[tuple[int, int, int]]:
-        """As given to the constructor."""
-        return list(self._rows)
+    def recent(self) -> list[SizeRow]:
+        """The newest rows, at least one; they change as the dataset grows."""
+        return self._rows[self._older_count :]
+
+    @property
+    def older(self) -> list[SizeRow]:
+        """All others, which change only with ``put_away``."""
+        return self._rows[: self._older_count]
 
     @property
     def task_count(self) -> int:
         """Tasks there are now."""
         return self._rows[-1][2]
+
+    @property
+    def oldest_epoch(self) -> int:
+        """Nothing is known of the epochs before this."""
+        return self._rows[0][0]
 
     def find(self, epoch: int) -> tuple[int, int]:
         """(base, size) of an epoch.
@@ -101,7 +120,7 @@ class EpochSizes:
         """
         index = bisect_right(self._rows, epoch, key=lambda row: row[0]) - 1
         if index < 0:
-            raise NotFoundError(f"epoch {epoch} is too long ago: the dataset has grown {_REMEMBERED} times since")
+            raise NotFoundError(f"epoch {epoch} is too long ago: the dataset has grown {REMEMBERED} times since")
         return self._rows[index][1:]
 
     def begin(self, epoch: int) -> None:
@@ -119,15 +138,18 @@ class EpochSizes:
         else:
             self._rows.append(row)
 
-    def forget(self, needed_epoch: int) -> int:
-        """Forget the oldest changes beyond the limit that no epoch from ``needed_epoch`` on needs.
+    def put_away(self, needed_epoch: int) -> bool:
+        """Let the oldest recent rows become older ones when there are many; whether ``older`` has changed.
 
-        Returns:
-            The oldest epoch that is still known.
+        Then the oldest of all are forgotten beyond the limit, unless an epoch from ``needed_epoch`` on needs them.
         """
-        while len(self._rows) > _REMEMBERED and self._rows[1][0] <= needed_epoch:
+        if len(self._rows) - self._older_count < 2 * _PUT_AWAY:
+            return False
+        self._older_count += _PUT_AWAY
+        while self._older_count > REMEMBERED and self._rows[1][0] <= needed_epoch:
             del self._rows[0]
-        return self._rows[0][0]
+            self._older_count -= 1
+        return True
 
 
 @lru_cache(maxsize=16)

@@ -50,7 +50,7 @@ def encode_parts(state: QueueState) -> tuple[bytes, bytes]:
         epoch=state.epoch,
         cursor=state.cursor,
         next_attempt=state.next_attempt,
-        sizes=state.sizes.rows,
+        sizes=state.sizes.recent,
         growth_ended=state.growth_ended,
         held={
             trainer: HeldDocument(line.generation, line.rows) for trainer, line in sorted(state.pending.lines().items())
@@ -80,6 +80,7 @@ def _encode_failures(state: QueueState) -> bytes:
             dropped=failed.dropped.rows,
             details=failed.details,
             forgotten=failed.forgotten,
+            sizes=state.sizes.older,
         )
         failed.encoded = (failed.serial, encode_document(document))
     return failed.encoded[1]
@@ -101,7 +102,7 @@ def restore(state: QueueState, data: bytes, failures: bytes | None) -> None:
         failed = decode_document(failures, FailuresDocument)
     if dispatch.failures_serial != failed.serial:
         raise CorruptError("the stored task queue and its list of failures are not of the same moment")
-    _restore_counters(state, dispatch)
+    _restore_counters(state, dispatch, failed)
     _check_settings(state, dispatch)
     try:
         _restore_failures(state, failed)
@@ -133,16 +134,16 @@ def _check_settings(state: QueueState, document: DispatchDocument) -> None:
         )
 
 
-def _restore_counters(state: QueueState, document: DispatchDocument) -> None:
-    rows = document.sizes
+def _restore_counters(state: QueueState, document: DispatchDocument, failures: FailuresDocument) -> None:
+    rows = [*failures.sizes, *document.sizes]
     rises = all(before[0] < after[0] and before[2] <= after[2] for before, after in pairwise(rows))
-    if not rows or not rises or rows[-1][0] > document.epoch or any(base > size for _, base, size in rows):
+    if not document.sizes or not rises or rows[-1][0] > document.epoch or any(base > size for _, base, size in rows):
         raise CorruptError("the stored task queue has impossible numbers of tasks")
     state.revision = document.revision
     state.epoch = document.epoch
     state.cursor = document.cursor
     state.next_attempt = document.next_attempt
-    state.sizes = EpochSizes(rows)
+    state.sizes = EpochSizes(document.sizes, failures.sizes)
     state.growth_ended = document.growth_ended
     state.average_s = document.average_s
     state.average_count = document.average_count

@@ -31,6 +31,8 @@ class Replay:
             if stored is None
             else PserverRecovery.restore(stored, pserver_count, recovery)
         )
+        #: index -> why what its process lacks cannot be done again.
+        self._refused: dict[int, str] = {}
 
     def encode(self) -> bytes:
         """The state that a successor goes on from."""
@@ -38,7 +40,14 @@ class Replay:
 
     def seen(self, index: int, generation: int) -> None:
         """A pserver's key is there."""
+        if generation != self._recovery.generation_of(index):
+            self._refused.pop(index, None)
         self._recovery.seen(index, generation)
+
+    @property
+    def refusal(self) -> str:
+        """Why the job cannot go on: a pserver lacks what cannot be done again. Empty: it can."""
+        return next(iter(self._refused.values()), "")
 
     def is_settled(self, index: int, generation: int) -> bool:
         """Whether what this process has is taken into account."""
@@ -68,15 +77,22 @@ class Replay:
         return self._recovery.accepts([named.get(i) or _NOTHING_TO_LOSE for i in range(self._pserver_count)])
 
     def announced(self, index: int, generation: int, reply: AppliedReply, queue: TaskQueue | None) -> bool:
-        """Reopen what this process lacks. True: something changed and has to be stored."""
-        lacking = self._recovery.announced(
-            index,
-            generation,
-            AppliedSummary.decode(reply.summary),
-            0 if queue is None else queue.begun_epochs,
-            (lambda _epoch: 0) if queue is None else lambda epoch: _size(queue, epoch),
-            reply.checkpoint,
-        )
+        """Reopen what this process lacks. True: something changed and has to be stored.
+
+        A process that lacks an epoch of which nothing is known any more is never settled; see ``refusal``.
+        """
+        try:
+            lacking = self._recovery.announced(
+                index,
+                generation,
+                AppliedSummary.decode(reply.summary),
+                0 if queue is None else queue.begun_epochs,
+                (lambda _epoch: 0) if queue is None else queue.epoch_size,
+                reply.checkpoint,
+            )
+        except NotFoundError as error:
+            self._refuse(index, reply.checkpoint, error)
+            return False
         if lacking is None:
             return False
         reopened = 0
@@ -94,11 +110,12 @@ class Replay:
             _log.warning("pserver %d skipped %s", index, text)
         return True
 
-
-def _size(queue: TaskQueue, epoch: int) -> int:
-    """Tasks of a begun epoch; of one that is too long ago, as many as ever were, to be refused where it matters."""
-    try:
-        return queue.epoch_size(epoch)
-    except NotFoundError:
-        _log.exception("the size of epoch %d is forgotten", epoch)
-        return 0
+    def _refuse(self, index: int, checkpoint: int | None, error: NotFoundError) -> None:
+        origin = "no checkpoint" if checkpoint is None else f"checkpoint {checkpoint}"
+        reason = (
+            f"pserver {index} came back from {origin}, and what it lacks cannot be done again ({error}): "
+            "stop the job and begin it again with --resume"
+        )
+        if self._refused.get(index) != reason:
+            _log.error("%s", reason)
+        self._refused[index] = reason

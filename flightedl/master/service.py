@@ -192,7 +192,7 @@ class MasterService:
                 pservers=self._pservers.said,
                 master=self._directory.master(),
                 progress=state.progress,
-                indexing=self._indexing.doing or self._beginning.waiting_for,
+                indexing=self._indexing.doing or self._beginning.waiting_for or state.replay.refusal,
                 dataset_alarm=state.dataset_alarm,
                 evaluations=state.evaluations.status(),
                 checkpointing=state.checkpointing,

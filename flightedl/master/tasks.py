@@ -14,7 +14,7 @@ import msgspec
 
 from flightedl.domain.tasks import TaskQueue
 from flightedl.domain.tasks_values import FailedSelector
-from flightedl.errors import NotReadyError
+from flightedl.errors import JobFailedError, NotReadyError
 from flightedl.formats.chunks import Chunk
 from flightedl.master.dispatch import Dispatch
 from flightedl.master.members import Members
@@ -69,6 +69,8 @@ class Tasks:
             dispatch = state.dispatch
             if dispatch is None:
                 raise NotReadyError("no trainer has declared the dataset yet")
+            if state.replay.refusal:
+                raise JobFailedError(state.replay.refusal)
             queue = dispatch.queue
             before = queue.revision
             ticket, disbelieved = self._without_lost_work(ticket)

@@ -799,13 +799,40 @@ def test_tasks_do_not_vanish(make):
         queue.grow(2)
 
 
-def test_long_ago_sizes_are_forgotten(make):
-    queue = make(1, follow=True, epochs=None)
-    for size in range(2, 60):
-        run(queue, count=1)
+def grown(make, sizes):
+    """A followed dataset of which a task more joins in the midst of each epoch; and what was done, in its order."""
+    queue = make(3, follow=True, epochs=None, shuffle=True)
+    done = []
+    for size in range(4, sizes):
+        done += run(queue, count=2)
         queue.grow(size)
-        run(queue, count=size - 1)
-    assert len(queue.encode()) < 1500
+        done += run(queue, count=size - 2)
+    return queue, done
+
+
+def restored(queue, **settings):
+    """As the next master has it."""
+    dispatch, failures = queue.encode_parts()
+    return TaskQueue.decode(dispatch, QueueSettings(batch_counts=four, follow=True, epochs=None, **settings), failures)
+
+
+def test_every_epoch_of_a_dataset_that_grows_can_be_done_again_with_the_tasks_it_had(make):
+    queue, done = grown(make, 100)
+    assert len(queue.encode_parts()[0]) < 1500, "what changes with each dispatch stays small"
+    again = restored(queue, task_count=99, shuffle=True)
+    assert again.encode_parts() == queue.encode_parts()
+    for epoch in range(queue.epoch):
+        assert again.reopen(epoch, [(0, again.epoch_size(epoch))]) == epoch + 4
+    assert [run(again, count=epoch + 4) for epoch in range(queue.epoch)] == [
+        [each for each in done if each[0] == epoch] for epoch in range(queue.epoch)
+    ]
+    again.check()
+
+
+def test_long_ago_sizes_are_forgotten(make, monkeypatch):
+    monkeypatch.setattr("flightedl.domain.tasks_order.REMEMBERED", 20)
+    queue, _ = grown(make, 100)
+    assert len(queue.encode()) < 2500
     with pytest.raises(NotFoundError, match="too long ago"):
         queue.reopen(0, [(0, 1)])
     assert queue.reopen(queue.epoch - 2, [(0, 1)]) == 1

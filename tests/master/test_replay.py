@@ -1,0 +1,94 @@
+"""What a pserver that came back lacks is done again, or the job says that it cannot be."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from job_of_twins import Job
+
+from flightedl.domain.checkpoints_replay import AppliedSummary
+from flightedl.domain.tasks import TaskQueue
+from flightedl.domain.tasks_values import QueueSettings, TaskGiven
+from flightedl.errors import JobFailedError, NotFoundError
+from flightedl.master.replay import Replay
+from flightedl.testing.contracts.coordinator import eventually
+from flightedl.wire.messages_orders import AppliedReply
+
+NOTHING = AppliedReply(summary=AppliedSummary().encode(), checkpoint=3)
+
+
+def do(queue: TaskQueue, count: int) -> list[tuple[int, int]]:
+    """Do so many tasks; (epoch, task) of each."""
+    done = []
+    for _ in range(count):
+        given = queue.request("t", 0.0)
+        assert isinstance(given, TaskGiven)
+        a = given.assignment
+        queue.finish("t", a.epoch, a.position, a.attempt, 0.0)
+        done.append((a.epoch, a.task))
+    return done
+
+
+def grown(epochs: int) -> tuple[TaskQueue, list[tuple[int, int]]]:
+    """A task joins each epoch while it is under way; and all that was done."""
+    queue = TaskQueue(QueueSettings(task_count=2, batch_counts=lambda _: 1, follow=True, epochs=None))
+    done = []
+    for size in range(3, 3 + epochs):
+        done += do(queue, 1)
+        queue.grow(size)
+        done += do(queue, size - 1)
+    return queue, done
+
+
+def test_a_dataset_that_grew_in_many_epochs_is_done_again_wholly() -> None:
+    queue, done = grown(100)
+    replay = Replay(1, "replay", None)
+    assert replay.announced(0, 7, NOTHING, queue)
+    assert do(queue, len(done)) == done
+
+
+def test_a_pserver_that_lacks_what_nobody_knows_any_more_is_refused_until_another_process_has_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("flightedl.domain.tasks_order.REMEMBERED", 10)
+    queue, _ = grown(100)
+    before = queue.encode()
+    replay = Replay(1, "replay", None)
+    for _ in range(2):
+        assert not replay.announced(0, 7, NOTHING, queue)
+    assert "pserver 0 came back from checkpoint 3" in replay.refusal
+    assert "epoch 0 is too long ago" in replay.refusal
+    assert "--resume" in replay.refusal
+    assert not replay.is_settled(0, 7)
+    assert queue.encode() == before, "nothing is done again in part"
+    replay.seen(0, 9)
+    assert not replay.refusal
+    through = [(epoch, epoch + 1, epoch + 3) for epoch in range(100)]
+    assert replay.announced(0, 9, AppliedReply(summary=AppliedSummary(through=through).encode()), queue)
+    assert replay.is_settled(0, 9)
+    assert queue.encode() == before
+
+
+def test_a_job_with_a_loss_that_cannot_be_made_good_fails(
+    make_job: Callable[..., Job], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = make_job()
+    pserver = job.start_pserver(0)
+    master = job.start_master()
+    master.declare()
+    a = job.start_trainer("a")
+    master.do_all("a", a, [pserver])
+    job.end_pserver(0)
+    state = master.state
+    eventually(lambda: not state.pservers)
+
+    def forgotten(_self: TaskQueue, epoch: int) -> int:
+        raise NotFoundError(f"epoch {epoch} is too long ago")
+
+    monkeypatch.setattr(TaskQueue, "epoch_size", forgotten)
+    job.start_pserver(0)
+    eventually(lambda: state.replay.refusal)
+    with pytest.raises(JobFailedError, match="pserver 0 came back from no checkpoint"):
+        master.ask("a", a)
+    assert "cannot be done again" in master.service.status().waiting_for
