@@ -113,6 +113,17 @@ class Dataset:
         """Tasks of one epoch, over all trainers; of one that is followed, when it was declared."""
         return self._declared.task_count
 
+    @property
+    def epoch(self) -> int:
+        """The epoch of the batch that the loop has now, counted from 0.
+
+        Raises:
+            UsageError: no batch is current.
+        """
+        if self._at is None:
+            raise UsageError("no batch is current: ask for the epoch inside `for batch in data`")
+        return self._at.assignment.epoch
+
     def end(self) -> None:
         """Of a dataset declared with ``follow``: no files are to come, so let the last epoch end with those there are.
 

@@ -2,10 +2,19 @@
 
     flightedl run flightedl.examples.ledger --trainers 3 --pservers 2
 
-Record k adds 1 to element k of every parameter: its gradient is -1 there, the optimizer is plain SGD with a learning
-rate of 1, and rounds add up (``reduce="sum"``). Whatever is killed on the way, every element must end as the number of
-epochs: one less, and a batch was lost; one more, and it counted twice. Several parameters on several pservers show that
-it holds for every block. Exit code 1 when it does not hold.
+Every parameter has a row for each epoch and an element for each record in it. Record k of epoch e adds 1 to element
+(e, k): its gradient is -1 there, and the optimizer is plain SGD with a learning rate of 1. Whatever is killed on the
+way, every element must end as 1: less, and the record was lost in that epoch; more, and it counted twice. So a loss in
+one epoch cannot hide behind a double in another. Several parameters on several pservers show that it holds for every
+block. Exit code 1 when it does not hold, after a sentence for each epoch about the records that are wrong.
+
+A last parameter, the *clock*, gets the gradient -1 in every batch, and so counts the batches.
+
+``--optimizer adam`` counts with Adam, whose steps have a fixed length: with both betas 0 it moves an element by the
+learning rate whatever the gradient's size, so that it counts under ``reduce="mean"``, too. The clock keeps Adam's usual
+betas. Of a gradient that is always -1 Adam makes steps of exactly the learning rate, provided that the number of its
+step, with which it corrects its averages, is that of the updates in its averages: so the clock shows whether values,
+averages and step count still belong together after pservers were restored.
 
 The counts are written to ``ledger.npz`` in the output directory.
 """
@@ -13,8 +22,10 @@ The counts are written to ``ledger.npz`` in the output directory.
 from __future__ import annotations
 
 import argparse
+import json
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -28,17 +39,38 @@ import flightedl as fe
 from flightedl.adapters.clock import SystemClock
 from flightedl.examples.prepared import prepared_directory
 from flightedl.examples.results import save_arrays
+from flightedl.formats.recordio import encode_records
 
 PARAMETERS = ("first", "second", "third")
-#: ``--mode`` -> the class of flightedl's and its arguments.
-MODES: dict[str, tuple[str, dict[str, Any]]] = {
-    "sync": ("Sync", {"reduce": "sum"}),
-    "deterministic": ("Sync", {"reduce": "sum", "deterministic": True}),
-    "backup": ("Sync", {"reduce": "sum", "backup": 1}),
-    "async": ("Async", {}),
-    "accumulated": ("Async", {"push_every": 4, "pull_every": 2, "reduce": "sum"}),
-    "rarely-pulled": ("Async", {"pull_every": 4}),
-    "bounded": ("Bounded", {"staleness": 2}),
+CLOCK = "clock"
+#: Of float32 sums, and of Adam's steps.
+_TOLERANCE = 1e-3
+
+
+@dataclass(frozen=True, slots=True)
+class LedgerMode:
+    """One ``--mode``: flightedl's class, its arguments, and what may be expected of it."""
+
+    kind: str
+    arguments: Mapping[str, Any]
+    #: Every batch is an update of its own, so versions and clock count batches.
+    counts_updates: bool = False
+    #: Gradients are averaged over the batches of a round, whatever they are: what one adds is not known beforehand.
+    is_mean: bool = False
+    #: Gradients are averaged over so many consecutive batches of a task: each adds its part of their records.
+    averaged: int = 0
+
+
+MODES = {
+    "sync": LedgerMode("Sync", {"reduce": "sum"}),
+    "mean": LedgerMode("Sync", {}, is_mean=True),
+    "deterministic": LedgerMode("Sync", {"reduce": "sum", "deterministic": True}),
+    "backup": LedgerMode("Sync", {"reduce": "sum", "backup": 1}),
+    "async": LedgerMode("Async", {}, counts_updates=True),
+    "accumulated": LedgerMode("Async", {"push_every": 4, "pull_every": 2, "reduce": "sum"}),
+    "accumulated-mean": LedgerMode("Async", {"push_every": 4}, averaged=4),
+    "rarely-pulled": LedgerMode("Async", {"pull_every": 4}, counts_updates=True),
+    "bounded": LedgerMode("Bounded", {"staleness": 2}, counts_updates=True),
 }
 
 
@@ -49,15 +81,143 @@ def write_records(directory: Path, count: int, per_task: int) -> None:
     )
 
 
-def balance(counts: dict[str, npt.NDArray[Any]], epochs: int) -> tuple[int, int]:
+def write_slow_records(directory: Path, count: int, per_task: int) -> None:
+    """The same as RecordIO, a chunk for each task: its records are decoded by the script, which can take its time."""
+    with (directory / "ledger.recordio").open("wb") as file:
+        for start in range(0, count, per_task):
+            records = (json.dumps({"k": k}).encode() for k in range(start, min(start + per_task, count)))
+            file.writelines(encode_records(records))
+
+
+def worth_of(records: int, per_task: int, batch_size: int, averaged: int) -> npt.NDArray[Any]:
+    """What each record adds, (n,): 1, or its batch's part of the records that are averaged together."""
+    worth = np.ones(records)
+    if averaged:
+        for task in np.split(worth, range(per_task, records, per_task)):
+            for group in np.split(task, range(averaged * batch_size, len(task), averaged * batch_size)):
+                for batch in np.split(group, range(batch_size, len(group), batch_size)):
+                    batch[:] = len(batch) / len(group)
+    return worth
+
+
+def balance(counts: Mapping[str, npt.NDArray[Any]], worth: npt.ArrayLike = 1.0) -> tuple[int, int]:
     """How many elements count too little (lost), and too much (double), over all parameters."""
-    lost = sum(int((values < epochs).sum()) for values in counts.values())
-    double = sum(int((values > epochs).sum()) for values in counts.values())
-    return lost, double
+    parts = [counts[name] / worth for name in PARAMETERS]
+    return sum(int((part < 1 - _TOLERANCE).sum()) for part in parts), sum(
+        int((part > 1 + _TOLERANCE).sum()) for part in parts
+    )
+
+
+def findings(counts: Mapping[str, npt.NDArray[Any]], per_task: int, worth: npt.ArrayLike = 1.0) -> Iterator[str]:
+    """A sentence about the records that are lost, and one about those that are double, for each epoch and parameter."""
+    for name in PARAMETERS:
+        for epoch, part in enumerate(counts[name] / worth):
+            for word, wrong in (("lost", part < 1 - _TOLERANCE), ("double", part > 1 + _TOLERANCE)):
+                if (records := np.flatnonzero(wrong)).size:
+                    tasks, sizes = np.unique(records // per_task, return_counts=True)
+                    shown = ", ".join(f"{n} of task {task}" for task, n in zip(tasks[:8], sizes[:8], strict=True))
+                    rest = f" and of {len(tasks) - 8} tasks more" if len(tasks) > 8 else ""
+                    yield (
+                        f"{word} in {name}, epoch {epoch}: {records.size} records ({shown}{rest}), such as record "
+                        f"{records[0]}, which counts {part[records[0]]:.3f}"
+                    )
+
+
+def records_directory(chosen: argparse.Namespace, say: Callable[[str], None]) -> Path:
+    """Where the records lie; they are written by the first trainer."""
+    write, name = (write_slow_records, "slow-ledger") if chosen.read_pause else (write_records, "ledger")
+    kind = f"{name}-{chosen.records}-{chosen.per_task}"
+    return prepared_directory(
+        chosen.data or Path("data") / kind, kind, lambda folder: write(folder, chosen.records, chosen.per_task), say
+    )
+
+
+def batches_of(records: int, per_task: int, batch_size: int) -> int:
+    """Batches of one epoch: they never span tasks."""
+    whole, rest = divmod(records, per_task)
+    return whole * -(-per_task // batch_size) + -(-rest // batch_size)
+
+
+def optimizer_of(name: str, mode: LedgerMode) -> Any:
+    """SGD adds gradients up as they are; Adam's steps are made 1 long for whatever gradient."""
+    if name == "sgd" and mode.is_mean:
+        raise SystemExit("ledger: a mean is counted with --optimizer adam")
+    if name == "sgd":
+        return fe.SGD(lr=1.0)
+    if not (mode.is_mean or mode.counts_updates):
+        raise SystemExit("ledger: --optimizer adam counts in modes mean, async, bounded and rarely-pulled")
+    return fe.Adam(lr=1.0, beta1=0.0, beta2=0.0, overrides={CLOCK: {"beta1": 0.9, "beta2": 0.999}})
+
+
+def clock_is_right(chosen: argparse.Namespace, count: float, versions: set[int], say: Callable[[str], None]) -> bool:
+    """Whether the clock, and the blocks' versions where these count batches too, are what they should be."""
+    batches = chosen.epochs * batches_of(chosen.records, chosen.per_task, chosen.batch_size)
+    mode = MODES[chosen.mode]
+    is_right = True
+    if mode.counts_updates or (chosen.optimizer == "sgd" and not mode.averaged):
+        is_right = abs(count - batches) < 0.01
+        say(f"ledger: the clock counts {count:.4f} of {batches} batches")
+    if mode.counts_updates:
+        is_right = is_right and versions == {batches}
+        say(f"ledger: parameters are at version {', '.join(map(str, sorted(versions)))} of {batches}")
+    return is_right
 
 
 def main(arguments: Sequence[str] | None = None, say: Callable[[str], None] = click.echo) -> int:
     """Train the ledger; returns 0 when it is exact."""
+    chosen = parsed(arguments)
+    mode = MODES[chosen.mode]
+    optimizer = optimizer_of(chosen.optimizer, mode)
+    directory = records_directory(chosen, say)
+    clock = SystemClock()
+
+    def decode(record: bytes) -> Mapping[str, int]:
+        clock.sleep(chosen.read_pause / chosen.batch_size)
+        found: Mapping[str, int] = json.loads(record)
+        return found
+
+    with fe.connect() as job:
+        data = job.dataset(
+            str(directory / "ledger.*"),
+            batch_size=chosen.batch_size,
+            epochs=chosen.epochs,
+            # What a record is worth in a mean depends on its batch.
+            shuffle=not mode.averaged,
+            seed=1,
+            decode=decode if chosen.read_pause else None,
+        )
+        zeros = np.zeros((chosen.epochs, chosen.records), np.float32)
+        initial = {**dict.fromkeys(PARAMETERS, zeros), CLOCK: np.zeros(1)}
+        model = job.parameters(initial, optimizer=optimizer, mode=getattr(fe, mode.kind)(**mode.arguments))
+        for batch in data:
+            while chosen.hold and chosen.hold.exists() and data.epoch == chosen.epochs - 1:
+                clock.sleep(0.05)
+            clock.sleep(chosen.pause)
+            gradient = zeros.copy()
+            gradient[data.epoch, batch["k"].to_numpy()] = -1
+            try:
+                model.step({**dict.fromkeys(PARAMETERS, gradient), CLOCK: np.full(1, -1.0)})
+            except fe.errors.UnavailableError as error:
+                if not chosen.swallow_errors:
+                    raise
+                say(f"ledger: goes on after an error of the step: {error}")
+            job.log(counted=float(model["first"].sum()))
+        if not job.once("report"):
+            return 0
+        model.pull()
+        counts = {name: model[name].copy() for name in model}
+        save_arrays(job.output_dir / "ledger.npz", counts)
+        is_on_time = clock_is_right(chosen, counts[CLOCK][0], set(model.versions.values()), say)
+        worth = worth_of(chosen.records, chosen.per_task, chosen.batch_size, mode.averaged)
+        for sentence in findings(counts, chosen.per_task, worth):
+            say(f"ledger: {sentence}")
+        lost, double = balance(counts, worth)
+        say(f"ledger: {chosen.records} records x {chosen.epochs} epochs: {lost} lost, {double} double")
+        return 0 if is_on_time and not lost and not double else 1
+
+
+def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
+    """The command line."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0] if __doc__ else None)
     parser.add_argument("--data", type=Path, help="where the records lie; default: a directory under data/")
     parser.add_argument("--records", type=int, default=20_000)
@@ -65,41 +225,12 @@ def main(arguments: Sequence[str] | None = None, say: Callable[[str], None] = cl
     parser.add_argument("--batch-size", type=int, default=20)
     parser.add_argument("--epochs", type=int, default=2)
     parser.add_argument("--mode", choices=sorted(MODES), default="sync")
+    parser.add_argument("--optimizer", choices=("sgd", "adam"), default="sgd")
     parser.add_argument("--pause", type=float, default=0.0, help="seconds of pretended work for each batch")
+    parser.add_argument("--read-pause", type=float, default=0.0, help="seconds that reading a batch takes")
     parser.add_argument("--hold", type=Path, help="begin no batch of the last epoch while this file is there")
-    chosen = parser.parse_args(arguments)
-    kind = f"ledger-{chosen.records}-{chosen.per_task}"
-    directory = prepared_directory(
-        chosen.data or Path("data") / kind,
-        kind,
-        lambda folder: write_records(folder, chosen.records, chosen.per_task),
-        say,
-    )
-    clock = SystemClock()
-    mode = getattr(fe, MODES[chosen.mode][0])(**MODES[chosen.mode][1])
-    with fe.connect() as job:
-        data = job.dataset(
-            str(directory / "*.parquet"), batch_size=chosen.batch_size, epochs=chosen.epochs, shuffle=True, seed=1
-        )
-        zeros = np.zeros(chosen.records, np.float32)
-        model = job.parameters(dict.fromkeys(PARAMETERS, zeros), optimizer=fe.SGD(lr=1.0), mode=mode)
-        for batch in data:
-            while chosen.hold and chosen.hold.exists() and model["first"].sum() >= chosen.records * (chosen.epochs - 1):
-                clock.sleep(0.05)
-            gradient = zeros.copy()
-            gradient[batch["k"].to_numpy()] = -1
-            if chosen.pause:
-                clock.sleep(chosen.pause)
-            model.step(dict.fromkeys(PARAMETERS, gradient))
-            job.log(counted=float(model["first"].sum()))
-        if not job.once("report"):
-            return 0
-        model.pull()
-        counts = {name: model[name].copy() for name in PARAMETERS}
-        save_arrays(job.output_dir / "ledger.npz", counts)
-        lost, double = balance(counts, chosen.epochs)
-        say(f"ledger: {chosen.records} records x {chosen.epochs} epochs: {lost} lost, {double} double")
-        return 1 if lost or double else 0
+    parser.add_argument("--swallow-errors", action="store_true", help="go on after an error of a step")
+    return parser.parse_args(arguments)
 
 
 if __name__ == "__main__":

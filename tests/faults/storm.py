@@ -1,9 +1,23 @@
-"""The mixed storm: a ledger run while its processes are killed and frozen at random; it has to end exact.
+"""The mixed storm: a ledger run whose processes are killed and frozen, also two at a time; it has to end exact.
 
 In full, by hand (with Debian's etcd, which loses nothing when it is killed, on the path)::
 
     python tests/faults/storm.py --mode sync --directory /tmp/storm --roles trainer,pserver,master,etcd --records 60000
     python tests/faults/storm.py --mode async --directory /tmp/storm --roles trainer,pserver,master,etcd --s3
+
+Two at once, with tasks of 200 batches that are read no faster than they are trained::
+
+    python tests/faults/storm.py --mode async --directory /tmp/storm --kills 0 --stops 0 --strike trainer+master=4 \\
+        --strike trainer+pserver=4 --lease 10 --records 5000 --per-task 1000 --batch-size 5 --pause 0.05
+
+Etcd restored from a backup that is older than what the job did since: the job has to refuse to go on, and to end exact
+when it is resumed from its checkpoints::
+
+    python tests/faults/storm.py --mode async --directory /tmp/storm --kills 4 --stops 0 --old-etcd --epochs 9
+
+What a single fault does not find, a pair may: a trainer that wakes with its lease given up meets a master that has just
+begun. ``strikes.STRIKES`` lists what there is. A storm that ends inexact prints what was struck and when, and which
+records of which epoch are wrong; logs stay in its directory.
 """
 
 from __future__ import annotations
@@ -19,19 +33,14 @@ import subprocess
 import sys
 import time
 from collections import Counter
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import psutil
+from strikes import STRIKES, Victims
 
+from flightedl.testing.etcd_server import EtcdServer
 from flightedl.testing.s3_server import S3Server
-
-_MODULES = {
-    "trainer": "flightedl.launch.trainer",
-    "pserver": "flightedl.pserver",
-    "master": "flightedl.master",
-    "etcd": "etcd",
-}
 
 
 @dataclass
@@ -43,11 +52,19 @@ class Storm:
     kills: int = 10
     stops: int = 0
     roles: tuple[str, ...] = ("trainer", "pserver", "master")
+    #: Name of ``STRIKES`` -> how often, beside kills and stops.
+    strikes: Mapping[str, int] = field(default_factory=dict)
     trainers: int = 3
     pservers: int = 2
     records: int = 20_000
+    per_task: int = 200
+    batch_size: int = 20
     epochs: int = 3
     pause_s: float = 0.02
+    read_pause_s: float = 0.0
+    optimizer: str = "sgd"
+    #: The script catches what ``model.step`` raises, after so many seconds, and goes on; 0: it does not.
+    swallow_after_s: float = 0.0
     #: Mean time between faults.
     every_s: float = 1.5
     lease_s: float = 2.0
@@ -55,33 +72,49 @@ class Storm:
     checkpoint_every_s: float = 2.0
     seed: int = 0
     limit_s: float = 1200.0
+    #: Of the job, in place of the launcher's own: it goes back to a backup from the middle of the storm at its end.
+    etcd: EtcdServer | None = None
     done: Counter[str] = field(default_factory=Counter)
+    events: list[str] = field(default_factory=list)
 
-    def command(self) -> list[str]:
+    def command(self, *more: str) -> list[str]:
         """What is run."""
         return [
             *(sys.executable, "-m", "flightedl", "run", "flightedl.examples.ledger"),
             *("--trainers", str(self.trainers), "--pservers", str(self.pservers), "--output", "out"),
             *("--lease-ttl-s", str(self.lease_s), "--checkpoint", self.checkpoint or str(self.directory / "ck")),
+            *more,
             *("--", "--mode", self.mode, "--records", str(self.records), "--epochs", str(self.epochs)),
-            *("--pause", str(self.pause_s), "--per-task", "200"),
+            *("--pause", str(self.pause_s), "--read-pause", str(self.read_pause_s), "--optimizer", self.optimizer),
+            *("--per-task", str(self.per_task), "--batch-size", str(self.batch_size)),
+            *(["--swallow-errors"] if self.swallow_after_s else []),
         ]
 
     def run(self) -> tuple[int, str]:
         """Run it to the end; exit code and output."""
-        chance = random.Random(self.seed)
+        return self._run(self._rage, *(["--etcd", self.etcd.address] if self.etcd is not None else []))
+
+    def resume(self) -> tuple[int, str]:
+        """Go on from the checkpoints alone, with a new etcd, and unharmed; exit code and output."""
+        return self._run(lambda *_: None, "--resume", log_name="log-resumed")
+
+    def _run(
+        self, rage: Callable[[subprocess.Popen[bytes], float], None], *more: str, log_name: str = "log"
+    ) -> tuple[int, str]:
         environment = {
             **os.environ,
             "FLIGHTEDL_CHECKPOINT_EVERY_S": str(self.checkpoint_every_s),
             "FLIGHTEDL_LOG_LEVEL": os.environ.get("FLIGHTEDL_LOG_LEVEL", "INFO"),
         }
-        log = (self.directory / "log").open("w")
+        if self.swallow_after_s:
+            environment["FLIGHTEDL_GIVE_UP_S"] = str(self.swallow_after_s)
+        log = (self.directory / log_name).open("w")
         began = time.monotonic()
         with subprocess.Popen(
-            self.command(), cwd=self.directory, stdout=log, stderr=subprocess.STDOUT, env=environment
+            self.command(*more), cwd=self.directory, stdout=log, stderr=subprocess.STDOUT, env=environment
         ) as process:
             try:
-                self._rage(process, chance, began)
+                rage(process, began)
                 code = process.wait(max(1.0, self.limit_s - (time.monotonic() - began)))
             except subprocess.TimeoutExpired:
                 process.send_signal(signal.SIGINT)
@@ -91,57 +124,36 @@ class Storm:
                 if process.poll() is None:
                     process.kill()
         log.close()
-        return code, (self.directory / "log").read_text()
+        return code, (self.directory / log_name).read_text()
 
-    def _rage(self, process: subprocess.Popen[bytes], chance: random.Random, began: float) -> None:
-        faults = ["kill"] * self.kills + ["stop"] * self.stops
+    def _rage(self, process: subprocess.Popen[bytes], began: float) -> None:
+        chance = random.Random(self.seed)
+        counts = {"kill": self.kills, "stop": self.stops, **self.strikes}
+        faults = [name for name, count in counts.items() for _ in range(count)]
         chance.shuffle(faults)
         self._wait_for(process, began, "epoch 1/")
         time.sleep(2.0)
-        for fault in faults:
+        victims = Victims(process.pid, chance, self.lease_s, events=self.events)
+        backup = None
+        for number, fault in enumerate(faults):
             time.sleep(chance.expovariate(1 / self.every_s))
-            role = chance.choice(self.roles)
-            found = self._find(process, role)
             if process.poll() is not None or time.monotonic() - began > self.limit_s:
                 return
-            if not found:
-                continue
-            victim = chance.choice(found)
-            try:
-                if fault == "kill":
-                    victim.kill()
-                else:
-                    victim.suspend()
-                    time.sleep(chance.uniform(0.2, 2.5 * self.lease_s))
-                    victim.resume()
-                self.done[f"{fault} {role}"] += 1
-            except psutil.NoSuchProcess:
-                continue
+            if self.etcd is not None and number == len(faults) // 2:
+                backup = self.etcd.backup()
+                victims.note("copied etcd's data")
+            if (done := STRIKES[fault](victims, self.roles)) is not None:
+                self.done[done] += 1
+        if self.etcd is not None and backup is not None:
+            self.etcd.restore(backup)
+            victims.note("restored etcd from the copy")
+            self.done["old etcd"] += 1
 
     def _wait_for(self, process: subprocess.Popen[bytes], began: float, text: str) -> None:
         while text not in (self.directory / "log").read_text() and process.poll() is None:
             if time.monotonic() - began > 90:
                 raise TimeoutError((self.directory / "log").read_text())
             time.sleep(0.2)
-
-    @staticmethod
-    def _find(process: subprocess.Popen[bytes], role: str) -> list[psutil.Process]:
-        found = []
-        try:
-            for child in psutil.Process(process.pid).children(recursive=True):
-                try:
-                    command = child.cmdline()
-                except (psutil.NoSuchProcess, psutil.ZombieProcess):
-                    continue
-                if role == "etcd":
-                    matches = bool(command) and Path(command[0]).name == "etcd"
-                else:
-                    matches = _MODULES[role] in command
-                if matches:
-                    found.append(child)
-        except psutil.NoSuchProcess:
-            return []
-        return found
 
 
 def verdict(output: str) -> tuple[int, int] | None:
@@ -155,12 +167,19 @@ def main() -> int:
     parser = argparse.ArgumentParser()
     for name, default in (("kills", 60), ("stops", 20), ("records", 20_000), ("epochs", 3), ("seed", 0)):
         parser.add_argument(f"--{name}", type=int, default=default)
-    for name, default_s in (("every", 1.5), ("pause", 0.02), ("lease", 2.0), ("limit", 1200.0)):
+    for name, default in (("trainers", 3), ("pservers", 2), ("per-task", 200), ("batch-size", 20)):
+        parser.add_argument(f"--{name}", type=int, default=default)
+    for name, default_s in (("every", 1.5), ("pause", 0.02), ("read-pause", 0.0), ("lease", 2.0), ("limit", 1200.0)):
         parser.add_argument(f"--{name}", type=float, default=default_s)
+    parser.add_argument("--checkpoint-every", type=float, default=2.0)
+    parser.add_argument("--swallow-after", type=float, default=0.0, help="the script goes on after errors of a step")
     parser.add_argument("--mode", default="sync")
+    parser.add_argument("--optimizer", default="sgd")
     parser.add_argument("--roles", default="trainer,pserver,master")
+    parser.add_argument("--strike", action="append", default=[], help=f"name=count; {', '.join(STRIKES)}")
     parser.add_argument("--directory", type=Path, required=True)
     parser.add_argument("--checkpoint", default="")
+    parser.add_argument("--old-etcd", action="store_true", help="restore etcd from an older backup; then resume")
     parser.add_argument("--s3", action="store_true", help="keep checkpoints on a real S3 server, started for the storm")
     chosen = parser.parse_args()
     with contextlib.ExitStack() as stack:
@@ -169,40 +188,66 @@ def main() -> int:
             os.environ.update(server.environment)
             server.make_bucket("storm")
             chosen.checkpoint = "s3://storm/ck"
-        return one(chosen)
+        storm = storm_of(chosen)
+        if chosen.old_etcd:
+            storm.etcd = stack.enter_context(EtcdServer())
+        return one(storm)
 
 
-def one(chosen: argparse.Namespace) -> int:
-    """Run it and tell how it went; its exit code."""
-    chosen.directory.mkdir(parents=True, exist_ok=True)
-    storm = Storm(
+def storm_of(chosen: argparse.Namespace) -> Storm:
+    """What the command line says."""
+    return Storm(
         chosen.directory.absolute(),
         chosen.mode,
         chosen.kills,
         chosen.stops,
         tuple(chosen.roles.split(",")),
+        strikes={name: int(count) for name, _, count in (strike.partition("=") for strike in chosen.strike)},
+        trainers=chosen.trainers,
+        pservers=chosen.pservers,
         records=chosen.records,
+        per_task=chosen.per_task,
+        batch_size=chosen.batch_size,
         epochs=chosen.epochs,
         pause_s=chosen.pause,
+        read_pause_s=chosen.read_pause,
+        optimizer=chosen.optimizer,
+        swallow_after_s=chosen.swallow_after,
         every_s=chosen.every,
         lease_s=chosen.lease,
         checkpoint=chosen.checkpoint,
+        checkpoint_every_s=chosen.checkpoint_every,
         seed=chosen.seed,
         limit_s=chosen.limit,
     )
+
+
+def one(storm: Storm) -> int:
+    """Run it and tell how it went; 0 when it ended exact."""
+    storm.directory.mkdir(parents=True, exist_ok=True)
     began = time.monotonic()
     code, output = storm.run()
+    if storm.etcd is not None and storm.done["old etcd"]:
+        print(f"etcd went back: exit code {code}; {output.splitlines()[-3:]}")
+        is_refused = code not in {0, -1}
+        code, output = storm.resume()
+        code = code if is_refused else 1
     result = {
         "mode": storm.mode,
+        "optimizer": storm.optimizer,
+        "seed": storm.seed,
         "exit": code,
         "verdict": verdict(output),
         "faults": dict(storm.done),
         "seconds": round(time.monotonic() - began, 1),
     }
     print(json.dumps(result), flush=True)
-    if code:
+    if code or verdict(output) != (0, 0):
+        print(*storm.events, sep="\n")
+        print(*(line for line in output.splitlines() if "ledger: " in line), sep="\n")
         print(output[-3000:])
-    return code
+        return code or 1
+    return 0
 
 
 if __name__ == "__main__":

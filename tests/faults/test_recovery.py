@@ -108,7 +108,9 @@ def test_pservers_told_to_end_leave_a_checkpoint_of_everything(tmp_path: Path) -
         checkpoint_every_s=1000.0,
         drain_s=40.0,
         trainers=TrainerProgram(
-            "flightedl.examples.ledger", ("--data", str(tmp_path / "data"), "--epochs", "50", "--pause", "0.05"), 2
+            "flightedl.examples.ledger",
+            ("--data", str(tmp_path / "data"), "--epochs", "6", "--pause", "0.05"),
+            2,
         ),
     ) as cluster:
         manifests = (tmp_path / "ck" / "local").glob

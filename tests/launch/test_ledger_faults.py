@@ -22,7 +22,7 @@ from flightedl.adapters.etcd import EtcdCoordinator
 from flightedl.config import MasterSettings, child_environment
 from flightedl.domain.modes import Async, Bounded, Mode, Sync
 from flightedl.errors import FlightedlError
-from flightedl.examples.ledger import PARAMETERS
+from flightedl.examples.ledger import CLOCK, PARAMETERS, batches_of, findings
 from flightedl.launch.cluster import LocalCluster, TrainerProgram
 from flightedl.ports import Delete
 from flightedl.testing.etcd_server import EtcdServer
@@ -85,7 +85,8 @@ class Ledger:
         assert outcome.exit_code == 0, f"{outcome}; {self.events}"
         counts = np.load(self.directory / "ledger.npz")
         for name in PARAMETERS:
-            assert np.array_equal(counts[name], np.full(RECORDS, EPOCHS)), f"{name}: {np.unique(counts[name])}"
+            assert np.array_equal(counts[name], np.ones((EPOCHS, RECORDS))), list(findings(counts, PER_TASK))
+        assert counts[CLOCK][0] == EPOCHS * batches_of(RECORDS, PER_TASK, BATCH)
         self.until_status(lambda found: found.state == "done")
         found = self.status()
         assert found is not None

@@ -1,0 +1,69 @@
+"""A dataset's loop knows the epoch of its batch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import pyarrow as pa
+import pytest
+
+from flightedl.adapters.clock import SystemClock
+from flightedl.client.batches import CurrentBatch
+from flightedl.client.dataset import Dataset
+from flightedl.client.feed import Piece, Reports, TaskFeed
+from flightedl.client.waiting import Waiting
+from flightedl.errors import UsageError
+from flightedl.wire.messages_declared import DatasetDeclaration, DatasetReply
+from flightedl.wire.messages_work import Assignment, TasksReply
+
+RECORDS = pa.record_batch({"k": [1]})
+
+
+class Listener:
+    def open_batch(self, _: CurrentBatch) -> bool:
+        return True
+
+    def close_batch(self, _: CurrentBatch) -> None: ...
+
+    def push_sum(self) -> None: ...
+
+    def give_up_sum(self) -> None: ...
+
+
+def test_each_batch_has_its_epoch_and_outside_the_loop_there_is_none() -> None:
+    todo = [
+        Piece(Assignment(epoch=epoch, position=0, task=0, attempt=epoch, first_batch=0, end_batch=2, batch_count=2), ())
+        for epoch in range(3)
+    ]
+
+    def fetch(_: Reports, __: Sequence[int], want: int, ___: float) -> tuple[TasksReply, Sequence[Piece]]:
+        given, todo[:] = todo[:want], todo[want:]
+        outcome = "given" if given else "epochs_done"
+        return TasksReply(assignments=[piece.assignment for piece in given], outcome=outcome), given
+
+    def read(_: Piece) -> Iterator[pa.RecordBatch]:
+        yield RECORDS
+        yield RECORDS
+
+    clock = SystemClock()
+    declared = DatasetReply(
+        index_hash="", task_count=1, record_count=2, schema="", declaration=DatasetDeclaration(urls=["x"], batch_size=1)
+    )
+    data = Dataset(
+        declared,
+        lambda: TaskFeed(fetch, lambda: None, clock),
+        read,
+        Listener(),
+        lambda: Waiting(clock, 5.0, 5.0, lambda _: None),
+        5.0,
+        lambda: None,
+    )
+    with pytest.raises(UsageError, match="no batch is current"):
+        _ = data.epoch
+    seen = []
+    for _ in data:
+        seen.append(data.epoch)
+        if len(seen) == 4:
+            break
+    data.close()
+    assert seen == [0, 0, 1, 1]

@@ -1,0 +1,202 @@
+"""What a storm does to the processes of a job: one thing, or two at the same moment.
+
+Durations are in leases, because what a process does when it wakes depends on how much of its lease is left: a process
+gives its lease up by its own clock at two thirds, and etcd ends it at the whole.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import psutil
+
+_MODULES = {
+    "trainer": "flightedl.launch.trainer",
+    "pserver": "flightedl.pserver",
+    "master": "flightedl.master",
+    "etcd": "etcd",
+}
+_BUSY_PROCESSES = 32
+
+
+@dataclass
+class Victims:
+    """The processes of one running job, found again for every strike."""
+
+    launcher: int
+    chance: random.Random
+    lease_s: float
+    began: float = field(default_factory=time.monotonic)
+    #: What was done, for a report.
+    events: list[str] = field(default_factory=list)
+
+    def note(self, what: str) -> None:
+        """Remember it with its time, in seconds since the beginning and as the logs have it."""
+        now = time.strftime("%H:%M:%S")
+        self.events.append(f"{time.monotonic() - self.began:7.2f} s ({now}): {what}")
+
+    def of(self, role: str) -> list[psutil.Process]:
+        """All processes of the role."""
+        found = []
+        with contextlib.suppress(psutil.NoSuchProcess):
+            for child in psutil.Process(self.launcher).children(recursive=True):
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    command = child.cmdline()
+                    is_etcd = bool(command) and Path(command[0]).name == "etcd"
+                    if is_etcd if role == "etcd" else _MODULES[role] in command:
+                        found.append(child)
+        return found
+
+    def find(self, role: str) -> psutil.Process | None:
+        """Any process of the role; None: there is none at the moment."""
+        found = self.of(role)
+        return self.chance.choice(found) if found else None
+
+    def kill(self, role: str) -> bool:
+        """Kill one; False: there was none."""
+        victim = self.find(role)
+        return victim is not None and self._kill(victim, role)
+
+    def kill_masters(self) -> bool:
+        """Kill the master and who stands by, so that nobody leads until the lock's lease has ended."""
+        killed = [self._kill(victim, "master") for victim in self.of("master")]
+        return any(killed)
+
+    def _kill(self, victim: psutil.Process, role: str) -> bool:
+        try:
+            victim.kill()
+        except psutil.NoSuchProcess:
+            return False
+        self.note(f"killed {role} {victim.pid}")
+        return True
+
+    def freeze(self, role: str, leases: float) -> Callable[[], None] | None:
+        """Freeze one; call what it returns to wait until the time is over and thaw it. None: there was none."""
+        victim = self.find(role)
+        if victim is None:
+            return None
+        try:
+            victim.suspend()
+        except psutil.NoSuchProcess:
+            return None
+        until = time.monotonic() + leases * self.lease_s
+        self.note(f"froze {role} {victim.pid} for {leases:.2f} leases, {leases * self.lease_s:.2f} s")
+
+        def thaw() -> None:
+            time.sleep(max(0.0, until - time.monotonic()))
+            with contextlib.suppress(psutil.NoSuchProcess):
+                victim.resume()
+                self.note(f"thawed {role} {victim.pid}")
+
+        return thaw
+
+
+def kill(victims: Victims, roles: Sequence[str]) -> str | None:
+    """Kill any process."""
+    role = victims.chance.choice(roles)
+    return f"kill {role}" if victims.kill(role) else None
+
+
+def stop(victims: Victims, roles: Sequence[str]) -> str | None:
+    """Freeze any process for up to two and a half leases."""
+    role = victims.chance.choice(roles)
+    thaw = victims.freeze(role, victims.chance.uniform(0.1, 2.5))
+    if thaw is None:
+        return None
+    thaw()
+    return f"stop {role}"
+
+
+def _frozen_while(victims: Victims, leases: float, then: Callable[[], object]) -> bool:
+    """Freeze a trainer, do something at the same moment, thaw it."""
+    thaw = victims.freeze("trainer", leases)
+    if thaw is None:
+        return False
+    then()
+    thaw()
+    return True
+
+
+def trainer_and_master(victims: Victims, _: Sequence[str]) -> str | None:
+    """A trainer wakes with its lease given up, but not ended, to a master that has just begun."""
+    leases = victims.chance.uniform(0.68, 0.85)
+    return "trainer+master" if _frozen_while(victims, leases, victims.kill_masters) else None
+
+
+def trainer_and_pserver(victims: Victims, _: Sequence[str]) -> str | None:
+    """A trainer wakes to a pserver that was restored from a checkpoint."""
+    leases = victims.chance.uniform(0.3, 1.4)
+    return "trainer+pserver" if _frozen_while(victims, leases, lambda: victims.kill("pserver")) else None
+
+
+def trainer_and_etcd(victims: Victims, _: Sequence[str]) -> str | None:
+    """Etcd is away for half to two thirds of a lease, and a trainer stands still meanwhile."""
+
+    def outage() -> None:
+        thaw = victims.freeze("etcd", victims.chance.uniform(0.5, 0.67))
+        if thaw is not None:
+            thaw()
+
+    leases = victims.chance.uniform(0.5, 0.9)
+    return "trainer+etcd" if _frozen_while(victims, leases, outage) else None
+
+
+def same_name(victims: Victims, _: Sequence[str]) -> str | None:
+    """A trainer whose lease has ended comes back under its name while nobody leads."""
+
+    def late_kill() -> None:
+        time.sleep(victims.lease_s * (leases - early))
+        victims.kill_masters()
+
+    leases, early = victims.chance.uniform(1.02, 1.6), victims.chance.uniform(0.01, 0.3)
+    return "same-name" if _frozen_while(victims, leases, late_kill) else None
+
+
+def two(victims: Victims, roles: Sequence[str]) -> str | None:
+    """Two of any, killed or frozen at the same moment."""
+    chosen = [victims.chance.choice(roles) for _ in range(2)]
+    done, thaws = [], []
+    for role in chosen:
+        if victims.chance.random() < 0.5:
+            done.append(f"kill {role}" if victims.kill(role) else "")
+        elif (thaw := victims.freeze(role, victims.chance.uniform(0.3, 1.5))) is not None:
+            thaws.append(thaw)
+            done.append(f"stop {role}")
+    threads = [threading.Thread(target=thaw) for thaw in thaws]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return "two" if any(done) else None
+
+
+def starve(victims: Victims, _: Sequence[str]) -> str | None:
+    """Many busy processes for one lease or two."""
+    duration_s = victims.lease_s * victims.chance.uniform(1.0, 2.0)
+    program = f"import time; end = time.monotonic() + {duration_s}\nwhile time.monotonic() < end: pass"
+    victims.note(f"{_BUSY_PROCESSES} busy processes for {duration_s:.1f} s")
+    busy = [subprocess.Popen([sys.executable, "-I", "-S", "-c", program]) for _ in range(_BUSY_PROCESSES)]
+    for process in busy:
+        process.wait()
+    return "starve"
+
+
+#: Name -> what it does; each returns what it has done, or None where nothing was there to strike.
+STRIKES: dict[str, Callable[[Victims, Sequence[str]], str | None]] = {
+    "kill": kill,
+    "stop": stop,
+    "trainer+master": trainer_and_master,
+    "trainer+pserver": trainer_and_pserver,
+    "trainer+etcd": trainer_and_etcd,
+    "same-name": same_name,
+    "two": two,
+    "starve": starve,
+}
