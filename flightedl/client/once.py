@@ -30,7 +30,7 @@ class OnceNames:
 
     def take(self, name: str) -> bool:
         """Whether this trainer has the name, now or from before."""
-        key = f"{self._keys.prefix}once/{name}"
+        key = self._keys.once + name
         value = self._registration.trainer.encode()
         held = self._registration.held
 

@@ -130,6 +130,11 @@ class JobKeys:
         return f"{self.prefix}saves/{url}"
 
     @property
+    def once(self) -> str:
+        """Prefix of the names that exactly one trainer gets."""
+        return self.prefix + "once/"
+
+    @property
     def checkpoint_latest(self) -> str:
         """The newest complete checkpoint."""
         return self.prefix + "checkpoint/latest"

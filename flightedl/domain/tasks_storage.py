@@ -111,6 +111,17 @@ def restore(state: QueueState, data: bytes, failures: bytes | None) -> None:
         raise CorruptError(f"the stored task queue is inconsistent: {error}") from None
 
 
+def is_over(dispatch: bytes, epochs: int | None) -> bool:
+    """Whether a queue was done when this dispatch document was stored: no task of ``epochs`` epochs is open.
+
+    Raises:
+        CorruptError: it is none.
+    """
+    document = decode_document(dispatch, DispatchDocument)
+    is_open = document.held or document.runs or document.parts or not document.growth_ended
+    return epochs is not None and document.epoch >= epochs and not is_open
+
+
 def _check_settings(state: QueueState, document: DispatchDocument) -> None:
     settings = state.settings
     if (document.seed, document.shuffle) != (settings.seed & _SEED_MASK, settings.shuffle):

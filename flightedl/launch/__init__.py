@@ -5,5 +5,6 @@
 * ``cluster``: ``fe.local()``, the servers without trainers, for notebooks and tests.
 * ``run`` with ``progress``: ``flightedl run``, servers and trainers to the end of the job.
 * ``trainer``: the outermost frame of a trainer process, around the user's script.
+* ``former``: what etcd keeps of an earlier job of the same name, and how it is forgotten.
 * ``status``: asks a job's master how it stands.
 """

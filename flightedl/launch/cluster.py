@@ -24,6 +24,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from flightedl.adapters.clock import SystemClock
+from flightedl.adapters.etcd import EtcdCoordinator
 from flightedl.config import (
     CommonSettings,
     MasterSettings,
@@ -33,13 +34,16 @@ from flightedl.config import (
     settings,
 )
 from flightedl.coordination.checkpoint_places import job_storage
+from flightedl.coordination.keys import JobKeys
 from flightedl.errors import FlightedlError, JobFailedError, UnavailableError, UsageError
 from flightedl.launch.burial import Burial
 from flightedl.launch.etcd import EmbeddedEtcd
+from flightedl.launch.former import forget, former_job, require_startable
 from flightedl.launch.policy import Account, Limits, Role, Slot
 from flightedl.launch.processes import Child, Children, OnLine
 from flightedl.launch.status import JobStatus
 from flightedl.launch.supervisor import OnEvent, Outcome, ProcessView, Starter, Supervisor
+from flightedl.ports import Storage
 
 if TYPE_CHECKING:
     from flightedl.client.session import Job
@@ -101,7 +105,7 @@ class LocalCluster:
         **more: Any,
     ) -> None:
         if not isinstance(pservers, int) or pservers < 1:
-            raise UsageError(f"pservers is {pservers!r:.80}, but a job needs a whole number of them, at least 1")
+            raise UsageError(f"pservers is {pservers!r:.80}, but a job needs at least one parameter server")
         if trainers is not None and trainers.count < 1:
             raise UsageError(f"trainers is {trainers.count}, but a job needs at least one trainer")
         self.job = job
@@ -127,6 +131,7 @@ class LocalCluster:
         self.buries = True
         self._resources: contextlib.ExitStack | None = None
         self._supervisor: Supervisor | None = None
+        self._storage: Storage | None = None
         self._etcd_address: str | None = etcd
         self._directory: Path | None = self._output_dir
 
@@ -260,18 +265,19 @@ class LocalCluster:
         if self._output_dir is not None:
             make_directory(self._output_dir / LOGS)
         try:
-            job_storage(self._checkpoint or "", self.job)
+            chosen = self._settings(MasterSettings, checkpoint=self._checkpoint)
+            self._storage = job_storage(chosen.checkpoint, self.job)
         except UnavailableError as error:
             raise UsageError(f"no checkpoints can be kept: {error}") from None
 
     def _check_name_is_free(self, etcd: str) -> None:
-        with JobStatus(etcd, self.job, self._clock) as status:
-            master = status.master()
-        if master is not None:
-            raise UsageError(
-                f"a job named {self.job} is already running (its master is at {master.address}): "
-                f"choose another name (--job), or wait for it to end"
-            )
+        keys, is_resumed = JobKeys(self.job), self._settings(MasterSettings, checkpoint=self._checkpoint).resume
+        with contextlib.closing(EtcdCoordinator(etcd, clock=self._clock)) as coordinator:
+            former = former_job(coordinator, keys)
+            require_startable(former, etcd, self._storage, resume=is_resumed)
+            if former is not None and former.finished_epochs is not None:
+                # All of it is in its last checkpoint.
+                forget(coordinator, keys)
 
     def _running(self) -> Supervisor:
         if self._supervisor is None:
@@ -305,7 +311,7 @@ class LocalCluster:
     def _settings(self, kind: type[_Settings], **own: Any) -> _Settings:
         names = {field.name for field in fields(kind)}
         more = {name: value for name, value in self._more.items() if name in names}
-        return settings(kind, **{"etcd": self.etcd_address, "job": self.job, **own, **more})
+        return settings(kind, **{"etcd": self._etcd_address, "job": self.job, **own, **more})
 
     def _wait_until_ready(self, timeout_s: float) -> None:
         deadline = self._clock.now() + timeout_s

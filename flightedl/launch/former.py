@@ -1,0 +1,120 @@
+"""What etcd keeps of a job of the same name that does not run any more, and whether a new start may go on from it.
+
+A job that was stopped is gone on with: that is what a launcher which is started again wants. A job that has finished is
+not: its trainers would find nothing to do, and without checkpoints its new pservers would begin all of it again.
+Whoever means either says so, by ``--resume``, ``flightedl forget`` or another name.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from flightedl.coordination.keys import JobKeys
+from flightedl.coordination.records import ServerRecord
+from flightedl.domain.checkpoints_manifest import manifest_name
+from flightedl.domain.checkpoints_pointer import latest_of
+from flightedl.domain.tasks_storage import is_over
+from flightedl.errors import NotFoundError, UsageError
+from flightedl.ports import Coordinator, CreatedAt, Delete, Entry, Storage
+from flightedl.wire.messages import decode
+from flightedl.wire.messages_declared import JobDeclaration
+
+#: Of one transaction.
+_OPERATIONS_LIMIT = 100
+_SHOWN = 10
+_ALL_JOBS = "/flightedl/"
+
+
+class FormerJob(msgspec.Struct, frozen=True, kw_only=True):
+    """A job as etcd keeps it."""
+
+    name: str
+    #: Address of the master that serves it; empty: it does not run.
+    master: str = ""
+    #: Whether processes of it have leases.
+    is_alive: bool = False
+    #: Passes over the data, all of which are done; None: it has not finished.
+    finished_epochs: int | None = None
+    #: Number of the newest complete checkpoint; None: there is none.
+    checkpoint: int | None = None
+
+
+def former_job(coordinator: Coordinator, keys: JobKeys) -> FormerJob | None:
+    """What etcd has of a job; None: nothing."""
+    entries = {entry.key: entry for entry in _entries(coordinator, keys)}
+    if not entries:
+        return None
+    master, pointer = entries.get(keys.master_address), entries.get(keys.checkpoint_latest)
+    latest = None if pointer is None else latest_of(pointer.value)
+    return FormerJob(
+        name=keys.job_name,
+        master="" if master is None else msgspec.json.decode(master.value, type=ServerRecord).address,
+        # A name that was given to one trainer for good may still be on its lease.
+        is_alive=any(entry.lease_id and not key.startswith(keys.once) for key, entry in entries.items()),
+        finished_epochs=_finished_epochs(entries.get(keys.job), entries.get(keys.task_queues)),
+        checkpoint=None if latest is None else latest.number,
+    )
+
+
+def _finished_epochs(job: Entry | None, queue: Entry | None) -> int | None:
+    dataset = None if job is None else decode(job.value, JobDeclaration).dataset
+    if dataset is None or queue is None or not is_over(queue.value, dataset.declaration.epochs):
+        return None
+    return dataset.declaration.epochs
+
+
+def require_startable(former: FormerJob | None, etcd: str, storage: Storage | None, *, resume: bool) -> None:
+    """Whether a job of this name may be started.
+
+    Raises:
+        UsageError: it runs, or has finished, or was stopped and its checkpoints are elsewhere; says the ways on.
+    """
+    if former is None:
+        return
+    name = former.name
+    if former.master:
+        raise UsageError(
+            f"a job named {name} is already running (its master is at {former.master}): "
+            f"choose another name (--job), or wait for it to end"
+        )
+    ways = f"`flightedl forget {name} --etcd {etcd}` lets it be begun again from nothing; another name is --job"
+    if former.finished_epochs is not None and (not resume or former.checkpoint is None):
+        epochs = f"{former.finished_epochs} epoch{'' if former.finished_epochs == 1 else 's'}"
+        resuming = (
+            "--resume goes on from its last checkpoint" if former.checkpoint is not None else "it has no checkpoint"
+        )
+        raise UsageError(f"job {name} has finished, with {epochs}: {resuming}; {ways}")
+    if former.checkpoint is not None:
+        where = "no --checkpoint is given" if storage is None else f"{storage.url} does not have it"
+        if storage is None or not storage.list(manifest_name(former.checkpoint)):
+            raise UsageError(
+                f"job {name} was run before, and its newest checkpoint is c-{former.checkpoint}, but {where}: "
+                f"give the --checkpoint that it was run with; {ways}"
+            )
+
+
+def forget(coordinator: Coordinator, keys: JobKeys) -> int:
+    """Remove all that etcd has of a job that does not run; how many keys there were. Checkpoints stay.
+
+    Raises:
+        NotFoundError: etcd has nothing of it.
+        UsageError: it runs.
+    """
+    former = former_job(coordinator, keys)
+    if former is None:
+        others = sorted({entry.key.split("/")[2] for entry in coordinator.list(_ALL_JOBS).entries})
+        known = f"it has {', '.join(others[:_SHOWN])}" if others else "it has no job"
+        raise NotFoundError(f"etcd has nothing of a job named {keys.job_name}: {known}")
+    if former.is_alive:
+        raise UsageError(f"job {keys.job_name} runs, or has ended just now: stop it, or try again in some seconds")
+    entries = _entries(coordinator, keys)
+    for start in range(0, len(entries), _OPERATIONS_LIMIT):
+        some = entries[start : start + _OPERATIONS_LIMIT]
+        conditions = [CreatedAt(entry.key, entry.create_revision) for entry in some]
+        if not coordinator.transact(conditions, [Delete(entry.key) for entry in some]).committed:
+            raise UsageError(f"job {keys.job_name} has just been started: stop it first")
+    return len(entries)
+
+
+def _entries(coordinator: Coordinator, keys: JobKeys) -> list[Entry]:
+    return [entry for prefix in (keys.prefix, keys.state_prefix) for entry in coordinator.list(prefix).entries]

@@ -1,0 +1,129 @@
+"""A job of a name that etcd knows: running, finished, stopped, with checkpoints here or elsewhere."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from flightedl.coordination.keys import JobKeys
+from flightedl.coordination.records import ServerRecord
+from flightedl.domain.checkpoints_manifest import manifest_name
+from flightedl.domain.checkpoints_pointer import FORMAT, PointerRecord
+from flightedl.domain.tasks_documents import VERSION, DispatchDocument, encode_document
+from flightedl.errors import NotFoundError, UsageError
+from flightedl.launch.former import FormerJob, forget, former_job, require_startable
+from flightedl.ports import Put
+from flightedl.testing.clock import FakeClock
+from flightedl.testing.memory import MemoryCoordinator, MemoryStorage
+from flightedl.wire.messages import encode
+from flightedl.wire.messages_declared import DatasetDeclaration, DatasetReply, JobDeclaration
+
+KEYS = JobKeys("demo")
+FINISHED = FormerJob(name="demo", finished_epochs=3, checkpoint=7)
+STOPPED = FormerJob(name="demo", checkpoint=7)
+
+
+def queue(epoch: int, *, runs: list[tuple[int, int, int, int]]) -> bytes:
+    return encode_document(
+        DispatchDocument(
+            version=VERSION,
+            seed=0,
+            shuffle=False,
+            revision=1,
+            epoch=epoch,
+            cursor=0,
+            next_attempt=9,
+            sizes=[(0, 0, 4)],
+            growth_ended=True,
+            runs=runs,
+        )
+    )
+
+
+def stored(dispatch: bytes) -> MemoryCoordinator:
+    coordinator = MemoryCoordinator(FakeClock())
+    declared = DatasetDeclaration(urls=["a"], batch_size=1, epochs=3)
+    dataset = DatasetReply(index_hash="", task_count=4, record_count=4, schema="", declaration=declared)
+    pointer = PointerRecord(format=FORMAT, next_number=8, latest=(7, "00"), rejected=[])
+    coordinator.transact(
+        [],
+        [
+            Put(KEYS.job, encode(JobDeclaration(dataset=dataset))),
+            Put(KEYS.task_queues, dispatch),
+            Put(KEYS.checkpoint_latest, msgspec.json.encode(pointer)),
+            Put(JobKeys("other").job, b"{}"),
+        ],
+    )
+    return coordinator
+
+
+def with_checkpoint(number: int) -> MemoryStorage:
+    storage = MemoryStorage()
+    storage.publish(manifest_name(number), [b"{}"])
+    return storage
+
+
+def test_a_name_that_etcd_does_not_know_is_free() -> None:
+    assert former_job(MemoryCoordinator(FakeClock()), KEYS) is None
+    require_startable(None, "e:1", None, resume=False)
+
+
+def test_a_job_whose_epochs_are_all_done_has_finished() -> None:
+    assert former_job(stored(queue(3, runs=[])), KEYS) == FINISHED
+
+
+@pytest.mark.parametrize("dispatch", [queue(2, runs=[]), queue(3, runs=[(1, 0, 2, 0)])], ids=["epochs", "reopened"])
+def test_a_job_with_open_tasks_was_stopped(dispatch: bytes) -> None:
+    assert former_job(stored(dispatch), KEYS) == STOPPED
+
+
+def test_a_job_with_a_master_runs() -> None:
+    coordinator = stored(queue(3, runs=[]))
+    record = msgspec.json.encode(ServerRecord(address="h:1"))
+    coordinator.transact([], [Put(KEYS.master_address, record, coordinator.grant(5.0).id)])
+    former = former_job(coordinator, KEYS)
+    assert former is not None
+    assert (former.master, former.is_alive) == ("h:1", True)
+    with pytest.raises(UsageError, match="a job named demo is already running"):
+        require_startable(former, "e:1", None, resume=True)
+    with pytest.raises(UsageError, match="job demo runs"):
+        forget(coordinator, KEYS)
+
+
+@pytest.mark.parametrize("storage", [None, MemoryStorage(), with_checkpoint(7)], ids=["none", "elsewhere", "here"])
+def test_a_finished_job_is_told_as_finished_with_the_ways_on(storage: MemoryStorage | None) -> None:
+    with pytest.raises(UsageError) as caught:
+        require_startable(FINISHED, "e:1", storage, resume=False)
+    assert "job demo has finished, with 3 epochs: --resume goes on" in str(caught.value)
+    assert "`flightedl forget demo --etcd e:1`" in str(caught.value)
+    assert "--job" in str(caught.value)
+
+
+@pytest.mark.parametrize("resume", [False, True])
+def test_a_job_that_finished_without_checkpoints_cannot_be_resumed(resume: bool) -> None:
+    finished = FormerJob(name="demo", finished_epochs=1)
+    with pytest.raises(UsageError, match="has finished, with 1 epoch: it has no checkpoint; `flightedl forget"):
+        require_startable(finished, "e:1", with_checkpoint(7), resume=resume)
+
+
+def test_what_is_resumed_needs_its_checkpoints() -> None:
+    require_startable(FINISHED, "e:1", with_checkpoint(7), resume=True)
+    require_startable(STOPPED, "e:1", with_checkpoint(7), resume=False)
+    with pytest.raises(UsageError, match="its newest checkpoint is c-7, but memory://storage does not have it"):
+        require_startable(STOPPED, "e:1", with_checkpoint(6), resume=False)
+    with pytest.raises(UsageError, match="c-7, but no --checkpoint is given: give the --checkpoint"):
+        require_startable(STOPPED, "e:1", None, resume=False)
+
+
+def test_a_job_that_was_stopped_without_checkpoints_is_gone_on_with() -> None:
+    require_startable(FormerJob(name="demo"), "e:1", None, resume=False)
+
+
+def test_a_forgotten_job_is_gone_and_others_stay() -> None:
+    coordinator = stored(queue(3, runs=[]))
+    coordinator.transact([], [Put(KEYS.once + "save", b"t", coordinator.grant(5.0).id)])
+    assert forget(coordinator, KEYS) == 4
+    assert former_job(coordinator, KEYS) is None
+    assert coordinator.get(JobKeys("other").job) is not None
+    with pytest.raises(NotFoundError, match="nothing of a job named demo: it has other"):
+        forget(coordinator, KEYS)
