@@ -11,7 +11,7 @@ from rich.table import Table
 
 from flightedl.adapters.clock import SystemClock
 from flightedl.config import CommonSettings, settings
-from flightedl.launch.failed import joined, place_of, skipped_of
+from flightedl.launch.failed import alarms_of, joined, place_of, skipped_of
 from flightedl.launch.status import JobStatus
 from flightedl.wire.messages_status import ServerStatus, StatusReply
 
@@ -87,10 +87,7 @@ def facts(reply: StatusReply) -> list[tuple[str, str]]:
     if reply.checkpoint:
         age = "" if reply.checkpoint_age_s is None else f", {reply.checkpoint_age_s:.0f} s old"
         found.append(("checkpoint", reply.checkpoint + age))
-    if reply.checkpoint_alarm:
-        found.append(("alarm", f"checkpoints: {reply.checkpoint_alarm}"))
-    if reply.dataset_alarm:
-        found.append(("alarm", f"dataset: {reply.dataset_alarm}"))
+    found.extend(("alarm", text) for text in alarms_of(reply))
     return found
 
 

@@ -60,3 +60,14 @@ def skipped_of(status: StatusReply) -> str:
         (status.skipped_parts, "corrupt part of the files", "corrupt parts of the files"),
     )
     return " and ".join(f"{count:,} {one if count == 1 else many}" for count, one, many in counts if count)
+
+
+def alarms_of(status: StatusReply) -> list[str]:
+    """What is wrong though the job goes on, each as one text."""
+    missing = status.missing_tasks
+    alarms = {
+        "checkpoints": status.checkpoint_alarm,
+        "tasks": f"{missing:,} that were reported as done had to be done again" if missing else "",
+        "dataset": status.dataset_alarm,
+    }
+    return [f"{what}: {text}" for what, text in alarms.items() if text]

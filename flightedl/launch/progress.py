@@ -22,6 +22,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from flightedl.launch.failed import alarms_of
 from flightedl.ports import Clock
 from flightedl.wire.messages_status import StatusReply
 
@@ -63,8 +64,7 @@ class Figures:
         """What is wrong though the job goes on; empty: nothing."""
         if self.status is None:
             return ""
-        alarms = {"checkpoints": self.status.checkpoint_alarm, "dataset": self.status.dataset_alarm}
-        return "; ".join(f"{what}: {text}" for what, text in alarms.items() if text)
+        return "; ".join(alarms_of(self.status))
 
     @property
     def texts(self) -> tuple[str, ...]:

@@ -17,6 +17,7 @@ from flightedl.domain.checkpoints import Checkpoints
 from flightedl.domain.checkpoints_manifest import Manifest
 from flightedl.domain.checkpoints_values import OpenRounds
 from flightedl.domain.modes import Sync
+from flightedl.domain.tasks import TaskQueue
 from flightedl.errors import NotReadyError, UsageError
 from flightedl.master.checkpointing import Checkpointing, settings_of
 from flightedl.master.pservers import Pservers
@@ -93,6 +94,8 @@ class Completion:
             self._epoch_seen = state.queue.epoch
             if not state.queue.is_done:
                 checkpointing.epoch_finished(self._epoch_seen - 1)
+        if state.queue is not None and state.replay.audit(state.queue):
+            self._pservers.wake_all()
         self.may_end()
         checkpointing.tick(self._open_rounds(), may_order=True)
 
@@ -103,7 +106,7 @@ class Completion:
         if queue is None or not queue.is_done or checkpointing is None or membership is None:
             state.final_ticket = None
             return queue is not None and queue.is_done
-        if not self._is_everybody_settled():
+        if not self._is_everybody_settled() or not self._is_audited(queue):
             return False
         if state.final_ticket is None:
             # What waits in an open round is neither in the values nor in a checkpoint: all rounds are closed first.
@@ -121,6 +124,12 @@ class Completion:
             index in state.pservers and state.replay.is_settled(index, state.pservers[index])
             for index in range(state.pserver_count)
         )
+
+    def _is_audited(self, queue: TaskQueue) -> bool:
+        """Whether the pservers have said once more, after all was done, that they lack nothing of it."""
+        if self._state.replay.audit(queue):
+            self._pservers.wake_all()
+        return self._state.replay.is_audited(queue)
 
     def _open_rounds(self) -> OpenRounds | None:
         model, membership = self._state.declaration.model, self._state.membership

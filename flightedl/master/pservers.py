@@ -84,6 +84,11 @@ class Pservers:
         if index < len(self._senders):
             self._senders[index].wake()
 
+    def wake_all(self) -> None:
+        """There is something to tell, or to ask, all of them."""
+        for sender in self._senders:
+            sender.wake()
+
     @property
     def said(self) -> list[PserverStatusReply | None]:
         """What each last said of itself; None: it is not reached."""
@@ -122,19 +127,23 @@ class Pservers:
             is_settled = state.membership is None or state.replay.is_settled(index, generation)
             reload = None if state.membership is None else state.replay.must_reload(index)
             reload = self._beginning.must_end(index) if reload is None else reload
+            audit = state.replay.audit_wanted(index, generation) if is_settled else None
             plan_hash = state.plan_hash
         assert checkpointing is not None
         try:
             if reload == generation:
                 connection.action("reload", encode(ReloadRequest(plan_hash=plan_hash)), timeout_s=_ERRAND_S)
                 return _UNSETTLED_S
-            if not is_settled:
+            if not is_settled or audit is not None:
                 request = encode(AppliedRequest(plan_hash=plan_hash))
                 reply = decode(connection.action("applied", request, timeout_s=_ERRAND_S), AppliedReply)
                 if reply.lacks_election is not None:
                     self._lacks(index, generation, reply.lacks_election)
                     return _LACKING_S
-                self._announced(index, generation, reply)
+                if audit is None:
+                    self._announced(index, generation, reply)
+                else:
+                    self._audited(index, generation, audit, reply)
             self._seal(index, generation, connection)
             return checkpointing.errand(index, generation, connection, plan_hash)
         except NotReadyError as error:
@@ -192,6 +201,15 @@ class Pservers:
         state.wait_durable(revision)
         with state.changed:
             self.settled(index, generation)
+
+    def _audited(self, index: int, generation: int, serial: int, reply: AppliedReply) -> None:
+        state = self._state
+        with state.changed:
+            if state.queue is not None and state.replay.audited(index, generation, serial, reply, state.queue):
+                state.final_ticket = None
+                state.touch()
+            # The audit may have been what somebody waits for.
+            state.changed.notify_all()
 
 
 def _size(queue: TaskQueue, epoch: int) -> int:

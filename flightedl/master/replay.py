@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from typing import Literal
 
+from flightedl.domain.audit import Audit
 from flightedl.domain.checkpoints_replay import AppliedSummary, PserverRecovery
 from flightedl.domain.tasks import TaskQueue
 from flightedl.errors import NotFoundError
@@ -26,6 +27,7 @@ class Replay:
 
     def __init__(self, pserver_count: int, recovery: Literal["replay", "rollback"], stored: bytes | None) -> None:
         self._pserver_count = pserver_count
+        self._audit = Audit(pserver_count)
         self._recovery = (
             PserverRecovery(pserver_count, recovery)
             if stored is None
@@ -47,6 +49,11 @@ class Replay:
     @property
     def refusal(self) -> str:
         """Why the job cannot go on: a pserver lacks what cannot be done again. Empty: it can."""
+        if self._audit.has_failed:
+            return (
+                "a pserver lacks work that trainers report as done, however often it is done again, so the model lacks "
+                "some of the data: keep the master's log, and begin the job again with --resume"
+            )
         return next(iter(self._refused.values()), "")
 
     def is_settled(self, index: int, generation: int) -> bool:
@@ -119,3 +126,51 @@ class Replay:
         if self._refused.get(index) != reason:
             _log.error("%s", reason)
         self._refused[index] = reason
+
+    # the audit
+
+    def audit(self, queue: TaskQueue) -> bool:
+        """Look whether one is due; True: it begins, and the pservers have to be asked."""
+        return self._audit.epochs_ended(queue.epoch, queue.revision, is_last=queue.is_done)
+
+    def audit_wanted(self, index: int, generation: int) -> int | None:
+        """The serial of the audit that this process has to answer; None: nothing has to be asked."""
+        return self._audit.wanted(index, generation) if self.is_settled(index, generation) else None
+
+    def audited(self, index: int, generation: int, serial: int, reply: AppliedReply, queue: TaskQueue) -> bool:
+        """Reopen what counts as done and is missing in this process. True: there was some."""
+        reopened = 0
+        summary = AppliedSummary.decode(reply.summary)
+        lacking = self._audit.answered(index, generation, serial, summary, lambda epoch: _size(queue, epoch))
+        for epoch, tasks in lacking.items():
+            count = queue.reopen(epoch, tasks)
+            reopened += count
+            if count:
+                _log.warning(
+                    "pserver lacks work that was reported as done, it is done again index=%d generation=%d epoch=%d "
+                    "tasks=%d first_task=%d",
+                    index,
+                    generation,
+                    epoch,
+                    count,
+                    next(iter(tasks))[0],
+                )
+        self._audit.found(reopened)
+        return reopened > 0
+
+    def is_audited(self, queue: TaskQueue) -> bool:
+        """Whether every process that counts has all that counts as done."""
+        return self._audit.is_clean(queue.revision, self.settled())
+
+    @property
+    def missing_count(self) -> int:
+        """Tasks that counted as done and were missing in a pserver, since this master began."""
+        return self._audit.missing_count
+
+
+def _size(queue: TaskQueue, epoch: int) -> int:
+    """Tasks of an epoch that has ended; 0: it is forgotten, and was looked at when it ended."""
+    try:
+        return queue.epoch_size(epoch)
+    except NotFoundError:
+        return 0

@@ -193,6 +193,7 @@ class MasterService:
                 master=self._directory.master(),
                 progress=state.progress,
                 indexing=self._indexing.doing or self._beginning.waiting_for or state.replay.refusal,
+                missing_tasks=state.replay.missing_count,
                 dataset_alarm=state.dataset_alarm,
                 evaluations=state.evaluations.status(),
                 checkpointing=state.checkpointing,

@@ -37,6 +37,7 @@ def describe(
     master: ServerRecord | None,
     progress: JobProgress,
     indexing: str,
+    missing_tasks: int,
     dataset_alarm: str,
     evaluations: list[EvaluationStatus],
     checkpointing: Checkpointing | None,
@@ -86,6 +87,7 @@ def describe(
         checkpoint="" if checkpointing is None or not checkpointing.latest else f"c-{checkpointing.latest}",
         checkpoint_age_s=None if checkpointing is None else checkpointing.age_s,
         is_growing=queue is not None and queue.is_growing,
+        missing_tasks=missing_tasks,
         dataset_alarm=dataset_alarm,
         checkpoint_alarm="" if checkpointing is None else checkpointing.trouble,
     )

@@ -58,6 +58,7 @@ class Tasks:
 
         Raises:
             UnregisteredError: the trainer's lease has ended, or ended while it waited.
+            JobFailedError: too much has failed, or is missing however often it is done.
             NotReadyError: there is no dataset yet, or etcd cannot be written.
         """
         state = self._state

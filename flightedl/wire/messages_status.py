@@ -129,6 +129,9 @@ class StatusReply(Reply, frozen=True, kw_only=True):
     checkpoint_age_s: float | None = None
     #: What keeps checkpoints from being made; empty: nothing.
     checkpoint_alarm: str = ""
+    #: Tasks that counted as done and were missing in a pserver, since this master began: they are done again. Any
+    #: number but 0 is a fault of flightedl, of a client in another language, or of a machine.
+    missing_tasks: int = 0
     #: Whether files may still join the dataset.
     is_growing: bool = False
     #: What is wrong with the files of a dataset that is followed; empty: nothing.

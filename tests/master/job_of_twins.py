@@ -82,6 +82,10 @@ class PserverTwin:
         self.views.append(decode(body, ViewRequest))
         return ViewReply(serial=self.views[-1].serial)
 
+    def take(self, done: Assignment) -> None:
+        """It has all batches of a task."""
+        self.done.setdefault(done.epoch, set()).add(done.task)
+
     def _applied(self, _: bytes) -> AppliedReply:
         done = {
             epoch: sum(1 << task for task in tasks).to_bytes(1 + max(tasks, default=0) // 8, "little")
@@ -266,7 +270,7 @@ class Master:
         while given := self.work(trainer, generation, want=1).assignments:
             for each in given:
                 for pserver in pservers:
-                    pserver.done.setdefault(each.epoch, set()).add(each.task)
+                    pserver.take(each)
             self.report(trainer, generation, *given, by=[pserver.generation for pserver in pservers])
             done += given
         return done

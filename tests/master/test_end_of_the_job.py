@@ -113,6 +113,33 @@ def test_nobody_hears_that_all_is_done_while_a_pserver_is_away_or_has_not_said_w
     eventually(lambda: master.says_done("a", a))
 
 
+def test_a_job_in_which_nothing_is_missing_does_nothing_again(make_job: MakeJob) -> None:
+    master, _, a = trained(make_job(2))
+    eventually(lambda: master.says_done("a", a))
+    assert master.service.status().missing_tasks == 0
+
+
+def test_work_that_was_reported_and_is_missing_is_done_again_before_the_end(make_job: MakeJob) -> None:
+    job = make_job(2)
+    first, second = (job.start_pserver(index) for index in range(2))
+    master = job.start_master()
+    master.declare()
+    a = job.start_trainer("a")
+    eventually(lambda: master.is_settled(first) and master.is_settled(second))
+    (lost,) = eventually(lambda: master.work("a", a, want=1).assignments)
+    first.take(lost)
+    master.report("a", a, lost, by=[first.generation, second.generation])
+    done: list[int] = []
+
+    def is_over() -> bool:
+        done.extend(each.task for each in master.do_all("a", a, [first, second]))
+        return master.says_done("a", a)
+
+    eventually(is_over)
+    assert sorted(done) == [0, 1, 2, 3], "the one that the second pserver lacks was done again, no other"
+    assert master.service.status().missing_tasks == 1
+
+
 @pytest.mark.parametrize("is_kept", [True, False])
 def test_nobody_hears_that_all_is_done_while_a_round_may_be_open(make_job: MakeJob, is_kept: bool) -> None:
     """The last batches wait in it until each pserver has heard that nobody else comes."""
@@ -128,6 +155,8 @@ def test_nobody_hears_that_all_is_done_while_a_round_may_be_open(make_job: MakeJ
     pserver.silent.add("view")
     heard = pserver.calls["view"]
     while given:
+        for each in given:
+            pserver.take(each)
         master.report("a", a, *given, by=[pserver.generation])
         given = master.work("a", a, want=4).assignments
     eventually(lambda: pserver.calls["view"] > heard + 1)
