@@ -5,8 +5,8 @@ Rules:
 * The key's create_revision is its holder's *generation*. Every write under it is a transaction that is refused unless
   the key still has this create_revision; that, not the lease, is what makes a deposed holder harmless.
 * The holder stops by itself before others may start: it counts itself as lost when its last successful renewal was
-  *sent* more than two thirds of the granted time to live ago, by the monotonic clock. A frozen process that wakes finds
-  itself lost at its first look, before it has spoken to etcd.
+  *sent* more than two thirds of the granted time to live ago, by a clock that goes on while the process or its machine
+  stands still. Who was frozen finds itself lost at its first look, before it has spoken to etcd.
 * It renews six times in a time to live, so that an outage of etcd of up to half of one demotes nobody, whenever it
   begins: the last renewal was sent a sixth of it ago at most.
 * Lost is for ever. Whoever wants the key again claims it anew and gets another generation.

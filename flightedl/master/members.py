@@ -42,10 +42,11 @@ class Members:
         self._state = state
         self._generation = generation
         self._wake = wake
-        #: pserver index -> the view to send next, with the revision that has to be durable first.
         #: How trainers begin an epoch together, where the mode asks for it; set once.
         self.lockstep: Lockstep | None = None
-        self._outbox: dict[int, tuple[View, int]] = {}
+        #: pserver index -> the view to send next: which of its processes it is for, and the revision that has to be
+        #: durable first.
+        self._outbox: dict[int, tuple[int, View, int]] = {}
 
     def begin(self, model: ModelReply, stored: bytes | None) -> None:
         """Locked: there is a model, so there is somebody to wait for."""
@@ -169,21 +170,25 @@ class Members:
         self._state.touch()
         for effect in effects:
             if isinstance(effect, SendView):
-                self._outbox[effect.index] = (effect.view, self._state.revision)
+                self._outbox[effect.index] = (effect.generation, effect.view, self._state.revision)
                 self._wake(effect.index)
 
-    def next_view(self, index: int) -> ViewRequest | None:
-        """The newest view that a pserver has not answered, durable by now.
+    def next_view(self, index: int, generation: int) -> ViewRequest | None:
+        """The newest view that this process of a pserver has not answered, durable by now.
+
+        Who takes it tells what became of it, under the same generation: only then the next one is sent. So one that is
+        for the process's successor stays where it is.
 
         Raises:
             NotReadyError: it cannot be made durable at the moment.
         """
         with self._state.changed:
-            found = self._outbox.pop(index, None)
+            found = self._outbox.get(index)
+            if found is None or found[0] != generation:
+                return None
+            del self._outbox[index]
             plan_hash = self._state.plan_hash
-        if found is None:
-            return None
-        view, revision = found
+        _, view, revision = found
         try:
             self._state.wait_durable(revision)
         except NotReadyError:

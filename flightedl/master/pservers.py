@@ -37,6 +37,7 @@ class Pservers:
         job: The job's name.
         directory: Says where they are.
         credentials: To reach them.
+        generation: The master's.
         beginning: What follows when they have lost their values.
     """
 
@@ -47,12 +48,14 @@ class Pservers:
         directory: Directory,
         credentials: Credentials | None,
         beginning: Beginning,
+        generation: int,
     ) -> None:
         self._state = state
         self._job = job
         self._directory = directory
         self._credentials = credentials
         self._beginning = beginning
+        self._generation = generation
         self._senders: list[ViewSender] = []
         #: index -> (generation, epochs below this that it was told the size of).
         self._sealed: dict[int, tuple[int, int]] = {}
@@ -132,7 +135,8 @@ class Pservers:
         assert checkpointing is not None
         try:
             if reload == generation:
-                connection.action("reload", encode(ReloadRequest(plan_hash=plan_hash)), timeout_s=_ERRAND_S)
+                order = ReloadRequest(plan_hash=plan_hash, master_generation=self._generation)
+                connection.action("reload", encode(order), timeout_s=_ERRAND_S)
                 return _UNSETTLED_S
             if not is_settled or audit is not None:
                 request = encode(AppliedRequest(plan_hash=plan_hash))
@@ -164,7 +168,8 @@ class Pservers:
             epochs = [(epoch, size) for epoch in range(first, end) if (size := _size(queue, epoch))]
         try:
             if epochs:
-                connection.action("seal", encode(SealRequest(plan_hash=plan_hash, epochs=epochs)), timeout_s=_ERRAND_S)
+                order = SealRequest(plan_hash=plan_hash, master_generation=self._generation, epochs=epochs)
+                connection.action("seal", encode(order), timeout_s=_ERRAND_S)
         except MessageError as error:
             # It costs memory, and nothing else.
             _log.warning("pserver %d does not close epochs %d to %d: %s", index, first, end - 1, error)

@@ -67,7 +67,7 @@ class MasterService:
         self._indexing = DatasetIndexing(files, clock, index_storage, follow_every_s=chosen.follow_every_s)
         self.growing = Growing(state, files, index_storage, chosen.follow_every_s)
         self._beginning = Beginning(pserver_count, held, keys)
-        self._pservers = Pservers(state, chosen.job, directory, credentials, self._beginning)
+        self._pservers = Pservers(state, chosen.job, directory, credentials, self._beginning, held.generation)
         self.members = Members(state, held.generation, self._pservers.wake)
         self.members.lockstep = Lockstep(state, chosen.trainers)
         self.declaring = Declaring(state, self.members, self.growing, self._indexing)

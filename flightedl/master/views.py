@@ -34,7 +34,8 @@ class ViewSender:
 
     Args:
         index: Of the pserver.
-        next_view: The newest view that this pserver has not answered, durable by the time it is returned; or None.
+        next_view: The newest view that the process (index, generation) has not answered, durable by the time it is
+            returned; or None. What becomes of it is told by ``answered`` or ``failed``.
         answered: Takes (index, generation, answer).
         failed: Takes (index, generation, serial) of a view that got no answer.
         errand: Takes (index, generation, connection); says after how many seconds to come again.
@@ -47,7 +48,7 @@ class ViewSender:
         directory: Directory,
         clock: Clock,
         credentials: Credentials | None,
-        next_view: Callable[[int], ViewRequest | None],
+        next_view: Callable[[int, int], ViewRequest | None],
         answered: Callable[[int, int, ViewReply], None],
         failed: Callable[[int, int, int], None],
         errand: Callable[[int, int, Connection], float],
@@ -99,6 +100,10 @@ class ViewSender:
                 self.status = None
                 pause_s = _RETRY_S
                 _log.debug("pserver %d not reached: %s", self._index, error)
+            except Exception:  # noqa: BLE001 - without this thread rounds would wait for ever
+                _log.exception("pserver %d: what it has to be told could not be told", self._index)
+                self.status = None
+                pause_s = _STATUS_S
 
     def _deliver(self) -> float:
         """Everything there is for the pserver now; after how many seconds to look again."""
@@ -108,10 +113,10 @@ class ViewSender:
             return _STATUS_S
         connection = self._connect(record.address, record.generation)
         pause_s = self._errand(self._index, record.generation, connection)
-        while not self._is_stopping and (view := self._next_view(self._index)) is not None:
+        while not self._is_stopping and (view := self._next_view(self._index, record.generation)) is not None:
             try:
                 answer = decode(connection.action("view", encode(view), timeout_s=_CALL_S), ViewReply)
-            except FlightedlError:
+            except Exception:
                 self._clock.sleep(_RETRY_S)
                 self._failed(self._index, record.generation, view.serial)
                 raise

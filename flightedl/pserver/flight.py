@@ -67,7 +67,7 @@ class PserverFlight:
         return encode(self._service.take_view(decode(body, ViewRequest)))
 
     def _take_reload(self, body: bytes, _: Call) -> bytes:
-        self._service.require_plan(decode(body, ReloadRequest))
+        self._service.require_order(decode(body, ReloadRequest))
         self._reload()
         return b"{}"
 

@@ -37,6 +37,7 @@ from flightedl.wire.messages_declared import ElectionRecord, JobDeclaration, Mod
 from flightedl.wire.messages_orders import (
     AppliedReply,
     AppliedRequest,
+    OfMaster,
     SealRequest,
     ShardFileMessage,
     SnapshotReply,
@@ -101,6 +102,8 @@ class PserverService:
         self._lacks_election: int | None = None
         self._order_before_drain: OrderNumber | None = None
         self._is_serving = False
+        #: The highest generation of a master that was heard of.
+        self._newest_master = 0
         #: The newest view.
         self._view: ViewRequest | None = None
 
@@ -339,6 +342,24 @@ class PserverService:
         if request.plan_hash != self._plan_hash:
             raise FencedError("the master means another shard plan: read the job's declaration again")
 
+    def require_order(self, order: OfMaster) -> None:
+        """An order has to come from the newest master that is known, here or in etcd, and mean this shard plan.
+
+        Raises:
+            FencedError: it does not.
+            NotReadyError: the model is not known here yet.
+        """
+        self.require_plan(order)
+        found = self._directory.master()
+        self._note_master(0 if found is None else found.generation)
+        if order.master_generation < self._newest_master:
+            raise FencedError(f"master {order.master_generation} is deposed: {self._newest_master} leads")
+        self._note_master(order.master_generation)
+
+    def _note_master(self, generation: int) -> None:
+        with self._lock:
+            self._newest_master = max(self._newest_master, generation)
+
     def take_view(self, view: ViewRequest) -> ViewReply:
         """Adopt a newer view; joins are refused for rounds that have already gone by.
 
@@ -347,6 +368,7 @@ class PserverService:
             NotReadyError: there are no blocks yet.
         """
         self.require_plan(view)
+        self._note_master(view.master_generation)
         with self._lock:
             shard = self._shard
             if shard is None:
@@ -373,6 +395,7 @@ class PserverService:
             NotReadyError: there are no values yet.
         """
         self.require_plan(request)
+        self._note_master(request.master_generation)
         snapshots = self._snapshots
         if snapshots is None or not self._is_serving:
             raise NotReadyError(f"pserver {self._index} has no values yet")
@@ -406,10 +429,10 @@ class PserverService:
         """Epochs are over: what is applied of them takes no more memory once all of it is.
 
         Raises:
-            FencedError: the epochs are of another shard plan.
+            FencedError: the epochs are of another shard plan, or a deposed master tells of them.
             NotReadyError: there are no values yet.
         """
-        self.require_plan(request)
+        self.require_order(request)
         shard = self._shard
         if shard is None or not self._is_serving:
             raise NotReadyError(f"pserver {self._index} has no values yet")

@@ -1,7 +1,8 @@
 """What the master says to a pserver: views, snapshots, what it wants to know.
 
-Each order names the shard plan that the master means, and a number that orders all orders of its kind: only a newer one
-than all before does anything, so any of them may be repeated.
+Each order names the shard plan that the master means, and the master's generation: what a deposed master orders is
+refused, or changes nothing. Views and snapshots have numbers besides: only one that is newer than all before of its
+kind does anything. So any order may be repeated.
 """
 
 from __future__ import annotations
@@ -87,7 +88,13 @@ class SnapshotReply(Reply, frozen=True, kw_only=True):
     written_s: float = 0.0
 
 
-class ReloadRequest(OfPlan, frozen=True, kw_only=True):
+class OfMaster(OfPlan, frozen=True, kw_only=True):
+    """Refused as fenced where a newer master is known."""
+
+    master_generation: Natural
+
+
+class ReloadRequest(OfMaster, frozen=True, kw_only=True):
     """Tells a pserver to end and come back from the newest checkpoint."""
 
 
@@ -107,7 +114,7 @@ class AppliedReply(Reply, frozen=True, kw_only=True):
     lacks_election: Natural | None = None
 
 
-class SealRequest(OfPlan, frozen=True, kw_only=True):
+class SealRequest(OfMaster, frozen=True, kw_only=True):
     """Tells a pserver how many tasks epochs have that are over: [epoch, tasks]."""
 
     epochs: Annotated[list[tuple[Natural, Natural]], msgspec.Meta(max_length=1024)]

@@ -16,6 +16,7 @@ from flightedl.domain.modes import Mode
 from flightedl.domain.optimizers import SGD, Optimizer
 from flightedl.domain.parameters import ParameterSpec
 from flightedl.domain.sharding import ShardPlan, plan_shards
+from flightedl.errors import FencedError
 from flightedl.pserver.flight import PserverFlight
 from flightedl.pserver.shard import ShardState
 from flightedl.rpc import Connection, FlightServer, ServerIdentity
@@ -32,6 +33,7 @@ class OneShard:
     """What the verbs ask a pserver's service for, once it serves."""
 
     state: ShardState
+    has_lease: bool = True
 
     def shard(self, plan_hash: str) -> ShardState:
         self.state.require_plan(plan_hash)
@@ -40,7 +42,11 @@ class OneShard:
     shard_for_init = shard
 
     def require_lease(self) -> None:
-        """Its lease never ends."""
+        if not self.has_lease:
+            raise FencedError("the lease is over")
+
+    def look_at_election(self) -> None:
+        """It has values."""
 
 
 class Trainer:
@@ -91,6 +97,7 @@ class Cluster:
         specs = [ParameterSpec(name, tuple(shape), dtype) for name, shape in shapes.items()]
         self.plan: ShardPlan = plan_shards(specs, pservers)
         self.shards = [ShardState(self.plan, i, optimizer or SGD(lr=1.0), mode, wire) for i in range(pservers)]
+        self.services = [OneShard(shard) for shard in self.shards]
         self.servers = []
         self.connections = []
         for index, shard in enumerate(self.shards):
@@ -98,7 +105,8 @@ class Cluster:
                 zeros = np.zeros(self.plan.block(number).size * specs[0].seen_item_bytes, np.uint8)
                 shard.initialize(1, Row(number, 0, memoryview(zeros).cast("B")))
             identity = ServerIdentity("bench", "pserver", index, 1)
-            server = FlightServer(PserverFlight(OneShard(shard), CLOCK, lambda: None).routes(), identity, clock=CLOCK)
+            routes = PserverFlight(self.services[index], CLOCK, lambda: None).routes()
+            server = FlightServer(routes, identity, clock=CLOCK)
             server.start_serving(identity)
             self.servers.append(server)
             self.connections.append(Connection(server.address, expected=identity))

@@ -20,18 +20,18 @@ class ProcessClock(SystemClock):
     """
 
     def __init__(self) -> None:
-        self._now = 0.0
+        self._passed_s = 0.0
         self._is_closed = threading.Event()
         self._thread = threading.Thread(target=self._look, name="process-clock", daemon=True)
         self._thread.start()
 
     def now(self) -> float:
-        return self._now
+        return self._passed_s
 
     def pass_time(self, seconds: float) -> None:
         """Wait until so much time has passed by this clock."""
-        until = self._now + seconds
-        while self._now < until:
+        until = self._passed_s + seconds
+        while self._passed_s < until:
             time.sleep(_LOOK_EVERY_S)
 
     def close(self) -> None:
@@ -42,5 +42,5 @@ class ProcessClock(SystemClock):
         last = time.monotonic()
         while not self._is_closed.wait(_LOOK_EVERY_S):
             now = time.monotonic()
-            self._now += min(now - last, _STEP_LIMIT_S)
+            self._passed_s += min(now - last, _STEP_LIMIT_S)
             last = now

@@ -11,6 +11,7 @@ import pytest
 from flightedl.adapters.clock import SystemClock
 from flightedl.coordination.directory import Directory
 from flightedl.coordination.keys import JobKeys
+from flightedl.coordination.records import ServerRecord
 from flightedl.domain.kernels import Update
 from flightedl.domain.modes import Sync
 from flightedl.domain.optimizers import SGD
@@ -46,9 +47,9 @@ def orders(plan_hash: str) -> dict[str, msgspec.Struct]:
     return {
         "view": ViewRequest(plan_hash=plan_hash, master_generation=1, serial=1, members=[member]),
         "snapshot": SnapshotRequest(plan_hash=plan_hash, master_generation=1, number=1, serial=1, name="c-1/shard"),
-        "seal": SealRequest(plan_hash=plan_hash, epochs=[(0, 1)]),
+        "seal": SealRequest(plan_hash=plan_hash, master_generation=1, epochs=[(0, 1)]),
         "applied": AppliedRequest(plan_hash=plan_hash),
-        "reload": ReloadRequest(plan_hash=plan_hash),
+        "reload": ReloadRequest(plan_hash=plan_hash, master_generation=1),
     }
 
 
@@ -57,6 +58,7 @@ class Served:
 
     def __init__(self, directory: Directory) -> None:
         clock = self.clock = SystemClock()
+        self.directory = directory
         self.reloads = 0
         #: Why the process was asked to be started again.
         self.ends: list[str] = []
@@ -134,6 +136,27 @@ def test_orders_of_the_plan_are_looked_at(served: Served) -> None:
     for verb in ("snapshot", "seal", "applied"):
         with pytest.raises(NotReadyError, match="no values yet"):
             served.send(verb, right[verb])
+
+
+@pytest.mark.parametrize("verb", ["reload", "seal"])
+def test_orders_of_a_master_older_than_one_that_was_heard_of_are_refused(served: Served, verb: str) -> None:
+    view = msgspec.structs.replace(orders(PLAN.hash)["view"], master_generation=2)
+    served.send("view", view)
+    with pytest.raises(FencedError, match="deposed"):
+        served.send(verb, orders(PLAN.hash)[verb])
+    assert served.reloads == 0
+    assert decode(served.send("view", orders(PLAN.hash)["view"]), ViewReply).outdated
+
+
+def test_a_master_that_is_deposed_in_etcd_takes_no_pserver_back(served: Served, declared: MemoryCoordinator) -> None:
+    leader = ServerRecord(address="127.0.0.1:1", generation=2)
+    declared.transact([], [Put(KEYS.master_address, encode(leader))])
+    assert served.directory.wait_until(lambda d: d.master(), 5.0)
+    with pytest.raises(FencedError, match="deposed"):
+        served.send("reload", orders(PLAN.hash)["reload"])
+    assert served.reloads == 0
+    served.send("reload", msgspec.structs.replace(orders(PLAN.hash)["reload"], master_generation=2))
+    assert served.reloads == 1
 
 
 def test_a_push_that_breaks_off_midway_ends_the_process(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
