@@ -559,7 +559,93 @@ def test_a_record_that_kills_trainers_convicts_no_other(make):
         queue.check()
     failed = {(piece.epoch, piece.task, piece.first_batch, piece.end_batch) for piece in queue.failed()}
     assert failed == {(epoch, task, batch, batch + 1) for epoch in range(2) for task, batch in poison}
-    assert deaths <= 2 * len(poison) * (3 + 3 + 2)
+    assert deaths <= 2 * len(poison) * (3 + 3 + 5), "the limit, the halves, the first look and the confirmations"
+
+
+@pytest.fixture
+def suspect(make):
+    """Two tasks of one batch; whoever held the first one was lost, so it is suspect. The other one is out."""
+    queue = make(2, batch_counts=lambda _: 1, attempts_limit=1, confirmations=2, copies=False)
+    take(queue, "victim")
+    take(queue, "busy")
+    queue.trainer_gone("victim", 0.0)
+    return queue
+
+
+def lose(queue, times=1):
+    """So many trainers are lost with the suspect; what came of the last one."""
+    effects = ()
+    for _ in range(times):
+        assert take(queue, "victim").task == 0
+        effects = queue.trainer_gone("victim", 0.0)
+    return effects
+
+
+def test_losses_of_trainers_convict_a_batch_that_they_alone_are_lost_with(suspect):
+    assert lose(suspect, 1 + 3) == (), "the first one begins the count"
+    assert lose(suspect) == (Quarantined(suspect.failed()[0]),)
+    assert suspect.failed()[0].error == "its trainer died or lost its lease"
+
+
+def test_losses_convict_nothing_while_other_trainers_are_lost_too(suspect):
+    for _ in range(50):
+        assert lose(suspect) == ()
+        suspect.trainer_gone("idle", 0.0)
+    finish(suspect, take(suspect, "victim"), "victim")
+
+
+def test_a_trainer_that_leaves_in_good_order_is_no_loss(suspect):
+    lose(suspect, 4)
+    suspect.trainer_gone("idle", 0.0, is_graceful=True)
+    assert lose(suspect)
+
+
+def test_what_took_too_long_is_a_loss_as_well(suspect):
+    give_back(suspect, suspect.holders()["busy"][0], "busy")
+    run(suspect, "busy", count=1)
+    for number in range(4):
+        take(suspect, "slow", 1000.0 * number)
+        assert len(suspect.tick(1000.0 * number + 901.0)) == 1
+    take(suspect, "slow", 4000.0)
+    assert isinstance(suspect.tick(4901.0)[1], Quarantined)
+
+
+def test_reported_failures_convict_whoever_else_is_lost(suspect):
+    suspect.trainer_gone("busy", 0.0)
+    assert fail(suspect, take(suspect), error="bad record") == ()
+    suspect.trainer_gone("idle", 0.0)
+    assert fail(suspect, take(suspect), error="bad record")[0].piece.error == "bad record"
+
+
+def test_a_batch_that_was_done_after_many_losses_shows_that_they_prove_little(make):
+    queue = make(2, batch_counts=lambda _: 1, attempts_limit=1, confirmations=2, copies=False)
+    busy = take(queue, "busy"), take(queue, "busy")
+    queue.trainer_gone("busy", 0.0)
+    lose(queue, 1 + 3)
+    finish(queue, take(queue, "lucky"), "lucky")
+    deaths = 0
+    while not queue.failed():
+        assert take(queue, "victim").task == busy[1].task
+        queue.trainer_gone("victim", 0.0)
+        deaths += 1
+    assert deaths == 1 + 8, "twice as many as the first one survived"
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_where_machines_are_taken_away_no_batch_is_set_aside(make, seed):
+    """As many pieces are lost with their trainers as are done, and some are lost very often in a row."""
+    queue = make(100, batch_counts=lambda _: 1, attempts_limit=5)
+    chance = random.Random(seed)
+    now = 0.0
+    while not queue.is_done:
+        now += 1.0
+        trainer = chance.choice("abcdef")
+        queue.request(trainer, now)
+        if chance.random() < 0.5:
+            queue.trainer_gone(trainer, now)
+        elif held := queue.holders().get(trainer, ()):
+            finish(queue, held[0], trainer, now)
+    assert queue.failed() == ()
 
 
 def test_a_suspect_is_given_alone(make):
