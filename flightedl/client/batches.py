@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from flightedl.domain.accumulation import SumAgain
+from flightedl.errors import UnavailableError
 from flightedl.wire.messages_parameters import BatchIdentity
 from flightedl.wire.messages_work import Assignment
 
@@ -34,8 +36,15 @@ class CurrentBatch:
     further: tuple[BatchIdentity, ...] = ()
     #: Its gradients are in a sum that was not pushed yet.
     waits: bool = False
-    #: It is pushed for itself, not in a sum with others.
-    is_alone: bool = False
+    #: The sum that it has to be pushed in, because some block may have, or lacks, just these batches of it.
+    again: SumAgain | None = None
+    #: What ended its push half-way, where trying again cannot help.
+    failure: BaseException | None = None
+
+    @property
+    def turn(self) -> tuple[int, int]:
+        """Batches that are done again come by this: those of one sum after each other."""
+        return (self.number if self.again is None else self.again.first, self.number)
 
     @property
     def identity(self) -> BatchIdentity:
@@ -51,6 +60,7 @@ class CurrentBatch:
         """The user's code is about to get it, for the first time or again."""
         self.must_repeat = False
         self.waits = False
+        self.failure = None
         self.answered.clear()
         self.base_version = None
         self.generations.clear()
@@ -60,12 +70,23 @@ class CurrentBatch:
         self.answered.update(base_versions)
         self.generations[pserver] = min(generation, self.generations.get(pserver, generation))
 
-    def note_sum(self, pushed: CurrentBatch, *, must_repeat: bool) -> None:
-        """The sum that its gradients are in was pushed."""
+    def note_sum(self, pushed: CurrentBatch) -> None:
+        """Every block has it, by the sum that its gradients are in or from before."""
         self.waits = False
-        self.must_repeat = must_repeat
         for pserver, generation in pushed.generations.items():
             self.generations[pserver] = min(generation, self.generations.get(pserver, generation))
+
+    def repeat(self, again: SumAgain | None) -> None:
+        """It has to be done again: in that sum, or (None) as if it had not been begun."""
+        self.waits = False
+        self.must_repeat = True
+        self.again = again
+
+    def push_failed(self, error: BaseException) -> None:
+        """Some blocks may have it and others not: it is done again, whatever the user's code makes of the error."""
+        self.must_repeat = True
+        if not isinstance(error, UnavailableError | KeyboardInterrupt):
+            self.failure = error
 
     def __str__(self) -> str:
         return f"epoch {self.assignment.epoch}, task {self.assignment.task}, batch {self.number}"

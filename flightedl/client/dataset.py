@@ -9,7 +9,7 @@ A piece of work is reported as finished only when every one of its batches was s
 block has it. Else it is handed back, whatever the reason was; what is done already is answered "already applied".
 
 Where gradients of several batches are pushed as one sum, their batches are kept until the sum is pushed; those that a
-block could not take with the others are handed out again, each for itself. A task is reported when its sums are pushed.
+block could not take with the others are handed out again, sum by sum. A task is reported when its sums are pushed.
 A loop that is left gives up the sum that is not pushed: its batches go back with their task.
 
 What is not guaranteed: that the loop body runs exactly once for a batch. That its gradient counts exactly once is.
@@ -162,7 +162,7 @@ class Dataset:
                     self._listener.give_up_sum()
                 reading = Reading(item.piece)
             if isinstance(item, PieceEnd):
-                if reading.handed:
+                while reading.handed:
                     self._listener.push_sum()
                     yield from self._settle(feed, reading)
                 _end(feed, reading)
@@ -176,31 +176,28 @@ class Dataset:
                 yield from self._settle(feed, reading)
 
     def _hand_out(self, feed: TaskFeed, handed: Handed) -> Iterator[pa.RecordBatch]:
-        """Give a batch to the user's code, until it is answered, or waits in a sum."""
+        """Give a batch to the user's code, once."""
         current, item = handed.current, handed.item
-        while True:
-            current.begin()
-            if not self._listener.open_batch(current):
-                # Of this piece only: what was fetched meanwhile is another one.
-                current.must_repeat = True
-                feed.hand_back(item.piece)
-                return
-            self._at = item.piece
-            yield item.records
-            self._at = None
-            self._listener.close_batch(current)
-            if not current.must_repeat or not feed.is_held(item.piece):
-                return
-            current.is_alone = True
+        current.begin()
+        if not self._listener.open_batch(current):
+            # Of this piece only: what was fetched meanwhile is another one.
+            current.must_repeat = True
+            feed.hand_back(item.piece)
+            return
+        self._at = item.piece
+        yield item.records
+        self._at = None
+        self._listener.close_batch(current)
 
     def _settle(self, feed: TaskFeed, reading: Reading) -> Iterator[pa.RecordBatch]:
-        """Note who has the batches that do not wait any more; hand out again those whose sum was not taken."""
+        """Hand out again what was not taken; note who has the batches that do not wait any more."""
         while answered := [handed for handed in reading.handed if not handed.current.waits]:
+            again = [handed for handed in answered if handed.current.must_repeat]
+            if again and feed.is_held(reading.piece):
+                yield from self._hand_out(feed, min(again, key=lambda handed: handed.current.turn))
+                continue
             for handed in answered:
                 reading.handed.remove(handed)
-                if handed.current.must_repeat and feed.is_held(reading.piece):
-                    handed.current.is_alone = True
-                    yield from self._hand_out(feed, handed)
                 if not handed.current.must_repeat:
                     reading.settle(handed.item.number, handed.current.generations)
 

@@ -8,6 +8,10 @@ come when its round has closed; what has not come by the end of a step is asked 
 Everything sent is idempotent: a push is known by its batch, so a stream that broke is simply repeated. Every batch gets
 an answer from every block: blocks that the user's code did not push to get the batch's *arrival* (weight zero), because
 the others' rounds wait for it.
+
+A push that fails may be in some blocks and not in others. Its batch never arrives without its gradient: it is done
+again as a whole, whatever the user's code makes of the error. Where trying again cannot help, its task is undone: the
+error is raised again when the batch is closed, which ends the loop over the data.
 """
 
 from __future__ import annotations
@@ -170,7 +174,8 @@ class Parameters(Mapping[str, npt.NDArray[np.generic]]):
         Raises:
             GradientError: unknown name, wrong shape or dtype, or not finite; nothing was sent.
             UsageError: no batch is current, or it was already pushed.
-            UnavailableError: a pserver stayed away for longer than ``give_up_s``.
+            UnavailableError: a pserver stayed away for longer than ``give_up_s``. Others may have the gradients: a loop
+                that goes on all the same gets this batch again.
         """
         self._steps_since_pull += 1
         pull = self._steps_since_pull >= self._pull_every
@@ -230,19 +235,30 @@ class Parameters(Mapping[str, npt.NDArray[np.generic]]):
             self._sums.give_up()
 
     def leave_out(self, current: CurrentBatch) -> None:
-        """The batch is done again: nothing that it has pushed so far may be in a sum."""
+        """The batch is done again: nothing that it has pushed so far may be in a sum.
+
+        Raises:
+            BaseException: what ended its push, where doing it again cannot help.
+        """
         if self._sums is not None and self._sums.is_at(current):
-            self._sums.give_up(must_repeat=True)
+            self._sums.give_up()
+        if current.failure is not None:
+            raise current.failure
 
     def change_mode(self, mode: Mode) -> None:
         """The job has another mode, from the next batch on; what was added up under the old one is done again."""
         if self._sums is not None:
-            self._sums.give_up(must_repeat=True)
+            self._sums.give_up()
         self._set_mode(mode)
 
     def arrive(self, current: CurrentBatch) -> None:
-        """Make the batch arrive at the blocks that it was not pushed to, and have the values that follow it."""
-        if self._sums is not None and not current.is_alone:
+        """Make the batch arrive at the blocks that it was not pushed to, and have the values that follow it.
+
+        Never one that is done again: its gradient could not follow.
+        """
+        if current.must_repeat:
+            return
+        if self._sums is not None:
             if not current.waits and not self._sums.is_pushed(current):
                 self._add_batch(self._sums, current, pull=self._pull_every == 1)
             return
@@ -267,8 +283,8 @@ class Parameters(Mapping[str, npt.NDArray[np.generic]]):
         if current is None:
             raise UsageError("there is no current batch: push and step belong inside `for batch in job.dataset(...)`")
         checked = self._check.flattened(gradients)
-        together = self._check.require_sound(checked, str(current))
-        if self._sums is not None and not current.is_alone:
+        together: Mapping[int, Array] = self._check.require_sound(checked, str(current))
+        if self._sums is not None:
             if current.must_repeat:
                 return
             self._sums.add(current, checked)
@@ -284,7 +300,7 @@ class Parameters(Mapping[str, npt.NDArray[np.generic]]):
             for name in arrays:
                 if not current.answered.keys().isdisjoint(self._ranges[name]):
                     raise UsageError(f"the gradient of {name!r} was already pushed for this batch ({current})")
-        pushes = self._by_block(arrays)
+        pushes, together = self._as_sent(self._by_block(arrays), together)
         has_rest = complete and len(pushes) < len(self._blocks)
         arrivals = [n for n in self._unanswered(current) if n not in pushes] if has_rest else []
         self._send(current, pushes, arrivals, together, pull=pull)
@@ -302,19 +318,20 @@ class Parameters(Mapping[str, npt.NDArray[np.generic]]):
         together, gradients = sums.take()
         clipped = self._check.clipped(gradients)
         try:
-            joined = self._check.require_sound(clipped, f"the sum of {1 + len(together.further)} batches")
+            joined: Mapping[int, Array] = self._check.require_sound(
+                clipped, f"the sum of {1 + len(together.further)} batches"
+            )
+            pushes, joined = self._as_sent(self._by_block(clipped), joined)
         except GradientError:
-            sums.give_up(must_repeat=True)
+            sums.split()
             raise
-        pushes = self._by_block(clipped)
         arrivals = [number for number in self._blocks if number not in pushes]
         try:
-            lacking = self._send(together, pushes, arrivals, joined, pull=pull)
-        except BaseException:
-            # Which blocks have it is not known, and the sum is used up.
-            sums.give_up(must_repeat=True)
+            refusals = self._send(together, pushes, arrivals, joined, pull=pull)
+        except BaseException as error:
+            sums.push_failed(error)
             raise
-        sums.settle(together, lacking)
+        sums.settle(together, refusals)
 
     def _by_block(self, arrays: Mapping[str, Array]) -> dict[int, Array]:
         """Block -> the (n,) gradient of its whole parameter."""
@@ -323,6 +340,18 @@ class Parameters(Mapping[str, npt.NDArray[np.generic]]):
             for number in self._ranges[name]:
                 pushes[number] = array
         return pushes
+
+    def _as_sent(
+        self, pushes: dict[int, Array], together: Mapping[int, Array]
+    ) -> tuple[dict[int, Array], Mapping[int, Array]]:
+        """What is sent of the gradients. Encoded once: whatever is sent again is the same bytes.
+
+        Raises:
+            GradientError: beyond what 16 bits can say; nothing was sent.
+        """
+        if self._feedback is None:
+            return pushes, together
+        return self._feedback.encode(pushes, self._blocks), _NO_ARRAYS
 
     def _unanswered(self, current: CurrentBatch) -> list[int]:
         return [number for number in self._blocks if number not in current.answered]
@@ -335,15 +364,16 @@ class Parameters(Mapping[str, npt.NDArray[np.generic]]):
         together: Mapping[int, Array] = _NO_ARRAYS,
         *,
         pull: bool,
-    ) -> set[int]:
-        if self._feedback is None or not pushes:
-            return self._transfer(current, pushes, arrivals, {}, together, pull=pull, member=current.member)
-        # Encoded once: whatever is sent again is the same bytes.
-        encoded = self._feedback.encode(pushes, self._blocks)
+    ) -> set[tuple[int, ...]]:
         try:
-            return self._transfer(current, encoded, arrivals, {}, pull=pull, member=current.member)
+            return self._transfer(current, pushes, arrivals, {}, together, pull=pull, member=current.member)
+        except BaseException as error:
+            if not current.answered.keys() >= {*pushes, *arrivals}:
+                current.push_failed(error)
+            raise
         finally:
-            self._feedback.settle(current.answered)
+            if self._feedback is not None:
+                self._feedback.settle(current.answered)
 
     def _transfer(
         self,
@@ -355,8 +385,8 @@ class Parameters(Mapping[str, npt.NDArray[np.generic]]):
         *,
         pull: bool,
         member: int,
-    ) -> set[int]:
-        """All pservers in parallel. Returns which batches of a sum a block lacks that did not take it."""
+    ) -> set[tuple[int, ...]]:
+        """All pservers in parallel. Returns what blocks lack of a sum that they did not take."""
         if current is not None and self._has_one_base and not current.answered:
             current.base_version = min(self._values.versions.values())
         answers: dict[int, Array | None] = {**pushes, **dict.fromkeys(arrivals)}
@@ -378,7 +408,7 @@ class Parameters(Mapping[str, npt.NDArray[np.generic]]):
             self._scope.lost_membership()
             if current is not None:
                 current.must_repeat = True
-        return set().union(*(transfer.lacking for transfer in transfers))
+        return set().union(*(transfer.refusals for transfer in transfers))
 
     def _finish(self, shard: Shard, transfer: ShardTransfer, current: CurrentBatch | None) -> None:
         """One pserver, until everything is answered or has to be repeated."""
@@ -476,7 +506,7 @@ class Parameters(Mapping[str, npt.NDArray[np.generic]]):
             elif outcome == Outcome.PARTLY_APPLIED and current is not None:
                 forget(transfer.pushes, blocks)
                 bits = data[: len(data) // len(blocks)].tobytes()
-                transfer.lacking.update(lacking_of(bits, 1 + len(current.further)))
+                transfer.refusals.add(lacking_of(bits, 1 + len(current.further)))
                 current.note_answers({}, shard.index, transfer.generation)
                 continue
             elif outcome != Outcome.NONE:

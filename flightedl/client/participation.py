@@ -105,12 +105,12 @@ class Participation:
 
     def close_batch(self, current: CurrentBatch) -> None:
         """Answer for the blocks that the user's code did not push to."""
+        self._current = None
         if self._parameters is not None:
             if current.must_repeat:
                 self._parameters.leave_out(current)
             else:
                 self._parameters.arrive(current)
-        self._current = None
         if not current.must_repeat:
             self._batch_done(current.record_count)
 

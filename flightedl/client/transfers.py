@@ -34,8 +34,8 @@ class ShardTransfer:
     generation: int = 0
     #: First block of a run -> the (n,) gradients of all its blocks, where they were put together.
     together: Mapping[int, Array] = field(default_factory=dict)
-    #: Places of a sum's batches that a block lacks which did not take the sum.
-    lacking: set[int] = field(default_factory=set)
+    #: What each block lacks that did not take a sum: places of the sum's batches.
+    refusals: set[tuple[int, ...]] = field(default_factory=set)
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,17 +6,26 @@ Rules:
   of them from then on, in one step (``AppliedBatches.mark_together``); one that has all of them answers "already
   applied". So nothing of a sum can count twice.
 * A block that has some of them, as when another trainer pushed them in other company, takes nothing, and says which it
-  has. The batches that such a block lacks are worked through *again*, and pushed each for itself; blocks that have them
-  answer "already applied". So nothing of a sum can get lost.
-* When the membership is lost on the way it is not known which blocks took the sum: all its batches are done again.
+  has. The batches that such a block lacks are worked through *again*; blocks that have them answer "already applied".
+  So nothing of a sum can get lost.
+* What is done again is pushed as sums once more, because an optimizer makes one update of each push: batches that the
+  same blocks lack are one sum. Every block has all of such a sum or nothing of it, so it is refused only when somebody
+  else pushed a part of it meanwhile, and what is done again then is a part of it, too: this ends.
+* When the membership is lost, or the push fails on the way, it is not known which blocks took the sum: the whole sum is
+  done again, as one.
+* A mean that is done again in part is divided by the weight of the whole sum that it was first pushed in
+  (``SumAgain.divisors``). So a batch has the weight that it had there, also where a block takes it in smaller company.
 * A batch counts as done when every block has answered for it, in whatever company.
 
 Nothing is kept of what a batch was: doing one again means that the user's code computes it again, at fresh values.
+
+Not guaranteed: that a block is updated as often as the others. Each block has each batch once, with its weight; where
+blocks took it in other company, an optimizer that looks at more than the gradient (steps, squares) saw other ones.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
@@ -28,7 +37,19 @@ class Settled(Generic[Member]):
     """What became of the batches of a sum."""
 
     done: tuple[Member, ...]
-    again: tuple[Member, ...]
+    #: To be done again: the batches of one sum after the other.
+    again: tuple[tuple[Member, ...], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SumAgain:
+    """The sum that a batch which is done again has to be pushed in: of just these batches."""
+
+    #: The lowest number among them, which tells it from the others of its task: no two of these share a batch.
+    first: int
+    batch_count: int
+    #: Parameter -> what the sum of its gradients is divided by.
+    divisors: Mapping[str, int]
 
 
 class BatchGroup(Generic[Member]):
@@ -38,10 +59,12 @@ class BatchGroup(Generic[Member]):
         limit: So many are pushed at once.
     """
 
-    __slots__ = ("_limit", "_members")
+    __slots__ = ("_count", "_limit", "_members")
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
+        #: As many as the present sum is going to have.
+        self._count = limit
         self._members: list[Member] = []
 
     def __len__(self) -> int:
@@ -55,10 +78,17 @@ class BatchGroup(Generic[Member]):
     @property
     def is_full(self) -> bool:
         """Whether the sum is to be pushed now."""
-        return len(self._members) >= self._limit
+        return len(self._members) >= self._count
 
-    def add(self, member: Member) -> None:
-        """A batch's gradients are in the sum, all that it has."""
+    def add(self, member: Member, count: int | None = None) -> None:
+        """A batch's gradients are in the sum, all that it has.
+
+        Args:
+            member: The batch.
+            count: How many batches the sum has that is done again; None: it is none of those.
+        """
+        if not self._members:
+            self._count = self._limit if count is None else count
         assert not self.is_full, "the sum before was not pushed"
         self._members.append(member)
 
@@ -67,28 +97,33 @@ class BatchGroup(Generic[Member]):
         members, self._members = self.members, []
         return members
 
-    def settle(self, lacking: Iterable[int], *, is_lost: bool) -> Settled[Member]:
+    def settle(self, refusals: Iterable[Collection[int]], *, is_lost: bool) -> Settled[Member]:
         """The push is through: every block has taken the sum, had it, or refused it.
 
         Args:
-            lacking: Places, in the order of ``members``, of the batches that some block that refused lacks.
+            refusals: Of each block that refused: the places of the batches that it lacks, in the order of ``members``.
             is_lost: The membership ended meanwhile.
 
         Returns:
             What is done and what has to be done again; the next sum begins.
         """
         members = self.clear()
-        places = set(range(len(members))) if is_lost else set(lacking)
-        return Settled(
-            tuple(member for place, member in enumerate(members) if place not in places),
-            tuple(member for place, member in enumerate(members) if place in places),
-        )
+        if is_lost:
+            return Settled((), (members,))
+        refused = [frozenset(places) for places in refusals]
+        #: Which refusals lack a batch -> the batches of which that is so.
+        lacked: dict[frozenset[int], list[Member]] = {}
+        for place, member in enumerate(members):
+            key = frozenset(number for number, places in enumerate(refused) if place in places)
+            lacked.setdefault(key, []).append(member)
+        done = lacked.pop(frozenset(), [])
+        return Settled(tuple(done), tuple(map(tuple, lacked.values())))
 
 
-def lacking_of(bits: bytes, count: int) -> list[int]:
+def lacking_of(bits: bytes, count: int) -> tuple[int, ...]:
     """Places of the batches, of ``count``, that a block lacks which answered with these bits."""
     having = int.from_bytes(bits, "little")
-    return [place for place in range(count) if not having >> place & 1]
+    return tuple(place for place in range(count) if not having >> place & 1)
 
 
 def having_bits(having: Iterable[bool]) -> bytes:

@@ -47,6 +47,13 @@ class Sync(Mode):
 class Async(Mode):
     """Each gradient is applied when it arrives; nobody waits.
 
+    What "exactly once" means with ``push_every``: whatever dies, each block takes each batch once, with the weight that
+    the batch had in the sum it was first pushed in. After a fault the same sum is pushed again, as one. Only where
+    another trainer pushed a part of it meanwhile, some blocks take the rest by itself: under plain SGD it counts just
+    what it would have, while an optimizer with a memory (momentum, Adam) makes an update more there. Gradients are
+    computed from whatever values the trainer had, clipping is that of what is pushed together, and a batch that two
+    trainers worked on counts as the first of them pushed it.
+
     Args:
         push_every: The client adds up the gradients of this many batches and pushes once. A task's end pushes what
             there is, so a push never has batches of two tasks: make tasks at least this many batches long.

@@ -50,7 +50,7 @@ class PushReply(Reply, frozen=True, kw_only=True):
     not_member: int = 0
     #: Sums that were not taken, because the block has some of their batches.
     partly_applied: int = 0
-    #: Of these sums: the batches that some block lacks, to be pushed one by one; 0: ``identity``, 1: the first further.
+    #: Of these sums: the batches that some block lacks, to be pushed again; 0: ``identity``, 1: the first further.
     lacking: list[int] = []
 
 

@@ -59,7 +59,7 @@ class Outcome(IntEnum):
     #: The sender is not a member of the view: join, pull, recompute.
     NOT_MEMBER = 4
     #: A sum of batches of which the block has some: nothing of it was taken. ``values`` tell which it has, a bit for
-    #: each batch, lowest first, in the order in which the push named them. Push the others one by one.
+    #: each batch, lowest first, in the order in which the push named them. Push the others again.
     PARTLY_APPLIED = 5
 
 

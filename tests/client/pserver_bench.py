@@ -10,13 +10,13 @@ import numpy as np
 
 from flightedl.adapters.clock import SystemClock
 from flightedl.client.batches import CurrentBatch
-from flightedl.client.parameters import Parameters
+from flightedl.client.parameters import Parameters, Scope
 from flightedl.client.waiting import Waiting
 from flightedl.domain.modes import Mode
 from flightedl.domain.optimizers import SGD, Optimizer
 from flightedl.domain.parameters import ParameterSpec
 from flightedl.domain.sharding import ShardPlan, plan_shards
-from flightedl.errors import FencedError
+from flightedl.errors import FencedError, FlightedlError
 from flightedl.pserver.flight import PserverFlight
 from flightedl.pserver.shard import ShardState
 from flightedl.rpc import Connection, FlightServer, ServerIdentity
@@ -56,16 +56,14 @@ class Trainer:
         self.trainer, self.generation, self.member = f"t{member}", member, member
         self.current: CurrentBatch | None = None
         self.lost = 0
-        self.parameters = Parameters(
-            cluster.plan, cluster.mode, cluster, self, _waiting, CLOCK, wire=cluster.wire, **more
-        )
+        self.parameters = cluster.parameters(self, **more)
         self.parameters.refresh()
 
     def lost_membership(self) -> None:
         self.lost += 1
 
-    def begin(self, batch: int) -> CurrentBatch:
-        assignment = Assignment(epoch=0, position=0, task=0, attempt=0, first_batch=0, end_batch=100, batch_count=100)
+    def begin(self, batch: int, of: int = 100) -> CurrentBatch:
+        assignment = Assignment(epoch=0, position=0, task=0, attempt=0, first_batch=0, end_batch=of, batch_count=of)
         self.current = CurrentBatch(assignment, batch, 1, member=self.member, step=batch + 1)
         return self.current
 
@@ -75,8 +73,9 @@ class Trainer:
         self.parameters.arrive(self.current)
 
 
-def _waiting() -> Waiting:
-    return Waiting(CLOCK, 5.0, 20.0, lambda _: None)
+def waiting(give_up_s: float = 20.0) -> Waiting:
+    """A wait that says nothing for a while."""
+    return Waiting(CLOCK, 5.0, give_up_s, lambda _: None)
 
 
 class Cluster:
@@ -94,31 +93,52 @@ class Cluster:
         dtype: str = "float32",
     ) -> None:
         self.mode, self.wire = mode, wire
-        specs = [ParameterSpec(name, tuple(shape), dtype) for name, shape in shapes.items()]
-        self.plan: ShardPlan = plan_shards(specs, pservers)
-        self.shards = [ShardState(self.plan, i, optimizer or SGD(lr=1.0), mode, wire) for i in range(pservers)]
-        self.services = [OneShard(shard) for shard in self.shards]
-        self.servers = []
-        self.connections = []
-        for index, shard in enumerate(self.shards):
-            for number in shard.numbers:
-                zeros = np.zeros(self.plan.block(number).size * specs[0].seen_item_bytes, np.uint8)
-                shard.initialize(1, Row(number, 0, memoryview(zeros).cast("B")))
-            identity = ServerIdentity("bench", "pserver", index, 1)
-            routes = PserverFlight(self.services[index], CLOCK, lambda: None).routes()
-            server = FlightServer(routes, identity, clock=CLOCK)
-            server.start_serving(identity)
-            self.servers.append(server)
-            self.connections.append(Connection(server.address, expected=identity))
+        self.specs = [ParameterSpec(name, tuple(shape), dtype) for name, shape in shapes.items()]
+        self.optimizer = optimizer or SGD(lr=1.0)
+        self.plan: ShardPlan = plan_shards(self.specs, pservers)
+        self.shards: list[ShardState] = []
+        self.services: list[OneShard] = []
+        #: Also those that were replaced.
+        self.servers: list[FlightServer] = []
+        self.connections: list[Connection] = []
+        #: index -> the process that there is: its generation, or the error of whoever looks for it.
+        self.present: list[tuple[int, Connection] | FlightedlError] = []
+        for index in range(pservers):
+            self.present.append(self._started(index, 1))
         self.trainers: list[Trainer] = []
+        self._view: ViewRequest | None = None
         self.view(*range(1, members + 1))
 
-    def view(self, *members: int, serial: int = 1) -> None:
-        messages = [ViewMemberMessage(trainer=f"t{m}", generation=m, member=m, first_round=0) for m in members]
+    def _started(self, index: int, generation: int) -> tuple[int, Connection]:
+        """A process with the first values."""
+        shard = ShardState(self.plan, index, self.optimizer, self.mode, self.wire)
+        for number in shard.numbers:
+            zeros = np.zeros(self.plan.block(number).size * self.specs[0].seen_item_bytes, np.uint8)
+            shard.initialize(1, Row(number, 0, memoryview(zeros).cast("B")))
+        identity = ServerIdentity("bench", "pserver", index, generation)
+        service = OneShard(shard)
+        server = FlightServer(PserverFlight(service, CLOCK, lambda: None).routes(), identity, clock=CLOCK)
+        server.start_serving(identity)
+        self.servers.append(server)
+        self.connections.append(Connection(server.address, expected=identity))
+        self.shards[index : index + 1] = [shard]
+        self.services[index : index + 1] = [service]
+        return generation, self.connections[-1]
+
+    def replace(self, index: int, generation: int) -> None:
+        """Another process has the index, with nothing but the first values."""
+        self.present[index] = self._started(index, generation)
+        assert self._view is not None
+        self.shards[index].set_members(self._view)
+
+    def view(self, *members: int, serial: int = 1, trainer: str = "", first_round: int = 0) -> None:
+        messages = [
+            ViewMemberMessage(trainer=trainer or f"t{m}", generation=m, member=m, first_round=first_round)
+            for m in members
+        ]
+        self._view = ViewRequest(plan_hash=self.plan.hash, master_generation=1, serial=serial, members=messages)
         for shard in self.shards:
-            shard.set_members(
-                ViewRequest(plan_hash=shard.plan_hash, master_generation=1, serial=serial, members=messages)
-            )
+            shard.set_members(self._view)
             shard.announce_changes()
 
     def header(self, batch: int, **wrong: object) -> PushHeader:
@@ -135,7 +155,13 @@ class Cluster:
         return PushHeader(**(values | wrong))
 
     def pserver(self, index: int) -> tuple[int, Connection]:
-        return 1, self.connections[index]
+        present = self.present[index]
+        if isinstance(present, FlightedlError):
+            raise present
+        return present
+
+    def parameters(self, scope: Scope, give_up_s: float = 20.0, **more: object) -> Parameters:
+        return Parameters(self.plan, self.mode, self, scope, lambda: waiting(give_up_s), CLOCK, wire=self.wire, **more)
 
     def trainer(self, member: int = 1, **more: object) -> Trainer:
         made = Trainer(self, member, **more)

@@ -266,8 +266,9 @@ class TestSums:
     def test_a_block_that_has_some_of_the_batches_takes_nothing_and_says_which(self) -> None:
         with Cluster(SHAPES, Async(push_every=3, reduce="sum"), pservers=2, members=2) as cluster:
             one, other = cluster.trainer(1), cluster.trainer(2)
-            # The other trainer has a copy of the piece, and pushes batch 1 for itself, to one parameter only.
-            other.begin(1).is_alone = True
+            # The other trainer has a copy of the piece, and has pushed batch 1, to one parameter only.
+            other.parameters.change_mode(Async())
+            other.begin(1)
             other.parameters.push({"big": ONES["big"]})
             currents = []
             for batch in range(3):
@@ -278,10 +279,9 @@ class TestSums:
             for current in currents:
                 if current.must_repeat:
                     current.begin()
-                    current.is_alone = True
                     one.current = current
                     one.step(current.number, ONES)
-                    assert not current.must_repeat
+            assert not any(current.must_repeat or current.waits for current in currents)
             assert _alike(0, cluster) == _alike(1, cluster) == {3.0}
 
     def test_the_same_sum_again_is_answered_and_not_applied(self) -> None:

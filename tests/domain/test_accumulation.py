@@ -48,7 +48,7 @@ def test_a_sum_that_cannot_be_marks_nothing(batches: list[tuple[Batch, int]], te
 @pytest.mark.parametrize("count", [1, 7, 8, 9, 1024])
 def test_the_bits_that_a_block_answers_with(count: int) -> None:
     having = [place % 3 == 0 for place in range(count)]
-    assert lacking_of(having_bits(having), count) == [place for place in range(count) if place % 3]
+    assert lacking_of(having_bits(having), count) == tuple(place for place in range(count) if place % 3)
     assert len(having_bits(having)) == (count + 7) // 8
 
 
@@ -58,11 +58,47 @@ def test_a_group_is_pushed_when_it_is_full_and_settled_by_what_blocks_lack() -> 
         assert not group.is_full
         group.add(name)
     assert group.is_full
-    settled = group.settle({1}, is_lost=False)
-    assert (settled.done, settled.again) == (("a", "c"), ("b",))
+    settled = group.settle([{1}], is_lost=False)
+    assert (settled.done, settled.again) == (("a", "c"), (("b",),))
     group.add("d")
-    assert group.settle((), is_lost=True).again == ("d",)
+    assert group.settle((), is_lost=True).again == (("d",),)
     assert len(group) == 0
+
+
+def test_the_first_batch_of_a_refused_sum_is_done_again_like_any_other() -> None:
+    assert lacking_of(having_bits([False, True, False]), 3) == (0, 2)
+    group: BatchGroup[str] = BatchGroup(3)
+    for name in "abc":
+        group.add(name)
+    settled = group.settle([(0, 2)], is_lost=False)
+    assert (settled.done, settled.again) == (("b",), (("a", "c"),))
+
+
+def test_batches_that_the_same_blocks_lack_are_done_again_as_one_sum() -> None:
+    group: BatchGroup[str] = BatchGroup(6)
+    for name in "abcdef":
+        group.add(name)
+    settled = group.settle([(0, 1, 3), (0, 1, 4), (0, 1, 4)], is_lost=False)
+    assert settled.done == ("c", "f")
+    assert settled.again == (("a", "b"), ("d",), ("e",))
+
+
+def test_a_lost_sum_is_done_again_as_it_was_whatever_some_block_said() -> None:
+    group: BatchGroup[str] = BatchGroup(3)
+    for name in "abc":
+        group.add(name)
+    assert group.settle([(1,)], is_lost=True).again == (("a", "b", "c"),)
+
+
+def test_a_sum_that_is_done_again_is_full_with_just_its_batches() -> None:
+    group: BatchGroup[str] = BatchGroup(8)
+    group.add("a", 2)
+    assert not group.is_full
+    group.add("b", 2)
+    assert group.is_full
+    group.clear()
+    group.add("c")
+    assert not group.is_full
 
 
 class _Blocks:
@@ -82,7 +118,7 @@ class _Blocks:
         self.applied = AppliedBatches.decode(self.saved[0])
         self.values = [values.copy() for values in self.saved[1]]
 
-    def push(self, block: int, batches: list[tuple[Batch, int]]) -> list[int] | None:
+    def push(self, block: int, batches: list[tuple[Batch, int]]) -> tuple[int, ...] | None:
         """The places that the block lacks, if it refuses; None: it has all of them now."""
         having = self.applied.mark_together([block], batches)
         if not any(having):
@@ -101,33 +137,40 @@ class _Trainer:
         self.blocks, self.chance, self.task = blocks, blocks.chance, task
         self.group: BatchGroup[int] = BatchGroup(self.chance.randint(1, 4))
         self.todo = list(range(BATCHES))
-        self.alone: list[int] = []
+        self.again: list[tuple[int, ...]] = []
         self.is_done = False
 
-    def push(self, numbers: list[int]) -> tuple[set[int], bool]:
+    def push(self, numbers: tuple[int, ...]) -> tuple[set[tuple[int, ...]], bool]:
         """To all blocks, in any order, some of it twice; what they lack, and whether the membership was lost."""
-        lacking: set[int] = set()
+        refusals: set[tuple[int, ...]] = set()
         batches = [(Batch(0, self.task, number), BATCHES) for number in numbers]
         order = [*range(BLOCKS), self.chance.randrange(BLOCKS)]
         self.chance.shuffle(order)
         for block in order:
             if self.chance.random() < 0.03:
                 return set(), True
-            lacking.update(self.blocks.push(block, batches) or ())
-        return lacking, False
+            if (lacking := self.blocks.push(block, batches)) is not None:
+                refusals.add(lacking)
+        return refusals, False
 
     def step(self) -> None:
-        if self.alone:
-            _, is_lost = self.push(self.alone[:1])
-            if not is_lost:
-                del self.alone[0]
+        if self.again:
+            batches = self.again.pop(0)
+            again: BatchGroup[int] = BatchGroup(len(batches))
+            for batch in batches:
+                again.add(batch)
+            refusals, is_lost = self.push(batches)
+            smaller = again.settle(refusals, is_lost=is_lost).again
+            assert is_lost or all(len(each) < len(batches) for each in smaller), "it may never end"
+            self.again[:0] = smaller
+            self.is_done = not self.todo and not self.again
             return
         if self.todo:
             self.group.add(self.todo.pop(0))
         if len(self.group) and (self.group.is_full or not self.todo):
-            lacking, is_lost = self.push(list(self.group.members))
-            self.alone = list(self.group.settle(lacking, is_lost=is_lost).again)
-        self.is_done = not self.todo and not self.alone
+            refusals, is_lost = self.push(self.group.members)
+            self.again = list(self.group.settle(refusals, is_lost=is_lost).again)
+        self.is_done = not self.todo and not self.again
 
 
 @pytest.mark.parametrize("seed", range(150))

@@ -39,8 +39,8 @@ class Work:
     batch: int
     #: Batches whose gradients are added up.
     group: BatchGroup[int]
-    #: Batches that are pushed each for itself, before anything else.
-    alone: list[int] = field(default_factory=list)
+    #: Sums that are pushed again, before anything else.
+    again: list[tuple[int, ...]] = field(default_factory=list)
     #: Lowest generation of each pserver that acknowledged any of its batches.
     generations: dict[int, int] = field(default_factory=dict)
 
@@ -77,7 +77,7 @@ class Trainer(Process):
         self._left: set[int] = set()
         #: The batches that are being pushed, and the places of those that a block lacks which refused their sum.
         self._pushing: tuple[int, ...] = ()
-        self._lacking: set[int] = set()
+        self._refusals: set[tuple[int, ...]] = set()
         self._is_fetching = False
         self._pushing_as = 0
         #: Whose first values the model has that it works on.
@@ -264,8 +264,8 @@ class Trainer(Process):
             self._push_or_add(self.work)
 
     def _push_or_add(self, work: Work) -> None:
-        if work.alone:
-            self._push_all(tuple(work.alone[:1]))
+        if work.again:
+            self._push_all(work.again[0])
         elif self.push_every == 1:
             self._push_all((work.batch,))
         else:
@@ -281,9 +281,9 @@ class Trainer(Process):
     def _again(self) -> None:
         """The same batch, as a new member and with fresh values."""
         self.member = 0
-        if self.work is not None and len(self._pushing) > 1:
-            self.work.alone = list(self.work.group.settle((), is_lost=True).again)
-            self._pushing = ()
+        if self.work is not None and self._pushing and self._pushing == self.work.group.members:
+            self.work.again = list(self.work.group.settle((), is_lost=True).again)
+        self._pushing = ()
         self._open_batch()
 
     def _join(self) -> None:
@@ -325,7 +325,8 @@ class Trainer(Process):
             again = list(self.work.group.clear())
             if again and self.work.batch not in again:
                 again.append(self.work.batch)
-            self.work.alone += [batch for batch in again if batch not in self.work.alone]
+            known = {batch for batches in self.work.again for batch in batches}
+            self.work.again += [(batch,) for batch in again if batch not in known]
             self.work.group = BatchGroup(self._patience if isinstance(mode, Async) else 1)
         self.mode = mode
 
@@ -387,7 +388,7 @@ class Trainer(Process):
     def _push_all(self, batches: tuple[int, ...]) -> None:
         self.token += 1
         self._pushing_as = self.member
-        self._pushing, self._lacking = batches, set()
+        self._pushing, self._refusals = batches, set()
         self._left = set(self.versions)
         for index in range(self.cluster.pserver_count):
             self._push(index, self.token)
@@ -428,7 +429,7 @@ class Trainer(Process):
                 return
             for _, outcome, lacking in reply[1]:
                 if outcome == "partly" and "a refused sum counts as taken" not in self.flaws:
-                    self._lacking.update(lacking)
+                    self._refusals.add(lacking)
             generation = min(key.created, work.generations.get(index, key.created))
             work.generations[index] = key.created if "newest generation is reported" in self.flaws else generation
             self._left.difference_update(number for number, _, _ in reply[1])
@@ -459,12 +460,8 @@ class Trainer(Process):
         self.token += 1
         base = dict(self.versions)
         is_last = work.is_last
-        if self._pushing and self._pushing == tuple(work.alone[:1]):
-            del work.alone[0]
-        elif self._pushing == work.group.members:
-            work.alone = list(work.group.settle(self._lacking, is_lost=False).again)
-        self._pushing = ()
-        if work.alone:
+        self._settle_sum(work)
+        if work.again:
             self._pull(dict.fromkeys(base, 0), self._open_batch)
             return
         if is_last:
@@ -494,6 +491,16 @@ class Trainer(Process):
                 self._begin_next(wanted)
                 return
             self._pull(wanted, next_batch)
+
+    def _settle_sum(self, work: Work) -> None:
+        if work.again and self._pushing == work.again[0]:
+            again: BatchGroup[int] = BatchGroup(len(self._pushing))
+            for batch in self._pushing:
+                again.add(batch)
+            work.again[:1] = again.settle(self._refusals, is_lost=False).again
+        elif self._pushing == work.group.members:
+            work.again = list(work.group.settle(self._refusals, is_lost=False).again)
+        self._pushing = ()
 
     def _begin_next(self, wanted: dict[int, int]) -> None:
         """Fresh values first, then the next piece."""

@@ -1,0 +1,162 @@
+"""A trainer's loop over its data, with the pservers of a bench, and a master in memory."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Self
+
+import numpy as np
+import pyarrow as pa
+from pserver_bench import CLOCK, Cluster, waiting
+
+from flightedl.client.batches import CurrentBatch
+from flightedl.client.dataset import Dataset
+from flightedl.client.feed import Piece, Reports, TaskFeed
+from flightedl.wire.messages_declared import DatasetDeclaration, DatasetReply
+from flightedl.wire.messages_work import Assignment, FinishedTask, ReturnedTask, TasksReply
+
+_DECLARED = DatasetReply(
+    index_hash="", task_count=1, record_count=1, schema="", declaration=DatasetDeclaration(urls=["data"], batch_size=1)
+)
+
+
+class Master:
+    """Hands out so many pieces of so many batches, and hears what became of them."""
+
+    def __init__(self, pieces: int, batches: int) -> None:
+        self.todo = [Piece(_assignment(number, batches), ()) for number in range(pieces)]
+        self.finished: list[FinishedTask] = []
+        self.returned: list[ReturnedTask] = []
+        self._lock = threading.Lock()
+
+    def fetch(
+        self, reports: Reports, holding: Sequence[int], want: int, _wait_s: float
+    ) -> tuple[TasksReply, Sequence[Piece]]:
+        with self._lock:
+            self.finished += reports.finished
+            self.returned += reports.returned
+            given, self.todo = self.todo[:want], self.todo[want:]
+            outcome = "given" if given else "none_now" if self.todo or holding else "epochs_done"
+            reply = TasksReply(assignments=[piece.assignment for piece in given], outcome=outcome, retry_after_s=0.01)
+            return reply, given
+
+
+def _assignment(number: int, batches: int) -> Assignment:
+    return Assignment(
+        epoch=0,
+        position=number,
+        task=number,
+        attempt=100 + number,
+        first_batch=0,
+        end_batch=batches,
+        batch_count=batches,
+    )
+
+
+class Loop:
+    """One trainer's data and parameters.
+
+    Args:
+        cluster: Its pservers.
+        batches: Of each piece.
+        pieces: So many.
+        records: Number of a batch -> how many records it has.
+        more: What else its parameters are told.
+    """
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        batches: int,
+        pieces: int = 1,
+        records: Callable[[int], int] = lambda _: 1,
+        **more: object,
+    ) -> None:
+        self.cluster, self.master = cluster, Master(pieces, batches)
+        self.trainer, self.generation, self.member = "t1", 1, 1
+        self.current: CurrentBatch | None = None
+        self._batches, self._records = batches, records
+        self._serial = 1
+        self.parameters = cluster.parameters(self, **more)
+        self.parameters.refresh()
+        self.data = Dataset(
+            _DECLARED,
+            lambda: TaskFeed(self.master.fetch, lambda: None, CLOCK),
+            self._read,
+            self,
+            waiting,
+            5.0,
+            lambda: None,
+        )
+
+    def _read(self, piece: Piece) -> Iterator[pa.RecordBatch]:
+        for number in range(piece.assignment.first_batch, piece.assignment.end_batch):
+            yield pa.record_batch({"number": [number] * self._records(number)})
+
+    def __iter__(self) -> Iterator[int]:
+        """The numbers of the batches, as they are handed out."""
+        for batch in self.data:
+            yield batch["number"][0].as_py()
+
+    def end_membership(self) -> None:
+        """The pservers do not know this member any more."""
+        self._serial += 1
+        self.cluster.view(serial=self._serial)
+
+    def take_away(self) -> None:
+        """All that this trainer holds is somebody else's now."""
+        feed = self.data._feed
+        assert feed is not None
+        with feed._changed:
+            feed._lose(set(feed._held))
+
+    # what parameters ask
+
+    def lost_membership(self) -> None:
+        self.member = 0
+
+    # what the dataset tells
+
+    def open_batch(self, current: CurrentBatch) -> bool:
+        if not self.member:
+            self._serial += 1
+            self.member = self.generation = self._serial
+            first = max(shard.highest_open_round() for shard in self.cluster.shards)
+            self.cluster.view(self.member, serial=self._serial, trainer=self.trainer, first_round=first)
+            self.parameters.refresh()
+        current.member, self.current = self.member, current
+        return True
+
+    def close_batch(self, current: CurrentBatch) -> None:
+        self.current = None
+        if current.must_repeat:
+            self.parameters.leave_out(current)
+        else:
+            self.parameters.arrive(current)
+
+    def push_sum(self) -> None:
+        self.parameters.push_sum()
+
+    def give_up_sum(self) -> None:
+        self.parameters.give_up_sum()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.data.close()
+        self.parameters.close()
+
+
+def value_of(cluster: Cluster, name: str) -> float:
+    """What all elements of a parameter are on the pservers."""
+    number = next(number for number, spec in enumerate(cluster.specs) if spec.name == name)
+    blocks = [block for shard in cluster.shards for block in shard.blocks() if block.place.parameter == number]
+    (value,) = {float(value) for block in blocks for value in block.values}
+    return value
+
+
+def gradients(cluster: Cluster, value: float = -1.0) -> Mapping[str, np.ndarray]:
+    """Of all parameters, each element the same."""
+    return {spec.name: np.full(spec.shape, value, np.float32) for spec in cluster.specs}
