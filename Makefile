@@ -8,11 +8,12 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 TRAINERS ?= 2
 PSERVERS ?= 2
 MESSAGES ?= 200000
+SEED ?= 0
 MARKED := etcd or s3 or faults or slow or seeds
 PYTEST := $(BIN)/python -m pytest
 
 .DEFAULT_GOAL := help
-.PHONY: help run test unit marked lint format types layers check ci schemas fuzz bench clean etcd-server
+.PHONY: help run test unit marked lint format types layers check ci schemas fuzz storm bench clean etcd-server
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -52,6 +53,9 @@ schemas: $(VENV)/.dev ## Write the protocol's contract files from the code
 
 fuzz: $(VENV)/.dev ## 200,000 damaged messages to a pserver (MESSAGES=n)
 	@$(BIN)/python tests/pserver/fuzz.py --messages $(MESSAGES)
+
+storm: $(VENV)/.dev etcd-server ## Half an hour of faults, two at a time, in all modes (SEED=n)
+	@$(BIN)/python tests/faults/storm.py --series --seed $(SEED) --directory $$(mktemp -d)
 
 bench: $(VENV)/.dev ## Measure on this machine
 	@$(BIN)/flightedl bench --help

@@ -17,11 +17,9 @@ Rules:
 * How much a trainer may hold is limited, so that nobody hoards near the end of an epoch: see ``tasks_sharing``.
 * Epochs are a barrier. Nothing of an epoch is handed out while an earlier one has open pieces, also reopened ones.
 * What fails ``attempts_limit`` times is *suspect*: it is split, around the failing batch if it is known, else in
-  halves, until single batches are left; one that fails ``confirmations`` times more is quarantined. That a trainer was
-  lost with it weighs less than a failure that was reported, and nothing while others are lost too: it may have had any
-  reason, see ``tasks_narrowing``. Suspects go only to trainers that hold nothing else, and those get nothing else
-  meanwhile, so that no innocent piece is convicted because its holder died of another. They are handed out last in
-  their epoch, or first once ``SUSPECTS_LIMIT`` wait.
+  halves, until single batches are left; one that fails ``confirmations`` times more is quarantined. Suspects go only
+  to trainers that hold nothing else, and those get nothing else meanwhile, so that no innocent piece is convicted
+  because its holder died of another. They are handed out last in their epoch, or first once ``SUSPECTS_LIMIT`` wait.
 * Near the end of an epoch an idle trainer gets a copy of a piece that only waits elsewhere: the last one of the longest
   line; else of the piece that runs longest, if that is longer than tasks take on average. The first to finish wins.
 * ``reopen`` makes done tasks todo again, after a pserver lost their updates. Stored as a limited number of runs of
@@ -150,7 +148,6 @@ class TaskQueue:
             return AlreadyDone()
         self._note_duration(pending, attempt, now)
         attempts = [holder.attempt for holder in pending.holders]
-        state.losses.done(pending.piece)
         state.pending.close(pending, now)
         state.finished_parts.setdefault((epoch, position), []).extend(attempts)
         return Finished(self._settle(epoch, position))
@@ -174,7 +171,7 @@ class TaskQueue:
         """
         self._state.pending.start_clocks(now)
         pending = self._held(trainer, generation, epoch, position, attempt)
-        return () if pending is None else self._lose(pending, attempt, now, error, batch, is_reported=True)
+        return () if pending is None else self._lose(pending, attempt, now, error, batch)
 
     def give_back(
         self, trainer: str, epoch: int, position: int, attempt: int, now: float, *, generation: int = 0
@@ -191,8 +188,7 @@ class TaskQueue:
     def trainer_gone(self, trainer: str, now: float, is_graceful: bool = False) -> Effects:
         """A trainer is gone: what it held goes back at once.
 
-        What it may have been at is counted as failed, unless the trainer left in good order; see the rules for what
-        that convicts.
+        What it may have been at is counted as failed, unless the trainer left in good order.
         """
         self._state.pending.start_clocks(now)
         return self._lose_all(trainer, now, "its trainer died or lost its lease", 0 if is_graceful else _BEGUN_COUNT)
@@ -508,49 +504,28 @@ class TaskQueue:
     def _lose_all(self, trainer: str, now: float, error: str, blamed_count: int) -> Effects:
         """A trainer finishes nothing of its line, of which the first so many may be to blame."""
         effects: list[Effect] = []
-        if blamed_count and not self._holds_suspect(trainer):
-            self._state.losses.happened_elsewhere()
         for number, (attempt, pending) in enumerate(tuple(self._state.pending.held_by(trainer).items())):
             effects += self._lose(pending, attempt, now, error if number < blamed_count else None)
         return tuple(effects)
 
-    def _lose(
-        self,
-        pending: Pending,
-        attempt: int,
-        now: float,
-        error: str | None,
-        batch: int | None = None,
-        *,
-        is_reported: bool = False,
-    ) -> Effects:
-        """A holder does not finish its piece; ``error`` None: it is not to blame. Not reported: it was lost."""
-        state, settings = self._state, self._state.settings
+    def _lose(self, pending: Pending, attempt: int, now: float, error: str | None, batch: int | None = None) -> Effects:
+        """A holder does not finish its piece; ``error`` None: it is not to blame."""
+        state = self._state
         state.revision += 1
-        trainer, piece = pending.holder(attempt).trainer, pending.piece
-        is_counted = error is not None
-        if is_counted and not is_reported and piece.size == 1 and piece.failures >= settings.attempts_limit:
-            is_counted = state.losses.speaks_against(piece)
-        state.pending.drop_holder(pending, attempt, now, failed=is_counted)
+        trainer = pending.holder(attempt).trainer
+        state.pending.drop_holder(pending, attempt, now, failed=error is not None)
         if pending.holders:
             return ()
-        parts: tuple[Piece, ...] = (pending.piece,)
-        if is_counted:
-            limit, confirmations = settings.attempts_limit, settings.confirmations
-            if not is_reported:
-                confirmations = state.losses.confirmations(limit, confirmations)
-            parts = after_failure(pending.piece, batch, limit, confirmations)
+        if error is None:
+            parts: tuple[Piece, ...] = (pending.piece,)
+        else:
+            parts = after_failure(pending.piece, batch, state.settings.attempts_limit, state.settings.confirmations)
         for part in parts:
             state.waiting.put(part)
         return () if parts else self._quarantine(pending, trainer, error or "")
 
-    def _holds_suspect(self, trainer: str) -> bool:
-        limit = self._state.settings.attempts_limit
-        return any(pending.piece.failures >= limit for pending in self._state.pending.held_by(trainer).values())
-
     def _quarantine(self, pending: Pending, trainer: str, error: str) -> Effects:
         piece = pending.piece
-        self._state.losses.forget(piece)
         failed = FailedPiece(
             epoch=piece.epoch,
             position=piece.position,

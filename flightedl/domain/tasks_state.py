@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from flightedl.domain.intervals import IntervalSet
 from flightedl.domain.tasks_failed import FailedPieces
-from flightedl.domain.tasks_narrowing import Losses
 from flightedl.domain.tasks_order import EpochOrder, EpochSizes, order_of
 from flightedl.domain.tasks_pending import PendingPieces
 from flightedl.domain.tasks_values import Counts, QueueSettings, TaskBatches
@@ -32,7 +31,6 @@ class QueueState:
         "failed",
         "finished_parts",
         "growth_ended",
-        "losses",
         "next_attempt",
         "pending",
         "revision",
@@ -55,7 +53,6 @@ class QueueState:
         self.pending = PendingPieces()
         self.waiting = WaitingPieces(settings.attempts_limit, self.batch_count)
         self.failed = FailedPieces(settings.failed_limit)
-        self.losses = Losses()
         #: (epoch, position) -> attempts of the finished pieces of a task of which another piece is open.
         self.finished_parts: dict[tuple[int, int], list[int]] = {}
         #: Moving average of how long whole tasks run; None: none finished yet.

@@ -23,8 +23,8 @@ class QueueSettings:
         seed: Keys the dispatch order of every epoch.
         shuffle: False: tasks are handed out in their order.
         attempts_limit: A piece that failed this often is narrowed down.
-        confirmations: A single batch over the limit is quarantined when its trainers, which held nothing else, reported
-            this often more that it failed, or when at least twice as many were lost with it. 0: at the limit.
+        confirmations: A single batch over the limit is quarantined when it failed this often more, while its trainer
+            held nothing else. 0: at the limit.
         timeout_floor_s: A piece that runs is never taken back earlier.
         timeout_ceiling_s: ... and never later, and at this while no completion time is known.
         timeout_factor: In between: this many times the moving average of completion times.

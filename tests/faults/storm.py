@@ -2,8 +2,9 @@
 
 In full, by hand (with Debian's etcd, which loses nothing when it is killed, on the path)::
 
-    python tests/faults/storm.py --mode sync --directory /tmp/storm --roles trainer,pserver,master,etcd --records 60000
-    python tests/faults/storm.py --mode async --directory /tmp/storm --roles trainer,pserver,master,etcd --s3
+    python tests/faults/storm.py --mode sync --directory /tmp/storm --records 60000
+    python tests/faults/storm.py --mode async --directory /tmp/storm --s3
+    python tests/faults/storm.py --series --directory /tmp/storms
 
 Two at once, with tasks of 200 batches that are read no faster than they are trained::
 
@@ -37,8 +38,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from stored import stored_findings
 from strikes import STRIKES, Victims
 
+from flightedl.examples.ledger import MODES, batches_of
 from flightedl.testing.etcd_server import EtcdServer
 from flightedl.testing.s3_server import S3Server
 
@@ -155,6 +158,17 @@ class Storm:
                 raise TimeoutError((self.directory / "log").read_text())
             time.sleep(0.2)
 
+    def stored_findings(self) -> list[str]:
+        """What is wrong with the checkpoint that the job left."""
+        batches = self.epochs * batches_of(self.records, self.per_task, self.batch_size)
+        found = stored_findings(
+            self.checkpoint or str(self.directory / "ck"),
+            self.directory / "out" / "ledger.npz",
+            batches if MODES[self.mode].counts_updates else None,
+            is_adam=self.optimizer == "adam",
+        )
+        return list(found)
+
 
 def verdict(output: str) -> tuple[int, int] | None:
     """(lost, double) as the ledger counted them."""
@@ -162,8 +176,39 @@ def verdict(output: str) -> tuple[int, int] | None:
     return (int(found[-1][0]), int(found[-1][1])) if found else None
 
 
+#: Tasks of hundreds of batches, read as slowly as they are trained.
+_LONG_TASKS = (
+    "--kills 0 --stops 0 --lease 4 --records 6000 --per-task 1500 --batch-size 5 --read-pause 0.02 --pause 0.005"
+)
+#: A night's storms: each situation that is known to be hard, in the modes and with the optimizers that there are.
+SERIES = (
+    f"--mode async --optimizer adam --strike trainer+master=5 --strike same-name=4 --strike two=3 {_LONG_TASKS}",
+    f"--mode sync --strike trainer+master=5 --strike same-name=4 --strike trainer+etcd=3 {_LONG_TASKS}",
+    f"--mode mean --optimizer adam --strike two=8 --strike trainer+pserver=4 --s3 {_LONG_TASKS}",
+    f"--mode async --strike two=6 --strike trainer+etcd=4 --swallow-after 6 {_LONG_TASKS}",
+    f"--mode bounded --optimizer adam --strike starve=3 --strike trainer+pserver=3 --strike two=3 {_LONG_TASKS}",
+    f"--mode accumulated-mean --strike trainer+master=3 --strike two=5 {_LONG_TASKS}",
+    f"--mode async --strike trainer+pserver=2 --strike two=2 --old-etcd {_LONG_TASKS}",
+    f"--mode sync --strike trainer+master=2 --strike two=2 --old-etcd {_LONG_TASKS}",
+)
+
+
 def main() -> int:
-    """One storm by hand."""
+    """One storm by hand, or the series."""
+    parser = parser_of_a_storm()
+    chosen = parser.parse_args()
+    if not chosen.series:
+        return run_one(chosen)
+    worst = 0
+    for number, line in enumerate(SERIES, 1):
+        arguments = [*line.split(), "--directory", str(chosen.directory / str(number)), "--seed", str(chosen.seed)]
+        print(f"storm {number} of {len(SERIES)}: {line}", flush=True)
+        worst = max(worst, abs(run_one(parser.parse_args(arguments))))
+    return worst
+
+
+def parser_of_a_storm() -> argparse.ArgumentParser:
+    """Of the command line."""
     parser = argparse.ArgumentParser()
     for name, default in (("kills", 60), ("stops", 20), ("records", 20_000), ("epochs", 3), ("seed", 0)):
         parser.add_argument(f"--{name}", type=int, default=default)
@@ -175,13 +220,18 @@ def main() -> int:
     parser.add_argument("--swallow-after", type=float, default=0.0, help="the script goes on after errors of a step")
     parser.add_argument("--mode", default="sync")
     parser.add_argument("--optimizer", default="sgd")
-    parser.add_argument("--roles", default="trainer,pserver,master")
+    parser.add_argument("--roles", default="trainer,pserver,master,etcd")
     parser.add_argument("--strike", action="append", default=[], help=f"name=count; {', '.join(STRIKES)}")
     parser.add_argument("--directory", type=Path, required=True)
     parser.add_argument("--checkpoint", default="")
     parser.add_argument("--old-etcd", action="store_true", help="restore etcd from an older backup; then resume")
     parser.add_argument("--s3", action="store_true", help="keep checkpoints on a real S3 server, started for the storm")
-    chosen = parser.parse_args()
+    parser.add_argument("--series", action="store_true", help="all that are known to be hard, one after another")
+    return parser
+
+
+def run_one(chosen: argparse.Namespace) -> int:
+    """One storm, with the servers of its own that it needs; its exit code."""
     with contextlib.ExitStack() as stack:
         if chosen.s3:
             server = stack.enter_context(S3Server())
@@ -232,17 +282,20 @@ def one(storm: Storm) -> int:
         is_refused = code not in {0, -1}
         code, output = storm.resume()
         code = code if is_refused else 1
+    (storm.directory / "events").write_text("\n".join(storm.events))
+    wrong = storm.stored_findings() if verdict(output) is not None else []
     result = {
         "mode": storm.mode,
         "optimizer": storm.optimizer,
         "seed": storm.seed,
         "exit": code,
         "verdict": verdict(output),
+        "wrong": wrong,
         "faults": dict(storm.done),
         "seconds": round(time.monotonic() - began, 1),
     }
     print(json.dumps(result), flush=True)
-    if code or verdict(output) != (0, 0):
+    if code or verdict(output) != (0, 0) or wrong:
         print(*storm.events, sep="\n")
         print(*(line for line in output.splitlines() if "ledger: " in line), sep="\n")
         print(output[-3000:])

@@ -126,9 +126,14 @@ def _frozen_while(victims: Victims, leases: float, then: Callable[[], object]) -
 
 
 def trainer_and_master(victims: Victims, _: Sequence[str]) -> str | None:
-    """A trainer wakes with its lease given up, but not ended, to a master that has just begun."""
-    leases = victims.chance.uniform(0.68, 0.85)
-    return "trainer+master" if _frozen_while(victims, leases, victims.kill_masters) else None
+    """A trainer wakes with its lease given up, but not ended, while nobody leads or to a master that has just begun."""
+    leases, late = victims.chance.uniform(0.5, 0.85), victims.chance.uniform(0.0, 0.4)
+
+    def late_kill() -> None:
+        time.sleep(victims.lease_s * late)
+        victims.kill_masters()
+
+    return "trainer+master" if _frozen_while(victims, leases, late_kill) else None
 
 
 def trainer_and_pserver(victims: Victims, _: Sequence[str]) -> str | None:
@@ -153,10 +158,10 @@ def same_name(victims: Victims, _: Sequence[str]) -> str | None:
     """A trainer whose lease has ended comes back under its name while nobody leads."""
 
     def late_kill() -> None:
-        time.sleep(victims.lease_s * (leases - early))
+        time.sleep(victims.lease_s * late)
         victims.kill_masters()
 
-    leases, early = victims.chance.uniform(1.02, 1.6), victims.chance.uniform(0.01, 0.3)
+    leases, late = victims.chance.uniform(1.02, 1.4), victims.chance.uniform(0.4, 0.95)
     return "same-name" if _frozen_while(victims, leases, late_kill) else None
 
 
