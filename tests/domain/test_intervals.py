@@ -139,3 +139,14 @@ def test_misuse_is_refused():
     with pytest.raises(TypeError):
         hash(IntervalSet())
     assert "[0, 1)" in repr(IntervalSet([(0, 1)]))
+
+
+def test_questions_about_every_stretch_of_every_small_set():
+    for bits in range(1 << 6):
+        integers = {value for value in range(6) if bits >> value & 1}
+        intervals = IntervalSet.of(integers)
+        for start in range(8):
+            for end in range(start, 8):
+                asked = set(range(start, end))
+                assert intervals.covers(start, end) == (asked <= integers)
+                assert intervals.overlaps(start, end) == bool(asked & integers)

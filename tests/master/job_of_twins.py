@@ -66,6 +66,8 @@ class PserverTwin:
         self.done: dict[int, set[int]] = {}
         #: Calls that get no answer.
         self.silent: set[str] = set()
+        #: False: it hears views, but cannot say yet what it has.
+        self.is_ready = True
         self.calls: Counter[str] = Counter()
         self.views: list[ViewRequest] = []
         #: Why no file can be written; empty: one can.
@@ -87,6 +89,8 @@ class PserverTwin:
         self.done.setdefault(done.epoch, set()).add(done.task)
 
     def _applied(self, _: bytes) -> AppliedReply:
+        if not self.is_ready:
+            raise NotReadyError(f"pserver {self.index} is loading")
         done = {
             epoch: sum(1 << task for task in tasks).to_bytes(1 + max(tasks, default=0) // 8, "little")
             for epoch, tasks in self.done.items()
@@ -152,13 +156,16 @@ class Job:
 
     # who is there
 
-    def start_pserver(self, index: int, done: dict[int, Iterable[int]] | None = None, *silent: str) -> PserverTwin:
+    def start_pserver(
+        self, index: int, done: dict[int, Iterable[int]] | None = None, *silent: str, is_ready: bool = True
+    ) -> PserverTwin:
         """A new process of a pserver, with these tasks; to ``silent`` calls it gives no answer."""
         key, address = KEYS.pserver(index), f"twin:{next(self._numbers)}"
         record = msgspec.json.encode(ServerRecord(address=address))
         twin = PserverTwin(index, self.pserver_count, 0, self.storage)
         twin.done = {epoch: set(tasks) for epoch, tasks in (done or {}).items()}
         twin.silent.update(silent)
+        twin.is_ready = is_ready
         self._twins[address] = twin
         twin.generation = self._claim(key, record)
         return twin

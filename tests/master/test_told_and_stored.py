@@ -1,0 +1,210 @@
+"""What is told was stored before, what is lost is done again, and whoever is gone holds nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import msgspec
+import pytest
+from job_of_twins import DATASET, KEYS, TASKS, Job, Master, PserverTwin
+
+from flightedl.errors import NotReadyError
+from flightedl.testing.contracts.coordinator import eventually
+from flightedl.wire.messages_orders import ViewReply
+from flightedl.wire.messages_work import FinishedTask
+
+MakeJob = Callable[..., Job]
+
+
+@pytest.fixture(autouse=True)
+def _short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """How long a request waits for etcd."""
+    monkeypatch.setattr("flightedl.master.state._DURABLE_S", 0.1)
+
+
+def begun(job: Job, *, epochs: int = 1) -> tuple[Master, list[PserverTwin]]:
+    """A job that is declared, with all its pservers."""
+    pservers = [job.start_pserver(index) for index in range(job.pserver_count)]
+    master = job.start_master()
+    master.declare(msgspec.structs.replace(DATASET, epochs=epochs))
+    for pserver in pservers:
+        eventually(lambda pserver=pserver: master.is_settled(pserver))
+    return master, pservers
+
+
+def holds(master: Master, trainer: str) -> bool:
+    with master.state.changed:
+        return bool(master.state.queue.holds(trainer))
+
+
+def stored(job: Job, key: str) -> bytes:
+    entry = job.coordinator.get(key)
+    return b"" if entry is None else entry.value
+
+
+# --- stored before it is told ---
+
+
+def test_work_is_handed_out_when_it_is_stored(make_job: MakeJob) -> None:
+    job = make_job()
+    master, _ = begun(job)
+    a = job.start_trainer("trainer-a")
+    master.work("trainer-a", a, want=0)
+    job.master_coordinator.disconnect()
+    for _ in range(2):
+        with pytest.raises(NotReadyError, match="cannot save its state"):
+            master.ask("trainer-a", a, want=1)
+    assert b"trainer-a" not in stored(job, KEYS.task_queues)
+    job.master_coordinator.reconnect()
+    given = master.take("trainer-a", a)
+    assert b"trainer-a" in stored(job, KEYS.task_queues)
+    successor = job.start_master()
+    assert [each.attempt for each in successor.work("trainer-a", a, want=1).assignments] == [given.attempt]
+
+
+def test_a_report_is_answered_when_it_is_stored(make_job: MakeJob) -> None:
+    job = make_job()
+    master, (pserver,) = begun(job)
+    a = job.start_trainer("a")
+    given = master.take("a", a)
+    report = FinishedTask(
+        epoch=given.epoch, position=given.position, attempt=given.attempt, pservers=[pserver.generation]
+    )
+    before = stored(job, KEYS.task_queues)
+    job.master_coordinator.disconnect()
+    with pytest.raises(NotReadyError, match="cannot save its state"):
+        master.ask("a", a, want=0, finished=[report])
+    assert stored(job, KEYS.task_queues) == before
+    job.master_coordinator.reconnect()
+    assert not master.report("a", a, given, by=[pserver.generation]).lost
+    assert stored(job, KEYS.task_queues) != before
+
+
+def test_a_pserver_hears_of_a_member_when_the_membership_is_stored(make_job: MakeJob) -> None:
+    job = make_job()
+    master, (pserver,) = begun(job)
+    known: list[bool] = []
+    answer = pserver._view
+
+    def watched(body: bytes) -> ViewReply:
+        reply = answer(body)
+        if pserver.views[-1].members:
+            known.append(b"trainer-a" in stored(job, KEYS.membership))
+        return reply
+
+    pserver._view = watched  # type: ignore[method-assign]
+    a = job.start_trainer("trainer-a")
+    master.take("trainer-a", a)
+    job.master_coordinator.disconnect()
+    tries = count_calls(master, "wait_durable")
+    assert not master.join("trainer-a", a)
+    eventually(lambda: len(tries) > 3)
+    assert not known
+    job.master_coordinator.reconnect()
+    eventually(lambda: master.join("trainer-a", a))
+    assert known
+    assert all(known)
+
+
+def count_calls(master: Master, name: str) -> list[object]:
+    """Grows with each call of a method of the master's state."""
+    calls: list[object] = []
+    method = getattr(master.state, name)
+
+    def counted(*arguments: object) -> object:
+        calls.append(arguments)
+        return method(*arguments)
+
+    setattr(master.state, name, counted)
+    return calls
+
+
+# --- what is lost is done again ---
+
+
+def test_what_a_pserver_has_lost_is_stored_as_to_be_done_again(make_job: MakeJob) -> None:
+    job = make_job()
+    master, pservers = begun(job)
+    a = job.start_trainer("a")
+    master.do_all("a", a, pservers)
+    assert master.state.queue.is_done
+    job.end_pserver(0)
+    back = job.start_pserver(0, {0: {1, 2}}, is_ready=False)
+    eventually(lambda: back.views)
+    back.is_ready = True
+    eventually(lambda: master.is_settled(back))
+    eventually(lambda: b'"runs"' in stored(job, KEYS.task_queues))
+    back.silent.add("applied")
+    successor = job.start_master()
+    assert successor.is_settled(back), "the one with the other, in one transaction"
+    assert not successor.state.queue.is_done
+    assert {each.task for each in successor.do_all("a", a, [back])} == {0, 3}
+
+
+def test_what_a_pserver_has_lost_of_earlier_epochs_is_done_again_first(make_job: MakeJob) -> None:
+    job = make_job()
+    master, pservers = begun(job, epochs=3)
+    a = job.start_trainer("a")
+    for _ in range(2 * TASKS + 1):
+        given = master.take("a", a)
+        pservers[0].done.setdefault(given.epoch, set()).add(given.task)
+        master.report("a", a, given, by=[pservers[0].generation])
+    job.end_pserver(0)
+    back = job.start_pserver(0, {0: {0, 1, 3}, 1: {2}})
+    eventually(lambda: master.is_settled(back))
+    again = [(each.epoch, each.task) for each in master.do_all("a", a, [back])]
+    assert sorted(again[:4]) == [(0, 2), (1, 0), (1, 1), (1, 3)]
+    assert sorted(again[4:]) == [(2, task) for task in range(TASKS)]
+
+
+def test_finished_work_that_went_with_a_pserver_is_given_to_others(make_job: MakeJob) -> None:
+    job = make_job(2)
+    master, pservers = begun(job)
+    a, b = job.start_trainer("a"), job.start_trainer("b")
+    given = master.take("a", a)
+    before = [pserver.generation for pserver in pservers]
+    job.end_pserver(1)
+    back = job.start_pserver(1)
+    eventually(lambda: master.is_settled(back))
+    (lost,) = master.report("a", a, given, by=before).lost
+    assert (lost.epoch, lost.position, lost.attempt) == (given.epoch, given.position, given.attempt)
+    assert not holds(master, "a")
+    done = master.do_all("b", b, [pservers[0], back])
+    assert sorted(each.task for each in done) == list(range(TASKS))
+    assert not master.work("a", a, want=1).assignments
+
+
+# --- whoever is gone holds nothing ---
+
+
+def test_a_trainer_that_died_while_nobody_led_loses_its_work(make_job: MakeJob) -> None:
+    job = make_job()
+    master, pservers = begun(job)
+    a = job.start_trainer("a")
+    master.take("a", a)
+    job.end_master()
+    job.end_trainer("a")
+    b = job.start_trainer("b")
+    successor = job.start_master()
+    assert not holds(successor, "a")
+    done = successor.do_all("b", b, pservers)
+    assert sorted(each.task for each in done) == list(range(TASKS))
+
+
+def test_a_trainer_that_registers_again_at_once_loses_what_it_held(make_job: MakeJob) -> None:
+    """The directory may tell of both changes at once; the name is there before and after."""
+    job = make_job()
+    master, pservers = begun(job)
+    a, b = job.start_trainer("a"), job.start_trainer("b")
+    master.take("a", a)
+    state = master.state
+    with state.changed:
+        # The directory's thread stops at the first change, and sees the others together.
+        nudge = job.start_trainer("nudge")
+        eventually(lambda: master.directory.revision >= nudge)
+        job.end_trainer("a")
+        again = job.start_trainer("a")
+    eventually(lambda: state.trainers.get("a") == again)
+    assert not holds(master, "a")
+    done = master.do_all("b", b, pservers)
+    assert sorted(each.task for each in done) == list(range(TASKS))
