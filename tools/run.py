@@ -64,8 +64,9 @@ def run(
     trainer runs SCRIPT_OR_MODULE (the path of a script, or the dotted name of a module) with the ARGUMENTS after it;
     put `--` before arguments that this command would take for its own.
 
-    Exit codes: 0 all done; 1 the script crashed; 2 something has to be changed; 3 the job cannot go on; 4 done, but
-    tasks failed; 130 stopped by Ctrl-C.
+    Exit codes: 0 all done, or stopped by job.stop(); 1 the script crashed; 2 something has to be changed, also where
+    the script ended well and left work undone; 3 the job cannot go on; 4 done, but tasks failed or the last checkpoint
+    was not written; 130 stopped by Ctrl-C.
     """
     more = {
         "lease_ttl_s": lease_ttl_s,

@@ -122,10 +122,8 @@ class FsspecStorage:
         temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}{_TEMPORARY_END}")
         with self._explained(name):
             missing = [parent for parent in (path.parent, *path.parent.parents) if not parent.exists()]
-            path.parent.mkdir(parents=True, exist_ok=True)
+            file = _opened_in_new_directory(temporary)
         try:
-            with self._explained(name):
-                file = temporary.open("xb")
             with file:
                 size_bytes = self._write_all(name, file, parts)
                 with self._explained(name):
@@ -169,6 +167,19 @@ class FsspecStorage:
     def delete(self, name: str) -> None:
         with contextlib.suppress(NotFoundError), self._explained(name):
             self._fs.rm_file(self._path(name))
+            if self._is_local:
+                self._remove_empty_directories(Path(self._path(name)))
+
+    def _remove_empty_directories(self, path: Path) -> None:
+        """Directories are made for files, and go with the last one; elsewhere there are none."""
+        root = Path(self._root)
+        for directory in path.parents:
+            if root not in (directory, *directory.parents):
+                return
+            try:
+                directory.rmdir()
+            except OSError:
+                return
 
     def _path(self, name: str) -> str:
         if any(part in (".", "..") for part in name.split("/")) or name.startswith("/"):
@@ -272,6 +283,16 @@ def _opened(fs: Any, path: str, **options: Any) -> BinaryIO:
     if isinstance(fs, MemoryFileSystem):
         return io.BytesIO(fs.cat_file(path))
     return cast("BinaryIO", fs.open(path, "rb", **options))
+
+
+def _opened_in_new_directory(path: Path) -> BinaryIO:
+    """Open for writing, in a directory that is made if need be; ``delete`` may remove it just before, once."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        return path.open("xb")
+    except FileNotFoundError:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        return path.open("xb")
 
 
 def _read_blocks(file: BinaryIO, length: int | None) -> bytes:

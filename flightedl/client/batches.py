@@ -36,6 +36,8 @@ class CurrentBatch:
     further: tuple[BatchIdentity, ...] = ()
     #: Its gradients are in a sum that was not pushed yet.
     waits: bool = False
+    #: The user's code gave a gradient for it.
+    has_gradient: bool = False
     #: The sum that it has to be pushed in, because some block may have, or lacks, just these batches of it.
     again: SumAgain | None = None
     #: What ended its push half-way, where trying again cannot help.

@@ -36,7 +36,7 @@ class Participation:
         servers: Finds the master.
         waiting: Begins a wait of the user's thread.
         began_anew: The registration is another one: what was held under the old one is somebody else's.
-        batch_done: A batch of so many records was worked through.
+        batch_done: A batch of so many records was worked through; whether the model got nothing from it.
     """
 
     def __init__(
@@ -45,7 +45,7 @@ class Participation:
         servers: Servers,
         waiting: Callable[[], Waiting],
         began_anew: Callable[[], None],
-        batch_done: Callable[[int], None],
+        batch_done: Callable[[int, bool], None],
     ) -> None:
         self._registration = registration
         self._servers = servers
@@ -112,7 +112,8 @@ class Participation:
             else:
                 self._parameters.arrive(current)
         if not current.must_repeat:
-            self._batch_done(current.record_count)
+            is_idle = self._parameters is not None and not current.has_gradient
+            self._batch_done(current.record_count, is_idle)
 
     def push_sum(self) -> None:
         """Push what the trainer has added up and not pushed yet."""

@@ -33,6 +33,7 @@ class ProgressReporter:
         self._lock = threading.Lock()
         self._records = 0
         self._batches = 0
+        self._idle_batches = 0
         self._skipped = 0
         self._metrics: dict[str, tuple[float, float]] = {}
         self._waiting_for = ""
@@ -41,11 +42,12 @@ class ProgressReporter:
         self._thread = threading.Thread(target=self._run, name="flightedl-progress", daemon=True)
         self._thread.start()
 
-    def batch(self, records: int) -> None:
-        """A batch of so many records is through."""
+    def batch(self, records: int, is_idle: bool = False) -> None:
+        """A batch of so many records is through; ``is_idle``: the model got nothing from it."""
         with self._lock:
             self._records += records
             self._batches += 1
+            self._idle_batches += is_idle
 
     def skipped(self, records: int) -> None:
         """So many corrupt records were passed over."""
@@ -78,16 +80,17 @@ class ProgressReporter:
     def _flush(self) -> None:
         with self._lock:
             records, batches, metrics, waiting = self._records, self._batches, self._metrics, self._waiting_for
-            skipped = self._skipped
+            skipped, idle_batches = self._skipped, self._idle_batches
             if not (records or skipped or metrics or waiting != self._sent_waiting_for):
                 return
-            self._records, self._batches, self._skipped, self._metrics = 0, 0, 0, {}
+            self._records, self._batches, self._idle_batches, self._skipped, self._metrics = 0, 0, 0, 0, {}
         trainer, generation = self._sender()
         message = LogRequest(
             trainer=trainer,
             generation=generation,
             records=records,
             batches=batches,
+            idle_batches=idle_batches,
             skipped_records=skipped,
             metrics=metrics,
             host=socket.gethostname(),
@@ -100,6 +103,7 @@ class ProgressReporter:
             with self._lock:
                 self._records += records
                 self._batches += batches
+                self._idle_batches += idle_batches
                 self._skipped += skipped
                 for name, (total, weight) in metrics.items():
                     more, weights = self._metrics.get(name, (0.0, 0.0))

@@ -387,6 +387,15 @@ class Job:
         dialogue.rest()
         waiting.over()
 
+    def stop(self) -> None:
+        """End the whole job before all epochs are done: an early stop, of one that trains long enough, say.
+
+        No more tasks are handed out. Every trainer's loop ends when it has finished the tasks that it has begun, two at
+        most; who does not want to finish them leaves its loop. What is left of the data stays undone: that is not an
+        error, and ``--resume`` can go on with it from the last checkpoint. Any trainer may call it, also twice.
+        """
+        persistently(self._waits.begin(), lambda: self._servers.master().action("stop", b"", timeout_s=SLICE_S))
+
     def _open_feed(self) -> TaskFeed:
         dialogue = self._dialogue()
         return TaskFeed(partial(self._participation.fetch, dialogue), dialogue.rest, self._clock, self._cover_s)

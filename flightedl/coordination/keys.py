@@ -107,6 +107,11 @@ class JobKeys:
         return f"{self.arrivals}{number:08d}"
 
     @property
+    def stopped(self) -> str:
+        """There when a trainer has ended the job before all of its data was trained."""
+        return f"{self.state_prefix}stopped"
+
+    @property
     def evaluations(self) -> str:
         """What evaluations there are, with their queues and sums, written by the master only."""
         return f"{self.state_prefix}evaluations"

@@ -1,8 +1,9 @@
 """``flightedl run``: a whole job on this machine, from the first process to the summary.
 
-Exit codes: 0 every trainer did all its work and every task was done; 1 the script crashed, or a process ended too
-often; 2 something has to be changed in the command, the script or the data; 3 the job cannot go on; 4 the job ended,
-but some tasks failed for good; 129, 130, 143 stopped by a signal (hang-up, Ctrl-C, SIGTERM).
+Exit codes: 0 every trainer did all its work and every task was done, or a trainer stopped the job (``job.stop``);
+1 the script crashed, or a process ended too often; 2 something has to be changed in the command, the script or the
+data, also where the script ended well and left work undone; 3 the job cannot go on; 4 the job ended, but some tasks
+failed for good, or the last checkpoint was not written; 129, 130, 143 stopped by a signal (hang-up, Ctrl-C, SIGTERM).
 
 Stopping by a signal takes less than five seconds and leaves nothing behind but the output directory.
 """
@@ -30,16 +31,17 @@ from flightedl.launch.policy import Role
 from flightedl.launch.progress import Display, Figures, make_display
 from flightedl.launch.supervisor import Outcome
 from flightedl.launch.trainer import check_target
+from flightedl.launch.verdict import EXIT_INCOMPLETE, is_finished, verdict
 from flightedl.ports import Clock
 from flightedl.wire.messages_status import StatusReply
-
-EXIT_TASKS_FAILED = 4
 
 _REFRESH_S = 0.25
 _STATUS_EVERY_S = 0.5
 _STATUS_TIMEOUT_S = 2.0
 #: Silence about an unreachable master until then: it starts like everybody else.
 _PATIENCE_S = 5.0
+#: How long the master may take for its last word, when every trainer has ended.
+_LAST_WORD_S = 10.0
 _STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -123,7 +125,10 @@ def run_job(options: RunOptions, console: Console) -> int:
             # Called first: a poller that waits for a reply must not delay the stop.
             stack.callback(cluster.stop)
             outcome = _Watch(cluster, poller, display, clock, options.trainers).until_end(requests)
-            if outcome.exit_code < 128:
+            if outcome.exit_code == 0:
+                poller.hear_last_word()
+                outcome = verdict(poller.status, keeps_checkpoints=bool(options.checkpoint))
+            elif outcome.exit_code < 128:
                 poller.refresh()
             if outcome.exit_code >= 128:
                 display.event("stopping")
@@ -160,14 +165,27 @@ class _StatusPoller:
         self._thread = threading.Thread(target=self._run, name="status-poller", daemon=True)
         self._thread.start()
 
-    def refresh(self) -> None:
-        """Ask once, now."""
+    def refresh(self) -> StatusReply | None:
+        """Ask once, now; the newest answer that there is."""
         with self._lock:
             try:
                 self.status = self._job_status.read(_STATUS_TIMEOUT_S)
                 self._trouble, self._read_at = "", self._clock.now()
             except FlightedlError as error:
                 self._trouble = str(error)
+            return self.status
+
+    def hear_last_word(self) -> None:
+        """Ask until the master answers that nothing is left, as it does at once unless it is just being replaced."""
+        deadline = self._clock.now() + _LAST_WORD_S
+        self.status = None
+        while True:
+            status = self.refresh()
+            # Those that just ended may still be thought to hold something.
+            is_answered = status is not None and (is_finished(status) or not status.tasks.pending)
+            if is_answered or self._clock.now() >= deadline:
+                return
+            self._closing.wait(_STATUS_EVERY_S)
 
     @property
     def trouble(self) -> str:
@@ -216,28 +234,33 @@ class _Watch:
 
 def _report(console: Console, outcome: Outcome, status: StatusReply | None, wall_s: float, directory: Path) -> int:
     """Print how the job ended; the exit code."""
-    if outcome.exit_code != 0:
-        for line in outcome.last_lines:
-            console.print(f"{outcome.slot} | {line}", markup=False, highlight=False, soft_wrap=True)
-        console.print(f"flightedl: {outcome.reason}", style="red", markup=False, highlight=False, soft_wrap=True)
     failed = 0 if status is None else failed_tasks(status)
     for line in summary(outcome, status, failed, wall_s, directory):
         console.print(f"flightedl: {line}", markup=False, highlight=False, soft_wrap=True)
-    return EXIT_TASKS_FAILED if outcome.exit_code == 0 and failed else outcome.exit_code
+    if outcome.reason:
+        console.print(f"flightedl: {outcome.reason}", style="red", markup=False, highlight=False, soft_wrap=True)
+    # What shows why the job ended is the last that is shown.
+    for line in outcome.last_lines:
+        console.print(f"{outcome.slot} | {line}", markup=False, highlight=False, soft_wrap=True)
+    return outcome.exit_code
 
 
 def summary(
     outcome: Outcome, status: StatusReply | None, failed: int, wall_s: float, directory: Path
 ) -> tuple[str, ...]:
     """The last lines of a run: how long, how much, where."""
-    ended = "done" if outcome.exit_code == 0 else "ended"
+    ended = "done" if outcome.exit_code in {0, EXIT_INCOMPLETE} else "ended"
+    if outcome.exit_code == 0 and status is not None and status.is_stopped:
+        ended = "stopped by the script"
     parts = [f"{ended} in {wall_s:.1f} s"]
     lines: list[str] = []
     if status is not None:
         if status.epochs is not None and status.state == "done":
             parts.append(f"{status.epochs} epoch{'' if status.epochs == 1 else 's'}")
         parts.append(f"{status.records:,} records")
-        parts.append(f"{status.tasks.done} of {status.tasks.total} tasks of the last epoch done")
+        if status.tasks.total:
+            which = "the last epoch" if is_finished(status) and not status.is_stopped else f"epoch {status.epoch + 1}"
+            parts.append(f"{status.tasks.done} of {status.tasks.total} tasks of {which} done")
         parts.append(f"{failed} tasks failed")
         if skipped := skipped_of(status):
             parts.append(f"{skipped} skipped")

@@ -103,10 +103,13 @@ class Completion:
         """Locked: whether trainers may be told that all is done: nothing that is done can get lost any more."""
         state = self._state
         queue, checkpointing, membership = state.queue, state.checkpointing, state.membership
-        if queue is None or not queue.is_done or checkpointing is None or membership is None:
+        if not state.is_over or checkpointing is None or membership is None:
             state.final_ticket = None
-            return queue is not None and queue.is_done
-        if not self._is_everybody_settled() or not self._is_audited(queue):
+            return state.is_over
+        if not self._is_everybody_settled():
+            return False
+        # A stopped job has no last epoch that could be looked at as a whole.
+        if queue is not None and queue.is_done and not self._is_audited(queue):
             return False
         if state.final_ticket is None:
             # What waits in an open round is neither in the values nor in a checkpoint: all rounds are closed first.

@@ -27,6 +27,10 @@ from flightedl.wire.messages_work import Assignment, FailedTask, FinishedTask, R
 
 _log = logging.getLogger(__name__)
 
+#: Of a job that is stopped, a trainer finishes what it may have begun: the piece that it trains and the one read ahead.
+_BEGUN_COUNT = 2
+_STOPPED_RETRY_S = 0.1
+
 #: Told of the metrics of each piece of work that is done now and was not before.
 TakeMetrics = Callable[[Mapping[str, tuple[float, float]]], None]
 
@@ -44,6 +48,13 @@ class Dispatch:
         self.dataset = dataset
         self.queue = queue
         self._take_metrics = take_metrics
+        #: Whether a trainer has stopped the job: what nobody has begun stays undone.
+        self.is_stopped = False
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing is handed out any more, and nothing is out."""
+        return self.queue.is_done or (self.is_stopped and not self.queue.holders())
 
     def take_reports(self, ticket: TasksTicket, now: float) -> list[ReturnedTask]:
         """Apply the reports; what the trainer must drop, because it is not its own any more, comes back."""
@@ -78,11 +89,29 @@ class Dispatch:
         ]
         return lost
 
+    def take_back_unbegun(self, ticket: TasksTicket, now: float) -> list[ReturnedTask]:
+        """Of a job that is stopped: what this trainer holds and has not begun goes back; it must drop that."""
+        if not self.is_stopped:
+            return []
+        name, generation = ticket.trainer, ticket.generation
+        held = [a for a in self.queue.holders().get(name, ()) if self.queue.is_current(name, a.attempt, generation)]
+        told = [each for each in held if each.attempt in ticket.holding]
+        # An assignment whose reply was lost is nobody's; who asks for nothing does not say what it holds.
+        unheard = [each for each in held if each.attempt not in ticket.holding] if ticket.want else []
+        lost = [
+            ReturnedTask(epoch=each.epoch, position=each.position, attempt=each.attempt)
+            for each in (*told[_BEGUN_COUNT:], *unheard)
+        ]
+        for each in lost:
+            place = each.epoch, each.position, each.attempt
+            self.note(self.queue.give_back(name, *place, now, generation=generation))
+        return lost
+
     def hand_out(self, ticket: TasksTicket, now: float, trainer_count: int) -> tuple[list[Assignment], str, float]:
         """(assignments, outcome, after how many seconds to ask again); so many trainers share what there is."""
         given: list[Assignment] = []
-        if not ticket.want:
-            return [], "epochs_done" if self.queue.is_done else "none_now", 0.0
+        if not ticket.want or self.is_stopped:
+            return [], "epochs_done" if self.is_over else "none_now", _STOPPED_RETRY_S if self.is_stopped else 0.0
         known = set(ticket.holding)
         outcome, retry_after_s = "none_now", 0.0
         for _ in range(ticket.want):

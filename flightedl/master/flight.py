@@ -39,6 +39,7 @@ class MasterFlight:
                     self._service.tasks.declare_evaluation(decode(body, EvaluationDeclaration))
                 ),
                 "end_growth": self._end_growth,
+                "stop": self._stop,
                 "retry_failed": lambda body, _: encode(
                     self._service.tasks.retry_failed(decode(body, FailedTasksRequest))
                 ),
@@ -58,6 +59,10 @@ class MasterFlight:
 
     def _end_growth(self, _body: bytes, _: Call) -> bytes:
         self._service.growing.end()
+        return b"{}"
+
+    def _stop(self, _body: bytes, _: Call) -> bytes:
+        self._service.tasks.stop()
         return b"{}"
 
     def _get_tasks(self, ticket: bytes, call: Call) -> Answer:

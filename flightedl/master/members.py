@@ -144,7 +144,7 @@ class Members:
             if membership is None or model is None:
                 raise NotReadyError("no trainer has declared the model yet: give job.parameters the mode to begin with")
             if mode is not None and mode != membership.mode:
-                if state.queue is not None and state.queue.is_done:
+                if state.is_over:
                     raise JobFailedError("all epochs are done: there is no round left to change the mode at")
                 _log.info("mode changes from=%s to=%s", membership.mode, mode)
                 state.declaration = JobDeclaration(

@@ -25,6 +25,8 @@ class JobProgress:
     """Sums over all trainers, and over the last seconds."""
 
     batches: int = 0
+    #: Those of them that gave the declared model no gradient.
+    idle_batches: int = 0
     skipped_records: int = 0
     trainers: dict[str, TrainerProgress] = field(default_factory=dict)
     _recent: deque[tuple[float, int, dict[str, tuple[float, float]]]] = field(default_factory=deque)
@@ -36,6 +38,7 @@ class JobProgress:
         trainer.host, trainer.pid, trainer.waiting_for = report.host, report.pid, report.waiting_for
         trainer.records += report.records
         self.batches += report.batches
+        self.idle_batches += report.idle_batches
         self.skipped_records += report.skipped_records
         if self._first is None:
             self._first = now

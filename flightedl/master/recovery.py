@@ -22,6 +22,8 @@ class RecoveredState:
     pserver_recovery: bytes | None
     checkpoints: bytes | None
     evaluations: bytes | None
+    #: Whether a trainer has stopped the job.
+    is_stopped: bool
     #: The files of a followed dataset, in the order in which they joined.
     arrivals: tuple[ArrivalRecord, ...]
     #: key -> (value, mod_revision), for the compare-and-swap chain of later writes.
@@ -38,6 +40,7 @@ def read_state(coordinator: Coordinator, keys: JobKeys) -> RecoveredState:
         keys.pserver_recovery,
         keys.checkpoint_latest,
         keys.evaluations,
+        keys.stopped,
     )
     entries = {key: coordinator.get(key) for key in read}
     known = {key: (entry.value, entry.mod_revision) for key, entry in entries.items() if entry is not None}
@@ -52,6 +55,7 @@ def read_state(coordinator: Coordinator, keys: JobKeys) -> RecoveredState:
         pserver_recovery=_value(known, keys.pserver_recovery),
         checkpoints=_value(known, keys.checkpoint_latest),
         evaluations=_value(known, keys.evaluations),
+        is_stopped=keys.stopped in known,
         arrivals=tuple(decode(entry.value, ArrivalRecord) for entry in arrived),
         known=known,
     )

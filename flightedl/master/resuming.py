@@ -24,12 +24,14 @@ from flightedl.domain.checkpoints_restore import saved_plan
 from flightedl.domain.checkpoints_values import CheckpointSettings, Pointer
 from flightedl.domain.parameters import ParameterSpec
 from flightedl.domain.sharding import plan_for
-from flightedl.errors import CorruptError, FencedError, NotFoundError, UsageError
+from flightedl.errors import CorruptError, FencedError, NotFoundError, UnavailableError, UsageError
 from flightedl.ports import Absent, Coordinator, Delete, Put, Storage
 from flightedl.wire.messages import decode, encode
 from flightedl.wire.messages_declared import ArrivalRecord, ElectionRecord, JobDeclaration, ModelReply
 
 _log = logging.getLogger(__name__)
+
+_TRIED_BYTES = 1 << 16
 
 
 def begin(
@@ -44,7 +46,7 @@ def begin(
     """
     if storage is None or coordinator.get(keys.job) is not None or coordinator.get(keys.checkpoint_latest) is not None:
         return
-    sizes = {file.name: file.size_bytes for file in storage.list("")}
+    sizes = _tried_out(storage, held.generation)
     if not resume:
         if candidates(sizes):
             raise UsageError(
@@ -76,6 +78,26 @@ def begin(
     if not held.write(puts, [Absent(keys.job)]).committed:
         raise FencedError("another master has begun this job meanwhile")
     _log.info("resumed checkpoint=%d pservers=%d before=%d", manifest.number, pserver_count, manifest.pserver_count)
+
+
+def _tried_out(storage: Storage, generation: int) -> dict[str, int]:
+    """The files of a storage, which can be read and written: a job that begins must not train for a day to find out.
+
+    Raises:
+        UsageError: it cannot.
+    """
+    name = f"tried-out-{generation}"
+    try:
+        sizes = {file.name: file.size_bytes for file in storage.list("")}
+        storage.publish(name, [bytes(_TRIED_BYTES)])
+        storage.read(name)
+        storage.delete(name)
+    except (UnavailableError, NotFoundError, CorruptError) as error:
+        raise UsageError(
+            f"checkpoints cannot be kept, so the job does not begin: {error}; "
+            "repair that, or choose another --checkpoint"
+        ) from None
+    return sizes
 
 
 def _put_arrivals(coordinator: Coordinator, held: HeldKey, keys: JobKeys, arrivals: Sequence[ArrivalRecord]) -> None:

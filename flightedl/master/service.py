@@ -83,6 +83,7 @@ class MasterService:
         """
         state = self._state
         state.declaration = recovered.declaration
+        state.is_stopped = recovered.is_stopped
         if recovered.declaration.dataset is not None:
             dataset = self._indexing.index_again(recovered.declaration.dataset, recovered.arrivals)
             state.arrivals_saved = len(recovered.arrivals)
@@ -197,6 +198,8 @@ class MasterService:
                 dataset_alarm=state.dataset_alarm,
                 evaluations=state.evaluations.status(),
                 checkpointing=state.checkpointing,
+                is_over=state.is_over,
+                is_stopped=state.is_stopped,
                 may_end=self.completion.may_end(),
                 now=now,
             )

@@ -75,6 +75,8 @@ class JobState:
         self.pservers: dict[int, int] = {}
         self.progress = JobProgress()
         self.evaluations = evaluations
+        #: Whether a trainer has ended the job before all of its data was trained.
+        self.is_stopped = False
         self.replay = Replay(pserver_count, "replay", None)
         self.checkpointing: Checkpointing | None = None
         #: The ticket of the checkpoint that has everything; None: not everything is done.
@@ -102,6 +104,19 @@ class JobState:
         self.dataset = dataset
         self.queue = TaskQueue.decode(stored, settings, failures) if stored else TaskQueue(settings)
         self.dispatch = Dispatch(dataset, self.queue)
+        self.dispatch.is_stopped = self.is_stopped
+
+    def stop(self) -> None:
+        """Locked: nothing more is handed out."""
+        self.is_stopped = True
+        if self.dispatch is not None:
+            self.dispatch.is_stopped = True
+        self.touch()
+
+    @property
+    def is_over(self) -> bool:
+        """Locked: whether all training is done that will ever be."""
+        return self.dispatch is not None and self.dispatch.is_over
 
     def grow_queue(self, dataset: IndexedDataset) -> None:
         """Locked: the dataset has grown to this; its first tasks are those it had."""
@@ -165,6 +180,8 @@ class JobState:
             if self.dataset is not None:
                 for number in range(self.arrivals_saved, len(self.dataset.arrivals)):
                     values[self._keys.arrival(number)] = encode(self.dataset.arrivals[number])
+            if self.is_stopped:
+                values[self._keys.stopped] = b"{}"
             if self.evaluations:
                 values[self._keys.evaluations] = self.evaluations.encode()
             if self.declaration.dataset is not None or self.declaration.model is not None:

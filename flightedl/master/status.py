@@ -41,6 +41,8 @@ def describe(
     dataset_alarm: str,
     evaluations: list[EvaluationStatus],
     checkpointing: Checkpointing | None,
+    is_over: bool,
+    is_stopped: bool,
     may_end: bool,
     now: float,
 ) -> StatusReply:
@@ -48,10 +50,11 @@ def describe(
 
     ``trainers`` are the live ones with their generations, ``records`` the live pservers' addresses by index,
     ``pservers`` what each pserver last said of itself, ``indexing`` what the building of the index is at (empty: none).
+    ``is_over``: nothing is handed out any more.
     """
     desired = len(pservers)
     waiting_for = _waiting_for(declaration, queue, records, desired, trainers, indexing)
-    is_done = queue is not None and queue.is_done and may_end
+    is_done = is_over and may_end
     counts = TaskCounts() if queue is None else _task_counts(queue)
     dataset = declaration.dataset
     model = declaration.model
@@ -66,6 +69,7 @@ def describe(
         records=0 if queue is None or indexed is None else records_trained(queue, indexed),
         evaluations=evaluations,
         batches=progress.batches,
+        idle_batches=progress.idle_batches,
         skipped_records=progress.skipped_records,
         skipped_parts=0 if indexed is None else len(indexed.layout.index.skipped),
         records_per_s=progress.records_per_s(now),
@@ -88,6 +92,7 @@ def describe(
         checkpoint_age_s=None if checkpointing is None else checkpointing.age_s,
         is_growing=queue is not None and queue.is_growing,
         missing_tasks=missing_tasks,
+        is_stopped=is_stopped,
         dataset_alarm=dataset_alarm,
         checkpoint_alarm="" if checkpointing is None else checkpointing.trouble,
     )

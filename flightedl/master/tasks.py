@@ -76,6 +76,7 @@ class Tasks:
             before = queue.revision
             ticket, disbelieved = self._without_lost_work(ticket)
             lost = disbelieved + dispatch.take_reports(ticket, state.clock.now())
+            lost += dispatch.take_back_unbegun(ticket, state.clock.now())
             if queue.revision != before:
                 # Those who wait for work are woken by reports only: what is handed out gives nobody else any.
                 state.touch()
@@ -108,7 +109,7 @@ class Tasks:
     def _hand_out(self, dispatch: Dispatch, ticket: TasksTicket) -> tuple[list[Assignment], str, float]:
         """As ``Dispatch.hand_out``; in lockstep, no more than the trainer may have now."""
         lockstep, now = self._members.lockstep, self._state.clock.now()
-        if lockstep is None or not lockstep.is_on or not ticket.want:
+        if lockstep is None or not lockstep.is_on or not ticket.want or dispatch.is_stopped:
             return dispatch.hand_out(ticket, now, len(self._state.trainers))
         if lockstep.begins(ticket.trainer):
             self._members.leave_all()
@@ -117,6 +118,20 @@ class Tasks:
         if not want:
             return [], "none_now", _LOCKSTEP_RETRY_S
         return dispatch.hand_out(msgspec.structs.replace(ticket, want=want), now, len(self._state.trainers))
+
+    def stop(self) -> None:
+        """Hand out no more training data, for good: a trainer says that the job is to end. Durable before it returns.
+
+        Raises:
+            NotReadyError: etcd cannot be written.
+        """
+        state = self._state
+        with state.changed:
+            if not state.is_stopped:
+                _log.info("a trainer stops the job")
+                state.stop()
+            revision = state.revision
+        state.wait_durable(revision)
 
     def _without_lost_work(self, ticket: TasksTicket) -> tuple[TasksTicket, list[ReturnedTask]]:
         """Finished work that went with a pserver is given back instead."""

@@ -108,6 +108,8 @@ class StatusReply(Reply, frozen=True, kw_only=True):
     records: int = 0
     #: Batches that trainers worked through since this master began, those worked through again included.
     batches: int = 0
+    #: Those of them for which the script gave the declared model no gradient.
+    idle_batches: int = 0
     #: Corrupt records that trainers passed over since this master began, in each epoch again; and parts of files that
     #: the index leaves out, because not even their records can be counted.
     skipped_records: int = 0
@@ -132,6 +134,8 @@ class StatusReply(Reply, frozen=True, kw_only=True):
     #: Tasks that counted as done and were missing in a pserver, since this master began: they are done again. Any
     #: number but 0 is a fault of flightedl, of a client in another language, or of a machine.
     missing_tasks: int = 0
+    #: Whether a trainer ended the job with ``job.stop()``: what is not done stays so.
+    is_stopped: bool = False
     #: Whether files may still join the dataset.
     is_growing: bool = False
     #: What is wrong with the files of a dataset that is followed; empty: nothing.

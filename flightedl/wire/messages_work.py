@@ -139,6 +139,8 @@ class LogRequest(Sender, frozen=True, kw_only=True):
 
     records: Natural = 0
     batches: Natural = 0
+    #: Those of them for which the user's code gave the declared model no gradient.
+    idle_batches: Natural = 0
     #: Records that were passed over, because their chunk is corrupt and the dataset says to skip such.
     skipped_records: Natural = 0
     #: name -> [weighted sum, weight].

@@ -85,6 +85,18 @@ def test_names_do_not_leave_the_root(tmp_path: Path, name: str) -> None:
         open_storage(str(tmp_path)).publish(name, [b""])
 
 
+def test_a_directory_goes_with_its_last_file(tmp_path: Path) -> None:
+    storage = open_storage(str(tmp_path / "kept" / "job"))
+    for name in ("c-1/shard", "c-1/manifest.json", "c-2/shard"):
+        storage.publish(name, [b"x"])
+    storage.delete("c-1/shard")
+    assert (tmp_path / "kept" / "job" / "c-1").is_dir()
+    storage.delete("c-1/manifest.json")
+    assert [path.name for path in (tmp_path / "kept" / "job").iterdir()] == ["c-2"]
+    storage.delete("c-2/shard")
+    assert list((tmp_path / "kept").iterdir()) == []
+
+
 def test_a_full_disk_is_unavailable() -> None:
     """/dev/full says what a full disk says."""
     storage = open_storage("/dev")

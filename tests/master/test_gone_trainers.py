@@ -285,3 +285,19 @@ def test_the_answer_to_a_join_is_about_the_work_that_was_asked_about(master: Mas
 
     assert not ask(first.attempt)
     assert ask(second.attempt)
+
+
+def test_a_stopped_job_stays_stopped_under_the_next_master(
+    master: Master, start: Callable[[], Master], trainers: Trainers
+) -> None:
+    generation = trainers.live("a")
+    (held, *_) = until_ready(lambda: master.work("a", generation)).assignments
+    master.service.tasks.stop()
+    successor = start()
+    trainers.die("a")
+    other = trainers.live("b")
+    assert held
+    assert eventually(lambda: until_ready(lambda: successor.work("b", other)).outcome == "none_now")
+    status = successor.service.status()
+    assert status.is_stopped
+    assert status.tasks.todo == status.tasks.total

@@ -1,0 +1,77 @@
+"""Whether a job whose trainers have all ended well did what it was started for. Pure.
+
+A script that ends with exit code 0 says only that nothing went wrong in it. What it left out is seen in the master's
+account: tasks that nobody did, a model that was never given a gradient, a checkpoint that was never written.
+"""
+
+from __future__ import annotations
+
+from flightedl.errors import EXIT_FAILED, EXIT_USAGE
+from flightedl.launch.failed import failed_tasks
+from flightedl.launch.supervisor import Outcome
+from flightedl.wire.messages_status import StatusReply
+
+#: The job ended, but not all that it made is whole.
+EXIT_INCOMPLETE = 4
+
+_DONE = Outcome(0)
+
+
+def verdict(status: StatusReply | None, *, keeps_checkpoints: bool) -> Outcome:
+    """How a job ended whose trainers all ended with 0.
+
+    Args:
+        status: What the master said last; None: it did not answer.
+        keeps_checkpoints: Whether it was to.
+    """
+    if status is None:
+        return Outcome(EXIT_FAILED, "every trainer has ended, but the master does not say whether all is done")
+    if missing := _untrained(status):
+        return Outcome(EXIT_USAGE, missing)
+    if keeps_checkpoints and status.plan_hash and (reason := _unsaved(status)):
+        return Outcome(EXIT_INCOMPLETE, reason)
+    return Outcome(EXIT_INCOMPLETE) if failed_tasks(status) else _DONE
+
+
+def is_finished(status: StatusReply) -> bool:
+    """Whether there is nothing left to train, or a trainer said that what is left is not wanted."""
+    is_past_last = status.epochs is not None and status.epoch >= status.epochs
+    return status.state == "done" or is_past_last or (status.is_stopped and not status.tasks.pending)
+
+
+def _untrained(status: StatusReply) -> str:
+    """What the script left out; empty: nothing."""
+    tasks = status.tasks
+    if not tasks.total and not status.is_growing:
+        if status.evaluations or status.is_stopped:
+            return ""
+        return (
+            "nothing was trained: every trainer has ended, and none has declared a dataset; "
+            "a script calls fe.connect(), then job.dataset(...), and loops over it"
+        )
+    if not is_finished(status):
+        if status.is_growing and not tasks.todo and not tasks.pending:
+            return (
+                "every trainer has ended, but the dataset is still followed: "
+                "call data.end() when no more files are to come, or job.stop() to end without them"
+            )
+        of = "" if status.epochs is None else f" of {status.epochs}"
+        return (
+            f"every trainer has ended, but {tasks.todo + tasks.pending} of {tasks.total} tasks of epoch "
+            f"{status.epoch + 1}{of} are not done: the script left its loop early; "
+            "if that is meant, call job.stop() before leaving it"
+        )
+    if status.plan_hash and status.batches and status.idle_batches == status.batches:
+        return (
+            f"the model is what it was at the beginning: it was declared, but for none of {status.batches:,} batches "
+            "did the script call model.step(gradients)"
+        )
+    return ""
+
+
+def _unsaved(status: StatusReply) -> str:
+    """Why what was trained is not saved; empty: it is."""
+    if status.checkpoint_alarm:
+        since = f"; the last one is {status.checkpoint}" if status.checkpoint else ", nor any before it"
+        return f"all was trained, but its last checkpoint was not written: {status.checkpoint_alarm}{since}"
+    return "" if status.checkpoint else "all was trained, but no checkpoint of it was written"

@@ -1,0 +1,99 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from flightedl.launch.supervisor import Outcome
+from flightedl.launch.verdict import is_finished, verdict
+from flightedl.wire.messages_status import EvaluationStatus, FailedPiece, StatusReply, TaskCounts
+
+DONE: dict[str, Any] = {
+    "job": "j",
+    "state": "done",
+    "epoch": 2,
+    "epochs": 2,
+    "tasks": TaskCounts(done=8, total=8),
+    "batches": 80,
+    "plan_hash": "p",
+    "checkpoint": "c-3",
+}
+
+
+def judged(keeps_checkpoints: bool = False, **more: Any) -> Outcome:
+    return verdict(StatusReply(**{**DONE, **more}), keeps_checkpoints=keeps_checkpoints)
+
+
+def test_a_job_that_did_everything_is_done() -> None:
+    assert judged() == Outcome(0)
+    assert judged(keeps_checkpoints=True) == Outcome(0)
+
+
+def test_a_master_that_does_not_answer_is_not_taken_for_a_yes() -> None:
+    assert verdict(None, keeps_checkpoints=False).exit_code == 1
+
+
+def test_tasks_that_are_left_are_told() -> None:
+    found = judged(state="training", epoch=0, tasks=TaskCounts(done=3, todo=4, pending=1, total=8))
+    assert found.exit_code == 2
+    assert "5 of 8 tasks of epoch 1 of 2 are not done" in found.reason
+    assert "job.stop()" in found.reason
+    endless = judged(state="training", epoch=4, epochs=None, tasks=TaskCounts(done=3, todo=5, total=8))
+    assert "5 of 8 tasks of epoch 5 are not done" in endless.reason
+
+
+def test_a_deliberate_end_is_no_mistake() -> None:
+    left = TaskCounts(done=3, todo=5, total=8)
+    assert judged(state="done", epoch=0, tasks=left, is_stopped=True) == Outcome(0)
+    # The master may take a moment for the last checkpoint.
+    assert is_finished(StatusReply(**{**DONE, "state": "training", "epoch": 0, "tasks": left, "is_stopped": True}))
+
+
+def test_a_job_that_ends_while_its_last_word_is_on_the_way_is_done() -> None:
+    assert judged(state="training") == Outcome(0)
+
+
+def test_a_dataset_that_is_still_followed_is_told() -> None:
+    found = judged(state="waiting", epoch=1, tasks=TaskCounts(done=8, total=8), is_growing=True)
+    assert found.exit_code == 2
+    assert "data.end()" in found.reason
+
+
+def test_a_script_that_never_declared_any_data_is_told() -> None:
+    found = judged(state="waiting", epoch=0, epochs=None, tasks=TaskCounts(), batches=0, plan_hash="")
+    assert found.exit_code == 2
+    assert "fe.connect()" in found.reason
+
+
+def test_a_job_that_only_evaluates_is_done() -> None:
+    evaluation = EvaluationStatus(name="e", is_done=True, metrics={}, tasks=TaskCounts(done=1, total=1))
+    assert judged(state="waiting", epochs=None, epoch=0, tasks=TaskCounts(), evaluations=[evaluation]) == Outcome(0)
+
+
+def test_a_model_that_was_never_given_a_gradient_is_told() -> None:
+    found = judged(idle_batches=80)
+    assert found.exit_code == 2
+    assert "model.step" in found.reason
+    assert judged(idle_batches=79) == Outcome(0)
+    assert judged(idle_batches=0, batches=0) == Outcome(0)
+
+
+@pytest.mark.parametrize(
+    ("more", "told"),
+    [
+        ({"checkpoint": ""}, "no checkpoint of it was written"),
+        ({"checkpoint": "", "checkpoint_alarm": "no space left"}, "no space left, nor any before it"),
+        ({"checkpoint_alarm": "no space left"}, "no space left; the last one is c-3"),
+    ],
+)
+def test_a_model_that_was_not_saved_is_told(more: dict[str, Any], told: str) -> None:
+    found = judged(keeps_checkpoints=True, **more)
+    assert found.exit_code == 4
+    assert told in found.reason
+    assert judged(**more) == Outcome(0)
+    assert judged(keeps_checkpoints=True, plan_hash="", **more) == Outcome(0)
+
+
+def test_failed_tasks_are_told_by_the_exit_code() -> None:
+    piece = FailedPiece(epoch=0, task=1, first_batch=0, end_batch=1, attempts=5, trainer="t", error="bad")
+    assert judged(failed=[piece]) == Outcome(4)

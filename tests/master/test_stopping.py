@@ -1,0 +1,92 @@
+"""A trainer ends the job before all of its data is trained."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pyarrow as pa
+import pytest
+
+from flightedl.domain.tasks import TaskQueue
+from flightedl.domain.tasks_values import QueueSettings
+from flightedl.formats.dataset_spec import DatasetSpec
+from flightedl.formats.index import build_index
+from flightedl.formats.layout import TaskLayout
+from flightedl.formats.registry import named_format
+from flightedl.master.dispatch import Dispatch
+from flightedl.master.indexing import IndexedDataset
+from flightedl.testing.memory import MemoryFiles
+from flightedl.wire.messages_declared import DatasetDeclaration, DatasetReply
+from flightedl.wire.messages_work import Assignment, FinishedTask, ReturnedTask, TasksTicket
+
+
+class Trainer:
+    """What one trainer asks of the dispatch."""
+
+    def __init__(self, dispatch: Dispatch, name: str) -> None:
+        self.dispatch, self.name = dispatch, name
+        self.held: list[Assignment] = []
+
+    def ask(self, want: int, finished: Sequence[Assignment] = ()) -> str:
+        """Report, drop what is lost, take what is given; the outcome."""
+        reports = [FinishedTask(epoch=a.epoch, position=a.position, attempt=a.attempt) for a in finished]
+        self.held = [a for a in self.held if a not in finished]
+        ticket = self.ticket(want, finished=reports)
+        lost = self.dispatch.take_reports(ticket, 0.0) + self.dispatch.take_back_unbegun(ticket, 0.0)
+        self.drop(lost)
+        given, outcome, _ = self.dispatch.hand_out(self.ticket(want), 0.0, 1)
+        self.held += given
+        return outcome
+
+    def drop(self, lost: Sequence[ReturnedTask]) -> None:
+        attempts = {each.attempt for each in lost}
+        self.held = [a for a in self.held if a.attempt not in attempts]
+
+    def ticket(self, want: int, **more: object) -> TasksTicket:
+        holding = [a.attempt for a in self.held]
+        return TasksTicket(trainer=self.name, generation=1, want=want, holding=holding, **more)  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def dispatch() -> Dispatch:
+    batches = pa.table({"k": range(40)}).to_batches(max_chunksize=5)
+    files = MemoryFiles({"a.parquet": b"".join(named_format("parquet").write(batches, batches[0].schema))})
+    layout = TaskLayout(build_index(files, DatasetSpec(("*",))), 5)
+    declared = DatasetDeclaration(urls=["*"], batch_size=5, epochs=2)
+    reply = DatasetReply(index_hash="", task_count=8, record_count=40, schema="", declaration=declared)
+    return Dispatch(IndexedDataset(layout, reply), TaskQueue(QueueSettings(8, layout.batch_count, epochs=2)))
+
+
+def test_what_was_begun_is_finished_and_nothing_else_is_handed_out(dispatch: Dispatch) -> None:
+    first, second = Trainer(dispatch, "a"), Trainer(dispatch, "b")
+    first.ask(5)
+    second.ask(1)
+    dispatch.is_stopped = True
+    assert first.ask(1) == "none_now"
+    assert len(first.held) == 2
+    assert not dispatch.is_over
+    assert second.ask(1, second.held) == "none_now"
+    assert first.ask(1, first.held) == "epochs_done"
+    assert dispatch.is_over
+    assert second.ask(1) == "epochs_done"
+    assert second.ask(0) == "epochs_done"
+    counts = dispatch.queue.counts()
+    assert (counts.done, counts.todo, counts.pending) == (3, 5, 0)
+
+
+def test_work_whose_assignment_was_lost_on_the_way_does_not_keep_a_stopped_job_open(dispatch: Dispatch) -> None:
+    trainer = Trainer(dispatch, "a")
+    trainer.ask(1)
+    trainer.held.clear()
+    dispatch.is_stopped = True
+    # Who asks for no work does not say what it holds.
+    assert trainer.ask(0) == "none_now"
+    assert trainer.ask(1) == "epochs_done"
+
+
+def test_a_trainer_that_dies_does_not_keep_a_stopped_job_open(dispatch: Dispatch) -> None:
+    trainer = Trainer(dispatch, "a")
+    trainer.ask(2)
+    dispatch.is_stopped = True
+    dispatch.trainer_gone("a", 0.0)
+    assert dispatch.is_over

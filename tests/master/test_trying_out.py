@@ -1,0 +1,56 @@
+"""A job whose checkpoints cannot be kept does not begin."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from flightedl.adapters.clock import SystemClock
+from flightedl.coordination.keeper import HeldKey
+from flightedl.coordination.keys import JobKeys
+from flightedl.errors import UnavailableError, UsageError
+from flightedl.master import resuming
+from flightedl.ports import Put
+from flightedl.testing.memory import MemoryCoordinator, MemoryStorage
+
+KEYS = JobKeys("demo")
+
+
+@pytest.fixture
+def coordinator() -> Iterator[MemoryCoordinator]:
+    made = MemoryCoordinator(SystemClock())
+    yield made
+    made.close()
+
+
+def begin(coordinator: MemoryCoordinator, storage: MemoryStorage) -> None:
+    held = HeldKey.claim(coordinator, SystemClock(), KEYS.master_lock, b"", 20.0)
+    assert held is not None
+    try:
+        resuming.begin(storage, coordinator, held, KEYS, 1, resume=False)
+    finally:
+        held.release()
+
+
+def test_a_store_that_works_is_left_as_it_was(coordinator: MemoryCoordinator) -> None:
+    storage = MemoryStorage()
+    begin(coordinator, storage)
+    assert storage.files == {}
+    assert storage.plan.count("publish:done") == 1
+
+
+@pytest.mark.parametrize("point", ["list", "publish:start", "publish:end", "read", "delete"])
+def test_a_store_that_fails_is_the_users_to_repair(coordinator: MemoryCoordinator, point: str) -> None:
+    storage = MemoryStorage()
+    storage.plan.fail_at(point, error=UnavailableError("no space left on device"))
+    with pytest.raises(UsageError, match="the job does not begin: no space left on device; repair that"):
+        begin(coordinator, storage)
+
+
+def test_a_job_that_has_begun_goes_on_without_its_store(coordinator: MemoryCoordinator) -> None:
+    coordinator.transact([], [Put(KEYS.job, b"{}")])
+    storage = MemoryStorage()
+    storage.plan.fail_at("list", error=UnavailableError("away"))
+    begin(coordinator, storage)
+    assert storage.plan.trace == ()
