@@ -20,6 +20,7 @@ import math
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from types import TracebackType
 from typing import Any, Self
 
@@ -59,20 +60,28 @@ _CHANNEL_OPTIONS = [
 
 
 class _Reply(flight.ClientMiddleware):  # type: ignore[misc]
-    """Keeps the header by which the server names itself."""
+    """Keeps the header by which the server names itself.
+
+    What pyarrow calls of it is no Python code but builtins. A signal that came while Flight waited is handled where
+    Python code runs next; were that here, its SystemExit or KeyboardInterrupt would end in Flight's log, and the
+    program would never hear of it.
+    """
 
     def __init__(self) -> None:
-        self.header: str | None = None
+        self._received: list[Mapping[str, Sequence[str | bytes]]] = []
+        #: Gives the headers to send: none.
+        self.sending_headers = dict
+        self.received_headers = self._received.append
+        #: Is told how the call ended, and does nothing.
+        self.call_completed = bool
 
-    def sending_headers(self) -> dict[str, str]:
-        return {}
-
-    def received_headers(self, headers: Mapping[str, Sequence[str | bytes]]) -> None:
-        values = headers.get(SERVER_HEADER)
-        if values:
-            self.header = str(values[0])
-
-    def call_completed(self, exception: BaseException | None) -> None: ...
+    @property
+    def header(self) -> str | None:
+        """The server's; None: it sent none."""
+        for headers in self._received:
+            if values := headers.get(SERVER_HEADER):
+                return str(values[0])
+        return None
 
 
 class _Replies(flight.ClientMiddlewareFactory):  # type: ignore[misc]
@@ -80,14 +89,13 @@ class _Replies(flight.ClientMiddlewareFactory):  # type: ignore[misc]
 
     def __init__(self) -> None:
         self._local = threading.local()
+        #: Called by pyarrow with what it knows of the call, which nobody needs: it becomes ``getattr``'s default.
+        #: No Python code either, as in ``_Reply``.
+        self.start_call = partial(getattr, self._local, "reply")
 
     def expect(self) -> _Reply:
         """Prepare the middleware of the call that this thread starts next."""
         reply = self._local.reply = _Reply()
-        return reply
-
-    def start_call(self, info: flight.CallInfo) -> _Reply:  # noqa: ARG002 - pyarrow's signature
-        reply: _Reply = self._local.reply
         return reply
 
 
