@@ -226,10 +226,10 @@ class Dataset:
         more = f", or new files, or {MARKER} beside them" if self._declared.declaration.follow else ""
         return f"the other trainers to finish their tasks of this epoch{more}"
 
-    def fail_current(self, current: CurrentBatch, error: str) -> None:
-        """The user's code raised at this batch: report it, so that a poisonous record is found."""
+    def fail_current(self, current: CurrentBatch, error: str, place: str) -> None:
+        """The user's code raised at this batch, at this place of it: report it, so that a poisonous record is found."""
         if self._feed is not None and self._at is not None:
-            self._feed.failed(self._at, error, current.number)
+            self._feed.failed(self._at, error, current.number, place)
 
     def registered_again(self) -> None:
         """This trainer has a new generation: what it held belongs to others now."""

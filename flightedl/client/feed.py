@@ -182,8 +182,8 @@ class TaskFeed:
                 self._note_pace()
             self._report(piece, lambda r: replace(r, finished=(*r.finished, report)))
 
-    def failed(self, piece: Piece, error: str, batch: int | None) -> None:
-        """This piece cannot be done by this trainer."""
+    def failed(self, piece: Piece, error: str, batch: int | None, place: str = "") -> None:
+        """This piece cannot be done by this trainer; ``place``: where the user's code raised, if it did."""
         assignment = piece.assignment
         report = FailedTask(
             epoch=assignment.epoch,
@@ -191,6 +191,7 @@ class TaskFeed:
             attempt=assignment.attempt,
             error=error[:1000],
             batch=batch,
+            place=place,
         )
         self._report(piece, lambda r: replace(r, failed=(*r.failed, report)))
 

@@ -32,6 +32,7 @@ from flightedl.client.once import OnceNames
 from flightedl.client.parameters import Parameters
 from flightedl.client.participation import Participation
 from flightedl.client.progress import ProgressReporter
+from flightedl.client.raised import place_of
 from flightedl.client.registration import Registration
 from flightedl.client.saving import ModelSaves
 from flightedl.client.servers import SLICE_S, Servers, is_transient, persistently
@@ -526,7 +527,7 @@ class Job:
         is_of_the_script = isinstance(error, Exception) and not isinstance(error, FlightedlError)
         if is_of_the_script and error is not None and current is not None and self._dataset is not None:
             last = "".join(traceback.format_exception_only(error)).strip()
-            self._dataset.fail_current(current, last)
+            self._dataset.fail_current(current, last, place_of(error))
         self.close()
 
     def close(self) -> None:

@@ -38,6 +38,7 @@ from flightedl.coordination.keys import JobKeys
 from flightedl.errors import FlightedlError, JobFailedError, UnavailableError, UsageError
 from flightedl.launch.burial import Burial
 from flightedl.launch.etcd import EmbeddedEtcd
+from flightedl.launch.failed import failed_tasks
 from flightedl.launch.former import forget, former_job, require_startable
 from flightedl.launch.policy import Account, Limits, Role, Slot
 from flightedl.launch.processes import Child, Children, OnLine
@@ -211,7 +212,7 @@ class LocalCluster:
                 stack.callback(etcd.close)
                 first = etcd.start()
                 self._etcd_address = etcd.address
-                starters[Slot(Role.ETCD, 0)] = lambda count: first if count == 1 else etcd.start()
+                starters[Slot(Role.ETCD, 0)] = lambda count: first if count == 1 else etcd.start_again()
             starters |= self._starters(children)
             burial = Burial(self.etcd_address, self.job, self._clock)
             stack.callback(burial.close)
@@ -357,7 +358,15 @@ def _account_of(status: JobStatus) -> Account | None:
     except FlightedlError:
         return None
     has_trained = reply.batches > 0 or reply.tasks.done > 0 or reply.epoch > 0
-    return Account(has_trained, reply.state == "done", reply.tasks.attempts)
+    worst = max(reply.raised, key=lambda each: each.batches - each.repeated, default=None)
+    return Account(
+        has_trained,
+        reply.state == "done",
+        reply.tasks.attempts,
+        failed_tasks(reply),
+        0 if worst is None else worst.batches - worst.repeated,
+        "" if worst is None else f"{worst.error} ({worst.place})",
+    )
 
 
 def explain(outcome: Outcome) -> str:

@@ -6,7 +6,7 @@ Rules:
 * It listens on 127.0.0.1 only, on ports that were free a moment before (etcd has no port 0); when somebody else was
   quicker, others are tried.
 * Its data lies in a temporary directory, and is lost with it: after :meth:`EmbeddedEtcd.close` nothing is left. After
-  the *process* was killed, :meth:`EmbeddedEtcd.start` starts it again on the same data and ports.
+  the *process* was killed, :meth:`EmbeddedEtcd.start_again` starts it again on the same data and ports.
 * It does not sync to disk (``--unsafe-no-fsync``): right for data that dies with the job, wrong for a cluster's etcd.
   Old revisions are compacted and the log cut often, so that a job of a million dispatches stays small.
 """
@@ -30,7 +30,7 @@ from flightedl.launch.processes import Child, Children
 
 _HOST = "127.0.0.1"
 _PORT_ATTEMPTS = 5
-_READY_S = 20.0
+_READY_S = 60.0
 _READY_POLL_S = 0.02
 
 
@@ -109,18 +109,14 @@ class EmbeddedEtcd:
         return self._child
 
     def start(self) -> Child:
-        """Start it, or start it again after its process ended, and wait until it answers.
+        """Start it, and wait until it answers.
 
         Raises:
             UnavailableError: it does not start; has its last line of output.
         """
-        if self._child is not None:
-            self._child.kill()
-            self._child.wait(timeout_s=5.0)
-            self._children.forget(self._child)
         reason = ""
         for _attempt in range(_PORT_ATTEMPTS):
-            ports = self._ports or self._new_ports()
+            ports = self._new_ports()
             child = self._children.start("etcd", self._command(ports), child_environment())
             failure = _wait_until_healthy(child, ports[0], self._directory.name)
             if failure is None:
@@ -131,6 +127,24 @@ class EmbeddedEtcd:
             if "address already in use" not in reason:
                 break
         raise UnavailableError(f"etcd ({self._program}) does not start: {reason}")
+
+    def start_again(self) -> Child:
+        """Start it again after its process ended, with the same address and data.
+
+        Does not wait for its answer: it may be killed before, or take its time on a busy machine. Whoever starts it
+        watches over the process anyway, and all who use it ask again.
+
+        Raises:
+            UnavailableError: the process that was there cannot be killed.
+        """
+        before, ports = self.child, self._ports
+        assert ports is not None, "it was started before"
+        before.kill()
+        if before.wait(timeout_s=5.0) is None:
+            raise UnavailableError(f"the etcd that is to be replaced (pid {before.pid}) does not end")
+        self._children.forget(before)
+        self._child = self._children.start("etcd", self._command(ports), child_environment())
+        return self._child
 
     def close(self) -> None:
         """Stop it and remove its data."""

@@ -5,6 +5,7 @@ Rules, by the way a process ended:
 * A *server* (etcd, master, pserver) should not end while the job runs: it is started again, the first time at once,
   then after a delay that doubles, unless somebody else ended it. Too many short runs in a row, and the job is given up;
   more of them are allowed where somebody else ended them.
+* A process that cannot be started at the moment is tried again like one that ended, after the same delays.
 * A *trainer* that ended with 0 has finished. When all have, the job is done.
 * A trainer that was killed by a signal, or told to end by one (143), or ended with 75 ("start me again"), was no fault
   of the user's script: a new one takes its place like a server's, with a larger limit.
@@ -14,6 +15,10 @@ Rules, by the way a process ended:
   trainers fail at it. So while the job has trained something and work was handed out since the slot's last crash,
   crashes and short runs of a trainer are counted anew. ``crashes_while_training`` in a row without that end the job.
   A master that does not answer, for the machine is busy or it is being replaced, is taken to say what it said last.
+* A record that is poison fails again when it is tried again. Where the script raises one error, at one place, at one
+  batch after another, and at none of them twice, it is the script: when there are more such batches than trainers, the
+  job is given up. So is one whose trainers crash ``crashes_without_failed`` times while no batch is found that is at
+  fault, whatever they say.
 * Exit code 2 (the input must be changed) and 3 (the job cannot go on) end the job at once: trying again cannot help.
 
 A process that stands still, because a signal stopped it, does not end: its lease does, and nobody would take its place.
@@ -96,6 +101,11 @@ class Account:
     is_done: bool
     #: How often work was handed out.
     attempts: int
+    #: Tasks that were found to be at fault, and set aside.
+    failed: int = 0
+    #: The most batches at which the script raised one and the same error, at each of them once, and what it says.
+    raised_once: int = 0
+    error: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +120,8 @@ class Limits:
     ended_short_runs: int = 30
     crashes_of_a_slot: int = 2
     crashes_while_training: int = 5
+    #: More than it takes to narrow a task of a few thousand batches down, for each of two trainers.
+    crashes_without_failed: int = 40
     restarts_limit: int = 200
     long_run_s: float = 20.0
     first_delay_s: float = 0.25
@@ -145,6 +157,9 @@ class RestartPolicy:
     _records: dict[Slot, _Record] = field(init=False)
     #: The newest that was known.
     _account: Account | None = field(init=False, default=None)
+    #: Crashes of all trainers since a task was set aside, and how many of those there were.
+    _crashes: int = field(init=False, default=0)
+    _failed: int = field(init=False, default=0)
 
     def __post_init__(self) -> None:
         self._records = {slot: _Record() for slot in self.slots}
@@ -175,6 +190,16 @@ class RestartPolicy:
             return (self._crashed(slot, record, exit_code, account),)
         return (self._lost(slot, record, exit_code),)
 
+    def not_started(self, slot: Slot, reason: str) -> Decision:
+        """A process for ``slot`` could not be started at the moment, because of the machine and not of the job."""
+        record = self._records[slot]
+        record.is_ended_from_outside = False
+        record.short_runs += 1
+        if record.short_runs >= self.limits.ended_short_runs:
+            why = f"{slot} could not be started {record.short_runs} times in a row, the last time: {reason}"
+            return GiveUp(slot, why, EXIT_FAILED)
+        return self._start_again(slot, record, reason)
+
     @property
     def is_all_finished(self) -> bool:
         """Whether there are trainers and all of them did their work."""
@@ -192,9 +217,17 @@ class RestartPolicy:
         ended = describe_exit(exit_code)
         if record.crashes >= limit:
             return GiveUp(slot, f"the script crashed in {slot} again ({ended})", EXIT_FAILED)
-        if account is not None:
-            return self._start_again(slot, record, f"the script crashed ({ended}); the work it was at is tried again")
         trainers = self._of_trainers()
+        if account is not None:
+            if account.failed != self._failed:
+                self._failed, self._crashes = account.failed, 0
+            self._crashes += 1
+            if account.raised_once > len(trainers):
+                where = f"at {account.raised_once} different batches, and at none of them twice"
+                return GiveUp(slot, f"the script raised the same error {where}: {account.error}", EXIT_FAILED)
+            if self._crashes >= self.limits.crashes_without_failed:
+                return GiveUp(slot, f"the script crashed {self._crashes} times, at no batch in particular", EXIT_FAILED)
+            return self._start_again(slot, record, f"the script crashed ({ended}); the work it was at is tried again")
         if len(trainers) > 1 and all(each.crashes for each in trainers):
             return GiveUp(slot, f"the script crashed in {slot} too, so in every trainer ({ended})", EXIT_FAILED)
         return self._start_again(slot, record, f"the script crashed ({ended}); it is tried once more")

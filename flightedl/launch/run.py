@@ -255,7 +255,7 @@ def summary(
     parts = [f"{ended} in {wall_s:.1f} s"]
     lines: list[str] = []
     if status is not None:
-        if status.epochs is not None and status.state == "done":
+        if status.epochs is not None and status.state == "done" and not status.is_stopped:
             parts.append(f"{status.epochs} epoch{'' if status.epochs == 1 else 's'}")
         parts.append(f"{status.records:,} records")
         if status.tasks.total:

@@ -15,7 +15,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from flightedl.errors import FlightedlError, exit_code_of
+from flightedl.errors import EXIT_FAILED, EXIT_START_AGAIN, FlightedlError, UnavailableError, exit_code_of
 from flightedl.launch.policy import (
     Account,
     AllFinished,
@@ -175,7 +175,8 @@ class Supervisor:
             try:
                 self._step()
             except FlightedlError as error:
-                self.give_up(Outcome(exit_code_of(error), str(error)))
+                code = exit_code_of(error)
+                self.give_up(Outcome(EXIT_FAILED if code == EXIT_START_AGAIN else code, str(error)))
 
     def _step(self) -> None:
         # A launcher that stood still itself saw nothing meanwhile.
@@ -188,7 +189,7 @@ class Supervisor:
                 self._look_at(slot, place, place.child)
                 self._end_if_frozen(slot, place, since_s)
             elif place.due_at is not None and place.due_at <= self._clock.now():
-                self._fill(slot, place)
+                self._fill_again(slot, place)
 
     def _fill(self, slot: Slot, place: _Place) -> None:
         child = place.starter(place.starts + 1)
@@ -200,6 +201,13 @@ class Supervisor:
             place.due_at = None
         if place.starts > 1:
             self._on_event(f"{slot}: a new one runs (pid {child.pid})")
+
+    def _fill_again(self, slot: Slot, place: _Place) -> None:
+        """Fill a slot; where the machine has no room for a process at the moment, the policy says what to do."""
+        try:
+            self._fill(slot, place)
+        except (UnavailableError, OSError) as error:
+            self._carry_out(self._policy.not_started(slot, f"it cannot be started: {error}"), None, None)
 
     def _look_at(self, slot: Slot, place: _Place, child: Child) -> None:
         code = child.poll()
@@ -224,21 +232,25 @@ class Supervisor:
             place.child.kill()
             place.frozen_s = 0.0
 
-    def _carry_out(self, decision: Decision, child: Child, code: int) -> None:
+    def _carry_out(self, decision: Decision, child: Child | None, code: int | None) -> None:
+        """``child`` None: none was there. ``code``: what it ended with."""
         match decision:
             case StartAgain(slot, after_s, reason):
                 self._places[slot].due_at = self._clock.now() + after_s
                 delay = f" in {after_s:.1f} s" if after_s else ""
-                self._on_event(f"{slot} (pid {child.pid}) ended: {reason}; a new one is started{delay}")
+                ended = f"{slot} (pid {child.pid}) ended" if child is not None else f"{slot}"
+                self._on_event(f"{ended}: {reason}; a new one is started{delay}")
             case SlotFinished(slot):
                 with self._lock:
                     self._places[slot].is_finished = True
-                self._on_event(f"{slot} (pid {child.pid}) has finished")
+                self._on_event(f"{slot} has finished")
             case AllFinished():
                 self.give_up(Outcome(0))
             case GiveUp(slot, reason, exit_code):
-                self._on_event(f"{slot} (pid {child.pid}) ended: {describe_exit(code)}; the job is stopped")
-                self.give_up(Outcome(exit_code, reason, slot, relevant_lines(child.tail(200))))
+                if child is not None and code is not None:
+                    self._on_event(f"{slot} (pid {child.pid}) ended: {describe_exit(code)}; the job is stopped")
+                lines = () if child is None else relevant_lines(child.tail(200))
+                self.give_up(Outcome(exit_code, reason, slot, lines))
 
 
 def relevant_lines(lines: Sequence[str]) -> tuple[str, ...]:

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from flightedl.wire.messages_work import LogRequest
+from flightedl.wire.messages_status import RaisedError
+from flightedl.wire.messages_work import FailedTask, LogRequest
 
 _WINDOW_S = 10.0
+#: Errors of the script that are older are forgotten: one that comes so rarely costs nothing.
+_RAISED_S = 600.0
+_RAISED_LIMIT = 1_000
 
 
 @dataclass(slots=True)
@@ -31,6 +36,8 @@ class JobProgress:
     trainers: dict[str, TrainerProgress] = field(default_factory=dict)
     _recent: deque[tuple[float, int, dict[str, tuple[float, float]]]] = field(default_factory=deque)
     _first: float | None = None
+    #: (when, report) of the errors that the script raised, oldest first.
+    _raised: deque[tuple[float, FailedTask]] = field(default_factory=lambda: deque(maxlen=_RAISED_LIMIT))
 
     def add(self, report: LogRequest, now: float) -> None:
         """A trainer's report, received now."""
@@ -44,6 +51,31 @@ class JobProgress:
             self._first = now
         self._recent.append((now, report.records, dict(report.metrics)))
         self._forget(now)
+
+    def failed(self, reports: Iterable[FailedTask], now: float) -> None:
+        """Work that a trainer could not do; what its script raised at it is remembered for a while."""
+        self._raised.extend((now, report) for report in reports if report.place)
+
+    def raised(self, now: float) -> list[RaisedError]:
+        """What the script raised lately, by place."""
+        while self._raised and self._raised[0][0] < now - _RAISED_S:
+            self._raised.popleft()
+        #: place -> batch -> the attempts at it; a report that is sent again is the same attempt.
+        attempts: dict[str, dict[tuple[int, int, int | None], set[int]]] = {}
+        newest: dict[str, str] = {}
+        for _, report in self._raised:
+            batch = report.epoch, report.position, report.batch
+            attempts.setdefault(report.place, {}).setdefault(batch, set()).add(report.attempt)
+            newest[report.place] = report.error
+        return [
+            RaisedError(
+                place=place,
+                error=newest[place],
+                batches=len(batches),
+                repeated=sum(len(tries) > 1 for tries in batches.values()),
+            )
+            for place, batches in attempts.items()
+        ]
 
     def gone(self, trainer: str) -> None:
         """A trainer left."""

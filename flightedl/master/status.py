@@ -67,6 +67,7 @@ def describe(
         tasks=counts,
         failed=[] if queue is None or indexed is None else [failed_piece(each, indexed) for each in queue.failed()],
         records=0 if queue is None or indexed is None else records_trained(queue, indexed),
+        raised=progress.raised(now),
         evaluations=evaluations,
         batches=progress.batches,
         idle_batches=progress.idle_batches,

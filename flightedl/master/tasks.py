@@ -75,6 +75,7 @@ class Tasks:
             queue = dispatch.queue
             before = queue.revision
             ticket, disbelieved = self._without_lost_work(ticket)
+            state.progress.failed(ticket.failed, state.clock.now())
             lost = disbelieved + dispatch.take_reports(ticket, state.clock.now())
             lost += dispatch.take_back_unbegun(ticket, state.clock.now())
             if queue.revision != before:

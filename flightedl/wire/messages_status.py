@@ -83,6 +83,17 @@ class FailedPiece(Reply, frozen=True, kw_only=True):
     ranges: list[RecordRange] = []
 
 
+class RaisedError(Reply, frozen=True, kw_only=True):
+    """An error that the script raised in the last minutes, at one place of its code."""
+
+    place: str
+    #: The newest one's.
+    error: str
+    #: Different batches at which it was raised; and those of them at which it was raised more than once.
+    batches: int
+    repeated: int
+
+
 class EvaluationStatus(Reply, frozen=True, kw_only=True):
     """One evaluation, running or done."""
 
@@ -104,6 +115,7 @@ class StatusReply(Reply, frozen=True, kw_only=True):
     epochs: int | None = None
     tasks: TaskCounts = TaskCounts()
     failed: list[FailedPiece] = []
+    raised: list[RaisedError] = []
     evaluations: list[EvaluationStatus] = []
     records: int = 0
     #: Batches that trainers worked through since this master began, those worked through again included.

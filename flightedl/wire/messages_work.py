@@ -33,6 +33,8 @@ class FailedTask(Request, frozen=True, kw_only=True):
     error: Text
     #: The batch at which it failed, where known.
     batch: Natural | None = None
+    #: Where the user's code raised: the same for the same error at another batch. Empty: it did not raise.
+    place: Text = ""
 
 
 class ReturnedTask(Request, frozen=True, kw_only=True):

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -226,3 +228,38 @@ def test_a_server_that_is_killed_from_outside_comes_back_far_longer_than_one_tha
     for _ in range(Limits().server_short_runs - 1):
         assert isinstance(decide.ended(PSERVER, 1, 2.0)[0], StartAgain)
     assert isinstance(decide.ended(PSERVER, 1, 2.0)[0], GiveUp)
+
+
+def crash_at(decide: RestartPolicy, slot: Slot, attempts: int, **more: Any) -> StartAgain | GiveUp:
+    account = Account(has_trained=True, is_done=False, attempts=attempts, **more)
+    (decision,) = decide.ended(slot, 1, 1.0, account)
+    assert isinstance(decision, StartAgain | GiveUp)
+    return decision
+
+
+def test_one_error_at_one_batch_after_another_is_the_scripts_and_is_tried_once_more() -> None:
+    decide = policy(MASTER, FIRST)
+    assert isinstance(crash_at(decide, FIRST, 1, raised_once=1, error="KeyError: 1"), StartAgain)
+    assert crash_at(decide, FIRST, 2, raised_once=2, error="KeyError: 2") == GiveUp(
+        FIRST,
+        "the script raised the same error at 2 different batches, and at none of them twice: KeyError: 2",
+        1,
+    )
+
+
+def test_each_of_several_trainers_may_meet_a_bad_record_of_its_own() -> None:
+    decide = policy()
+    assert isinstance(crash_at(decide, FIRST, 1, raised_once=1), StartAgain)
+    assert isinstance(crash_at(decide, SECOND, 2, raised_once=2), StartAgain)
+    assert isinstance(crash_at(decide, FIRST, 3, raised_once=1), StartAgain)
+    assert isinstance(crash_at(decide, FIRST, 4, raised_once=3), GiveUp)
+
+
+def test_crashes_that_say_nothing_are_bounded_unless_they_find_what_is_at_fault() -> None:
+    decide = policy(limits=Limits(crashes_without_failed=6))
+    for attempts in range(1, 26):
+        assert isinstance(crash_at(decide, FIRST, attempts, failed=attempts // 5), StartAgain)
+    ends = [crash_at(decide, FIRST, attempts, failed=5) for attempts in range(26, 31)]
+    assert [type(each) for each in ends] == [*[StartAgain] * 4, GiveUp]
+    assert isinstance(ends[-1], GiveUp)
+    assert "at no batch in particular" in ends[-1].reason

@@ -10,7 +10,7 @@ import pytest
 
 from flightedl.adapters.clock import SystemClock
 from flightedl.config import child_environment
-from flightedl.errors import UnavailableError
+from flightedl.errors import UnavailableError, UsageError
 from flightedl.launch.policy import Limits, Role, Slot
 from flightedl.launch.processes import Child, Children
 from flightedl.launch.supervisor import _STOP_RANKS, Outcome, Starter, Supervisor, relevant_lines
@@ -104,17 +104,46 @@ def test_a_server_that_says_the_job_cannot_go_on_ends_it(job: Job) -> None:
     assert (outcome.exit_code, outcome.last_lines) == (3, ("the model is lost",))
 
 
-def test_a_process_that_cannot_be_started_again_ends_the_job(job: Job) -> None:
-    first = job.starter("etcd", "")
+def fails_to_start(job: Job, failures: list[Exception], program: str) -> Starter:
+    """A first process that ends at once, then these failures, then the program."""
+    first, later = job.starter("etcd", ""), job.starter("etcd", program)
 
     def start(count: int) -> Child:
-        if count > 1:
-            raise UnavailableError("etcd does not start: no room")
-        return first(count)
+        if count > 1 and failures:
+            raise failures.pop()
+        return first(count) if count == 1 else later(count)
 
-    job.supervisor = Supervisor(job.children, {ETCD: start}, SystemClock())
+    return start
+
+
+def test_a_process_that_cannot_be_started_again_at_the_moment_is_tried_again(job: Job, until: Until) -> None:
+    failures = [UnavailableError("etcd does not start"), OSError("no memory"), UnavailableError("etcd does not start")]
+    limits = Limits(first_delay_s=0.01)
+    starter = fails_to_start(job, failures, SLEEP)
+    job.supervisor = Supervisor(job.children, {ETCD: starter}, SystemClock(), limits, job.events.append)
     job.supervisor.start()
-    assert job.supervisor.outcome(10.0) == Outcome(75, "etcd does not start: no room")
+    until(lambda: job.supervisor is not None and job.supervisor.child(ETCD) is not None and not failures)
+    assert job.supervisor.outcome() is None
+    assert "etcd: it cannot be started: no memory; a new one is started in 0.0 s" in job.events
+
+
+def test_a_process_that_can_never_be_started_again_ends_the_job(job: Job) -> None:
+    failures: list[Exception] = [UnavailableError("no room")] * 100
+    limits = Limits(first_delay_s=0.001, longest_delay_s=0.001, ended_short_runs=3)
+    starter = fails_to_start(job, failures, SLEEP)
+    job.supervisor = Supervisor(job.children, {ETCD: starter}, SystemClock(), limits)
+    job.supervisor.start()
+    outcome = job.supervisor.outcome(10.0)
+    assert outcome is not None
+    assert outcome.exit_code == 1
+    assert outcome.reason.startswith("etcd could not be started 3 times in a row, the last time: it cannot be started")
+
+
+def test_a_program_that_is_gone_is_the_users_to_bring_back(job: Job) -> None:
+    starter = fails_to_start(job, [UsageError("cannot run etcd: there is no such program")], SLEEP)
+    job.supervisor = Supervisor(job.children, {ETCD: starter}, SystemClock())
+    job.supervisor.start()
+    assert job.supervisor.outcome(10.0) == Outcome(2, "cannot run etcd: there is no such program")
 
 
 def test_stopping_goes_by_rank(job: Job, until: Until, tmp_path: Path) -> None:

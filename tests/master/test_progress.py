@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from flightedl.master.progress import JobProgress
-from flightedl.wire.messages_work import LogRequest
+from flightedl.wire.messages_work import FailedTask, LogRequest
 
 
 def _report(records: int, loss: float | None = None, trainer: str = "a") -> LogRequest:
@@ -41,3 +41,26 @@ def test_skipped_records_are_added_up() -> None:
     for trainer in ("a", "b"):
         progress.add(LogRequest(trainer=trainer, generation=1, skipped_records=7), 0.0)
     assert progress.skipped_records == 14
+
+
+def _failed(batch: int, attempt: int, place: str = "KeyError at train.py:7") -> FailedTask:
+    return FailedTask(epoch=0, position=3, attempt=attempt, error=f"KeyError: {batch}", batch=batch, place=place)
+
+
+def test_errors_of_the_script_are_counted_by_place_and_batch() -> None:
+    progress = JobProgress()
+    progress.failed([_failed(1, 1), _failed(2, 2)], 0.0)
+    # The same report, sent again because its answer was lost, is no second failure.
+    progress.failed([_failed(2, 2), _failed(2, 3), _failed(9, 4, "ValueError at train.py:8")], 1.0)
+    progress.failed([FailedTask(epoch=0, position=0, attempt=5, error="unreadable")], 1.0)
+    first, second = progress.raised(1.0)
+    assert (first.place, first.error, first.batches, first.repeated) == ("KeyError at train.py:7", "KeyError: 2", 2, 1)
+    assert (second.batches, second.repeated) == (1, 0)
+
+
+def test_errors_that_come_rarely_are_forgotten() -> None:
+    progress = JobProgress()
+    progress.failed([_failed(1, 1)], 0.0)
+    progress.failed([_failed(2, 2)], 500.0)
+    assert [each.batches for each in progress.raised(601.0)] == [1]
+    assert progress.raised(2_000.0) == []

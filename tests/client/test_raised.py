@@ -1,0 +1,29 @@
+from __future__ import annotations
+
+from flightedl.client.raised import place_of
+
+
+def fail(value: int) -> None:
+    raise KeyError(f"user {value}")
+
+
+def raised(value: int, *, otherwise: bool = False) -> KeyError:
+    try:
+        if otherwise:
+            fail(value)
+        fail(value)
+    except KeyError as error:
+        return error
+
+
+def test_the_same_error_at_another_record_has_the_same_place() -> None:
+    assert place_of(raised(1)) == place_of(raised(2))
+    assert place_of(raised(1)) != place_of(raised(1, otherwise=True))
+
+
+def test_a_place_names_class_and_lines_but_neither_directories_nor_values() -> None:
+    place = place_of(raised(17))
+    assert place.startswith("KeyError at test_raised.py:")
+    assert place.count("test_raised.py:") == 2
+    assert "17" not in place.replace(":17", "")
+    assert "/" not in place
