@@ -116,7 +116,7 @@ class TrainerSettings(CommonSettings):
     #: After how long an unreachable server ends the program with an error.
     give_up_s: float = 300.0
     #: After how long of waiting the program says what it waits for.
-    say_after_s: float = 5.0
+    say_after_s: float = 10.0
     #: Directory where ``job.output_dir`` points; empty: the current one.
     output_dir: str = ""
 

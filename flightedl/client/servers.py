@@ -104,7 +104,9 @@ class Servers:
         self._require_same_model()
         record = self._directory.master()
         if record is None:
-            raise NotReadyError("no master holds this job's lock yet: start one with `flightedl master`")
+            raise NotReadyError(
+                "no master serves this job yet; where none is started for it, start one with `flightedl master`"
+            )
         self._asks("the master")
         return self._connection("master", 0, record)
 

@@ -276,7 +276,7 @@ class LocalCluster:
         with contextlib.closing(EtcdCoordinator(etcd, clock=self._clock)) as coordinator:
             former = former_job(coordinator, keys)
             require_startable(former, etcd, self._storage, resume=is_resumed)
-            if former is not None and former.finished_epochs is not None:
+            if former is not None and former.is_over:
                 # All of it is in its last checkpoint.
                 forget(coordinator, keys)
 

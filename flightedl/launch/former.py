@@ -35,8 +35,15 @@ class FormerJob(msgspec.Struct, frozen=True, kw_only=True):
     is_alive: bool = False
     #: Passes over the data, all of which are done; None: it has not finished.
     finished_epochs: int | None = None
+    #: Whether its script ended it before that (``job.stop``).
+    is_stopped: bool = False
     #: Number of the newest complete checkpoint; None: there is none.
     checkpoint: int | None = None
+
+    @property
+    def is_over(self) -> bool:
+        """Whether there is nothing that its trainers would be given."""
+        return self.finished_epochs is not None or self.is_stopped
 
 
 def former_job(coordinator: Coordinator, keys: JobKeys) -> FormerJob | None:
@@ -52,6 +59,7 @@ def former_job(coordinator: Coordinator, keys: JobKeys) -> FormerJob | None:
         # A name that was given to one trainer for good may still be on its lease.
         is_alive=any(entry.lease_id and not key.startswith(keys.once) for key, entry in entries.items()),
         finished_epochs=_finished_epochs(entries.get(keys.job), entries.get(keys.task_queues)),
+        is_stopped=keys.stopped in entries,
         checkpoint=None if latest is None else latest.number,
     )
 
@@ -78,12 +86,14 @@ def require_startable(former: FormerJob | None, etcd: str, storage: Storage | No
             f"choose another name (--job), or wait for it to end"
         )
     ways = f"`flightedl forget {name} --etcd {etcd}` lets it be begun again from nothing; another name is --job"
-    if former.finished_epochs is not None and (not resume or former.checkpoint is None):
-        epochs = f"{former.finished_epochs} epoch{'' if former.finished_epochs == 1 else 's'}"
+    if former.is_over and (not resume or former.checkpoint is None):
+        ended = "was stopped by its script"
+        if former.finished_epochs is not None:
+            ended = f"has finished, with {former.finished_epochs} epoch{'' if former.finished_epochs == 1 else 's'}"
         resuming = (
             "--resume goes on from its last checkpoint" if former.checkpoint is not None else "it has no checkpoint"
         )
-        raise UsageError(f"job {name} has finished, with {epochs}: {resuming}; {ways}")
+        raise UsageError(f"job {name} {ended}: {resuming}; {ways}")
     if former.checkpoint is not None:
         where = "no --checkpoint is given" if storage is None else f"{storage.url} does not have it"
         if storage is None or not storage.list(manifest_name(former.checkpoint)):

@@ -5,6 +5,7 @@ Rules:
 * Lines of the trainers go through unchanged behind ``trainer-1 |``; the live display stays below them. A line of the
   form ``title: 40 %`` becomes a bar of the live display instead.
 * Plain output is one line of figures every few seconds, and at once when the epoch or what is waited for changes.
+* A job that starts waits for one thing after another, as it should: that is shown after ten seconds.
 * Nothing here decides anything: :class:`Figures` come in, text goes out.
 """
 
@@ -27,6 +28,7 @@ from flightedl.ports import Clock
 from flightedl.wire.messages_status import StatusReply
 
 _PLAIN_EVERY_S = 5.0
+_QUIET_S = 10.0
 _PERCENT_LINE = re.compile(r"(?P<title>\S.{0,80}?): +(?P<percent>\d{1,3}) ?%")
 
 
@@ -49,6 +51,12 @@ class Figures:
         if self.status is None or self.trouble:
             return f"the master ({self.trouble})" if self.trouble else "the master"
         return self.status.waiting_for
+
+    @property
+    def is_starting(self) -> bool:
+        """Whether the job has just been started, and there is no work yet."""
+        status = self.status
+        return self.elapsed_s < _QUIET_S and (status is None or not (status.tasks.total or status.evaluations))
 
     @property
     def epoch(self) -> str:
@@ -124,6 +132,8 @@ class PlainDisplay:
         _print(self._console, f"flightedl: {text}")
 
     def update(self, figures: Figures) -> None:
+        if figures.is_starting and not figures.alarm:
+            return
         now = self._clock.now()
         key = (figures.epoch, figures.waiting_for, figures.alarm)
         is_due = self._shown_at is None or now - self._shown_at >= _PLAIN_EVERY_S
@@ -213,7 +223,9 @@ def live_view(figures: Figures | None, steps: dict[tuple[str, str], int]) -> Ren
             bar = ProgressBar(total=tasks.total, completed=tasks.done + tasks.failed, width=40)
             bars.add_row(f"epoch {figures.epoch}", bar, f"{tasks.done}/{tasks.total} tasks, {figures.elapsed_s:.0f} s")
         rows.append(Text("  ".join(figures.texts), style="dim"))
-        if figures.waiting_for:
+        if figures.is_starting:
+            rows.append(Text("starting", style="dim"))
+        elif figures.waiting_for:
             rows.append(Text(f"waiting for {_without_prefix(figures.waiting_for)}", style="yellow"))
         if figures.alarm:
             rows.append(Text(figures.alarm, style="red"))

@@ -24,7 +24,7 @@ from rich.console import Console
 
 from flightedl.adapters.clock import SystemClock
 from flightedl.config import CommonSettings, settings
-from flightedl.errors import EXIT_JOB_FAILED, FlightedlError, UsageError
+from flightedl.errors import EXIT_JOB_FAILED, FlightedlError, NotFoundError, UsageError
 from flightedl.launch.cluster import LocalCluster, TrainerProgram, make_directory
 from flightedl.launch.failed import failed_tasks, joined, place_of, skipped_of
 from flightedl.launch.policy import Role
@@ -171,6 +171,9 @@ class _StatusPoller:
             try:
                 self.status = self._job_status.read(_STATUS_TIMEOUT_S)
                 self._trouble, self._read_at = "", self._clock.now()
+            except NotFoundError:
+                # Every job begins so. Of a master that is replaced it is known that the next one is on its way.
+                self._trouble = "" if self.status is None else "a new one takes over"
             except FlightedlError as error:
                 self._trouble = str(error)
             return self.status

@@ -324,7 +324,9 @@ class PserverService:
             self.look_at_job()
         shard = self._shard
         if shard is None:
-            raise NotReadyError(f"pserver {self._index} waits for {self._doing or 'the model to be declared'}")
+            # The trainer that asks has just declared the model itself.
+            doing = f"waits for {self._doing}" if self._doing else "has not read the model's declaration yet"
+            raise NotReadyError(f"pserver {self._index} {doing}")
         shard.require_plan(plan_hash)
         return shard
 

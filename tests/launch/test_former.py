@@ -119,6 +119,17 @@ def test_a_job_that_was_stopped_without_checkpoints_is_gone_on_with() -> None:
     require_startable(FormerJob(name="demo"), "e:1", None, resume=False)
 
 
+def test_a_job_that_its_script_ended_is_over_but_can_be_resumed() -> None:
+    coordinator = stored(queue(1, runs=[]))
+    coordinator.transact([], [Put(KEYS.stopped, b"{}")])
+    former = former_job(coordinator, KEYS)
+    assert former is not None
+    assert former.is_over
+    with pytest.raises(UsageError, match="job demo was stopped by its script: --resume goes on"):
+        require_startable(former, "e:1", with_checkpoint(7), resume=False)
+    require_startable(former, "e:1", with_checkpoint(7), resume=True)
+
+
 def test_a_forgotten_job_is_gone_and_others_stay() -> None:
     coordinator = stored(queue(3, runs=[]))
     coordinator.transact([], [Put(KEYS.once + "save", b"t", coordinator.grant(5.0).id)])

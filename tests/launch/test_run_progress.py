@@ -101,6 +101,27 @@ def test_plain_output_is_a_line_every_few_seconds_and_at_each_change() -> None:
     assert lines[4] == "flightedl: pserver-0 ended"
 
 
+def test_a_start_is_quiet_for_ten_seconds_and_then_says_what_it_waits_for() -> None:
+    clock, out = StoodStill(), io.StringIO()
+    with PlainDisplay(Console(file=out, width=300), clock) as display:
+        for second in range(13):
+            clock.at = float(second)
+            status = (
+                None
+                if second < 5
+                else figures(
+                    tasks=TaskCounts(), records=1, records_per_s=2.0, metrics={}, pservers=[], waiting_for="trainers"
+                ).status
+            )
+            display.update(Figures(float(second), status, trainers_running=2, trainers=2, pservers=2))
+    assert out.getvalue().splitlines() == [
+        "flightedl: 10 s, epoch -, 1 records, 2 records/s, pservers 0/2, trainers 2/2, waiting for trainers"
+    ]
+    starting = Figures(3.0, None, trainers_running=2, trainers=2, pservers=2)
+    assert "starting" in text_of(120, live_view(starting, {}))
+    assert "waiting" not in text_of(120, live_view(starting, {}))
+
+
 def test_the_live_display_shows_bars_and_lets_lines_through() -> None:
     out = io.StringIO()
     console = Console(file=out, width=120, force_terminal=True, color_system=None)
