@@ -16,6 +16,7 @@ import re
 import typing
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
+from pathlib import Path
 from typing import Any, SupportsIndex, TypeVar
 
 from flightedl.errors import UsageError
@@ -219,6 +220,39 @@ def child_environment(*values: CommonSettings, **variables: str) -> dict[str, st
     """
     given = {name: text for value in values for name, text in to_environment(value).items()}
     return tuned_environment() | dict(os.environ) | given | variables
+
+
+#: How many threads a library for linear algebra begins, each by another variable; without one, as many as there are
+#: cores, in every process.
+_THREAD_VARIABLES = (
+    "OMP_NUM_THREADS",
+    "OPENBLAS_NUM_THREADS",
+    "MKL_NUM_THREADS",
+    "BLIS_NUM_THREADS",
+    "VECLIB_MAXIMUM_THREADS",
+    "NUMEXPR_NUM_THREADS",
+)
+
+
+def thread_environment(process_count: int, cores: int, environment: Mapping[str, str] | None = None) -> dict[str, str]:
+    """Variables that give each of so many processes on one machine its share of the cores, at least one.
+
+    Empty where the user has set any of them: one is enough to say what is wanted, as most libraries heed OpenMP's.
+    """
+    source = os.environ if environment is None else environment
+    if any(name in source for name in _THREAD_VARIABLES):
+        return {}
+    return dict.fromkeys(_THREAD_VARIABLES, str(max(1, cores // max(1, process_count))))
+
+
+def available_cores(quota: Path = Path("/sys/fs/cgroup/cpu.max")) -> int:
+    """How many cores this process and its children may use: of the machine, its affinity, or its container's quota."""
+    found = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    try:
+        limit_us, period_us = quota.read_text().split()
+        return max(1, min(found, math.ceil(int(limit_us) / int(period_us))))
+    except (OSError, ValueError):  # No container, or one without a quota ("max").
+        return found
 
 
 def bare_environment() -> dict[str, str]:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from flightedl.config import MasterSettings, settings
+from flightedl.config import MasterSettings, available_cores, settings, thread_environment
 from flightedl.errors import UsageError
 
 
@@ -49,3 +49,17 @@ def test_a_wrong_variable_is_one_sentence(name: str, value: str, text: str) -> N
 def test_what_can_only_be_meant_in_one_way_is_taken() -> None:
     chosen = settings(MasterSettings, {}, lease_ttl_s=3, log_level="info", checkpoint=Path("/data"))
     assert (chosen.lease_ttl_s, chosen.checkpoint) == (3.0, "/data")
+
+
+def test_processes_share_the_cores_unless_the_user_says_how_many_threads() -> None:
+    shared = thread_environment(3, 8, {})
+    assert shared["OMP_NUM_THREADS"] == shared["OPENBLAS_NUM_THREADS"] == shared["MKL_NUM_THREADS"] == "2"
+    assert set(thread_environment(8, 2, {}).values()) == {"1"}
+    assert thread_environment(1, 8, {"OMP_NUM_THREADS": "8"}) == {}
+
+
+@pytest.mark.parametrize(("quota", "cores"), [("max 100000", None), ("50000 100000", 1), ("9900000 100000", None)])
+def test_a_containers_quota_is_counted(tmp_path: Path, quota: str, cores: int | None) -> None:
+    (tmp_path / "cpu.max").write_text(quota + "\n")
+    machine = available_cores(tmp_path / "none")
+    assert available_cores(tmp_path / "cpu.max") == (machine if cores is None else min(cores, machine))

@@ -30,8 +30,10 @@ from flightedl.config import (
     MasterSettings,
     PserverSettings,
     TrainerSettings,
+    available_cores,
     child_environment,
     settings,
+    thread_environment,
 )
 from flightedl.coordination.checkpoint_places import job_storage
 from flightedl.coordination.keys import JobKeys
@@ -296,16 +298,21 @@ class LocalCluster:
         more = 1 if self._standby else 0
         slots = [Slot(Role.MASTER, 0), *(Slot(Role.PSERVER, index) for index in range(self.pservers))]
         slots += [Slot(Role.MASTER, 1), Slot(Role.PSERVER, self.pservers)] * more
-        environments = {Role.MASTER: child_environment(master), Role.PSERVER: child_environment(pserver)}
+        cores = available_cores()
+        environments = {
+            Role.MASTER: child_environment(master, **thread_environment(cores, cores)),
+            Role.PSERVER: child_environment(pserver, **thread_environment(self.pservers, cores)),
+        }
         found: dict[Slot, Starter] = {
             slot: _starter(children, str(slot), [f"flightedl.{slot.role}"], environments[slot.role]) for slot in slots
         }
         if self._trainers is not None:
             trainer = self._settings(TrainerSettings, output_dir=str(self.directory))
+            environment = child_environment(trainer, **thread_environment(trainers, cores))
             program = ["flightedl.launch.trainer", self._trainers.target, *self._trainers.arguments]
             for index in range(self._trainers.count):
                 found[Slot(Role.TRAINER, index)] = _starter(
-                    children, f"trainer-{index}", program, child_environment(trainer), self._trainers.on_line
+                    children, f"trainer-{index}", program, environment, self._trainers.on_line
                 )
         return found
 

@@ -11,6 +11,7 @@ it is over within five seconds.
 
 from __future__ import annotations
 
+import re
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -254,6 +255,11 @@ class Supervisor:
 
 
 def relevant_lines(lines: Sequence[str]) -> tuple[str, ...]:
-    """Of a process's last lines of output, those that show why it ended: its last traceback, or the last few."""
+    """Of a process's last lines of output, those that show why it ended.
+
+    Its last traceback; or what a server says last (``flightedl master: ...``), without its log; or the last few.
+    """
+    if lines and re.match(r"flightedl \w+: ", lines[-1]):
+        return (lines[-1],)
     starts = [number for number, line in enumerate(lines) if line.startswith("Traceback (most recent call last)")]
     return tuple(lines[starts[-1] :][-60:]) if starts else tuple(lines[-10:])

@@ -94,7 +94,7 @@ def _tried_out(storage: Storage, generation: int) -> dict[str, int]:
         storage.delete(name)
     except (UnavailableError, NotFoundError, CorruptError) as error:
         raise UsageError(
-            f"checkpoints cannot be kept, so the job does not begin: {error}; "
+            f"checkpoints cannot be kept at {storage.url}, so the job does not begin: {error}; "
             "repair that, or choose another --checkpoint"
         ) from None
     return sizes

@@ -232,4 +232,5 @@ def test_the_lines_that_show_why() -> None:
     assert relevant_lines([]) == ()
     assert relevant_lines([f"line {number}" for number in range(30)])[0] == "line 20"
     trace = ["Traceback (most recent call last):", "  File", "Error: x"]
+    assert relevant_lines(["INFO begins", "flightedl master: no room"]) == ("flightedl master: no room",)
     assert relevant_lines(["before", *trace, "between", *trace, "after"]) == (*trace, "after")
