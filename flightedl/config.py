@@ -120,6 +120,8 @@ class TrainerSettings(CommonSettings):
     say_after_s: float = 10.0
     #: Directory where ``job.output_dir`` points; empty: the current one.
     output_dir: str = ""
+    #: What the launcher calls this process, for ``flightedl status``; empty: nobody has a name for it.
+    process_name: str = ""
 
 
 _Settings = TypeVar("_Settings", bound=CommonSettings)

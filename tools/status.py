@@ -97,19 +97,30 @@ def processes(reply: StatusReply) -> Table:
     for title in ("process", "where", "generation", "state", "versions"):
         table.add_column(title, overflow="fold")
     if reply.master is not None:
-        table.add_row("master", reply.master.address, str(reply.master.generation), reply.master.state, "")
+        table.add_row("master", _where(reply.master), str(reply.master.generation), reply.master.state, "")
     there = {server.index: server for server in reply.pservers}
     for index in range(max(reply.pservers_desired, len(there))):
         server = there.get(index)
         if server is None:
             table.add_row(f"pserver-{index}", "-", "-", "missing", "")
         else:
-            table.add_row(f"pserver-{index}", server.address, str(server.generation), server.state, _versions(server))
-    for trainer in reply.trainers:
+            table.add_row(f"pserver-{index}", _where(server), str(server.generation), server.state, _versions(server))
+    for trainer in sorted(reply.trainers, key=lambda each: (each.name or each.trainer, each.trainer)):
         state = f"waiting for {trainer.waiting_for}" if trainer.waiting_for else f"holds {trainer.holding} tasks"
-        where = f"{trainer.host} pid {trainer.pid}"
-        table.add_row(trainer.trainer, where, str(trainer.generation), state, f"{trainer.records:,} records")
+        where = f"{trainer.host} pid {trainer.pid}" if trainer.pid else trainer.host
+        # The master's log and failed tasks name a trainer by its id.
+        table.add_row(
+            trainer.name or trainer.trainer,
+            f"{where}, {trainer.trainer}" if trainer.name else where,
+            str(trainer.generation),
+            state,
+            f"{trainer.records:,} records",
+        )
     return table
+
+
+def _where(server: ServerStatus) -> str:
+    return f"{server.address} pid {server.pid}" if server.pid else server.address
 
 
 def _versions(server: ServerStatus) -> str:

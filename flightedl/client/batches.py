@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from flightedl.domain.accumulation import SumAgain
@@ -36,6 +36,8 @@ class CurrentBatch:
     further: tuple[BatchIdentity, ...] = ()
     #: Its gradients are in a sum that was not pushed yet.
     waits: bool = False
+    #: Tells, for people, in which records of which files it lies.
+    place: Callable[[], str] | None = None
     #: The user's code gave a gradient for it.
     has_gradient: bool = False
     #: The sum that it has to be pushed in, because some block may have, or lacks, just these batches of it.
@@ -91,4 +93,5 @@ class CurrentBatch:
             self.failure = error
 
     def __str__(self) -> str:
-        return f"epoch {self.assignment.epoch}, task {self.assignment.task}, batch {self.number}"
+        name = f"epoch {self.assignment.epoch + 1}, task {self.assignment.task}, batch {self.number}"
+        return name if self.place is None else f"{name} ({self.place()})"

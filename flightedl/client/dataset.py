@@ -21,6 +21,7 @@ import queue
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Protocol
 
 import pyarrow as pa
@@ -33,6 +34,7 @@ from flightedl.errors import FlightedlError, UsageError
 from flightedl.formats.chunks import ChangedFileError
 from flightedl.formats.declared import schema_of
 from flightedl.formats.following import MARKER
+from flightedl.formats.record_places import described, record_ranges
 from flightedl.wire.messages_declared import DatasetReply
 
 #: Batches read ahead of the user's code.
@@ -169,11 +171,20 @@ class Dataset:
             elif isinstance(item, ReadFailure):
                 _report_unreadable(feed, item)
             else:
-                current = CurrentBatch(item.piece.assignment, item.number, item.records.num_rows)
+                place = partial(self._place, item.piece, item.number)
+                current = CurrentBatch(item.piece.assignment, item.number, item.records.num_rows, place=place)
                 handed = Handed(item, current)
                 reading.handed.append(handed)
                 yield from self._hand_out(feed, handed)
                 yield from self._settle(feed, reading)
+
+    def _place(self, piece: Piece, number: int) -> str:
+        """Where the records of a batch lie."""
+        declared, given = self._declared.declaration, piece.assignment
+        first = number * declared.batch_size
+        seed = declared.seed if declared.shuffle else None
+        end = first + declared.batch_size
+        return described(record_ranges(tuple(piece.chunks), first, end, seed, given.epoch, given.task))
 
     def _hand_out(self, feed: TaskFeed, handed: Handed) -> Iterator[pa.RecordBatch]:
         """Give a batch to the user's code, once."""

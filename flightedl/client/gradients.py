@@ -104,7 +104,7 @@ class GradientCheck:
             found[name] = array
         return found
 
-    def require_sound(self, arrays: Mapping[str, Array], where: str) -> dict[int, Array]:
+    def require_sound(self, arrays: Mapping[str, Array], where: object) -> dict[int, Array]:
         """GradientError unless all elements of the (n,) gradients are finite, also as they travel.
 
         Returns:
@@ -125,7 +125,7 @@ class GradientCheck:
                 self._require_sound(name, array, where)
         return together
 
-    def _require_sound(self, name: str, array: Array, where: str) -> None:
+    def _require_sound(self, name: str, array: Array, where: object) -> None:
         kind = self._wanted[name].kind
         if self._is_within(array, kind):
             return

@@ -283,7 +283,7 @@ class Parameters(Mapping[str, npt.NDArray[np.generic]]):
         if current is None:
             raise UsageError("there is no current batch: push and step belong inside `for batch in job.dataset(...)`")
         checked = self._check.flattened(gradients)
-        together: Mapping[int, Array] = self._check.require_sound(checked, str(current))
+        together: Mapping[int, Array] = self._check.require_sound(checked, current)
         current.has_gradient = True
         if self._sums is not None:
             if current.must_repeat:

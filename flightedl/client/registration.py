@@ -26,21 +26,27 @@ Result = TypeVar("Result")
 
 
 class Registration:
-    """Keeps ``trainers/<id>`` alive and takes it anew when it was lost. Thread-safe."""
+    """Keeps ``trainers/<id>`` alive and takes it anew when it was lost. Thread-safe.
 
-    def __init__(self, coordinator: Coordinator, clock: Clock, keys: JobKeys, ttl_s: float) -> None:
+    ``name`` is what its launcher calls the trainer, for people.
+    """
+
+    def __init__(self, coordinator: Coordinator, clock: Clock, keys: JobKeys, ttl_s: float, name: str = "") -> None:
         self.trainer = f"{socket.gethostname()[:40]}-{os.getpid()}-{uuid.uuid4().hex[:6]}"
         self._coordinator = coordinator
         self._clock = clock
         self._keys = keys
         self._ttl_s = ttl_s
+        self._name = name
         self._lock = threading.Lock()
         #: Nobody was told of the present generation by ``renewed``.
         self._is_news = False
         self._held = self._claim()
 
     def _claim(self) -> HeldKey:
-        record = TrainerRecord(id=self.trainer, generation=0, host=socket.gethostname(), pid=os.getpid())
+        record = TrainerRecord(
+            id=self.trainer, generation=0, name=self._name, host=socket.gethostname(), pid=os.getpid()
+        )
         held = HeldKey.claim(
             self._coordinator,
             self._clock,

@@ -100,7 +100,9 @@ class Job:
         self._keys = JobKeys(chosen.job)
         self._coordinator = EtcdCoordinator(chosen.etcd, clock=self._clock)
         try:
-            self._registration = Registration(self._coordinator, self._clock, self._keys, chosen.lease_ttl_s)
+            self._registration = Registration(
+                self._coordinator, self._clock, self._keys, chosen.lease_ttl_s, chosen.process_name
+            )
         except BaseException:
             self._coordinator.close()
             raise

@@ -30,5 +30,7 @@ class TrainerRecord(msgspec.Struct, frozen=True, kw_only=True):
 
     id: str
     generation: Natural = 0
+    #: For people: what its launcher calls it; empty: nobody does.
+    name: str = ""
     host: str = ""
     pid: Natural = 0

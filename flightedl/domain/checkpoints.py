@@ -236,7 +236,7 @@ class Checkpoints:
     def epoch_finished(self, epoch: int) -> None:
         """Every task of an epoch is done."""
         if self._settings.at_epoch_end:
-            self.request(f"the end of epoch {epoch}")
+            self.request(f"the end of epoch {epoch + 1}")
 
     def tasks_finished(self, count: int = 1) -> None:
         """So many more tasks are done."""

@@ -379,7 +379,7 @@ class TaskQueue:
         """
         self._check_epoch(epoch)
         if not 0 <= task < self._state.size(epoch):
-            raise UsageError(f"there is no task {task} in epoch {epoch}: it has {self._state.size(epoch)} tasks")
+            raise UsageError(f"there is no task {task} in epoch {epoch + 1}: it has {self._state.size(epoch)} tasks")
         return self._state.batches(epoch, task)
 
     def failed(self) -> tuple[FailedPiece, ...]:
@@ -479,7 +479,7 @@ class TaskQueue:
         if (count := failed.failed.in_epoch(epoch)) > limit:
             last = f"; the last one: {failed.details[-1].error}" if failed.details else ""
             raise JobFailedError(
-                f"{count} pieces of work failed in epoch {epoch}, more than the limit of {limit}: "
+                f"{count} pieces of work failed in epoch {epoch + 1}, more than the limit of {limit}: "
                 f"repair the data or the program, then retry or drop the failed tasks{last}"
             )
 
@@ -491,7 +491,7 @@ class TaskQueue:
             piece = pending.piece
             is_holder = state.pending.is_holder(trainer, generation, attempt)
             if not is_holder or (piece.epoch, piece.position) != (epoch, position):
-                raise FencedError(f"attempt {attempt} is not of {trainer} at position {position} of epoch {epoch}")
+                raise FencedError(f"attempt {attempt} is not of {trainer} at position {position} of epoch {epoch + 1}")
             return pending
         place = (epoch, position)
         if attempt in state.finished_parts.get(place, ()):
@@ -582,7 +582,7 @@ class TaskQueue:
     def _check_epoch(self, epoch: int) -> None:
         state = self._state
         if not 0 <= epoch <= state.epoch or (epoch == state.epoch and state.is_past_last):
-            raise UsageError(f"epoch {epoch} has not begun")
+            raise UsageError(f"epoch {epoch + 1} has not begun")
 
     def _selected(self, selector: FailedSelector) -> list[tuple[tuple[int, int], int, int]]:
         state = self._state

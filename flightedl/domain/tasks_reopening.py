@@ -85,11 +85,13 @@ def _checked(
     except ValueError as error:
         raise UsageError(f"this cannot be reopened: {error}") from None
     if wanted.within(0, size) != wanted:
-        raise UsageError(f"epoch {epoch} has {size} tasks, so only tasks below {size} can be reopened")
+        raise UsageError(f"epoch {epoch + 1} has {size} tasks, so only tasks below {size} can be reopened")
     found: dict[int, IntervalSet] = {}
     for task, batches in stretches.items():
         if not 0 <= task < size or task in wanted:
-            raise UsageError(f"task {task} cannot be reopened in part: it is not in epoch {epoch}, or reopened whole")
+            raise UsageError(
+                f"task {task} cannot be reopened in part: it is not in epoch {epoch + 1}, or reopened whole"
+            )
         position = state.order(epoch).position_of(task)
         count = state.batch_count(epoch, position)
         if batches.within(0, count) != batches:

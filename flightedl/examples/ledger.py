@@ -118,7 +118,7 @@ def findings(counts: Mapping[str, npt.NDArray[Any]], per_task: int, worth: npt.A
                     shown = ", ".join(f"{n} of task {task}" for task, n in zip(tasks[:8], sizes[:8], strict=True))
                     rest = f" and of {len(tasks) - 8} tasks more" if len(tasks) > 8 else ""
                     yield (
-                        f"{word} in {name}, epoch {epoch}: {records.size} records ({shown}{rest}), such as record "
+                        f"{word} in {name}, epoch {epoch + 1}: {records.size} records ({shown}{rest}), such as record "
                         f"{records[0]}, which counts {part[records[0]]:.3f}"
                     )
 

@@ -307,13 +307,13 @@ class LocalCluster:
             slot: _starter(children, str(slot), [f"flightedl.{slot.role}"], environments[slot.role]) for slot in slots
         }
         if self._trainers is not None:
-            trainer = self._settings(TrainerSettings, output_dir=str(self.directory))
-            environment = child_environment(trainer, **thread_environment(trainers, cores))
+            threads = thread_environment(trainers, cores)
             program = ["flightedl.launch.trainer", self._trainers.target, *self._trainers.arguments]
             for index in range(self._trainers.count):
-                found[Slot(Role.TRAINER, index)] = _starter(
-                    children, f"trainer-{index}", program, environment, self._trainers.on_line
-                )
+                slot = Slot(Role.TRAINER, index)
+                trainer = self._settings(TrainerSettings, output_dir=str(self.directory), process_name=str(slot))
+                environment = child_environment(trainer, **threads)
+                found[slot] = _starter(children, str(slot), program, environment, self._trainers.on_line)
         return found
 
     def _settings(self, kind: type[_Settings], **own: Any) -> _Settings:

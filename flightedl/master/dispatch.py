@@ -159,11 +159,11 @@ class Dispatch:
         for effect in effects:
             match effect:
                 case EpochFinished(epoch):
-                    _log.info("epoch is done epoch=%d", epoch)
+                    _log.info("epoch is done epoch=%d", epoch + 1)
                 case Expired(trainer, a):
                     _log.warning(
                         "a task took too long, all of its trainer's go back epoch=%d task=%d trainer=%s",
-                        a.epoch,
+                        a.epoch + 1,
                         a.task,
                         trainer,
                     )
@@ -172,7 +172,7 @@ class Dispatch:
                     _log.warning(
                         "work failed for good epoch=%d task=%d batches=%d-%d url=%s chunk=%d records=%d-%d "
                         "trainer=%s attempts=%d error=%s",
-                        found.epoch,
+                        found.epoch + 1,
                         found.task,
                         found.first_batch,
                         found.end_batch - 1,

@@ -151,7 +151,7 @@ class Replay:
                     "tasks=%d first_task=%d",
                     index,
                     generation,
-                    epoch,
+                    epoch + 1,
                     count,
                     next(iter(tasks))[0],
                 )

@@ -189,6 +189,7 @@ class MasterService:
                 indexed=state.dataset,
                 membership=state.membership,
                 trainers=state.trainers,
+                trainer_records=self._directory.trainers(),
                 records=self._directory.pservers(),
                 pservers=self._pservers.said,
                 master=self._directory.master(),

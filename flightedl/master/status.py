@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from flightedl.coordination.records import ServerRecord
+from flightedl.coordination.records import ServerRecord, TrainerRecord
 from flightedl.domain.membership import Membership
 from flightedl.domain.tasks import TaskQueue
 from flightedl.formats.following import MARKER
@@ -32,6 +32,7 @@ def describe(
     indexed: IndexedDataset | None,
     membership: Membership | None,
     trainers: Mapping[str, int],
+    trainer_records: Mapping[str, TrainerRecord],
     records: Mapping[int, ServerRecord],
     pservers: Sequence[PserverStatusReply | None],
     master: ServerRecord | None,
@@ -48,7 +49,8 @@ def describe(
 ) -> StatusReply:
     """The reply to ``status``.
 
-    ``trainers`` are the live ones with their generations, ``records`` the live pservers' addresses by index,
+    ``trainers`` are the live ones with their generations, ``trainer_records`` what each says of itself in etcd,
+    ``records`` the live pservers' addresses by index,
     ``pservers`` what each pserver last said of itself, ``indexing`` what the building of the index is at (empty: none).
     ``is_over``: nothing is handed out any more.
     """
@@ -83,7 +85,8 @@ def describe(
         pservers=[_server(index, records[index], pservers[index]) for index in sorted(records) if index < desired],
         pservers_desired=desired,
         trainers=[
-            _trainer(name, generation, membership, queue, progress) for name, generation in sorted(trainers.items())
+            _trainer(trainer_records.get(name, TrainerRecord(id=name)), generation, membership, queue, progress)
+            for name, generation in sorted(trainers.items())
         ],
         mode="" if model is None else str(model.present_mode.get("kind", "")),
         mode_settings={} if model is None else model.present_mode,
@@ -174,16 +177,21 @@ def _server(index: int, record: ServerRecord, said: PserverStatusReply | None) -
 
 
 def _trainer(
-    name: str, generation: int, membership: Membership | None, queue: TaskQueue | None, progress: JobProgress
+    record: TrainerRecord,
+    generation: int,
+    membership: Membership | None,
+    queue: TaskQueue | None,
+    progress: JobProgress,
 ) -> TrainerStatus:
-    said = progress.trainers.get(name, TrainerProgress())
+    said = progress.trainers.get(record.id, TrainerProgress())
     return TrainerStatus(
-        trainer=name,
+        trainer=record.id,
         generation=generation,
-        host=said.host,
-        pid=said.pid,
-        member=0 if membership is None else membership.member_id_of(name) or 0,
-        holding=0 if queue is None else queue.held_count(name),
+        name=record.name,
+        host=record.host or said.host,
+        pid=record.pid or said.pid,
+        member=0 if membership is None else membership.member_id_of(record.id) or 0,
+        holding=0 if queue is None else queue.held_count(record.id),
         records=said.records,
         waiting_for=said.waiting_for,
     )

@@ -29,6 +29,8 @@ class TrainerStatus(Reply, frozen=True, kw_only=True):
 
     trainer: str
     generation: int
+    #: What its launcher calls it; empty: nobody does.
+    name: str = ""
     host: str = ""
     pid: int = 0
     member: int = 0

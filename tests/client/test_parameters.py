@@ -64,7 +64,7 @@ def test_a_gradient_that_is_not_finite_is_never_sent(place: int) -> None:
         trainer.begin(0)
         bad = np.zeros(3_000_000, np.float32)
         bad[place * 5] = np.inf
-        with pytest.raises(GradientError, match=r"'big' has NaN or infinity in epoch 0, task 0, batch 0"):
+        with pytest.raises(GradientError, match=r"'big' has NaN or infinity in epoch 1, task 0, batch 0"):
             trainer.parameters.step({"a": np.ones(2, np.float32), "big": bad})
         assert cluster.shards[0].counts.messages == 0
 

@@ -26,8 +26,8 @@ def test_a_loss_in_one_epoch_is_not_hidden_by_a_double_in_another() -> None:
         wrong[name][1, 6:8] = 2
     assert balance(wrong) == (6, 6)
     assert list(findings(wrong, 5))[:2] == [
-        "lost in first, epoch 0: 2 records (2 of task 1), such as record 6, which counts 0.000",
-        "double in first, epoch 1: 2 records (2 of task 1), such as record 6, which counts 2.000",
+        "lost in first, epoch 1: 2 records (2 of task 1), such as record 6, which counts 0.000",
+        "double in first, epoch 2: 2 records (2 of task 1), such as record 6, which counts 2.000",
     ]
 
 

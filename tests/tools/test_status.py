@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from flightedl.wire.messages_status import ServerStatus, StatusReply
+from flightedl.wire.messages_status import ServerStatus, StatusReply, TrainerStatus
 from flightedl_tools.status import processes
 
 
@@ -25,6 +25,19 @@ def test_refused_calls_are_counted_by_code_without_those_that_are_usual() -> Non
     )
     versions = "3-4 (2 blocks, 2.0 MB, 3 calls refused: 1 gradient, 2 message)"
     assert shown(server) == ["pserver-0", "h:1", "7", "serving", versions]
+
+
+def test_a_trainer_is_shown_by_its_launchers_name_with_its_process() -> None:
+    trainers = [
+        TrainerStatus(trainer="h-31-aa", generation=8, name="trainer-1", host="h", pid=31),
+        TrainerStatus(trainer="h-77-bb", generation=7, name="trainer-0", host="h", pid=77),
+        TrainerStatus(trainer="k-5-cc", generation=9, host="k", pid=5),
+    ]
+    master = ServerStatus(index=0, address="h:1", generation=2, state="serving", pid=12)
+    table = processes(StatusReply(job="demo", state="training", master=master, trainers=trainers))
+    names, places = (list(column.cells) for column in table.columns[:2])
+    assert names == ["master", "k-5-cc", "trainer-0", "trainer-1"]
+    assert places == ["h:1 pid 12", "k pid 5", "h pid 77, h-77-bb", "h pid 31, h-31-aa"]
 
 
 def test_nothing_is_said_of_the_blocks_of_a_pserver_that_does_not_answer() -> None:
