@@ -41,6 +41,8 @@ class Limits:
     running_calls: int = 1024
     #: Bytes of an action's body, a ticket or a descriptor.
     request_bytes: int = 4 << 20
+    #: Bytes of freed memory that are kept when a message was refused; what is more goes back to the system.
+    kept_free_bytes: int = 32 << 20
     #: Seconds that an action may take, whatever the client asks for.
     call_s: float = 60.0
     #: Seconds that a stream may take, whatever the client asks for.

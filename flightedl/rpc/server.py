@@ -15,6 +15,7 @@ interrupt a handler's own code; it only ends waits for the peer (:mod:`flightedl
 from __future__ import annotations
 
 import ipaddress
+import itertools
 import logging
 import math
 import socket
@@ -22,11 +23,20 @@ import threading
 from collections import Counter
 from collections.abc import Mapping
 
-from flightedl.errors import BusyError, FlightedlError, InternalError, NotReadyError, UsageError
+from flightedl.errors import (
+    AuthenticationError,
+    BusyError,
+    FlightedlError,
+    InternalError,
+    MessageError,
+    NotReadyError,
+    UsageError,
+)
 from flightedl.ports import Clock
 from flightedl.rpc.arrow_flight import flight
 from flightedl.rpc.authentication import Credentials, Tokens
 from flightedl.rpc.fork_guard import GUARD
+from flightedl.rpc.free_memory import give_back
 from flightedl.rpc.identity import (
     CALLER_HEADER,
     EXPECT_HEADER,
@@ -44,6 +54,8 @@ logger = logging.getLogger(__name__)
 
 _SHUTDOWN_WAIT_S = 5.0
 _WATCH_INTERVAL_S = 0.25
+#: Looks of the watch between two at which memory is given back.
+_LOOKS_A_GIVING = 4
 _REST_POLL_S = 0.05
 
 
@@ -91,6 +103,8 @@ class FlightServer:
         self._idle = threading.Condition(self._lock)
         self._running: set[Call] = set()
         self._refusals: Counter[str] = Counter()
+        #: For so many times that memory is given back, there may be some of a refused message.
+        self._givings_left = 0
         self._host = host
         # Calls arrive before the next line returns: everything above is what they need.
         self._service = Service(self, host, port, credentials)
@@ -164,6 +178,9 @@ class FlightServer:
         code = error.code if isinstance(error, FlightedlError) else InternalError.code
         with self._lock:
             self._refusals[code] += 1
+            if isinstance(error, MessageError | AuthenticationError):
+                # Once more, because the call's own memory is freed after this.
+                self._givings_left = 2
 
     @property
     def header(self) -> str:
@@ -211,7 +228,11 @@ class FlightServer:
                 self._idle.notify_all()
 
     def _watch_streams(self) -> None:
-        while not self.closing.wait(_WATCH_INTERVAL_S):
+        for look in itertools.count(1):
+            if self.closing.wait(_WATCH_INTERVAL_S):
+                return
+            if self._givings_left and look % _LOOKS_A_GIVING == 0:
+                self._give_memory_back()
             with self._lock:
                 late = [call for call in self._running if call.remaining_s() <= 0]
             for call in late:
@@ -222,6 +243,13 @@ class FlightServer:
                     logger.warning(
                         "ended the connection of a peer that does not go on: call=%s severed=%d", call, severed
                     )
+
+    def _give_memory_back(self) -> None:
+        """What a refused message took is not kept for others."""
+        with self._lock:
+            self._givings_left -= 1
+        if give_back(self.limits.kept_free_bytes):
+            logger.info("gave memory back after a refused message")
 
 
 def _check_bindable(host: str, port: int) -> None:

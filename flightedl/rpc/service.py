@@ -148,6 +148,8 @@ class Service(flight.FlightServerBase):  # type: ignore[misc]
     def do_action(self, context: flight.ServerCallContext, action: flight.Action) -> list[bytes]:
         server = self._server
         with self._admitted(context, action.type, server.limits.call_s) as call:
+            # Its length first: the bytes are a copy.
+            self._check_length(action.body.size)
             handler = self._route(server.routes.actions, action.type)
             return [handler(self._request(call, action.body.to_pybytes()), call)]
 
@@ -274,10 +276,13 @@ class Service(flight.FlightServerBase):  # type: ignore[misc]
             raise MessageError("a descriptor must be a command with a JSON object, not a path")
         return self._request(call, descriptor.command)
 
-    def _request(self, call: Call, request: bytes) -> bytes:
+    def _check_length(self, size_bytes: int) -> None:
         limit_bytes = self._server.limits.request_bytes
-        if len(request) > limit_bytes:
-            raise MessageError(f"the request has {len(request)} bytes, at most {limit_bytes} are allowed")
+        if size_bytes > limit_bytes:
+            raise MessageError(f"the request has {size_bytes} bytes, at most {limit_bytes} are allowed")
+
+    def _request(self, call: Call, request: bytes) -> bytes:
+        self._check_length(len(request))
         check_undamaged(request, call.headers.get(CHECKSUM_HEADER))
         return request
 

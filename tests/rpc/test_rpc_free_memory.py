@@ -1,0 +1,86 @@
+"""What strangers' messages leave behind, in a real process with the allocator of one."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from pyarrow import flight
+
+SERVER = """
+import sys, threading
+from flightedl.rpc import process_tuning
+process_tuning.apply()
+from flightedl.adapters.clock import SystemClock
+from flightedl.rpc import FlightServer, Routes, ServerIdentity
+identity = ServerIdentity("demo", "pserver", 0, 1)
+server = FlightServer(Routes(actions={"echo": lambda body, _: body}), identity, clock=SystemClock())
+server.start_serving(identity)
+print(server.port, flush=True)
+sys.stdin.read()
+server.stop(0.5)
+"""
+MESSAGE_BYTES = 64 << 20
+#: Beside what is kept for the next messages.
+GROWTH_BYTES = 48 << 20
+pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="glibc's allocator")
+
+
+class Server:
+    """A server process, and one client that is not of its job."""
+
+    def __init__(self) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", SERVER],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env={name: value for name, value in os.environ.items() if not name.startswith("MALLOC_")},
+        )
+        assert self._process.stdout is not None
+        self.client = flight.connect(f"grpc://127.0.0.1:{int(self._process.stdout.readline())}")
+        self.options = flight.FlightCallOptions(timeout=30)
+        self.act(b"x")
+
+    def act(self, body: bytes) -> bytes:
+        (result,) = self.client.do_action(flight.Action("echo", body), self.options)
+        return result.body.to_pybytes()
+
+    @property
+    def resident_bytes(self) -> int:
+        lines = Path(f"/proc/{self._process.pid}/status").read_text().splitlines()
+        (found,) = (line for line in lines if line.startswith("VmRSS"))
+        return int(found.split()[1]) << 10
+
+    def close(self) -> None:
+        self.client.close()
+        self._process.communicate(timeout=20)
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    made = Server()
+    yield made
+    made.close()
+
+
+def test_a_server_is_no_larger_after_messages_that_it_refused(server: Server) -> None:
+    before = server.resident_bytes
+    body = b"x" * MESSAGE_BYTES
+    attempts: list[Callable[[], object]] = [
+        lambda: server.act(body),
+        lambda: server.client.do_get(flight.Ticket(body), server.options),
+        lambda: server.client.get_schema(flight.FlightDescriptor.for_command(body), server.options),
+    ]
+    for attempt in attempts:
+        with pytest.raises((flight.FlightError, OSError)):
+            attempt()
+    until = time.monotonic() + 20
+    while server.resident_bytes > before + GROWTH_BYTES and time.monotonic() < until:
+        time.sleep(0.1)
+    assert server.resident_bytes <= before + GROWTH_BYTES
+    assert server.act(b"y") == b"y"
