@@ -9,6 +9,9 @@ Rules:
   stands still. Who was frozen finds itself lost at its first look, before it has spoken to etcd.
 * It renews six times in a time to live, so that an outage of etcd of up to half of one demotes nobody, whenever it
   begins: the last renewal was sent a sixth of it ago at most.
+* Who has much to do before it is of use to anybody asks for a longer time to live first, and for the usual one when it
+  is done (``hold_for``): the key moves to another lease and keeps its create_revision. A busy machine can keep a
+  process from renewing for seconds, and one that ends for that is started again and makes the machine busier.
 * Lost is for ever. Whoever wants the key again claims it anew and gets another generation.
 * The renewal has a thread of its own and no lock is held while it waits for etcd.
 
@@ -32,6 +35,7 @@ from flightedl.ports import (
     CreatedAt,
     Lease,
     LeaseLostError,
+    ModifiedAt,
     Operation,
     Put,
     Removed,
@@ -60,6 +64,7 @@ class HeldKey:
         coordinator: Coordinator,
         clock: Clock,
         key: str,
+        value: bytes,
         generation: int,
         lease: Lease,
         sent_at: float,
@@ -71,7 +76,12 @@ class HeldKey:
         self.ttl_s = lease.ttl_s
         self._coordinator = coordinator
         self._clock = clock
+        self._value = value
         self._lease = lease
+        #: The time to live that the key should have; None: it has it.
+        self._wanted_ttl_s: float | None = None
+        #: Leases that the key may have been moved to, by id.
+        self._tried: dict[int, Lease] = {}
         self._on_lost = on_lost
         self._lock = threading.Lock()
         #: When the last successful renewal (first: the grant) was sent.
@@ -131,7 +141,7 @@ class HeldKey:
                     lease.revoke()
         if generation is None:
             return None
-        held = cls(coordinator, clock, key, generation, lease, sent_at, on_lost)
+        held = cls(coordinator, clock, key, value, generation, lease, sent_at, on_lost)
         held._thread.start()
         return held
 
@@ -212,6 +222,10 @@ class HeldKey:
         """Somebody else found out that the lease has ended, before the next renewal would."""
         self._lose(f"the lease of {self.key} has ended")
 
+    def hold_for(self, ttl_s: float) -> None:
+        """Hold the key with another time to live from the next renewal on; for keys that are written once only."""
+        self._wanted_ttl_s = ttl_s
+
     def release(self) -> None:
         """Stop renewing and end the lease, so that others learn at once. Fine when lost, and when called again."""
         self._is_released = True
@@ -219,8 +233,9 @@ class HeldKey:
         if threading.current_thread() is not self._thread:
             self._thread.join()
         # An unreachable etcd ends the lease by itself.
-        with contextlib.suppress(FlightedlError):
-            self._lease.revoke()
+        for lease in (self._lease, *self._tried.values()):
+            with contextlib.suppress(FlightedlError):
+                lease.revoke()
 
     def _lose(self, reason: str) -> str:
         """Mark as lost; returns the first reason."""
@@ -236,6 +251,9 @@ class HeldKey:
             sent_at = self._clock.now()
             try:
                 self._lease.renew()
+                self._note_renewed(sent_at)
+                if self._wanted_ttl_s is not None:
+                    self._move(self._wanted_ttl_s)
             except LeaseLostError:
                 self.has_lost()
             except FlightedlError as error:
@@ -243,13 +261,49 @@ class HeldKey:
                     _log.warning("a lease could not be renewed: %s key=%s", error, self.key)
                 trouble = str(error)
             else:
-                if self.is_held:
-                    with self._lock:
-                        self._renewed_at = sent_at
                 trouble = ""
         reason = self.lost_because
         if self._on_lost is not None and not self._is_released:
             self._on_lost(f"{reason} ({trouble})" if trouble else reason)
+
+    def _note_renewed(self, sent_at: float) -> None:
+        if self.is_held:
+            with self._lock:
+                self._renewed_at = sent_at
+
+    def _move(self, ttl_s: float) -> None:
+        """Move the key to a lease of this time to live.
+
+        Raises:
+            LeaseLostError: somebody else wrote or deleted the key.
+            UnavailableError: it was not moved, try again.
+            OutcomeUnknownError: it may have been; try again.
+        """
+        sent_at = self._clock.now()
+        lease = self._coordinator.grant(ttl_s)
+        self._tried[lease.id] = lease
+        with self._lock:
+            # From here on the key may live for the shorter of both times only.
+            self.ttl_s = min(self.ttl_s, lease.ttl_s)
+        fence = ModifiedAt(self.key, self.generation)
+        result = self._coordinator.transact([fence], [Put(self.key, self._value, lease.id)])
+        if not result.committed:
+            # An earlier try may have been carried out, though nobody said so.
+            found = result.entries.get(self.key)
+            is_mine = found is not None and found.create_revision == self.generation
+            earlier = self._tried.get(found.lease_id) if found is not None and is_mine else None
+            if earlier is None:
+                raise LeaseLostError(f"{self.key} was written or deleted by somebody else")
+            sent_at, lease = self._clock.now(), earlier
+            lease.renew()
+        unused = [each for each in (self._lease, *self._tried.values()) if each is not lease]
+        with self._lock:
+            self._lease, self.lease_id, self.ttl_s = lease, lease.id, lease.ttl_s
+            self._tried, self._wanted_ttl_s = {}, None
+        self._note_renewed(sent_at)
+        for each in unused:
+            with contextlib.suppress(FlightedlError):
+                each.revoke()
 
     def _pause_s(self, *, is_troubled: bool) -> float:
         """Until the next renewal, but never past the moment when the key counts as lost."""

@@ -2,7 +2,8 @@
 
 Map: ``main`` wires one process and takes an index; ``flight`` turns verbs into calls; ``service`` is the process's
 life (waits for the job's declaration, for first values, serves) and its view of the members; ``shard`` holds the
-blocks: arrays, rounds, what is applied; ``arena`` is the one place that allocates their memory.
+blocks: arrays, rounds, what is applied; ``soundness`` says whether these still belong together; ``arena`` is the one
+place that allocates their memory. ``restoring`` loads a checkpoint, for which the pservers of a machine take ``turns``.
 
 A gradient's way: ``flight.step`` reads a message, ``wire.rows`` checks its checksum, ``shard.push`` checks name, size
 and finiteness, then under the block's lock asks the block's round what to do with it, adds it up or applies it, and

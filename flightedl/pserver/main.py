@@ -2,8 +2,9 @@
 
 Order: bind the server (it answers "not ready"), read ``ps_desired``, take the first free ``ps/<index>`` (or wait for
 one: a spare), publish address and generation with it, build the shard when the model is declared, load what its
-predecessor had, serve. It ends when told to (exit code 0), when its lease is lost (75: start me again), or when the job
-cannot go on (3). What etcd says of the job counts only from the moment when the index was taken.
+predecessor had, serve. Its lease lives longer until the shard is built. It ends when told to (exit code 0), when its
+lease is lost (75: start me again), or when the job cannot go on (3). What etcd says of the job counts only from the
+moment when the index was taken.
 """
 
 from __future__ import annotations
@@ -31,6 +32,10 @@ from flightedl.rpc.server import FlightServer
 _log = logging.getLogger(__name__)
 
 _POLL_S = 0.5
+#: How much longer a lease lives while its pserver is made ready: on a starved machine that has taken a minute and more,
+#: in which it could not renew for seconds. ``flightedl run`` ends the lease of one that dies meanwhile; elsewhere its
+#: successor waits for so long.
+_STARTING_FACTOR = 4
 _DRAIN_POLL_S = 0.05
 
 
@@ -77,7 +82,11 @@ class PserverProcess(ServerProcess[PserverSettings]):
             directory.subscribe(lambda: self._look(service))
             self._look(service)
             with self._metrics(index, lambda: figures(service.status())):
+                is_starting = True
                 while not self._stop.wait(_POLL_S):
+                    if is_starting and service.is_built:
+                        is_starting = False
+                        held.hold_for(self._settings.lease_ttl_s)
                     if not held.is_held:
                         self.lost("its lease could not be renewed")
             self._drain(service, directory)
@@ -144,7 +153,7 @@ class PserverProcess(ServerProcess[PserverSettings]):
             self._clock,
             self._keys.pserver(index),
             self._record(port),
-            self._settings.lease_ttl_s,
+            self._settings.lease_ttl_s * _STARTING_FACTOR,
             on_lost=lambda reason: self.lost(f"its lease is lost: {reason}"),
         )
 

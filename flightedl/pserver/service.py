@@ -32,6 +32,7 @@ from flightedl.pserver.restoring import Restored, load_newest
 from flightedl.pserver.shard import ShardState
 from flightedl.pserver.snapshots import Snapshots
 from flightedl.pserver.startup_memory import release_startup_memory
+from flightedl.pserver.turns import Turns
 from flightedl.wire.messages import OfPlan, decode
 from flightedl.wire.messages_declared import ElectionRecord, JobDeclaration, ModelReply
 from flightedl.wire.messages_orders import (
@@ -90,6 +91,7 @@ class PserverService:
         #: Builds the shard, which compiles kernels and loads a checkpoint; there is only ever one.
         self._builder: threading.Thread | None = None
         self._is_closing = threading.Event()
+        self._turns = Turns(self._is_closing)
         self._doing = ""
         #: Of the declared model, once this pserver has computed the same.
         self._plan_hash: str | None = None
@@ -140,6 +142,11 @@ class PserverService:
             spec = ParameterSpec(p.name, tuple(p.shape), p.dtype)
             kernel_for(optimizer.for_parameter(spec.name), spec.storage_dtype)
             block_kernels(spec.storage_dtype)
+
+    @property
+    def is_built(self) -> bool:
+        """Whether the blocks are made, and restored where there was something: the rest takes little."""
+        return self._shard is not None
 
     @property
     def is_serving(self) -> bool:
@@ -197,15 +204,18 @@ class PserverService:
             self._fail("this pserver computes another shard plan: run the same flightedl version everywhere")
             return
         self._plan_hash = plan.hash
-        shard = ShardState(
-            plan,
-            self._index,
-            Optimizer.from_json(declared.declaration.optimizer),
-            Mode.from_json(declared.present_mode),
-            declared.declaration.wire,
-            self._start_again,
-        )
+        self._doing = "its blocks to be made"
+        with self._turns.turn():
+            shard = ShardState(
+                plan,
+                self._index,
+                Optimizer.from_json(declared.declaration.optimizer),
+                Mode.from_json(declared.present_mode),
+                declared.declaration.wire,
+                self._start_again,
+            )
         release_startup_memory()
+        self._doing = ""
         if not self._get_values(shard, specs, plan):
             return
         snapshots = Snapshots(
@@ -254,9 +264,10 @@ class PserverService:
         while self._storage is not None and not self._is_closing.is_set():
             self._doing = "the checkpoint to be loaded"
             try:
-                restored = load_newest(
-                    self._storage, self._keys.job_name, specs, plan, self._index, shard, self._loadable
-                )
+                with self._turns.turn():
+                    restored = load_newest(
+                        self._storage, self._keys.job_name, specs, plan, self._index, shard, self._loadable
+                    )
             except UnavailableError as error:
                 if str(error) != said:
                     said = str(error)

@@ -272,3 +272,93 @@ def test_with_real_etcd_a_key_survives_a_restart_and_is_lost_by_a_freeze(
     own_etcd.thaw()
     held.release()
     coordinator.close()
+
+
+LONG_S = 4.0
+
+
+def test_a_key_moves_to_a_lease_of_another_time_to_live_and_stays_the_same(
+    coordinator: MemoryCoordinator, clock: ProcessClock
+) -> None:
+    held = claim(coordinator, clock, LONG_S)
+    held.hold_for(TTL_S)
+    eventually(lambda: held.ttl_s == TTL_S)
+    entry = coordinator.get(KEY)
+    assert entry is not None
+    assert (entry.value, entry.create_revision, entry.lease_id) == (b"me", held.generation, held.lease_id)
+    assert [ttl_s for ttl_s, _ in coordinator._store.leases.values()] == [TTL_S], "the first lease is gone"
+    clock.pass_time(2 * TTL_S)
+    assert held.is_held
+    held.release()
+    assert coordinator.get(KEY) is None
+    assert not coordinator._store.leases
+
+
+@pytest.mark.etcd
+def test_a_key_moves_in_etcd_and_outlives_its_first_lease(machine_clock: SystemClock) -> None:
+    with EtcdServer() as server:
+        coordinator = EtcdCoordinator(server.address, clock=machine_clock)
+        held = HeldKey.claim(coordinator, machine_clock, KEY, b"me", 3.0)
+        assert held is not None
+        first = held.lease_id
+        held.hold_for(2.0)
+        eventually(lambda: held.lease_id != first)
+        machine_clock.sleep(4.0)
+        entry = coordinator.get(KEY)
+        assert entry is not None
+        assert (entry.create_revision, entry.lease_id) == (held.generation, held.lease_id)
+        assert held.is_held
+        held.release()
+        assert coordinator.get(KEY) is None
+        coordinator.close()
+
+
+def test_one_that_moved_counts_as_lost_after_the_new_time(coordinator: MemoryCoordinator, clock: ProcessClock) -> None:
+    losses: list[str] = []
+    held = HeldKey.claim(coordinator, clock, KEY, b"me", LONG_S, losses.append)
+    assert held is not None
+    held.hold_for(TTL_S)
+    eventually(lambda: held.ttl_s == TTL_S)
+    coordinator.disconnect()
+    clock.pass_time(TTL_S)
+    assert not held.is_held
+    eventually(lambda: bool(losses))
+    coordinator.reconnect()
+    held.release()
+
+
+@pytest.mark.parametrize("was_done", [True, False])
+def test_a_move_of_unknown_outcome_is_made_sure_of(
+    coordinator: MemoryCoordinator, clock: ProcessClock, monkeypatch: pytest.MonkeyPatch, was_done: bool
+) -> None:
+    held = claim(coordinator, clock, LONG_S)
+    transact, tries = coordinator.transact, []
+
+    def break_off_once(*arguments: object) -> object:
+        result = transact(*arguments) if was_done or tries else None
+        tries.append(arguments)
+        if len(tries) == 1:
+            raise OutcomeUnknownError("broken off")
+        return result
+
+    monkeypatch.setattr(coordinator, "transact", break_off_once)
+    held.hold_for(TTL_S)
+    eventually(lambda: len(tries) == 2)
+    eventually(lambda: len(coordinator._store.leases) == 1)
+    entry = coordinator.get(KEY)
+    assert entry is not None
+    assert entry.lease_id == held.lease_id in coordinator._store.leases
+    clock.pass_time(2 * TTL_S)
+    assert held.is_held
+    held.release()
+
+
+def test_who_finds_its_key_gone_when_it_moves_it_has_lost_it(
+    coordinator: MemoryCoordinator, clock: ProcessClock
+) -> None:
+    held = claim(coordinator, clock, LONG_S)
+    coordinator.transact([], [Delete(KEY)])
+    held.hold_for(TTL_S)
+    eventually(lambda: not held.is_held)
+    assert coordinator.get(KEY) is None
+    held.release()
