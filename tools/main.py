@@ -4,8 +4,8 @@ Rules:
 
 * Subcommands are imported when they are used, so that ``flightedl --help`` is quick.
 * Errors become text here and nowhere else: a :class:`FlightedlError` is one red line and its exit code (2: something
-  has to be changed, 3: the job cannot go on, else 1); Ctrl-C is 130; anything else is a bug and keeps
-  its traceback. ``--debug`` keeps all tracebacks.
+  has to be changed, also where what was named is not there; 3: the job cannot go on; else 1); Ctrl-C is 130; anything
+  else is a bug and keeps its traceback. ``--debug`` keeps all tracebacks.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from collections.abc import Sequence
 
 import click
 
-from flightedl.errors import EXIT_FAILED, EXIT_START_AGAIN, FlightedlError, exit_code_of
+from flightedl.errors import EXIT_FAILED, EXIT_START_AGAIN, EXIT_USAGE, FlightedlError, NotFoundError, exit_code_of
 
 #: name -> (module, attribute, one line of help). The help stands here so that listing imports nothing.
 COMMANDS: dict[str, tuple[str, str, str]] = {
@@ -73,6 +73,8 @@ def run_command_line(arguments: list[str]) -> int:
         if _wants_debug(arguments):
             raise
         click.secho(f"flightedl: {error}", fg="red", err=True)
+        if isinstance(error, NotFoundError):
+            return EXIT_USAGE
         code = exit_code_of(error)
         return EXIT_FAILED if code == EXIT_START_AGAIN else code
     except click.ClickException as error:

@@ -2,12 +2,24 @@
 
 from __future__ import annotations
 
+import shlex
+import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import click
 from rich.console import Console
 
 from flightedl.launch.run import RunOptions, run_job
+
+
+def resume_command(arguments: Sequence[str]) -> str:
+    """The command line that goes on from where this one (without the program) has left its checkpoints."""
+    if not arguments or "run" not in arguments:
+        return ""
+    at = list(arguments).index("run") + 1
+    more = [] if "--resume" in arguments else ["--resume"]
+    return shlex.join(["flightedl", *arguments[:at], *more, *arguments[at:]])
 
 
 @click.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": True})
@@ -89,6 +101,7 @@ def run(
         standby=standby,
         output=output,
         etcd=etcd,
+        resume_command=resume_command(sys.argv[1:]) if checkpoint else "",
         more={name: value for name, value in more.items() if value is not None},
     )
     return run_job(options, Console(highlight=False))

@@ -62,6 +62,8 @@ class RunOptions:
     #: Default: a new directory under ``runs/``.
     output: Path | None = None
     etcd: str | None = None
+    #: The command that goes on from the checkpoints of this run; empty: nobody knows it.
+    resume_command: str = ""
     #: Further settings of all processes.
     more: Mapping[str, Any] = field(default_factory=dict)
 
@@ -132,7 +134,8 @@ def run_job(options: RunOptions, console: Console) -> int:
                 poller.refresh()
             if outcome.exit_code >= 128:
                 display.event("stopping")
-        return _report(console, outcome, poller.status, clock.now() - started_at, cluster.directory)
+        wall_s = clock.now() - started_at
+        return _report(console, outcome, poller.status, wall_s, cluster.directory, options.resume_command)
 
 
 @contextlib.contextmanager
@@ -235,17 +238,34 @@ class _Watch:
         return Figures(elapsed_s, status, running, self.trainers, self.cluster.pservers, self.poller.trouble)
 
 
-def _report(console: Console, outcome: Outcome, status: StatusReply | None, wall_s: float, directory: Path) -> int:
+def _report(
+    console: Console,
+    outcome: Outcome,
+    status: StatusReply | None,
+    wall_s: float,
+    directory: Path,
+    resume_command: str,
+) -> int:
     """Print how the job ended; the exit code."""
     failed = 0 if status is None else failed_tasks(status)
     for line in summary(outcome, status, failed, wall_s, directory):
         console.print(f"flightedl: {line}", markup=False, highlight=False, soft_wrap=True)
+    if resume_command and may_be_resumed(outcome, status):
+        line = f"flightedl: go on from checkpoint {status.checkpoint if status else ''} with: {resume_command}"
+        console.print(line, markup=False, highlight=False, soft_wrap=True)
     if outcome.reason:
         console.print(f"flightedl: {outcome.reason}", style="red", markup=False, highlight=False, soft_wrap=True)
     # What shows why the job ended is the last that is shown.
     for line in outcome.last_lines:
         console.print(f"{outcome.slot} | {line}", markup=False, highlight=False, soft_wrap=True)
     return outcome.exit_code
+
+
+def may_be_resumed(outcome: Outcome, status: StatusReply | None) -> bool:
+    """Whether a checkpoint was left by a job that is not done."""
+    if status is None or not status.checkpoint:
+        return False
+    return status.is_stopped or outcome.exit_code not in {0, EXIT_INCOMPLETE}
 
 
 def summary(

@@ -9,7 +9,7 @@ from rich.console import Console
 from flightedl.config import CommonSettings
 from flightedl.errors import UsageError
 from flightedl.launch.cluster import LocalCluster
-from flightedl.launch.run import RunOptions, job_name, new_output_directory, run_job, summary
+from flightedl.launch.run import RunOptions, job_name, may_be_resumed, new_output_directory, run_job, summary
 from flightedl.launch.supervisor import Outcome
 from flightedl.wire.messages_status import FailedPiece, StatusReply, TaskCounts
 
@@ -100,3 +100,21 @@ def test_an_output_directory_that_is_a_file(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(UsageError, match="Not a directory"):
         LocalCluster(output_dir=tmp_path / "file").start()
+
+
+@pytest.mark.parametrize(
+    ("outcome", "status", "may"),
+    [
+        (Outcome(130), {"checkpoint": "c-3"}, True),
+        (Outcome(1), {"checkpoint": "c-3"}, True),
+        (Outcome(130), {"checkpoint": ""}, False),
+        (Outcome(0), {"checkpoint": "c-3"}, False),
+        (Outcome(0), {"checkpoint": "c-3", "is_stopped": True}, True),
+        (Outcome(4), {"checkpoint": "c-3"}, False),
+    ],
+)
+def test_a_job_that_is_not_done_and_has_a_checkpoint_may_be_resumed(
+    outcome: Outcome, status: dict[str, Any], may: bool
+) -> None:
+    assert may_be_resumed(outcome, StatusReply(job="j", state="training", **status)) is may
+    assert not may_be_resumed(outcome, None)

@@ -205,7 +205,7 @@ def test_the_status_of_a_running_job(until: Until) -> None:
         assert "waiting for  " in table
         assert "pserver-1" in table
         absent = subprocess.run([*command[:-1], "absent"], capture_output=True, text=True, timeout=30, check=False)
-        assert absent.returncode == 1
+        assert absent.returncode == 2
         assert absent.stderr.startswith("flightedl: no job named absent runs at etcd")
         assert len(absent.stderr.splitlines()) == 1
 

@@ -8,7 +8,7 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from flightedl.errors import JobFailedError, UnavailableError, UsageError
+from flightedl.errors import JobFailedError, NotFoundError, UnavailableError, UsageError
 from flightedl_tools import main as main_module
 from flightedl_tools.main import COMMANDS, command, run_command_line
 
@@ -59,7 +59,13 @@ def test_the_listed_help_is_the_commands_own(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("error", "code"), [(UsageError("no etcd"), 2), (JobFailedError("lost"), 3), (UnavailableError("silent"), 1)]
+    ("error", "code"),
+    [
+        (UsageError("no etcd"), 2),
+        (NotFoundError("no such job"), 2),
+        (JobFailedError("lost"), 3),
+        (UnavailableError("silent"), 1),
+    ],
 )
 def test_an_error_of_ours_is_one_line(
     fail_with, capsys: pytest.CaptureFixture[str], error: Exception, code: int

@@ -1,0 +1,24 @@
+"""What ``flightedl run`` makes of its command line."""
+
+from __future__ import annotations
+
+import pytest
+
+from flightedl_tools.run import resume_command
+
+
+@pytest.mark.parametrize(
+    ("given", "again"),
+    [
+        ("run a.py --checkpoint x", "flightedl run --resume a.py --checkpoint x"),
+        ("run a.py --checkpoint x --resume", "flightedl run a.py --checkpoint x --resume"),
+        ("--debug run a.py --checkpoint x -- --lr 1", "flightedl --debug run --resume a.py --checkpoint x -- --lr 1"),
+    ],
+)
+def test_the_command_that_goes_on(given: str, again: str) -> None:
+    assert resume_command(given.split()) == again
+
+
+def test_arguments_are_quoted_for_the_shell() -> None:
+    assert resume_command(["run", "a b.py", "--lr", "$x"]) == "flightedl run --resume 'a b.py' --lr '$x'"
+    assert resume_command([]) == ""
