@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import io
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,8 @@ from rich.console import Console
 from flightedl.config import CommonSettings
 from flightedl.errors import UsageError
 from flightedl.launch.cluster import LocalCluster
-from flightedl.launch.run import RunOptions, job_name, may_be_resumed, new_output_directory, run_job, summary
+from flightedl.launch.policy import Role, Slot
+from flightedl.launch.run import RunOptions, _report, job_name, may_be_resumed, new_output_directory, run_job, summary
 from flightedl.launch.supervisor import Outcome
 from flightedl.wire.messages_status import FailedPiece, StatusReply, TaskCounts
 
@@ -118,3 +120,17 @@ def test_a_job_that_is_not_done_and_has_a_checkpoint_may_be_resumed(
 ) -> None:
     assert may_be_resumed(outcome, StatusReply(job="j", state="training", **status)) is may
     assert not may_be_resumed(outcome, None)
+
+
+def test_what_shows_why_a_job_ended_is_the_last_that_is_shown(tmp_path: Path) -> None:
+    console = Console(file=io.StringIO(), width=300)
+    outcome = Outcome(2, "trainer-1 ended: exit code 2", Slot(Role.TRAINER, 1), ("loading", "train.py, line 3: no"))
+    status = StatusReply(job="j", state="training", checkpoint="c-2")
+    assert _report(console, outcome, status, 1.0, tmp_path, "flightedl run --resume train.py") == 2
+    assert isinstance(console.file, io.StringIO)
+    assert console.file.getvalue().splitlines()[-4:] == [
+        "flightedl: go on from checkpoint c-2 with: flightedl run --resume train.py",
+        "flightedl: trainer-1 ended: exit code 2",
+        "trainer-1 | loading",
+        "trainer-1 | train.py, line 3: no",
+    ]

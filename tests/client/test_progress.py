@@ -1,0 +1,50 @@
+"""What a trainer tells the master of its batches."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from pserver_bench import Cluster
+
+from flightedl.client.participation import Participation
+from flightedl.client.progress import ProgressReporter
+from flightedl.domain.modes import Async, Mode
+from flightedl.errors import UnavailableError
+from flightedl.wire.messages import decode
+from flightedl.wire.messages_work import LogRequest
+
+
+def test_batches_that_gave_the_model_nothing_are_told_and_not_lost_with_a_message() -> None:
+    sent: list[LogRequest] = []
+    failures = [UnavailableError("no master")]
+
+    def send(body: bytes) -> None:
+        if failures:
+            raise failures.pop()
+        sent.append(decode(body, LogRequest))
+
+    reporter = ProgressReporter(send, lambda: ("t", 1), lambda: None)
+    reporter.batch(10, is_idle=True)
+    reporter._flush()
+    reporter.batch(10, is_idle=False)
+    reporter.batch(10, is_idle=True)
+    reporter.close()
+    assert [(each.batches, each.idle_batches) for each in sent] == [(3, 2)]
+
+
+@pytest.mark.parametrize("mode", [Async(), Async(push_every=2)], ids=str)
+def test_a_batch_without_a_gradient_is_idle(mode: Mode) -> None:
+    nobody: Any = None  # Neither the master nor the registration is asked for anything here.
+    done: list[bool] = []
+    with Cluster({"w": (4,)}, mode) as cluster:
+        trainer = cluster.trainer()
+        participation = Participation(nobody, nobody, nobody, nobody, lambda _records, is_idle: done.append(is_idle))
+        participation.take(trainer.parameters, mode)
+        for batch in range(4):
+            current = trainer.begin(batch)
+            if batch % 2:
+                trainer.parameters.step({"w": np.ones(4, np.float32)})
+            participation.close_batch(current)
+    assert done == [True, False, True, False]
