@@ -21,6 +21,7 @@ happened) are different branches, because whoever holds state must act different
     ├── MessageError            message          a message that does not follow the protocol
     ├── AuthenticationError     authentication   who is asking is not proven, or may not
     ├── JobFailedError          job_failed       the job cannot go on; the text says why
+    │   └── RolledBackError     rolled_back      etcd has gone back: go on from the checkpoint with --resume
     ├── BegunAnewError          begun_anew       the model has new first values: start this trainer again
     ├── UnavailableError        unavailable      (retryable) not reachable or not ready; nothing happened
     │   ├── BusyError           busy             (retryable) admission limit; nothing happened
@@ -113,6 +114,12 @@ class JobFailedError(FlightedlError):
     """The job cannot go on; the text says why and what to do."""
 
     code = "job_failed"
+
+
+class RolledBackError(JobFailedError):
+    """etcd is not the one that was seen, or older: nothing it says may be mixed with what this process knows."""
+
+    code = "rolled_back"
 
 
 class BegunAnewError(FlightedlError):

@@ -10,6 +10,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import BinaryIO, Protocol
 
+from flightedl.domain.store_history import Sighting
+
 
 class Clock(Protocol):
     """Time. Expiry uses ``now`` only; ``wall_time`` is for people."""
@@ -172,7 +174,15 @@ class Coordinator(Protocol):
 
     All methods raise UnavailableError when nothing can have happened, and ``transact`` raises OutcomeUnknownError
     when the request was sent and no answer came.
+
+    When the store turns out to be another cluster's, or to have a lower revision than this connection had seen before
+    it asked, everything raises RolledBackError from then on, for ever, also leases and watches (a watch may raise
+    CompactedError once before). A request that found this out may have been carried out.
     """
+
+    def sighting(self) -> Sighting | None:
+        """The newest that this connection has seen of the store; None: nothing yet. Asks nobody."""
+        ...
 
     def get(self, key: str) -> Entry | None: ...
 

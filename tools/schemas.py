@@ -70,6 +70,7 @@ def _arrow() -> dict[str, Any]:
 def _keys() -> dict[str, str]:
     keys = JobKeys("j")
     described = {
+        keys.history: "HistoryRecord; life times 2**40 is added to each revision of etcd, in generations as well",
         keys.master_lock: "leased; its create_revision is the master's generation",
         keys.master_address: "leased; ServerRecord",
         keys.ps_desired: "number of pservers, decimal",

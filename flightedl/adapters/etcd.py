@@ -9,8 +9,11 @@ Rules:
   that queue behind it. Several endpoints are tried in turn, each call first on the one that answered last.
 * A watch has a connection of its own and is driven by the thread that calls ``next``: it opens the stream, asks a quiet
   one for a sign of life, gives it up when none comes, and resumes from the last revision + 1. What it delivers is
-  filtered by revision, so nothing comes twice. A history that went back (etcd was replaced by an empty one) is reported
-  as compaction, because the cure is the same: list again.
+  filtered by revision, so nothing comes twice. A history that went back is reported as compaction: whoever lists again
+  finds out.
+* Every answer says of which cluster it is and at which revision; what of that contradicts an earlier one ends all work
+  on this etcd (``domain.store_history``). Renewals and watches may be answered by a member that lags behind, so their
+  revisions prove nothing.
 * A lease's renewal is answered within a quarter of its time to live or given up, so that its holder can try again, on
   another connection, before it has to count the lease as lost.
 
@@ -19,6 +22,7 @@ Not guaranteed: TLS and passwords between this process and etcd; use a network t
 
 from __future__ import annotations
 
+import contextlib
 import math
 import queue
 import threading
@@ -29,7 +33,15 @@ from typing import Any
 import etcd3.etcdrpc as rpc
 import grpc  # type: ignore[import-untyped]
 
-from flightedl.errors import AuthenticationError, FlightedlError, OutcomeUnknownError, UnavailableError, UsageError
+from flightedl.domain.store_history import Sighting, Witness
+from flightedl.errors import (
+    AuthenticationError,
+    FlightedlError,
+    OutcomeUnknownError,
+    RolledBackError,
+    UnavailableError,
+    UsageError,
+)
 from flightedl.ports import (
     Absent,
     Clock,
@@ -84,6 +96,10 @@ class EtcdCoordinator:
         self._retired: list[tuple[float, _Connection]] = []
         self._watches: set[EtcdWatch] = set()
         self._is_closed = False
+        self._history = _History()
+
+    def sighting(self) -> Sighting | None:
+        return self._history.seen
 
     def get(self, key: str) -> Entry | None:
         request = rpc.RangeRequest(key=key.encode())
@@ -114,7 +130,9 @@ class EtcdCoordinator:
         return EtcdLease(reply.ID, float(reply.TTL), self._ask, self._timeout_s)
 
     def watch(self, prefix: str, after_revision: int) -> EtcdWatch:
-        watch = EtcdWatch(self._endpoints, prefix, after_revision, self._timeout_s, self._clock, self._forget)
+        watch = EtcdWatch(
+            self._endpoints, prefix, after_revision, self._timeout_s, self._clock, self._history, self._forget
+        )
         with self._lock:
             self._watches.add(watch)
         return watch
@@ -141,16 +159,22 @@ class EtcdCoordinator:
         with self._lock:
             self._watches.discard(watch)
 
-    def _ask(self, send: _Send, timeout_s: float | None = None, *, is_repeatable: bool = True) -> Any:
-        """Send to the endpoint that answered last, and to the next ones as long as nothing can have happened."""
+    def _ask(
+        self, send: _Send, timeout_s: float | None = None, *, is_repeatable: bool = True, is_current: bool = True
+    ) -> Any:
+        """Send to the endpoint that answered last, and to the next ones as long as nothing can have happened.
+
+        ``is_current``: etcd does not answer this from a member that lags behind.
+        """
         timeout_s = self._timeout_s if timeout_s is None else timeout_s
         deadline = self._clock.now() + timeout_s
         tries_left = len(self._endpoints)
         while True:
             tries_left -= 1
             index, connection = self._connection()
+            before = self._history.require()
             try:
-                return send(connection, max(deadline - self._clock.now(), 0.001))
+                reply = send(connection, max(deadline - self._clock.now(), 0.001))
             except grpc.RpcError as error:
                 if _is_trouble(error):
                     self._turn_away(index, connection, is_stuck=error.code() is grpc.StatusCode.DEADLINE_EXCEEDED)
@@ -159,6 +183,8 @@ class EtcdCoordinator:
                 raise _meaning(error, self._endpoints[index], timeout_s, is_repeatable=is_repeatable) from None
             except ValueError:  # what gRPC raises on a channel that was closed
                 raise UnavailableError("the connection to etcd was closed by this process") from None
+            self._history.saw(before, reply.header, is_current=is_current)
+            return reply
 
     def _connection(self) -> tuple[int, _Connection]:
         with self._lock:
@@ -183,6 +209,31 @@ class EtcdCoordinator:
             retired.close()
 
 
+class _History:
+    """What this connection has seen of etcd. Thread-safe; see ``domain.store_history``."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._witness = Witness()
+
+    @property
+    def seen(self) -> Sighting | None:
+        return self._witness.seen
+
+    def require(self) -> Sighting | None:
+        """What has been seen; RolledBackError once it does not hold any more."""
+        if self._witness.broken_because:
+            raise RolledBackError(self._witness.broken_because)
+        return self._witness.seen
+
+    def saw(self, before: Sighting | None, header: Any, *, is_current: bool) -> None:
+        now = Sighting(f"{header.cluster_id:016x}", header.revision)
+        with self._lock:
+            broken_because = self._witness.saw(before, now, is_current=is_current)
+        if broken_because:
+            raise RolledBackError(broken_because)
+
+
 class EtcdLease:
     """See ``ports.Lease``."""
 
@@ -201,14 +252,15 @@ class EtcdLease:
         return self._ttl_s
 
     def renew(self) -> None:
-        if self._ask(self._keep_alive, min(self._timeout_s, max(self._ttl_s / 4, _RENEWAL_FLOOR_S))) <= 0:
+        timeout_s = min(self._timeout_s, max(self._ttl_s / 4, _RENEWAL_FLOOR_S))
+        if self._ask(self._keep_alive, timeout_s, is_current=False).TTL <= 0:
             raise LeaseLostError(f"lease {self._id:x} has ended")
 
-    def _keep_alive(self, connection: _Connection, timeout_s: float) -> int:
+    def _keep_alive(self, connection: _Connection, timeout_s: float) -> Any:
         stream = connection.lease.LeaseKeepAlive(iter((rpc.LeaseKeepAliveRequest(ID=self._id),)), timeout=timeout_s)
         try:
             for reply in stream:
-                return int(reply.TTL)
+                return reply
         finally:
             stream.cancel()
         raise UnavailableError("etcd ended the renewal of a lease without an answer")
@@ -231,12 +283,14 @@ class EtcdWatch:
         after_revision: int,
         timeout_s: float,
         clock: Clock,
+        history: _History,
         on_close: Callable[[EtcdWatch], None],
     ) -> None:
         self._endpoints = endpoints
         self._range = _range(prefix)
         self._timeout_s = timeout_s
         self._clock = clock
+        self._history = history
         self._on_close = on_close
         self._condition = threading.Condition()
         #: All events up to this revision were received; what comes again below it is dropped.
@@ -259,6 +313,7 @@ class EtcdWatch:
                     events = tuple(self._events)
                     self._events.clear()
                     return events
+                self._history.require()
                 if self._is_compacted:
                     raise CompactedError("etcd no longer has the events after the last one seen: list again")
                 if self._is_closed:
@@ -319,6 +374,8 @@ class EtcdWatch:
                 return
             self._heard_at = self._clock.now()
             self._probed_at = None
+            with contextlib.suppress(RolledBackError):  # raised to whoever waits for events
+                self._history.saw(self._history.seen, reply.header, is_current=False)
             if reply.compact_revision or (reply.created and reply.header.revision < self._revision):
                 self._is_compacted = True
             for event in reply.events:

@@ -83,6 +83,7 @@ class Servers:
         self._election = election
 
     def _require_same_model(self) -> None:
+        self._directory.require_followed()
         election = self._election
         if election is None:
             return
@@ -100,6 +101,7 @@ class Servers:
         Raises:
             NotReadyError: none is known.
             BegunAnewError: the model has other first values than this trainer knows.
+            RolledBackError: etcd has gone back.
         """
         self._require_same_model()
         record = self._directory.master()
@@ -116,6 +118,7 @@ class Servers:
         Raises:
             NotReadyError: nobody holds the index.
             BegunAnewError: the model has other first values than this trainer knows.
+            RolledBackError: etcd has gone back.
         """
         self._require_same_model()
         record = self._directory.pservers().get(index)

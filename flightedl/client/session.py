@@ -42,6 +42,7 @@ from flightedl.config import TrainerSettings, settings
 from flightedl.coordination.checkpoint_places import write_model
 from flightedl.coordination.directory import Directory
 from flightedl.coordination.keys import JobKeys
+from flightedl.coordination.lives import JobCoordinator
 from flightedl.domain.modes import Mode, Sync
 from flightedl.domain.optimizers import SGD, Optimizer
 from flightedl.domain.parameters import ParameterSpec
@@ -98,7 +99,7 @@ class Job:
         self._cover_s = chosen.lease_ttl_s + _TAKEOVER_S
         self._clock: Clock = SystemClock()
         self._keys = JobKeys(chosen.job)
-        self._coordinator = EtcdCoordinator(chosen.etcd, clock=self._clock)
+        self._coordinator = JobCoordinator(EtcdCoordinator(chosen.etcd, clock=self._clock), self._keys)
         try:
             self._registration = Registration(
                 self._coordinator, self._clock, self._keys, chosen.lease_ttl_s, chosen.process_name
@@ -511,6 +512,7 @@ class Job:
     def _wait_for_pservers(self, count: int) -> None:
         waiting = self._waits.begin()
         for _ in waiting.steps():
+            self._directory.require_followed()
             present = len([index for index in self._directory.pservers() if index < count])
             if present >= count:
                 break

@@ -1,5 +1,5 @@
 """What every process shares through etcd: the key layout, keys that are held with a lease, and who is where.
 
 ``keys`` names the keys, ``records`` their values, ``keeper`` holds a key for as long as this process may act under it,
-``directory`` follows the others.
+``lives`` lets revisions rise on when etcd has gone back, ``directory`` follows the others.
 """

@@ -3,7 +3,8 @@
 Theory of operation: one thread lists the job's prefix, then watches it from the listing's revision. Each batch of
 changes makes a new immutable snapshot, wakes the waiters and calls the subscribers. When etcd cannot be reached the
 copy stays as it is (``trouble`` says why) and the watch is resumed later; when etcd no longer has the events in
-between, everything is listed again. Subscribers then see all changes at once.
+between, everything is listed again. Subscribers then see all changes at once. When etcd turns out to have gone back,
+the copy is over (``require_followed``).
 
 Not guaranteed: that the copy is current. Whoever acts on it names the generation it found, and is refused if that is
 over.
@@ -22,7 +23,7 @@ import msgspec
 
 from flightedl.coordination.keys import JobKeys
 from flightedl.coordination.records import ServerRecord, TrainerRecord
-from flightedl.errors import FlightedlError
+from flightedl.errors import BegunAnewError, FlightedlError, RolledBackError
 from flightedl.ports import Clock, CompactedError, Coordinator, Entry, Watch, WatchEvent, Written
 
 _log = logging.getLogger(__name__)
@@ -51,6 +52,7 @@ class Directory:
         #: Replaced, never changed: readers take it without a lock.
         self._snapshot: tuple[Mapping[str, Entry], int] = (MappingProxyType({}), 0)
         self._trouble = ""
+        self._over: FlightedlError | None = None
         self._subscribers: list[Callable[[], None]] = []
         self._stop = threading.Event()
         #: What the thread waits in; closing it ends the wait.
@@ -91,6 +93,11 @@ class Directory:
     def trouble(self) -> str:
         """Why etcd could not be asked the last time; empty when it could."""
         return self._trouble
+
+    def require_followed(self) -> None:
+        """Raises why this copy will never be current again (RolledBackError, BegunAnewError), if there is a reason."""
+        if self._over is not None:
+            raise self._over
 
     def entry(self, key: str) -> Entry | None:
         """One key as last seen; what lies under ``keys.state_prefix`` is not followed."""
@@ -159,6 +166,10 @@ class Directory:
                 self._watch(listing.revision)
             except CompactedError as error:
                 _log.info("the job's keys are listed anew: %s", error)
+            except (RolledBackError, BegunAnewError) as error:
+                _log.error("the directory ends: %s", error)
+                self._over, self._trouble = error, str(error)
+                return
             except FlightedlError as error:
                 if not self._trouble:
                     _log.warning("the directory cannot follow etcd: %s", error)

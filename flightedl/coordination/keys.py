@@ -34,6 +34,11 @@ class JobKeys:
         return f"/flightedl-state/{self.job_name}/"
 
     @property
+    def history(self) -> str:
+        """On which etcd the job's state was begun, and in which life of the job; a ``HistoryRecord``."""
+        return self.prefix + "history"
+
+    @property
     def master_lock(self) -> str:
         """Held by the active master; its create_revision is the master's generation."""
         return self.prefix + "master/lock"

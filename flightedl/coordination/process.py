@@ -1,7 +1,8 @@
 """What master and pserver processes have in common: settings, the way to an end, the record that tells where one is.
 
 A process ends for the first reason that it is given: a signal (exit code 0), a lost lease (75: start me again), a job
-that cannot go on (3). Whatever error of ours comes out of it becomes one sentence and an exit code.
+that cannot go on, or an etcd that has gone back (3). Whatever error of ours comes out of it becomes one sentence and an
+exit code.
 """
 
 from __future__ import annotations
@@ -24,10 +25,11 @@ from flightedl.adapters.clock import SystemClock
 from flightedl.adapters.etcd import EtcdCoordinator
 from flightedl.config import ServerSettings
 from flightedl.coordination.keys import JobKeys
+from flightedl.coordination.lives import JobCoordinator
 from flightedl.coordination.metrics import Figures, MetricsPage
 from flightedl.coordination.records import ServerRecord
 from flightedl.errors import EXIT_START_AGAIN, FlightedlError, exit_code_of
-from flightedl.ports import Clock, Coordinator
+from flightedl.ports import Clock
 from flightedl.rpc import process_tuning
 
 Settings = TypeVar("Settings", bound=ServerSettings)
@@ -61,14 +63,18 @@ class ServerProcess(abc.ABC, Generic[Settings]):
         """Serve until told to end; returns the exit code."""
         signal.signal(signal.SIGTERM, lambda *_: self.end(0, "terminated"))
         signal.signal(signal.SIGINT, lambda *_: self.end(0, "interrupted"))
-        coordinator = EtcdCoordinator(self._settings.etcd, clock=self._clock)
+        coordinator = JobCoordinator(
+            EtcdCoordinator(self._settings.etcd, clock=self._clock),
+            self._keys,
+            lambda error: self.end(exit_code_of(error), str(error)),
+        )
         try:
             return self._serve(coordinator)
         finally:
             coordinator.close()
 
     @abc.abstractmethod
-    def _serve(self, coordinator: Coordinator) -> int:
+    def _serve(self, coordinator: JobCoordinator) -> int:
         """Everything until the end; returns the exit code."""
 
     def _metrics(self, index: int, read: Callable[[], Figures]) -> contextlib.AbstractContextManager[object]:

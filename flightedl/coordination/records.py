@@ -1,4 +1,4 @@
-"""The values of the keys that name processes.
+"""The values of the keys that name processes, and of the one that says which life of the job this is.
 
 JSON; unknown fields are ignored, so that processes of a newer version may join. ``generation`` of a pserver and of a
 trainer is the create_revision of its own key and is filled in by who reads the entry; the master's address carries the
@@ -34,3 +34,12 @@ class TrainerRecord(msgspec.Struct, frozen=True, kw_only=True):
     name: str = ""
     host: str = ""
     pid: Natural = 0
+
+
+class HistoryRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """On which etcd the job's state was begun."""
+
+    #: Revisions of this life count from here, see ``domain.store_history``.
+    life: Natural = 0
+    #: The id of etcd's cluster, 16 hex digits.
+    cluster: str = ""

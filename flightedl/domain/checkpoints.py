@@ -68,6 +68,7 @@ from flightedl.domain.checkpoints_values import (
     Sweep,
     WriteManifest,
 )
+from flightedl.domain.store_history import Sighting
 
 _MARGIN_LIMIT = 1024
 _REJECTED_LIMIT = 64
@@ -311,6 +312,7 @@ class Checkpoints:
         queue: bytes | None,
         created_s: float,
         evaluations: bytes | None = None,
+        etcd: Sighting | None = None,
     ) -> Manifest:
         """What ``WriteManifest`` asks to write; ``queue`` is the queue's state as it is now."""
         work = self._work
@@ -328,6 +330,7 @@ class Checkpoints:
             declaration=msgspec.Raw(declaration),
             queue=msgspec.Raw(queue or b"null"),
             evaluations=msgspec.Raw(evaluations or b"null"),
+            etcd=etcd,
         )
 
     def manifest_written(self, number: int, manifest_checksum: str) -> Effects:

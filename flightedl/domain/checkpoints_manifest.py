@@ -22,6 +22,7 @@ from dataclasses import dataclass
 
 import msgspec
 
+from flightedl.domain.store_history import Sighting
 from flightedl.errors import CorruptError
 
 FORMAT = 1
@@ -93,6 +94,8 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     queue: msgspec.Raw = _NOTHING
     #: Results of the evaluations that were through.
     evaluations: msgspec.Raw = _NOTHING
+    #: etcd as the master saw it at last; None: not known.
+    etcd: Sighting | None = None
 
     @property
     def stored_queue(self) -> bytes | None:

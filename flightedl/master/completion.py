@@ -153,6 +153,7 @@ class Completion:
             None if state.queue is None else state.queue.encode(),
             state.clock.wall_time(),
             state.evaluations.encode_results(),
+            state.sighting(),
         )
 
     def _whole_declaration(self) -> JobDeclaration:

@@ -7,7 +7,8 @@ waits a moment for as many again: those that were just answered are likely to be
 Each write is fenced by the lock's generation *and* compares the revision of the keys it overwrites. The second makes a
 write whose outcome is unknown harmless: it either happened (then the key holds exactly the bytes that were sent, and
 the chain goes on from there) or it never can, because the next write changed what it compares to. A master whose writes
-stay unresolved until its lease is at risk, or who finds bytes that it did not write, steps down.
+stay unresolved until its lease is at risk, who finds bytes that it did not write, or who meets an unexpected error,
+steps down.
 """
 
 from __future__ import annotations
@@ -105,6 +106,17 @@ class DurableState:
             lock.release()
 
     def _run(self) -> None:
+        try:
+            self._write_on()
+        except Exception as error:  # noqa: BLE001 - see below
+            # Whatever it is: a master whose state is not written any more would keep the lock and answer nobody.
+            _log.exception("the state cannot be written")
+            self._step_down(f"its state cannot be written: {error}")
+        finally:
+            self._stop()
+
+    def _write_on(self) -> None:
+        """Write until closed or stepped down."""
         expected = 1
         while True:
             with self._changed:
@@ -117,7 +129,6 @@ class DurableState:
                     return
             revision, values = self._snapshot()
             if not self._write(values):
-                self._stop()
                 return
             with self._changed:
                 self._durable = revision

@@ -1,8 +1,8 @@
 """One master process: wiring, standing by, taking the lock, recovering, serving, ending.
 
-Order: bind the server (it answers "not ready"), wait for ``master/lock``, write job-wide facts, read what the
-predecessor (or, if that is wanted, a checkpoint) left, serve, publish the address. It ends when told to (0), or when
-the lock or its lease is lost (75: start me again, as a standby).
+Order: wait for ``master/lock``, see that etcd has not gone back, write job-wide facts, bind the server (it answers "not
+ready"), read what the predecessor (or, if that is wanted, a checkpoint) left, serve, publish the address. It ends when
+told to (0), when the lock or its lease is lost (75: start me again, as a standby), or when etcd has gone back (3).
 """
 
 from __future__ import annotations
@@ -14,9 +14,10 @@ from flightedl.config import MasterSettings
 from flightedl.coordination.checkpoint_places import job_storage
 from flightedl.coordination.directory import Directory
 from flightedl.coordination.keeper import HeldKey
+from flightedl.coordination.lives import JobCoordinator
 from flightedl.coordination.process import ServerProcess, run_server
 from flightedl.errors import FencedError, UsageError
-from flightedl.master import resuming
+from flightedl.master import continuity, resuming
 from flightedl.master.flight import MasterFlight
 from flightedl.master.metrics import figures
 from flightedl.master.recovery import read_state
@@ -36,7 +37,13 @@ class MasterProcess(ServerProcess[MasterSettings]):
 
     role = "master"
 
-    def _serve(self, coordinator: Coordinator) -> int:
+    def _serve(self, coordinator: JobCoordinator) -> int:
+        while (exit_code := self._take_turn(coordinator)) is None:
+            coordinator.look_again()
+        return exit_code
+
+    def _take_turn(self, coordinator: JobCoordinator) -> int | None:
+        """Wait for the lock and lead; None: the job has begun another life, in which the lock has to be taken."""
         _log.info("waiting for the lock")
         held = HeldKey.claim_when_free(
             coordinator,
@@ -54,10 +61,12 @@ class MasterProcess(ServerProcess[MasterSettings]):
         finally:
             held.release()
 
-    def _lead(self, coordinator: Coordinator, held: HeldKey) -> int:
+    def _lead(self, coordinator: Coordinator, held: HeldKey) -> int | None:
         _log.info("took the lock generation=%d", held.generation)
-        pserver_count = self._fix_pserver_count(coordinator, held)
         checkpoints = job_storage(self._settings.checkpoint, self._settings.job)
+        if not continuity.settle(checkpoints, coordinator, held, self._keys, resume=self._settings.resume):
+            return None
+        pserver_count = self._fix_pserver_count(coordinator, held)
         resuming.begin(checkpoints, coordinator, held, self._keys, pserver_count, resume=self._settings.resume)
         directory = Directory(coordinator, self._keys, self._clock).start()
         credentials = Credentials.load(self._settings.tls_dir)

@@ -15,6 +15,7 @@ from flightedl.config import MasterSettings
 from flightedl.coordination.keeper import HeldKey
 from flightedl.coordination.keys import JobKeys
 from flightedl.domain.membership import Membership
+from flightedl.domain.store_history import Sighting
 from flightedl.domain.tasks import TaskQueue
 from flightedl.domain.tasks_values import QueueSettings
 from flightedl.errors import NotReadyError, UnregisteredError
@@ -189,6 +190,10 @@ class JobState:
                     self._encoded_declaration = (self.declaration, encode(self.declaration))
                 values[self._keys.job] = self._encoded_declaration[1]
             return self.revision, values
+
+    def sighting(self) -> Sighting | None:
+        """Etcd as this master saw it at last."""
+        return self._coordinator.sighting()
 
     # trainers
 

@@ -49,6 +49,7 @@ class EtcdServer:
         self._directory = Path()
         self._ports = (0, 0)
         self._process: ServerProcess | None = None
+        self._cluster = "etcd-cluster"
 
     def __enter__(self) -> Self:
         self._directory = Path(tempfile.mkdtemp(prefix="flightedl-etcd-"))
@@ -94,6 +95,23 @@ class EtcdServer:
                 return
         raise RuntimeError(f"etcd does not start again: {self.process.log()}")
 
+    def backup(self) -> Path:
+        """A copy of the data as they are now, taken while etcd is stopped; it runs again afterwards."""
+        self.process.kill()
+        copy = Path(tempfile.mkdtemp(prefix="backup-", dir=self._directory))
+        shutil.copytree(self._directory / "data", copy / "data")
+        self.restart()
+        return copy
+
+    def restore(self, backup: Path | None, cluster: str = "") -> None:
+        """Go on from a backup (None: from nothing) at the same address; another ``cluster`` gives it another id."""
+        self.process.kill()
+        shutil.rmtree(self._directory / "data")
+        if backup is not None:
+            shutil.copytree(backup / "data", self._directory / "data")
+        self._cluster = cluster or self._cluster
+        self.restart()
+
     def freeze(self) -> None:
         """SIGSTOP: connections stay open, nothing is answered."""
         self.process.freeze()
@@ -120,6 +138,7 @@ class EtcdServer:
             f"--listen-peer-urls={peer}",
             f"--initial-advertise-peer-urls={peer}",
             f"--initial-cluster=test={peer}",
+            f"--initial-cluster-token={self._cluster}",
             "--heartbeat-interval=10",
             "--election-timeout=50",
             "--unsafe-no-fsync",

@@ -9,10 +9,12 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Literal, TypeVar
 
-from flightedl.errors import OutcomeUnknownError, UnavailableError, UsageError
+from flightedl.domain.store_history import Sighting, Witness
+from flightedl.errors import OutcomeUnknownError, RolledBackError, UnavailableError, UsageError
 from flightedl.ports import (
     Absent,
     Clock,
@@ -46,6 +48,7 @@ class _Store:
     def __init__(self, clock: Clock) -> None:
         self.clock = clock
         self.condition = threading.Condition()
+        self.cluster = "1" * 16
         self.revision = 1
         self.compacted = 0
         self.entries: dict[str, Entry] = {}
@@ -105,6 +108,7 @@ class MemoryCoordinator:
         self._faults: list[FaultKind] = []
         self._is_connected = True
         self._watches: set[MemoryWatch] = set()
+        self._witness = Witness()
 
     def another(self) -> MemoryCoordinator:
         """A connection of its own to the same store."""
@@ -144,7 +148,25 @@ class MemoryCoordinator:
         with self._store.condition:
             self._store.end(lease_id)
 
+    def backup(self) -> Backup:
+        """What the store has now."""
+        with self._store.condition:
+            return Backup(self._store.revision, dict(self._store.entries), dict(self._store.leases))
+
+    def restore(self, backup: Backup | None = None, cluster: str | None = None) -> None:
+        """The store is what it was then (None: empty), for all connections; ``cluster``: under another id."""
+        backup = backup or Backup(1, {}, {})
+        with self._store.condition:
+            self._store.cluster = cluster or self._store.cluster
+            self._store.revision = self._store.compacted = backup.revision
+            self._store.entries, self._store.leases = dict(backup.entries), dict(backup.leases)
+            self._store.history.clear()
+            self._store.condition.notify_all()
+
     # --- the port ---
+
+    def sighting(self) -> Sighting | None:
+        return self._witness.seen
 
     def get(self, key: str) -> Entry | None:
         return self.request(lambda store: store.entries.get(key))
@@ -198,16 +220,38 @@ class MemoryCoordinator:
     def request(self, carry_out: Callable[[_Store], Reply], lost: Exception | None = None) -> Reply:
         """Do something to the store, unless a fault is planned; ``lost`` is raised when the outcome is unknown."""
         with self._store.condition:
+            self.require_same()
             fault = self._faults.pop(0) if self._faults else None
             if fault == "unavailable" or not self._is_connected:
                 raise UnavailableError("etcd cannot be reached: start it, or set FLIGHTEDL_ETCD")
             self._store.expire()
             if fault == "lost_request":
                 raise lost or UnavailableError("etcd did not answer")
+            self.look()
             reply = carry_out(self._store)
+            self.look()
             if fault == "lost_reply":
                 raise lost or UnavailableError("etcd did not answer")
             return reply
+
+    def look(self) -> None:
+        """Locked: see the store as it is now."""
+        self._witness.saw(self._witness.seen, Sighting(self._store.cluster, self._store.revision))
+        self.require_same()
+
+    def require_same(self) -> None:
+        """RolledBackError once the store has gone back."""
+        if self._witness.broken_because:
+            raise RolledBackError(self._witness.broken_because)
+
+
+@dataclass(frozen=True, slots=True)
+class Backup:
+    """A copy of a store."""
+
+    revision: int
+    entries: Mapping[str, Entry]
+    leases: Mapping[int, tuple[float, float]]
 
 
 class MemoryLease:
@@ -261,7 +305,9 @@ class MemoryWatch:
         with self._store.condition:
             while not self._is_closed:
                 self._store.expire()
+                self._coordinator.require_same()
                 if self._coordinator.is_connected:
+                    self._coordinator.look()
                     if self._revision < self._store.compacted:
                         raise CompactedError("the events after the last one seen are gone: list again")
                     events = tuple(

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 from flightedl.adapters.clock import SystemClock
 from flightedl.adapters.etcd import EtcdCoordinator
-from flightedl.errors import OutcomeUnknownError, UnavailableError, UsageError
-from flightedl.ports import CompactedError, Coordinator, Put, Written
+from flightedl.errors import OutcomeUnknownError, RolledBackError, UnavailableError, UsageError
+from flightedl.ports import Coordinator, Put, Written
 from flightedl.testing.contracts.coordinator import (
     CoordinatorContract,
+    CoordinatorHistoryContract,
     CoordinatorOutageContract,
     collect,
     persistently,
@@ -56,6 +57,13 @@ class EtcdWorld:
     def lose_reply(self, coordinator: Coordinator) -> None:
         self.proxy.cut_after_request()
 
+    def backup(self) -> Callable[[], None]:
+        copy = self.server.backup()
+        return lambda: self.server.restore(copy)
+
+    def begin_again(self) -> None:
+        self.server.restore(None, cluster=f"begun-{uuid.uuid4().hex}")
+
     def close(self) -> None:
         for connection in self.connections:
             connection.close()
@@ -85,6 +93,13 @@ class TestContract(CoordinatorContract):
 
 @pytest.mark.faults
 class TestOutages(CoordinatorOutageContract):
+    @pytest.fixture
+    def world(self, own_world: EtcdWorld) -> EtcdWorld:
+        return own_world
+
+
+@pytest.mark.faults
+class TestHistory(CoordinatorHistoryContract):
     @pytest.fixture
     def world(self, own_world: EtcdWorld) -> EtcdWorld:
         return own_world
@@ -152,7 +167,7 @@ def test_a_watch_survives_a_freeze_without_losing_or_repeating(own_world: EtcdWo
 
 
 @pytest.mark.faults
-def test_an_etcd_replaced_by_an_empty_one_is_told_as_compaction(own_etcd: EtcdServer) -> None:
+def test_an_etcd_replaced_by_an_empty_one_is_told_by_its_cluster(own_etcd: EtcdServer) -> None:
     with TcpProxy(own_etcd.address) as proxy, EtcdServer() as empty:
         coordinator = EtcdCoordinator(proxy.address, clock=SystemClock())
         for _ in range(5):
@@ -160,7 +175,7 @@ def test_an_etcd_replaced_by_an_empty_one_is_told_as_compaction(own_etcd: EtcdSe
         watch = coordinator.watch("/test/", revision)
         assert watch.next(0.1) == ()
         proxy.redirect(empty.address)
-        with pytest.raises(CompactedError):
+        with pytest.raises(RolledBackError, match="cluster"):
             collect(watch, 1)
         coordinator.close()
 

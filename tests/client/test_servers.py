@@ -16,7 +16,7 @@ from flightedl.client.servers import Servers, is_transient
 from flightedl.coordination.directory import Directory
 from flightedl.coordination.keys import JobKeys
 from flightedl.coordination.records import ServerRecord
-from flightedl.errors import FlightedlError
+from flightedl.errors import FlightedlError, RolledBackError
 from flightedl.ports import Delete, Put
 from flightedl.rpc import Call, Connection, FlightServer, Routes, ServerIdentity
 from flightedl.testing.memory import MemoryCoordinator
@@ -103,6 +103,19 @@ def test_a_call_to_a_frozen_server_ends_when_it_is_replaced(
             held.result(LONG_S)
         assert is_transient(raised.value)
         assert time.monotonic() - began < LONG_S / 6
+
+
+def test_nobody_is_asked_any_more_when_etcd_has_gone_back(
+    place: Place, servers: Servers, coordinator: MemoryCoordinator
+) -> None:
+    coordinator.restore(cluster="2" * 16)
+    deadline = time.monotonic() + LONG_S
+    while not servers._directory.trouble:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    with pytest.raises(RolledBackError) as raised:
+        place.connection(servers)
+    assert not is_transient(raised.value)
 
 
 def test_calls_go_on_when_others_come_and_go(place: Place, servers: Servers, coordinator: MemoryCoordinator) -> None:

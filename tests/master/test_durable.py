@@ -9,7 +9,7 @@ import pytest
 
 from flightedl.adapters.clock import SystemClock
 from flightedl.coordination.keeper import HeldKey
-from flightedl.errors import NotReadyError
+from flightedl.errors import NotReadyError, UsageError
 from flightedl.master.durable import DurableState
 from flightedl.ports import Delete, ModifiedAt, Put
 from flightedl.testing.memory_coordinator import FaultKind, MemoryCoordinator
@@ -130,3 +130,27 @@ def test_a_late_write_of_unknown_outcome_cannot_undo_a_later_one(counter: Counte
     late = counter.coordinator.transact([ModifiedAt("state", before.mod_revision)], [Put("state", b"1")])
     assert not late.committed
     assert counter.stored() == b"2"
+
+
+@pytest.mark.parametrize("error", [ZeroDivisionError("nobody thought of it"), UsageError("etcd does not take this")])
+def test_an_unexpected_error_makes_the_master_step_down(
+    counter: Counter, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    def fail(*_: object) -> None:
+        raise error
+
+    monkeypatch.setattr(counter.held, "write", fail)
+    counter.value = 1
+    with pytest.raises(NotReadyError, match="stepping down"):
+        counter.durable.wait(1, 5.0)
+    assert counter.reasons == [f"its state cannot be written: {error}"]
+    with pytest.raises(NotReadyError, match="stepping down"):
+        counter.durable.wait(1, 5.0)
+
+
+def test_a_state_that_cannot_be_encoded_makes_the_master_step_down(counter: Counter) -> None:
+    counter.value = 1
+    counter.durable._snapshot = None  # type: ignore[assignment]
+    with pytest.raises(NotReadyError, match="stepping down"):
+        counter.durable.wait(1, 5.0)
+    assert len(counter.reasons) == 1

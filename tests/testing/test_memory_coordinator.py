@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import uuid
+from collections.abc import Callable
 
 import pytest
 
 from flightedl.errors import OutcomeUnknownError, UnavailableError
 from flightedl.ports import Coordinator, Put
 from flightedl.testing.clock import FakeClock
-from flightedl.testing.contracts.coordinator import CoordinatorContract, CoordinatorOutageContract, put
+from flightedl.testing.contracts.coordinator import (
+    CoordinatorContract,
+    CoordinatorHistoryContract,
+    CoordinatorOutageContract,
+    put,
+)
 from flightedl.testing.memory import MemoryCoordinator
 
 
@@ -38,6 +44,13 @@ class MemoryWorld:
         for connection in self.connections:
             connection.reconnect()
 
+    def backup(self) -> Callable[[], None]:
+        copy = self.first.backup()
+        return lambda: self.first.restore(copy)
+
+    def begin_again(self) -> None:
+        self.first.restore(cluster=uuid.uuid4().hex[:16])
+
     def lose_reply(self, coordinator: Coordinator) -> None:
         assert isinstance(coordinator, MemoryCoordinator)
         coordinator.fail_next("lost_reply")
@@ -55,6 +68,12 @@ class TestContract(CoordinatorContract):
 
 
 class TestOutages(CoordinatorOutageContract):
+    @pytest.fixture
+    def world(self, memory_world: MemoryWorld) -> MemoryWorld:
+        return memory_world
+
+
+class TestHistory(CoordinatorHistoryContract):
     @pytest.fixture
     def world(self, memory_world: MemoryWorld) -> MemoryWorld:
         return memory_world

@@ -1,7 +1,8 @@
 """What ``ports.Coordinator`` promises, as tests.
 
-Inherit :class:`CoordinatorContract` and :class:`CoordinatorOutageContract` and give them a fixture ``world``, a
-:class:`World` of the implementation; for the second it is one that may be stopped and frozen.
+Inherit :class:`CoordinatorContract`, :class:`CoordinatorOutageContract` and :class:`CoordinatorHistoryContract` and
+give them a fixture ``world``, a :class:`World` of the implementation; for the second it is one that may be stopped and
+frozen, for the third a :class:`RestorableWorld`.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import Protocol, TypeVar
 
 import pytest
 
-from flightedl.errors import OutcomeUnknownError, UnavailableError, UsageError
+from flightedl.errors import OutcomeUnknownError, RolledBackError, UnavailableError, UsageError
 from flightedl.ports import (
     Absent,
     CompactedError,
@@ -63,6 +64,18 @@ class World(Protocol):
 
     def lose_reply(self, coordinator: Coordinator) -> None:
         """The next request of this connection is carried out, its reply is lost."""
+        ...
+
+
+class RestorableWorld(World, Protocol):
+    """One whose store can be made to go back."""
+
+    def backup(self) -> Callable[[], None]:
+        """Copy the store; the function makes it what it was then."""
+        ...
+
+    def begin_again(self) -> None:
+        """Make it an empty one of another cluster."""
         ...
 
 
@@ -422,3 +435,80 @@ class CoordinatorOutageContract:
             coordinator.transact([], [Put(world.prefix + "b", b"1")])
         entry = eventually(lambda: persistently(lambda: coordinator.get(world.prefix + "b")))
         assert entry.value == b"1"
+
+
+class CoordinatorHistoryContract:
+    """What holds when the store goes back: nobody who has seen more of it goes on."""
+
+    @pytest.fixture
+    def coordinator(self, world: RestorableWorld) -> Coordinator:
+        return world.connect()
+
+    def test_a_restart_is_no_going_back(self, coordinator: Coordinator, world: RestorableWorld) -> None:
+        revision = put(coordinator, world.prefix + "a")
+        seen = coordinator.sighting()
+        assert seen is not None
+        assert seen.revision == revision
+        world.stop()
+        world.start()
+        assert persistently(lambda: coordinator.get(world.prefix + "a")) is not None
+        again = coordinator.sighting()
+        assert again is not None
+        assert again.cluster == seen.cluster
+        assert again.revision >= revision
+
+    def test_whoever_has_seen_more_never_goes_on_with_an_older_store(
+        self, coordinator: Coordinator, world: RestorableWorld
+    ) -> None:
+        put(coordinator, world.prefix + "a", b"old")
+        restore = world.backup()
+        lease = persistently(lambda: coordinator.grant(60))
+        for _ in range(5):
+            put(coordinator, world.prefix + "a", b"new")
+        restore()
+        with pytest.raises(RolledBackError, match="was seen before"):
+            persistently(lambda: coordinator.get(world.prefix + "a"))
+        # Others write until it has caught up.
+        other = world.connect()
+        for _ in range(9):
+            persistently(lambda: put(other, world.prefix + "b"))
+        for act in (
+            lambda: coordinator.get(world.prefix + "a"),
+            lambda: coordinator.list(world.prefix),
+            lambda: coordinator.transact([], [Put(world.prefix + "a", b"late")]),
+            lambda: coordinator.grant(5),
+            lease.renew,
+            lease.revoke,
+        ):
+            with pytest.raises(RolledBackError):
+                act()
+        entry = other.get(world.prefix + "a")
+        assert entry is not None
+        assert entry.value == b"old"
+
+    def test_a_watch_finds_out_by_itself_or_has_its_reader_list_again(
+        self, coordinator: Coordinator, world: RestorableWorld
+    ) -> None:
+        put(coordinator, world.prefix + "a")
+        restore = world.backup()
+        watch = coordinator.watch(world.prefix, persistently(lambda: put(coordinator, world.prefix + "a")))
+        put(coordinator, world.prefix + "a")
+        collect(watch, 1)
+        restore()
+        with pytest.raises((CompactedError, RolledBackError)):
+            collect(watch, 1)
+        with pytest.raises(RolledBackError):
+            persistently(lambda: coordinator.list(world.prefix))
+        with pytest.raises(RolledBackError):
+            watch.next(0.5)
+
+    def test_another_cluster_is_none_of_its_business_however_new(
+        self, coordinator: Coordinator, world: RestorableWorld
+    ) -> None:
+        seen = put(coordinator, world.prefix + "a")
+        world.begin_again()
+        other = world.connect()
+        while persistently(lambda: put(other, world.prefix + "a")) <= seen:
+            pass
+        with pytest.raises(RolledBackError, match="cluster"):
+            persistently(lambda: coordinator.get(world.prefix + "a"))

@@ -1,0 +1,187 @@
+"""The coordinator as one job sees it: its revisions go on rising when the job is resumed on an etcd that went back.
+
+Theory of operation: the key ``history`` says in which *life* the job is (see ``domain.store_history``), and all
+processes of the job add the life's first revision to what etcd says, and take it off what they ask. It is 0 in the
+first life, so only who reads etcd beside a resumed job has to know of it. A revision of an earlier life never holds as
+a condition.
+
+A process that finds that etcd has gone back, or that its job has begun another life, is over: everything raises the
+same error from then on, and ``on_over`` is told once.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import TypeVar
+
+import msgspec
+
+from flightedl.coordination.keys import JobKeys
+from flightedl.coordination.records import HistoryRecord
+from flightedl.domain.store_history import LIFE_REVISIONS, Sighting
+from flightedl.errors import BegunAnewError, CorruptError, FlightedlError, RolledBackError
+from flightedl.ports import (
+    Absent,
+    Condition,
+    Coordinator,
+    Entry,
+    Lease,
+    Listing,
+    ModifiedAt,
+    Operation,
+    TransactionResult,
+    Watch,
+    WatchEvent,
+    Written,
+)
+
+Result = TypeVar("Result")
+
+#: As a condition on an existing key it never holds.
+_NEVER = -1
+
+
+class JobCoordinator:
+    """See ``ports.Coordinator``.
+
+    Args:
+        inner: The coordinator; closed together with this one.
+        keys: The job's.
+        on_over: Told once, by whichever thread finds out, that this process cannot go on. Must not raise.
+    """
+
+    def __init__(
+        self, inner: Coordinator, keys: JobKeys, on_over: Callable[[FlightedlError], None] = lambda _: None
+    ) -> None:
+        self._inner = inner
+        self._key = keys.history
+        self._on_over = on_over
+        self._lock = threading.Lock()
+        #: What is added to etcd's revisions; None: not read yet.
+        self._base: int | None = None
+        self._over: FlightedlError | None = None
+
+    def look_again(self) -> None:
+        """This process itself has begun another life, and holds nothing of the one before."""
+        with self._lock:
+            self._base = None
+
+    # the port
+
+    def sighting(self) -> Sighting | None:
+        seen, base = self._inner.sighting(), self._base
+        return None if seen is None or base is None else Sighting(seen.cluster, seen.revision + base)
+
+    def get(self, key: str) -> Entry | None:
+        def act(base: int) -> Entry | None:
+            entry = self._inner.get(key)
+            return None if entry is None else self.shifted(entry, base)
+
+        return self.do(act)
+
+    def list(self, prefix: str) -> Listing:
+        def act(base: int) -> Listing:
+            found = self._inner.list(prefix)
+            return Listing(tuple(self.shifted(entry, base) for entry in found.entries), found.revision + base)
+
+        return self.do(act)
+
+    def transact(self, when: Sequence[Condition], then: Sequence[Operation]) -> TransactionResult:
+        def act(base: int) -> TransactionResult:
+            result = self._inner.transact([_unshifted(condition, base) for condition in when], then)
+            entries = {
+                key: None if entry is None else self.shifted(entry, base) for key, entry in result.entries.items()
+            }
+            return TransactionResult(result.committed, result.revision + base, entries)
+
+        return self.do(act)
+
+    def grant(self, ttl_s: float) -> Lease:
+        return self.do(lambda _: self._inner.grant(ttl_s))
+
+    def watch(self, prefix: str, after_revision: int) -> Watch:
+        def act(base: int) -> Watch:
+            return _JobWatch(self, self._inner.watch(prefix, max(after_revision - base, 0)), base)
+
+        return self.do(act)
+
+    def close(self) -> None:
+        self._inner.close()
+
+    # what watches use, too
+
+    def do(self, act: Callable[[int], Result]) -> Result:
+        """Ask etcd, unless this process is over."""
+        if self._over is not None:
+            raise self._over
+        try:
+            return act(self._known_base())
+        except RolledBackError as error:
+            advice = "Stop what is left of this job, and go on from its newest checkpoint with --resume"
+            raise self._end(RolledBackError(f"{error}. {advice}")) from None
+
+    def shifted(self, entry: Entry, base: int) -> Entry:
+        """An entry of etcd as the job counts. Raises BegunAnewError when it says that another life has begun."""
+        if entry.key == self._key and _base_in(entry) != base:
+            raise self._end(BegunAnewError("the job was resumed after etcd had gone back: start this process again"))
+        return replace(entry, create_revision=entry.create_revision + base, mod_revision=entry.mod_revision + base)
+
+    def _known_base(self) -> int:
+        if (base := self._base) is not None:
+            return base
+        entry = self._inner.get(self._key)
+        base = 0 if entry is None else _base_in(entry)
+        with self._lock:
+            self._base = base if self._base is None else self._base
+            return self._base
+
+    def _end(self, error: FlightedlError) -> FlightedlError:
+        with self._lock:
+            is_news, self._over = self._over is None, self._over or error
+        if is_news:
+            self._on_over(error)
+        return self._over
+
+
+class _JobWatch:
+    """See ``ports.Watch``."""
+
+    def __init__(self, coordinator: JobCoordinator, inner: Watch, base: int) -> None:
+        self._coordinator = coordinator
+        self._inner = inner
+        self._base = base
+
+    def next(self, timeout_s: float) -> tuple[WatchEvent, ...]:
+        return self._coordinator.do(lambda _: tuple(self._shifted(event) for event in self._inner.next(timeout_s)))
+
+    def close(self) -> None:
+        self._inner.close()
+
+    def _shifted(self, event: WatchEvent) -> WatchEvent:
+        if isinstance(event, Written):
+            return Written(self._coordinator.shifted(event.entry, self._base))
+        return replace(event, revision=event.revision + self._base)
+
+
+def _unshifted(condition: Condition, base: int) -> Condition:
+    if isinstance(condition, Absent):
+        return condition
+    if isinstance(condition, ModifiedAt):
+        return replace(condition, mod_revision=_own(condition.mod_revision, base))
+    return replace(condition, create_revision=_own(condition.create_revision, base))
+
+
+def _own(revision: int, base: int) -> int:
+    """As etcd counts; 0 stays 0: it means that there is no such key."""
+    if not revision:
+        return 0
+    return revision - base if revision > base else _NEVER
+
+
+def _base_in(entry: Entry) -> int:
+    try:
+        return msgspec.json.decode(entry.value, type=HistoryRecord).life * LIFE_REVISIONS
+    except msgspec.DecodeError:
+        raise CorruptError(f"{entry.key} is not of this job: do not write there by hand") from None

@@ -1,0 +1,91 @@
+"""etcd is restored from an older backup while a job runs: the job ends, can be resumed, and all counts once."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from flightedl.adapters.clock import SystemClock
+from flightedl.adapters.etcd import EtcdCoordinator
+from flightedl.coordination.keys import JobKeys
+from flightedl.errors import EXIT_JOB_FAILED, FlightedlError, JobFailedError
+from flightedl.launch.cluster import LocalCluster, TrainerProgram
+from flightedl.testing.etcd_server import EtcdServer
+
+pytestmark = [pytest.mark.etcd, pytest.mark.faults, pytest.mark.slow, pytest.mark.timeout(240)]
+
+EPOCHS = 2
+LEASE_TTL_S = 4.0
+
+
+def cluster(etcd: EtcdServer, directory: Path, name: str, *, resume: bool = False) -> LocalCluster:
+    arguments = (
+        f"--records 3000 --per-task 100 --batch-size 20 --epochs {EPOCHS} --pause 0.02 --hold {directory / 'hold'}"
+    )
+    program = TrainerProgram("flightedl.examples.ledger", (*arguments.split(), "--data", str(directory / "data")), 2)
+    return LocalCluster(
+        2,
+        job="ledger",
+        etcd=etcd.address,
+        output_dir=directory / name,
+        trainers=program,
+        lease_ttl_s=LEASE_TTL_S,
+        checkpoint=str(directory / "checkpoints"),
+        checkpoint_every_s=0.5,
+        resume=resume,
+    )
+
+
+def until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def checkpoint_count(directory: Path) -> int:
+    return max(
+        (int(path.parent.name[2:]) for path in directory.glob("checkpoints/ledger/c-*/manifest.json")), default=0
+    )
+
+
+def is_free(etcd: EtcdServer) -> bool:
+    """The leases that the backup brought back have ended."""
+    coordinator = EtcdCoordinator(etcd.address, clock=SystemClock())
+    try:
+        return not any(entry.lease_id for entry in coordinator.list(JobKeys("ledger").prefix).entries)
+    except FlightedlError:
+        return False
+    finally:
+        coordinator.close()
+
+
+def test_a_running_job_ends_and_is_resumed_exactly(own_etcd: EtcdServer, tmp_path: Path) -> None:
+    (tmp_path / "hold").touch()
+    with cluster(own_etcd, tmp_path, "first") as first:
+        until(lambda: checkpoint_count(tmp_path) >= 1)
+        backup = own_etcd.backup()
+        reached = checkpoint_count(tmp_path)
+        until(lambda: checkpoint_count(tmp_path) >= reached + 2)
+        own_etcd.restore(backup)
+        outcome = first.outcome(60)
+        assert outcome is not None
+        assert outcome.exit_code == EXIT_JOB_FAILED, outcome
+    logs = "".join(path.read_text() for path in (tmp_path / "first" / "logs").glob("*.log"))
+    assert "restored from an older backup" in logs
+    assert "with --resume" in logs
+    until(lambda: is_free(own_etcd))
+    with pytest.raises(JobFailedError, match=r"go on from checkpoint \d+ with --resume"):
+        cluster(own_etcd, tmp_path, "second").start()
+    (tmp_path / "hold").unlink()
+    until(lambda: is_free(own_etcd))
+    with cluster(own_etcd, tmp_path, "third", resume=True) as third:
+        done = third.outcome(120)
+    assert done is not None
+    assert done.exit_code == 0, done
+    with np.load(tmp_path / "third" / "ledger.npz") as counts:
+        assert all((counts[name] == EPOCHS).all() for name in counts)
