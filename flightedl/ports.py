@@ -6,7 +6,7 @@ in ``flightedl.testing.contracts`` that both pass. The guarantees written here a
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import BinaryIO, Protocol
 
@@ -261,10 +261,19 @@ class Storage(Protocol):
         """Exactly ``length`` bytes, or CorruptError when the file is shorter."""
         ...
 
-    def publish(self, name: str, parts: Iterable[bytes | memoryview]) -> int:
+    def publish(
+        self, name: str, parts: Iterable[bytes | memoryview], require: Callable[[], None] = lambda: None
+    ) -> int:
         """Write a whole file; it is there complete and durable, or not at all, also when ``parts`` raises.
 
-        Returns its size in bytes. An existing file of the name is replaced atomically.
+        Args:
+            name: An existing file of this name is replaced atomically.
+            parts: Its bytes.
+            require: Called when all parts have come, as shortly before the file is there as the store allows; when it
+                raises, nothing has changed.
+
+        Returns:
+            Its size in bytes.
         """
         ...
 

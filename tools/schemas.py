@@ -86,7 +86,7 @@ def _keys() -> dict[str, str]:
         keys.membership: "the membership's own encoding",
         keys.pserver_recovery: "which process of each pserver counts",
         keys.checkpoint_latest: "the newest published checkpoint",
-        keys.prefix + "once/<name>": "id of the trainer that won the name; leased until its session ends",
+        keys.once + "<name>": "id of the trainer that won the name; leased until its session ends",
     }
     return {key.replace("/j/", f"/{_JOB}/"): text for key, text in described.items()}
 

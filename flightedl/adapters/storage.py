@@ -23,7 +23,7 @@ import os
 import re
 import tempfile
 import uuid
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 from urllib.parse import urlsplit, urlunsplit
@@ -103,14 +103,17 @@ class FsspecStorage:
                 continue
         raise UnavailableError(f"{self._url}/{name} is replaced faster than it can be read: try again")
 
-    def publish(self, name: str, parts: Iterable[bytes | memoryview]) -> int:
+    def publish(
+        self, name: str, parts: Iterable[bytes | memoryview], require: Callable[[], None] = lambda: None
+    ) -> int:
         path = self._path(name)
         if self._is_local:
-            return self._publish_locally(name, Path(path), parts)
+            return self._publish_locally(name, Path(path), parts, require)
         with tempfile.TemporaryDirectory(prefix="flightedl-") as directory:
             collected = Path(directory) / "file"
             with collected.open("wb") as file:
                 size_bytes = self._write_all(name, file, parts)
+            require()
             with self._explained(name):
                 if isinstance(self._fs, MemoryFileSystem):  # put_file shows the file while it is written
                     self._fs.pipe_file(path, collected.read_bytes())
@@ -118,7 +121,9 @@ class FsspecStorage:
                     self._fs.put_file(str(collected), path)
         return size_bytes
 
-    def _publish_locally(self, name: str, path: Path, parts: Iterable[bytes | memoryview]) -> int:
+    def _publish_locally(
+        self, name: str, path: Path, parts: Iterable[bytes | memoryview], require: Callable[[], None]
+    ) -> int:
         temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}{_TEMPORARY_END}")
         with self._explained(name):
             missing = [parent for parent in (path.parent, *path.parent.parents) if not parent.exists()]
@@ -129,6 +134,7 @@ class FsspecStorage:
                 with self._explained(name):
                     file.flush()
                     os.fsync(file.fileno())
+            require()
             with self._explained(name):
                 temporary.replace(path)
         except BaseException:

@@ -7,9 +7,8 @@ which it happened.
 
 from __future__ import annotations
 
-import contextlib
 import traceback
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from types import TracebackType
@@ -28,7 +27,7 @@ from flightedl.client.declared import declared_arrays
 from flightedl.client.election import elect_and_initialize
 from flightedl.client.evaluation import Measure
 from flightedl.client.feed import Piece, Reports, TaskFeed
-from flightedl.client.once import OnceNames
+from flightedl.client.once import Once, OnceNames
 from flightedl.client.parameters import Parameters
 from flightedl.client.participation import Participation
 from flightedl.client.progress import ProgressReporter
@@ -407,7 +406,14 @@ class Job:
     def _dialogue(self) -> Dialogue:
         return Dialogue("tasks", self._clock)
 
-    def save_model(self, url: str | Path, *, format: str = "", server: bool = False) -> bool:  # noqa: A002 - users' word
+    def save_model(
+        self,
+        url: str | Path,
+        *,
+        format: str = "",  # noqa: A002 - users' word
+        server: bool = False,
+        once: Once | None = None,
+    ) -> bool:
         """Write the model as one file for others to load; call it in all trainers, and one of them does it.
 
         The n-th call for a URL within an epoch is the same request in all trainers. A later request for the same URL
@@ -417,6 +423,8 @@ class Job:
             url: Path or URL of the file, ending in .safetensors, .npz or .arrow.
             format: Of the file, where its name does not say it.
             server: Let the master take the values from a new checkpoint, instead of this trainer's copy of them.
+            once: What ``Job.once`` returned: write only if this trainer still has that name. Not needed for the file to
+                be written by one trainer.
 
         Returns:
             True in the trainer that wrote it (or asked the master to), False in the others.
@@ -424,28 +432,31 @@ class Job:
         Raises:
             UsageError: there is no model, the format is not known, or (``server``) the job keeps no checkpoints.
             UnavailableError: the file could not be written.
+            FencedError: ``once`` is another trainer's by now; the file is as it was.
         """
         parameters = self._parameters
         if parameters is None:
             raise UsageError("there is no model to save: declare it with job.parameters first")
         target = arguments.url_of("url", url)
         format_of(target, format)
-        request = self._saves.take(target, self._participation.epoch)
-        if request is None:
-            return False
-        try:
+        if not isinstance(once, Once | None):
+            raise UsageError(f"once is {once!r}: give what job.once returned")
+
+        def write(require_request: Callable[[], None]) -> None:
+            def require() -> None:
+                if once is not None:
+                    once.require()
+                require_request()
+
             if server:
+                require()
                 self._save_on_master(SaveModelRequest(url=target, format=format))
-            else:
-                parameters.pull()
-                specs = [ParameterSpec(key, value.shape, value.dtype.name) for key, value in parameters.items()]
-                write_model(target, format, specs, zip(specs, parameters.values(), strict=True))
-        except BaseException:
-            with contextlib.suppress(FlightedlError):
-                self._saves.give_back(target, request)
-            raise
-        self._saves.written(target, request)
-        return True
+                return
+            parameters.pull()
+            specs = [ParameterSpec(key, value.shape, value.dtype.name) for key, value in parameters.items()]
+            write_model(target, format, specs, zip(specs, parameters.values(), strict=True), require)
+
+        return self._saves.save(target, self._participation.epoch, write)
 
     def _save_on_master(self, request: SaveModelRequest) -> None:
         waiting = self._waits.begin()
@@ -459,10 +470,18 @@ class Job:
             waiting.patiently("the master to write the model")
         waiting.over()
 
-    def once(self, name: str) -> bool:
-        """True in exactly one trainer of the job: for what must be done once, such as writing the final report.
+    def once(self, name: str) -> Once:
+        """True in one trainer of the job: for what must be done once, such as writing the final report.
 
-        A winner that dies before its session ends cleanly gives the name back.
+        ::
+
+            if won := job.once("report"):
+                won.publish(job.output_dir / "report.json", report)
+
+        A winner that dies, or is frozen or cut off for longer than its lease, before its session ends cleanly gives the
+        name back; another trainer may win it and do all of it again. A frozen one that wakes up does not notice:
+        ``won.require()`` raises FencedError then, and ``won.publish`` and ``save_model(once=won)`` leave the files of
+        its successor alone. Other effects of the block are not guarded, so let them bear a repetition.
         """
         return self._once.take(arguments.name_of("the name given to once", name))
 

@@ -5,6 +5,8 @@ Checkpoints are under the job's name at the URL that all its servers are given.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
+
 from flightedl.adapters.storage import open_storage
 from flightedl.domain.checkpoints_manifest import Manifest
 from flightedl.domain.parameters import ParameterSpec
@@ -25,7 +27,13 @@ def job_storage(url: str, job: str) -> Storage | None:
     return open_storage(f"{url.rstrip('/')}/{job}") if url else None
 
 
-def write_model(output: str, kind: str, specs: list[ParameterSpec], parameters: Parameters) -> str:
+def write_model(
+    output: str,
+    kind: str,
+    specs: list[ParameterSpec],
+    parameters: Parameters,
+    require: Callable[[], None] = lambda: None,
+) -> str:
     """Write parameters to one file, whole or not at all; where it is, without credentials.
 
     Args:
@@ -33,14 +41,20 @@ def write_model(output: str, kind: str, specs: list[ParameterSpec], parameters: 
         kind: "safetensors", "npz" or "arrow"; empty: by the file's name.
         specs: What ``parameters`` brings.
         parameters: Taken one by one.
+        require: Called before the file appears; what it raises leaves everything as it was.
 
     Raises:
         UsageError: the format is not known, or the URL cannot be used.
         UnavailableError: the file could not be written.
     """
+    return write_file(output, WRITERS[format_of(output, kind)](specs, parameters), require)
+
+
+def write_file(output: str, parts: Iterable[bytes | memoryview], require: Callable[[], None] = lambda: None) -> str:
+    """Write one file, whole or not at all; where it is, without credentials. As of ``write_model``."""
     folder, _, file = output.rpartition("/")
     target = open_storage(folder or ("/" if output.startswith("/") else "."))
-    target.publish(file, WRITERS[format_of(file, kind)](specs, parameters))
+    target.publish(file, parts, require)
     return f"{target.url}/{file}"
 
 

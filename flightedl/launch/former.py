@@ -11,7 +11,7 @@ import msgspec
 
 from flightedl.coordination.keys import JobKeys
 from flightedl.coordination.records import ServerRecord
-from flightedl.domain.checkpoints_manifest import manifest_name
+from flightedl.domain.checkpoints_manifest import candidates, manifest_name
 from flightedl.domain.checkpoints_pointer import latest_of
 from flightedl.domain.tasks_storage import is_over
 from flightedl.errors import NotFoundError, UsageError
@@ -96,11 +96,18 @@ def require_startable(former: FormerJob | None, etcd: str, storage: Storage | No
         raise UsageError(f"job {name} {ended}: {resuming}; {ways}")
     if former.checkpoint is not None:
         where = "no --checkpoint is given" if storage is None else f"{storage.url} does not have it"
-        if storage is None or not storage.list(manifest_name(former.checkpoint)):
+        # An etcd that was restored from a backup may name one that is long deleted: with --resume the master finds out.
+        if storage is None or not (
+            storage.list(manifest_name(former.checkpoint)) or (resume and _has_later(storage, former.checkpoint))
+        ):
             raise UsageError(
                 f"job {name} was run before, and its newest checkpoint is c-{former.checkpoint}, but {where}: "
                 f"give the --checkpoint that it was run with; {ways}"
             )
+
+
+def _has_later(storage: Storage, number: int) -> bool:
+    return any(found > number for found in candidates(file.name for file in storage.list("")))
 
 
 def forget(coordinator: Coordinator, keys: JobKeys) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import fnmatch
 import io
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import BinaryIO
 
 from flightedl.errors import CorruptError, DataError, NotFoundError
@@ -47,13 +47,16 @@ class MemoryStorage:
             raise CorruptError(f"{self._url}/{name} ends before {offset + length}: it is truncated")
         return found
 
-    def publish(self, name: str, parts: Iterable[bytes | memoryview]) -> int:
+    def publish(
+        self, name: str, parts: Iterable[bytes | memoryview], require: Callable[[], None] = lambda: None
+    ) -> int:
         self.plan.reached("publish:start")
         collected = bytearray()
         for part in parts:
             self.plan.reached("publish:part")
             collected += part
         self.plan.reached("publish:end")
+        require()
         with self._lock:
             self.files[name] = bytes(collected)
         self.plan.reached("publish:done")

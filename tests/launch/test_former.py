@@ -138,3 +138,12 @@ def test_a_forgotten_job_is_gone_and_others_stay() -> None:
     assert coordinator.get(JobKeys("other").job) is not None
     with pytest.raises(NotFoundError, match="nothing of a job named demo: it has other"):
         forget(coordinator, KEYS)
+
+
+def test_an_etcd_that_was_restored_names_a_checkpoint_long_deleted() -> None:
+    """With --resume the master finds out; another storage is still told."""
+    storage = with_checkpoint(9)
+    require_startable(STOPPED, "e:1", storage, resume=True)
+    for wrong, resume in ((storage, False), (with_checkpoint(6), True), (MemoryStorage(), True)):
+        with pytest.raises(UsageError, match="newest checkpoint is c-7"):
+            require_startable(STOPPED, "e:1", wrong, resume=resume)

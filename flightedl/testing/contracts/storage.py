@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from flightedl.errors import CorruptError, NotFoundError
+from flightedl.errors import CorruptError, FencedError, NotFoundError
 from flightedl.ports import Storage, StoredFile
 
 
@@ -88,6 +88,25 @@ class StorageContract:
 
         storage.publish("a", parts())
         assert storage.list("") == (StoredFile("a", (1 << 20) + 1),)
+
+    def test_a_requirement_is_asked_for_when_all_is_written_and_keeps_the_old_file(self, storage: Storage) -> None:
+        storage.publish("a", [b"old"])
+        came: list[bytes] = []
+
+        def parts() -> Iterator[bytes]:
+            for part in (b"n", b"ew"):
+                came.append(part)
+                yield part
+
+        def refuse() -> None:
+            assert came == [b"n", b"ew"]
+            assert storage.read("a") == b"old"
+            raise FencedError("somebody else has it")
+
+        with pytest.raises(FencedError):
+            storage.publish("a", parts(), refuse)
+        assert storage.read("a") == b"old"
+        assert [file.name for file in storage.list("")] == ["a"]
 
     def test_lists_are_sorted_and_by_prefix(self, storage: Storage) -> None:
         for name in ("job/c-2/b", "job/c-1/a", "job/c-10/a", "other", "job/c-2/a"):

@@ -1,0 +1,189 @@
+"""Names and saved models that one trainer gets: whoever was replaced while it was frozen changes no file."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from flightedl.adapters.clock import SystemClock
+from flightedl.client.once import OnceNames
+from flightedl.client.registration import Registration
+from flightedl.client.saving import ModelSaves
+from flightedl.client.waiting import Waiting
+from flightedl.coordination.checkpoint_places import write_file
+from flightedl.coordination.keys import JobKeys
+from flightedl.errors import FencedError
+from flightedl.testing.memory import MemoryCoordinator
+
+KEYS = JobKeys("demo")
+
+
+class Trainer:
+    """What one trainer wins names and requests with."""
+
+    def __init__(self, store: MemoryCoordinator) -> None:
+        self.coordinator = store.another()
+        self.registration = Registration(self.coordinator, SystemClock(), KEYS, 60.0)
+        self.names = OnceNames(self.coordinator, KEYS, self.registration, self._waiting)
+        self.saves = ModelSaves(self.coordinator, KEYS, self.registration, self._waiting)
+
+    def _waiting(self) -> Waiting:
+        return Waiting(SystemClock(), 60.0, 60.0, lambda _: None)
+
+    def frozen(self) -> None:
+        """Its lease ends, and it does not know."""
+        self.coordinator.end_lease(self.registration.held.lease_id)
+
+    def end(self) -> None:
+        self.names.keep()
+        self.registration.close()
+
+
+@pytest.fixture
+def trainers() -> Iterator[tuple[Trainer, Trainer]]:
+    store = MemoryCoordinator(SystemClock())
+    with ExitStack() as stack:
+        made = Trainer(store), Trainer(store)
+        for trainer in made:
+            stack.callback(trainer.registration.close)
+        yield made
+
+
+def test_one_trainer_wins_and_may_ask_again(trainers: tuple[Trainer, Trainer]) -> None:
+    one, other = trainers
+    won, lost = one.names.take("report"), other.names.take("report")
+    assert won
+    assert not lost
+    won.require()
+    with pytest.raises(FencedError):
+        lost.require()
+    assert one.names.take("report").generation == won.generation
+    assert other.names.take("another")
+
+
+def test_a_name_outlives_a_clean_end(trainers: tuple[Trainer, Trainer]) -> None:
+    one, other = trainers
+    assert one.names.take("report")
+    one.end()
+    assert not other.names.take("report")
+
+
+def test_a_lease_that_ended_unseen_does_not_reach_the_script(trainers: tuple[Trainer, Trainer]) -> None:
+    one, other = trainers
+    before = one.registration.generation
+    one.frozen()
+    won = one.names.take("report")
+    assert won
+    assert one.registration.generation > before
+    won.require()
+    assert not other.names.take("report")
+
+
+def test_a_winner_that_was_replaced_changes_no_file(trainers: tuple[Trainer, Trainer], tmp_path: Path) -> None:
+    one, other = trainers
+    file = tmp_path / "report.txt"
+    old = one.names.take("report")
+    old.publish(file, b"begun")
+    one.frozen()
+    new = other.names.take("report")
+    assert new
+    assert new.generation > old.generation
+    new.publish(file, b"of the successor")
+    with pytest.raises(FencedError, match="'report'"):
+        old.require()
+    with pytest.raises(FencedError):
+        old.publish(file, b"late")
+    assert file.read_bytes() == b"of the successor"
+    assert [path.name for path in tmp_path.iterdir()] == ["report.txt"]
+
+
+def test_a_winner_that_is_replaced_while_it_writes_changes_no_file(
+    trainers: tuple[Trainer, Trainer], tmp_path: Path
+) -> None:
+    one, other = trainers
+    file = tmp_path / "report.txt"
+    old = one.names.take("report")
+
+    def parts() -> Iterator[bytes]:
+        yield b"la"
+        one.frozen()
+        other.names.take("report").publish(str(file), [b"of the ", b"successor"])
+        yield b"te"
+
+    with pytest.raises(FencedError):
+        old.publish(file, parts())
+    assert file.read_bytes() == b"of the successor"
+
+
+def test_a_name_that_is_won_again_is_another_win(trainers: tuple[Trainer, Trainer]) -> None:
+    one, _ = trainers
+    old = one.names.take("report")
+    one.frozen()
+    new = one.names.take("report")
+    assert new.generation > old.generation
+    new.require()
+    with pytest.raises(FencedError):
+        old.require()
+
+
+# saving
+
+
+def writer(file: Path, data: bytes, meanwhile: Callable[[], object] = lambda: None) -> Callable[..., None]:
+    def write(require: Callable[[], None]) -> None:
+        def parts() -> Iterator[bytes]:
+            meanwhile()
+            yield data
+
+        write_file(str(file), parts(), require)
+
+    return write
+
+
+def test_a_model_is_written_by_one_trainer(trainers: tuple[Trainer, Trainer], tmp_path: Path) -> None:
+    one, other = trainers
+    file = tmp_path / "m"
+    assert one.saves.save("m", 1, writer(file, b"1"))
+    assert not other.saves.save("m", 1, writer(file, b"2"))
+    assert other.saves.save("m", 2, writer(file, b"3"))
+    assert file.read_bytes() == b"3"
+
+
+def test_a_writer_that_was_replaced_leaves_the_file_to_its_successor(
+    trainers: tuple[Trainer, Trainer], tmp_path: Path
+) -> None:
+    one, other = trainers
+    file = tmp_path / "m"
+
+    def meanwhile() -> None:
+        one.frozen()
+        assert other.saves.save("m", 1, writer(file, b"of the successor"))
+
+    assert not one.saves.save("m", 1, writer(file, b"late", meanwhile))
+    assert file.read_bytes() == b"of the successor"
+    # The request counts as written: nobody waits for it.
+    assert one.saves.save("m", 2, writer(file, b"next"))
+
+
+def test_a_writer_that_lost_its_lease_and_was_not_replaced_writes(
+    trainers: tuple[Trainer, Trainer], tmp_path: Path
+) -> None:
+    one, other = trainers
+    file = tmp_path / "m"
+    assert one.saves.save("m", 1, writer(file, b"late", one.frozen))
+    assert file.read_bytes() == b"late"
+    assert not other.saves.save("m", 1, writer(file, b"2"))
+
+
+def test_what_could_not_be_written_may_be_taken_by_another(trainers: tuple[Trainer, Trainer], tmp_path: Path) -> None:
+    one, other = trainers
+
+    def fail() -> None:
+        raise OSError("full")
+
+    with pytest.raises(OSError, match="full"):
+        one.saves.save("m", 1, writer(tmp_path / "m", b"1", fail))
+    assert other.saves.save("m", 1, writer(tmp_path / "m", b"2"))
