@@ -58,8 +58,10 @@ def write_file(output: str, parts: Iterable[bytes | memoryview], require: Callab
     return f"{target.url}/{file}"
 
 
-def export_model(storage: Storage, manifest: Manifest, output: str, kind: str) -> str:
-    """Write a checkpoint's parameters to one file; where it is.
+def export_model(
+    storage: Storage, manifest: Manifest, output: str, kind: str, require: Callable[[], None] = lambda: None
+) -> str:
+    """Write a checkpoint's parameters to one file; where it is. ``require``: as of ``write_model``.
 
     Raises:
         UsageError, UnavailableError: as ``write_model``.
@@ -69,4 +71,4 @@ def export_model(storage: Storage, manifest: Manifest, output: str, kind: str) -
     if declared is None:
         raise CorruptError(f"checkpoint {manifest.number} has no model")
     specs = [ParameterSpec(p.name, tuple(p.shape), p.dtype) for p in declared.declaration.parameters]
-    return write_model(output, kind, specs, load_parameters(storage, manifest, specs))
+    return write_model(output, kind, specs, load_parameters(storage, manifest, specs), require)

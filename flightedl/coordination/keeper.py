@@ -218,6 +218,20 @@ class HeldKey:
                 raise FencedError(self._lose(f"{self.key} is no longer held by generation {self.generation}: {holder}"))
         return result
 
+    def require(self) -> None:
+        """Return when etcd says that this process holds the key; asks until it answers, or the key counts as lost.
+
+        Raises:
+            FencedError: the key is lost.
+        """
+        while True:
+            try:
+                self.write([])
+            except (UnavailableError, OutcomeUnknownError):
+                self._clock.sleep(_UNREACHABLE_PAUSE_S)
+            else:
+                return
+
     def has_lost(self) -> None:
         """Somebody else found out that the lease has ended, before the next renewal would."""
         self._lose(f"the lease of {self.key} has ended")

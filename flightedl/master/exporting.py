@@ -30,14 +30,20 @@ class ModelExports:
         storage: Where the job's checkpoints lie.
         job: The job's name.
         checkpoint: Orders a checkpoint, or waits for one.
+        require: Asked right before a file appears; raises when another master leads, whose file is not replaced.
     """
 
     def __init__(
-        self, storage: Storage | None, job: str, checkpoint: Callable[[CheckpointRequest], CheckpointReply]
+        self,
+        storage: Storage | None,
+        job: str,
+        checkpoint: Callable[[CheckpointRequest], CheckpointReply],
+        require: Callable[[], None],
     ) -> None:
         self._storage = storage
         self._job = job
         self._checkpoint = checkpoint
+        self._require = require
         self._lock = threading.Lock()
         self._states: dict[str, SaveModelReply] = {}
         self._is_closing = False
@@ -74,7 +80,7 @@ class ModelExports:
                 for found in found_checkpoints(storage, self._job)
                 if isinstance(found, Manifest) and found.number >= number
             )
-            where = export_model(storage, manifest, request.url, request.format)
+            where = export_model(storage, manifest, request.url, request.format, self._require)
             state = SaveModelReply(state="written", where=where, checkpoint=manifest.number)
             _log.info("model written where=%s checkpoint=%d", where, manifest.number)
         except (FlightedlError, StopIteration) as error:

@@ -73,7 +73,7 @@ class MasterService:
         self.declaring = Declaring(state, self.members, self.growing, self._indexing)
         self.completion = Completion(chosen, state, self._pservers, held, checkpoints)
         self.tasks = Tasks(state, self.members, self.completion.may_end)
-        self.exports = ModelExports(checkpoints, chosen.job, self.completion.order)
+        self.exports = ModelExports(checkpoints, chosen.job, self.completion.order, held.require)
 
     def start(self, recovered: RecoveredState) -> None:
         """Go on from what the predecessor left, and begin to write and to send views.

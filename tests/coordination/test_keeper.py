@@ -180,6 +180,15 @@ def test_a_deposed_holders_write_is_refused(held: HeldKey, coordinator: MemoryCo
     coordinator.transact([], [Delete(KEY)])
 
 
+def test_who_asks_learns_whether_the_key_is_still_held(held: HeldKey, coordinator: MemoryCoordinator) -> None:
+    for kind in ("unavailable", "lost_reply"):
+        coordinator.fail_next(kind)
+    held.require()
+    coordinator.transact([], [Delete(KEY)])
+    with pytest.raises(FencedError, match="nobody holds it"):
+        held.require()
+
+
 def test_a_refusal_by_another_condition_is_a_result(held: HeldKey, coordinator: MemoryCoordinator) -> None:
     result = held.write([Put(OTHER, b"1")], [Absent(KEY)])
     assert not result.committed
