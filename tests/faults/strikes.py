@@ -127,7 +127,7 @@ def _frozen_while(victims: Victims, leases: float, then: Callable[[], object]) -
 
 def trainer_and_master(victims: Victims, _: Sequence[str]) -> str | None:
     """A trainer wakes with its lease given up, but not ended, while nobody leads or to a master that has just begun."""
-    leases, late = victims.chance.uniform(0.5, 0.85), victims.chance.uniform(0.0, 0.4)
+    leases, late = victims.chance.uniform(0.68, 0.9), victims.chance.uniform(0.0, 0.15)
 
     def late_kill() -> None:
         time.sleep(victims.lease_s * late)

@@ -55,6 +55,8 @@ def test_killed_pservers_lose_nothing(tmp_path: Path, mode: str) -> None:
 @pytest.mark.parametrize("mode", ["sync", "async", "bounded", "backup"])
 def test_everybody_is_killed_and_frozen_in_turn(tmp_path: Path, mode: str) -> None:
     storm = Storm(tmp_path, mode, kills=8, stops=2, records=20_000, epochs=2, every_s=1.0, seed=1, limit_s=600)
+    storm.per_task, storm.strikes = 2000, {"trainer+master": 1, "trainer+pserver": 1}
+    storm.optimizer = "adam" if mode == "bounded" else "sgd"
     code, output = storm.run()
     assert (code, verdict(output)) == (0, (0, 0)), output
     assert sum(storm.done.values()) >= 5
@@ -128,6 +130,7 @@ def test_pservers_told_to_end_leave_a_checkpoint_of_everything(tmp_path: Path) -
 @pytest.mark.s3
 def test_everybody_is_killed_with_checkpoints_on_s3(tmp_path: Path, s3_url: str) -> None:
     storm = Storm(tmp_path, "async", kills=8, stops=2, records=20_000, epochs=2, every_s=1.0, seed=3, limit_s=600)
+    storm.optimizer = "adam"
     storm.checkpoint, storm.roles = f"{s3_url}/ck", ("trainer", "pserver", "master", "etcd")
     code, output = storm.run()
     assert (code, verdict(output)) == (0, (0, 0)), output
