@@ -156,10 +156,10 @@ def clock_is_right(chosen: argparse.Namespace, count: float, versions: set[int],
     is_right = True
     if mode.counts_updates or (chosen.optimizer == "sgd" and not mode.averaged):
         is_right = abs(count - batches) < 0.01
-        say(f"ledger: the clock counts {count:.4f} of {batches} batches")
+        say(f"the clock counts {count:.4f} of {batches} batches")
     if mode.counts_updates:
         is_right = is_right and versions == {batches}
-        say(f"ledger: parameters are at version {', '.join(map(str, sorted(versions)))} of {batches}")
+        say(f"parameters are at version {', '.join(map(str, sorted(versions)))} of {batches}")
     return is_right
 
 
@@ -202,18 +202,28 @@ def main(arguments: Sequence[str] | None = None, say: Callable[[str], None] = cl
                     raise
                 say(f"ledger: goes on after an error of the step: {error}")
             job.log(counted=float(model["first"].sum()))
-        if not job.once("report"):
-            return 0
         model.pull()
         counts = {name: model[name].copy() for name in model}
-        save_arrays(job.output_dir / "ledger.npz", counts)
-        is_on_time = clock_is_right(chosen, counts[CLOCK][0], set(model.versions.values()), say)
-        worth = worth_of(chosen.records, chosen.per_task, chosen.batch_size, mode.averaged)
-        for sentence in findings(counts, chosen.per_task, worth):
-            say(f"ledger: {sentence}")
-        lost, double = balance(counts, worth)
-        say(f"ledger: {chosen.records} records x {chosen.epochs} epochs: {lost} lost, {double} double")
-        return 0 if is_on_time and not lost and not double else 1
+        is_exact, sentences = account(chosen, counts, set(model.versions.values()))
+        if job.once("report"):
+            save_arrays(job.output_dir / "ledger.npz", counts)
+            for sentence in sentences:
+                say(f"ledger: {sentence}")
+        # In every trainer: one that is started again after it told of a loss must not end well.
+        return 0 if is_exact else 1
+
+
+def account(
+    chosen: argparse.Namespace, counts: Mapping[str, npt.NDArray[Any]], versions: set[int]
+) -> tuple[bool, list[str]]:
+    """Whether everything counts exactly once, and what there is to say about it."""
+    sentences: list[str] = []
+    is_on_time = clock_is_right(chosen, counts[CLOCK][0], versions, sentences.append)
+    worth = worth_of(chosen.records, chosen.per_task, chosen.batch_size, MODES[chosen.mode].averaged)
+    sentences += findings(counts, chosen.per_task, worth)
+    lost, double = balance(counts, worth)
+    sentences.append(f"{chosen.records} records x {chosen.epochs} epochs: {lost} lost, {double} double")
+    return is_on_time and not lost and not double, sentences
 
 
 def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:

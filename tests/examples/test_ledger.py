@@ -7,7 +7,16 @@ import argparse
 import numpy as np
 import pytest
 
-from flightedl.examples.ledger import CLOCK, PARAMETERS, balance, batches_of, clock_is_right, findings, worth_of
+from flightedl.examples.ledger import (
+    CLOCK,
+    PARAMETERS,
+    account,
+    balance,
+    batches_of,
+    clock_is_right,
+    findings,
+    worth_of,
+)
 
 
 def counts(epochs: int = 2, records: int = 10) -> dict[str, np.ndarray]:
@@ -61,3 +70,13 @@ def test_what_a_record_is_worth_in_a_mean() -> None:
     assert balance(exact, parts) == (0, 0)
     exact["second"][0, 6] = 1
     assert balance(exact, parts) == (0, 1)
+
+
+def test_the_account_is_the_same_in_every_trainer_and_ends_with_the_verdict() -> None:
+    chosen = argparse.Namespace(epochs=2, records=10, per_task=5, batch_size=3, mode="async", optimizer="sgd")
+    exact = counts() | {CLOCK: np.full(1, 8.0)}
+    assert account(chosen, exact, {8})[0]
+    exact["third"][1, 3] = 0
+    is_exact, sentences = account(chosen, exact, {8})
+    assert not is_exact
+    assert sentences[-1] == "10 records x 2 epochs: 1 lost, 0 double"
