@@ -98,8 +98,9 @@ class Storm:
         return self._run(self._rage, *(["--etcd", self.etcd.address] if self.etcd is not None else []))
 
     def resume(self) -> tuple[int, str]:
-        """Go on from the checkpoints alone, with a new etcd, and unharmed; exit code and output."""
-        return self._run(lambda *_: None, "--resume", log_name="log-resumed")
+        """Go on unharmed from the checkpoints, on a new etcd or the one that went back; exit code and output."""
+        place = ["--etcd", self.etcd.address] if self.etcd is not None and self.seed % 2 else []
+        return self._run(lambda *_: None, "--resume", *place, log_name="log-resumed")
 
     def _run(
         self, rage: Callable[[subprocess.Popen[bytes], float], None], *more: str, log_name: str = "log"
