@@ -186,7 +186,8 @@ SERIES = (
     f"--mode async --optimizer adam --strike trainer+master=5 --strike same-name=4 --strike two=3 {_LONG_TASKS}",
     f"--mode sync --strike trainer+master=5 --strike same-name=4 --strike trainer+etcd=3 {_LONG_TASKS}",
     f"--mode mean --optimizer adam --strike two=8 --strike trainer+pserver=4 --s3 {_LONG_TASKS}",
-    f"--mode async --strike two=6 --strike trainer+etcd=4 --swallow-after 6 {_LONG_TASKS}",
+    f"--mode async --strike stall=4 --strike trainer+master=2 --swallow-after 5 {_LONG_TASKS} --lease 12 --epochs 4",
+    f"--mode sync --strike stall=4 --strike trainer+master=2 --swallow-after 5 {_LONG_TASKS} --lease 12 --epochs 4",
     f"--mode bounded --optimizer adam --strike starve=3 --strike trainer+pserver=3 --strike two=3 {_LONG_TASKS}",
     f"--mode accumulated-mean --strike trainer+master=3 --strike two=5 {_LONG_TASKS}",
     f"--mode async --strike trainer+pserver=2 --strike two=2 --old-etcd {_LONG_TASKS}",
@@ -293,6 +294,7 @@ def one(storm: Storm) -> int:
         "verdict": verdict(output),
         "wrong": wrong,
         "faults": dict(storm.done),
+        "swallowed": output.count("ledger: goes on after"),
         "seconds": round(time.monotonic() - began, 1),
     }
     print(json.dumps(result), flush=True)

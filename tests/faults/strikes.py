@@ -154,6 +154,15 @@ def trainer_and_etcd(victims: Victims, _: Sequence[str]) -> str | None:
     return "trainer+etcd" if _frozen_while(victims, leases, outage) else None
 
 
+def stall(victims: Victims, _: Sequence[str]) -> str | None:
+    """A pserver stands still, and keeps its lease: steps wait for it, and are given up if the script is impatient."""
+    thaw = victims.freeze("pserver", victims.chance.uniform(0.55, 0.62))
+    if thaw is None:
+        return None
+    thaw()
+    return "stall"
+
+
 def same_name(victims: Victims, _: Sequence[str]) -> str | None:
     """A trainer whose lease has ended comes back under its name while nobody leads."""
 
@@ -201,6 +210,7 @@ STRIKES: dict[str, Callable[[Victims, Sequence[str]], str | None]] = {
     "trainer+master": trainer_and_master,
     "trainer+pserver": trainer_and_pserver,
     "trainer+etcd": trainer_and_etcd,
+    "stall": stall,
     "same-name": same_name,
     "two": two,
     "starve": starve,
