@@ -5,6 +5,7 @@ The queue's own account is checked too: every task of every epoch done, none fai
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import sys
@@ -14,6 +15,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 
+import etcd3
 import numpy as np
 import pytest
 
@@ -24,7 +26,7 @@ from flightedl.domain.modes import Async, Bounded, Mode, Sync
 from flightedl.errors import FlightedlError
 from flightedl.examples.ledger import CLOCK, PARAMETERS, batches_of, findings
 from flightedl.launch.cluster import LocalCluster, TrainerProgram
-from flightedl.ports import Delete
+from flightedl.ports import Delete, Entry
 from flightedl.testing.etcd_server import EtcdServer
 from flightedl.testing.processes import ServerProcess
 from flightedl.testing.proxy import TcpProxy
@@ -384,4 +386,31 @@ def test_ten_trainers_are_killed(ledger: Callable[..., Ledger], mode: str) -> No
         index = number % TRAINERS
         job.until(lambda index=index: job.cluster.pid("trainer", index) is not None, "a trainer")
         job.cluster.kill("trainer", index)
+    job.check()
+
+
+def test_processes_that_are_deposed_and_do_not_know_it_do_no_harm(
+    ledger: Callable[..., Ledger], own_etcd: EtcdServer
+) -> None:
+    """Etcd ends the leases of processes that work on, until their next renewal tells them; some do for seconds."""
+    job = ledger(lease_ttl_s=6.0, checkpoints=True, hold=True)
+    with (
+        contextlib.closing(EtcdCoordinator(own_etcd.address, clock=SystemClock())) as direct,
+        contextlib.closing(etcd3.client(*own_etcd.address.split(":"))) as raw,
+    ):
+
+        def held(prefix: str) -> list[Entry]:
+            return [entry for entry in direct.list(f"/flightedl/ledger/{prefix}").entries if entry.lease_id]
+
+        for prefix in ("trainers/", "ps/", "master/lock", "trainers/"):
+            job.until(lambda prefix=prefix: bool(held(prefix)), prefix)
+            deposed = held(prefix)[0]
+            raw.revoke_lease(deposed.lease_id)
+            count = 1 if prefix == "master/lock" else TRAINERS if prefix == "trainers/" else 2
+
+            def is_back(prefix: str = prefix, deposed: Entry = deposed, count: int = count) -> bool:
+                found = held(prefix)
+                return len(found) == count and deposed.create_revision not in {each.create_revision for each in found}
+
+            job.until(is_back, f"{deposed.key} to be held again")
     job.check()
