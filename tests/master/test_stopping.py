@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import pyarrow as pa
 import pytest
+from job_of_twins import TASKS, Job, Master
 
 from flightedl.domain.tasks import TaskQueue
 from flightedl.domain.tasks_values import QueueSettings
+from flightedl.errors import NotReadyError
 from flightedl.formats.dataset_spec import DatasetSpec
 from flightedl.formats.index import build_index
 from flightedl.formats.layout import TaskLayout
 from flightedl.formats.registry import named_format
 from flightedl.master.dispatch import Dispatch
 from flightedl.master.indexing import IndexedDataset
+from flightedl.testing.contracts.coordinator import eventually
 from flightedl.testing.memory import MemoryFiles
 from flightedl.wire.messages_declared import DatasetDeclaration, DatasetReply
 from flightedl.wire.messages_work import Assignment, FinishedTask, ReturnedTask, TasksTicket
@@ -90,3 +93,34 @@ def test_a_trainer_that_dies_does_not_keep_a_stopped_job_open(dispatch: Dispatch
     dispatch.is_stopped = True
     dispatch.trainer_gone("a", 0.0)
     assert dispatch.is_over
+
+
+@pytest.mark.parametrize("is_kept", [True, False], ids=["checkpoints", "none"])
+def test_a_stopped_job_ends_after_its_last_checkpoint_also_under_the_next_master(
+    make_job: Callable[..., Job], is_kept: bool
+) -> None:
+    job = make_job(is_kept=is_kept)
+    pserver = job.start_pserver(0)
+    master = job.start_master()
+    master.declare()
+    a = job.start_trainer("a")
+    done = master.take("a", a)
+    pserver.take(done)
+    master.service.tasks.stop()
+    assert master.work("a", a, holding=[done.attempt]).outcome == "none_now", "what it has begun is finished first"
+    master.report("a", a, done, by=[pserver.generation])
+    eventually(lambda: master.says_done("a", a))
+    job.end_master()
+    successor = job.start_master()
+    eventually(lambda: is_answered_with_the_end(successor, a))
+    status = successor.service.status()
+    assert (status.state, status.is_stopped) == ("done", True)
+    assert (status.tasks.done, status.tasks.todo) == (1, TASKS - 1)
+    assert bool(status.checkpoint) is is_kept
+
+
+def is_answered_with_the_end(master: Master, generation: int) -> bool:
+    try:
+        return master.says_done("a", generation)
+    except NotReadyError:
+        return False
