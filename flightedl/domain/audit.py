@@ -15,7 +15,8 @@ Rules:
 * Work that is missing again and again although it is done each time is a fault that doing it again does not mend: after
   ``ROUNDS_LIMIT`` such audits in a row the job has failed.
 
-Not guaranteed: that what the pservers have counts once; that is what ``applied`` is for.
+Not guaranteed: that tasks with quarantined batches are whole but for these, as pservers tell of whole tasks only; nor
+that what the pservers have counts once; that is what ``applied`` is for.
 """
 
 from __future__ import annotations

@@ -38,6 +38,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 
 from flightedl.domain import tasks_reopening, tasks_storage
+from flightedl.domain.intervals import IntervalSet
 from flightedl.domain.tasks_failed import shortened
 from flightedl.domain.tasks_narrowing import after_failure
 from flightedl.domain.tasks_pending import Holder, Pending
@@ -385,6 +386,18 @@ class TaskQueue:
     def failed(self) -> tuple[FailedPiece, ...]:
         """The newest quarantined pieces with their errors, oldest first."""
         return tuple(self._state.failed.details)
+
+    def quarantined(self, epoch: int) -> IntervalSet:
+        """The tasks of a begun epoch that have quarantined batches, also such as were let go.
+
+        Raises:
+            NotFoundError: the epoch is too long ago.
+        """
+        state = self._state
+        places = {*state.failed.failed.places(), *state.failed.dropped.places()}
+        order = state.order(epoch)
+        found = sorted(order.at(position) for place, position in places if place == epoch)
+        return IntervalSet((task, task + 1) for task in found)
 
     def check(self) -> None:
         """Assert every invariant."""

@@ -143,6 +143,8 @@ class Replay:
         summary = AppliedSummary.decode(reply.summary)
         lacking = self._audit.answered(index, generation, serial, summary, lambda epoch: _size(queue, epoch))
         for epoch, tasks in lacking.items():
+            # Of a task that is not whole a pserver does not say what it has: one with quarantined batches never is.
+            tasks.difference_update(queue.quarantined(epoch))
             count = queue.reopen(epoch, tasks)
             reopened += count
             if count:

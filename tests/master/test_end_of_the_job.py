@@ -11,6 +11,7 @@ from job_of_twins import Job, Master, PserverTwin
 from flightedl.domain.checkpoints_manifest import candidates
 from flightedl.domain.checkpoints_values import CheckpointSettings
 from flightedl.testing.contracts.coordinator import eventually
+from flightedl.wire.messages_work import FailedTask
 
 MakeJob = Callable[..., Job]
 
@@ -177,3 +178,25 @@ def test_a_master_that_ends_waits_for_a_last_checkpoint_unless_a_pserver_is_gone
     master.service.completion.drain(60.0)
     assert newest(job) == 2
     assert msgspec.json.decode(job.storage.read("c-2/manifest.json"))["body"]["number"] == 2  # type: ignore[union-attr]
+
+
+def test_a_task_with_a_quarantined_batch_is_not_taken_for_lost(make_job: MakeJob) -> None:
+    """A pserver tells of whole tasks only; what is left of this one would be done again until the job had failed."""
+    job = make_job(is_kept=False)
+    pserver = job.start_pserver(0)
+    master = job.start_master(attempts_limit=1)
+    master.declare()
+    a = job.start_trainer("a")
+    while given := master.work("a", a, want=1).assignments:
+        (each,) = given
+        if each.task == 0 and each.first_batch == 0:
+            report = FailedTask(epoch=0, position=each.position, attempt=each.attempt, error="bad", batch=0)
+            master.work("a", a, want=0, failed=[report])
+            continue
+        if each.task:
+            pserver.take(each)
+        master.report("a", a, each, by=[pserver.generation])
+    assert pserver.done == {0: {1, 2, 3}}
+    eventually(lambda: master.says_done("a", a))
+    status = master.service.status()
+    assert (status.missing_tasks, len(status.failed)) == (0, 1)
