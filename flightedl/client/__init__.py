@@ -4,7 +4,8 @@ Map: ``session`` opens and closes everything (``connect``, :class:`~flightedl.cl
 keeps the trainer's lease; ``servers`` finds and calls master and pservers, riding through their restarts;
 ``arguments`` checks what the script passes;
 ``participation`` fetches tasks and keeps the trainer a member; ``dataset`` turns tasks into batches and reports them;
-``parameters`` pushes gradients and pulls values; ``waiting`` tells the user what is being waited for.
+``parameters`` pushes gradients and pulls values;
+``ending`` knows which pservers' values are the result; ``waiting`` tells the user what is being waited for.
 
 One batch is *current* at a time (``batches.CurrentBatch``): the dataset opens it before the user's code sees it, the
 parameters push under its identity, and the dataset closes it when the next one is asked for. Closing makes the batch

@@ -78,6 +78,10 @@ class Scope(Protocol):
         """A pserver does not know this member any more: join again before the next batch."""
         ...
 
+    def require_final(self, index: int, generation: int) -> None:
+        """Outside of a batch: after the job's end, raise unless this process of a pserver has all that was trained."""
+        ...
+
 
 class Parameters(Mapping[str, npt.NDArray[np.generic]]):
     """The model's parameters by name: read-only views that ``pull`` and ``step`` refresh in place.
@@ -197,6 +201,7 @@ class Parameters(Mapping[str, npt.NDArray[np.generic]]):
         Raises:
             UsageError: there is no such parameter.
             UnavailableError: a pserver stayed away for longer than ``give_up_s``.
+            BegunAnewError: after the job's end: a pserver was lost with some of what was trained.
         """
         checked("min_version", min_version, int, Limits(at_least=0))
         current = self._scope.current
@@ -417,6 +422,8 @@ class Parameters(Mapping[str, npt.NDArray[np.generic]]):
         for _ in waiting.steps():
             try:
                 transfer.generation, connection = self._servers.pserver(shard.index)
+                if current is None:
+                    self._scope.require_final(shard.index, transfer.generation)
                 if transfer.pushes and current is not None:
                     self._stream(shard, transfer, current, connection)
                 elif transfer.pulls:

@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from flightedl.client.batches import CurrentBatch
+from flightedl.client.ending import JobEnd
 from flightedl.client.feed import Piece, Reports
 from flightedl.client.parameters import Parameters
 from flightedl.client.registration import Registration
@@ -37,6 +38,7 @@ class Participation:
         waiting: Begins a wait of the user's thread.
         began_anew: The registration is another one: what was held under the old one is somebody else's.
         batch_done: A batch of so many records was worked through; whether the model got nothing from it.
+        dialogue: Makes a way to ask the master for tasks.
     """
 
     def __init__(
@@ -46,12 +48,15 @@ class Participation:
         waiting: Callable[[], Waiting],
         began_anew: Callable[[], None],
         batch_done: Callable[[int, bool], None],
+        dialogue: Callable[[], Dialogue],
     ) -> None:
         self._registration = registration
         self._servers = servers
         self._waiting = waiting
         self._began_anew = began_anew
         self._batch_done = batch_done
+        self._dialogue = dialogue
+        self._end = JobEnd(self._ask_once)
         self._parameters: Parameters | None = None
         self._mode: Mode | None = None
         self._current: CurrentBatch | None = None
@@ -162,6 +167,21 @@ class Participation:
 
     # the tasks
 
+    def require_final(self, index: int, generation: int) -> None:
+        """Let a pserver be read; after the job's end only one that has everything. Errors as ``JobEnd``'s."""
+        self._end.require_final(index, generation)
+
+    def ask(self, dialogue: Dialogue) -> TasksReply:
+        """How far the job is; reports nothing and takes no work."""
+        return self.fetch(dialogue, Reports(), (), 0, 0.0)[0]
+
+    def _ask_once(self) -> TasksReply:
+        dialogue = self._dialogue()
+        try:
+            return self.ask(dialogue)
+        finally:
+            dialogue.rest()
+
     def fetch(
         self,
         dialogue: Dialogue,
@@ -190,8 +210,10 @@ class Participation:
         pieces = [Piece(assignment, chunks_from_rows(assignment.chunks)) for assignment in reply.assignments]
         if not all(piece.chunks for piece in pieces):
             raise MessageError("the master does not say where a task's records are: update flightedl on all machines")
-        if reply.outcome == "epochs_done" and not evaluation:
-            self.epoch = _AFTER_ALL
+        if not evaluation:
+            self._end.heard(reply)
+            if reply.outcome == "epochs_done":
+                self.epoch = _AFTER_ALL
         if reply.member != member and self._member == member:
             # A new membership begins with fresh values, so it is taken by joining, between two batches.
             self._member = 0

@@ -117,7 +117,12 @@ class Job:
         self._evaluation: TaskFeed | None = None
         self._parameters: Parameters | None = None
         self._participation = Participation(
-            self._registration, self._servers, self._waits.begin, self._began_anew, self._progress.batch
+            self._registration,
+            self._servers,
+            self._waits.begin,
+            self._began_anew,
+            self._progress.batch,
+            self._dialogue,
         )
         self._files = FsspecFiles()
         self._once = OnceNames(self._coordinator, self._keys, self._registration, self._waits.begin)
@@ -374,12 +379,15 @@ class Job:
         self._progress.metrics(arguments.metrics_of(metrics), 1 if current is None else current.record_count)
 
     def wait_for_end(self) -> None:
-        """Return when every task of every epoch is done, by whichever trainer; a finished loop means the same."""
+        """Return when every task of every epoch is done, by whichever trainer; a finished loop means the same.
+
+        What ``model.pull`` brings from then on is what was trained. If a pserver dies that late and lost something, it
+        raises BegunAnewError: the lost part is done again, by trainers that are started again.
+        """
         waiting, dialogue = self._waits.begin(), self._dialogue()
         for _ in waiting.steps():
             try:
-                reply, _ = self._participation.fetch(dialogue, Reports(), (), 0, 0.0)
-                if reply.outcome == "epochs_done":
+                if self._participation.ask(dialogue).outcome == "epochs_done":
                     break
             except FlightedlError as error:
                 if not is_transient(error):

@@ -93,7 +93,8 @@ class Tasks:
             self._members.leave_if_idle(ticket.trainer)
             if given:
                 state.revision += 1
-            if outcome == "epochs_done" and not self._may_end():
+            is_ending = outcome == "epochs_done" and not self._may_end()
+            if is_ending:
                 outcome, retry_after_s = "none_now", _END_RETRY_S
             revision = state.revision
             reply = TasksReply(
@@ -101,11 +102,18 @@ class Tasks:
                 outcome=outcome,
                 retry_after_s=retry_after_s,
                 member=self._members.member_of(ticket.trainer),
+                pservers=self._final_pservers() if outcome == "epochs_done" else [],
+                is_ending=is_ending,
                 lost=lost,
                 epoch=queue.epoch,
             )
         state.wait_durable(revision)
         return reply, [dispatch.dataset.layout.chunks_of(assignment.task) for assignment in given]
+
+    def _final_pservers(self) -> list[int]:
+        """The processes that were looked at before trainers are told that all is done."""
+        state = self._state
+        return [] if state.membership is None else [state.pservers.get(i, 0) for i in range(state.pserver_count)]
 
     def _hand_out(self, dispatch: Dispatch, ticket: TasksTicket) -> tuple[list[Assignment], str, float]:
         """As ``Dispatch.hand_out``; in lockstep, no more than the trainer may have now."""

@@ -91,6 +91,11 @@ class TasksReply(Reply, frozen=True, kw_only=True):
     retry_after_s: float = 0.0
     #: The sender's membership, 0: it is not a member.
     member: int = 0
+    #: With "epochs_done": the generation of each pserver, by index, whose values are final. Another process may have
+    #: been restored from an older checkpoint: ask again before its values are taken for the result.
+    pservers: list[int] = []
+    #: With "none_now": every task is done, and it is being made sure that nothing of it can get lost.
+    is_ending: bool = False
     #: Reports that were refused, because their attempt is no longer current: drop that work.
     lost: list[ReturnedTask] = []
     epoch: int = 0

@@ -113,6 +113,9 @@ class Loop:
 
     # what parameters ask
 
+    def require_final(self, index: int, generation: int) -> None:
+        """The job has not ended."""
+
     def lost_membership(self) -> None:
         self.member = 0
 

@@ -59,6 +59,9 @@ class Trainer:
         self.parameters = cluster.parameters(self, **more)
         self.parameters.refresh()
 
+    def require_final(self, index: int, generation: int) -> None:
+        """The job has not ended."""
+
     def lost_membership(self) -> None:
         self.lost += 1
 

@@ -284,8 +284,9 @@ class TestWhoHasABatch:
                     cluster.replace(index, generation=7)
                 return found
 
+            first_pushed = 1 if mode == Async(push_every=2) else 0
             for number in loop:
-                if number == 1:
+                if number == first_pushed:
                     monkeypatch.setattr(cluster, "pserver", pserver)
                 loop.parameters.step(gradients(cluster))
             (report,) = loop.master.finished

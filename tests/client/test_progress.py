@@ -40,7 +40,9 @@ def test_a_batch_without_a_gradient_is_idle(mode: Mode) -> None:
     done: list[bool] = []
     with Cluster({"w": (4,)}, mode) as cluster:
         trainer = cluster.trainer()
-        participation = Participation(nobody, nobody, nobody, nobody, lambda _records, is_idle: done.append(is_idle))
+        participation = Participation(
+            nobody, nobody, nobody, nobody, lambda _records, is_idle: done.append(is_idle), nobody
+        )
         participation.take(trainer.parameters, mode)
         for batch in range(4):
             current = trainer.begin(batch)

@@ -59,6 +59,33 @@ def test_done_is_told_when_the_last_checkpoint_is_complete(make_job: MakeJob) ->
     assert newest(job) > 1
 
 
+def test_who_hears_of_the_end_hears_which_processes_have_all_of_it(make_job: MakeJob) -> None:
+    job = make_job(2)
+    master, pservers, a = trained(job)
+    before = master.ask("a", a)
+    assert (before.outcome, before.is_ending, before.pservers) == ("none_now", True, [])
+    eventually(lambda: master.says_done("a", a))
+    assert master.ask("a", a).pservers == [each.generation for each in pservers]
+    job.end_pserver(1)
+    eventually(lambda: is_gone(master, 1))
+    back = job.start_pserver(1, {0: range(4)})
+    eventually(lambda: master.says_done("a", a))
+    after = master.ask("a", a)
+    assert (after.is_ending, after.pservers) == (False, [pservers[0].generation, back.generation])
+
+
+def test_who_asks_when_something_is_done_again_hears_that_there_is_work(make_job: MakeJob) -> None:
+    job = make_job(2)
+    master, _, a = trained(job)
+    eventually(lambda: master.says_done("a", a))
+    job.end_pserver(1)
+    eventually(lambda: is_gone(master, 1))
+    back = job.start_pserver(1, {0: range(3)})
+    eventually(lambda: master.is_settled(back))
+    reply = master.ask("a", a, want=0)
+    assert (reply.outcome, reply.is_ending, reply.pservers) == ("none_now", False, [])
+
+
 def test_the_store_may_be_away_for_a_moment_at_the_end(make_job: MakeJob) -> None:
     job = make_job()
     master, (pserver,), a = trained(job)

@@ -1,0 +1,57 @@
+"""What a trainer knows of the job's end, so that the model it reads then is the one that was trained.
+
+That all epochs are done is told together with the *final* processes of the pservers, which have all of it. One that
+takes the place of such a process may come from an older checkpoint: what it has is final only when the master says so
+again, after it has looked. Where something is missing it is done again, but not by a trainer whose loop is over: its
+program has to start again.
+
+While a job trains, values are read as they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from flightedl.errors import BegunAnewError, NotReadyError
+from flightedl.wire.messages_work import TasksReply
+
+
+class JobEnd:
+    """What the master said of the end. Thread-safe.
+
+    Args:
+        ask: Asks the master how far the job is; what it answers is also given to ``heard``.
+    """
+
+    def __init__(self, ask: Callable[[], TasksReply]) -> None:
+        self._ask = ask
+        #: The generation of each pserver that has everything; None: it is not known that all is done.
+        self._final: tuple[int, ...] | None = None
+
+    def heard(self, reply: TasksReply) -> None:
+        """An answer of the master about the training data."""
+        if reply.outcome == "epochs_done":
+            self._final = tuple(reply.pservers)
+
+    def require_final(self, index: int, generation: int) -> None:
+        """Let this process of a pserver be read, unless the job has ended and it may lack something.
+
+        Raises:
+            NotReadyError: it is not known yet whether it does; look for the pserver again.
+            BegunAnewError: what it lacks is done again.
+            FlightedlError: the master cannot be asked.
+        """
+        if self._is_final(index, generation):
+            return
+        reply = self._ask()
+        if reply.outcome != "epochs_done" and not reply.is_ending:
+            raise BegunAnewError(
+                f"pserver {index} was replaced after the job's end, and lacks some of what was done, "
+                "which is done again: start this trainer again"
+            )
+        if not self._is_final(index, generation):
+            raise NotReadyError(f"pserver {index} was replaced after the job's end: the master looks what it has")
+
+    def _is_final(self, index: int, generation: int) -> bool:
+        final = self._final
+        return final is None or index >= len(final) or final[index] == generation

@@ -1,0 +1,152 @@
+"""What is read after the job's end is what was trained, also when a pserver is replaced that late."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from loop_bench import gradients, value_of
+from pserver_bench import Cluster, waiting
+
+from flightedl.client.feed import Reports
+from flightedl.client.participation import Participation
+from flightedl.domain.modes import Async
+from flightedl.errors import BegunAnewError, UnavailableError
+from flightedl.wire.messages import decode, encode
+from flightedl.wire.messages_work import TasksReply, TasksTicket
+
+SHAPES = {"a": (4000,), "b": (4000,)}
+
+
+def done(*pservers: int) -> TasksReply:
+    return TasksReply(assignments=[], outcome="epochs_done", pservers=list(pservers))
+
+
+ENDING = TasksReply(assignments=[], outcome="none_now", is_ending=True)
+REOPENED = TasksReply(assignments=[], outcome="none_now")
+
+
+class Registered:
+    """A registration that lasts."""
+
+    trainer, generation = "t1", 1
+
+    def renewed(self) -> bool:
+        return False
+
+
+class Master:
+    """Answers what it was told to, the last answer for ever; also the way to it."""
+
+    def __init__(self) -> None:
+        self.answers: list[TasksReply | Callable[[], TasksReply]] = []
+        self.asked = 0
+
+    def master(self) -> None:
+        """There is one."""
+
+    def ask(self, _connection: None, request: bytes, *, timeout_s: float) -> bytes:
+        ticket = decode(request, TasksTicket)
+        assert (ticket.want, ticket.holding, timeout_s > 0) == (0, [], True)
+        self.asked += 1
+        answer = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
+        return encode(answer() if callable(answer) else answer)
+
+    def rest(self) -> None:
+        """Nothing is open."""
+
+
+class Trained:
+    """A job of two pservers that was trained by one step; a trainer whose loop is over."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self.cluster, self.master = cluster, Master()
+        trainer = cluster.trainer()
+        trainer.begin(0)
+        trainer.step(0, gradients(cluster))
+        self.participation = Participation(
+            Registered(),  # type: ignore[arg-type]
+            self.master,  # type: ignore[arg-type]
+            waiting,
+            lambda: None,
+            lambda _records, _is_empty: None,
+            lambda: self.master,  # type: ignore[arg-type, return-value]
+        )
+        self.parameters = cluster.parameters(self.participation, give_up_s=0.5)
+        cluster.trainers.append(self)  # type: ignore[arg-type]
+
+    def hear(self, *answers: TasksReply | Callable[[], TasksReply]) -> None:
+        """The master says the first, and later the others."""
+        self.master.answers = [*answers]
+        self.participation.ask(self.master)  # type: ignore[arg-type]
+
+    def do_again(self) -> None:
+        """Somebody pushes what the second pserver lost."""
+        other = self.cluster.trainer()
+        other.begin(0)
+        other.step(0, gradients(self.cluster))
+
+    def pulled(self) -> list[float]:
+        self.parameters.pull()
+        return [float(self.parameters[name][0]) for name in SHAPES]
+
+
+def test_a_process_that_took_over_after_the_end_is_read_when_it_was_looked_at() -> None:
+    with Cluster(SHAPES, Async(), pservers=2) as cluster:
+        job = Trained(cluster)
+        job.hear(done(1, 1))
+        cluster.replace(1, generation=7)
+
+        def looked_at() -> TasksReply:
+            assert value_of(cluster, "b") == 0, "nobody has read it before"
+            job.do_again()
+            return done(1, 7)
+
+        job.master.answers = [ENDING, ENDING, looked_at, done(1, 7)]
+        assert job.pulled() == [1, 1]
+        asked = job.master.asked
+        assert job.pulled() == [1, 1]
+        assert job.master.asked == asked, "it is known"
+
+
+def test_what_is_done_again_is_not_waited_for_by_those_who_would_have_to_do_it() -> None:
+    with Cluster(SHAPES, Async(), pservers=2) as cluster:
+        job = Trained(cluster)
+        job.hear(done(1, 1))
+        cluster.replace(1, generation=7)
+        job.master.answers = [ENDING, REOPENED]
+        with pytest.raises(BegunAnewError, match=r"after the job's end.*start this trainer again"):
+            job.pulled()
+
+
+def test_a_process_that_is_over_is_not_read_while_its_successor_is_not_known_here() -> None:
+    with Cluster(SHAPES, Async(), pservers=2) as cluster:
+        job = Trained(cluster)
+        job.hear(done(1, 7))
+        with pytest.raises(UnavailableError, match="pserver 1 was replaced after the job's end"):
+            job.pulled()
+        cluster.replace(1, generation=7)
+        job.do_again()
+        assert job.pulled() == [1, 1]
+
+
+def test_before_the_end_whoever_is_there_is_read() -> None:
+    with Cluster(SHAPES, Async(), pservers=2) as cluster:
+        job = Trained(cluster)
+        job.hear(ENDING)
+        cluster.replace(1, generation=7)
+        assert job.pulled() == [1, 0]
+        assert job.master.asked == 1
+
+
+def test_the_end_of_an_evaluation_says_nothing_about_the_pservers() -> None:
+    with Cluster(SHAPES, Async(), pservers=2) as cluster:
+        job = Trained(cluster)
+        job.hear(done(1, 1))
+        evaluation = TasksReply(assignments=[], outcome="epochs_done")
+        job.master.answers = [evaluation]
+        job.participation.fetch(job.master, Reports(), (), 0, 0.0, "evaluation")  # type: ignore[arg-type]
+        cluster.replace(1, generation=7)
+        job.master.answers = [REOPENED]
+        with pytest.raises(BegunAnewError):
+            job.pulled()
