@@ -39,7 +39,7 @@ class Turns:
         stop: threading.Event,
         *,
         at_once: int | None = None,
-        patience_s: float = 30.0,
+        patience_s: float = 15.0,
         folder: Path | None = None,
     ) -> None:
         self._stop = stop
