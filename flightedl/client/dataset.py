@@ -20,7 +20,7 @@ from __future__ import annotations
 import queue
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from functools import partial
 from typing import Protocol
 
@@ -53,6 +53,10 @@ class BatchListener(Protocol):
         """The user's code is through with it: answer for what it left out."""
         ...
 
+    def abandon_batch(self) -> None:
+        """The loop was left at a batch: nothing of it goes on."""
+        ...
+
     def push_sum(self) -> None:
         """Push the sum of what was not pushed yet: no batch ``waits`` when this returns."""
         ...
@@ -69,7 +73,8 @@ ReadPiece = Callable[[Piece], Iterator[pa.RecordBatch]]
 class Dataset:
     """An elastic pass over the data: ``for batch in dataset`` gives this trainer's share, until all epochs are done.
 
-    Iterate once; batches are ``pyarrow.RecordBatch`` of at most ``batch_size`` records.
+    Iterate once; a loop that was left may be begun again, and goes on with what is left. Batches are
+    ``pyarrow.RecordBatch`` of at most ``batch_size`` records.
     """
 
     def __init__(
@@ -81,6 +86,7 @@ class Dataset:
         waiting: Callable[[], Waiting],
         grace_s: float,
         end_growth: Callable[[], object],
+        begin_again: str = "",
     ) -> None:
         self._declared = declared
         self._feed_factory = feed_factory
@@ -89,6 +95,10 @@ class Dataset:
         self._waiting = waiting
         self._grace_s = grace_s
         self._end_growth = end_growth
+        self._begin_again = begin_again
+        self._is_finished = False
+        #: The loop over the data, from its beginning.
+        self._loop: Generator[pa.RecordBatch, None, None] | None = None
         self._feed: TaskFeed | None = None
         self._read_queue: queue.Queue[Item] = queue.Queue(_AHEAD)
         #: What the user's code is at.
@@ -137,13 +147,38 @@ class Dataset:
         self._end_growth()
 
     def __iter__(self) -> Iterator[pa.RecordBatch]:
-        if self._feed is not None:
-            raise UsageError("a dataset can be iterated once: its epochs are counted for the whole job, see epochs=")
+        if self._is_finished:
+            raise UsageError(
+                f"this loop has had all batches of all epochs ({self._declared.declaration.epochs}): "
+                f"one loop over a dataset goes through all of them, see epochs=; {self._begin_again}"
+            )
+        if self._loop is not None:
+            self._leave_loop(self._loop)
+        self._loop = self._iterate()
+        return self._loop
+
+    def _leave_loop(self, loop: Generator[pa.RecordBatch, None, None]) -> None:
+        """The loop before was left in its midst, as by Ctrl-C in a notebook: what it held goes back."""
+        loop.close()
+        self.close()
+        self._listener.abandon_batch()
+        self._stopping, self._read_queue, self._reader_error, self._at = (
+            threading.Event(),
+            queue.Queue(_AHEAD),
+            None,
+            None,
+        )
+
+    def _iterate(self) -> Generator[pa.RecordBatch, None, None]:
         self._feed = feed = self._feed_factory()
-        self._reader = threading.Thread(target=self._read_ahead, args=(feed,), name="flightedl-reader", daemon=True)
+        read_ahead = partial(self._read_ahead, feed, self._stopping, self._read_queue)
+        self._reader = threading.Thread(target=read_ahead, name="flightedl-reader", daemon=True)
         self._reader.start()
+        has_batches = False
         try:
-            yield from self._batches(feed)
+            for batch in self._batches(feed):
+                has_batches = True
+                yield batch
         except GeneratorExit:
             # The loop was left at a batch: by ``break``, or by an exception, of which the session hears in a moment.
             self._stopping.set()
@@ -152,7 +187,13 @@ class Dataset:
         except BaseException:
             self.close()
             raise
+        self._is_finished = True
         self.close()
+        if not has_batches:
+            sys.stderr.write(
+                f"flightedl: the job is done, with all its epochs ({self._declared.declaration.epochs}): "
+                f"there are no batches left for this loop; {self._begin_again}\n"
+            )
 
     def _batches(self, feed: TaskFeed) -> Iterator[pa.RecordBatch]:
         reading: Reading | None = None
@@ -257,35 +298,36 @@ class Dataset:
 
     # the reader thread
 
-    def _read_ahead(self, feed: TaskFeed) -> None:
+    def _read_ahead(self, feed: TaskFeed, stopping: threading.Event, items: queue.Queue[Item]) -> None:
         try:
-            while not self._stopping.is_set():
+            while not stopping.is_set():
                 piece = feed.next(_SLICE_S)
                 if piece is not None:
-                    self._read_piece(piece)
+                    self._read_piece(piece, partial(_put, stopping, items))
         except Exception as error:  # noqa: BLE001 - raised where the user's code waits for this thread
             self._reader_error = error
 
-    def _read_piece(self, piece: Piece) -> None:
+    def _read_piece(self, piece: Piece, put: Callable[[Item], bool]) -> None:
         number = piece.assignment.first_batch
         try:
             for records in self._read(piece):
-                if not self._put(ReadBatch(piece, number, records)):
+                if not put(ReadBatch(piece, number, records)):
                     return
                 number += 1
         except Exception as error:  # noqa: BLE001 - raised or reported where the batch would have been handed out
-            self._put(ReadFailure(piece, number, error))
+            put(ReadFailure(piece, number, error))
         else:
-            self._put(PieceEnd(piece))
+            put(PieceEnd(piece))
 
-    def _put(self, item: Item) -> bool:
-        while not self._stopping.is_set():
-            try:
-                self._read_queue.put(item, timeout=_SLICE_S)
-            except queue.Full:
-                continue
-            return True
-        return False
+
+def _put(stopping: threading.Event, items: queue.Queue[Item], item: Item) -> bool:
+    while not stopping.is_set():
+        try:
+            items.put(item, timeout=_SLICE_S)
+        except queue.Full:
+            continue
+        return True
+    return False
 
 
 def _end(feed: TaskFeed, reading: Reading) -> None:

@@ -17,7 +17,7 @@ error is raised again when the batch is closed, which ends the loop over the dat
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Protocol
 
@@ -130,6 +130,8 @@ class Parameters(Mapping[str, npt.NDArray[np.generic]]):
         #: Of each pserver; steps follow each other on it.
         self._streams = [KeptExchange("step", STEP_SCHEMA, clock) for _ in self._shards]
         self._pool = ThreadPoolExecutor(plan.pserver_count, "flightedl-parameters")
+        #: Why the session is over; empty: it is not.
+        self._closed = ""
         self._check = GradientCheck(plan, runs, self._values.dtypes, wire, clip_norm, self._pool)
 
     def _set_mode(self, mode: Mode) -> None:
@@ -203,6 +205,7 @@ class Parameters(Mapping[str, npt.NDArray[np.generic]]):
             UnavailableError: a pserver stayed away for longer than ``give_up_s``.
             BegunAnewError: after the job's end: a pserver was lost with some of what was trained.
         """
+        self._require_open()
         checked("min_version", min_version, int, Limits(at_least=0))
         current = self._scope.current
         if current is not None and current.answered and self._is_synchronous and not current.must_repeat:
@@ -275,15 +278,21 @@ class Parameters(Mapping[str, npt.NDArray[np.generic]]):
             if behind:
                 self._transfer(current, {}, [], behind, pull=True, member=current.member)
 
-    def close(self) -> None:
-        """Stop the threads, and let go of the streams."""
+    def close(self, why: str = "this session is over") -> None:
+        """Stop the threads, and let go of the streams; the values stay. ``why`` is told to whoever still asks."""
+        self._closed = why
         self._pool.shutdown(wait=True, cancel_futures=True)
         for kept in self._streams:
             kept.rest()
 
     # one batch to all pservers
 
+    def _require_open(self) -> None:
+        if self._closed:
+            raise UsageError(self._closed)
+
     def _push(self, gradients: Mapping[str, npt.ArrayLike], *, pull: bool, complete: bool) -> None:
+        self._require_open()
         current = self._scope.current
         if current is None:
             raise UsageError("there is no current batch: push and step belong inside `for batch in job.dataset(...)`")
@@ -407,7 +416,14 @@ class Parameters(Mapping[str, npt.NDArray[np.generic]]):
                 self._pool.submit(self._finish, shard, transfer, current)
                 for shard, transfer in zip(self._shards, transfers, strict=True)
             ]
-            errors = [error for future in futures if (error := future.exception()) is not None]
+            try:
+                errors = [error for future in futures if (error := future.exception()) is not None]
+            except BaseException:
+                # Ctrl-C: what arrived later would be taken for values of the batch that comes next.
+                for transfer in transfers:
+                    transfer.is_given_up = True
+                wait(futures)
+                raise
             if errors:
                 raise errors[0]
         if any(transfer.must_repeat for transfer in transfers):
@@ -433,9 +449,10 @@ class Parameters(Mapping[str, npt.NDArray[np.generic]]):
                 if not is_transient(error):
                     waiting.over()
                     raise
-                waiting.because(error)
-                continue
-            if transfer.must_repeat or not (transfer.pushes or transfer.pulls):
+                if not transfer.is_given_up:
+                    waiting.because(error)
+                    continue
+            if transfer.is_given_up or transfer.must_repeat or not (transfer.pushes or transfer.pulls):
                 break
             waiting.patiently(reason)
         waiting.over()

@@ -120,6 +120,14 @@ class Participation:
             is_idle = self._parameters is not None and not current.has_gradient
             self._batch_done(current.record_count, is_idle)
 
+    def abandon_batch(self) -> None:
+        """The loop was left in its midst: the next batch is opened under a membership of its own.
+
+        Some blocks may have the batch and others not, and some values may be newer than others.
+        """
+        self._current, self._member = None, 0
+        self.give_up_sum()
+
     def push_sum(self) -> None:
         """Push what the trainer has added up and not pushed yet."""
         if self._parameters is not None:

@@ -74,12 +74,21 @@ _CLOSE_S = 4.0
 _TAKEOVER_S = 1.5
 
 
-def connect(etcd: str | None = None, job: str | None = None, **more: Any) -> Job:
+def connect(
+    etcd: str | None = None,
+    job: str | None = None,
+    *,
+    job_over: Callable[[], str] = lambda: "",
+    begin_again: str = "to train again, give the job another name",
+    **more: Any,
+) -> Job:
     """Join a job as a trainer.
 
     Args:
         etcd: ``host:port`` of etcd; else ``FLIGHTEDL_ETCD``.
         job: The job's name; else ``FLIGHTEDL_JOB``.
+        job_over: Why the servers will never answer again, for who has started them; empty: they may.
+        begin_again: What to do who wants to train again what is done.
         **more: Other fields of :class:`flightedl.config.TrainerSettings`.
 
     Raises:
@@ -87,14 +96,28 @@ def connect(etcd: str | None = None, job: str | None = None, **more: Any) -> Job
         UnavailableError: etcd cannot be reached.
     """
     process_tuning.apply()
-    return Job(settings(TrainerSettings, etcd=etcd, job=job, **more))
+    return Job(settings(TrainerSettings, etcd=etcd, job=job, **more), job_over=job_over, begin_again=begin_again)
 
 
 class Job:
     """One trainer's session. Use it as a context manager; its methods belong to the thread that made it."""
 
-    def __init__(self, chosen: TrainerSettings) -> None:
+    def __init__(
+        self,
+        chosen: TrainerSettings,
+        *,
+        job_over: Callable[[], str] = lambda: "",
+        begin_again: str = "",
+    ) -> None:
+        """Join a job.
+
+        Args:
+            chosen: The settings.
+            job_over: Why the servers will never answer again; empty: they may.
+            begin_again: What to do who wants to train again what is done.
+        """
         self._settings = chosen
+        self._begin_again = begin_again
         self._cover_s = chosen.lease_ttl_s + _TAKEOVER_S
         self._clock: Clock = SystemClock()
         self._keys = JobKeys(chosen.job)
@@ -108,7 +131,7 @@ class Job:
             raise
         self._directory = Directory(self._coordinator, self._keys, self._clock).start()
         credentials = Credentials.load(chosen.tls_dir)
-        self._waits = Waits(self._clock, chosen.say_after_s, chosen.give_up_s, self._waits_for)
+        self._waits = Waits(self._clock, chosen.say_after_s, chosen.give_up_s, self._waits_for, job_over)
         self._servers = Servers(chosen.job, self.trainer, self._directory, credentials, self._waits.asks)
         self._progress = ProgressReporter(
             self._send_progress, lambda: (self.trainer, self.generation), self._waits.look
@@ -127,7 +150,8 @@ class Job:
         self._files = FsspecFiles()
         self._once = OnceNames(self._coordinator, self._keys, self._registration, self._waits.begin)
         self._saves = ModelSaves(self._coordinator, self._keys, self._registration, self._waits.begin)
-        self._is_closed = False
+        #: Why this session is over; empty: it is not.
+        self._closed = ""
 
     # what the user calls
 
@@ -184,6 +208,7 @@ class Job:
             DataError: a file is missing, unreadable, or of another schema than the others.
             DeclarationError: the job already has a different dataset.
         """
+        self._require_open()
         if self._dataset is not None:
             raise UsageError("this job already has its dataset: declare it once, before the training loop")
         declaration = arguments.dataset_declaration(
@@ -217,6 +242,7 @@ class Job:
             self._waits.begin,
             _CLOSE_S,
             self._end_growth,
+            self._begin_again,
         )
         return self._dataset
 
@@ -254,6 +280,7 @@ class Job:
             UsageError: a parameter is not a float array, or not finite.
             DeclarationError: the job already has a different model.
         """
+        self._require_open()
         if self._parameters is not None:
             raise UsageError("this job already has its parameters: declare all of them in one call")
         check_kind(wire)
@@ -341,6 +368,7 @@ class Job:
             DataError: a file is missing, unreadable, or of another schema than the others.
             DeclarationError: the evaluation of this name has other data.
         """
+        self._require_open()
         arguments.function_of("measure", measure)
         declaration = arguments.dataset_declaration(
             urls=urls, batch_size=batch_size, columns=columns, filter=filter, format=format
@@ -384,6 +412,7 @@ class Job:
         What ``model.pull`` brings from then on is what was trained. If a pserver dies that late and lost something, it
         raises BegunAnewError: the lost part is done again, by trainers that are started again.
         """
+        self._require_open()
         waiting, dialogue = self._waits.begin(), self._dialogue()
         for _ in waiting.steps():
             try:
@@ -408,6 +437,7 @@ class Job:
         persistently(self._waits.begin(), lambda: self._servers.master().action("stop", b"", timeout_s=SLICE_S))
 
     def _open_feed(self) -> TaskFeed:
+        self._require_open()
         dialogue = self._dialogue()
         return TaskFeed(partial(self._participation.fetch, dialogue), dialogue.rest, self._clock, self._cover_s)
 
@@ -438,10 +468,12 @@ class Job:
             True in the trainer that wrote it (or asked the master to), False in the others.
 
         Raises:
-            UsageError: there is no model, the format is not known, or (``server``) the job keeps no checkpoints.
+            UsageError: there is no model, the session is over, the format is not known, or (``server``) the job keeps
+                no checkpoints.
             UnavailableError: the file could not be written.
             FencedError: ``once`` is another trainer's by now; the file is as it was.
         """
+        self._require_open()
         parameters = self._parameters
         if parameters is None:
             raise UsageError("there is no model to save: declare it with job.parameters first")
@@ -491,6 +523,7 @@ class Job:
         ``won.require()`` raises FencedError then, and ``won.publish`` and ``save_model(once=won)`` leave the files of
         its successor alone. Other effects of the block are not guarded, so let them bear a repetition.
         """
+        self._require_open()
         return self._once.take(arguments.name_of("the name given to once", name))
 
     @property
@@ -511,6 +544,10 @@ class Job:
             lambda counts: read_task(self._files, piece.chunks, spec, *task, counts=counts, **more),
             self._progress.skipped,
         )
+
+    def _require_open(self) -> None:
+        if self._closed:
+            raise UsageError(self._closed)
 
     # talking to the master
 
@@ -561,16 +598,16 @@ class Job:
             self._dataset.fail_current(current, last, place_of(error))
         self.close()
 
-    def close(self) -> None:
+    def close(self, why: str = "it was closed, as at the end of its `with` block") -> None:
         """Hand back what is held and end the lease. Closing twice is fine."""
-        if self._is_closed:
+        if self._closed:
             return
-        self._is_closed = True
+        self._closed = f"this session is over: {why}; connect again to go on"
         if self._dataset is not None:
             self._dataset.close()
         self._progress.close()
         if self._parameters is not None:
-            self._parameters.close()
+            self._parameters.close(self._closed)
         self._once.keep()
         self._registration.close()
         self._servers.close()

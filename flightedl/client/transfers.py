@@ -30,6 +30,8 @@ class ShardTransfer:
     member: int = 0
     #: The gradient was too late, or the membership is gone.
     must_repeat: bool = False
+    #: Nobody waits for it any more.
+    is_given_up: bool = False
     #: Of the pserver that is being asked.
     generation: int = 0
     #: First block of a run -> the (n,) gradients of all its blocks, where they were put together.

@@ -11,7 +11,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 
-from flightedl.errors import FlightedlError, UnavailableError
+from flightedl.errors import FlightedlError, JobFailedError, UnavailableError
 from flightedl.ports import Clock
 
 
@@ -24,6 +24,7 @@ class Waiting:
         give_up_s: After that, ``step`` raises UnavailableError with the last reason.
         tell: Where the reason goes beside stderr ("" when the wait is over); the session reports it to the master.
         ended: Called when the wait is over.
+        job_over: Why what is waited for can never come; empty: it may.
     """
 
     def __init__(
@@ -33,6 +34,7 @@ class Waiting:
         give_up_s: float,
         tell: Callable[[str], None],
         ended: Callable[[], None] = lambda: None,
+        job_over: Callable[[], str] = lambda: "",
     ) -> None:
         self._clock = clock
         self._say_after_s = say_after_s
@@ -42,6 +44,7 @@ class Waiting:
         self._trouble_since: float | None = self._start
         self._said = ""
         self._ended = ended
+        self._job_over = job_over
         #: Whose answer the present attempt needs, and since when; None between attempts.
         self._asked: tuple[str, float] | None = None
         #: Over what is said: the thread that waits and the one that looks at it both say something.
@@ -71,10 +74,14 @@ class Waiting:
         """The attempt just made did not succeed for this reason.
 
         Raises:
+            JobFailedError: the job is over: what is waited for can never come.
             UnavailableError: the wait took longer than ``give_up_s``.
         """
         now = self._clock.now()
         self._asked = None
+        if why := self._job_over():
+            self.over()
+            raise JobFailedError(why)
         if self._trouble_since is None:
             self._trouble_since = now
         if now - self._trouble_since >= self._give_up_s:
@@ -113,8 +120,16 @@ class Waits:
     Args: as of :class:`Waiting`.
     """
 
-    def __init__(self, clock: Clock, say_after_s: float, give_up_s: float, tell: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        clock: Clock,
+        say_after_s: float,
+        give_up_s: float,
+        tell: Callable[[str], None],
+        job_over: Callable[[], str] = lambda: "",
+    ) -> None:
         self._clock = clock
+        self._job_over = job_over
         self._say_after_s = say_after_s
         self._give_up_s = give_up_s
         self._tell = tell
@@ -125,7 +140,12 @@ class Waits:
         """This thread begins to wait."""
         thread = threading.get_ident()
         waiting = Waiting(
-            self._clock, self._say_after_s, self._give_up_s, self._tell, lambda: self._end(thread, waiting)
+            self._clock,
+            self._say_after_s,
+            self._give_up_s,
+            self._tell,
+            lambda: self._end(thread, waiting),
+            self._job_over,
         )
         self._open[thread] = waiting
         return waiting

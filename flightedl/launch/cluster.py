@@ -57,6 +57,8 @@ _Settings = TypeVar("_Settings", bound=CommonSettings)
 LOGS = "logs"
 _STATUS_POLL_S = 0.1
 _STATUS_TIMEOUT_S = 2.0
+#: Leases of servers that were stopped have ended by so much after their time to live.
+_FORGET_S = 5.0
 #: What the policy decides rests on the account: a busy master is waited for, one that is gone refuses at once.
 _ACCOUNT_TIMEOUT_S = 5.0
 
@@ -135,6 +137,8 @@ class LocalCluster:
         self._resources: contextlib.ExitStack | None = None
         self._supervisor: Supervisor | None = None
         self._storage: Storage | None = None
+        #: What ``connect`` gave.
+        self._sessions: list[Job] = []
         self._etcd_address: str | None = etcd
         self._directory: Path | None = self._output_dir
 
@@ -237,19 +241,66 @@ class LocalCluster:
         return self
 
     def stop(self) -> None:
-        """Stop and remove everything. Fine to call twice."""
+        """Close all sessions of ``connect``, then stop and remove everything. Fine to call twice."""
+        sessions, self._sessions = self._sessions, []
+        for session in sessions:
+            session.close(f"the cluster of job {self.job} was stopped, as at the end of its `with` block")
         resources, self._resources = self._resources, None
         if resources is not None:
             atexit.unregister(self.stop)
             resources.close()
 
-    def connect(self, **arguments: Any) -> Job:
-        """``fe.connect()`` to this cluster's job; takes the same arguments."""
+    def connect(self, *, fresh: bool = False, **arguments: Any) -> Job:
+        """``fe.connect()`` to this cluster's job; takes the same arguments.
+
+        The session ends with the cluster, if not before.
+
+        Args:
+            fresh: Begin the job from nothing, with servers that are started again, where it was begun before.
+            **arguments: As of ``fe.connect``.
+
+        Raises:
+            UsageError: the cluster does not run, a setting is wrong, or (``fresh``) the job has checkpoints.
+        """
         from flightedl.client.session import connect
 
+        if self._resources is None:
+            raise UsageError("the cluster does not run: connect inside its `with` block")
+        if fresh:
+            self._begin_from_nothing()
         names = {field.name for field in fields(TrainerSettings)}
         more = {name: value for name, value in self._more.items() if name in names}
-        return connect(**{"etcd": self.etcd_address, "job": self.job, **more, **arguments})
+        session = connect(
+            **{"etcd": self.etcd_address, "job": self.job, **more, **arguments},
+            job_over=self._why_over,
+            begin_again="`cluster.connect(fresh=True)` begins it again from nothing",
+        )
+        self._sessions.append(session)
+        return session
+
+    def _why_over(self) -> str:
+        """Why the servers will not come back; empty: they may."""
+        outcome = self._running().outcome()
+        return "" if outcome is None or not outcome.exit_code else explain(outcome)
+
+    def _begin_from_nothing(self) -> None:
+        keys = JobKeys(self.job)
+        with contextlib.closing(EtcdCoordinator(self.etcd_address, clock=self._clock)) as coordinator:
+            if coordinator.get(keys.job) is None:
+                return
+            if self._storage is not None:
+                raise UsageError(
+                    f"job {self.job} cannot begin from nothing, because {self._storage.url} has its checkpoints: "
+                    "give fe.local another checkpoint= or job="
+                )
+            deadline = self._clock.now() + self._settings(CommonSettings).lease_ttl_s + _FORGET_S
+            self.stop()
+            while self._given_etcd is not None and (former := former_job(coordinator, keys)) is not None:
+                if not former.is_alive or self._clock.now() >= deadline:
+                    forget(coordinator, keys)
+                else:
+                    self._clock.sleep(_STATUS_POLL_S)
+        self.start()
 
     def __enter__(self) -> Self:
         return self.start()

@@ -18,7 +18,7 @@ from flightedl.client.feed import Piece, Reports, TaskFeed
 from flightedl.client.waiting import Waiting
 from flightedl.domain.tasks import TaskQueue
 from flightedl.domain.tasks_values import QueueSettings, TaskGiven
-from flightedl.errors import DataError
+from flightedl.errors import DataError, UsageError
 from flightedl.master.dispatch import Dispatch
 from flightedl.wire.messages_declared import DatasetDeclaration, DatasetReply
 from flightedl.wire.messages_work import TasksReply, TasksTicket
@@ -69,6 +69,7 @@ class Listener:
 
     def __init__(self) -> None:
         self.done: list[tuple[int, int, int]] = []
+        self.abandoned = 0
         self.refuse: Callable[[CurrentBatch], bool] = lambda _: False
         self.repeat: Callable[[CurrentBatch], bool] = lambda _: False
 
@@ -81,6 +82,9 @@ class Listener:
         else:
             current.generations[0] = 7
             self.done.append((current.assignment.epoch, current.assignment.task, current.number))
+
+    def abandon_batch(self) -> None:
+        self.abandoned += 1
 
     def push_sum(self) -> None: ...
 
@@ -254,3 +258,48 @@ def test_an_error_that_nobody_expected_of_the_reader_ends_the_loop(make: Make) -
 
     with pytest.raises(ZeroDivisionError, match="a bug in decode"):
         list(make(Master(1), Listener(), read))
+
+
+def test_a_loop_that_was_left_in_its_midst_may_be_begun_again_and_goes_on_with_what_is_left(make: Make) -> None:
+    """As after Ctrl-C in a cell of a notebook, whose traceback keeps the loop of the cell alive."""
+    master, listener = Master(3), Listener()
+    data = make(master, listener)
+    first = iter(data)
+    for _ in range(BATCHES + 3):
+        next(first)
+    for _ in data:
+        pass
+    assert listener.abandoned == 1
+    assert sorted(set(listener.done)) == every_batch(3)
+    assert master.queue.is_done
+    with pytest.raises(StopIteration):
+        next(first)
+
+
+def test_a_loop_that_was_interrupted_while_it_waited_may_be_begun_again(make: Make) -> None:
+    master, listener = Master(2), Listener()
+
+    def interrupt(current: CurrentBatch) -> bool:
+        if interrupted := once((0, 2))(current):
+            listener.refuse = lambda _: False
+            raise KeyboardInterrupt
+        return interrupted
+
+    listener.refuse = interrupt
+    data = make(master, listener)
+    with pytest.raises(KeyboardInterrupt):
+        list(data)
+    list(data)
+    assert sorted(set(listener.done)) == every_batch(2)
+    assert master.queue.is_done
+
+
+def test_a_loop_over_data_that_are_done_says_so(make: Make, capsys: pytest.CaptureFixture[str]) -> None:
+    master, listener = Master(1), Listener()
+    data = make(master, listener)
+    list(data)
+    assert capsys.readouterr().err == ""
+    with pytest.raises(UsageError, match=r"this loop has had all batches of all epochs \(1\)"):
+        iter(data)
+    assert list(make(master, listener)) == []
+    assert "the job is done, with all its epochs (1): there are no batches left" in capsys.readouterr().err

@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from flightedl.client.waiting import Waiting, Waits
-from flightedl.errors import UnavailableError
+from flightedl.errors import JobFailedError, UnavailableError
 from flightedl.testing.clock import FakeClock
 
 
@@ -99,3 +99,13 @@ def test_a_wait_that_is_in_order_never_gives_up() -> None:
     waiting.because("trouble begins")
     clock.advance(9.0)
     waiting.because("trouble")
+
+
+def test_nobody_waits_for_servers_that_are_gone_for_good() -> None:
+    why = ""
+    waits = Waits(FakeClock(), 5.0, 300.0, lambda _: None, lambda: why)
+    waiting = waits.begin()
+    waiting.because("a pserver")
+    why = "the master ended 4 times in a row"
+    with pytest.raises(JobFailedError, match="the master ended 4 times"):
+        waiting.because("a pserver")
