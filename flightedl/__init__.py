@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from flightedl import errors
+    from flightedl.client.loading import load
     from flightedl.client.session import Job, connect
     from flightedl.domain.modes import Async, Bounded, Sync
     from flightedl.domain.optimizers import LAMB, SGD, Adadelta, Adagrad, Adam, AdamW, Ftrl, Momentum, RMSprop
@@ -53,11 +54,13 @@ __all__ = [
     "Sync",
     "connect",
     "errors",
+    "load",
     "local",
 ]
 
 #: Where each public name comes from.
 _HOMES = {
+    "flightedl.client.loading": ("load",),
     "flightedl.client.session": ("Job", "connect"),
     "flightedl.domain.modes": ("Async", "Bounded", "Sync"),
     "flightedl.domain.optimizers": (

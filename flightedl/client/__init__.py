@@ -2,7 +2,7 @@
 
 Map: ``session`` opens and closes everything (``connect``, :class:`~flightedl.client.session.Job`); ``registration``
 keeps the trainer's lease; ``servers`` finds and calls master and pservers, riding through their restarts;
-``arguments`` checks what the script passes;
+``arguments`` checks what the script passes; ``loading`` reads models to begin with;
 ``participation`` fetches tasks and keeps the trainer a member; ``dataset`` turns tasks into batches and reports them;
 ``parameters`` pushes gradients and pulls values;
 ``ending`` knows which pservers' values are the result; ``waiting`` tells the user what is being waited for.

@@ -67,8 +67,17 @@ def export_model(
         UsageError, UnavailableError: as ``write_model``.
         CorruptError, NotFoundError: the checkpoint is damaged.
     """
+    specs = specs_of(manifest)
+    return write_model(output, kind, specs, load_parameters(storage, manifest, specs), require)
+
+
+def specs_of(manifest: Manifest) -> list[ParameterSpec]:
+    """The parameters of a checkpoint.
+
+    Raises:
+        CorruptError: it has none.
+    """
     declared = decode(manifest.declaration, JobDeclaration).model
     if declared is None:
         raise CorruptError(f"checkpoint {manifest.number} has no model")
-    specs = [ParameterSpec(p.name, tuple(p.shape), p.dtype) for p in declared.declaration.parameters]
-    return write_model(output, kind, specs, load_parameters(storage, manifest, specs), require)
+    return [ParameterSpec(p.name, tuple(p.shape), p.dtype) for p in declared.declaration.parameters]

@@ -1,0 +1,68 @@
+"""The cells of a notebook: interrupted, run again, run after the cluster has gone."""
+
+from __future__ import annotations
+
+import _thread
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+import flightedl as fe
+from flightedl.client.dataset import Dataset
+from flightedl.client.parameters import Parameters
+from flightedl.client.session import Job
+from flightedl.errors import UsageError
+
+pytestmark = pytest.mark.etcd
+
+RECORDS = 600
+
+
+def declared(job: Job, url: str) -> tuple[Dataset, Parameters]:
+    data = job.dataset(url, batch_size=5, records_per_task=60)
+    start = {"w": np.zeros(2), "b": np.zeros(1)}
+    return data, job.parameters(start, optimizer=fe.SGD(lr=1.0), mode=fe.Sync(reduce="sum"))
+
+
+def cell(data: Dataset, model: Parameters, *, interrupt_at: int | None = None, after_s: float = 0.0) -> None:
+    """Adds up the records. The interruption comes in a step, about."""
+    for number, batch in enumerate(data):
+        if number == interrupt_at:
+            threading.Timer(after_s, _thread.interrupt_main).start()
+        model.step({"w": np.full(2, -float(batch.num_rows))})
+        if number == interrupt_at:
+            time.sleep(5.0)
+
+
+def test_cells(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    url = str(tmp_path / "a.parquet")
+    pq.write_table(pa.table({"k": np.arange(RECORDS)}), url)
+    with fe.local(pservers=2) as cluster:
+        job = cluster.connect()
+        data, model = declared(job, url)
+        for after_s in (0.0, 0.002, 0.3):
+            with pytest.raises(KeyboardInterrupt):
+                cell(data, model, interrupt_at=7, after_s=after_s)
+        cell(data, model)
+        np.testing.assert_array_equal(model["w"], [RECORDS, RECORDS])
+        with pytest.raises(UsageError, match="this loop has had all batches"):
+            cell(data, model)
+        capsys.readouterr()
+        with cluster.connect() as again:
+            cell(*declared(again, url))
+        assert "`cluster.connect(fresh=True)` begins it again from nothing" in capsys.readouterr().err
+        _, fresh = declared(cluster.connect(fresh=True), url)
+        with pytest.raises(UsageError, match="this session is over: the cluster of job local was stopped"):
+            model.pull()
+        left_open = fresh
+    for ask in (left_open.pull, lambda: left_open.step({}), cluster.connect):
+        began = time.monotonic()
+        with pytest.raises(UsageError, match=r"is over|does not run"):
+            ask()
+        assert time.monotonic() - began < 1.0
+    np.testing.assert_array_equal(left_open["w"], [0.0, 0.0])
