@@ -11,18 +11,20 @@ from flightedl.errors import DeclarationError
 _SHOWN = 4
 
 
-def require_same(what: str, known: msgspec.Struct, declared: msgspec.Struct) -> None:
-    """Compare two declarations of the same kind.
+def require_same(what: str, known: msgspec.Struct, declared: msgspec.Struct, *, but: str = "") -> None:
+    """Compare two declarations of the same kind; the field ``but`` may differ.
 
     Raises:
         DeclarationError: they differ; names the fields and both values.
     """
-    differences = list(_differences("", msgspec.to_builtins(known), msgspec.to_builtins(declared)))
+    pairs = _differences("", msgspec.to_builtins(known), msgspec.to_builtins(declared))
+    differences = [text for field, text in pairs if field != but]
     if differences:
         shown = "; ".join(differences[:_SHOWN])
         more = f" (and {len(differences) - _SHOWN} more)" if len(differences) > _SHOWN else ""
+        way = f"Only {but} may change when a job is resumed: declare" if but else "Declare"
         raise DeclarationError(
-            f"this job already has a different {what}: {shown}{more}. Declare the same, or use another job name"
+            f"this job already has a different {what}: {shown}{more}. {way} the same, or use another job name"
         )
 
 
@@ -34,7 +36,7 @@ def _differences(path: str, known: Any, declared: Any) -> Any:
         for number, (one, other) in enumerate(zip(known, declared, strict=True)):
             yield from _differences(f"{path}[{number}]", one, other)
     elif known != declared:
-        yield f"{path} is {_short(known)}, not {_short(declared)}"
+        yield path, f"{path} is {_short(known)}, not {_short(declared)}"
 
 
 def _short(value: Any) -> str:

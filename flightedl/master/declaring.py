@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 
+import msgspec
+
 from flightedl.domain.modes import Mode
 from flightedl.domain.optimizers import Optimizer
 from flightedl.domain.parameters import ParameterSpec
@@ -51,6 +53,8 @@ class Declaring:
         state = self._state
         with state.changed:
             known = state.declaration.dataset
+            if known is not None and state.declaration.is_resumed:
+                known = self._resumed(known, declared)
             revision = state.revision
         if known is not None:
             require_same("dataset", known.declaration, declared)
@@ -70,6 +74,23 @@ class Declaring:
         state.wait_durable(revision)
         self._growing.begin()
         return known
+
+    def _resumed(self, known: DatasetReply, declared: DatasetDeclaration) -> DatasetReply:
+        """Locked: the first declaration of a job that goes on from a checkpoint says how many epochs there are to be.
+
+        Raises:
+            DeclarationError: something else differs.
+            UsageError: it is in a later epoch already.
+        """
+        require_same("dataset", known.declaration, declared, but="epochs")
+        state = self._state
+        reply = msgspec.structs.replace(known, declaration=declared)
+        if declared != known.declaration:
+            state.change_epochs(reply)
+            _log.info("epochs changed before=%s now=%s", known.declaration.epochs, declared.epochs)
+        state.declaration = msgspec.structs.replace(state.declaration, dataset=reply, is_resumed=False)
+        state.touch()
+        return reply
 
     def model(self, declared: ModelDeclaration) -> ModelReply:
         """First declaration wins.

@@ -67,7 +67,7 @@ def begin(
     )
     _put_arrivals(coordinator, held, keys, declaration.arrivals)
     puts = [
-        Put(keys.job, encode(msgspec.structs.replace(declaration, arrivals=[]))),
+        Put(keys.job, encode(msgspec.structs.replace(declaration, is_resumed=True, arrivals=[]))),
         Put(keys.checkpoint_latest, checkpoints.encode()),
         Put(keys.init_params, encode(ElectionRecord(trainer=f"checkpoint {manifest.number}", done=True))),
     ]

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 
 from flightedl.config import MasterSettings
 from flightedl.coordination.keeper import HeldKey
@@ -18,7 +19,7 @@ from flightedl.domain.membership import Membership
 from flightedl.domain.store_history import Sighting
 from flightedl.domain.tasks import TaskQueue
 from flightedl.domain.tasks_values import QueueSettings
-from flightedl.errors import NotReadyError, UnregisteredError
+from flightedl.errors import NotReadyError, UnregisteredError, UsageError
 from flightedl.master.checkpointing import Checkpointing
 from flightedl.master.dispatch import Dispatch
 from flightedl.master.durable import DurableState
@@ -29,7 +30,7 @@ from flightedl.master.recovery import RecoveredState
 from flightedl.master.replay import Replay
 from flightedl.ports import Clock, Coordinator
 from flightedl.wire.messages import Sender, encode
-from flightedl.wire.messages_declared import JobDeclaration
+from flightedl.wire.messages_declared import DatasetReply, JobDeclaration
 
 #: How long a request waits for etcd before the trainer is told to ask again.
 _DURABLE_S = 3.0
@@ -118,6 +119,21 @@ class JobState:
     def is_over(self) -> bool:
         """Locked: whether all training is done that will ever be."""
         return self.dispatch is not None and self.dispatch.is_over
+
+    def change_epochs(self, reply: DatasetReply) -> None:
+        """Locked: the same dataset with another number of epochs, while nobody works on it.
+
+        Raises:
+            UsageError: the queue is in a later epoch; nothing was changed.
+        """
+        assert self.queue is not None, "a declared dataset has a queue"
+        assert self.dataset is not None, "likewise"
+        before = self.dataset
+        try:
+            self.begin_queue(replace(before, reply=reply), *self.queue.encode_parts())
+        except UsageError:
+            self.dataset = before
+            raise
 
     def grow_queue(self, dataset: IndexedDataset) -> None:
         """Locked: the dataset has grown to this; its first tasks are those it had."""
