@@ -147,7 +147,7 @@ class IndexOptions:
 
     #: Parquet row groups with more records are cut; 0: never. A part is read by decoding its row group up to its end.
     max_records_per_chunk: int = 0
-    #: Text files are cut into about this many bytes.
+    #: Text files are cut into about this many bytes, or fewer: see ``formats.text``.
     text_chunk_bytes: int = 16 << 20
     #: Pass over corrupt content, and say so in ``FileIndex.skipped``.
     skip_corrupt: bool = False

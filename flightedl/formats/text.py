@@ -1,6 +1,7 @@
 """Text files, the part that CSV and JSON lines share.
 
-A chunk is a range of bytes cut at the end of a record, about ``text_chunk_bytes`` long. A compressed file (``.gz``,
+A chunk is a range of bytes cut at the end of a record, about ``text_chunk_bytes`` long, or shorter where that would
+make few chunks of a file: one file alone is to keep many trainers busy. A compressed file (``.gz``,
 ``.zst``) cannot be entered in the middle, so it is one chunk as a whole: split or convert large ones.
 
 Indexing reads and parses everything once: that counts the records, finds each damaged piece before training starts,
@@ -24,6 +25,16 @@ from flightedl.formats.records import ReadRequest, Records, require_columns, sel
 from flightedl.formats.schemas import Mismatch, require_unique_columns, widened_schema
 from flightedl.formats.sources import WatchedFile, compression_of, opened, parsing
 from flightedl.ports import Files, FileStat
+
+#: A file is cut into so many chunks at least, unless they would be shorter than what is worth a task.
+_CHUNKS_OF_A_FILE = 32
+_WORTH_A_TASK_BYTES = 256 << 10
+
+
+def chunk_bytes(size_bytes: int, options: IndexOptions) -> int:
+    """About how long the chunks of a file are: a matter of the file alone, so that it is cut alike in any dataset."""
+    share = -(-size_bytes // _CHUNKS_OF_A_FILE)
+    return min(options.text_chunk_bytes, max(share, _WORTH_A_TASK_BYTES))
 
 
 class TextFormat:
@@ -63,7 +74,8 @@ class TextFormat:
         schema: pa.Schema | None = None
         with opened(files, stat.url) as source, _plain(source, compression) as plain:
             names, offset, ahead = self.head(plain, stat.url)
-            for text in pieces(_Ahead(ahead, plain), options.text_chunk_bytes, self.records_end):
+            size_bytes = chunk_bytes(stat.size_bytes, options) if compression is None else options.text_chunk_bytes
+            for text in pieces(_Ahead(ahead, plain), size_bytes, self.records_end):
                 try:
                     with parsing(source, f"bytes {offset} to {offset + len(text)}"):
                         _require_utf8(text)

@@ -221,7 +221,7 @@ class _Watch:
 
     def until_end(self, requests: list[int]) -> Outcome:
         """Show it until it ends or a signal asks to stop."""
-        started_at = self.clock.now()
+        started_at, hint = self.clock.now(), ""
         while not requests:
             outcome = self.cluster.outcome(_REFRESH_S)
             if outcome is not None:
@@ -229,6 +229,8 @@ class _Watch:
             status = self.poller.status
             if status is not None and status.state == "failed":
                 return Outcome(EXIT_JOB_FAILED, status.error or "the job failed")
+            if status is not None and not hint and (hint := too_few_tasks(status, self.trainers)):
+                self.display.event(hint)
             self.display.update(self._figures(self.clock.now() - started_at, status))
         return Outcome(128 + requests[0], f"stopped by {signal.Signals(requests[0]).name}")
 
@@ -266,6 +268,17 @@ def may_be_resumed(outcome: Outcome, status: StatusReply | None) -> bool:
     if status is None or not status.checkpoint:
         return False
     return status.is_stopped or outcome.exit_code not in {0, EXIT_INCOMPLETE}
+
+
+def too_few_tasks(status: StatusReply, trainers: int) -> str:
+    """What to do where trainers have nothing to do, because there are fewer tasks; empty: nothing."""
+    total = status.tasks.total
+    if not 0 < total < trainers or status.is_growing:
+        return ""
+    return (
+        f"an epoch has {total} task{'' if total == 1 else 's'}, fewer than the {trainers} trainers, so that some have "
+        "nothing to do: cut the data into more files (`flightedl dataset split`), or give job.dataset records_per_task="
+    )
 
 
 def summary(

@@ -6,7 +6,12 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from flightedl.formats.chunks import IndexOptions
 from flightedl.formats.cutting import csv_records_end, ends_quoted, first_csv_record_end, line_end, pieces
+from flightedl.formats.dataset_spec import DatasetSpec
+from flightedl.formats.index import build_index
+from flightedl.formats.text import chunk_bytes
+from flightedl.testing.memory import MemoryFiles
 
 
 def plain_ends(text: bytes) -> tuple[list[int], bool]:
@@ -63,3 +68,22 @@ def test_pieces_are_the_text_and_end_at_records(text: bytes, size: int) -> None:
 @pytest.mark.parametrize(("text", "expected"), [(b"", []), (b"abc", [b"abc"]), (b"a\nb\nc\nd", [b"a\nb\n", b"c\nd"])])
 def test_pieces_of_lines(text: bytes, expected: list[bytes]) -> None:
     assert list(pieces(io.BytesIO(text), 4, line_end)) == expected
+
+
+@pytest.mark.parametrize(
+    ("name", "line"), [("a.csv", b"%d,some text to make it longer\n"), ("a.jsonl", b'{"k": %d, "text": "some more"}\n')]
+)
+def test_one_file_makes_tasks_for_many_trainers(name: str, line: bytes) -> None:
+    head = b"k,text\n" if name == "a.csv" else b""
+    data = head + b"".join(line % number for number in range(100_000))
+    index = build_index(MemoryFiles({name: data}), DatasetSpec((name,)))
+    assert len(index) >= len(data) // (256 << 10) >= 10
+    assert index.records.sum() == 100_000
+
+
+def test_chunks_are_neither_tiny_nor_longer_than_asked_for() -> None:
+    options = IndexOptions()
+    assert chunk_bytes(1000, options) == 256 << 10
+    assert chunk_bytes(32 << 20, options) == 1 << 20
+    assert chunk_bytes(1 << 40, options) == options.text_chunk_bytes
+    assert chunk_bytes(32 << 20, IndexOptions(text_chunk_bytes=4)) == 4

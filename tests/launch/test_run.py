@@ -11,7 +11,16 @@ from flightedl.config import CommonSettings
 from flightedl.errors import UsageError
 from flightedl.launch.cluster import LocalCluster
 from flightedl.launch.policy import Role, Slot
-from flightedl.launch.run import RunOptions, _report, job_name, may_be_resumed, new_output_directory, run_job, summary
+from flightedl.launch.run import (
+    RunOptions,
+    _report,
+    job_name,
+    may_be_resumed,
+    new_output_directory,
+    run_job,
+    summary,
+    too_few_tasks,
+)
 from flightedl.launch.supervisor import Outcome
 from flightedl.wire.messages_status import FailedPiece, StatusReply, TaskCounts
 
@@ -134,3 +143,20 @@ def test_what_shows_why_a_job_ended_is_the_last_that_is_shown(tmp_path: Path) ->
         "trainer-1 | loading",
         "trainer-1 | train.py, line 3: no",
     ]
+
+
+@pytest.mark.parametrize(
+    ("total", "trainers", "is_growing", "text"),
+    [
+        (1, 2, False, "an epoch has 1 task, fewer than the 2 trainers"),
+        (3, 4, False, "an epoch has 3 tasks, fewer than the 4 trainers"),
+        (4, 4, False, ""),
+        (0, 4, False, ""),
+        (1, 4, True, ""),
+    ],
+)
+def test_fewer_tasks_than_trainers_are_told(total: int, trainers: int, is_growing: bool, text: str) -> None:
+    status = StatusReply(job="j", state="training", tasks=TaskCounts(total=total), is_growing=is_growing)
+    hint = too_few_tasks(status, trainers)
+    assert hint.startswith(text)
+    assert bool(hint) == bool(text)
