@@ -70,6 +70,8 @@ class GradientSums:
     def add(self, current: CurrentBatch, gradients: Mapping[str, Array]) -> None:
         """Add (n,) gradients of a batch, each of the parameter's size and dtype, finite.
 
+        Of a batch without records a mean has nothing.
+
         Raises:
             UsageError: the batch has had a gradient for one of them; nothing was added.
         """
@@ -80,6 +82,9 @@ class GradientSums:
         self._begin(current)
         self._current, self._names = current, names | gradients.keys()
         weight = current.record_count if self._is_mean else 1
+        if not weight:
+            # No record of the batch met the filter: it has no part in a mean, as in a synchronous round.
+            return
         for name, gradient in gradients.items():
             total = self._sums.get(name)
             if total is None:
