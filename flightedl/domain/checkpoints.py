@@ -221,6 +221,10 @@ class Checkpoints:
             return self._give_up(now, f"pserver {index} went away while it made checkpoint {work.number}")
         return ()
 
+    def rejected(self, numbers: Collection[int]) -> None:
+        """A pserver could not load these: they do not count among those that are kept. Stored with ``encode``."""
+        self._rejected = sorted({*self._rejected, *numbers})[-_REJECTED_LIMIT:]
+
     def request(self, reason: str) -> int:
         """Somebody wants a checkpoint of what there is now; returns a ticket for ``is_satisfied``."""
         self._wanted = reason

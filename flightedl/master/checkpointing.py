@@ -17,7 +17,7 @@ import logging
 import queue
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 
 from flightedl.config import MasterSettings
 from flightedl.domain import checkpoints_manifest
@@ -136,6 +136,10 @@ class Checkpointing:
         """Locked: every task of the epoch is done."""
         if self.is_kept:
             self._checkpoints.epoch_finished(epoch)
+
+    def rejected(self, numbers: Collection[int]) -> None:
+        """Locked: a pserver could not load these checkpoints."""
+        self._checkpoints.rejected(numbers)
 
     def request(self, reason: str) -> int:
         """Locked: somebody wants a checkpoint; the ticket for ``is_satisfied``."""

@@ -137,15 +137,18 @@ class Dispatch:
             )
         return given, "given" if given else outcome, retry_after_s
 
-    def trainer_gone(self, trainer: str, now: float) -> None:
-        """What a dead trainer held goes back."""
-        self.note(self.queue.trainer_gone(trainer, now))
+    def trainer_gone(self, trainer: str, now: float, *, is_graceful: bool = False) -> None:
+        """What a trainer held that is gone goes back; ``is_graceful``: it did not die."""
+        self.note(self.queue.trainer_gone(trainer, now, is_graceful))
 
-    def forget_the_dead(self, alive: Mapping[str, int], now: float) -> bool:
-        """What registrations held that are not ``alive`` (trainer -> generation) goes back; whether anything did."""
+    def forget_the_dead(self, alive: Mapping[str, int], now: float, *, is_graceful: bool = False) -> bool:
+        """What registrations held that are not ``alive`` (trainer -> generation) goes back; whether anything did.
+
+        ``is_graceful``: nobody knows that they died.
+        """
         dead = [name for name, generation in self.queue.registrations().items() if alive.get(name) != generation]
         for trainer in dead:
-            self.trainer_gone(trainer, now)
+            self.trainer_gone(trainer, now, is_graceful=is_graceful or trainer in alive)
         return bool(dead)
 
     def tick(self, now: float) -> bool:

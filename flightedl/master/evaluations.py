@@ -132,11 +132,11 @@ class Evaluations:
             found.failed = found.dispatch.queue.counts().failed
             found.dispatch = None
 
-    def trainer_gone(self, trainer: str, now: float) -> None:
-        """What a dead trainer held goes back."""
+    def trainer_gone(self, trainer: str, now: float, *, is_graceful: bool = False) -> None:
+        """What a trainer held that is gone goes back; ``is_graceful``: it did not die."""
         for found in self._known.values():
             if found.dispatch is not None:
-                found.dispatch.trainer_gone(trainer, now)
+                found.dispatch.trainer_gone(trainer, now, is_graceful=is_graceful)
                 self.settle(found)
 
     def tick(self, now: float) -> bool:

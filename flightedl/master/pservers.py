@@ -201,6 +201,7 @@ class Pservers:
             assert state.checkpointing is not None
             if state.replay.announced(index, generation, reply, state.queue):
                 state.final_ticket = None
+                state.checkpointing.rejected(reply.rejected)
                 state.touch()
             revision = state.revision
         state.wait_durable(revision)

@@ -28,6 +28,8 @@ class RecoveredState:
     arrivals: tuple[ArrivalRecord, ...]
     #: key -> (value, mod_revision), for the compare-and-swap chain of later writes.
     known: Mapping[str, tuple[bytes, int]]
+    #: Whether the queue is that of a checkpoint, as resuming put it there: who held work then is of another run.
+    is_resumed: bool = False
 
 
 def read_state(coordinator: Coordinator, keys: JobKeys) -> RecoveredState:
@@ -58,6 +60,7 @@ def read_state(coordinator: Coordinator, keys: JobKeys) -> RecoveredState:
         is_stopped=keys.stopped in known,
         arrivals=tuple(decode(entry.value, ArrivalRecord) for entry in arrived),
         known=known,
+        is_resumed=keys.task_queues in known and known[keys.task_queues][1] == known.get(keys.job, (b"", 0))[1],
     )
 
 

@@ -54,7 +54,7 @@ def begin(
                 "or choose another --checkpoint or --job"
             )
         return
-    manifest, data = newest(storage, keys.job_name, sizes)
+    manifest, data, rejected = newest(storage, keys.job_name, sizes)
     declaration = redeclared(manifest, pserver_count)
     checkpoints = Checkpoints(
         CheckpointSettings(),
@@ -63,6 +63,7 @@ def begin(
         0.0,
         next_number=next_number_after(list(sizes)),
         latest=Pointer(manifest.number, checksum(data)),
+        rejected=rejected,
         first=manifest.first,
     )
     _put_arrivals(coordinator, held, keys, declaration.arrivals)
@@ -109,25 +110,30 @@ def _put_arrivals(coordinator: Coordinator, held: HeldKey, keys: JobKeys, arriva
             raise FencedError("another master has begun this job meanwhile")
 
 
-def newest(storage: Storage, job: str, sizes: Mapping[str, int]) -> tuple[Manifest, bytes]:
+def newest(storage: Storage, job: str, sizes: Mapping[str, int]) -> tuple[Manifest, bytes, list[int]]:
     """The newest checkpoint that is complete as far as a listing shows, with its manifest's bytes.
+
+    And the numbers of newer ones, which are not.
 
     Raises:
         UsageError: there is none; says why.
     """
     reasons: list[str] = []
+    rejected: list[int] = []
     for number in candidates(sizes):
         try:
             data = storage.read(manifest_name(number))
         except NotFoundError as error:
             reasons.append(f"checkpoint {number}: {error}")
+            rejected.append(number)
             continue
         found = examine(number, data, sizes, job)
         if isinstance(found, Manifest):
-            return found, data
+            return found, data, rejected
         assert isinstance(found, Skipped)
         _log.warning("checkpoint %d is skipped: %s", number, found.reason)
         reasons.append(f"checkpoint {number}: {found.reason}")
+        rejected.append(number)
     why = f" ({'; '.join(reasons)})"[:300] if reasons else ""
     raise UsageError(f"{storage.url} has no checkpoint of job {job} to go on from{why}: run without --resume")
 

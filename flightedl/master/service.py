@@ -103,12 +103,17 @@ class MasterService:
             # First, so that no change falls between; it is told of when the lock is free.
             self._directory.subscribe(self.look_at_directory)
             self.look_at_directory()
-            self._forget_the_dead()
+            self._forget_the_dead(is_graceful=recovered.is_resumed)
 
-    def _forget_the_dead(self) -> None:
-        """Locked: trainers that died while there was no master lose what the predecessor's state says they have."""
+    def _forget_the_dead(self, *, is_graceful: bool) -> None:
+        """Locked: trainers that died while there was no master lose what the predecessor's state says they have.
+
+        Of trainers of a run that was stopped, nobody knows that they died.
+        """
         state = self._state
-        if state.dispatch is not None and state.dispatch.forget_the_dead(state.trainers, state.clock.now()):
+        if state.dispatch is not None and state.dispatch.forget_the_dead(
+            state.trainers, state.clock.now(), is_graceful=is_graceful
+        ):
             state.touch()
         for member in () if state.membership is None else state.membership.members:
             if state.trainers.get(member.trainer) != member.generation:
@@ -134,18 +139,19 @@ class MasterService:
             pservers = {index: record.generation for index, record in self._directory.pservers().items()}
             for trainer, generation in state.trainers.items():
                 if trainers.get(trainer) != generation:
-                    self._trainer_gone(trainer)
+                    self._trainer_gone(trainer, is_alive=trainer in trainers)
             state.trainers, state.trainers_revision = trainers, revision
             self._pservers.look(pservers, self.members)
             state.changed.notify_all()
 
-    def _trainer_gone(self, trainer: str) -> None:
-        _log.info("trainer is gone trainer=%s", trainer)
+    def _trainer_gone(self, trainer: str, *, is_alive: bool) -> None:
+        """``is_alive``: it lost its lease, and has registered again: its work is not to blame."""
+        _log.info("trainer is gone trainer=%s is_alive=%s", trainer, is_alive)
         state, now = self._state, self._state.clock.now()
         state.progress.gone(trainer)
         if state.dispatch is not None:
-            state.dispatch.trainer_gone(trainer, now)
-        state.evaluations.trainer_gone(trainer, now)
+            state.dispatch.trainer_gone(trainer, now, is_graceful=is_alive)
+        state.evaluations.trainer_gone(trainer, now, is_graceful=is_alive)
         state.touch()
         self.members.leave(trainer)
 

@@ -436,6 +436,7 @@ class PserverService:
             summary=AppliedSummary.of(shard.applied()).encode(),
             checkpoint=None if restored is None else restored.number,
             skipped=[] if restored is None else [f"checkpoint {s.number}: {s.reason}" for s in restored.skipped],
+            rejected=[] if restored is None else [each.number for each in restored.skipped],
         )
 
     def seal(self, request: SealRequest) -> None:

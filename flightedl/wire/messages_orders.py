@@ -110,6 +110,8 @@ class AppliedReply(Reply, frozen=True, kw_only=True):
     checkpoint: int | None = None
     #: Checkpoints that could not be loaded, each with the reason.
     skipped: list[str] = []
+    #: Their numbers.
+    rejected: list[Natural] = []
     #: The election whose first values it should have, and has not; see ``domain.beginnings``.
     lacks_election: Natural | None = None
 

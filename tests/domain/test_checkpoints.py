@@ -337,3 +337,18 @@ def test_a_manifest_that_cannot_be_written_does_not_delay_the_last_checkpoint():
     master.tick(100.0, None)
     master.manifest_failed(1, "no space", 100.0)
     assert master.is_over(ticket)
+
+
+def test_checkpoints_that_could_not_be_loaded_do_not_count_among_those_that_are_kept():
+    master = ready(keep=2)
+    names = [published(master, number).number for number in (1, 2, 3, 4)]
+    assert names == [1, 2, 3, 4]
+    files = [f"c-{number}/manifest.json" for number in names]
+    assert master.deletable(files) == ("c-1/manifest.json", "c-2/manifest.json")
+    master.rejected([3])
+    successor = Checkpoints.restore(master.encode(), CheckpointSettings(keep=2), 2, 2, 0.0)
+    assert successor.deletable(files) == ("c-1/manifest.json",)
+    successor.rejected([4])
+    assert successor.deletable(files) == (), "what the pointer names is of no use"
+    successor.rejected(range(100, 300))
+    assert len(successor.encode()) < 1000

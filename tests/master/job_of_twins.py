@@ -68,6 +68,8 @@ class PserverTwin:
         self.silent: set[str] = set()
         #: False: it hears views, but cannot say yet what it has.
         self.is_ready = True
+        #: Checkpoints that it could not load.
+        self.rejected: list[int] = []
         self.calls: Counter[str] = Counter()
         self.views: list[ViewRequest] = []
         #: Why no file can be written; empty: one can.
@@ -95,7 +97,7 @@ class PserverTwin:
             epoch: sum(1 << task for task in tasks).to_bytes(1 + max(tasks, default=0) // 8, "little")
             for epoch, tasks in self.done.items()
         }
-        return AppliedReply(summary=AppliedSummary(done=done).encode())
+        return AppliedReply(summary=AppliedSummary(done=done).encode(), rejected=self.rejected)
 
     def _status(self, _: bytes) -> PserverStatusReply:
         numbers = dict.fromkeys(

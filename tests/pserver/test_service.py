@@ -12,6 +12,7 @@ from flightedl.adapters.clock import SystemClock
 from flightedl.coordination.directory import Directory
 from flightedl.coordination.keys import JobKeys
 from flightedl.coordination.records import ServerRecord
+from flightedl.domain.checkpoints_manifest import Skipped
 from flightedl.domain.kernels import Update
 from flightedl.domain.modes import Sync
 from flightedl.domain.optimizers import SGD
@@ -20,12 +21,14 @@ from flightedl.domain.sharding import plan_for
 from flightedl.errors import FencedError, NotReadyError
 from flightedl.ports import Put
 from flightedl.pserver.flight import PserverFlight
+from flightedl.pserver.restoring import Restored
 from flightedl.pserver.service import PserverService
 from flightedl.rpc import Connection, FlightServer, ServerIdentity
 from flightedl.testing.memory import MemoryCoordinator
 from flightedl.wire.messages import decode, encode
 from flightedl.wire.messages_declared import JobDeclaration, ModelDeclaration, ModelReply, ParameterDeclaration
 from flightedl.wire.messages_orders import (
+    AppliedReply,
     AppliedRequest,
     ReloadRequest,
     SealRequest,
@@ -190,3 +193,12 @@ def test_before_the_model_is_declared_a_master_has_to_ask_again() -> None:
                     served.send(verb, message)
         finally:
             served.close()
+
+
+def test_the_master_hears_which_checkpoints_could_not_be_loaded(served: Served) -> None:
+    service = served.service
+    service._restored = Restored(3, None, (Skipped(5, "torn"), Skipped(4, "c-4/shard is missing")))
+    service._is_serving = True
+    reply = decode(served.send("applied", AppliedRequest(plan_hash=PLAN.hash)), AppliedReply)
+    assert (reply.checkpoint, reply.rejected) == (3, [5, 4])
+    assert reply.skipped == ["checkpoint 5: torn", "checkpoint 4: c-4/shard is missing"]

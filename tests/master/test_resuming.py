@@ -1,0 +1,105 @@
+"""A job that is resumed from its checkpoints, where etcd knows nothing of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from job_of_twins import KEYS, TASKS, Job, Master, PserverTwin
+
+from flightedl.adapters.clock import SystemClock
+from flightedl.coordination.keeper import HeldKey
+from flightedl.domain.checkpoints_manifest import candidates, manifest_name
+from flightedl.domain.checkpoints_pointer import decode_pointer
+from flightedl.master import resuming
+from flightedl.testing.contracts.coordinator import eventually
+from flightedl.wire.messages_checkpoints import CheckpointRequest
+
+MakeJob = Callable[..., Job]
+
+
+def saved(job: Job, master: Master) -> int:
+    """A checkpoint of what there is now is complete; its number."""
+    first = master.service.completion.order(CheckpointRequest(reason="a test", wait_s=0.0))
+
+    def is_complete() -> bool:
+        master.service.tick()
+        request = CheckpointRequest(ticket=first.ticket, reason="a test", wait_s=0.0)
+        return master.service.completion.order(request).complete
+
+    eventually(is_complete)
+    assert job.storage is not None
+    return candidates(job.storage.files)[0]
+
+
+def resumed(job: Job, make_job: MakeJob) -> Job:
+    """The same storage with another etcd, into which the newest checkpoint was put."""
+    other = make_job(job.pserver_count)
+    other.storage = job.storage
+    held = HeldKey.claim(other.coordinator, SystemClock(), KEYS.master_lock, b"", 20.0)
+    assert held is not None
+    resuming.begin(job.storage, other.coordinator, held, KEYS, job.pserver_count, resume=True)
+    held.release()
+    return other
+
+
+def rejected(job: Job) -> list[int]:
+    """Checkpoints that are known to be of no use, as stored."""
+    entry = job.coordinator.get(KEYS.checkpoint_latest)
+    return [] if entry is None else list(decode_pointer(entry.value).rejected)
+
+
+def begun(job: Job) -> tuple[Master, PserverTwin]:
+    pserver = job.start_pserver(0)
+    master = job.start_master()
+    master.declare()
+    eventually(lambda: master.is_settled(pserver))
+    return master, pserver
+
+
+def test_what_trainers_held_when_the_job_was_stopped_is_not_held_against_it(make_job: MakeJob) -> None:
+    job = make_job()
+    master, pserver = begun(job)
+    a = job.start_trainer("a")
+    given = master.work("a", a, want=2).assignments
+    assert len(given) == 2
+    saved(job, master)
+    job.end_master()
+    other = resumed(job, make_job)
+    successor = other.start_master()
+    assert successor.state.queue.holders() == {}
+    assert successor.state.queue._state.waiting.runs == [(0, 0, 2, 0)], "they never failed"
+    back = other.start_pserver(0, pserver.done)
+    b = other.start_trainer("b")
+    assert len(successor.do_all("b", b, [back])) == TASKS
+
+
+def test_a_checkpoint_that_cannot_be_read_does_not_count_among_those_that_are_kept(make_job: MakeJob) -> None:
+    job = make_job()
+    master, _ = begun(job)
+    for _ in range(3):
+        newest = saved(job, master)
+    job.end_master()
+    assert job.storage is not None
+    job.storage.files[manifest_name(newest)] = b"torn"
+    other = resumed(job, make_job)
+    assert rejected(other) == [newest]
+    successor = other.start_master()
+    back = other.start_pserver(0)
+    eventually(lambda: successor.is_settled(back))
+    kept = {saved(other, successor) for _ in range(2)}
+    eventually(lambda: newest - 2 not in candidates(job.storage.files))  # type: ignore[union-attr]
+    assert {newest - 1, *kept} < set(candidates(job.storage.files)), "three that can be read"
+
+
+def test_what_a_pserver_could_not_load_is_remembered(make_job: MakeJob) -> None:
+    job = make_job()
+    master, pserver = begun(job)
+    newest = saved(job, master)
+    job.end_pserver(0)
+    back = job.start_pserver(0, pserver.done, is_ready=False)
+    back.rejected = [newest]
+    back.is_ready = True
+    eventually(lambda: rejected(job) == [newest])
+    successor = job.start_master()
+    saved(job, successor)
+    assert rejected(job) == [newest]
