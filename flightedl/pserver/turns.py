@@ -1,25 +1,21 @@
 """The pservers of one machine are made ready by turns: as many at a time as there are processors.
 
 When all of them come back at once, each would need as long as all together, and be kept from renewing its lease all the
-while. A turn is a lock on a file, which ends with its process. Who has waited for ``patience_s`` goes on without one: a
-holder may be frozen, or wait for a store.
+while. A turn is a name in Linux's abstract namespace of sockets, which only one process can have, which ends with its
+process, and which leaves no file behind. A process that has waited for ``patience_s`` goes on without one: a holder may
+be frozen, or wait for a store.
 
-Not guaranteed: anything. Where the file cannot be made or locked, nobody waits.
+Not guaranteed: anything. Where there are no such names, nobody waits.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
-import tempfile
+import socket
 import threading
 from collections.abc import Iterator
-from pathlib import Path
-
-try:
-    import fcntl
-except ImportError:  # not on this system
-    fcntl = None  # type: ignore[assignment]
 
 _LOOK_S = 0.1
 
@@ -31,7 +27,7 @@ class Turns:
         stop: Set when nobody wants one any more.
         at_once: How many may have one at a time; None: as many as there are processors.
         patience_s: How long to wait for one.
-        folder: Where the files lie; None: the system's for temporary files.
+        purpose: Turns for another purpose are other ones.
     """
 
     def __init__(
@@ -40,32 +36,30 @@ class Turns:
         *,
         at_once: int | None = None,
         patience_s: float = 15.0,
-        folder: Path | None = None,
+        purpose: str = "pserver-starts",
     ) -> None:
         self._stop = stop
         self._patience_s = patience_s
-        place = folder or Path(tempfile.gettempdir())
         count = at_once or os.cpu_count() or 1
         user = os.getuid() if hasattr(os, "getuid") else 0
-        self._paths = [place / f"flightedl-{user}-starting-{number}.lock" for number in range(count)]
+        self._names = [f"\0flightedl-{user}-{purpose}-{number}" for number in range(count)]
 
     @contextlib.contextmanager
     def turn(self) -> Iterator[bool]:
         """Wait for a turn and have it for the ``with`` block; whether it is one."""
-        descriptor = self._taken()
+        held = self._taken()
         try:
-            yield descriptor is not None
+            yield held is not None
         finally:
-            if descriptor is not None:
-                os.close(descriptor)
+            if held is not None:
+                held.close()
 
-    def _taken(self) -> int | None:
-        looks = int(self._patience_s / _LOOK_S)
-        for _ in range(looks):
+    def _taken(self) -> socket.socket | None:
+        for _ in range(int(self._patience_s / _LOOK_S)):
             try:
-                for path in self._paths:
-                    if (descriptor := _locked(path)) is not None:
-                        return descriptor
+                for name in self._names:
+                    if (held := _held(name)) is not None:
+                        return held
             except OSError:
                 return None
             if self._stop.wait(_LOOK_S):
@@ -73,21 +67,20 @@ class Turns:
         return None
 
 
-def _locked(path: Path) -> int | None:
-    """The descriptor of a file that nobody else has locked; None: somebody has.
+def _held(name: str) -> socket.socket | None:
+    """What holds the name; None: another process has it.
 
     Raises:
-        OSError: it cannot be made or locked.
+        OSError: this system has no abstract names.
     """
-    if fcntl is None:
-        raise OSError("there are no locks on files")
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    if not hasattr(socket, "AF_UNIX"):
+        raise OSError("there are no abstract names of sockets")
+    held = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        os.close(descriptor)
+        held.bind(name)
+    except OSError as error:
+        held.close()
+        if error.errno != errno.EADDRINUSE:
+            raise
         return None
-    except BaseException:
-        os.close(descriptor)
-        raise
-    return descriptor
+    return held

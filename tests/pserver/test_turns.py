@@ -6,22 +6,27 @@ import subprocess
 import sys
 import threading
 import time
+import uuid
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import pytest
 
 from flightedl.pserver.turns import Turns
 
 
+@pytest.fixture
+def purpose() -> str:
+    return uuid.uuid4().hex
+
+
 @pytest.mark.parametrize("at_once", [1, 2])
-def test_no_more_than_that_have_one_at_a_time_and_all_get_one(tmp_path: Path, at_once: int) -> None:
+def test_no_more_than_that_have_one_at_a_time_and_all_get_one(purpose: str, at_once: int) -> None:
     lock = threading.Lock()
     present, most = 0, 0
 
     def work(_: int) -> bool:
         nonlocal present, most
-        with Turns(threading.Event(), at_once=at_once, folder=tmp_path).turn() as is_one:
+        with Turns(threading.Event(), at_once=at_once, purpose=purpose).turn() as is_one:
             with lock:
                 present += 1
                 most = max(most, present)
@@ -35,28 +40,28 @@ def test_no_more_than_that_have_one_at_a_time_and_all_get_one(tmp_path: Path, at
     assert most == at_once
 
 
-def test_who_has_waited_long_enough_goes_on_without(tmp_path: Path) -> None:
+def test_who_has_waited_long_enough_goes_on_without(purpose: str) -> None:
     stop = threading.Event()
-    with Turns(stop, at_once=1, folder=tmp_path).turn() as first:
-        with Turns(stop, at_once=1, folder=tmp_path, patience_s=0.2).turn() as second:
+    with Turns(stop, at_once=1, purpose=purpose).turn() as first:
+        with Turns(stop, at_once=1, purpose=purpose, patience_s=0.2).turn() as second:
             assert (first, second) == (True, False)
         stop.set()
-        with Turns(stop, at_once=1, folder=tmp_path).turn() as third:
+        with Turns(stop, at_once=1, purpose=purpose).turn() as third:
             assert not third
 
 
-def test_the_turn_of_a_process_that_was_killed_is_free(tmp_path: Path) -> None:
+def test_the_turn_of_a_process_that_was_killed_is_free(purpose: str) -> None:
     program = (
-        "import pathlib, sys, threading, time\n"
+        "import sys, threading, time\n"
         "from flightedl.pserver.turns import Turns\n"
-        "with Turns(threading.Event(), at_once=1, folder=pathlib.Path(sys.argv[1])).turn():\n"
+        "with Turns(threading.Event(), at_once=1, purpose=sys.argv[1]).turn():\n"
         "    print(flush=True)\n"
         "    time.sleep(60)\n"
     )
-    holder = subprocess.Popen([sys.executable, "-c", program, str(tmp_path)], stdout=subprocess.PIPE)
+    holder = subprocess.Popen([sys.executable, "-c", program, purpose], stdout=subprocess.PIPE)
     assert holder.stdout is not None
     holder.stdout.readline()
-    turns = Turns(threading.Event(), at_once=1, folder=tmp_path, patience_s=0.2)
+    turns = Turns(threading.Event(), at_once=1, purpose=purpose, patience_s=0.2)
     with turns.turn() as while_it_lives:
         assert not while_it_lives
     holder.kill()
@@ -65,6 +70,7 @@ def test_the_turn_of_a_process_that_was_killed_is_free(tmp_path: Path) -> None:
         assert afterwards
 
 
-def test_where_no_file_can_be_made_nobody_waits(tmp_path: Path) -> None:
-    with Turns(threading.Event(), at_once=1, folder=tmp_path / "absent").turn() as is_one:
+def test_where_there_are_no_such_names_nobody_waits(purpose: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr("socket.AF_UNIX")
+    with Turns(threading.Event(), at_once=1, purpose=purpose).turn() as is_one:
         assert not is_one
