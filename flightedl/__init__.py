@@ -10,9 +10,11 @@
         for batch in data:
             model.step(gradients(model, batch))
 
-Reading order: ``ports`` and ``errors`` (what everything stands on), ``domain`` (all decisions, pure), ``wire`` and
-``rpc`` (what is said, and how), ``master``, ``pserver``, ``client`` (the kinds of process), ``launch`` (all of them
-on one machine).
+Reading order: ``errors``, ``config`` and ``ports`` (what everything stands on), ``domain`` (all decisions, pure),
+``wire`` and ``rpc`` (what is said, and how), ``adapters`` (etcd, files, time), ``formats`` (training data and
+checkpoint files), ``coordination`` (what processes share through etcd), ``master``, ``pserver``, ``client`` (the kinds
+of process), ``launch`` (all of them on one machine), ``examples`` (programs to run) and ``testing`` (support for
+tests).
 
 Importing this package loads nothing but itself: a name is imported when it is first used.
 """

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 import json
+import re
 import subprocess
 import sys
 import tomllib
@@ -103,3 +105,17 @@ def test_every_package_is_shipped() -> None:
         for path in (root / top).rglob("__init__.py")
     }
     assert listed == found
+
+
+PACKAGES = sorted(path.parent for top in ("flightedl", "tools") for path in (ROOT / top).rglob("__init__.py"))
+
+
+@pytest.mark.parametrize("package", PACKAGES, ids=lambda package: str(package.relative_to(ROOT)))
+def test_the_map_of_a_package_names_every_module_in_it(package: Path) -> None:
+    docstring = ast.get_docstring(ast.parse((package / "__init__.py").read_text())) or ""
+    named = {name.partition(".")[0] for name in re.findall(r"``([\w.]+)``", docstring)}
+    modules = {path.stem for path in package.glob("*.py")} | {
+        path.parent.name for path in package.glob("*/__init__.py")
+    }
+    missing = sorted(module for module in modules if not module.startswith("__") and module not in named)
+    assert not missing, f"name them in the docstring of {package.name}/__init__.py, as ``{missing[0]}``"

@@ -1,1 +1,4 @@
-"""The outside world, one module per system: etcd, file stores, time. Each implements a protocol of ``ports``."""
+"""The outside world, one module per system. Each implements a protocol of ``ports``.
+
+``etcd``: the coordinator. ``storage``: files and stores over fsspec. ``clock``: time.
+"""

@@ -1,5 +1,7 @@
 """What every process shares through etcd: the key layout, keys that are held with a lease, and who is where.
 
 ``keys`` names the keys, ``records`` their values, ``keeper`` holds a key for as long as this process may act under it,
-``lives`` lets revisions rise on when etcd has gone back, ``directory`` follows the others.
+``lives`` lets revisions rise on when etcd has gone back, ``directory`` follows the others. ``process`` is what master
+and pserver processes have in common, ``metrics`` their Prometheus page, ``checkpoint_places`` says where the
+checkpoints of a job lie.
 """

@@ -1,16 +1,18 @@
-"""Logistic regression on a folder of Parquet files: a column ``label`` of 0 and 1, all others numbers, no nulls."""
+"""Logistic regression on a folder of Parquet, CSV or JSON-lines files.
+
+They have a column ``label`` of 0 and 1; all others are numbers; nothing is null.
+"""
 
 import sys
 
 import numpy as np
-import pyarrow.dataset as ds
 
 import flightedl as fe
 
 folder = sys.argv[1]
-columns = [name for name in ds.dataset(folder).schema.names if name != "label"]
 with fe.connect() as job:
-    data = job.dataset(f"{folder}/*.parquet", batch_size=256, epochs=3, shuffle=True, seed=0)
+    data = job.dataset(f"{folder}/*", batch_size=256, epochs=3, shuffle=True, seed=0)
+    columns = [name for name in data.schema.names if name != "label"]
     model = job.parameters({"w": np.zeros(len(columns)), "b": np.zeros(1)}, optimizer=fe.Adam(lr=0.05), mode=fe.Sync())
     for batch in data:
         x = np.stack([batch[name].to_numpy() for name in columns], axis=1)

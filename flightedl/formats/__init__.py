@@ -3,11 +3,17 @@
 Start with ``chunks`` (what a chunk is) and ``dataset_spec`` (what a user says of the data), then follow the data:
 ``index`` finds the chunks of a dataset (in parallel) and gives them as a ``chunk_index``;
 ``stored_index`` keeps them beside the checkpoints; ``layout`` groups them into tasks; ``reader`` turns the chunks of
-one task into its batches. ``convert`` writes a dataset in another format.
+one task into its batches. ``following`` decides which files join a dataset that grows, ``declared`` takes a dataset as
+it is on the wire. ``convert`` writes a dataset in another format.
 
 One module for each format: ``parquet``, ``arrow_ipc`` (with ``arrow_messages``), ``recordio`` (with ``crc32c``),
 ``csv_text`` and ``json_lines`` (what they share: ``text``, ``cutting``), ``tar_archive``. Below them: ``records``
-(columns, conditions), ``schemas`` (one schema for all files), ``sources`` and ``sinks`` (files in and out).
+(columns, conditions), ``schemas`` (one schema for all files), ``sources`` and ``sinks`` (files in and out),
+``record_places`` (which records a batch has, for people).
+
+Of the model: ``shard_files`` (what one pserver writes for a checkpoint), ``checkpoint_files`` (reads them),
+``range_file`` (a stored file as Arrow wants one), ``model_files`` (one file for others to load) and ``model_readers``
+(reads it back).
 
 ``registry`` knows all formats and imports them; who needs one module only, as pservers do, never loads the others.
 

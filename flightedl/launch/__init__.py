@@ -5,6 +5,8 @@
 * ``cluster``: ``fe.local()``, the servers without trainers, for notebooks and tests.
 * ``run`` with ``progress``: ``flightedl run``, servers and trainers to the end of the job.
 * ``trainer``: the outermost frame of a trainer process, around the user's script.
+* ``burial``: ends the leases of processes that are known to be dead. ``failed``: failed and skipped work in words.
+* ``verdict``: whether a job whose trainers ended well has done its work.
 * ``former``: what etcd keeps of an earlier job of the same name, and how it is forgotten.
 * ``status``: asks a job's master how it stands.
 """

@@ -2,9 +2,10 @@
 
 Reading order: ``routes`` (what a server is made of), ``server`` (its life and its admission), ``service`` and
 ``streams`` (how it answers), ``client`` and ``client_streams`` (how it is asked), ``dialogue`` (again and again),
-``retrying``, ``wire_errors`` (how errors cross), ``received`` (what is checked of every batch). ``identity`` says who
-talks to whom, ``authentication`` proves it; ``fork_guard``, ``severing`` and ``process_tuning`` keep the process
-healthy.
+``kept`` (streams that stay open from one request to the next), ``retrying``, ``wire_errors`` (how errors cross),
+``received`` (what is checked of every batch). ``identity`` says who talks to whom, ``authentication`` proves it;
+``fork_guard``, ``severing`` and ``process_tuning`` keep the process healthy, ``free_memory`` gives back what
+strangers' messages took, and ``arrow_flight`` imports pyarrow.flight in the right order.
 
 Rules that hold for every call:
 

@@ -1,5 +1,7 @@
 """Support for tests of this package and of its users.
 
-A clock under control, in-memory twins of the ports, planned faults, a TCP proxy that breaks connections, and real
-servers (etcd, S3) that tests may kill and freeze. ``contracts`` holds the suites that an adapter and its twin pass.
+``clock``: one that moves only when a test says so. ``memory`` and ``memory_coordinator``: in-memory twins of the
+ports. ``faults``: planned at named points. ``proxy``: breaks connections as networks do. ``processes``,
+``etcd_server`` and ``s3_server``: real servers that tests may kill and freeze. ``contracts``: the suites that an
+adapter and its twin pass. ``simulation``: the whole cluster in one process, from one seed.
 """

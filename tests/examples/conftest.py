@@ -7,11 +7,13 @@ can run in a second. The same programs run against real servers in tests/launch.
 from pathlib import Path
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
 import flightedl
+from flightedl.adapters.storage import FsspecFiles
+from flightedl.formats.dataset_spec import DatasetSpec
+from flightedl.formats.reader import read_task
+from flightedl.formats.stored_index import load_or_build
 
 
 class AdamInMemory:
@@ -44,6 +46,23 @@ class ModelInMemory(dict):
         pass
 
 
+class DatasetInMemory:
+    """Files are found and read by the code that trainers and the master run."""
+
+    def __init__(self, spec, epochs, seed):
+        self.spec, self.epochs, self.seed = spec, epochs, seed
+        self.index = load_or_build(FsspecFiles(), None, spec).index
+        self.schema = self.index.schema
+
+    def __iter__(self):
+        random = np.random.default_rng(self.seed)
+        for epoch in range(self.epochs):
+            count = len(self.index)
+            for number in range(count) if self.seed is None else random.permutation(count).tolist():
+                chunks = [self.index.chunk(number)]
+                yield from read_task(FsspecFiles(), chunks, self.spec, self.seed, epoch, number, schema=self.schema)
+
+
 class JobInMemory:
     def __init__(self, output_dir):
         self.output_dir = output_dir
@@ -59,23 +78,7 @@ class JobInMemory:
 
     def dataset(self, pattern, *, batch_size, epochs, shuffle, seed):
         assert epochs >= 1
-        files = sorted(map(str, Path(pattern).parent.glob(Path(pattern).name)))
-        assert files, f"no files match {pattern}"
-        chunks = [chunk for file in files for chunk in self._chunks(file)]
-        random = np.random.default_rng(seed)
-        for _ in range(epochs):
-            for number in random.permutation(len(chunks)) if shuffle else range(len(chunks)):
-                for start in range(0, chunks[number].num_rows, batch_size):
-                    yield chunks[number].slice(start, batch_size)
-
-    @staticmethod
-    def _chunks(file):
-        if file.endswith(".parquet"):
-            with pq.ParquetFile(file) as reader:
-                groups = (reader.read_row_group(number) for number in range(reader.num_row_groups))
-                return [group.combine_chunks().to_batches()[0] for group in groups]
-        with pa.ipc.open_file(file) as reader:
-            return [reader.get_batch(number) for number in range(reader.num_record_batches)]
+        return DatasetInMemory(DatasetSpec((pattern,), batch_size=batch_size), epochs, seed if shuffle else None)
 
     def parameters(self, initial, *, optimizer, mode):
         self.model = ModelInMemory(initial, optimizer)

@@ -2,7 +2,12 @@
 
 ``dense``: push + optimizer + pull against bare Flight. ``bare`` is that reference: the fastest plain transport loop we
 know, whose server does nothing but the optimizer on one array: no blocks, no identity, no checks. ``orders`` lets two
-sides take turns.
+sides take turns, ``sides`` is one of them, ``trainer`` its processes. ``peers`` compares with what other systems take:
+``peer_sockets``, ``peer_rpc``, ``peer_gloo``, ``peer_ray``. ``growth``: by the model's size and the number of trainers.
+
+``kernels``: the optimizers' loops. ``memory``: of a pserver. ``queue``: the cost of a dispatch (``dispatchers`` ask).
+``recovery``: kill to working again (``steady`` is its trainer, ``watcher`` looks on, ``zombies`` write as deposed
+processes, ``shard`` is the cost of a checkpoint).
 """
 
 from __future__ import annotations

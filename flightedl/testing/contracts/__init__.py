@@ -1,1 +1,4 @@
-"""One suite for each port: inherit it in a test class and provide the fixtures that it names."""
+"""One suite for each port: inherit it in a test class and provide the fixtures that it names.
+
+``coordinator`` is that of ``ports.Coordinator``, ``storage`` that of ``ports.Storage``.
+"""

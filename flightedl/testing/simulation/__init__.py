@@ -7,7 +7,8 @@ snapshots, checkpoints, recovery, restoring on another number of pservers). What
 * ``etcd``, ``store``: models of the two outside systems, with outages, unknown outcomes and rot;
 * ``master``, ``pserver``, ``trainer``: thin shells that carry the domain's decisions out, as the servers do;
 * ``cluster``: who runs, who is started again, what is done to them, and *what must hold*;
-* ``job``: the ledger program; ``flaws``: bugs to plant; ``runs``: many seeds on several processes.
+* ``job``: the ledger program; ``flaws``: bugs to plant; ``strikes``: faults at random; ``runs``: many seeds on
+  several processes.
 
 What must hold, besides every ``check`` of the domain:
 
