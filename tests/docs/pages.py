@@ -1,0 +1,58 @@
+"""The pages of ``docs/`` and their examples: fenced blocks of ``python``, and the group that they belong to."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+PAGES = sorted((ROOT / "docs").glob("*.md"))
+
+_FENCE = re.compile(r"^```(?P<info>[^\n]*)\n(?P<text>.*?)^```$", re.DOTALL | re.MULTILINE)
+_HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
+
+
+@dataclass(frozen=True)
+class Example:
+    """A fenced block of Python."""
+
+    page: Path
+    #: Examples of a group run one after the other in one namespace; "" is the group that needs no server.
+    group: str
+    #: Of its first line, from 1.
+    line: int
+    text: str
+
+    def run(self, namespace: dict[str, object]) -> None:
+        """Run it; a traceback names the page and the line."""
+        code = compile("\n" * (self.line - 1) + self.text, str(self.page), "exec")
+        exec(code, namespace)
+
+
+def examples(page: Path, group: str | None = None) -> list[Example]:
+    """The examples of a page, in order: those of a group, or all."""
+    text = page.read_text()
+    found = []
+    for match in _FENCE.finditer(text):
+        language, _, own_group = match["info"].partition(" ")
+        if language == "python" and group in (None, own_group):
+            line = text.count("\n", 0, match.start("text")) + 1
+            found.append(Example(page, own_group, line, match["text"]))
+    return found
+
+
+def without_fences(page: Path) -> str:
+    """The prose of a page."""
+    return _FENCE.sub("", page.read_text())
+
+
+def sections(page: Path) -> dict[str, str]:
+    """Heading -> what stands under it, up to the next heading of any level."""
+    text = page.read_text()
+    fences = [match.span() for match in _FENCE.finditer(text)]
+    headings = [
+        match for match in _HEADING.finditer(text) if not any(start <= match.start() < end for start, end in fences)
+    ]
+    ends = [match.start() for match in headings[1:]] + [len(text)]
+    return {match[1]: text[match.end() : end] for match, end in zip(headings, ends, strict=True)}

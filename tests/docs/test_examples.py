@@ -1,0 +1,106 @@
+"""Every Python example of the pages runs as it stands."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+import flightedl as fe
+from flightedl.adapters.storage import FsspecFiles
+from flightedl.client.arguments import dataset_declaration
+from flightedl.formats.chunk_index import ChunkIndex
+from flightedl.formats.declared import spec_of
+from flightedl.formats.reader import Decode, first_records, read_task
+from flightedl.formats.recordio import RecordIO
+from flightedl.formats.stored_index import load_or_build
+from flightedl.testing.etcd_server import EtcdServer
+
+from .pages import PAGES, ROOT, examples
+
+
+class DatasetOfOne:
+    """What ``job.dataset`` gives the only trainer of a job: checked, indexed and read by the product's code."""
+
+    def __init__(self, *, decode: Decode | None = None, **given: object) -> None:
+        self.spec = spec_of(dataset_declaration(**given))
+        self.decode = decode
+
+    @property
+    def index(self) -> ChunkIndex:
+        return load_or_build(FsspecFiles(), None, self.spec).index
+
+    @property
+    def schema(self) -> pa.Schema:
+        return first_records(FsspecFiles(), [self.index.chunk(0)], self.spec, 1, schema=self.index.schema).schema
+
+    def __iter__(self) -> Iterator[pa.RecordBatch]:
+        index = self.index
+        for task in range(len(index)):
+            chunks = [index.chunk(task)]
+            yield from read_task(
+                FsspecFiles(), chunks, self.spec, None, 0, task, schema=index.schema, decode=self.decode
+            )
+
+
+class JobOfOne:
+    """A job whose data is read here, without any server."""
+
+    def dataset(self, urls: object, **given: object) -> DatasetOfOne:
+        return DatasetOfOne(urls=urls, **given)
+
+
+API = ROOT / "docs" / "api.md"
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The current folder of the examples, with their data."""
+    random = np.random.default_rng(0)
+    (tmp_path / "data").mkdir()
+    for number in range(2):
+        x, y = random.standard_normal((2, 500))
+        table = pa.table({"x": x, "y": y, "label": (x + y > 0).astype(np.int64)})
+        pq.write_table(table, tmp_path / "data" / f"part-{number}.parquet", row_group_size=250)
+    records = pa.record_batch({"record": [json.dumps({"n": n}).encode() for n in range(4)]})
+    (tmp_path / "numbers.recordio").write_bytes(b"".join(RecordIO().write([records], records.schema)))
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def run(page: Path, group: str, **given: object) -> None:
+    namespace: dict[str, object] = {"__name__": "__main__", **given}
+    for example in examples(page, group):
+        example.run(namespace)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_examples_that_need_no_server(page: Path, folder: Path) -> None:
+    run(page, "", fe=fe, np=np, job=JobOfOne())
+
+
+def test_the_groups_of_all_examples_are_run() -> None:
+    groups = {(page.stem, example.group) for page in PAGES for example in examples(page) if example.group}
+    assert groups == {("api", "job"), ("api", "local")}
+
+
+@pytest.mark.etcd
+@pytest.mark.slow
+def test_examples_of_a_job(etcd: EtcdServer, job_name: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with fe.local(pservers=2, job=job_name, etcd=etcd.address):
+        monkeypatch.setenv("FLIGHTEDL_ETCD", etcd.address)
+        monkeypatch.setenv("FLIGHTEDL_JOB", job_name)
+        run(API, "job")
+    assert {"model.npz", "model.arrow"} <= {path.name for path in folder.iterdir()}
+
+
+@pytest.mark.etcd
+@pytest.mark.slow
+def test_examples_of_a_cluster(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FLIGHTEDL_FOLLOW_EVERY_S", "0.2")
+    run(API, "local", np=np)

@@ -1,0 +1,170 @@
+"""The pages of ``docs/`` are complete: links lead somewhere, every public name and every setting has its place."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from dataclasses import fields
+from pathlib import Path
+
+import click
+import msgspec
+import pytest
+
+import flightedl as fe
+from flightedl.client.dataset import Dataset
+from flightedl.client.once import Once
+from flightedl.client.parameters import Parameters
+from flightedl.config import (
+    ENVIRONMENT_PREFIX,
+    CommonSettings,
+    MasterSettings,
+    PserverSettings,
+    ServerSettings,
+    TrainerSettings,
+)
+from flightedl.formats.registry import FORMATS
+from flightedl.master.metrics import figures as master_figures
+from flightedl.pserver.metrics import figures as pserver_figures
+from flightedl.wire.messages_status import PserverStatusReply, StatusReply
+from flightedl_tools.bench import BENCHES
+from flightedl_tools.main import COMMANDS, command
+
+from .pages import PAGES, ROOT, sections, without_fences
+
+_LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
+_CODE = re.compile(r"`([^`]+)`")
+LINKED = [*PAGES, ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "deploy" / "README.md"]
+
+#: What the session calls, public only to the package.
+OF_THE_SESSION = {
+    "data": {"close", "fail_current", "registered_again"},
+    "model": {"arrive", "change_mode", "close", "give_up_sum", "leave_out", "push_sum", "refresh"},
+}
+
+
+def slug(heading: str) -> str:
+    """The anchor that GitHub gives a heading."""
+    return re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
+
+
+@pytest.mark.parametrize("page", LINKED, ids=lambda page: str(page.relative_to(ROOT)))
+def test_every_link_leads_somewhere(page: Path) -> None:
+    for target in _LINK.findall(without_fences(page)):
+        if "://" in target:
+            continue
+        path, _, anchor = target.partition("#")
+        linked = page.parent / path if path else page
+        assert linked.exists(), f"{page.name} links {target}, which is not there"
+        if anchor:
+            assert anchor in map(slug, sections(linked)), f"{page.name} links {target}: no heading has this anchor"
+
+
+def test_every_page_is_in_the_index_and_the_index_in_the_readme() -> None:
+    targets = set(_LINK.findall((ROOT / "docs" / "index.md").read_text()))
+    assert {page.name for page in PAGES} - {"index.md"} <= targets
+    assert "docs/index.md" in _LINK.findall((ROOT / "README.md").read_text())
+
+
+def public(name: str, kind: type) -> dict[str, object]:
+    """Documented name -> what it is."""
+    own = {
+        member: value
+        for class_ in kind.__mro__
+        if class_.__module__.startswith("flightedl.")
+        for member, value in vars(class_).items()
+        if not member.startswith("_") and (callable(value) or isinstance(value, property))
+    }
+    return {f"{name}.{member}": own[member] for member in own if member not in OF_THE_SESSION.get(name, ())}
+
+
+NAMES: dict[str, object] = {
+    **{f"fe.{name}": getattr(fe, name) for name in fe.__all__},
+    **public("job", fe.Job),
+    **public("data", Dataset),
+    **public("model", Parameters),
+    **public("won", Once),
+    **public("cluster", fe.LocalCluster),
+}
+API = {name: text for heading, text in sections(ROOT / "docs" / "api.md").items() for name in _CODE.findall(heading)}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_public_name_has_a_section_with_an_example(name: str) -> None:
+    assert name in API, f"docs/api.md needs a heading with `{name}`, what it does, and an example"
+    blocks = re.findall(r"^```python[^\n]*\n(.*?)^```$", API[name], re.DOTALL | re.MULTILINE)
+    member = name.partition(".")[2]
+    shown = rf"\.{member}\b" if name not in {"fe.Job", "fe.errors"} else rf"fe\.{member}\b"
+    assert any(re.search(shown, block) for block in blocks), (
+        f"the section of {name} in docs/api.md has no example of it"
+    )
+
+
+@pytest.mark.parametrize("name", [name for name, value in NAMES.items() if callable(value)])
+def test_every_argument_is_told(name: str) -> None:
+    value = NAMES[name]
+    assert callable(value)
+    skipped = {"self", "chosen", "overrides", "clip_value", "clip_norm", "weight_decay"}
+    for argument in inspect.signature(value).parameters:
+        if name == "fe.Job" or argument in skipped or (name, argument) == ("fe.local", "arguments"):
+            continue
+        assert re.search(rf"\b{argument}\b", API[name]), (
+            f"the section of {name} in docs/api.md does not tell {argument}"
+        )
+
+
+def test_the_errors_are_all_told() -> None:
+    assert {f"{kind.__name__}" for kind in fe.errors.ERRORS_BY_CODE.values()} <= set(_CODE.findall(API["fe.errors"]))
+
+
+def test_settings_has_every_variable_with_its_default_and_no_other() -> None:
+    told: dict[str, str] = {}
+    for line in (ROOT / "docs" / "settings.md").read_text().splitlines():
+        cells = [cell.strip() for cell in line.strip("|").split("|")]
+        if len(cells) == 3 and cells[0].startswith(f"`{ENVIRONMENT_PREFIX}"):
+            assert cells[0].strip("`") not in told
+            assert cells[2]
+            told[cells[0].strip("`")] = cells[1].strip("`")
+    kinds = (CommonSettings, ServerSettings, MasterSettings, PserverSettings, TrainerSettings)
+    settings = {ENVIRONMENT_PREFIX + each.name.upper(): str(each.default) for kind in kinds for each in fields(kind)}
+    assert told == {name: default or "empty" for name, default in settings.items()}
+
+
+def test_operations_has_every_figure_of_the_metrics_pages() -> None:
+    master = StatusReply(job="a", state="training")
+    names = [field.name for field in msgspec.structs.fields(PserverStatusReply) if field.required]
+    pserver = PserverStatusReply(**dict.fromkeys(names, 0))
+    figures = {*master_figures(master), *pserver_figures(pserver)}
+    told = sections(ROOT / "docs" / "operations.md")["Metrics"]
+    assert {f"flightedl_{name}" for name in figures} <= set(_CODE.findall(told))
+
+
+def test_data_has_every_format_with_its_names() -> None:
+    told = {}
+    for line in sections(ROOT / "docs" / "data.md")["Formats"].splitlines():
+        cells = line.strip("|").split("|")
+        if len(cells) == 4 and "`" in cells[1]:
+            told |= {name: set(_CODE.findall(cells[1])) for name in _CODE.findall(cells[0])}
+    assert told.keys() == FORMATS.keys()
+    assert all(set(known.suffixes) <= told[name] for name, known in FORMATS.items())
+
+
+def test_commands_has_a_section_for_each_command() -> None:
+    found = {heading.strip("`") for heading in sections(ROOT / "docs" / "commands.md")}
+    assert {f"flightedl {name}" for name in COMMANDS} <= found
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_commands_tells_every_option(name: str) -> None:
+    page = sections(ROOT / "docs" / "commands.md")
+    told = page[f"`flightedl {name}`"]
+    if name == "bench":
+        assert set(BENCHES) <= set(_CODE.findall(told))
+        return
+    found = command.get_command(click.Context(command), name)
+    subcommands = found.commands if isinstance(found, click.Group) else {"": found}
+    for subcommand, each in subcommands.items():
+        assert each is not None
+        assert f"`{name} {subcommand}" in told or not subcommand
+        for option in (max(one.opts, key=len) for one in each.params if isinstance(one, click.Option)):
+            assert option in told + page["Options of many commands"], f"docs/commands.md: flightedl {name} has {option}"
