@@ -269,7 +269,7 @@ class Checkpointing:
             data = self._make_manifest(self._checkpoints).encode()
         try:
             storage.publish(manifest_name(number), [data])
-        except FlightedlError as error:
+        except Exception as error:  # noqa: BLE001 - whatever a store raises: who waits has to hear that it failed
             with self._lock:
                 self._do(self._checkpoints.manifest_failed(number, str(error), self._clock.now()))
         else:
