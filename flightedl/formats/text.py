@@ -28,7 +28,7 @@ from flightedl.ports import Files, FileStat
 
 #: A file is cut into so many chunks at least, unless they would be shorter than what is worth a task.
 _CHUNKS_OF_A_FILE = 32
-_WORTH_A_TASK_BYTES = 256 << 10
+_WORTH_A_TASK_BYTES = 16 << 10
 
 
 def chunk_bytes(size_bytes: int, options: IndexOptions) -> int:

@@ -277,7 +277,8 @@ def too_few_tasks(status: StatusReply, trainers: int) -> str:
         return ""
     return (
         f"an epoch has {total} task{'' if total == 1 else 's'}, fewer than the {trainers} trainers, so that some have "
-        "nothing to do: cut the data into more files (`flightedl dataset split`), or give job.dataset records_per_task="
+        "nothing to do: cut the data into more files with `flightedl dataset split`; "
+        "Parquet is also cut by job.dataset(..., records_per_task=)"
     )
 
 

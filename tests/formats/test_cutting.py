@@ -77,13 +77,20 @@ def test_one_file_makes_tasks_for_many_trainers(name: str, line: bytes) -> None:
     head = b"k,text\n" if name == "a.csv" else b""
     data = head + b"".join(line % number for number in range(100_000))
     index = build_index(MemoryFiles({name: data}), DatasetSpec((name,)))
-    assert len(index) >= len(data) // (256 << 10) >= 10
+    assert 30 <= len(index) <= 34
     assert index.records.sum() == 100_000
+
+
+def test_a_small_file_is_cut_too() -> None:
+    data = b"".join(b'{"k": %d}\n' % number for number in range(10_000))
+    index = build_index(MemoryFiles({"a.jsonl": data}), DatasetSpec(("a.jsonl",)))
+    assert 7 <= len(index) <= len(data) // (16 << 10) + 1
+    assert index.records.sum() == 10_000
 
 
 def test_chunks_are_neither_tiny_nor_longer_than_asked_for() -> None:
     options = IndexOptions()
-    assert chunk_bytes(1000, options) == 256 << 10
+    assert chunk_bytes(1000, options) == 16 << 10
     assert chunk_bytes(32 << 20, options) == 1 << 20
     assert chunk_bytes(1 << 40, options) == options.text_chunk_bytes
     assert chunk_bytes(32 << 20, IndexOptions(text_chunk_bytes=4)) == 4

@@ -160,3 +160,5 @@ def test_fewer_tasks_than_trainers_are_told(total: int, trainers: int, is_growin
     hint = too_few_tasks(status, trainers)
     assert hint.startswith(text)
     assert bool(hint) == bool(text)
+    # Text is not cut finer by the number of records.
+    assert not hint or "Parquet is also cut by job.dataset(..., records_per_task=)" in hint
