@@ -82,7 +82,7 @@ class Completion:
         """Locked: time has passed."""
         state = self._state
         checkpointing = state.checkpointing
-        if checkpointing is None or state.declaration.model is None or state.membership is None:
+        if checkpointing is None or state.membership is None or state.has_former_model:
             return
         said = self._pservers.said
         for index, generation in state.pservers.items():
@@ -175,7 +175,7 @@ class Completion:
             checkpointing = state.checkpointing
             if checkpointing is None or not checkpointing.is_kept:
                 raise UsageError("this job keeps no checkpoints: start it with --checkpoint URL")
-            if state.declaration.model is None:
+            if state.declaration.model is None or state.has_former_model:
                 raise NotReadyError("no trainer has declared the model yet")
             ticket = checkpointing.request(request.reason) if request.ticket is None else request.ticket
             while not (is_complete := checkpointing.is_satisfied(ticket)) and deadline > state.clock.now():
@@ -191,6 +191,8 @@ class Completion:
         with state.changed:
             checkpointing = state.checkpointing
             if checkpointing is None or not checkpointing.is_kept or state.membership is None:
+                return
+            if state.has_former_model:
                 return
             if state.final_ticket is not None and checkpointing.is_satisfied(state.final_ticket):
                 return

@@ -2,23 +2,39 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import msgspec
 
+from flightedl.domain.optimizers import Optimizer, SlotSpec
 from flightedl.errors import DeclarationError
 
 _SHOWN = 4
 
 
-def require_same(what: str, known: msgspec.Struct, declared: msgspec.Struct, *, but: str = "") -> None:
-    """Compare two declarations of the same kind; the field ``but`` may differ.
+def require_same(
+    what: str,
+    known: msgspec.Struct,
+    declared: msgspec.Struct,
+    *,
+    may_differ: Callable[[str], bool] = lambda _: False,
+    but: str = "",
+) -> None:
+    """Compare two declarations of the same kind; fields whose path ``may_differ`` accepts are left out.
+
+    Args:
+        what: The part of the job that they declare.
+        known: What counts.
+        declared: What a trainer says.
+        may_differ: Asked with a path such as "optimizer.lr".
+        but: For people, what may differ because the job was resumed.
 
     Raises:
         DeclarationError: they differ; names the fields and both values.
     """
     pairs = _differences("", msgspec.to_builtins(known), msgspec.to_builtins(declared))
-    differences = [text for field, text in pairs if field != but]
+    differences = [text for field, text in pairs if not may_differ(field)]
     if differences:
         shown = "; ".join(differences[:_SHOWN])
         more = f" (and {len(differences) - _SHOWN} more)" if len(differences) > _SHOWN else ""
@@ -26,6 +42,28 @@ def require_same(what: str, known: msgspec.Struct, declared: msgspec.Struct, *, 
         raise DeclarationError(
             f"this job already has a different {what}: {shown}{more}. {way} the same, or use another job name"
         )
+
+
+def require_same_slots(names: Iterable[str], known: Optimizer, declared: Optimizer) -> None:
+    """What an optimizer keeps beside the values has to go on under its new settings.
+
+    Raises:
+        DeclarationError: it keeps something else for a parameter.
+    """
+    for name in names:
+        before, now = known.for_parameter(name).slots, declared.for_parameter(name).slots
+        if before != now:
+            raise DeclarationError(
+                f"the optimizer keeps {_named(before)} beside parameter {name!r} and would keep {_named(now)}. Only "
+                "settings that leave this as it is may change when a job is resumed: declare such, or use another job "
+                "name"
+            )
+
+
+def _named(slots: Sequence[SlotSpec]) -> str:
+    return (
+        ", ".join(slot.name + (f" (from {slot.initial:g} on)" if slot.initial else "") for slot in slots) or "nothing"
+    )
 
 
 def _differences(path: str, known: Any, declared: Any) -> Any:

@@ -10,7 +10,7 @@ from flightedl.domain.modes import Mode
 from flightedl.domain.optimizers import Optimizer
 from flightedl.domain.parameters import ParameterSpec
 from flightedl.domain.sharding import plan_for
-from flightedl.master.declarations import require_same
+from flightedl.master.declarations import require_same, require_same_slots
 from flightedl.master.growing import Growing
 from flightedl.master.indexing import DatasetIndexing
 from flightedl.master.members import Members
@@ -18,7 +18,6 @@ from flightedl.master.state import JobState
 from flightedl.wire.messages_declared import (
     DatasetDeclaration,
     DatasetReply,
-    JobDeclaration,
     ModelDeclaration,
     ModelReply,
 )
@@ -65,7 +64,7 @@ class Declaring:
         with state.changed:
             if state.declaration.dataset is None:
                 state.begin_queue(dataset, None, None)
-                state.declaration = JobDeclaration(dataset=dataset.reply, model=state.declaration.model)
+                state.declaration = msgspec.structs.replace(state.declaration, dataset=dataset.reply, is_resumed=False)
                 state.touch()
             known = state.declaration.dataset
             revision = state.revision
@@ -82,7 +81,7 @@ class Declaring:
             DeclarationError: something else differs.
             UsageError: it is in a later epoch already.
         """
-        require_same("dataset", known.declaration, declared, but="epochs")
+        require_same("dataset", known.declaration, declared, may_differ="epochs".__eq__, but="epochs")
         state = self._state
         reply = msgspec.structs.replace(known, declaration=declared)
         if declared != known.declaration:
@@ -93,7 +92,7 @@ class Declaring:
         return reply
 
     def model(self, declared: ModelDeclaration) -> ModelReply:
-        """First declaration wins.
+        """First declaration wins; of a job that was resumed, the first one since, which may change settings.
 
         Raises:
             UsageError: a parameter, the optimizer or the mode is not valid.
@@ -110,17 +109,42 @@ class Declaring:
             reply = ModelReply(declaration=declared, pservers=state.pserver_count, plan_hash=plan.hash)
             with state.changed:
                 if state.declaration.model is None:
-                    state.declaration = JobDeclaration(dataset=state.declaration.dataset, model=reply)
+                    state.declaration = msgspec.structs.replace(state.declaration, model=reply)
                     self._members.begin(reply, None)
                     for index, generation in state.pservers.items():
                         if index < state.pserver_count:
                             self._members.pserver_up(index, generation)
                     state.touch()
                     _log.info("model declared parameters=%d blocks=%d", len(specs), plan.block_count)
-                known = state.declaration.model
         with state.changed:
+            known = state.declaration.model
+            assert known is not None
+            if known.is_former:
+                known = self._model_again(known, declared)
             revision = state.revision
-        assert known is not None
         require_same("model", known.declaration, declared)
         state.wait_durable(revision)
         return known
+
+    def _model_again(self, known: ModelReply, declared: ModelDeclaration) -> ModelReply:
+        """Locked: the first declaration of a job that goes on from a checkpoint says how its optimizer is set.
+
+        Pservers take a model over only when this is in etcd, so none of them has worked by the former settings.
+
+        Raises:
+            UsageError: the optimizer is not valid.
+            DeclarationError: something else differs.
+        """
+        may_differ = "the optimizer's settings"
+        require_same("model", known.declaration, declared, may_differ=_is_setting, but=may_differ)
+        optimizer = Optimizer.from_json(declared.optimizer)
+        names = [parameter.name for parameter in declared.parameters]
+        optimizer.check_names(names)
+        require_same_slots(names, Optimizer.from_json(known.declaration.optimizer), optimizer)
+        if declared != known.declaration:
+            _log.info("optimizer changed before=%s now=%s", known.declaration.optimizer, declared.optimizer)
+        return self._state.adopt_model(declared)
+
+
+def _is_setting(field: str) -> bool:
+    return field.startswith("optimizer.") and field != "optimizer.kind"

@@ -20,7 +20,7 @@ from flightedl.domain.views import View
 from flightedl.errors import JobFailedError, NotReadyError
 from flightedl.master.lockstep import Lockstep
 from flightedl.master.state import JobState
-from flightedl.wire.messages_declared import JobDeclaration, ModelReply
+from flightedl.wire.messages_declared import ModelReply
 from flightedl.wire.messages_orders import ViewMemberMessage, ViewReply, ViewRequest
 from flightedl.wire.messages_work import JoinReply, JoinRequest, ModeReply, ModeRequest
 
@@ -147,8 +147,8 @@ class Members:
                 if state.is_over:
                     raise JobFailedError("all epochs are done: there is no round left to change the mode at")
                 _log.info("mode changes from=%s to=%s", membership.mode, mode)
-                state.declaration = JobDeclaration(
-                    dataset=state.declaration.dataset, model=msgspec.structs.replace(model, mode=mode.to_json())
+                state.declaration = msgspec.structs.replace(
+                    state.declaration, model=msgspec.structs.replace(model, mode=mode.to_json())
                 )
                 self._perform(membership.switch(mode))
             while (late := membership.late_to_switch) and deadline > state.clock.now():

@@ -1,8 +1,9 @@
 """Beginning a job from its checkpoints, where etcd knows nothing of it.
 
 The declaration, the queue, the pointer and "the first values are there" are put into etcd in one transaction under the
-master's fence, before anybody is served. From then on it is an ordinary job whose pservers have all been lost: they
-load the checkpoint and announce what they have, and what is done elsewhere is dispatched again. The number of pservers
+master's fence, before anybody is served. From then on it is an ordinary job whose pservers have all been lost: once a
+trainer has declared the model again, which may give the optimizer other settings, they load the checkpoint and announce
+what they have, and what is done elsewhere is dispatched again. The number of pservers
 may be another one: the blocks stay what they are and are dealt out anew.
 
 A job that is new, at a place where a job of its name has left checkpoints, is refused unless it is to go on from them:
@@ -55,7 +56,7 @@ def begin(
             )
         return
     manifest, data, rejected = newest(storage, keys.job_name, sizes)
-    declaration = redeclared(manifest, pserver_count)
+    declaration = former(redeclared(manifest, pserver_count))
     checkpoints = Checkpoints(
         CheckpointSettings(),
         held.generation,
@@ -68,7 +69,7 @@ def begin(
     )
     _put_arrivals(coordinator, held, keys, declaration.arrivals)
     puts = [
-        Put(keys.job, encode(msgspec.structs.replace(declaration, is_resumed=True, arrivals=[]))),
+        Put(keys.job, encode(msgspec.structs.replace(declaration, arrivals=[]))),
         Put(keys.checkpoint_latest, checkpoints.encode()),
         Put(keys.init_params, encode(ElectionRecord(trainer=f"checkpoint {manifest.number}", done=True))),
     ]
@@ -154,6 +155,12 @@ def redeclared(manifest: Manifest, pserver_count: int) -> JobDeclaration:
         declaration.model, pservers=pserver_count, plan_hash=plan.hash, cut_for=manifest.cut_for
     )
     return msgspec.structs.replace(declaration, model=model)
+
+
+def former(declaration: JobDeclaration) -> JobDeclaration:
+    """The declaration as it is until trainers have declared its parts again, some of it with other settings."""
+    model = None if declaration.model is None else msgspec.structs.replace(declaration.model, is_former=True)
+    return msgspec.structs.replace(declaration, model=model, is_resumed=True)
 
 
 def specs_of(model: ModelReply) -> list[ParameterSpec]:

@@ -12,6 +12,8 @@ import threading
 from collections.abc import Callable
 from dataclasses import replace
 
+from msgspec.structs import replace as replace_fields
+
 from flightedl.config import MasterSettings
 from flightedl.coordination.keeper import HeldKey
 from flightedl.coordination.keys import JobKeys
@@ -30,7 +32,7 @@ from flightedl.master.recovery import RecoveredState
 from flightedl.master.replay import Replay
 from flightedl.ports import Clock, Coordinator
 from flightedl.wire.messages import Sender, encode
-from flightedl.wire.messages_declared import DatasetReply, JobDeclaration
+from flightedl.wire.messages_declared import DatasetReply, JobDeclaration, ModelDeclaration, ModelReply
 
 #: How long a request waits for etcd before the trainer is told to ask again.
 _DURABLE_S = 3.0
@@ -134,6 +136,20 @@ class JobState:
         except UsageError:
             self.dataset = before
             raise
+
+    def adopt_model(self, declared: ModelDeclaration) -> ModelReply:
+        """Locked: the model of a job that was resumed is this one from now on, also for pservers."""
+        model = self.declaration.model
+        assert model is not None, "a former model is one"
+        model = replace_fields(model, declaration=declared, is_former=False)
+        self.declaration = replace_fields(self.declaration, model=model)
+        self.touch()
+        return model
+
+    @property
+    def has_former_model(self) -> bool:
+        """Locked: whether the model waits for a trainer that declares it again, and pservers wait with it."""
+        return self.declaration.model is not None and self.declaration.model.is_former
 
     def grow_queue(self, dataset: IndexedDataset) -> None:
         """Locked: the dataset has grown to this; its first tasks are those it had."""

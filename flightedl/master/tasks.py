@@ -93,6 +93,10 @@ class Tasks:
             self._members.leave_if_idle(ticket.trainer)
             if given:
                 state.revision += 1
+            if outcome == "epochs_done" and state.has_former_model:
+                # Nobody needs to declare the model again: what the checkpoint has is looked at, and the job ends.
+                assert state.declaration.model is not None
+                state.adopt_model(state.declaration.model.declaration)
             is_ending = outcome == "epochs_done" and not self._may_end()
             if is_ending:
                 outcome, retry_after_s = "none_now", _END_RETRY_S

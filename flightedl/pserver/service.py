@@ -1,6 +1,8 @@
 """A pserver's life: wait for the job's declaration, for first values, then serve; and its view of the members.
 
-States, in order: ``waiting for the model``, ``waiting for first values``, ``serving``. A pserver that finds the
+States, in order: ``waiting for the model``, ``waiting for first values``, ``serving``. The model of a job that was
+resumed is waited for until a trainer has declared it again: its optimizer may then have other settings, and nothing is
+ever done by the former ones. A pserver that finds the
 election already done is a replacement: it loads the newest checkpoint that can be loaded, and nobody sees its blocks
 before that. Where none was ever complete, the values are gone with its predecessor: it says so to the master, which
 lets the model begin anew (``domain.beginnings``). Where there are some and none can be loaded, the job has failed.
@@ -132,8 +134,7 @@ class PserverService:
         """There is no free index yet: load the kernels that the declared model needs, so as to be quick later."""
         if self._is_prepared:
             return
-        entry = self._directory.entry(self._keys.job)
-        declared = None if entry is None else decode(entry.value, JobDeclaration).model
+        declared = self._declared()
         if declared is None:
             return
         self._is_prepared = True
@@ -175,8 +176,7 @@ class PserverService:
         """The ``job`` key may have changed: build the shard when the model is declared."""
         if self._index < 0:
             return
-        entry = self._directory.entry(self._keys.job)
-        declared = None if entry is None else decode(entry.value, JobDeclaration).model
+        declared = self._declared()
         if declared is None:
             return
         with self._lock:
@@ -186,6 +186,12 @@ class PserverService:
                 target=self._build, args=(declared,), name="flightedl-builder", daemon=True
             )
         self._builder.start()
+
+    def _declared(self) -> ModelReply | None:
+        """The model to work with; None: there is none yet, or none since the job was resumed."""
+        entry = self._directory.entry(self._keys.job)
+        declared = None if entry is None else decode(entry.value, JobDeclaration).model
+        return None if declared is None or declared.is_former else declared
 
     def _build(self, declared: ModelReply) -> None:
         try:

@@ -103,6 +103,9 @@ class ModelReply(Reply, frozen=True, kw_only=True):
     cut_for: int = 0
     #: The mode that was changed to while the job ran; None: the declared one.
     mode: dict[str, Any] | None = None
+    #: As a checkpoint has it, and no trainer has declared it since: the optimizer may get other settings, and nobody
+    #: works with it yet.
+    is_former: bool = False
 
     @property
     def present_mode(self) -> dict[str, Any]:

@@ -84,6 +84,7 @@ def test_a_checkpoint_that_cannot_be_read_does_not_count_among_those_that_are_ke
     other = resumed(job, make_job)
     assert rejected(other) == [newest]
     successor = other.start_master()
+    successor.declare()
     back = other.start_pserver(0)
     eventually(lambda: successor.is_settled(back))
     kept = {saved(other, successor) for _ in range(2)}

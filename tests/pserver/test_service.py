@@ -19,6 +19,7 @@ from flightedl.domain.optimizers import SGD
 from flightedl.domain.parameters import ParameterSpec
 from flightedl.domain.sharding import plan_for
 from flightedl.errors import FencedError, NotReadyError
+from flightedl.master import resuming
 from flightedl.ports import Put
 from flightedl.pserver.flight import PserverFlight
 from flightedl.pserver.restoring import Restored
@@ -181,6 +182,43 @@ def test_a_push_that_breaks_off_midway_ends_the_process(served: Served, monkeypa
     assert ["ZeroDivisionError" in why for why in served.ends] == [True]
     with pytest.raises(NotReadyError, match="ends"):
         served.send("view", orders(PLAN.hash)["view"])
+
+
+def test_the_model_of_a_job_that_is_resumed_is_waited_for_until_a_trainer_has_declared_it_again(
+    declared: MemoryCoordinator,
+) -> None:
+    entry = declared.get(KEYS.job)
+    assert entry is not None
+    former = resuming.former(decode(entry.value, JobDeclaration))
+    assert former.model is not None
+    declared.transact([], [Put(KEYS.job, encode(former))])
+    with Directory(declared, KEYS, SystemClock()) as directory:
+        assert directory.wait_until(lambda d: d.entry(KEYS.job), 5.0)
+        served = Served(directory)
+        try:
+            served.service.look_at_job()
+            served.service.prepare()
+            assert served.service._builder is None
+            with pytest.raises(NotReadyError, match="has not read the model's declaration"):
+                served.service.shard_for_init(PLAN.hash)
+            with pytest.raises(NotReadyError):
+                served.send("view", orders(PLAN.hash)["view"])
+            now = msgspec.structs.replace(former.model.declaration, optimizer=SGD(0.5).to_json())
+            again = msgspec.structs.replace(former.model, declaration=now, is_former=False)
+            written = encode(JobDeclaration(model=again))
+            declared.transact([], [Put(KEYS.job, written)])
+            assert directory.wait_until(
+                lambda d: ((found := d.entry(KEYS.job)) and found.value == written) or None, 5.0
+            )
+            served.service.look_at_job()
+            served.await_blocks(30.0)
+            served.send("view", orders(PLAN.hash)["view"])
+            shard = served.service.shard_for_init(PLAN.hash)
+            (unit,) = shard._units
+            unit.update(unit.values, np.ones(4, np.float32), unit.slots, 0, 1.0, 1.0)
+            assert unit.values.tolist() == [-0.5] * 4
+        finally:
+            served.close()
 
 
 def test_before_the_model_is_declared_a_master_has_to_ask_again() -> None:

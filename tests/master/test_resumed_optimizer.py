@@ -1,0 +1,167 @@
+"""A job that goes on from a checkpoint may give its optimizer other settings, by the first who declares its model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+import pytest
+from job_of_twins import KEYS, MODEL, TASKS, Job, Master
+
+from flightedl.domain.optimizers import SGD, Adam, Optimizer, RMSprop
+from flightedl.domain.schedules import Cosine
+from flightedl.errors import DeclarationError, NotReadyError, UnavailableError, UsageError
+from flightedl.master import resuming
+from flightedl.ports import Put
+from flightedl.testing.contracts.coordinator import eventually
+from flightedl.wire.messages import decode, encode
+from flightedl.wire.messages_checkpoints import CheckpointRequest
+from flightedl.wire.messages_declared import JobDeclaration, ModelDeclaration, ModelReply, ParameterDeclaration
+from flightedl.wire.messages_work import ModeRequest
+
+MakeJob = Callable[..., Job]
+
+
+def model_of(optimizer: Optimizer, **changes: Any) -> ModelDeclaration:
+    return msgspec.structs.replace(MODEL, optimizer=optimizer.to_json(), **changes)
+
+
+def resumed(job: Job, declared: ModelDeclaration = MODEL) -> Master:
+    """A job of this model, as ``resuming.begin`` leaves it in etcd; and the master that goes on from there."""
+    job.start_master().declare(model=declared)
+    job.end_master()
+    entry = job.coordinator.get(KEYS.job)
+    assert entry is not None
+    declaration = resuming.former(decode(entry.value, JobDeclaration))
+    job.coordinator.transact([], [Put(KEYS.job, encode(declaration))])
+    return job.start_master()
+
+
+def stored(job: Job) -> ModelReply:
+    """What pservers read."""
+    entry = job.coordinator.get(KEYS.job)
+    assert entry is not None
+    model = decode(entry.value, JobDeclaration).model
+    assert model is not None
+    return model
+
+
+@pytest.mark.parametrize(
+    ("before", "now"),
+    [
+        (SGD(lr=0.1), SGD(lr=0.001)),
+        (SGD(lr=0.1), SGD(lr=Cosine(0.1, updates=100))),
+        (Adam(), Adam(lr=0.1, beta1=0.5, beta2=0.9, eps=1e-4, weight_decay=0.1, clip_value=1.0, clip_norm=2.0)),
+        (Adam(overrides={"w": {"lr": 1.0}}), Adam()),
+        (Adam(), Adam(overrides={"w": {"lr": 1.0}})),
+        (SGD(lr=0.1), SGD(lr=0.1)),
+    ],
+)
+def test_other_settings(make_job: MakeJob, before: Optimizer, now: Optimizer) -> None:
+    job = make_job()
+    master = resumed(job, model_of(before))
+    assert stored(job).is_former, "no pserver works by the former settings"
+    reply = master.service.declaring.model(model_of(now))
+    assert Optimizer.from_json(reply.declaration.optimizer) == now
+    assert stored(job) == reply, "in etcd before it is answered"
+    assert not reply.is_former
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "changes", "text"),
+    [
+        (
+            SGD(lr=0.1),
+            Adam(lr=0.1),
+            {},
+            r"optimizer.kind is 'SGD', not 'Adam'. Only the optimizer's settings may change",
+        ),
+        (Adam(), Adam(amsgrad=True), {}, "would keep average, square_average, largest_square_average. Only settings"),
+        (
+            RMSprop(momentum=0.9),
+            RMSprop(),
+            {},
+            "the optimizer keeps square_average, velocity beside parameter 'w' and would",
+        ),
+        (SGD(lr=0.1), SGD(lr=0.2), {"mode": {"kind": "Async"}}, r"mode.kind is 'Sync', not 'Async'. Only the"),
+        (SGD(lr=0.1), SGD(lr=0.2), {"wire": "bfloat16"}, r"wire is '', not 'bfloat16'. Only the optimizer's settings"),
+        (
+            SGD(lr=0.1),
+            SGD(lr=0.2),
+            {"parameters": [ParameterDeclaration(name="w", shape=[5], dtype="float32")]},
+            r"parameters\[0\].shape\[0\] is 4, not 5. Only the optimizer's settings may change",
+        ),
+    ],
+)
+def test_anything_else_is_refused(
+    make_job: MakeJob, before: Optimizer, now: Optimizer, changes: dict[str, Any], text: str
+) -> None:
+    job = make_job()
+    master = resumed(job, model_of(before))
+    with pytest.raises(DeclarationError, match=text):
+        master.service.declaring.model(model_of(now, **changes))
+    assert stored(job).is_former, "somebody else may still declare what is right"
+    master.service.declaring.model(model_of(before))
+    assert not stored(job).is_former
+
+
+def test_a_pattern_that_matches_nothing_is_refused(make_job: MakeJob) -> None:
+    master = resumed(make_job())
+    with pytest.raises(UsageError, match="matches none of the 1 parameters"):
+        master.service.declaring.model(model_of(SGD(lr=0.1, overrides={"v": {"lr": 1.0}})))
+
+
+def test_who_declares_the_former_settings_later_is_refused(make_job: MakeJob) -> None:
+    job = make_job()
+    master = resumed(job, model_of(SGD(lr=0.1)))
+    master.service.declaring.model(model_of(SGD(lr=0.001)))
+    for each in (master, job.start_master()):
+        with pytest.raises(DeclarationError, match=r"optimizer.lr is 0.001, not 0.1\. Declare the same"):
+            each.service.declaring.model(model_of(SGD(lr=0.1)))
+        assert each.service.declaring.model(model_of(SGD(lr=0.001))) == stored(job)
+
+
+def test_a_job_that_was_not_resumed_keeps_its_settings(make_job: MakeJob) -> None:
+    master = make_job().start_master()
+    master.declare(model=model_of(SGD(lr=0.1)))
+    with pytest.raises(DeclarationError, match=r"optimizer.lr is 0.1, not 0.2\. Declare the same"):
+        master.service.declaring.model(model_of(SGD(lr=0.2)))
+
+
+def test_a_master_that_dies_before_it_could_store_them_leaves_the_choice(make_job: MakeJob) -> None:
+    job = make_job()
+    master = resumed(job)
+    job.master_coordinator.disconnect()
+    with pytest.raises((NotReadyError, UnavailableError)):
+        master.service.declaring.model(model_of(SGD(lr=0.5)))
+    assert stored(job).is_former
+    successor = job.start_master()
+    assert successor.service.declaring.model(model_of(SGD(lr=0.25))).declaration.optimizer["lr"] == 0.25
+
+
+def test_the_mode_may_be_changed_before_the_model_is_declared(make_job: MakeJob) -> None:
+    job = make_job()
+    master = resumed(job)
+    master.service.members.change_mode(ModeRequest(mode={"kind": "Async"}, wait_s=0.0))
+    reply = master.service.declaring.model(model_of(SGD(lr=0.5)))
+    assert reply.present_mode["kind"] == "Async"
+
+
+def test_a_model_that_nobody_has_declared_is_not_saved(make_job: MakeJob) -> None:
+    master = resumed(make_job())
+    with pytest.raises(NotReadyError, match="no trainer has declared the model"):
+        master.service.completion.order(CheckpointRequest(reason="a test", wait_s=0.0))
+
+
+def test_a_job_that_is_done_ends_without_a_trainer_that_declares_the_model(make_job: MakeJob) -> None:
+    job = make_job(is_kept=False)
+    master = resumed(job)
+    pserver = job.start_pserver(0, {0: range(TASKS)})
+    a = job.start_trainer("a")
+    for each in range(TASKS):
+        (given,) = master.work("a", a, want=1).assignments
+        assert stored(job).is_former, f"task {each} is still to be done"
+        master.report("a", a, given, by=[pserver.generation])
+    assert eventually(lambda: master.says_done("a", a))
+    assert not stored(job).is_former, "pservers load it, and say what they have"
