@@ -96,7 +96,10 @@ class Membership:
 
     def __init__(self, master_generation: int, pserver_count: int, *, mode: Mode = _SYNC) -> None:
         if not 0 <= master_generation < _GENERATION_LIMIT:
-            raise JobFailedError(f"master generation {master_generation} is too large for member ids; use a new etcd")
+            raise JobFailedError(
+                f"master generation {master_generation} is too large for member ids: the job was resumed too often; "
+                "begin another one with the values of its checkpoint (fe.load)"
+            )
         self._master_generation = master_generation
         self._pserver_count = pserver_count
         self._mode = mode

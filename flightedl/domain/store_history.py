@@ -7,7 +7,7 @@ that it replaces, and a late report of a lost process like the word of a newer o
 1. Whoever has seen a store never goes on with one of another cluster, nor with one that answers from a lower revision
    than had been seen when it was asked. That is final for the process (``Witness``).
 2. A master begins only on a state that is as new as the newest checkpoint that names it (``older_than``).
-3. When a job is resumed on such a store, its revisions go on in a new *life*: life L counts from L * 2**40. All
+3. When a job is resumed on such a store, its revisions go on in a new *life*: life L counts from L * 2**32. All
    processes of the job add that to what the store says, so generations, elections and conditions compare as before,
    and nothing of an earlier life is ever taken for something newer.
 
@@ -19,8 +19,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-#: More changes than any store makes, and few enough for thousands of lives in a double's 53 bits.
-LIFE_REVISIONS = 1 << 40
+#: More changes than most stores make while a job is trained, and few enough that the ids of members have room for
+#: hundreds of lives. A store that makes more uses up several lives, see ``life_after``.
+LIFE_REVISIONS = 1 << 32
 
 _WHY = "it was restored from an older backup, or lost and begun again"
 

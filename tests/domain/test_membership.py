@@ -5,6 +5,7 @@ import pytest
 from flightedl.domain.membership import Membership
 from flightedl.domain.membership_values import Admitted, Persist, SendView
 from flightedl.domain.modes import Async, Bounded, Sync
+from flightedl.domain.store_history import LIFE_REVISIONS
 from flightedl.domain.views import PserverView, View, ViewMember
 from flightedl.errors import CorruptError, FencedError, JobFailedError, MessageError
 
@@ -21,6 +22,15 @@ def answer(membership, index, refused=(), highest=0):
     """The pserver answers what is on its way to it."""
     pserver = membership._pservers[index]
     return membership.answered(index, pserver.generation, pserver.sending, refused, highest)
+
+
+def test_a_job_may_be_resumed_hundreds_of_times():
+    made = Membership(500 * LIFE_REVISIONS + 5, 1)
+    made.pserver_up(0, 100, 0)
+    made.join("a", 50)
+    made.check()
+    with pytest.raises(JobFailedError, match="resumed too often"):
+        Membership(512 * LIFE_REVISIONS, 1)
 
 
 @pytest.fixture
