@@ -64,7 +64,6 @@ class HeldKey:
         coordinator: Coordinator,
         clock: Clock,
         key: str,
-        value: bytes,
         generation: int,
         lease: Lease,
         sent_at: float,
@@ -76,7 +75,6 @@ class HeldKey:
         self.ttl_s = lease.ttl_s
         self._coordinator = coordinator
         self._clock = clock
-        self._value = value
         self._lease = lease
         #: The time to live that the key should have; None: it has it.
         self._wanted_ttl_s: float | None = None
@@ -141,7 +139,7 @@ class HeldKey:
                     lease.revoke()
         if generation is None:
             return None
-        held = cls(coordinator, clock, key, value, generation, lease, sent_at, on_lost)
+        held = cls(coordinator, clock, key, generation, lease, sent_at, on_lost)
         held._thread.start()
         return held
 
@@ -237,7 +235,7 @@ class HeldKey:
         self._lose(f"the lease of {self.key} has ended")
 
     def hold_for(self, ttl_s: float) -> None:
-        """Hold the key with another time to live from the next renewal on; for keys that are written once only."""
+        """Hold the key, with whatever value it has, with another time to live from the next renewal on."""
         self._wanted_ttl_s = ttl_s
 
     def release(self) -> None:
@@ -289,27 +287,28 @@ class HeldKey:
         """Move the key to a lease of this time to live.
 
         Raises:
-            LeaseLostError: somebody else wrote or deleted the key.
+            LeaseLostError: somebody else deleted the key.
             UnavailableError: it was not moved, try again.
             OutcomeUnknownError: it may have been; try again.
         """
         sent_at = self._clock.now()
-        lease = self._coordinator.grant(ttl_s)
-        self._tried[lease.id] = lease
-        with self._lock:
-            # From here on the key may live for the shorter of both times only.
-            self.ttl_s = min(self.ttl_s, lease.ttl_s)
-        fence = ModifiedAt(self.key, self.generation)
-        result = self._coordinator.transact([fence], [Put(self.key, self._value, lease.id)])
-        if not result.committed:
-            # An earlier try may have been carried out, though nobody said so.
-            found = result.entries.get(self.key)
-            is_mine = found is not None and found.create_revision == self.generation
-            earlier = self._tried.get(found.lease_id) if found is not None and is_mine else None
-            if earlier is None:
-                raise LeaseLostError(f"{self.key} was written or deleted by somebody else")
-            sent_at, lease = self._clock.now(), earlier
+        found = self._coordinator.get(self.key)
+        if found is None or found.create_revision != self.generation:
+            raise LeaseLostError(f"{self.key} was deleted by somebody else")
+        lease = self._tried.get(found.lease_id)
+        if lease is not None:
+            # An earlier try was carried out, though nobody said so.
             lease.renew()
+        else:
+            lease = self._coordinator.grant(ttl_s)
+            self._tried[lease.id] = lease
+            with self._lock:
+                # From here on the key may live for the shorter of both times only.
+                self.ttl_s = min(self.ttl_s, lease.ttl_s)
+            unchanged = ModifiedAt(self.key, found.mod_revision)
+            result = self._coordinator.transact([unchanged], [Put(self.key, found.value, lease.id)])
+            if not result.committed:
+                raise UnavailableError(f"{self.key} was written by somebody else at the same time")
         unused = [each for each in (self._lease, *self._tried.values()) if each is not lease]
         with self._lock:
             self._lease, self.lease_id, self.ttl_s = lease, lease.id, lease.ttl_s

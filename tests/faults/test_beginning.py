@@ -37,8 +37,6 @@ def until_serving(cluster: LocalCluster, status: JobStatus) -> None:
 @pytest.mark.parametrize("checkpoint", ["none", "kept", "failing"])
 def test_pservers_die_as_soon_as_they_serve(tmp_path: Path, mode: str, checkpoint: str) -> None:
     arguments = ("--records", "4000", "--epochs", str(EPOCHS), "--pause", "0.01", "--mode", mode)
-    if checkpoint == "failing":
-        (tmp_path / "ck").write_text("a file where a directory should be")
     cluster = fe.local(
         pservers=2,
         checkpoint=None if checkpoint == "none" else str(tmp_path / "ck"),
@@ -47,6 +45,10 @@ def test_pservers_die_as_soon_as_they_serve(tmp_path: Path, mode: str, checkpoin
         trainers=TrainerProgram("flightedl.examples.ledger", (*arguments, "--data", str(tmp_path / "data")), 2),
     )
     with cluster, cluster.status() as status:
+        if checkpoint == "failing":
+            # The place works when it is tried out, before the job begins, and never again.
+            (tmp_path / "ck").rename(tmp_path / "gone")
+            (tmp_path / "ck").write_text("a file where a directory should be")
         for number in range(4):
             until_serving(cluster, status)
             # Some die before anything was trained, some after.
