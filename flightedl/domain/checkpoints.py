@@ -6,7 +6,7 @@
    ever share a number, whatever a deposed one still does. Each pserver is asked to copy its blocks: in sync mode at
    one round, "now" in the other modes. A pserver that is past the round refuses, and a later round is proposed to all,
    with a margin that doubles. A round that is not reached in ``patience_s``, as when training pauses, is given up for
-   "now".
+   "now"; one that no member is left to reach, for the highest one that was.
 2. *publishing*: all files are written and reported; the manifest is written.
 3. *pointing*: ``checkpoint/latest`` is moved, in a transaction under the master's fence.
 4. *complete*: what retention allows is deleted.
@@ -267,6 +267,14 @@ class Checkpoints:
         waited_s = now - work.since_s
         if work.round is not None and waited_s > self._settings.patience_s and len(work.taken) < self._pserver_count:
             return self._propose(work, None, now)
+        if (
+            work.round is not None
+            and rounds is not None
+            and not rounds.has_members
+            and work.round > self._highest_round
+        ):
+            # Those who were to reach it have left, as at the end of a job.
+            return self._propose(work, self._highest_round, now)
         if waited_s > self._settings.give_up_s:
             late = [index for index in range(self._pserver_count) if index not in work.files]
             if work.taken.issuperset(late):

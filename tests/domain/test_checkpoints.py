@@ -83,6 +83,23 @@ def test_a_round_that_is_not_reached_is_given_up_for_now():
     assert {order.snapshot.round for order in ordered(master.tick(6.5, OpenRounds(7)))} == {None}
 
 
+def test_a_round_that_nobody_is_left_to_reach_is_not_waited_for():
+    master = ready(patience_s=30)
+    master.request("a test")
+    assert {order.snapshot.round for order in ordered(master.tick(1.0, OpenRounds(7)))} == {8}
+    assert {order.snapshot.round for order in ordered(master.tick(1.1, OpenRounds(7, has_members=False)))} == {7}
+    assert master.tick(1.2, OpenRounds(7, has_members=False)) == ()
+    assert master.tick(1.3, OpenRounds(7)) == (), "who joins now does not matter"
+
+
+def test_a_round_that_some_have_reached_is_not_taken_back_when_nobody_is_left():
+    master = ready(patience_s=30)
+    master.request("a test")
+    order = ordered(master.tick(1.0, OpenRounds(7)))[0].snapshot.order
+    master.progressed(0, 10, SnapshotProgress(order, "waiting", highest_open_round=8), 1.1)
+    assert master.tick(1.2, OpenRounds(8, has_members=False)) == ()
+
+
 def test_where_nobody_trains_the_open_round_is_taken():
     world = World(has_members=False)
     world.master.request("the end")
