@@ -17,7 +17,7 @@ import socket
 import sys
 import threading
 from collections.abc import Callable
-from typing import ClassVar, Generic, TypeVar
+from typing import ClassVar, Generic, NoReturn, TypeVar
 
 import msgspec
 
@@ -103,3 +103,15 @@ def run_server(process: type[ServerProcess[Settings]], chosen: Settings) -> int:
     except FlightedlError as error:
         sys.stderr.write(f"flightedl {process.role}: {error}\n")
         return exit_code_of(error)
+
+
+def end_process(exit_code: int) -> NoReturn:
+    """End this process at once, when all that it had to do is done.
+
+    Threads of gRPC, and one that compiles or loads, may still run. Taking the interpreter down under them can crash,
+    and a crash is told and counted as one although nothing was lost.
+    """
+    logging.shutdown()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(exit_code)

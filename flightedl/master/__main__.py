@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import sys
-
 from flightedl.config import MasterSettings, settings
 from flightedl.rpc.process_tuning import leave_out_pandas_and_scipy
 
 if __name__ == "__main__":
     # What is imported next makes arrays.
     leave_out_pandas_and_scipy()
+    from flightedl.coordination.process import end_process
     from flightedl.master.main import run
 
-    sys.exit(run(settings(MasterSettings)))
+    end_process(run(settings(MasterSettings)))

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import sys
-
 from flightedl.config import PserverSettings, settings
 from flightedl.rpc.process_tuning import leave_out_pandas_and_scipy
 
 if __name__ == "__main__":
     # What is imported next makes arrays.
     leave_out_pandas_and_scipy()
+    from flightedl.coordination.process import end_process
     from flightedl.pserver.main import run
 
-    sys.exit(run(settings(PserverSettings)))
+    end_process(run(settings(PserverSettings)))
