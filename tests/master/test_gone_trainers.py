@@ -11,12 +11,12 @@ from typing import TypeVar
 import msgspec
 import pyarrow as pa
 import pytest
+from job_of_twins import DATASET, KEYS, MODEL
 
 from flightedl.adapters.clock import SystemClock
 from flightedl.config import MasterSettings
 from flightedl.coordination.directory import Directory
 from flightedl.coordination.keeper import HeldKey
-from flightedl.coordination.keys import JobKeys
 from flightedl.coordination.records import TrainerRecord
 from flightedl.errors import FencedError, NotReadyError
 from flightedl.formats.registry import named_format
@@ -24,22 +24,10 @@ from flightedl.master.recovery import read_state
 from flightedl.master.service import MasterService
 from flightedl.testing.contracts.coordinator import eventually
 from flightedl.testing.memory import MemoryCoordinator, MemoryFiles
-from flightedl.wire.messages_declared import (
-    DatasetDeclaration,
-    EvaluationDeclaration,
-    ModelDeclaration,
-    ParameterDeclaration,
-)
+from flightedl.wire.messages_declared import EvaluationDeclaration
 from flightedl.wire.messages_work import FinishedTask, JoinRequest, TasksReply, TasksTicket
 
-KEYS = JobKeys("demo")
 WAIT_S = 20.0
-DATASET = DatasetDeclaration(urls=["a.parquet"], batch_size=2)
-MODEL = ModelDeclaration(
-    parameters=[ParameterDeclaration(name="w", shape=[4], dtype="float32")],
-    optimizer={"kind": "SGD", "lr": 0.1},
-    mode={"kind": "Sync"},
-)
 Result = TypeVar("Result")
 
 
