@@ -298,6 +298,37 @@ class Master:
             return bool(self.state.replay.is_settled(pserver.index, pserver.generation))
 
 
+class LoneMaster:
+    """A master's service of a job with one pserver, which is never there, and without checkpoints."""
+
+    def __init__(self, coordinator: MemoryCoordinator, files: MemoryFiles) -> None:
+        clock = SystemClock()
+        held = HeldKey.claim(coordinator, clock, KEYS.master_lock, b"", 20.0)
+        assert held is not None
+        self._held = held
+        self._directory = Directory(coordinator, KEYS, clock).start()
+        self.service = MasterService(
+            MasterSettings(etcd="memory:1", job="demo", pservers=1),
+            pserver_count=1,
+            held=held,
+            coordinator=coordinator,
+            directory=self._directory,
+            keys=KEYS,
+            files=files,
+            checkpoints=None,
+            index_storage=None,
+            clock=clock,
+            credentials=None,
+            step_down=lambda _: None,
+        )
+        self.service.start(read_state(coordinator, KEYS))
+
+    def close(self) -> None:
+        self.service.close()
+        self._directory.close()
+        self._held.release()
+
+
 def until_ready(call: Callable[[], Result]) -> Result:
     """What is asked for, when the master has come so far."""
 

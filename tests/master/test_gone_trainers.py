@@ -11,16 +11,14 @@ from typing import TypeVar
 import msgspec
 import pyarrow as pa
 import pytest
-from job_of_twins import DATASET, KEYS, MODEL
+from job_of_twins import DATASET, KEYS, MODEL, LoneMaster, until_ready
 
 from flightedl.adapters.clock import SystemClock
-from flightedl.config import MasterSettings
 from flightedl.coordination.directory import Directory
 from flightedl.coordination.keeper import HeldKey
 from flightedl.coordination.records import TrainerRecord
 from flightedl.errors import FencedError, NotReadyError
 from flightedl.formats.registry import named_format
-from flightedl.master.recovery import read_state
 from flightedl.master.service import MasterService
 from flightedl.testing.contracts.coordinator import eventually
 from flightedl.testing.memory import MemoryCoordinator, MemoryFiles
@@ -54,35 +52,8 @@ class Trainers:
             self.die(name)
 
 
-class Master:
-    """A master's service of a job with one pserver, which never answers."""
-
-    def __init__(self, coordinator: MemoryCoordinator, files: MemoryFiles) -> None:
-        clock = SystemClock()
-        held = HeldKey.claim(coordinator, clock, KEYS.master_lock, b"", 20.0)
-        assert held is not None
-        self._held = held
-        self._directory = Directory(coordinator, KEYS, clock).start()
-        self.service = MasterService(
-            MasterSettings(etcd="memory:1", job="demo", pservers=1),
-            pserver_count=1,
-            held=held,
-            coordinator=coordinator,
-            directory=self._directory,
-            keys=KEYS,
-            files=files,
-            checkpoints=None,
-            index_storage=None,
-            clock=clock,
-            credentials=None,
-            step_down=lambda _: None,
-        )
-        self.service.start(read_state(coordinator, KEYS))
-
-    def close(self) -> None:
-        self.service.close()
-        self._directory.close()
-        self._held.release()
+class Master(LoneMaster):
+    """What trainers ask of it."""
 
     def work(self, trainer: str, generation: int, wait_s: float = 0.0, **more: object) -> TasksReply:
         ticket = TasksTicket(trainer=trainer, generation=generation, want=2, wait_s=wait_s, **more)  # type: ignore[arg-type]
@@ -90,18 +61,6 @@ class Master:
 
     def join(self, trainer: str, generation: int, wait_s: float) -> int:
         return self.service.members.join(JoinRequest(trainer=trainer, generation=generation, wait_s=wait_s)).member
-
-
-def until_ready(call: Callable[[], Result]) -> Result:
-    """What is asked for, when the master has come so far."""
-
-    def attempt() -> list[Result]:
-        try:
-            return [call()]
-        except NotReadyError:
-            return []
-
-    return eventually(attempt)[0]
 
 
 @pytest.fixture

@@ -7,16 +7,12 @@ from collections.abc import Iterator
 
 import msgspec
 import pytest
+from job_of_twins import KEYS, LoneMaster, until_ready
 
 from flightedl.adapters.clock import SystemClock
-from flightedl.config import MasterSettings
-from flightedl.coordination.directory import Directory
 from flightedl.coordination.keeper import HeldKey
-from flightedl.coordination.keys import JobKeys
 from flightedl.coordination.records import TrainerRecord
 from flightedl.errors import DeclarationError, NotReadyError, UsageError
-from flightedl.master.recovery import read_state
-from flightedl.master.service import MasterService
 from flightedl.ports import Put
 from flightedl.testing.contracts.coordinator import eventually
 from flightedl.testing.memory import MemoryCoordinator, MemoryFiles
@@ -24,52 +20,21 @@ from flightedl.wire.messages import decode, encode
 from flightedl.wire.messages_declared import DatasetDeclaration, DatasetReply, JobDeclaration
 from flightedl.wire.messages_work import FinishedTask, TasksReply, TasksTicket
 
-KEYS = JobKeys("demo")
 TRAINER = msgspec.json.encode(TrainerRecord(id="a"))
 ONE_EPOCH = DatasetDeclaration(urls=["a.csv"], batch_size=2)
 THREE_EPOCHS = msgspec.structs.replace(ONE_EPOCH, epochs=3)
 
 
-class Master:
+class Master(LoneMaster):
     def __init__(self, coordinator: MemoryCoordinator) -> None:
-        clock = SystemClock()
-        held = HeldKey.claim(coordinator, clock, KEYS.master_lock, b"", 20.0)
-        assert held is not None
-        self._held = held
-        self._directory = Directory(coordinator, KEYS, clock).start()
-        self.service = MasterService(
-            MasterSettings(etcd="memory:1", job="demo", pservers=1),
-            pserver_count=1,
-            held=held,
-            coordinator=coordinator,
-            directory=self._directory,
-            keys=KEYS,
-            files=MemoryFiles({"a.csv": b"k\n1\n2\n3\n"}),
-            checkpoints=None,
-            index_storage=None,
-            clock=clock,
-            credentials=None,
-            step_down=lambda _: None,
-        )
-        self.service.start(read_state(coordinator, KEYS))
+        super().__init__(coordinator, MemoryFiles({"a.csv": b"k\n1\n2\n3\n"}))
 
     def declare(self, dataset: DatasetDeclaration) -> DatasetReply:
-        def attempt() -> list[DatasetReply]:
-            try:
-                return [self.service.declaring.dataset(dataset)]
-            except NotReadyError:
-                return []
-
-        return eventually(attempt)[0]
+        return until_ready(lambda: self.service.declaring.dataset(dataset))
 
     def work(self, generation: int, *finished: FinishedTask) -> TasksReply:
         ticket = TasksTicket(trainer="a", generation=generation, want=1, finished=list(finished))
         return self.service.tasks.exchange(ticket, threading.Event())[0]
-
-    def close(self) -> None:
-        self.service.close()
-        self._directory.close()
-        self._held.release()
 
 
 @pytest.fixture
