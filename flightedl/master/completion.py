@@ -94,8 +94,8 @@ class Completion:
             self._epoch_seen = state.queue.epoch
             if not state.queue.is_done:
                 checkpointing.epoch_finished(self._epoch_seen - 1)
-        if state.queue is not None and state.replay.audit(state.queue):
-            self._pservers.wake_all()
+        if state.queue is not None:
+            self._audit(state.queue)
         self.may_end()
         checkpointing.tick(self._open_rounds(), may_order=True)
 
@@ -130,9 +130,13 @@ class Completion:
 
     def _is_audited(self, queue: TaskQueue) -> bool:
         """Whether the pservers have said once more, after all was done, that they lack nothing of it."""
+        self._audit(queue)
+        return self._state.replay.is_audited(queue)
+
+    def _audit(self, queue: TaskQueue) -> None:
+        """Have the pservers asked, if an audit is due."""
         if self._state.replay.audit(queue):
             self._pservers.wake_all()
-        return self._state.replay.is_audited(queue)
 
     def _open_rounds(self) -> OpenRounds | None:
         model, membership = self._state.declaration.model, self._state.membership

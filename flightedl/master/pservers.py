@@ -130,7 +130,7 @@ class Pservers:
             is_settled = state.membership is None or state.replay.is_settled(index, generation)
             reload = None if state.membership is None else state.replay.must_reload(index)
             reload = self._beginning.must_end(index) if reload is None else reload
-            audit = state.replay.audit_wanted(index, generation) if is_settled else None
+            audit = state.replay.audit_wanted(index, generation)
             plan_hash = state.plan_hash
         assert checkpointing is not None
         try:
