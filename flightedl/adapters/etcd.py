@@ -8,7 +8,7 @@ Rules:
 * A connection on which a call ran into its deadline is replaced: a frozen or half-open one never recovers the calls
   that queue behind it. Several endpoints are tried in turn, each call first on the one that answered last.
 * A watch has a connection of its own and is driven by the thread that calls ``next``: it opens the stream, asks a quiet
-  one for a sign of life, gives it up when none comes, and resumes from the last revision + 1. What it delivers is
+  one for a sign of life, gives it up when none comes, and resumes from the last revision seen. What it delivers is
   filtered by revision, so nothing comes twice. A history that went back is reported as compaction: whoever lists again
   finds out.
 * Every answer says of which cluster it is and at which revision; what of that contradicts an earlier one ends all work
@@ -363,7 +363,9 @@ class EtcdWatch:
         endpoint = self._endpoints[self._stream_count % len(self._endpoints)]
         self._stream_count += 1
         start, end = self._range
-        create = rpc.WatchCreateRequest(key=start, range_end=end, start_revision=self._revision + 1)
+        # From the last revision seen, not the next: etcd before 3.4.34 and 3.5.15 loses a removal at the very revision
+        # that it was compacted at, and tells only who asks from an earlier one.
+        create = rpc.WatchCreateRequest(key=start, range_end=end, start_revision=max(self._revision, 1))
         connection = _Connection(endpoint, self._timeout_s)
         return _Stream(connection, rpc.WatchRequest(create_request=create), self._received, self._ended)
 

@@ -7,6 +7,7 @@ frozen, for the third a :class:`RestorableWorld`.
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -347,6 +348,17 @@ class CoordinatorContract:
         (event,) = collect(watch, 1)
         assert isinstance(event, Written)
         assert event.entry.mod_revision == revision
+
+    def test_a_removal_at_the_compacted_revision_is_seen_or_told(self, coordinator: Coordinator, world: World) -> None:
+        """Etcd before 3.4.34 and 3.5.15 drops this event without a word for a watch that starts at its revision."""
+        last_seen = put(coordinator, world.prefix + "a")
+        removed = coordinator.transact([], [Delete(world.prefix + "a")]).revision
+        assert removed == last_seen + 1
+        world.compact()
+        put(coordinator, world.prefix + "b")
+        watch = coordinator.watch(world.prefix, last_seen)
+        with contextlib.suppress(CompactedError):
+            assert collect(watch, 2)[0] == Removed(world.prefix + "a", removed)
 
     def test_a_watch_that_has_seen_all_outlives_compaction(self, coordinator: Coordinator, world: World) -> None:
         watch = coordinator.watch(world.prefix, put(coordinator, world.prefix + "a"))
