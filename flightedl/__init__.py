@@ -11,7 +11,7 @@
             model.step(gradients(model, batch))
 
 Reading order: ``errors``, ``config`` and ``ports`` (what everything stands on), ``domain`` (all decisions, pure),
-``wire`` and ``rpc`` (what is said, and how), ``adapters`` (etcd, files, time), ``formats`` (training data and
+``messages``, ``wire`` and ``rpc`` (what is said, and how), ``adapters`` (etcd, files, time), ``formats`` (training data and
 checkpoint files), ``coordination`` (what processes share through etcd), ``master``, ``pserver``, ``client`` (the kinds
 of process), ``launch`` (all of them on one machine), ``examples`` (programs to run) and ``testing`` (support for
 tests).

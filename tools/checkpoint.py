@@ -17,8 +17,8 @@ from flightedl.errors import EXIT_FAILED, CorruptError, NotFoundError, UsageErro
 from flightedl.formats.checkpoint_files import found_checkpoints, verify
 from flightedl.formats.model_files import WRITERS
 from flightedl.launch.status import JobStatus
+from flightedl.messages.checkpoints import CheckpointRequest
 from flightedl.ports import Storage
-from flightedl.wire.messages_checkpoints import CheckpointRequest
 
 from .options import job_options
 

@@ -13,8 +13,8 @@ from flightedl.config import CommonSettings, settings
 from flightedl.domain.modes import Async, Bounded, Mode, Sync
 from flightedl.errors import EXIT_FAILED, UnavailableError, UsageError
 from flightedl.launch.status import JobStatus
-from flightedl.wire.messages import encode
-from flightedl.wire.messages_work import ModeReply, ModeRequest
+from flightedl.messages.base import encode
+from flightedl.messages.tasks import ModeReply, ModeRequest
 
 from .options import job_options
 

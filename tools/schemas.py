@@ -14,28 +14,12 @@ import pyarrow as pa
 from flightedl.coordination import records
 from flightedl.coordination.keys import JobKeys
 from flightedl.formats.chunks import CHUNK_SCHEMA
-from flightedl.wire import (
-    messages,
-    messages_checkpoints,
-    messages_declared,
-    messages_orders,
-    messages_parameters,
-    messages_status,
-    messages_work,
-)
+from flightedl.messages import base, checkpoints, control, declarations, parameters, status, tasks
 from flightedl.wire.parts import STEP_SCHEMA, encode_parts
 from flightedl.wire.rows import PUSH_SCHEMA, VALUES_SCHEMA, Outcome, Piece, encode_rows
 
 _JOB = "<job>"
-_MESSAGES = (
-    messages_checkpoints,
-    messages_declared,
-    messages_orders,
-    messages_parameters,
-    messages_status,
-    messages_work,
-    records,
-)
+_MESSAGES = (checkpoints, declarations, control, parameters, status, tasks, records)
 
 
 def current() -> dict[str, Any]:
@@ -94,16 +78,16 @@ def _keys() -> dict[str, str]:
 def _golden() -> dict[str, Any]:
     batch = encode_rows([7], [3], [np.array([1.0, -2.5], np.float32)])
     parts, packed = encode_parts([Piece(range(7, 9), 3, Outcome.NONE, np.array([1.0, -2.5], np.float32), ())])
-    identity = messages_parameters.BatchIdentity(epoch=1, task=2, batch=3, batch_count=4)
-    header = messages_parameters.PushHeader(
+    identity = parameters.BatchIdentity(epoch=1, task=2, batch=3, batch_count=4)
+    header = parameters.PushHeader(
         trainer="t", generation=5, plan_hash="p", member=6, identity=identity, weight=32.0, rows=1
     )
     return {
         "push row: block 7 at base version 3, float32 [1, -2.5] (Arrow IPC stream, base64)": _stream(batch),
         "step message: blocks 7 and 8 at base version 3, float32 [1, -2.5] (Arrow IPC stream, base64)": _stream(parts),
         "header of that step message (app_metadata, base64)": base64.b64encode(packed).decode(),
-        "push header": json.loads(messages.encode(header)),
-        "pull ticket": json.loads(messages.encode(messages_parameters.PullTicket(plan_hash="p"))),
+        "push header": json.loads(base.encode(header)),
+        "pull ticket": json.loads(base.encode(parameters.PullTicket(plan_hash="p"))),
     }
 
 

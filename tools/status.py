@@ -13,7 +13,7 @@ from flightedl.adapters.clock import SystemClock
 from flightedl.config import CommonSettings, settings
 from flightedl.launch.failed import alarms_of, joined, place_of, skipped_of
 from flightedl.launch.status import JobStatus
-from flightedl.wire.messages_status import ServerStatus, StatusReply
+from flightedl.messages.status import ServerStatus, StatusReply
 
 from .consoles import table_console
 from .mode import described

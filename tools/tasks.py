@@ -13,9 +13,9 @@ from flightedl.config import CommonSettings, settings
 from flightedl.errors import UsageError
 from flightedl.launch.failed import joined, place_of
 from flightedl.launch.status import JobStatus
-from flightedl.wire.messages import encode
-from flightedl.wire.messages_status import FailedPiece, TaskCounts
-from flightedl.wire.messages_work import FailedTasksReply, FailedTasksRequest
+from flightedl.messages.base import encode
+from flightedl.messages.status import FailedPiece, TaskCounts
+from flightedl.messages.tasks import FailedTasksReply, FailedTasksRequest
 
 from .consoles import table_console
 from .options import Command, job_options

@@ -18,7 +18,7 @@ import numpy as np
 from flightedl.domain.settings import Limits, checked
 from flightedl.errors import UsageError
 from flightedl.formats.declared import absolute_url
-from flightedl.wire.messages_declared import DatasetDeclaration
+from flightedl.messages.declarations import DatasetDeclaration
 
 _AT_LEAST_ONE = Limits(at_least=1)
 _NOT_NEGATIVE = Limits(at_least=0)

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 
 from flightedl.domain.accumulation import SumAgain
 from flightedl.errors import UnavailableError
-from flightedl.wire.messages_parameters import BatchIdentity
-from flightedl.wire.messages_work import Assignment
+from flightedl.messages.parameters import BatchIdentity
+from flightedl.messages.tasks import Assignment
 
 
 @dataclass(slots=True)

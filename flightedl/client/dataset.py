@@ -35,7 +35,7 @@ from flightedl.formats.chunks import ChangedFileError
 from flightedl.formats.declared import schema_of
 from flightedl.formats.following import MARKER
 from flightedl.formats.record_places import described, record_ranges
-from flightedl.wire.messages_declared import DatasetReply
+from flightedl.messages.declarations import DatasetReply
 
 #: Batches read ahead of the user's code.
 _AHEAD = 4

@@ -23,10 +23,10 @@ from flightedl.coordination.directory import Directory
 from flightedl.coordination.keys import JobKeys
 from flightedl.domain.sharding import ShardPlan
 from flightedl.errors import FencedError, FlightedlError, NotReadyError
+from flightedl.messages.base import decode, encode
+from flightedl.messages.declarations import ElectionRecord
+from flightedl.messages.parameters import InitHeader, InitReply
 from flightedl.ports import Absent, Coordinator, CreatedAt, Entry, Put
-from flightedl.wire.messages import decode, encode
-from flightedl.wire.messages_declared import ElectionRecord
-from flightedl.wire.messages_parameters import InitHeader, InitReply
 from flightedl.wire.rows import PUSH_SCHEMA, encode_rows, group_by_size
 
 _UPLOAD_S = 120.0

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from flightedl.errors import BegunAnewError, NotReadyError
-from flightedl.wire.messages_work import TasksReply
+from flightedl.messages.tasks import TasksReply
 
 
 class JobEnd:

@@ -14,7 +14,7 @@ import pyarrow as pa
 from flightedl.client.arguments import metrics_of
 from flightedl.client.feed import Piece, TaskFeed
 from flightedl.client.waiting import Waiting
-from flightedl.wire.messages_work import TasksReply
+from flightedl.messages.tasks import TasksReply
 
 #: Metrics of a batch; the mean is weighted by the batch's records.
 Measure = Callable[[pa.RecordBatch], Mapping[str, SupportsFloat]]

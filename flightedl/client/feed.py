@@ -30,8 +30,8 @@ from flightedl.client.servers import is_transient
 from flightedl.domain.tasks_sharing import count_to_ask_for, wanted_count
 from flightedl.errors import FlightedlError
 from flightedl.formats.chunks import Chunk
+from flightedl.messages.tasks import Assignment, FailedTask, FinishedTask, ReturnedTask, TasksReply
 from flightedl.ports import Clock
-from flightedl.wire.messages_work import Assignment, FailedTask, FinishedTask, ReturnedTask, TasksReply
 
 #: Pieces of work that may be begun at once: one is trained, one is read ahead.
 _BEGUN_COUNT = 2

@@ -38,12 +38,12 @@ from flightedl.domain.modes import Async, Mode, Sync
 from flightedl.domain.settings import Limits, checked
 from flightedl.domain.sharding import ShardPlan, runs_of
 from flightedl.errors import FlightedlError, GradientError, MessageError, UsageError
+from flightedl.messages.base import encode
+from flightedl.messages.parameters import PullTicket, PushHeader
 from flightedl.ports import Clock
 from flightedl.rpc.client import Connection
 from flightedl.rpc.client_streams import LOCK_STEP_LIMIT_BYTES
 from flightedl.rpc.kept import KeptExchange
-from flightedl.wire.messages import encode
-from flightedl.wire.messages_parameters import PullTicket, PushHeader
 from flightedl.wire.parts import PARTS_LIMIT, STEP_END, STEP_SCHEMA, Part, attached_to, decode_parts, encode_parts
 from flightedl.wire.rows import Outcome, Piece, decode_batch
 

@@ -22,9 +22,9 @@ from flightedl.client.waiting import Waiting
 from flightedl.domain.modes import Mode
 from flightedl.errors import MessageError
 from flightedl.formats.chunks import chunks_from_rows
+from flightedl.messages.base import decode, encode
+from flightedl.messages.tasks import JoinReply, JoinRequest, TasksReply, TasksTicket
 from flightedl.rpc.dialogue import Dialogue
-from flightedl.wire.messages import decode, encode
-from flightedl.wire.messages_work import JoinReply, JoinRequest, TasksReply, TasksTicket
 
 _AFTER_ALL = 1 << 62
 

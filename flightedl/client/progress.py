@@ -9,8 +9,8 @@ from collections.abc import Callable, Mapping
 from typing import SupportsFloat
 
 from flightedl.errors import FlightedlError
-from flightedl.wire.messages import encode
-from flightedl.wire.messages_work import LogRequest
+from flightedl.messages.base import encode
+from flightedl.messages.tasks import LogRequest
 
 _EVERY_S = 0.5
 

@@ -23,9 +23,9 @@ from flightedl.client.servers import persistently
 from flightedl.client.waiting import Waiting
 from flightedl.coordination.keys import JobKeys
 from flightedl.errors import FencedError, FlightedlError
+from flightedl.messages.base import decode, encode
+from flightedl.messages.checkpoints import SaveRecord
 from flightedl.ports import Absent, Coordinator, Delete, ModifiedAt, Put
-from flightedl.wire.messages import decode, encode
-from flightedl.wire.messages_checkpoints import SaveRecord
 
 
 class _TakenOverError(FencedError):

@@ -51,21 +51,21 @@ from flightedl.formats.dataset_spec import DatasetSpec
 from flightedl.formats.declared import schema_of, spec_of
 from flightedl.formats.model_files import format_of
 from flightedl.formats.reader import Decode, read_task
-from flightedl.ports import Clock
-from flightedl.rpc import process_tuning
-from flightedl.rpc.authentication import Credentials
-from flightedl.rpc.dialogue import Dialogue
-from flightedl.wire.halves import check_kind
-from flightedl.wire.messages import decode, encode
-from flightedl.wire.messages_checkpoints import SaveModelReply, SaveModelRequest
-from flightedl.wire.messages_declared import (
+from flightedl.messages.base import decode, encode
+from flightedl.messages.checkpoints import SaveModelReply, SaveModelRequest
+from flightedl.messages.declarations import (
     DatasetReply,
     EvaluationDeclaration,
     ModelDeclaration,
     ModelReply,
     ParameterDeclaration,
 )
-from flightedl.wire.messages_work import TasksReply
+from flightedl.messages.tasks import TasksReply
+from flightedl.ports import Clock
+from flightedl.rpc import process_tuning
+from flightedl.rpc.authentication import Credentials
+from flightedl.rpc.dialogue import Dialogue
+from flightedl.wire.halves import check_kind
 
 Answer = TypeVar("Answer")
 

@@ -13,9 +13,9 @@ from flightedl.domain.parameters import ParameterSpec
 from flightedl.errors import CorruptError
 from flightedl.formats.checkpoint_files import load_parameters
 from flightedl.formats.model_files import WRITERS, Parameters, format_of
+from flightedl.messages.base import decode
+from flightedl.messages.declarations import JobDeclaration
 from flightedl.ports import Storage
-from flightedl.wire.messages import decode
-from flightedl.wire.messages_declared import JobDeclaration
 
 
 def job_storage(url: str, job: str) -> Storage | None:

@@ -2,7 +2,7 @@
 
 A state machine takes an event (and ``now``, where time matters) and returns effects or an answer; a thin shell around
 it (``master``, ``pserver``, ``client``) carries them out. Most have ``check()``, which asserts their invariants; tests
-call it after every step. Of the package it imports only ``errors``.
+call it after every step. Of the package it imports only ``errors`` and ``messages``.
 
 The task queue: which trainer does which batches of which epoch.
 

@@ -19,8 +19,8 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from flightedl.errors import DataError
+from flightedl.messages.tasks import ChunkRow
 from flightedl.ports import FileStat
-from flightedl.wire.messages_work import ChunkRow
 
 CHUNK_SCHEMA = pa.schema(
     [

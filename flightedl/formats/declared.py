@@ -8,7 +8,7 @@ from pathlib import Path
 import pyarrow as pa
 
 from flightedl.formats.dataset_spec import DatasetSpec
-from flightedl.wire.messages_declared import DatasetDeclaration, DatasetReply
+from flightedl.messages.declarations import DatasetDeclaration, DatasetReply
 
 
 def spec_of(declared: DatasetDeclaration) -> DatasetSpec:

@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from flightedl.domain.datasets import record_order
 from flightedl.formats.chunks import Chunk
-from flightedl.wire.messages_status import RecordRange
+from flightedl.messages.status import RecordRange
 
 _SHOWN = 8
 

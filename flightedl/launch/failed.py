@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from msgspec.structs import replace
 
-from flightedl.wire.messages_status import FailedPiece, StatusReply
+from flightedl.messages.status import FailedPiece, StatusReply
 
 
 def place_of(piece: FailedPiece) -> str:

@@ -15,9 +15,9 @@ from flightedl.domain.checkpoints_manifest import candidates, manifest_name
 from flightedl.domain.checkpoints_pointer import latest_of
 from flightedl.domain.tasks_storage import is_over
 from flightedl.errors import NotFoundError, UsageError
+from flightedl.messages.base import decode
+from flightedl.messages.declarations import JobDeclaration
 from flightedl.ports import Coordinator, CreatedAt, Delete, Entry, Storage
-from flightedl.wire.messages import decode
-from flightedl.wire.messages_declared import JobDeclaration
 
 #: Of one transaction.
 _OPERATIONS_LIMIT = 100

@@ -24,8 +24,8 @@ from rich.table import Table
 from rich.text import Text
 
 from flightedl.launch.failed import alarms_of
+from flightedl.messages.status import StatusReply
 from flightedl.ports import Clock
-from flightedl.wire.messages_status import StatusReply
 
 _PLAIN_EVERY_S = 5.0
 _QUIET_S = 10.0

@@ -32,8 +32,8 @@ from flightedl.launch.progress import Display, Figures, make_display
 from flightedl.launch.supervisor import Outcome
 from flightedl.launch.trainer import check_target
 from flightedl.launch.verdict import EXIT_INCOMPLETE, is_finished, verdict
+from flightedl.messages.status import StatusReply
 from flightedl.ports import Clock
-from flightedl.wire.messages_status import StatusReply
 
 _REFRESH_S = 0.25
 _STATUS_EVERY_S = 0.5

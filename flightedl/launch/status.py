@@ -16,13 +16,13 @@ from flightedl.adapters.etcd import EtcdCoordinator
 from flightedl.coordination.keys import JobKeys
 from flightedl.coordination.records import ServerRecord
 from flightedl.errors import FencedError, NotFoundError
+from flightedl.messages.base import decode, encode
+from flightedl.messages.checkpoints import CheckpointReply, CheckpointRequest
+from flightedl.messages.status import StatusReply
 from flightedl.ports import Clock
 from flightedl.rpc.authentication import Credentials
 from flightedl.rpc.client import Connection
 from flightedl.rpc.identity import Caller, ServerIdentity
-from flightedl.wire.messages import decode, encode
-from flightedl.wire.messages_checkpoints import CheckpointReply, CheckpointRequest
-from flightedl.wire.messages_status import StatusReply
 
 Answer = TypeVar("Answer", bound=msgspec.Struct)
 

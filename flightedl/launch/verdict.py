@@ -9,7 +9,7 @@ from __future__ import annotations
 from flightedl.errors import EXIT_FAILED, EXIT_USAGE
 from flightedl.launch.failed import failed_tasks
 from flightedl.launch.supervisor import Outcome
-from flightedl.wire.messages_status import StatusReply
+from flightedl.messages.status import StatusReply
 
 #: The job ended, but not all that it made is whole.
 EXIT_INCOMPLETE = 4

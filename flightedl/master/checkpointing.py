@@ -37,10 +37,10 @@ from flightedl.domain.checkpoints_values import (
     WriteManifest,
 )
 from flightedl.errors import FlightedlError, NotReadyError
+from flightedl.messages.base import decode, encode
+from flightedl.messages.control import SnapshotReply, SnapshotRequest
 from flightedl.ports import Clock, Storage
 from flightedl.rpc.client import Connection
-from flightedl.wire.messages import decode, encode
-from flightedl.wire.messages_orders import SnapshotReply, SnapshotRequest
 
 _log = logging.getLogger(__name__)
 

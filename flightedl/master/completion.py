@@ -24,10 +24,10 @@ from flightedl.master.pservers import Pservers
 from flightedl.master.recovery import RecoveredState
 from flightedl.master.replay import Replay
 from flightedl.master.state import JobState
+from flightedl.messages.base import encode
+from flightedl.messages.checkpoints import CheckpointReply, CheckpointRequest
+from flightedl.messages.declarations import JobDeclaration
 from flightedl.ports import Storage
-from flightedl.wire.messages import encode
-from flightedl.wire.messages_checkpoints import CheckpointReply, CheckpointRequest
-from flightedl.wire.messages_declared import JobDeclaration
 
 _DRAIN_POLL_S = 0.05
 

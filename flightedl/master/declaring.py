@@ -15,7 +15,7 @@ from flightedl.master.growing import Growing
 from flightedl.master.indexing import DatasetIndexing
 from flightedl.master.members import Members
 from flightedl.master.state import JobState
-from flightedl.wire.messages_declared import (
+from flightedl.messages.declarations import (
     DatasetDeclaration,
     DatasetReply,
     ModelDeclaration,

@@ -23,7 +23,7 @@ from flightedl.domain.tasks_values import (
 from flightedl.errors import FencedError
 from flightedl.master.failures import failed_piece
 from flightedl.master.indexing import IndexedDataset
-from flightedl.wire.messages_work import Assignment, FailedTask, FinishedTask, ReturnedTask, TasksTicket
+from flightedl.messages.tasks import Assignment, FailedTask, FinishedTask, ReturnedTask, TasksTicket
 
 _log = logging.getLogger(__name__)
 

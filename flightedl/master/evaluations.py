@@ -20,9 +20,9 @@ from flightedl.errors import DataError, NotFoundError, UsageError
 from flightedl.master.declarations import require_same
 from flightedl.master.dispatch import Dispatch
 from flightedl.master.indexing import DatasetIndexing, IndexedDataset
-from flightedl.wire.messages import decode, encode
-from flightedl.wire.messages_declared import DatasetReply, EvaluationDeclaration, EvaluationRecord, EvaluationsRecord
-from flightedl.wire.messages_status import EvaluationStatus, TaskCounts
+from flightedl.messages.base import decode, encode
+from flightedl.messages.declarations import DatasetReply, EvaluationDeclaration, EvaluationRecord, EvaluationsRecord
+from flightedl.messages.status import EvaluationStatus, TaskCounts
 
 KEPT = 16
 

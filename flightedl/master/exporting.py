@@ -15,8 +15,8 @@ from flightedl.domain.checkpoints_manifest import Manifest
 from flightedl.errors import FlightedlError, NotReadyError, UsageError
 from flightedl.formats.checkpoint_files import found_checkpoints
 from flightedl.formats.model_files import format_of
+from flightedl.messages.checkpoints import CheckpointReply, CheckpointRequest, SaveModelReply, SaveModelRequest
 from flightedl.ports import Storage
-from flightedl.wire.messages_checkpoints import CheckpointReply, CheckpointRequest, SaveModelReply, SaveModelRequest
 
 _log = logging.getLogger(__name__)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from flightedl.domain.tasks_values import FailedPiece as Failed
 from flightedl.formats.record_places import record_ranges
 from flightedl.master.indexing import IndexedDataset
-from flightedl.wire.messages_status import FailedPiece
+from flightedl.messages.status import FailedPiece
 
 #: More stretches of records than this are not listed one by one.
 RANGES_LIMIT = 64

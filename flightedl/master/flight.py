@@ -7,12 +7,12 @@ from msgspec.structs import replace
 from flightedl.errors import MessageError
 from flightedl.formats.chunks import CHUNK_SCHEMA, chunks_to_batch, chunks_to_rows
 from flightedl.master.service import MasterService
+from flightedl.messages.base import decode, encode
+from flightedl.messages.checkpoints import CheckpointRequest, SaveModelRequest
+from flightedl.messages.declarations import DatasetDeclaration, EvaluationDeclaration, ModelDeclaration
+from flightedl.messages.parameters import PullTicket
+from flightedl.messages.tasks import FailedTasksRequest, JoinRequest, LogRequest, ModeRequest, TasksTicket
 from flightedl.rpc.routes import Answer, Call, Endpoint, Endpoints, Routes
-from flightedl.wire.messages import decode, encode
-from flightedl.wire.messages_checkpoints import CheckpointRequest, SaveModelRequest
-from flightedl.wire.messages_declared import DatasetDeclaration, EvaluationDeclaration, ModelDeclaration
-from flightedl.wire.messages_parameters import PullTicket
-from flightedl.wire.messages_work import FailedTasksRequest, JoinRequest, LogRequest, ModeRequest, TasksTicket
 from flightedl.wire.rows import VALUES_SCHEMA
 
 

@@ -31,8 +31,8 @@ from flightedl.formats.index import IndexProgress, restored_index
 from flightedl.formats.layout import TaskLayout
 from flightedl.formats.stored_index import load_or_build, load_stored
 from flightedl.master.declarations import require_same
+from flightedl.messages.declarations import ArrivalRecord, DatasetDeclaration, DatasetReply
 from flightedl.ports import Clock, Files, FileStat, Storage
-from flightedl.wire.messages_declared import ArrivalRecord, DatasetDeclaration, DatasetReply
 
 _log = logging.getLogger(__name__)
 

@@ -20,9 +20,9 @@ from flightedl.domain.views import View
 from flightedl.errors import JobFailedError, NotReadyError
 from flightedl.master.lockstep import Lockstep
 from flightedl.master.state import JobState
-from flightedl.wire.messages_declared import ModelReply
-from flightedl.wire.messages_orders import ViewMemberMessage, ViewReply, ViewRequest
-from flightedl.wire.messages_work import JoinReply, JoinRequest, ModeReply, ModeRequest
+from flightedl.messages.control import ViewMemberMessage, ViewReply, ViewRequest
+from flightedl.messages.declarations import ModelReply
+from flightedl.messages.tasks import JoinReply, JoinRequest, ModeReply, ModeRequest
 
 _log = logging.getLogger(__name__)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from flightedl.coordination.metrics import Figures
-from flightedl.wire.messages_status import StatusReply
+from flightedl.messages.status import StatusReply
 
 
 def figures(status: StatusReply) -> Figures:

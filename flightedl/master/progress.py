@@ -6,8 +6,8 @@ from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from flightedl.wire.messages_status import RaisedError
-from flightedl.wire.messages_work import FailedTask, LogRequest
+from flightedl.messages.status import RaisedError
+from flightedl.messages.tasks import FailedTask, LogRequest
 
 _WINDOW_S = 10.0
 #: Errors of the script that are older are forgotten: one that comes so rarely costs nothing.

@@ -15,11 +15,11 @@ from flightedl.master.beginning import Beginning
 from flightedl.master.members import Members
 from flightedl.master.state import JobState
 from flightedl.master.views import ViewSender
+from flightedl.messages.base import decode, encode
+from flightedl.messages.control import AppliedReply, AppliedRequest, ReloadRequest, SealRequest
+from flightedl.messages.status import PserverStatusReply
 from flightedl.rpc.authentication import Credentials
 from flightedl.rpc.client import Connection
-from flightedl.wire.messages import decode, encode
-from flightedl.wire.messages_orders import AppliedReply, AppliedRequest, ReloadRequest, SealRequest
-from flightedl.wire.messages_status import PserverStatusReply
 
 _log = logging.getLogger(__name__)
 

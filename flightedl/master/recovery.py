@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from flightedl.coordination.keys import JobKeys
+from flightedl.messages.base import decode
+from flightedl.messages.declarations import ArrivalRecord, JobDeclaration
 from flightedl.ports import Coordinator
-from flightedl.wire.messages import decode
-from flightedl.wire.messages_declared import ArrivalRecord, JobDeclaration
 
 
 @dataclass(frozen=True, slots=True)

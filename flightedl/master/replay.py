@@ -13,8 +13,8 @@ from flightedl.domain.audit import Audit
 from flightedl.domain.checkpoints_replay import AppliedSummary, PserverRecovery
 from flightedl.domain.tasks import TaskQueue
 from flightedl.errors import NotFoundError
-from flightedl.wire.messages_orders import AppliedReply
-from flightedl.wire.messages_work import FinishedTask
+from flightedl.messages.control import AppliedReply
+from flightedl.messages.tasks import FinishedTask
 
 _log = logging.getLogger(__name__)
 

@@ -26,9 +26,9 @@ from flightedl.domain.checkpoints_values import CheckpointSettings, Pointer
 from flightedl.domain.parameters import ParameterSpec
 from flightedl.domain.sharding import plan_for
 from flightedl.errors import CorruptError, FencedError, NotFoundError, UnavailableError, UsageError
+from flightedl.messages.base import decode, encode
+from flightedl.messages.declarations import ArrivalRecord, ElectionRecord, JobDeclaration, ModelReply
 from flightedl.ports import Absent, Coordinator, Delete, Put, Storage
-from flightedl.wire.messages import decode, encode
-from flightedl.wire.messages_declared import ArrivalRecord, ElectionRecord, JobDeclaration, ModelReply
 
 _log = logging.getLogger(__name__)
 

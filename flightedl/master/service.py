@@ -28,10 +28,10 @@ from flightedl.master.recovery import RecoveredState
 from flightedl.master.state import JobState
 from flightedl.master.status import describe
 from flightedl.master.tasks import Tasks
+from flightedl.messages.status import StatusReply
+from flightedl.messages.tasks import LogRequest
 from flightedl.ports import Clock, Coordinator, Files, Storage
 from flightedl.rpc.authentication import Credentials
-from flightedl.wire.messages_status import StatusReply
-from flightedl.wire.messages_work import LogRequest
 
 _log = logging.getLogger(__name__)
 

@@ -30,9 +30,9 @@ from flightedl.master.indexing import IndexedDataset
 from flightedl.master.progress import JobProgress
 from flightedl.master.recovery import RecoveredState
 from flightedl.master.replay import Replay
+from flightedl.messages.base import Sender, encode
+from flightedl.messages.declarations import DatasetReply, JobDeclaration, ModelDeclaration, ModelReply
 from flightedl.ports import Clock, Coordinator
-from flightedl.wire.messages import Sender, encode
-from flightedl.wire.messages_declared import DatasetReply, JobDeclaration, ModelDeclaration, ModelReply
 
 #: How long a request waits for etcd before the trainer is told to ask again.
 _DURABLE_S = 3.0

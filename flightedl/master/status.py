@@ -13,8 +13,8 @@ from flightedl.master.failures import failed_piece
 from flightedl.master.indexing import IndexedDataset
 from flightedl.master.members import waiting_for_mode
 from flightedl.master.progress import JobProgress, TrainerProgress
-from flightedl.wire.messages_declared import JobDeclaration
-from flightedl.wire.messages_status import (
+from flightedl.messages.declarations import JobDeclaration
+from flightedl.messages.status import (
     EvaluationStatus,
     PserverStatusReply,
     ServerStatus,

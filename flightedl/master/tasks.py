@@ -19,8 +19,8 @@ from flightedl.formats.chunks import Chunk
 from flightedl.master.dispatch import Dispatch
 from flightedl.master.members import Members
 from flightedl.master.state import JobState
-from flightedl.wire.messages_declared import DatasetReply, EvaluationDeclaration
-from flightedl.wire.messages_work import (
+from flightedl.messages.declarations import DatasetReply, EvaluationDeclaration
+from flightedl.messages.tasks import (
     Assignment,
     FailedTasksReply,
     FailedTasksRequest,

@@ -14,13 +14,13 @@ from collections.abc import Callable
 
 from flightedl.coordination.directory import Directory
 from flightedl.errors import FlightedlError
+from flightedl.messages.base import decode, encode
+from flightedl.messages.control import ViewReply, ViewRequest
+from flightedl.messages.status import PserverStatusReply
 from flightedl.ports import Clock
 from flightedl.rpc.authentication import Credentials
 from flightedl.rpc.client import Connection
 from flightedl.rpc.identity import Caller, ServerIdentity
-from flightedl.wire.messages import decode, encode
-from flightedl.wire.messages_orders import ViewReply, ViewRequest
-from flightedl.wire.messages_status import PserverStatusReply
 
 _log = logging.getLogger(__name__)
 

@@ -14,14 +14,14 @@ from collections.abc import Callable, Iterator, Sequence
 
 from flightedl.domain.accumulation import lacking_of
 from flightedl.errors import MessageError
+from flightedl.messages.base import decode, encode
+from flightedl.messages.control import AppliedRequest, ReloadRequest, SealRequest, SnapshotRequest, ViewRequest
+from flightedl.messages.parameters import InitHeader, InitReply, PullTicket, PushHeader, PushReply
 from flightedl.ports import Clock
 from flightedl.pserver.service import PserverService
 from flightedl.pserver.shard import ShardState, Wanted
 from flightedl.rpc.routes import Call, ExchangeRoute, Outgoing, PutRoute, Routes
 from flightedl.rpc.streams import Exchange, Incoming
-from flightedl.wire.messages import decode, encode
-from flightedl.wire.messages_orders import AppliedRequest, ReloadRequest, SealRequest, SnapshotRequest, ViewRequest
-from flightedl.wire.messages_parameters import InitHeader, InitReply, PullTicket, PushHeader, PushReply
 from flightedl.wire.parts import STEP_END, STEP_SCHEMA, Part, attached_to, decode_parts, encode_parts
 from flightedl.wire.rows import (
     PUSH_SCHEMA,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from flightedl.coordination.metrics import Figures
-from flightedl.wire.messages_status import PserverStatusReply
+from flightedl.messages.status import PserverStatusReply
 
 
 def figures(status: PserverStatusReply) -> Figures:

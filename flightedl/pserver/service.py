@@ -29,15 +29,8 @@ from flightedl.domain.optimizers import Optimizer
 from flightedl.domain.parameters import ParameterSpec
 from flightedl.domain.sharding import ShardPlan, plan_for
 from flightedl.errors import FencedError, FlightedlError, NotReadyError, ReplacedError, UnavailableError
-from flightedl.ports import Clock, Storage
-from flightedl.pserver.restoring import Restored, load_newest
-from flightedl.pserver.shard import ShardState
-from flightedl.pserver.snapshots import Snapshots
-from flightedl.pserver.startup_memory import release_startup_memory
-from flightedl.pserver.turns import Turns
-from flightedl.wire.messages import OfPlan, decode
-from flightedl.wire.messages_declared import ElectionRecord, JobDeclaration, ModelReply
-from flightedl.wire.messages_orders import (
+from flightedl.messages.base import OfPlan, decode
+from flightedl.messages.control import (
     AppliedReply,
     AppliedRequest,
     OfMaster,
@@ -48,7 +41,14 @@ from flightedl.wire.messages_orders import (
     ViewReply,
     ViewRequest,
 )
-from flightedl.wire.messages_status import PserverStatusReply
+from flightedl.messages.declarations import ElectionRecord, JobDeclaration, ModelReply
+from flightedl.messages.status import PserverStatusReply
+from flightedl.ports import Clock, Storage
+from flightedl.pserver.restoring import Restored, load_newest
+from flightedl.pserver.shard import ShardState
+from flightedl.pserver.snapshots import Snapshots
+from flightedl.pserver.startup_memory import release_startup_memory
+from flightedl.pserver.turns import Turns
 
 _log = logging.getLogger(__name__)
 

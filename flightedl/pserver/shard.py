@@ -38,12 +38,12 @@ from flightedl.domain.sharding import ShardPlan, runs_of
 from flightedl.domain.views import PserverView, View, ViewMember, ViewVerdict
 from flightedl.errors import BusyError, CorruptError, FencedError, GradientError, MessageError
 from flightedl.formats.shard_files import StoredBlock
+from flightedl.messages.control import ViewRequest
+from flightedl.messages.parameters import PushHeader
 from flightedl.pserver.arena import Arena
 from flightedl.pserver.snapshots import BlockCopies
 from flightedl.pserver.soundness import Soundness
 from flightedl.pserver.units import Unit, UnitBlock
-from flightedl.wire.messages_orders import ViewRequest
-from flightedl.wire.messages_parameters import PushHeader
 from flightedl.wire.parts import Part
 from flightedl.wire.rows import Outcome, Piece, Row, Rows
 

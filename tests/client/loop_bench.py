@@ -13,8 +13,8 @@ from pserver_bench import CLOCK, Cluster, waiting
 from flightedl.client.batches import CurrentBatch
 from flightedl.client.dataset import Dataset
 from flightedl.client.feed import Piece, Reports, TaskFeed
-from flightedl.wire.messages_declared import DatasetDeclaration, DatasetReply
-from flightedl.wire.messages_work import Assignment, FinishedTask, ReturnedTask, TasksReply
+from flightedl.messages.declarations import DatasetDeclaration, DatasetReply
+from flightedl.messages.tasks import Assignment, FinishedTask, ReturnedTask, TasksReply
 
 _DECLARED = DatasetReply(
     index_hash="", task_count=1, record_count=1, schema="", declaration=DatasetDeclaration(urls=["data"], batch_size=1)

@@ -17,12 +17,12 @@ from flightedl.domain.optimizers import SGD, Optimizer
 from flightedl.domain.parameters import ParameterSpec
 from flightedl.domain.sharding import ShardPlan, plan_shards
 from flightedl.errors import FencedError, FlightedlError
+from flightedl.messages.control import ViewMemberMessage, ViewRequest
+from flightedl.messages.parameters import BatchIdentity, PushHeader
+from flightedl.messages.tasks import Assignment
 from flightedl.pserver.flight import PserverFlight
 from flightedl.pserver.shard import ShardState
 from flightedl.rpc import Connection, FlightServer, ServerIdentity
-from flightedl.wire.messages_orders import ViewMemberMessage, ViewRequest
-from flightedl.wire.messages_parameters import BatchIdentity, PushHeader
-from flightedl.wire.messages_work import Assignment
 from flightedl.wire.rows import Row
 
 CLOCK = SystemClock()

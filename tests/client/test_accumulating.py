@@ -7,7 +7,7 @@ import numpy as np
 from flightedl.client.accumulating import GradientSums
 from flightedl.client.batches import CurrentBatch
 from flightedl.domain.modes import Async
-from flightedl.wire.messages_work import Assignment
+from flightedl.messages.tasks import Assignment
 
 ASSIGNMENT = Assignment(epoch=0, position=0, task=0, attempt=1, first_batch=0, end_batch=9, batch_count=9)
 

@@ -12,8 +12,8 @@ from flightedl.client.feed import Reports
 from flightedl.client.participation import Participation
 from flightedl.domain.modes import Async
 from flightedl.errors import BegunAnewError, UnavailableError
-from flightedl.wire.messages import decode, encode
-from flightedl.wire.messages_work import TasksReply, TasksTicket
+from flightedl.messages.base import decode, encode
+from flightedl.messages.tasks import TasksReply, TasksTicket
 
 SHAPES = {"a": (4000,), "b": (4000,)}
 

@@ -20,8 +20,8 @@ from flightedl.domain.tasks import TaskQueue
 from flightedl.domain.tasks_values import QueueSettings, TaskGiven
 from flightedl.errors import DataError, UsageError
 from flightedl.master.dispatch import Dispatch
-from flightedl.wire.messages_declared import DatasetDeclaration, DatasetReply
-from flightedl.wire.messages_work import TasksReply, TasksTicket
+from flightedl.messages.declarations import DatasetDeclaration, DatasetReply
+from flightedl.messages.tasks import TasksReply, TasksTicket
 
 BATCHES = 6
 DECLARED = DatasetReply(

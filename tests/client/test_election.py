@@ -21,12 +21,12 @@ from flightedl.coordination.records import ServerRecord
 from flightedl.domain.parameters import ParameterSpec
 from flightedl.domain.sharding import plan_for
 from flightedl.errors import FencedError, UnavailableError
+from flightedl.messages.base import decode, encode
+from flightedl.messages.declarations import ElectionRecord
+from flightedl.messages.parameters import InitHeader, InitReply
 from flightedl.ports import Delete, Entry, Put
 from flightedl.rpc import Call, FlightServer, Incoming, PutRoute, Routes, ServerIdentity
 from flightedl.testing.memory import MemoryCoordinator
-from flightedl.wire.messages import decode, encode
-from flightedl.wire.messages_declared import ElectionRecord
-from flightedl.wire.messages_parameters import InitHeader, InitReply
 from flightedl.wire.rows import PUSH_SCHEMA
 
 KEYS = JobKeys("demo")

@@ -13,8 +13,8 @@ from flightedl.client.dataset import Dataset
 from flightedl.client.feed import Piece, Reports, TaskFeed
 from flightedl.client.waiting import Waiting
 from flightedl.errors import UsageError
-from flightedl.wire.messages_declared import DatasetDeclaration, DatasetReply
-from flightedl.wire.messages_work import Assignment, TasksReply
+from flightedl.messages.declarations import DatasetDeclaration, DatasetReply
+from flightedl.messages.tasks import Assignment, TasksReply
 
 RECORDS = pa.record_batch({"k": [1]})
 

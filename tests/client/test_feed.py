@@ -11,7 +11,7 @@ from flightedl.adapters.clock import SystemClock
 from flightedl.client.feed import Piece, Reports, TaskFeed
 from flightedl.domain.tasks_sharing import HOLDING_FLOOR
 from flightedl.errors import JobFailedError, UnavailableError
-from flightedl.wire.messages_work import Assignment, FinishedTask, ReturnedTask, TasksReply
+from flightedl.messages.tasks import Assignment, FinishedTask, ReturnedTask, TasksReply
 
 
 def piece_of(number: int) -> Piece:

@@ -12,8 +12,8 @@ from flightedl.client.participation import Participation
 from flightedl.client.progress import ProgressReporter
 from flightedl.domain.modes import Async, Mode
 from flightedl.errors import UnavailableError
-from flightedl.wire.messages import decode
-from flightedl.wire.messages_work import LogRequest
+from flightedl.messages.base import decode
+from flightedl.messages.tasks import LogRequest
 
 
 def test_batches_that_gave_the_model_nothing_are_told_and_not_lost_with_a_message() -> None:

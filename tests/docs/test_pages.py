@@ -25,8 +25,8 @@ from flightedl.config import (
 )
 from flightedl.formats.registry import FORMATS
 from flightedl.master.metrics import figures as master_figures
+from flightedl.messages.status import PserverStatusReply, StatusReply
 from flightedl.pserver.metrics import figures as pserver_figures
-from flightedl.wire.messages_status import PserverStatusReply, StatusReply
 from flightedl_tools.bench import BENCHES
 from flightedl_tools.main import COMMANDS, command
 

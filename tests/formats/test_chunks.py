@@ -14,8 +14,8 @@ from flightedl.formats.chunks import (
     chunks_to_batch,
     chunks_to_rows,
 )
-from flightedl.wire.messages import decode, encode
-from flightedl.wire.messages_work import Assignment
+from flightedl.messages.base import decode, encode
+from flightedl.messages.tasks import Assignment
 
 CHUNKS = [Chunk("s3://b/ä.parquet", "v1", "parquet", 3, 2**40, 5, 2**41, 7), Chunk("x", "", "csv", 0, 0, 1, 0, 0)]
 

@@ -15,7 +15,7 @@ from click.testing import CliRunner
 import flightedl as fe
 from flightedl.errors import DataError, NotFoundError
 from flightedl.launch.cluster import LocalCluster
-from flightedl.wire.messages_status import StatusReply
+from flightedl.messages.status import StatusReply
 from flightedl_tools.main import command
 
 pytestmark = [pytest.mark.etcd, pytest.mark.faults, pytest.mark.slow, pytest.mark.timeout(120)]

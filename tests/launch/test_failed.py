@@ -5,7 +5,7 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from flightedl.launch.failed import failed_tasks, joined, place_of, skipped_of
-from flightedl.wire.messages_status import FailedPiece, StatusReply, TaskCounts
+from flightedl.messages.status import FailedPiece, StatusReply, TaskCounts
 
 PIECE = FailedPiece(
     epoch=0,

@@ -16,7 +16,7 @@ import flightedl as fe
 from flightedl.config import child_environment
 from flightedl.launch.cluster import LocalCluster, TrainerProgram
 from flightedl.launch.status import JobStatus
-from flightedl.wire.messages_status import StatusReply
+from flightedl.messages.status import StatusReply
 
 pytestmark = [pytest.mark.etcd, pytest.mark.faults, pytest.mark.slow, pytest.mark.timeout(180)]
 

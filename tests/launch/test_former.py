@@ -12,11 +12,11 @@ from flightedl.domain.checkpoints_pointer import FORMAT, PointerRecord
 from flightedl.domain.tasks_documents import VERSION, DispatchDocument, encode_document
 from flightedl.errors import NotFoundError, UsageError
 from flightedl.launch.former import FormerJob, forget, former_job, require_startable
+from flightedl.messages.base import encode
+from flightedl.messages.declarations import DatasetDeclaration, DatasetReply, JobDeclaration
 from flightedl.ports import Put
 from flightedl.testing.clock import FakeClock
 from flightedl.testing.memory import MemoryCoordinator, MemoryStorage
-from flightedl.wire.messages import encode
-from flightedl.wire.messages_declared import DatasetDeclaration, DatasetReply, JobDeclaration
 
 KEYS = JobKeys("demo")
 FINISHED = FormerJob(name="demo", finished_epochs=3, checkpoint=7)

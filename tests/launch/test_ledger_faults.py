@@ -26,13 +26,13 @@ from flightedl.domain.modes import Async, Bounded, Mode, Sync
 from flightedl.errors import FlightedlError
 from flightedl.examples.ledger import CLOCK, PARAMETERS, batches_of, findings
 from flightedl.launch.cluster import LocalCluster, TrainerProgram
+from flightedl.messages.base import encode
+from flightedl.messages.status import StatusReply
+from flightedl.messages.tasks import ModeReply, ModeRequest
 from flightedl.ports import Delete, Entry
 from flightedl.testing.etcd_server import EtcdServer
 from flightedl.testing.processes import ServerProcess
 from flightedl.testing.proxy import TcpProxy
-from flightedl.wire.messages import encode
-from flightedl.wire.messages_status import StatusReply
-from flightedl.wire.messages_work import ModeReply, ModeRequest
 
 pytestmark = [pytest.mark.etcd, pytest.mark.faults, pytest.mark.slow, pytest.mark.timeout(240)]
 

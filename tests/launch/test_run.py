@@ -22,7 +22,7 @@ from flightedl.launch.run import (
     too_few_tasks,
 )
 from flightedl.launch.supervisor import Outcome
-from flightedl.wire.messages_status import FailedPiece, StatusReply, TaskCounts
+from flightedl.messages.status import FailedPiece, StatusReply, TaskCounts
 
 
 @pytest.mark.parametrize(

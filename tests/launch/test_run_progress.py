@@ -5,7 +5,7 @@ import io
 from rich.console import Console
 
 from flightedl.launch.progress import Figures, LiveDisplay, PlainDisplay, live_view, make_display, plain_line
-from flightedl.wire.messages_status import FailedPiece, ServerStatus, StatusReply, TaskCounts
+from flightedl.messages.status import FailedPiece, ServerStatus, StatusReply, TaskCounts
 
 
 class StoodStill:

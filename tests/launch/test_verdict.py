@@ -6,7 +6,7 @@ import pytest
 
 from flightedl.launch.supervisor import Outcome
 from flightedl.launch.verdict import is_finished, verdict
-from flightedl.wire.messages_status import EvaluationStatus, FailedPiece, StatusReply, TaskCounts
+from flightedl.messages.status import EvaluationStatus, FailedPiece, StatusReply, TaskCounts
 
 DONE: dict[str, Any] = {
     "job": "j",

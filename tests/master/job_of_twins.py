@@ -28,11 +28,8 @@ from flightedl.errors import NotReadyError, UnavailableError
 from flightedl.formats.registry import named_format
 from flightedl.master.recovery import read_state
 from flightedl.master.service import MasterService
-from flightedl.testing.contracts.coordinator import eventually
-from flightedl.testing.memory import MemoryCoordinator, MemoryFiles, MemoryStorage
-from flightedl.wire.messages import decode, encode
-from flightedl.wire.messages_declared import DatasetDeclaration, ModelDeclaration, ParameterDeclaration
-from flightedl.wire.messages_orders import (
+from flightedl.messages.base import decode, encode
+from flightedl.messages.control import (
     AppliedReply,
     ShardFileMessage,
     SnapshotReply,
@@ -40,8 +37,11 @@ from flightedl.wire.messages_orders import (
     ViewReply,
     ViewRequest,
 )
-from flightedl.wire.messages_status import PserverStatusReply
-from flightedl.wire.messages_work import Assignment, FinishedTask, JoinRequest, TasksReply, TasksTicket
+from flightedl.messages.declarations import DatasetDeclaration, ModelDeclaration, ParameterDeclaration
+from flightedl.messages.status import PserverStatusReply
+from flightedl.messages.tasks import Assignment, FinishedTask, JoinRequest, TasksReply, TasksTicket
+from flightedl.testing.contracts.coordinator import eventually
+from flightedl.testing.memory import MemoryCoordinator, MemoryFiles, MemoryStorage
 
 KEYS = JobKeys("demo")
 TASKS = 4

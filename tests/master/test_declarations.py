@@ -6,7 +6,7 @@ import pytest
 
 from flightedl.errors import DeclarationError
 from flightedl.master.declarations import require_same
-from flightedl.wire.messages_declared import DatasetDeclaration, ModelDeclaration, ParameterDeclaration
+from flightedl.messages.declarations import DatasetDeclaration, ModelDeclaration, ParameterDeclaration
 
 
 def _model(rows: int, lr: float) -> ModelDeclaration:

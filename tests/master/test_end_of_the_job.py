@@ -10,8 +10,8 @@ from job_of_twins import Job, Master, PserverTwin
 
 from flightedl.domain.checkpoints_manifest import candidates
 from flightedl.domain.checkpoints_values import CheckpointSettings
+from flightedl.messages.tasks import FailedTask
 from flightedl.testing.contracts.coordinator import eventually
-from flightedl.wire.messages_work import FailedTask
 
 MakeJob = Callable[..., Job]
 

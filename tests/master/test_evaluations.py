@@ -9,10 +9,10 @@ from flightedl.errors import DeclarationError, NotFoundError, NotReadyError
 from flightedl.formats.registry import named_format
 from flightedl.master.evaluations import Evaluation, Evaluations
 from flightedl.master.indexing import DatasetIndexing
+from flightedl.messages.declarations import DatasetDeclaration, EvaluationDeclaration
+from flightedl.messages.tasks import Assignment, FinishedTask, TasksTicket
 from flightedl.testing.clock import FakeClock
 from flightedl.testing.memory import MemoryFiles
-from flightedl.wire.messages_declared import DatasetDeclaration, EvaluationDeclaration
-from flightedl.wire.messages_work import Assignment, FinishedTask, TasksTicket
 
 
 @pytest.fixture

@@ -13,9 +13,9 @@ from flightedl.formats.layout import TaskLayout
 from flightedl.formats.registry import named_format
 from flightedl.master.failures import failed_piece
 from flightedl.master.indexing import IndexedDataset
+from flightedl.messages.declarations import DatasetDeclaration, DatasetReply
+from flightedl.messages.status import RecordRange
 from flightedl.testing.memory import MemoryFiles
-from flightedl.wire.messages_declared import DatasetDeclaration, DatasetReply
-from flightedl.wire.messages_status import RecordRange
 
 
 def indexed(*, shuffle: bool) -> IndexedDataset:

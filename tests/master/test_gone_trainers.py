@@ -20,10 +20,10 @@ from flightedl.coordination.records import TrainerRecord
 from flightedl.errors import FencedError, NotReadyError
 from flightedl.formats.registry import named_format
 from flightedl.master.service import MasterService
+from flightedl.messages.declarations import EvaluationDeclaration
+from flightedl.messages.tasks import FinishedTask, JoinRequest, TasksReply, TasksTicket
 from flightedl.testing.contracts.coordinator import eventually
 from flightedl.testing.memory import MemoryCoordinator, MemoryFiles
-from flightedl.wire.messages_declared import EvaluationDeclaration
-from flightedl.wire.messages_work import FinishedTask, JoinRequest, TasksReply, TasksTicket
 
 WAIT_S = 20.0
 Result = TypeVar("Result")

@@ -24,10 +24,10 @@ from flightedl.master.indexing import DatasetIndexing
 from flightedl.master.members import Members
 from flightedl.master.recovery import read_state
 from flightedl.master.state import JobState
+from flightedl.messages.declarations import DatasetDeclaration
 from flightedl.ports import FileStat
 from flightedl.testing.contracts.coordinator import eventually
 from flightedl.testing.memory import MemoryCoordinator, MemoryFiles, MemoryStorage
-from flightedl.wire.messages_declared import DatasetDeclaration
 
 EVERY_S = 0.02
 KEYS = JobKeys("demo")

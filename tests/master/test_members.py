@@ -15,10 +15,10 @@ from flightedl.master.evaluations import Evaluations
 from flightedl.master.indexing import DatasetIndexing
 from flightedl.master.members import Members
 from flightedl.master.state import JobState
+from flightedl.messages.control import ViewReply, ViewRequest
+from flightedl.messages.declarations import ModelDeclaration, ModelReply, ParameterDeclaration
 from flightedl.testing.clock import FakeClock
 from flightedl.testing.memory import MemoryCoordinator, MemoryFiles
-from flightedl.wire.messages_declared import ModelDeclaration, ModelReply, ParameterDeclaration
-from flightedl.wire.messages_orders import ViewReply, ViewRequest
 
 KEYS = JobKeys("demo")
 MASTER = 5

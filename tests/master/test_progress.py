@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from flightedl.master.progress import JobProgress
-from flightedl.wire.messages_work import FailedTask, LogRequest
+from flightedl.messages.tasks import FailedTask, LogRequest
 
 
 def _report(records: int, loss: float | None = None, trainer: str = "a") -> LogRequest:

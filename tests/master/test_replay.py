@@ -12,8 +12,8 @@ from flightedl.domain.tasks import TaskQueue
 from flightedl.domain.tasks_values import QueueSettings, TaskGiven
 from flightedl.errors import JobFailedError, NotFoundError
 from flightedl.master.replay import Replay
+from flightedl.messages.control import AppliedReply
 from flightedl.testing.contracts.coordinator import eventually
-from flightedl.wire.messages_orders import AppliedReply
 
 NOTHING = AppliedReply(summary=AppliedSummary().encode(), checkpoint=3)
 

@@ -13,12 +13,12 @@ from flightedl.adapters.clock import SystemClock
 from flightedl.coordination.keeper import HeldKey
 from flightedl.coordination.records import TrainerRecord
 from flightedl.errors import DeclarationError, NotReadyError, UsageError
+from flightedl.messages.base import decode, encode
+from flightedl.messages.declarations import DatasetDeclaration, DatasetReply, JobDeclaration
+from flightedl.messages.tasks import FinishedTask, TasksReply, TasksTicket
 from flightedl.ports import Put
 from flightedl.testing.contracts.coordinator import eventually
 from flightedl.testing.memory import MemoryCoordinator, MemoryFiles
-from flightedl.wire.messages import decode, encode
-from flightedl.wire.messages_declared import DatasetDeclaration, DatasetReply, JobDeclaration
-from flightedl.wire.messages_work import FinishedTask, TasksReply, TasksTicket
 
 TRAINER = msgspec.json.encode(TrainerRecord(id="a"))
 ONE_EPOCH = DatasetDeclaration(urls=["a.csv"], batch_size=2)

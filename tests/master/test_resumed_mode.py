@@ -11,8 +11,8 @@ from flightedl.domain.parameters import ParameterSpec
 from flightedl.domain.sharding import plan_for
 from flightedl.master.declarations import require_same
 from flightedl.master.resuming import redeclared
-from flightedl.wire.messages import encode
-from flightedl.wire.messages_declared import JobDeclaration, ModelDeclaration, ModelReply, ParameterDeclaration
+from flightedl.messages.base import encode
+from flightedl.messages.declarations import JobDeclaration, ModelDeclaration, ModelReply, ParameterDeclaration
 
 
 def test_a_resumed_job_goes_on_in_the_mode_that_it_had() -> None:

@@ -13,12 +13,12 @@ from flightedl.domain.optimizers import SGD, Adam, Optimizer, RMSprop
 from flightedl.domain.schedules import Cosine
 from flightedl.errors import DeclarationError, NotReadyError, UnavailableError, UsageError
 from flightedl.master import resuming
+from flightedl.messages.base import decode, encode
+from flightedl.messages.checkpoints import CheckpointRequest
+from flightedl.messages.declarations import JobDeclaration, ModelDeclaration, ModelReply, ParameterDeclaration
+from flightedl.messages.tasks import ModeRequest
 from flightedl.ports import Put
 from flightedl.testing.contracts.coordinator import eventually
-from flightedl.wire.messages import decode, encode
-from flightedl.wire.messages_checkpoints import CheckpointRequest
-from flightedl.wire.messages_declared import JobDeclaration, ModelDeclaration, ModelReply, ParameterDeclaration
-from flightedl.wire.messages_work import ModeRequest
 
 MakeJob = Callable[..., Job]
 

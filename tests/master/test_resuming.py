@@ -11,8 +11,8 @@ from flightedl.coordination.keeper import HeldKey
 from flightedl.domain.checkpoints_manifest import candidates, manifest_name
 from flightedl.domain.checkpoints_pointer import decode_pointer
 from flightedl.master import resuming
+from flightedl.messages.checkpoints import CheckpointRequest
 from flightedl.testing.contracts.coordinator import eventually
-from flightedl.wire.messages_checkpoints import CheckpointRequest
 
 MakeJob = Callable[..., Job]
 

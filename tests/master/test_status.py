@@ -12,8 +12,8 @@ from flightedl.formats.layout import TaskLayout
 from flightedl.formats.registry import named_format
 from flightedl.master.indexing import IndexedDataset
 from flightedl.master.status import records_trained
+from flightedl.messages.declarations import DatasetDeclaration, DatasetReply
 from flightedl.testing.memory import MemoryFiles
-from flightedl.wire.messages_declared import DatasetDeclaration, DatasetReply
 
 
 def test_records_of_failed_work_are_not_counted() -> None:

@@ -17,10 +17,10 @@ from flightedl.formats.layout import TaskLayout
 from flightedl.formats.registry import named_format
 from flightedl.master.dispatch import Dispatch
 from flightedl.master.indexing import IndexedDataset
+from flightedl.messages.declarations import DatasetDeclaration, DatasetReply
+from flightedl.messages.tasks import Assignment, FinishedTask, ReturnedTask, TasksTicket
 from flightedl.testing.contracts.coordinator import eventually
 from flightedl.testing.memory import MemoryFiles
-from flightedl.wire.messages_declared import DatasetDeclaration, DatasetReply
-from flightedl.wire.messages_work import Assignment, FinishedTask, ReturnedTask, TasksTicket
 
 
 class Trainer:

@@ -9,9 +9,9 @@ import pytest
 from job_of_twins import DATASET, KEYS, TASKS, Job, Master, PserverTwin
 
 from flightedl.errors import NotReadyError
+from flightedl.messages.control import ViewReply
+from flightedl.messages.tasks import FinishedTask
 from flightedl.testing.contracts.coordinator import eventually
-from flightedl.wire.messages_orders import ViewReply
-from flightedl.wire.messages_work import FinishedTask
 
 MakeJob = Callable[..., Job]
 

@@ -29,11 +29,11 @@ from flightedl.domain.optimizers import SGD
 from flightedl.domain.parameters import ParameterSpec
 from flightedl.domain.sharding import ShardPlan, plan_shards
 from flightedl.errors import FlightedlError
+from flightedl.messages.base import decode, encode
+from flightedl.messages.control import ViewMemberMessage, ViewRequest
+from flightedl.messages.parameters import BatchIdentity, PullTicket, PushHeader
 from flightedl.pserver.shard import Pushed, ShardState, Wanted
 from flightedl.rpc.received import BatchLimits, Tally, check_schema
-from flightedl.wire.messages import decode, encode
-from flightedl.wire.messages_orders import ViewMemberMessage, ViewRequest
-from flightedl.wire.messages_parameters import BatchIdentity, PullTicket, PushHeader
 from flightedl.wire.parts import STEP_SCHEMA, attached_to, decode_parts, encode_parts
 from flightedl.wire.rows import PUSH_SCHEMA, Outcome, Piece, decode_batch, encode_rows
 

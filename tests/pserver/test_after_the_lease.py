@@ -12,10 +12,10 @@ from flightedl.coordination.directory import Directory
 from flightedl.coordination.keys import JobKeys
 from flightedl.domain.modes import Async
 from flightedl.errors import FencedError
+from flightedl.messages.base import encode
+from flightedl.messages.parameters import InitHeader
 from flightedl.pserver.service import PserverService
 from flightedl.testing.memory import MemoryCoordinator
-from flightedl.wire.messages import encode
-from flightedl.wire.messages_parameters import InitHeader
 from flightedl.wire.parts import STEP_SCHEMA, encode_parts
 from flightedl.wire.rows import PUSH_SCHEMA, Outcome, Piece, encode_rows
 

@@ -14,7 +14,7 @@ from fuzz import MODES, SIZES, Target, attack
 
 from flightedl.domain.modes import Async
 from flightedl.errors import FencedError
-from flightedl.wire.messages import encode
+from flightedl.messages.base import encode
 
 
 @pytest.mark.parametrize("mode", MODES)

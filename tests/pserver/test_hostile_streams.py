@@ -15,10 +15,10 @@ from pserver_bench import Cluster
 
 from flightedl.domain.modes import Async, Mode, Sync
 from flightedl.errors import FlightedlError, GradientError, MessageError
+from flightedl.messages.base import encode
+from flightedl.messages.parameters import BatchIdentity, PullTicket, PushHeader
 from flightedl.rpc import Connection, Limits, ServerIdentity
 from flightedl.rpc.routes import Message
-from flightedl.wire.messages import encode
-from flightedl.wire.messages_parameters import BatchIdentity, PullTicket, PushHeader
 from flightedl.wire.parts import STEP_SCHEMA, encode_parts
 from flightedl.wire.rows import PUSH_SCHEMA, Piece, encode_rows
 

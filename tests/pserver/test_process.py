@@ -17,14 +17,14 @@ from flightedl.domain.optimizers import SGD
 from flightedl.domain.parameters import ParameterSpec
 from flightedl.domain.sharding import plan_for
 from flightedl.errors import EXIT_START_AGAIN
+from flightedl.messages.base import encode
+from flightedl.messages.declarations import JobDeclaration, ModelDeclaration, ModelReply, ParameterDeclaration
 from flightedl.ports import Entry, Put
 from flightedl.pserver import service
 from flightedl.pserver.main import PserverProcess
 from flightedl.pserver.shard import ShardState
 from flightedl.testing.contracts.coordinator import eventually
 from flightedl.testing.memory import MemoryCoordinator
-from flightedl.wire.messages import encode
-from flightedl.wire.messages_declared import JobDeclaration, ModelDeclaration, ModelReply, ParameterDeclaration
 
 KEYS = JobKeys("demo")
 TTL_S = 2.0

@@ -20,15 +20,8 @@ from flightedl.domain.parameters import ParameterSpec
 from flightedl.domain.sharding import plan_for
 from flightedl.errors import FencedError, NotReadyError
 from flightedl.master import resuming
-from flightedl.ports import Put
-from flightedl.pserver.flight import PserverFlight
-from flightedl.pserver.restoring import Restored
-from flightedl.pserver.service import PserverService
-from flightedl.rpc import Connection, FlightServer, ServerIdentity
-from flightedl.testing.memory import MemoryCoordinator
-from flightedl.wire.messages import decode, encode
-from flightedl.wire.messages_declared import JobDeclaration, ModelDeclaration, ModelReply, ParameterDeclaration
-from flightedl.wire.messages_orders import (
+from flightedl.messages.base import decode, encode
+from flightedl.messages.control import (
     AppliedReply,
     AppliedRequest,
     ReloadRequest,
@@ -38,7 +31,14 @@ from flightedl.wire.messages_orders import (
     ViewReply,
     ViewRequest,
 )
-from flightedl.wire.messages_parameters import BatchIdentity, PushHeader
+from flightedl.messages.declarations import JobDeclaration, ModelDeclaration, ModelReply, ParameterDeclaration
+from flightedl.messages.parameters import BatchIdentity, PushHeader
+from flightedl.ports import Put
+from flightedl.pserver.flight import PserverFlight
+from flightedl.pserver.restoring import Restored
+from flightedl.pserver.service import PserverService
+from flightedl.rpc import Connection, FlightServer, ServerIdentity
+from flightedl.testing.memory import MemoryCoordinator
 from flightedl.wire.rows import decode_batch, encode_rows
 
 KEYS = JobKeys("demo")

@@ -13,9 +13,9 @@ from flightedl.domain.optimizers import SGD
 from flightedl.domain.parameters import ParameterSpec
 from flightedl.domain.sharding import plan_shards
 from flightedl.errors import GradientError, MessageError
+from flightedl.messages.control import ViewMemberMessage, ViewRequest
+from flightedl.messages.parameters import BatchIdentity, PushHeader
 from flightedl.pserver.shard import ShardState, Wanted
-from flightedl.wire.messages_orders import ViewMemberMessage, ViewRequest
-from flightedl.wire.messages_parameters import BatchIdentity, PushHeader
 from flightedl.wire.rows import Outcome, Piece, Row, Rows
 
 SIZE = 16

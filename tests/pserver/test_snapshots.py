@@ -22,14 +22,14 @@ from flightedl.domain.parameters import ParameterSpec
 from flightedl.domain.sharding import ShardPlan, plan_for
 from flightedl.errors import UnavailableError
 from flightedl.formats.shard_files import StoredBlock
+from flightedl.messages.control import ViewMemberMessage, ViewRequest
+from flightedl.messages.parameters import BatchIdentity, PushHeader
 from flightedl.ports import StoredFile
 from flightedl.pserver.restoring import load_newest
 from flightedl.pserver.shard import ShardState
 from flightedl.pserver.snapshots import _LEAD, BlockCopies, Snapshots
 from flightedl.testing.memory import MemoryStorage
 from flightedl.wire.halves import shortened
-from flightedl.wire.messages_orders import ViewMemberMessage, ViewRequest
-from flightedl.wire.messages_parameters import BatchIdentity, PushHeader
 from flightedl.wire.rows import Outcome, Piece, decode_batch, encode_rows
 
 SPECS = [ParameterSpec("w", (40_000,)), ParameterSpec("b", (3,))]

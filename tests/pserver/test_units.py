@@ -12,9 +12,9 @@ from flightedl.domain.optimizers import LAMB, SGD, Adam, Optimizer
 from flightedl.domain.parameters import ParameterSpec
 from flightedl.domain.sharding import block_limit, plan_shards, runs_of
 from flightedl.errors import GradientError, MessageError
+from flightedl.messages.control import ViewMemberMessage, ViewRequest
+from flightedl.messages.parameters import BatchIdentity, PushHeader
 from flightedl.pserver.shard import ShardState, Wanted
-from flightedl.wire.messages_orders import ViewMemberMessage, ViewRequest
-from flightedl.wire.messages_parameters import BatchIdentity, PushHeader
 from flightedl.wire.parts import decode_parts, encode_parts
 from flightedl.wire.rows import Outcome, Piece, Row, Rows, decode_batch, encode_pieces, encode_rows
 

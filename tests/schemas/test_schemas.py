@@ -10,8 +10,8 @@ import pyarrow as pa
 import pytest
 
 import flightedl_schemas
-from flightedl.wire.messages import decode
-from flightedl.wire.messages_parameters import PushHeader
+from flightedl.messages.base import decode
+from flightedl.messages.parameters import PushHeader
 from flightedl.wire.parts import decode_parts
 from flightedl.wire.rows import decode_rows
 from flightedl_tools import schemas

@@ -7,7 +7,7 @@ from click.testing import CliRunner
 
 from flightedl.domain.modes import Async, Bounded, Sync
 from flightedl.errors import UsageError
-from flightedl.wire.messages_work import ModeReply
+from flightedl.messages.tasks import ModeReply
 from flightedl_tools.main import run_command_line
 from flightedl_tools.mode import _sentence, _wanted, described, mode
 

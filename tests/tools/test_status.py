@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from flightedl.wire.messages_status import ServerStatus, StatusReply, TrainerStatus
+from flightedl.messages.status import ServerStatus, StatusReply, TrainerStatus
 from flightedl_tools.status import processes
 
 

@@ -22,13 +22,13 @@ from flightedl.coordination.directory import Directory
 from flightedl.coordination.keeper import HeldKey
 from flightedl.coordination.keys import JobKeys
 from flightedl.errors import JobFailedError, UnavailableError
+from flightedl.messages.base import decode, encode
+from flightedl.messages.tasks import Assignment, FinishedTask, TasksReply, TasksTicket
 from flightedl.ports import Coordinator, Put
 from flightedl.rpc import process_tuning
 from flightedl.rpc.client import Connection
 from flightedl.rpc.dialogue import Dialogue
 from flightedl.rpc.identity import Caller, ServerIdentity
-from flightedl.wire.messages import decode, encode
-from flightedl.wire.messages_work import Assignment, FinishedTask, TasksReply, TasksTicket
 
 from .orders import next_order, ready, report, say_port, serve
 

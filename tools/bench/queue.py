@@ -36,9 +36,9 @@ from flightedl.formats.declared import spec_of
 from flightedl.formats.stored_index import encode_index, index_name
 from flightedl.launch.etcd import EmbeddedEtcd
 from flightedl.launch.processes import Child, Children
+from flightedl.messages.base import encode
+from flightedl.messages.declarations import DatasetDeclaration, DatasetReply, JobDeclaration
 from flightedl.ports import FileStat, Put
-from flightedl.wire.messages import encode
-from flightedl.wire.messages_declared import DatasetDeclaration, DatasetReply, JobDeclaration
 
 from .orders import Worker, worker
 

@@ -25,11 +25,11 @@ from flightedl.domain.modes import Async
 from flightedl.domain.optimizers import Adam
 from flightedl.domain.parameters import ParameterSpec
 from flightedl.domain.sharding import ShardPlan, plan_shards
+from flightedl.messages.control import ViewMemberMessage, ViewRequest
+from flightedl.messages.parameters import BatchIdentity, PushHeader
 from flightedl.pserver.restoring import load_newest
 from flightedl.pserver.shard import ShardState
 from flightedl.pserver.snapshots import Snapshots
-from flightedl.wire.messages_orders import ViewMemberMessage, ViewRequest
-from flightedl.wire.messages_parameters import BatchIdentity, PushHeader
 from flightedl.wire.rows import Rows
 
 _JOB = "shard"

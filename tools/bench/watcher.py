@@ -9,10 +9,10 @@ from typing import TypeVar
 from flightedl.errors import FlightedlError
 from flightedl.launch.cluster import LocalCluster, explain
 from flightedl.launch.status import JobStatus
+from flightedl.messages.base import decode
+from flightedl.messages.status import PserverStatusReply, StatusReply
 from flightedl.rpc.client import Connection
 from flightedl.rpc.identity import Caller, ServerIdentity
-from flightedl.wire.messages import decode
-from flightedl.wire.messages_status import PserverStatusReply, StatusReply
 
 _T = TypeVar("_T")
 

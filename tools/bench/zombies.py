@@ -16,14 +16,14 @@ from flightedl.adapters.etcd import EtcdCoordinator
 from flightedl.coordination.keys import JobKeys
 from flightedl.errors import FlightedlError
 from flightedl.launch.status import JobStatus
+from flightedl.messages.base import decode, encode
+from flightedl.messages.control import SnapshotReply, SnapshotRequest, ViewReply, ViewRequest
+from flightedl.messages.parameters import BatchIdentity, PushHeader, PushReply
+from flightedl.messages.status import StatusReply
+from flightedl.messages.tasks import FinishedTask, TasksReply, TasksTicket
 from flightedl.ports import CreatedAt, Put
 from flightedl.rpc.client import Connection
 from flightedl.rpc.identity import Caller, ServerIdentity
-from flightedl.wire.messages import decode, encode
-from flightedl.wire.messages_orders import SnapshotReply, SnapshotRequest, ViewReply, ViewRequest
-from flightedl.wire.messages_parameters import BatchIdentity, PushHeader, PushReply
-from flightedl.wire.messages_status import StatusReply
-from flightedl.wire.messages_work import FinishedTask, TasksReply, TasksTicket
 from flightedl.wire.rows import PUSH_SCHEMA, encode_rows
 
 _CALL_S = 5.0

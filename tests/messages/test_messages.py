@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from flightedl.errors import MessageError
-from flightedl.wire.messages import decode, encode
-from flightedl.wire.messages_parameters import PushHeader
-from flightedl.wire.messages_work import JoinReply, TasksTicket
+from flightedl.messages.base import decode, encode
+from flightedl.messages.parameters import PushHeader
+from flightedl.messages.tasks import JoinReply, TasksTicket
 
 
 def test_a_ticket_survives_the_way_there() -> None:

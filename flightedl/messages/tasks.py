@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import msgspec
 
-from flightedl.wire.messages import Name, Natural, Reply, Request, Sender, Text
+from flightedl.messages.base import Name, Natural, Reply, Request, Sender, Text
 
 
 class FinishedTask(Request, frozen=True, kw_only=True):

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import msgspec
 
-from flightedl.wire.messages import Name, Natural, Reply, Request, Text
+from flightedl.messages.base import Name, Natural, Reply, Request, Text
 
 
 class DatasetDeclaration(Request, frozen=True, kw_only=True):

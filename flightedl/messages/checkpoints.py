@@ -9,7 +9,7 @@ from typing import Annotated
 
 import msgspec
 
-from flightedl.wire.messages import Natural, Reply, Request, Text
+from flightedl.messages.base import Natural, Reply, Request, Text
 
 
 class CheckpointRequest(Request, frozen=True, kw_only=True):

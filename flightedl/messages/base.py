@@ -1,7 +1,4 @@
-"""What all JSON messages of the protocol have in common: each is a validated struct, kept by who talks to whom.
-
-``messages_declared``: what a job is. ``messages_work``: trainer to master. ``messages_parameters``: trainer to pserver.
-``messages_orders``: master to pserver. ``messages_checkpoints``: anybody to master. ``messages_status``: for people.
+"""What all JSON messages of the protocol have in common: each is a validated struct.
 
 Rules:
 

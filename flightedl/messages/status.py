@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from flightedl.wire.messages import Reply
+from flightedl.messages.base import Reply
 
 
 class ServerStatus(Reply, frozen=True, kw_only=True):

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 import msgspec
 
-from flightedl.wire.messages import Name, Natural, OfPlan, Reply, Request
+from flightedl.messages.base import Name, Natural, OfPlan, Reply, Request
 
 
 class ViewMemberMessage(Request, frozen=True, kw_only=True):

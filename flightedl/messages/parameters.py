@@ -6,7 +6,7 @@ from typing import Annotated
 
 import msgspec
 
-from flightedl.wire.messages import Name, Natural, Reply, Request, Sender, Weight
+from flightedl.messages.base import Name, Natural, Reply, Request, Sender, Weight
 
 
 class BatchIdentity(Request, frozen=True, kw_only=True):
