@@ -11,9 +11,9 @@
             model.step(gradients(model, batch))
 
 Reading order: ``errors``, ``config`` and ``ports`` (what everything stands on), ``domain`` (all decisions, pure),
-``messages``, ``wire`` and ``rpc`` (what is said, and how), ``adapters`` (etcd, files, time), ``formats`` (training data and
-checkpoint files), ``coordination`` (what processes share through etcd), ``master``, ``pserver``, ``client`` (the kinds
-of process), ``launch`` (all of them on one machine), ``examples`` (programs to run) and ``testing`` (support for
+``messages``, ``wire`` and ``rpc`` (what is said, and how), ``adapters`` (etcd, files, time), ``formats`` (training data
+and checkpoint files), ``coordination`` (what processes share through etcd), ``master``, ``pserver``, ``client`` (the
+kinds of process), ``launch`` (all of them on one machine), ``examples`` (programs to run) and ``testing`` (support for
 tests).
 
 Importing this package loads nothing but itself: a name is imported when it is first used.

@@ -7,6 +7,7 @@ from typing import Literal
 
 from flightedl.domain.checkpoints_manifest import ShardFile
 from flightedl.errors import UsageError
+from flightedl.messages.control import ShardFileMessage, SnapshotReply, SnapshotRequest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,6 +83,12 @@ class SnapshotOrder:
     round: int | None
     name: str
 
+    @classmethod
+    def of(cls, request: SnapshotRequest) -> SnapshotOrder:
+        """What a master asks for."""
+        number = OrderNumber(request.master_generation, request.number, request.serial)
+        return cls(number, request.round, request.name)
+
 
 State = Literal["refused", "waiting", "taken", "written", "failed"]
 
@@ -98,6 +105,30 @@ class SnapshotProgress:
     file: ShardFile | None = None
     #: Why it failed.
     reason: str = ""
+
+    def reply(self, copied_s: float = 0.0, written_s: float = 0.0) -> SnapshotReply:
+        """What the master is told, with how long the copies took, and the writing."""
+        file = self.file
+        return SnapshotReply(
+            master_generation=self.order.master_generation,
+            number=self.order.number,
+            serial=self.order.serial,
+            state=self.state,
+            highest_open_round=self.highest_open_round,
+            file=None
+            if file is None
+            else ShardFileMessage(
+                name=file.name,
+                size_bytes=file.size_bytes,
+                hash=file.hash,
+                blocks=file.blocks,
+                lowest_version=file.lowest_version,
+                highest_version=file.highest_version,
+            ),
+            reason=self.reason,
+            copied_s=copied_s,
+            written_s=written_s,
+        )
 
 
 @dataclass(frozen=True, slots=True)

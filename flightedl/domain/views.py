@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from flightedl.domain.modes import Mode
 from flightedl.errors import MessageError
+from flightedl.messages.control import ViewReply, ViewRequest
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +38,17 @@ class View:
     switch_round: int = 0
 
 
+def view_of(request: ViewRequest) -> View:
+    """The view that a master sends.
+
+    Raises:
+        UsageError: its mode is none of ours.
+    """
+    members = tuple(ViewMember(m.trainer, m.generation, m.member, m.first_round) for m in request.members)
+    mode = None if request.mode is None else Mode.from_json(request.mode)
+    return View(request.master_generation, request.serial, members, mode, request.switch_round)
+
+
 @dataclass(frozen=True, slots=True)
 class ViewVerdict:
     """What a view asks of a pserver's blocks: change all of them by ``admit`` and ``remove``, then answer."""
@@ -57,6 +69,16 @@ class ViewVerdict:
     def accepted(self) -> bool:
         """Whether the pserver now has exactly the members of the view."""
         return not self.is_outdated and not self.refused and not self.refuses_mode
+
+    def reply(self, serial: int, highest_open_round: int) -> ViewReply:
+        """What the master is told, once the verdict is carried out."""
+        return ViewReply(
+            serial=serial,
+            refused=list(self.refused),
+            highest_open_round=highest_open_round,
+            outdated=self.is_outdated,
+            refuses_mode=self.refuses_mode,
+        )
 
 
 class PserverView:

@@ -22,7 +22,7 @@ from flightedl.coordination.directory import Directory
 from flightedl.coordination.keys import JobKeys
 from flightedl.domain.checkpoints_pointer import loadable_of
 from flightedl.domain.checkpoints_replay import AppliedSummary
-from flightedl.domain.checkpoints_values import OrderNumber, SnapshotOrder, SnapshotProgress
+from flightedl.domain.checkpoints_values import OrderNumber, SnapshotOrder
 from flightedl.domain.kernels import block_kernels, kernel_for
 from flightedl.domain.modes import Mode
 from flightedl.domain.optimizers import Optimizer
@@ -35,7 +35,6 @@ from flightedl.messages.control import (
     AppliedRequest,
     OfMaster,
     SealRequest,
-    ShardFileMessage,
     SnapshotReply,
     SnapshotRequest,
     ViewReply,
@@ -398,13 +397,8 @@ class PserverService:
             self._view = view
             verdict = shard.set_members(view)
         shard.announce_changes()
-        return ViewReply(
-            serial=view.serial,
-            refused=list(verdict.refused),
-            highest_open_round=shard.highest_version() if verdict.refuses_mode else shard.highest_open_round(),
-            outdated=verdict.is_outdated,
-            refuses_mode=verdict.refuses_mode,
-        )
+        highest = shard.highest_version() if verdict.refuses_mode else shard.highest_open_round()
+        return verdict.reply(view.serial, highest)
 
     def snapshot(self, request: SnapshotRequest) -> SnapshotReply:
         """Carry out an order, or say how far the newest one is.
@@ -418,9 +412,7 @@ class PserverService:
         snapshots = self._snapshots
         if snapshots is None or not self._is_serving:
             raise NotReadyError(f"pserver {self._index} has no values yet")
-        number = OrderNumber(request.master_generation, request.number, request.serial)
-        progress = snapshots.order(SnapshotOrder(number, request.round, request.name))
-        return _reply(progress, snapshots)
+        return snapshots.order(SnapshotOrder.of(request)).reply(snapshots.copied_s, snapshots.written_s)
 
     def applied(self, request: AppliedRequest) -> AppliedReply:
         """What all blocks have, for the master to compare with what it takes for done.
@@ -482,27 +474,3 @@ class PserverService:
             is_draining=self._is_draining,
             refused_calls=self.refusals(),
         )
-
-
-def _reply(progress: SnapshotProgress, snapshots: Snapshots) -> SnapshotReply:
-    file = progress.file
-    return SnapshotReply(
-        master_generation=progress.order.master_generation,
-        number=progress.order.number,
-        serial=progress.order.serial,
-        state=progress.state,
-        highest_open_round=progress.highest_open_round,
-        file=None
-        if file is None
-        else ShardFileMessage(
-            name=file.name,
-            size_bytes=file.size_bytes,
-            hash=file.hash,
-            blocks=file.blocks,
-            lowest_version=file.lowest_version,
-            highest_version=file.highest_version,
-        ),
-        reason=progress.reason,
-        copied_s=snapshots.copied_s,
-        written_s=snapshots.written_s,
-    )

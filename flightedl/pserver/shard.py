@@ -35,7 +35,7 @@ from flightedl.domain.optimizers import LAMB, Optimizer
 from flightedl.domain.rounds import BlockRounds
 from flightedl.domain.rounds_values import Accumulate, Apply, Arrival, Arrived, NotMember, Pull, Repeated, Stale
 from flightedl.domain.sharding import ShardPlan, runs_of
-from flightedl.domain.views import PserverView, View, ViewMember, ViewVerdict
+from flightedl.domain.views import PserverView, ViewVerdict, view_of
 from flightedl.errors import BusyError, CorruptError, FencedError, GradientError, MessageError
 from flightedl.formats.shard_files import StoredBlock
 from flightedl.messages.control import ViewRequest
@@ -612,9 +612,7 @@ class ShardState:
 
     def set_members(self, request: ViewRequest) -> ViewVerdict:
         """Take over a view, in all blocks at once."""
-        members = tuple(ViewMember(m.trainer, m.generation, m.member, m.first_round) for m in request.members)
-        mode = None if request.mode is None else Mode.from_json(request.mode)
-        view = View(request.master_generation, request.serial, members, mode, request.switch_round)
+        view = view_of(request)
         with self._all_locks(), self._soundness:
             if (first_mode := self._view.begins_in(view)) is not None:
                 self._begin_in(first_mode)

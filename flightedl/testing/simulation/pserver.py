@@ -9,17 +9,29 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from flightedl.domain.accumulation import having_bits, lacking_of
 from flightedl.domain.applied import AppliedBatches
 from flightedl.domain.batches import Batch
-from flightedl.domain.checkpoints_manifest import Manifest, ShardFile, candidates, examine, manifest_name
+from flightedl.domain.checkpoints_manifest import Manifest, ShardFile, Skipped, candidates, examine, manifest_name
 from flightedl.domain.checkpoints_pointer import latest_of
 from flightedl.domain.checkpoints_replay import AppliedSummary
 from flightedl.domain.checkpoints_restore import applied_of, recut
 from flightedl.domain.checkpoints_snapshot import PserverSnapshots
-from flightedl.domain.checkpoints_values import SnapshotOrder
+from flightedl.domain.checkpoints_values import SnapshotOrder, SnapshotProgress
 from flightedl.domain.modes import Async, Sync
 from flightedl.domain.rounds import BlockRounds
 from flightedl.domain.rounds_values import Accumulate, Apply, Arrived, NotMember, Pull, Stale
-from flightedl.domain.views import PserverView, View, ViewVerdict
-from flightedl.errors import CorruptError, MessageError
+from flightedl.domain.views import PserverView, View, ViewVerdict, view_of
+from flightedl.errors import CorruptError, FencedError, FlightedlError, MessageError, NotReadyError, ReplacedError
+from flightedl.messages.base import OfPlan
+from flightedl.messages.control import (
+    AppliedReply,
+    AppliedRequest,
+    OfMaster,
+    ReloadRequest,
+    SealRequest,
+    SnapshotReply,
+    SnapshotRequest,
+    ViewReply,
+    ViewRequest,
+)
 from flightedl.testing.simulation.etcd import ADDRESS, DONE, INIT, STATE, Transaction, claimed
 from flightedl.testing.simulation.job import blocks_of, plan_of
 from flightedl.testing.simulation.store import StoredShard
@@ -84,6 +96,10 @@ class Pserver(Process):
         #: The checkpoint that a rollback wants.
         self.forced = forced
         self.loaded: int | None = None
+        #: Checkpoints that could not be loaded, by their numbers.
+        self.skipped: dict[int, Skipped] = {}
+        #: The highest generation of a master that was heard of.
+        self._newest_master = 0
         self.blocks: dict[int, Block] = {}
         self.ordered: list[Block] = []
         self.positions: dict[int, int] = {}
@@ -223,6 +239,7 @@ class Pserver(Process):
                 saved = plan_of(result.pserver_count, result.cut_for)
                 self._read_parts(result, list(recut(result, saved, plan, self.index)), [])
             else:
+                self.skipped[number] = result or Skipped(number, "its manifest is gone")
                 self.world.note("{} skips checkpoint {}: {}", self.name, number, result)
                 self._load(number)
 
@@ -237,6 +254,7 @@ class Pserver(Process):
         def read(stored: tuple[StoredShard, bool] | None) -> None:
             if stored is None or (stored[1] and "hashes are not compared" not in self.flaws):
                 self.world.note("{} cannot use {}", self.name, name)
+                self.skipped[manifest.number] = Skipped(manifest.number, f"{name} cannot be used")
                 self._load(manifest.number)
             else:
                 self._read_parts(manifest, parts, [*found, stored[0]])
@@ -324,11 +342,77 @@ class Pserver(Process):
             return False
         return True
 
+    def control(self, message: tuple[int, OfPlan], reply: Reply) -> None:
+        """A request of a master's, to a process of this generation; the reply, or the error that it gets instead."""
+        generation, request = message
+        if not self.lease.is_held() and "no lease check" not in self.flaws:
+            reply(ReplacedError(f"the lease of {self.name} is over"))
+            self.end("its lease was lost")
+            return
+        try:
+            if generation != self.generation:
+                raise ReplacedError(f"this is generation {self.generation}, not {generation}")
+            reply(self._controlled(request))
+        except FlightedlError as error:
+            reply(error)
+            return
+        if isinstance(request, ReloadRequest):
+            self.end("it goes back to the newest checkpoint, or to first values")
+        elif isinstance(request, ViewRequest):
+            self._serve_waiting()
+
+    def _controlled(self, request: OfPlan) -> AppliedReply | SnapshotReply | ViewReply | None:
+        if request.plan_hash != plan_of(self.cluster.pserver_count, self.cluster.shape.cut_for).hash:
+            raise FencedError("the master means another shard plan")
+        self._hear_of_master(request)
+        if isinstance(request, ReloadRequest):
+            return None
+        if isinstance(request, AppliedRequest) and self.lacks is not None and not self.is_serving:
+            return AppliedReply(summary=AppliedSummary().encode(), lacks_election=self.lacks)
+        if not self.is_serving:
+            raise NotReadyError(f"{self.name} has no values yet")
+        if isinstance(request, ViewRequest):
+            verdict = self._adopt(view_of(request))
+            return verdict.reply(request.serial, self._highest_after(verdict))
+        if isinstance(request, SnapshotRequest):
+            order = SnapshotOrder.of(request)
+            return self._take_order(order).reply()
+        if isinstance(request, SealRequest):
+            for epoch, task_count in request.epochs:
+                self.applied.seal(epoch, task_count)
+            return None
+        assert isinstance(request, AppliedRequest)
+        return AppliedReply(
+            summary=AppliedSummary.of(self.applied).encode(),
+            checkpoint=self.loaded,
+            skipped=[f"checkpoint {each.number}: {each.reason}" for each in self.skipped.values()],
+            rejected=list(self.skipped),
+        )
+
+    def _hear_of_master(self, request: OfPlan) -> None:
+        """Know the newest master; an older one's orders are refused."""
+        if not isinstance(request, OfMaster | ViewRequest | SnapshotRequest):
+            return
+        leader = self.directory.get(ADDRESS)
+        known = max(self._newest_master, 0 if leader is None else leader.value.generation)
+        if isinstance(request, OfMaster) and request.master_generation < known:
+            raise FencedError(f"master {request.master_generation} is deposed: {known} leads")
+        self._newest_master = max(self._newest_master, request.master_generation)
+
     def take_view(self, message: tuple[int, View], reply: Reply) -> None:
         """A view of the master's."""
         generation, view = message
         if not self._serves(generation, reply):
             return
+        verdict = self._adopt(view)
+        is_done = not verdict.is_outdated
+        reply(
+            ("taken", verdict.refused, self._highest_after(verdict), verdict.refuses_mode) if is_done else ("outdated",)
+        )
+        self._serve_waiting()
+
+    def _adopt(self, view: View) -> ViewVerdict:
+        """Take a view over in all blocks."""
         before = self.view.number
         if "old views are taken" in self.flaws:
             self.view._master_generation = 0  # noqa: SLF001 - a planted bug
@@ -351,11 +435,7 @@ class Pserver(Process):
                 block.first_rounds.pop(member, None)
             block.first_rounds.update(admit)
             self._settle(block)
-        is_done = not verdict.is_outdated
-        reply(
-            ("taken", verdict.refused, self._highest_after(verdict), verdict.refuses_mode) if is_done else ("outdated",)
-        )
-        self._serve_waiting()
+        return verdict
 
     def _highest_after(self, verdict: ViewVerdict) -> int:
         return max((b.rounds.version for b in self.ordered), default=0) if verdict.refuses_mode else self.highest()
@@ -379,8 +459,11 @@ class Pserver(Process):
     def take_order(self, message: tuple[int, SnapshotOrder], reply: Reply) -> None:
         """An order for a checkpoint."""
         generation, order = message
-        if not self._serves(generation, reply):
-            return
+        if self._serves(generation, reply):
+            reply(("progress", self._take_order(order)))
+
+    def _take_order(self, order: SnapshotOrder) -> SnapshotProgress:
+        """Begin to copy, if the order is newer than all before; how far the newest one is."""
         versions = [block.rounds.version for block in self.ordered]
         if self.snapshots.take(order, versions, self.highest()) is not None:
             self.copies = {}
@@ -388,7 +471,9 @@ class Pserver(Process):
             for block in self.ordered:
                 self._look(block)
             self._save()
-        reply(("progress", self.snapshots.progress))
+        progress = self.snapshots.progress
+        assert progress is not None
+        return progress
 
     def send_back(self, generation: int, reply: Reply) -> None:
         """End: the others lack their values, so its own are of no use."""
