@@ -194,6 +194,10 @@ class Coordinator(Protocol):
 
     def grant(self, ttl_s: float) -> Lease: ...
 
+    def lease_ttl_s(self, lease_id: int) -> float | None:
+        """The granted time to live of a lease, whoever holds it; None: it has ended."""
+        ...
+
     def watch(self, prefix: str, after_revision: int) -> Watch:
         """Every event under ``prefix`` with a revision greater than ``after_revision``."""
         ...

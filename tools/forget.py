@@ -11,6 +11,9 @@ from flightedl.adapters.etcd import EtcdCoordinator
 from flightedl.config import CommonSettings, settings
 from flightedl.coordination.keys import JobKeys
 from flightedl.launch import former
+from flightedl.launch.liveness import Liveness
+from flightedl.launch.status import is_master_answering
+from flightedl.rpc.authentication import Credentials
 
 
 @click.command()
@@ -24,10 +27,18 @@ def forget(job: str, etcd: str | None, yes: bool) -> None:
     of the same name at the same URL asks for --resume.
     """
     chosen = settings(CommonSettings, job=job, etcd=etcd)
-    keys = JobKeys(chosen.job)
-    with contextlib.closing(EtcdCoordinator(chosen.etcd, clock=SystemClock())) as coordinator:
+    keys, clock = JobKeys(chosen.job), SystemClock()
+    credentials = Credentials.load(chosen.tls_dir)
+    with contextlib.closing(EtcdCoordinator(chosen.etcd, clock=clock)) as coordinator:
+        Liveness(
+            coordinator,
+            keys,
+            clock,
+            lambda record: is_master_answering(record, job, credentials),
+            lambda sentence: click.echo(f"flightedl: {sentence}", err=True),
+        ).require_gone()
         known = former.former_job(coordinator, keys)
-        if known is not None and not known.is_alive and known.finished_epochs is None and not yes:
+        if known is not None and known.finished_epochs is None and not yes:
             click.confirm(f"job {job} has not finished: forget where it stands?", abort=True)
         former.forget(coordinator, keys)
     click.echo(f"job {job} is forgotten")

@@ -55,6 +55,7 @@ def _keys() -> dict[str, str]:
     keys = JobKeys("j")
     described = {
         keys.history: "HistoryRecord; life times 2**40 is added to each revision of etcd, in generations as well",
+        keys.launcher: "leased; ServerRecord without an address: who started the whole job",
         keys.master_lock: "leased; its create_revision is the master's generation",
         keys.master_address: "leased; ServerRecord",
         keys.ps_desired: "number of pservers, decimal",

@@ -12,8 +12,8 @@ Rules:
   filtered by revision, so nothing comes twice. A history that went back is reported as compaction: whoever lists again
   finds out.
 * Every answer says of which cluster it is and at which revision; what of that contradicts an earlier one ends all work
-  on this etcd (``domain.store_history``). Renewals and watches may be answered by a member that lags behind, so their
-  revisions prove nothing.
+  on this etcd (``domain.store_history``). Renewals, watches and what is asked about leases may be answered by a member
+  that lags behind, so their revisions prove nothing.
 * A lease's renewal is answered within a quarter of its time to live or given up, so that its holder can try again, on
   another connection, before it has to count the lease as lost.
 
@@ -128,6 +128,13 @@ class EtcdCoordinator:
         request = rpc.LeaseGrantRequest(TTL=math.ceil(ttl_s))
         reply = self._ask(lambda connection, timeout_s: connection.lease.LeaseGrant(request, timeout=timeout_s))
         return EtcdLease(reply.ID, float(reply.TTL), self._ask, self._timeout_s)
+
+    def lease_ttl_s(self, lease_id: int) -> float | None:
+        request = rpc.LeaseTimeToLiveRequest(ID=lease_id)
+        reply = self._ask(
+            lambda connection, timeout_s: connection.lease.LeaseTimeToLive(request, timeout=timeout_s), is_current=False
+        )
+        return None if reply.TTL < 0 else float(reply.grantedTTL)
 
     def watch(self, prefix: str, after_revision: int) -> EtcdWatch:
         watch = EtcdWatch(

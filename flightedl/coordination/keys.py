@@ -1,8 +1,8 @@
 """The layout of a job's keys in etcd, in one place.
 
 What the processes of job J have to know of each other lies under ``/flightedl/J/``, which all of them watch. Keys that
-name a process (``master/*``, ``ps/<index>``, ``trainers/<id>``) are leased and vanish with it; facts of the whole job
-are not leased.
+name a process (``launcher``, ``master/*``, ``ps/<index>``, ``trainers/<id>``) are leased and vanish with it; facts of
+the whole job are not leased.
 
 What only a master's successor reads lies under ``/flightedl-state/J/``: it is written at every dispatch, and would
 otherwise be sent by etcd to everybody who watches.
@@ -47,6 +47,11 @@ class JobKeys:
     def master_address(self) -> str:
         """A ``ServerRecord`` that carries the lock's generation."""
         return self.prefix + "master/addr"
+
+    @property
+    def launcher(self) -> str:
+        """Held by whoever starts the whole job (``flightedl run``); a ``ServerRecord`` without an address."""
+        return self.prefix + "launcher"
 
     @property
     def ps_desired(self) -> str:

@@ -101,6 +101,9 @@ class JobCoordinator:
     def grant(self, ttl_s: float) -> Lease:
         return self.do(lambda _: self._inner.grant(ttl_s))
 
+    def lease_ttl_s(self, lease_id: int) -> float | None:
+        return self.do(lambda _: self._inner.lease_ttl_s(lease_id))
+
     def watch(self, prefix: str, after_revision: int) -> Watch:
         def act(base: int) -> Watch:
             return _JobWatch(self, self._inner.watch(prefix, max(after_revision - base, 0)), base)

@@ -13,23 +13,14 @@ import queue
 import socket
 import threading
 
-import msgspec
-
 from flightedl.adapters.etcd import EtcdCoordinator
 from flightedl.coordination.keys import JobKeys
 from flightedl.errors import FlightedlError
+from flightedl.launch.liveness import holder_of
 from flightedl.ports import Clock, Coordinator, CreatedAt, Delete, Entry
 
 _RETRY_S = 0.1
 _GIVE_UP_S = 10.0
-
-
-class _Holder(msgspec.Struct, frozen=True):
-    """What the records of all processes have in common."""
-
-    pid: int = 0
-    name: str = ""
-    host: str = ""
 
 
 class Burial:
@@ -86,8 +77,5 @@ class Burial:
 def _is_held_by(entry: Entry, pid: int) -> bool:
     if not entry.lease_id:
         return False
-    try:
-        holder = msgspec.json.decode(entry.value, type=_Holder)
-    except msgspec.DecodeError:
-        return False
-    return holder.pid == pid and socket.gethostname() in {holder.name, holder.host}
+    holder = holder_of(entry)
+    return holder is not None and holder.pid == pid and socket.gethostname() in {holder.name, holder.host}

@@ -17,7 +17,7 @@ import shutil
 import signal
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from types import TracebackType
@@ -42,11 +42,13 @@ from flightedl.launch.burial import Burial
 from flightedl.launch.etcd import EmbeddedEtcd
 from flightedl.launch.failed import failed_tasks
 from flightedl.launch.former import forget, former_job, require_startable
+from flightedl.launch.liveness import Liveness
 from flightedl.launch.policy import Account, Limits, Role, Slot
 from flightedl.launch.processes import Child, Children, OnLine
-from flightedl.launch.status import JobStatus
+from flightedl.launch.status import JobStatus, is_master_answering
 from flightedl.launch.supervisor import OnEvent, Outcome, ProcessView, Starter, Supervisor
-from flightedl.ports import Storage
+from flightedl.ports import Coordinator, Storage
+from flightedl.rpc.authentication import Credentials
 
 if TYPE_CHECKING:
     from flightedl.client.session import Job
@@ -57,8 +59,6 @@ _Settings = TypeVar("_Settings", bound=CommonSettings)
 LOGS = "logs"
 _STATUS_POLL_S = 0.1
 _STATUS_TIMEOUT_S = 2.0
-#: Leases of servers that were stopped have ended by so much after their time to live.
-_FORGET_S = 5.0
 #: What the policy decides rests on the account: a busy master is waited for, one that is gone refuses at once.
 _ACCOUNT_TIMEOUT_S = 5.0
 
@@ -190,11 +190,14 @@ class LocalCluster:
 
     # Life
 
-    def start(self, *, ready_s: float | None = 60.0) -> Self:
+    def start(self, *, ready_s: float | None = 60.0, is_unwanted: Callable[[], bool] = lambda: False) -> Self:
         """Start everything and wait until the master and all pservers are there.
+
+        What a former job of this name has left in etcd is waited for first (``liveness``).
 
         Args:
             ready_s: how long to wait for that; None: return as soon as the processes are started.
+            is_unwanted: asked during the wait for a former job; nothing is started when it says so.
 
         Raises:
             JobFailedError: a process ended for good; has its last lines.
@@ -212,7 +215,8 @@ class LocalCluster:
                 children.adopt_directory(self.directory)
             starters: dict[Slot, Starter] = {}
             if self._given_etcd is not None:
-                self._check_name_is_free(self._given_etcd)
+                if not self._claim_name(self._given_etcd, stack, is_unwanted):
+                    return self
             else:
                 etcd = EmbeddedEtcd(children)
                 stack.callback(etcd.close)
@@ -293,13 +297,10 @@ class LocalCluster:
                     f"job {self.job} cannot begin from nothing, because {self._storage.url} has its checkpoints: "
                     "give fe.local another checkpoint= or job="
                 )
-            deadline = self._clock.now() + self._settings(CommonSettings).lease_ttl_s + _FORGET_S
             self.stop()
-            while self._given_etcd is not None and (former := former_job(coordinator, keys)) is not None:
-                if not former.is_alive or self._clock.now() >= deadline:
-                    forget(coordinator, keys)
-                else:
-                    self._clock.sleep(_STATUS_POLL_S)
+            if self._given_etcd is not None:
+                self._liveness(coordinator).require_gone()
+                forget(coordinator, keys)
         self.start()
 
     def __enter__(self) -> Self:
@@ -324,14 +325,35 @@ class LocalCluster:
         except UnavailableError as error:
             raise UsageError(f"no checkpoints can be kept: {error}") from None
 
-    def _check_name_is_free(self, etcd: str) -> None:
-        keys, is_resumed = JobKeys(self.job), self._settings(MasterSettings, checkpoint=self._checkpoint).resume
-        with contextlib.closing(EtcdCoordinator(etcd, clock=self._clock)) as coordinator:
-            former = former_job(coordinator, keys)
-            require_startable(former, etcd, self._storage, resume=is_resumed)
-            if former is not None and former.is_over:
-                # All of it is in its last checkpoint.
-                forget(coordinator, keys)
+    def _claim_name(self, etcd: str, stack: contextlib.ExitStack, is_unwanted: Callable[[], bool]) -> bool:
+        """Become the one who starts this job, until ``stack`` is closed; False: that is not wanted any more."""
+        keys, chosen = JobKeys(self.job), self._settings(MasterSettings, checkpoint=self._checkpoint)
+        coordinator = stack.enter_context(contextlib.closing(EtcdCoordinator(etcd, clock=self._clock)))
+        liveness = self._liveness(coordinator, is_unwanted)
+        held = liveness.claim_name(chosen.lease_ttl_s)
+        if held is None:
+            return False
+        stack.callback(held.release)
+        former = former_job(coordinator, keys)
+        require_startable(former, etcd, self._storage, resume=chosen.resume)
+        if former is not None and former.is_over:
+            # All of it is in its last checkpoint.
+            liveness.require_gone(held)
+            if is_unwanted():
+                return False
+            forget(coordinator, keys)
+        return True
+
+    def _liveness(self, coordinator: Coordinator, is_unwanted: Callable[[], bool] = lambda: False) -> Liveness:
+        credentials = Credentials.load(self._settings(CommonSettings).tls_dir)
+        return Liveness(
+            coordinator,
+            JobKeys(self.job),
+            self._clock,
+            lambda record: is_master_answering(record, self.job, credentials),
+            self._on_event or (lambda _: None),
+            is_unwanted,
+        )
 
     def _running(self) -> Supervisor:
         if self._supervisor is None:

@@ -10,14 +10,14 @@ from __future__ import annotations
 import msgspec
 
 from flightedl.coordination.keys import JobKeys
-from flightedl.coordination.records import ServerRecord
 from flightedl.domain.checkpoints_manifest import candidates, manifest_name
 from flightedl.domain.checkpoints_pointer import latest_of
 from flightedl.domain.tasks_storage import is_over
 from flightedl.errors import NotFoundError, UsageError
+from flightedl.launch.liveness import names_process
 from flightedl.messages.base import decode
 from flightedl.messages.declarations import JobDeclaration
-from flightedl.ports import Coordinator, CreatedAt, Delete, Entry, Storage
+from flightedl.ports import Absent, Coordinator, CreatedAt, Delete, Entry, Storage
 
 #: Of one transaction.
 _OPERATIONS_LIMIT = 100
@@ -29,10 +29,6 @@ class FormerJob(msgspec.Struct, frozen=True, kw_only=True):
     """A job as etcd keeps it."""
 
     name: str
-    #: Address of the master that serves it; empty: it does not run.
-    master: str = ""
-    #: Whether processes of it have leases.
-    is_alive: bool = False
     #: Passes over the data, all of which are done; None: it has not finished.
     finished_epochs: int | None = None
     #: Whether its script ended it before that (``job.stop``).
@@ -47,17 +43,14 @@ class FormerJob(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def former_job(coordinator: Coordinator, keys: JobKeys) -> FormerJob | None:
-    """What etcd has of a job; None: nothing."""
+    """What etcd has of a job; None: nothing. That somebody is about to start it does not count."""
     entries = {entry.key: entry for entry in _entries(coordinator, keys)}
     if not entries:
         return None
-    master, pointer = entries.get(keys.master_address), entries.get(keys.checkpoint_latest)
+    pointer = entries.get(keys.checkpoint_latest)
     latest = None if pointer is None else latest_of(pointer.value)
     return FormerJob(
         name=keys.job_name,
-        master="" if master is None else msgspec.json.decode(master.value, type=ServerRecord).address,
-        # A name that was given to one trainer for good may still be on its lease.
-        is_alive=any(entry.lease_id and not key.startswith(keys.once) for key, entry in entries.items()),
         finished_epochs=_finished_epochs(entries.get(keys.job), entries.get(keys.task_queues)),
         is_stopped=keys.stopped in entries,
         checkpoint=None if latest is None else latest.number,
@@ -72,19 +65,14 @@ def _finished_epochs(job: Entry | None, queue: Entry | None) -> int | None:
 
 
 def require_startable(former: FormerJob | None, etcd: str, storage: Storage | None, *, resume: bool) -> None:
-    """Whether a job of this name may be started.
+    """Whether a job of this name, which does not run, may be started.
 
     Raises:
-        UsageError: it runs, or has finished, or was stopped and its checkpoints are elsewhere; says the ways on.
+        UsageError: it has finished, or was stopped and its checkpoints are elsewhere; says the ways on.
     """
     if former is None:
         return
     name = former.name
-    if former.master:
-        raise UsageError(
-            f"a job named {name} is already running (its master is at {former.master}): "
-            f"choose another name (--job), or wait for it to end"
-        )
     ways = f"`flightedl forget {name} --etcd {etcd}` lets it be begun again from nothing; another name is --job"
     if former.is_over and (not resume or former.checkpoint is None):
         ended = "was stopped by its script"
@@ -115,23 +103,25 @@ def forget(coordinator: Coordinator, keys: JobKeys) -> int:
 
     Raises:
         NotFoundError: etcd has nothing of it.
-        UsageError: it runs.
+        UsageError: processes of it have leases (see ``liveness``, which finds out what that means).
     """
-    former = former_job(coordinator, keys)
-    if former is None:
-        others = sorted({entry.key.split("/")[2] for entry in coordinator.list(_ALL_JOBS).entries})
+    entries = _entries(coordinator, keys)
+    if not entries:
+        others = sorted({entry.key.split("/")[2] for entry in coordinator.list(_ALL_JOBS).entries} - {keys.job_name})
         known = f"it has {', '.join(others[:_SHOWN])}" if others else "it has no job"
         raise NotFoundError(f"etcd has nothing of a job named {keys.job_name}: {known}")
-    if former.is_alive:
-        raise UsageError(f"job {keys.job_name} runs, or has ended just now: stop it, or try again in some seconds")
-    entries = _entries(coordinator, keys)
+    if any(names_process(entry, keys) for entry in entries):
+        raise UsageError(f"job {keys.job_name} has just been started: stop it first")
     for start in range(0, len(entries), _OPERATIONS_LIMIT):
         some = entries[start : start + _OPERATIONS_LIMIT]
-        conditions = [CreatedAt(entry.key, entry.create_revision) for entry in some]
-        if not coordinator.transact(conditions, [Delete(entry.key) for entry in some]).committed:
+        unchanged = [CreatedAt(entry.key, entry.create_revision) for entry in some]
+        if not coordinator.transact(
+            [Absent(keys.master_lock), *unchanged], [Delete(entry.key) for entry in some]
+        ).committed:
             raise UsageError(f"job {keys.job_name} has just been started: stop it first")
     return len(entries)
 
 
 def _entries(coordinator: Coordinator, keys: JobKeys) -> list[Entry]:
-    return [entry for prefix in (keys.prefix, keys.state_prefix) for entry in coordinator.list(prefix).entries]
+    found = [entry for prefix in (keys.prefix, keys.state_prefix) for entry in coordinator.list(prefix).entries]
+    return [entry for entry in found if entry.key != keys.launcher]

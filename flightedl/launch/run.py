@@ -120,8 +120,9 @@ def run_job(options: RunOptions, console: Console) -> int:
     with _stop_requests() as requests:
         with display, contextlib.ExitStack() as stack:
             stack.callback(cluster.stop)
-            cluster.start(ready_s=None)
-            display.event(f"`flightedl status --etcd {cluster.etcd_address} --job {job}` asks how it stands")
+            cluster.start(ready_s=None, is_unwanted=lambda: bool(requests))
+            if not requests:
+                display.event(f"`flightedl status --etcd {cluster.etcd_address} --job {job}` asks how it stands")
             poller = _StatusPoller(cluster, clock)
             stack.callback(poller.close)
             # Called first: a poller that waits for a reply must not delay the stop.

@@ -15,7 +15,7 @@ import msgspec
 from flightedl.adapters.etcd import EtcdCoordinator
 from flightedl.coordination.keys import JobKeys
 from flightedl.coordination.records import ServerRecord
-from flightedl.errors import FencedError, NotFoundError
+from flightedl.errors import FencedError, FlightedlError, NotFoundError
 from flightedl.messages.base import decode, encode
 from flightedl.messages.checkpoints import CheckpointReply, CheckpointRequest
 from flightedl.messages.status import StatusReply
@@ -25,6 +25,26 @@ from flightedl.rpc.client import Connection
 from flightedl.rpc.identity import Caller, ServerIdentity
 
 Answer = TypeVar("Answer", bound=msgspec.Struct)
+
+_CALLER = Caller(role="tool", name="status")
+_ANSWER_TIMEOUT_S = 2.0
+
+
+def is_master_answering(
+    record: ServerRecord, job: str, credentials: Credentials | None, timeout_s: float = _ANSWER_TIMEOUT_S
+) -> bool:
+    """Whether the very master of the record answers at its address. False: somebody else does, or nobody in time."""
+    try:
+        with _connection(record, job, credentials) as connection:
+            connection.action("status", b"{}", timeout_s=timeout_s)
+    except FlightedlError:
+        return False
+    return True
+
+
+def _connection(record: ServerRecord, job: str, credentials: Credentials | None) -> Connection:
+    expected = ServerIdentity(job, "master", 0, record.generation)
+    return Connection(record.address, expected=expected, caller=_CALLER, credentials=credentials)
 
 
 class JobStatus:
@@ -86,10 +106,7 @@ class JobStatus:
         if self._known is not None and self._known[0] == record:
             return self._known[1]
         self._disconnect()
-        expected = ServerIdentity(self._job, "master", 0, record.generation)
-        connection = Connection(
-            record.address, expected=expected, caller=Caller(role="tool", name="status"), credentials=self._credentials
-        )
+        connection = _connection(record, self._job, self._credentials)
         self._known = (record, connection)
         return connection
 

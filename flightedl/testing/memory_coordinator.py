@@ -204,6 +204,9 @@ class MemoryCoordinator:
 
         return self.request(carry_out)
 
+    def lease_ttl_s(self, lease_id: int) -> float | None:
+        return self.request(lambda store: store.leases[lease_id][0] if lease_id in store.leases else None)
+
     def watch(self, prefix: str, after_revision: int) -> MemoryWatch:
         watch = MemoryWatch(self, self._store, prefix, after_revision, self._watches)
         with self._store.condition:

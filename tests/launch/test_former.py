@@ -1,4 +1,4 @@
-"""A job of a name that etcd knows: running, finished, stopped, with checkpoints here or elsewhere."""
+"""A job of a name that etcd knows: finished, stopped, with checkpoints here or elsewhere."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import msgspec
 import pytest
 
 from flightedl.coordination.keys import JobKeys
-from flightedl.coordination.records import ServerRecord
 from flightedl.domain.checkpoints_manifest import manifest_name
 from flightedl.domain.checkpoints_pointer import FORMAT, PointerRecord
 from flightedl.domain.tasks_documents import VERSION, DispatchDocument, encode_document
@@ -77,17 +76,19 @@ def test_a_job_with_open_tasks_was_stopped(dispatch: bytes) -> None:
     assert former_job(stored(dispatch), KEYS) == STOPPED
 
 
-def test_a_job_with_a_master_runs() -> None:
+def test_a_job_that_somebody_starts_is_not_there_yet() -> None:
+    coordinator = MemoryCoordinator(FakeClock())
+    coordinator.transact([], [Put(KEYS.launcher, b"{}", coordinator.grant(5.0).id)])
+    assert former_job(coordinator, KEYS) is None
+
+
+@pytest.mark.parametrize("key", [KEYS.master_lock, KEYS.pserver(0), KEYS.trainer("t")])
+def test_a_job_with_processes_is_not_forgotten(key: str) -> None:
     coordinator = stored(queue(3, runs=[]))
-    record = msgspec.json.encode(ServerRecord(address="h:1"))
-    coordinator.transact([], [Put(KEYS.master_address, record, coordinator.grant(5.0).id)])
-    former = former_job(coordinator, KEYS)
-    assert former is not None
-    assert (former.master, former.is_alive) == ("h:1", True)
-    with pytest.raises(UsageError, match="a job named demo is already running"):
-        require_startable(former, "e:1", None, resume=True)
-    with pytest.raises(UsageError, match="job demo runs"):
+    coordinator.transact([], [Put(key, b"{}", coordinator.grant(5.0).id)])
+    with pytest.raises(UsageError, match="job demo has just been started"):
         forget(coordinator, KEYS)
+    assert former_job(coordinator, KEYS) == FINISHED
 
 
 @pytest.mark.parametrize("storage", [None, MemoryStorage(), with_checkpoint(7)], ids=["none", "elsewhere", "here"])
@@ -133,7 +134,9 @@ def test_a_job_that_its_script_ended_is_over_but_can_be_resumed() -> None:
 def test_a_forgotten_job_is_gone_and_others_stay() -> None:
     coordinator = stored(queue(3, runs=[]))
     coordinator.transact([], [Put(KEYS.once + "save", b"t", coordinator.grant(5.0).id)])
+    coordinator.transact([], [Put(KEYS.launcher, b"{}", coordinator.grant(5.0).id)])
     assert forget(coordinator, KEYS) == 4
+    assert coordinator.get(KEYS.launcher) is not None, "whoever starts the job anew may forget the former one"
     assert former_job(coordinator, KEYS) is None
     assert coordinator.get(JobKeys("other").job) is not None
     with pytest.raises(NotFoundError, match="nothing of a job named demo: it has other"):

@@ -238,6 +238,13 @@ class CoordinatorContract:
         assert lease.id != 0
         assert lease.ttl_s >= _TTL_S
 
+    def test_anybody_can_ask_for_how_long_a_lease_was_granted(self, coordinator: Coordinator, world: World) -> None:
+        lease = coordinator.grant(60)
+        other = world.connect()
+        assert other.lease_ttl_s(lease.id) == lease.ttl_s
+        lease.revoke()
+        assert other.lease_ttl_s(lease.id) is None
+
     def test_revoking_deletes_the_keys(self, coordinator: Coordinator, world: World) -> None:
         lease = coordinator.grant(60)
         put(coordinator, world.prefix + "a", lease_id=lease.id)
@@ -389,6 +396,7 @@ class CoordinatorOutageContract:
             lambda: coordinator.list(world.prefix),
             lambda: coordinator.transact([], [Put(world.prefix + "a", b"")]),
             lambda: coordinator.grant(5),
+            lambda: coordinator.lease_ttl_s(lease.id),
             lease.renew,
             lease.revoke,
         ):

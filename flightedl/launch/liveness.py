@@ -1,0 +1,164 @@
+"""Whether a job runs whose leases are in etcd, or they only live on there.
+
+A lease outlives its holder by its time to live. It gets another one whenever etcd starts, so an etcd that was restored
+from a backup has leases of processes that are long gone. A lease is therefore no proof. Rules:
+
+1. A master that answers at its recorded address, and is of this job and of the recorded generation, runs.
+2. Whoever writes a leased key after the first look runs.
+3. Whoever keeps a lease for longer than its time to live, counted from the first look, renews it, and so runs: on
+   another machine perhaps, where it cannot be asked from here. That nobody answers proves nothing for the same reason:
+   at ``127.0.0.1`` of this machine there is nobody, although the job runs on that other one.
+4. Otherwise the leases are waited for, and the job does not run when they have ended.
+
+A job is started by whoever holds ``launcher``, from before it starts anything to the end: of several that have waited
+for the same leases, or have found none, one starts. Trainers and pservers may wait for a master to come back, so their
+leases keep nobody from starting it.
+
+Not guaranteed: that the holder of ``launcher`` still has it when etcd was away for longer than its lease. By then the
+job has a master, or is about to have one again.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Callable, Sequence
+
+import msgspec
+
+from flightedl.coordination.keeper import HeldKey
+from flightedl.coordination.keys import JobKeys
+from flightedl.coordination.records import ServerRecord
+from flightedl.errors import UsageError
+from flightedl.ports import Absent, Clock, Coordinator, Entry, Listing
+
+#: Asks whether the master of this record answers.
+IsAnswering = Callable[[ServerRecord], bool]
+
+_POLL_S = 0.2
+#: etcd ends a lease by so much too late: it looks every half second, and adds the time of an election when it starts.
+_SLACK_S = 3.0
+
+
+class Holder(msgspec.Struct, frozen=True, kw_only=True):
+    """What the records of all processes say of who wrote them."""
+
+    address: str = ""
+    pid: int = 0
+    #: Of a server: its host.
+    name: str = ""
+    #: Of a trainer.
+    host: str = ""
+
+
+class Liveness:
+    """Looks at one job.
+
+    Args:
+        coordinator: etcd as it is, not as the job counts.
+        keys: The job's.
+        clock: Measures how long leases live on.
+        is_answering: Asks a master.
+        say: Is told in one sentence what is waited for.
+        is_unwanted: Whether to stop waiting.
+    """
+
+    def __init__(
+        self,
+        coordinator: Coordinator,
+        keys: JobKeys,
+        clock: Clock,
+        is_answering: IsAnswering,
+        say: Callable[[str], None] = lambda _: None,
+        is_unwanted: Callable[[], bool] = lambda: False,
+    ) -> None:
+        self._coordinator = coordinator
+        self._keys = keys
+        self._clock = clock
+        self._is_answering = is_answering
+        self._say = say
+        self._is_unwanted = is_unwanted
+
+    def claim_name(self, ttl_s: float) -> HeldKey | None:
+        """Become the one who starts this job, when nobody runs it; None: that was not wanted any more.
+
+        Raises:
+            UsageError: the job runs, or somebody else starts it.
+        """
+        keys = self._keys
+        starting = {keys.launcher, keys.master_lock, keys.master_address}
+        record = msgspec.json.encode(ServerRecord(address="", name=socket.gethostname(), pid=os.getpid()))
+        while True:
+            if who := self._who_runs(lambda entry: entry.key in starting):
+                raise UsageError(
+                    f"a job named {keys.job_name} is already running ({who}): "
+                    f"choose another name (--job), or wait for it to end"
+                )
+            if self._is_unwanted():
+                return None
+            free = Absent(keys.master_lock)
+            held = HeldKey.claim(self._coordinator, self._clock, keys.launcher, record, ttl_s, also_when=[free])
+            if held is not None:
+                return held
+
+    def require_gone(self, held: HeldKey | None = None) -> None:
+        """Wait until the job has no process of any kind; ``held`` is the caller's own key.
+
+        Raises:
+            UsageError: the job runs.
+        """
+        own = None if held is None else held.key
+        if who := self._who_runs(lambda entry: entry.key != own and names_process(entry, self._keys)):
+            raise UsageError(f"job {self._keys.job_name} runs ({who}): stop it first")
+
+    def _who_runs(self, is_meant: Callable[[Entry], bool]) -> str:
+        """Who shows that the job runs, for people; empty: nobody does, or the wait is not wanted any more."""
+        first: Listing | None = None
+        ends_at, asked = 0.0, 0
+        while not self._is_unwanted():
+            listing = self._coordinator.list(self._keys.prefix)
+            left = [entry for entry in listing.entries if is_meant(entry)]
+            if not left:
+                return ""
+            address = next((entry for entry in left if entry.key == self._keys.master_address), None)
+            if address is not None and address.mod_revision != asked:
+                asked = address.mod_revision
+                record = msgspec.json.decode(address.value, type=ServerRecord)
+                if self._is_answering(record):
+                    return f"its master is at {record.address}"
+            if first is None:
+                first, limit_s = listing, self._limit_s(left)
+                ends_at = self._clock.now() + limit_s
+                self._say(
+                    f"etcd still has leases of job {self._keys.job_name}, but no master of it answers: "
+                    f"waiting for them to end, at most {limit_s:.0f} s"
+                )
+            writing = [entry for entry in left if entry.mod_revision > first.revision]
+            if writing or self._clock.now() >= ends_at:
+                return self._described(writing or left)
+            self._clock.sleep(_POLL_S)
+        return ""
+
+    def _limit_s(self, entries: Sequence[Entry]) -> float:
+        leases = {entry.lease_id for entry in entries}
+        return max(self._coordinator.lease_ttl_s(lease) or 0.0 for lease in leases) + _SLACK_S
+
+    def _described(self, entries: Sequence[Entry]) -> str:
+        entry = next((entry for entry in entries if entry.key == self._keys.master_address), entries[0])
+        holder = holder_of(entry) or Holder()
+        if holder.address and entry.key == self._keys.master_address:
+            return f"its master is at {holder.address}, which does not answer from here"
+        return f"process {holder.pid} on {holder.host or holder.name or 'some machine'} holds {entry.key} in etcd"
+
+
+def names_process(entry: Entry, keys: JobKeys) -> bool:
+    """Whether an entry is leased to a process; a name that was given to a trainer for good outlives it for a while."""
+    return bool(entry.lease_id) and not entry.key.startswith(keys.once)
+
+
+def holder_of(entry: Entry) -> Holder | None:
+    """Who wrote a leased entry; None: it does not say."""
+    try:
+        return msgspec.json.decode(entry.value, type=Holder)
+    except msgspec.DecodeError:
+        return None

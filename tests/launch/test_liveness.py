@@ -1,0 +1,285 @@
+"""Whether a job runs whose leases are in etcd, or they only live on there."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Callable
+
+import msgspec
+import pytest
+
+from flightedl.adapters.clock import SystemClock
+from flightedl.coordination.keeper import HeldKey
+from flightedl.coordination.keys import JobKeys
+from flightedl.coordination.records import ServerRecord, TrainerRecord
+from flightedl.errors import NotReadyError, UsageError
+from flightedl.launch.liveness import Liveness
+from flightedl.launch.status import is_master_answering
+from flightedl.ports import Absent, Lease, Put
+from flightedl.rpc import Call, FlightServer, Routes, ServerIdentity
+from flightedl.testing.clock import FakeClock
+from flightedl.testing.memory import MemoryCoordinator
+
+KEYS = JobKeys("demo")
+TTL_S = 5.0
+#: The lease's time to live, and what is added for etcd's own delay.
+LIMIT_S = 8.0
+
+
+class BusyClock(FakeClock):
+    """While somebody sleeps, others act."""
+
+    def __init__(self) -> None:
+        super().__init__(jumps=True)
+        self.began_at = self.now()
+        self.others: Callable[[float], None] = lambda _passed_s: None
+
+    @property
+    def passed_s(self) -> float:
+        return self.now() - self.began_at
+
+    def sleep(self, seconds: float) -> None:
+        super().sleep(seconds)
+        self.others(self.passed_s)
+
+
+class World:
+    """An etcd, and what a launcher that looks at it says."""
+
+    def __init__(self) -> None:
+        self.clock = BusyClock()
+        self.etcd = MemoryCoordinator(self.clock)
+        self.said: list[str] = []
+        #: Addresses at which a master answers.
+        self.answering: set[str] = set()
+        self.asked: list[str] = []
+        self.is_unwanted = False
+
+    def liveness(self) -> Liveness:
+        return Liveness(
+            self.etcd.another(),
+            KEYS,
+            self.clock,
+            self._is_answering,
+            self.said.append,
+            lambda: self.is_unwanted,
+        )
+
+    def _is_answering(self, record: ServerRecord) -> bool:
+        self.asked.append(record.address)
+        return record.address in self.answering
+
+    def leave_master(self, address: str = "10.0.0.1:7", ttl_s: float = TTL_S) -> Lease:
+        """Lock and address of a master, on one lease."""
+        lease = self.etcd.grant(ttl_s)
+        record = ServerRecord(address=address, generation=3, name="far", pid=12)
+        keys = (KEYS.master_lock, KEYS.master_address)
+        result = self.etcd.transact(
+            [Absent(KEYS.master_lock)], [Put(key, msgspec.json.encode(record), lease.id) for key in keys]
+        )
+        assert result.committed
+        return lease
+
+    def leave_trainer(self, ttl_s: float = TTL_S) -> Lease:
+        lease = self.etcd.grant(ttl_s)
+        record = msgspec.json.encode(TrainerRecord(id="t", host="far", pid=13))
+        self.etcd.transact([], [Put(KEYS.trainer("t"), record, lease.id)])
+        return lease
+
+    def claim(self) -> bool:
+        """Whether the name could be claimed; the claim is given back."""
+        held = self.liveness().claim_name(TTL_S)
+        if held is not None:
+            assert self.etcd.get(KEYS.launcher) is not None
+            held.release()
+        return held is not None
+
+
+@pytest.fixture
+def world() -> World:
+    return World()
+
+
+def test_a_free_name_is_claimed_at_once(world: World) -> None:
+    assert world.claim()
+    assert (world.clock.passed_s, world.said) == (0.0, [])
+
+
+def test_leases_that_nobody_holds_are_waited_for(world: World) -> None:
+    world.leave_master()
+    assert world.claim()
+    assert TTL_S <= world.clock.passed_s < TTL_S + 1
+    assert world.said == [
+        "etcd still has leases of job demo, but no master of it answers: waiting for them to end, at most 8 s"
+    ]
+    assert world.asked == ["10.0.0.1:7"], "asking once is enough"
+
+
+def test_a_master_that_answers_runs(world: World) -> None:
+    world.leave_master()
+    world.answering.add("10.0.0.1:7")
+    with pytest.raises(UsageError, match=r"a job named demo is already running \(its master is at 10\.0\.0\.1:7\)"):
+        world.claim()
+    assert (world.clock.passed_s, world.said) == (0.0, [])
+
+
+def test_a_master_out_of_reach_that_renews_its_lease_runs(world: World) -> None:
+    lease = world.leave_master()
+    world.clock.others = lambda _: lease.renew()
+    with pytest.raises(UsageError, match=r"already running \(its master is at 10\.0\.0\.1:7, which does not answer"):
+        world.claim()
+    assert LIMIT_S <= world.clock.passed_s < LIMIT_S + 1
+
+
+def test_the_time_to_live_is_that_of_the_lease_and_not_of_the_new_launcher(world: World) -> None:
+    world.leave_master(ttl_s=60.0)
+    assert world.claim()
+    assert 60 <= world.clock.passed_s < 61
+    assert "at most 63 s" in world.said[0]
+
+
+def test_a_standby_that_takes_the_lock_meanwhile_runs(world: World) -> None:
+    world.leave_master()
+
+    def stand_by(_passed_s: float) -> None:
+        if world.etcd.get(KEYS.master_lock) is None:
+            world.leave_master("10.0.0.2:8")
+
+    world.clock.others = stand_by
+    with pytest.raises(UsageError, match=r"its master is at 10\.0\.0\.2:8, which does not answer"):
+        world.claim()
+    assert world.clock.passed_s < TTL_S + 1
+    assert world.asked == ["10.0.0.1:7", "10.0.0.2:8"]
+
+
+def test_a_launcher_that_has_not_started_its_master_yet_excludes_others(world: World) -> None:
+    first = world.etcd.grant(TTL_S)
+    record = msgspec.json.encode(ServerRecord(address="", name="far", pid=14))
+    world.etcd.transact([], [Put(KEYS.launcher, record, first.id)])
+    world.clock.others = lambda _: first.renew()
+    with pytest.raises(UsageError, match=r"already running \(process 14 on far holds /flightedl/demo/launcher"):
+        world.claim()
+
+
+def test_a_name_that_another_launcher_claims_first_is_refused(world: World) -> None:
+    """Both have waited for the same leases, and seen them end."""
+    world.leave_master()
+    rival = world.etcd.grant(60.0)
+
+    def overtake(_passed_s: float) -> None:
+        if world.etcd.get(KEYS.master_lock) is None:
+            world.etcd.transact([Absent(KEYS.launcher)], [Put(KEYS.launcher, b"{}", rival.id)])
+
+    world.clock.others = overtake
+    with pytest.raises(UsageError, match="already running"):
+        world.claim()
+
+
+@pytest.mark.parametrize("leaves", [False, True], ids=["nothing left", "leases left"])
+def test_of_launchers_that_start_at_the_same_moment_one_starts(leaves: bool) -> None:
+    clock = SystemClock()
+    etcd = MemoryCoordinator(clock)
+    if leaves:
+        etcd.transact([], [Put(KEYS.master_lock, b"{}", etcd.grant(0.2).id)])
+    together = threading.Barrier(4)
+    won: list[HeldKey] = []
+    refused: list[str] = []
+
+    def launch() -> None:
+        own = etcd.another()
+        together.wait()
+        try:
+            held = Liveness(own, KEYS, clock, lambda record: record.address == "here").claim_name(TTL_S)
+        except UsageError as error:
+            refused.append(str(error))
+        else:
+            assert held is not None
+            won.append(held)
+            record = ServerRecord(address="here", generation=1)
+            own.transact([], [Put(KEYS.master_address, msgspec.json.encode(record), held.lease_id)])
+
+    threads = [threading.Thread(target=launch) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert (len(won), len(refused)) == (1, 3), refused
+    won[0].release()
+
+
+def test_a_wait_that_nobody_wants_any_more_ends(world: World) -> None:
+    world.leave_master()
+
+    def interrupt(passed_s: float) -> None:
+        world.is_unwanted = passed_s > 1
+
+    world.clock.others = interrupt
+    assert not world.claim()
+    assert world.clock.passed_s < 2
+    assert world.etcd.get(KEYS.launcher) is None
+
+
+def test_trainers_and_pservers_that_wait_for_a_master_do_not_keep_one_from_starting(world: World) -> None:
+    lease = world.leave_trainer()
+    world.clock.others = lambda _: lease.renew()
+    assert world.claim()
+    assert world.clock.passed_s == 0.0
+
+
+def test_what_is_forgotten_has_no_process_of_any_kind(world: World) -> None:
+    world.leave_master()
+    world.leave_trainer(ttl_s=9.0)
+    world.liveness().require_gone()
+    assert 9 <= world.clock.passed_s < 10
+    lease = world.leave_trainer()
+    world.clock.others = lambda _: lease.renew()
+    with pytest.raises(UsageError, match=r"job demo runs \(process 13 on far holds /flightedl/demo/trainers/t"):
+        world.liveness().require_gone()
+
+
+def test_a_claim_of_ones_own_and_names_given_for_good_are_no_sign_of_life(world: World) -> None:
+    world.etcd.transact([], [Put(KEYS.once + "save", b"t", world.etcd.grant(60.0).id)])
+    held = world.liveness().claim_name(TTL_S)
+    assert held is not None
+    world.liveness().require_gone(held)
+    assert world.clock.passed_s == 0.0
+    held.release()
+
+
+# Asking a master
+
+
+def not_ready(_body: bytes, _call: Call) -> bytes:
+    raise NotReadyError("it is stopping")
+
+
+@pytest.mark.parametrize(
+    ("action", "asked", "is_answering"),
+    [
+        (lambda _body, _call: b"{}", ServerIdentity("demo", "master", 0, 7), True),
+        (lambda _body, _call: b"{}", ServerIdentity("demo", "master", 0, 8), False),
+        (lambda _body, _call: b"{}", ServerIdentity("other", "master", 0, 7), False),
+        (not_ready, ServerIdentity("demo", "master", 0, 7), False),
+    ],
+    ids=["this one", "another generation", "another job", "not serving"],
+)
+def test_only_the_recorded_master_itself_answers(
+    action: Callable[[bytes, Call], bytes], asked: ServerIdentity, is_answering: bool
+) -> None:
+    identity = ServerIdentity("demo", "master", 0, 7)
+    server = FlightServer(Routes(actions={"status": action}), identity, clock=SystemClock())
+    server.start_serving(identity)
+    try:
+        record = ServerRecord(address=server.address, generation=asked.generation)
+        assert is_master_answering(record, asked.job, None) is is_answering
+    finally:
+        server.stop(0.2)
+
+
+def test_nobody_and_somebody_else_do_not_answer() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        address = f"127.0.0.1:{silent.getsockname()[1]}"
+        assert not is_master_answering(ServerRecord(address=address, generation=7), "demo", None, timeout_s=0.2)
+    assert not is_master_answering(ServerRecord(address=address, generation=7), "demo", None)
+    assert not is_master_answering(ServerRecord(address="no address", generation=7), "demo", None)
