@@ -223,9 +223,8 @@ class Dataset:
         """Where the records of a batch lie."""
         declared, given = self._declared.declaration, piece.assignment
         first = number * declared.batch_size
-        seed = declared.seed if declared.shuffle else None
         end = first + declared.batch_size
-        return described(record_ranges(tuple(piece.chunks), first, end, seed, given.epoch, given.task))
+        return described(record_ranges(tuple(piece.chunks), first, end, given.seed, given.epoch, given.task))
 
     def _hand_out(self, feed: TaskFeed, handed: Handed) -> Iterator[pa.RecordBatch]:
         """Give a batch to the user's code, once."""

@@ -4,17 +4,30 @@ A *reading* is one pass over the batches of one :class:`~flightedl.client.feed.P
 items, each with the piece that it belongs to; the user's thread keeps a :class:`Reading` of the piece it works on.
 A batch is *settled* when every block of every pserver has it, and a piece may be reported as finished only when all of
 its batches were settled by the same reading: a reading that began in the midst, or left a batch out, does not count.
+
+In which order records are read is said by who hands the piece out, for it depends on the epoch: this trainer's own
+declaration may name a seed that does not count yet.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import pyarrow as pa
 
 from flightedl.client.batches import CurrentBatch
 from flightedl.client.feed import Piece
+from flightedl.formats.dataset_spec import DatasetSpec
+from flightedl.formats.reader import read_task
+from flightedl.ports import Files
+
+
+def batches_of(files: Files, piece: Piece, spec: DatasetSpec, **more: Any) -> Iterator[pa.RecordBatch]:
+    """The batches of a piece in their order; ``more`` as of ``read_task``."""
+    a = piece.assignment
+    return read_task(files, piece.chunks, spec, a.seed, a.epoch, a.task, a.first_batch, a.end_batch, **more)
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,6 +32,7 @@ from flightedl.client.parameters import Parameters
 from flightedl.client.participation import Participation
 from flightedl.client.progress import ProgressReporter
 from flightedl.client.raised import place_of
+from flightedl.client.readings import batches_of
 from flightedl.client.registration import Registration
 from flightedl.client.saving import ModelSaves
 from flightedl.client.servers import SLICE_S, Servers, is_transient, persistently
@@ -50,7 +51,7 @@ from flightedl.errors import DeclarationError, FlightedlError, UnavailableError,
 from flightedl.formats.dataset_spec import DatasetSpec
 from flightedl.formats.declared import schema_of, spec_of
 from flightedl.formats.model_files import format_of
-from flightedl.formats.reader import Decode, read_task
+from flightedl.formats.reader import Decode
 from flightedl.messages.base import decode, encode
 from flightedl.messages.checkpoints import SaveModelReply, SaveModelRequest
 from flightedl.messages.declarations import (
@@ -195,7 +196,7 @@ class Job:
             batch_size: Records of a batch, at most; a batch never spans two tasks.
             epochs: Passes over the data, for the whole job; None: endless.
             shuffle: Dispatch tasks, and order the records within each, by ``seed`` and epoch.
-            seed: Of the shuffling.
+            seed: Of the shuffling. In a job that is resumed, both count from the first epoch that has not begun.
             columns: Only these.
             filter: (column, operator, value) conditions that records must meet.
             format: Name of the format; empty: by the files' names.
@@ -230,9 +231,7 @@ class Job:
         declared = self._ask_master("declare_dataset", encode(declaration), DatasetReply)
 
         def read(piece: Piece) -> Iterator[pa.RecordBatch]:
-            a = piece.assignment
-            task = (declaration.seed if declaration.shuffle else None, a.epoch, a.task, a.first_batch, a.end_batch)
-            return self._read(piece, spec, *task, schema=schema_of(declared), decode=decode)
+            return self._read(piece, spec, schema=schema_of(declared), decode=decode)
 
         self._dataset = Dataset(
             declared,
@@ -381,9 +380,7 @@ class Job:
         schema = schema_of(self._ask_master("declare_evaluation", request, DatasetReply))
 
         def read(piece: Piece) -> Iterator[pa.RecordBatch]:
-            a = piece.assignment
-            task = (None, 0, a.task, a.first_batch, a.end_batch)
-            return self._read(piece, spec, *task, schema=schema, decode=decode)
+            return self._read(piece, spec, schema=schema, decode=decode)
 
         last = TasksReply(assignments=[], outcome="none_now")
 
@@ -538,11 +535,10 @@ class Job:
 
     # reading
 
-    def _read(self, piece: Piece, spec: DatasetSpec, *task: Any, **more: Any) -> Iterator[pa.RecordBatch]:
-        """The batches of a piece of work, as ``read_task`` gives them; what is skipped as corrupt is told."""
+    def _read(self, piece: Piece, spec: DatasetSpec, **more: Any) -> Iterator[pa.RecordBatch]:
+        """The batches of a piece of work; what is skipped as corrupt is told."""
         return telling(
-            lambda counts: read_task(self._files, piece.chunks, spec, *task, counts=counts, **more),
-            self._progress.skipped,
+            lambda counts: batches_of(self._files, piece, spec, counts=counts, **more), self._progress.skipped
         )
 
     def _require_open(self) -> None:

@@ -7,9 +7,9 @@ call it after every step. Of the package it imports only ``errors`` and ``messag
 The task queue: which trainer does which batches of which epoch.
 
 * ``tasks`` decides; ``tasks_state`` is what it knows, ``tasks_values`` what goes in and comes out.
-* ``tasks_order`` (with ``permutation``) is the order of dispatch; ``tasks_waiting`` and ``tasks_pending`` are the
-  pieces of work that wait to be handed out again, and those in trainers' hands; ``tasks_lines`` is what one trainer
-  holds, in order, and ``tasks_sharing`` how much it may hold.
+* ``tasks_order`` (with ``permutation``) is the order of dispatch, ``tasks_seeds`` what shuffles each epoch.
+* ``tasks_waiting`` and ``tasks_pending`` are the pieces of work that wait to be handed out again, and those in
+  trainers' hands; ``tasks_lines`` is what one trainer holds, in order, and ``tasks_sharing`` how much it may hold.
 * ``tasks_narrowing`` finds the batches that are at fault when work fails, ``tasks_failed`` keeps those set aside.
 * ``tasks_reopening`` makes done tasks todo again, after their updates were lost with a pserver.
 * ``tasks_storage`` and ``tasks_documents`` turn the state into the documents stored in etcd, and back.

@@ -315,6 +315,15 @@ class TaskQueue:
         """
         return self._state.size(epoch)
 
+    def seed_of(self, epoch: int) -> int | None:
+        """What the tasks of an epoch, and the records within each, are shuffled by; None: by nothing."""
+        return self._state.seeds.find(epoch)
+
+    @property
+    def first_unbegun_epoch(self) -> int:
+        """Of this epoch nothing was handed out, nor of any after it."""
+        return self._state.first_unbegun_epoch
+
     @property
     def begun_epochs(self) -> int:
         """Epochs 0 to this, exclusive, have begun."""
@@ -418,18 +427,27 @@ class TaskQueue:
         return tasks_storage.encode_parts(self._state)
 
     @classmethod
-    def decode(cls, data: bytes, settings: QueueSettings, failures: bytes | None = None) -> TaskQueue:
+    def decode(
+        cls, data: bytes, settings: QueueSettings, failures: bytes | None = None, *, may_reseed: bool = False
+    ) -> TaskQueue:
         """The queue that ``encode`` wrote, or ``encode_parts`` when ``failures`` is given.
 
         Timeouts of what is out begin anew, at the first event. ``settings.epochs`` may differ from before; a followed
         dataset keeps its stored number of tasks until ``grow``.
 
+        Args:
+            data: What was written.
+            settings: Of the dataset as it is declared now.
+            failures: The second document.
+            may_reseed: Whether ``settings.seed`` and ``settings.shuffle`` may differ from before, too: then they count
+                from the first epoch on of which nothing was handed out.
+
         Raises:
             CorruptError: the documents are damaged, inconsistent, or do not belong together.
-            UsageError: they are of another dataset, seed or shuffle.
+            UsageError: they are of another dataset, seed or shuffle, or of a later epoch than there are to be.
         """
         queue = cls(settings)
-        tasks_storage.restore(queue._state, data, failures)
+        tasks_storage.restore(queue._state, data, failures, may_reseed=may_reseed)
         # More epochs than before can make an epoch end that was the last one and waited for more tasks.
         queue._advance()
         try:

@@ -20,7 +20,7 @@ import msgspec
 from flightedl.domain.tasks_values import FailedPiece
 from flightedl.errors import CorruptError
 
-VERSION = 3
+VERSION = 4
 
 Natural = Annotated[int, msgspec.Meta(ge=0)]
 
@@ -40,8 +40,8 @@ class HeldDocument(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
 class DispatchDocument(_Document, kw_only=True):
     """Where the queue stands."""
 
-    seed: int
-    shuffle: bool
+    #: (first epoch, seed or None), see ``tasks_seeds``.
+    seeds: list[tuple[Natural, Natural | None]]
     revision: Natural
     epoch: Natural
     cursor: Natural

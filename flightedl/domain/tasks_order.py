@@ -153,6 +153,6 @@ class EpochSizes:
 
 
 @lru_cache(maxsize=16)
-def order_of(base: int, size: int, seed: int, epoch: int, shuffle: bool) -> EpochOrder:
-    """The order of one epoch."""
-    return EpochOrder(base, size, key_of(seed, epoch) if shuffle else None)
+def order_of(base: int, size: int, seed: int | None, epoch: int) -> EpochOrder:
+    """The order of one epoch; ``seed`` None: it is not shuffled."""
+    return EpochOrder(base, size, None if seed is None else key_of(seed, epoch))

@@ -14,6 +14,7 @@ from flightedl.domain.intervals import IntervalSet
 from flightedl.domain.tasks_failed import FailedPieces
 from flightedl.domain.tasks_order import EpochOrder, EpochSizes, order_of
 from flightedl.domain.tasks_pending import PendingPieces
+from flightedl.domain.tasks_seeds import EpochSeeds
 from flightedl.domain.tasks_values import Counts, QueueSettings, TaskBatches
 from flightedl.domain.tasks_waiting import WaitingPieces
 from flightedl.errors import UsageError
@@ -34,6 +35,7 @@ class QueueState:
         "next_attempt",
         "pending",
         "revision",
+        "seeds",
         "settings",
         "sizes",
         "waiting",
@@ -49,6 +51,7 @@ class QueueState:
         self.cursor = 0
         self.next_attempt = 1
         self.sizes = EpochSizes([(0, settings.task_count, settings.task_count)])
+        self.seeds = EpochSeeds([(0, settings.shuffled_by)])
         self.growth_ended = not settings.follow
         self.pending = PendingPieces()
         self.waiting = WaitingPieces(settings.attempts_limit, self.batch_count)
@@ -64,7 +67,7 @@ class QueueState:
 
     def order(self, epoch: int) -> EpochOrder:
         """The dispatch order of an epoch; NotFoundError when it is forgotten."""
-        return order_of(*self.sizes.find(epoch), self.settings.seed, epoch, self.settings.shuffle)
+        return order_of(*self.sizes.find(epoch), self.seeds.find(epoch), epoch)
 
     def size(self, epoch: int) -> int:
         """How many tasks an epoch has."""
@@ -73,6 +76,11 @@ class QueueState:
     def begun(self, epoch: int) -> int:
         """Positions of an epoch below this were handed out."""
         return self.cursor if epoch == self.epoch else self.size(epoch)
+
+    @property
+    def first_unbegun_epoch(self) -> int:
+        """Of this epoch nothing was handed out, nor of any after it."""
+        return self.epoch + (self.cursor > 0)
 
     def todo(self, epoch: int) -> int:
         """How many whole tasks of an epoch nobody holds, but for suspicious ones. O(1)."""

@@ -21,12 +21,11 @@ from flightedl.domain.tasks_documents import (
 from flightedl.domain.tasks_failed import BatchTable
 from flightedl.domain.tasks_order import EpochSizes
 from flightedl.domain.tasks_pending import Holder, Pending
+from flightedl.domain.tasks_seeds import EpochSeeds
 from flightedl.domain.tasks_sharing import HOLDING_CEILING
 from flightedl.domain.tasks_state import QueueState
 from flightedl.domain.tasks_values import Piece
 from flightedl.errors import CorruptError, UsageError
-
-_SEED_MASK = (1 << 64) - 1
 
 #: (epoch, position, first batch, end batch, failures)
 Row = tuple[int, int, int, int, int]
@@ -44,8 +43,7 @@ def encode_parts(state: QueueState) -> tuple[bytes, bytes]:
     """(dispatch document, failures document)."""
     document = DispatchDocument(
         version=VERSION,
-        seed=state.settings.seed & _SEED_MASK,
-        shuffle=state.settings.shuffle,
+        seeds=state.seeds.rows,
         revision=state.revision,
         epoch=state.epoch,
         cursor=state.cursor,
@@ -86,8 +84,10 @@ def _encode_failures(state: QueueState) -> bytes:
     return failed.encoded[1]
 
 
-def restore(state: QueueState, data: bytes, failures: bytes | None) -> None:
+def restore(state: QueueState, data: bytes, failures: bytes | None, *, may_reseed: bool) -> None:
     """Fill a fresh ``state`` from its documents; ``failures`` None: both are in ``data``.
+
+    ``may_reseed``: epochs that have not begun take the seed of the settings.
 
     Raises:
         CorruptError: they cannot be read, or do not belong together.
@@ -103,6 +103,8 @@ def restore(state: QueueState, data: bytes, failures: bytes | None) -> None:
     if dispatch.failures_serial != failed.serial:
         raise CorruptError("the stored task queue and its list of failures are not of the same moment")
     _restore_counters(state, dispatch, failed)
+    if may_reseed and state.seeds.last != state.settings.shuffled_by:
+        state.seeds.change(state.first_unbegun_epoch, state.settings.shuffled_by)
     _check_settings(state, dispatch)
     try:
         _restore_failures(state, failed)
@@ -124,11 +126,10 @@ def is_over(dispatch: bytes, epochs: int | None) -> bool:
 
 def _check_settings(state: QueueState, document: DispatchDocument) -> None:
     settings = state.settings
-    if (document.seed, document.shuffle) != (settings.seed & _SEED_MASK, settings.shuffle):
+    if state.seeds.last != settings.shuffled_by:
         raise UsageError(
-            f"the stored task queue has seed {document.seed} and shuffle {document.shuffle}, "
-            f"the dataset is declared with seed {settings.seed} and shuffle {settings.shuffle}: "
-            "declare it as before, or begin a new job"
+            f"the stored task queue is {_shuffled(state.seeds.last)}, the dataset is declared as "
+            f"{_shuffled(settings.shuffled_by)}: declare it as before, or begin a new job"
         )
     known = state.sizes.task_count
     if settings.task_count < known or (settings.task_count > known and not settings.follow):
@@ -145,16 +146,25 @@ def _check_settings(state: QueueState, document: DispatchDocument) -> None:
         )
 
 
+def _shuffled(seed: int | None) -> str:
+    return "not shuffled" if seed is None else f"shuffled by seed {seed}"
+
+
 def _restore_counters(state: QueueState, document: DispatchDocument, failures: FailuresDocument) -> None:
     rows = [*failures.sizes, *document.sizes]
     rises = all(before[0] < after[0] and before[2] <= after[2] for before, after in pairwise(rows))
     if not document.sizes or not rises or rows[-1][0] > document.epoch or any(base > size for _, base, size in rows):
         raise CorruptError("the stored task queue has impossible numbers of tasks")
+    seeds = document.seeds
+    rises = all(before[0] < after[0] for before, after in pairwise(seeds))
+    if not seeds or seeds[0][0] != 0 or not rises or seeds[-1][0] > document.epoch + 1:
+        raise CorruptError("the stored task queue has impossible seeds of its epochs")
     state.revision = document.revision
     state.epoch = document.epoch
     state.cursor = document.cursor
     state.next_attempt = document.next_attempt
     state.sizes = EpochSizes(document.sizes, failures.sizes)
+    state.seeds = EpochSeeds(seeds)
     state.growth_ended = document.growth_ended
     state.average_s = document.average_s
     state.average_count = document.average_count

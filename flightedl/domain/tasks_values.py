@@ -11,16 +11,18 @@ from dataclasses import dataclass
 
 from flightedl.errors import UsageError
 
+_SEED_MASK = (1 << 64) - 1
+
 
 @dataclass(frozen=True, slots=True)
 class QueueSettings:
-    """What stays the same for the life of a queue.
+    """What stays the same while a master leads.
 
     Args:
         task_count: Tasks at the beginning; at least 1, or 0 with ``follow``.
         batch_counts: How many batches a task has: at least 1, always the same for the same task. Not stored.
         epochs: Passes over the data, None: endless.
-        seed: Keys the dispatch order of every epoch.
+        seed: Keys the dispatch order of every epoch; of a queue that is stored, see ``TaskQueue.decode``.
         shuffle: False: tasks are handed out in their order.
         attempts_limit: A piece that failed this often is narrowed down.
         confirmations: A single batch over the limit is quarantined when it failed this often more, while its trainer
@@ -56,6 +58,11 @@ class QueueSettings:
             raise UsageError("attempts_limit must be at least 1, confirmations and failed_limit at least 0")
         if not 0 < self.timeout_floor_s <= self.timeout_ceiling_s or self.timeout_factor <= 0:
             raise UsageError("task timeouts need 0 < timeout_floor_s <= timeout_ceiling_s and timeout_factor > 0")
+
+    @property
+    def shuffled_by(self) -> int | None:
+        """The seed, below 2**64; None: nothing is shuffled."""
+        return self.seed & _SEED_MASK if self.shuffle else None
 
 
 @dataclass(frozen=True, slots=True)

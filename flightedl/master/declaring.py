@@ -24,6 +24,10 @@ from flightedl.messages.declarations import (
 
 _log = logging.getLogger(__name__)
 
+#: What a job that goes on from a checkpoint may declare otherwise of its data.
+_MAY_DIFFER = ("epochs", "shuffle", "seed")
+_MAY_DIFFER_TEXT = "epochs, shuffle and seed"
+
 
 class Declaring:
     """Takes declarations. Thread-safe.
@@ -75,21 +79,34 @@ class Declaring:
         return known
 
     def _resumed(self, known: DatasetReply, declared: DatasetDeclaration) -> DatasetReply:
-        """Locked: the first declaration of a job that goes on from a checkpoint says how many epochs there are to be.
+        """Locked: the first declaration of a job that goes on from a checkpoint says how it goes on.
+
+        That is how many epochs there are to be, and how those are shuffled that have not begun.
 
         Raises:
             DeclarationError: something else differs.
             UsageError: it is in a later epoch already.
         """
-        require_same("dataset", known.declaration, declared, may_differ="epochs".__eq__, but="epochs")
+        require_same("dataset", known.declaration, declared, may_differ=_MAY_DIFFER.__contains__, but=_MAY_DIFFER_TEXT)
         state = self._state
         reply = msgspec.structs.replace(known, declaration=declared)
         if declared != known.declaration:
-            state.change_epochs(reply)
-            _log.info("epochs changed before=%s now=%s", known.declaration.epochs, declared.epochs)
+            state.redeclare_dataset(reply)
+            self._log_changes(known.declaration, declared)
         state.declaration = msgspec.structs.replace(state.declaration, dataset=reply, is_resumed=False)
         state.touch()
         return reply
+
+    def _log_changes(self, before: DatasetDeclaration, now: DatasetDeclaration) -> None:
+        """Locked: for people."""
+        queue = self._state.queue
+        assert queue is not None, "a declared dataset has a queue"
+        if before.epochs != now.epochs:
+            _log.info("epochs changed before=%s now=%s", before.epochs, now.epochs)
+        if (before.shuffle, before.seed) != (now.shuffle, now.seed):
+            _log.info(
+                "order changed shuffle=%s seed=%d first_epoch=%d", now.shuffle, now.seed, queue.first_unbegun_epoch + 1
+            )
 
     def model(self, declared: ModelDeclaration) -> ModelReply:
         """First declaration wins; of a job that was resumed, the first one since, which may change settings.

@@ -133,6 +133,7 @@ class Dispatch:
                     first_batch=a.first_batch,
                     end_batch=a.end_batch,
                     batch_count=a.batch_count,
+                    seed=self.queue.seed_of(a.epoch),
                 )
             )
         return given, "given" if given else outcome, retry_after_s
@@ -171,7 +172,7 @@ class Dispatch:
                         trainer,
                     )
                 case Quarantined(piece):
-                    found = failed_piece(piece, self.dataset)
+                    found = failed_piece(piece, self.dataset, self.queue.seed_of(piece.epoch))
                     _log.warning(
                         "work failed for good epoch=%d task=%d batches=%d-%d url=%s chunk=%d records=%d-%d "
                         "trainer=%s attempts=%d error=%s",

@@ -93,8 +93,13 @@ class JobState:
         model = self.declaration.model
         return "" if model is None else model.plan_hash
 
-    def begin_queue(self, dataset: IndexedDataset, stored: bytes | None, failures: bytes | None) -> None:
-        """Locked: the dataset's tasks are known; ``stored`` and ``failures`` as a predecessor left them."""
+    def begin_queue(
+        self, dataset: IndexedDataset, stored: bytes | None, failures: bytes | None, *, may_reseed: bool = False
+    ) -> None:
+        """Locked: the dataset's tasks are known; ``stored`` and ``failures`` as a predecessor left them.
+
+        ``may_reseed``: as of ``TaskQueue.decode``.
+        """
         declared = dataset.reply.declaration
         settings = QueueSettings(
             task_count=dataset.layout.task_count,
@@ -106,8 +111,15 @@ class JobState:
             follow=declared.follow,
         )
         self.dataset = dataset
-        self.queue = TaskQueue.decode(stored, settings, failures) if stored else TaskQueue(settings)
-        self.dispatch = Dispatch(dataset, self.queue)
+        if stored:
+            self.queue = TaskQueue.decode(stored, settings, failures, may_reseed=may_reseed)
+        else:
+            self.queue = TaskQueue(settings)
+        if self.dispatch is None:
+            self.dispatch = Dispatch(dataset, self.queue)
+        else:
+            # Who waits for work has the dispatch in hand.
+            self.dispatch.dataset, self.dispatch.queue = dataset, self.queue
         self.dispatch.is_stopped = self.is_stopped
 
     def stop(self) -> None:
@@ -122,8 +134,8 @@ class JobState:
         """Locked: whether all training is done that will ever be."""
         return self.dispatch is not None and self.dispatch.is_over
 
-    def change_epochs(self, reply: DatasetReply) -> None:
-        """Locked: the same dataset with another number of epochs, while nobody works on it.
+    def redeclare_dataset(self, reply: DatasetReply) -> None:
+        """Locked: the same dataset with another number of epochs or another seed, while nobody works on it.
 
         Raises:
             UsageError: the queue is in a later epoch; nothing was changed.
@@ -132,7 +144,7 @@ class JobState:
         assert self.dataset is not None, "likewise"
         before = self.dataset
         try:
-            self.begin_queue(replace(before, reply=reply), *self.queue.encode_parts())
+            self.begin_queue(replace(before, reply=reply), *self.queue.encode_parts(), may_reseed=True)
         except UsageError:
             self.dataset = before
             raise

@@ -67,7 +67,9 @@ def describe(
         epoch=0 if queue is None else queue.epoch,
         epochs=None if dataset is None else dataset.declaration.epochs,
         tasks=counts,
-        failed=[] if queue is None or indexed is None else [failed_piece(each, indexed) for each in queue.failed()],
+        failed=[]
+        if queue is None or indexed is None
+        else [failed_piece(each, indexed, queue.seed_of(each.epoch)) for each in queue.failed()],
         records=0 if queue is None or indexed is None else records_trained(queue, indexed),
         raised=progress.raised(now),
         evaluations=evaluations,

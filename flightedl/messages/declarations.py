@@ -118,7 +118,8 @@ class JobDeclaration(Reply, frozen=True, kw_only=True):
 
     dataset: DatasetReply | None = None
     model: ModelReply | None = None
-    #: The job goes on from a checkpoint, and no trainer has declared its dataset since: it may have other epochs.
+    #: The job goes on from a checkpoint, and no trainer has declared its dataset since: it may have other epochs,
+    #: and be shuffled otherwise from the next one on.
     is_resumed: bool = False
     #: In a checkpoint: all that had joined by then. In etcd, arrivals have keys of their own.
     arrivals: list[ArrivalRecord] = []

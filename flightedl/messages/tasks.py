@@ -78,6 +78,8 @@ class Assignment(Reply, frozen=True, kw_only=True):
     end_batch: int
     #: Batches of the whole task.
     batch_count: int
+    #: What the records of the task are shuffled by in this epoch, below 2**64; None: they are read in stored order.
+    seed: Natural | None
     #: Its chunks, in a dialogue; who gets it has them as a record batch.
     chunks: list[ChunkRow] = []
 

@@ -51,6 +51,7 @@ def _assignment(number: int, batches: int) -> Assignment:
         first_batch=0,
         end_batch=batches,
         batch_count=batches,
+        seed=None,
     )
 
 

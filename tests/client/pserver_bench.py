@@ -66,7 +66,9 @@ class Trainer:
         self.lost += 1
 
     def begin(self, batch: int, of: int = 100) -> CurrentBatch:
-        assignment = Assignment(epoch=0, position=0, task=0, attempt=0, first_batch=0, end_batch=of, batch_count=of)
+        assignment = Assignment(
+            epoch=0, position=0, task=0, attempt=0, first_batch=0, end_batch=of, batch_count=of, seed=None
+        )
         self.current = CurrentBatch(assignment, batch, 1, member=self.member, step=batch + 1)
         return self.current
 

@@ -9,7 +9,7 @@ from flightedl.client.batches import CurrentBatch
 from flightedl.domain.modes import Async
 from flightedl.messages.tasks import Assignment
 
-ASSIGNMENT = Assignment(epoch=0, position=0, task=0, attempt=1, first_batch=0, end_batch=9, batch_count=9)
+ASSIGNMENT = Assignment(epoch=0, position=0, task=0, attempt=1, first_batch=0, end_batch=9, batch_count=9, seed=None)
 
 
 def summed(*batches: tuple[int, float]) -> dict[str, np.ndarray]:

@@ -32,7 +32,12 @@ class Listener:
 
 def test_each_batch_has_its_epoch_and_outside_the_loop_there_is_none() -> None:
     todo = [
-        Piece(Assignment(epoch=epoch, position=0, task=0, attempt=epoch, first_batch=0, end_batch=2, batch_count=2), ())
+        Piece(
+            Assignment(
+                epoch=epoch, position=0, task=0, attempt=epoch, first_batch=0, end_batch=2, batch_count=2, seed=None
+            ),
+            (),
+        )
         for epoch in range(3)
     ]
 

@@ -16,7 +16,14 @@ from flightedl.messages.tasks import Assignment, FinishedTask, ReturnedTask, Tas
 
 def piece_of(number: int) -> Piece:
     assignment = Assignment(
-        epoch=0, position=number, task=number, attempt=100 + number, first_batch=0, end_batch=2, batch_count=2
+        epoch=0,
+        position=number,
+        task=number,
+        attempt=100 + number,
+        first_batch=0,
+        end_batch=2,
+        batch_count=2,
+        seed=None,
     )
     return Piece(assignment, ())
 

@@ -934,8 +934,8 @@ def test_damaged_state_is_refused(make):
     for data in (b"", b"{}", b"[]", good[:-1], good + b" 1", good.replace(b'"cursor"', b'"cursr"')):
         with pytest.raises(CorruptError):
             TaskQueue.decode(data, settings)
-    with pytest.raises(CorruptError, match="version 2"):
-        TaskQueue.decode(good.replace(b'"version":3', b'"version":2'), settings)
+    with pytest.raises(CorruptError, match="version 3"):
+        TaskQueue.decode(good.replace(b'"version":4', b'"version":3'), settings)
     refused = 0
     chance = random.Random(5)
     for _ in range(300):
@@ -951,8 +951,8 @@ def test_damaged_state_is_refused(make):
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"seed": 5}, "has seed 0"),
-        ({"shuffle": True}, "shuffle"),
+        ({"shuffle": True, "seed": 5}, "is not shuffled, the dataset is declared as shuffled by seed 5"),
+        ({"shuffle": True}, "as shuffled by seed 0"),
         ({"task_count": 2}, "files have changed"),
         ({"task_count": 4}, "files have changed"),
         ({"epochs": 1}, "epochs must be more"),

@@ -321,6 +321,21 @@ class QueueAgainstModel(RuleBasedStateMachine):
         assert again == stored
         assert self.figures() == before
 
+    @rule(seed=st.integers(0, 2), shuffle=st.booleans())
+    def resume(self, seed, shuffle):
+        """A master that may shuffle otherwise what nobody has begun."""
+        self.now = 5.0
+        self.running = {}
+        before, shuffled_by = self.figures(), self.settings.shuffled_by
+        begun = [self.queue.seed_of(epoch) for epoch in range(self.queue.first_unbegun_epoch)]
+        stored = self.queue.encode()
+        self.settings = replace(self.settings, task_count=self.tasks, seed=seed, shuffle=shuffle)
+        self.queue = TaskQueue.decode(stored, self.settings, may_reseed=True)
+        assert self.figures() == before
+        assert (self.queue.encode() == stored) == (self.settings.shuffled_by == shuffled_by)
+        assert [self.queue.seed_of(epoch) for epoch in range(len(begun))] == begun
+        assert self.queue.seed_of(len(begun)) == self.settings.shuffled_by
+
     def figures(self):
         queue = self.queue
         return queue.counts(), queue.failed(), queue.revision, queue.average_s, queue.timeout_s, queue.task_count

@@ -28,7 +28,7 @@ def test_chunks_cross_the_wire(chunks: list[Chunk]) -> None:
     rows = chunks_to_rows(chunks)
     assert [list(row) for row in rows] == [list(row.values()) for row in batch.to_pylist()]
     assignment = Assignment(
-        epoch=0, position=0, task=0, attempt=1, first_batch=0, end_batch=1, batch_count=1, chunks=rows
+        epoch=0, position=0, task=0, attempt=1, first_batch=0, end_batch=1, batch_count=1, seed=None, chunks=rows
     )
     assert chunks_from_rows(decode(encode(assignment), Assignment).chunks) == tuple(chunks)
 
@@ -46,7 +46,7 @@ def test_chunks_cross_the_wire(chunks: list[Chunk]) -> None:
 def test_what_is_no_chunk_is_refused(row: list[object]) -> None:
     fields = dict.fromkeys(("epoch", "position", "task", "attempt", "first_batch", "end_batch", "batch_count"), 0)
     with pytest.raises(MessageError, match="Assignment"):
-        decode(msgspec.json.encode({**fields, "chunks": [row]}), Assignment)
+        decode(msgspec.json.encode({**fields, "seed": None, "chunks": [row]}), Assignment)
 
 
 @given(st.lists(st.integers(0, 30), max_size=20), st.integers(1, 10))

@@ -18,13 +18,13 @@ from flightedl.messages.status import RecordRange
 from flightedl.testing.memory import MemoryFiles
 
 
-def indexed(*, shuffle: bool) -> IndexedDataset:
+def indexed() -> IndexedDataset:
     """Two files of 12 records, 4 to a row group; a task is 8 records, so the second one is in both files."""
     files = MemoryFiles()
     for name in ("a", "b"):
         batches = pa.table({"k": range(12)}).to_batches(max_chunksize=4)
         files.contents[f"{name}.parquet"] = b"".join(named_format("parquet").write(batches, batches[0].schema))
-    declared = DatasetDeclaration(urls=["*.parquet"], batch_size=3, shuffle=shuffle, seed=7)
+    declared = DatasetDeclaration(urls=["*.parquet"], batch_size=3)
     index = build_index(files, DatasetSpec(("*.parquet",)))
     layout = TaskLayout(index, 3, records_per_task=8)
     reply = DatasetReply(index_hash="", task_count=3, record_count=24, schema="", declaration=declared)
@@ -45,13 +45,13 @@ def failed(task: int, first: int, end: int, epoch: int = 1) -> FailedPiece:
     ],
 )
 def test_in_stored_order_batches_are_stretches_of_records(piece: FailedPiece, place: tuple, ranges: list) -> None:
-    found = failed_piece(piece, indexed(shuffle=False))
+    found = failed_piece(piece, indexed(), None)
     assert (found.url, found.chunk, found.first_record, found.records) == place
     assert [(r.url, r.chunk, r.first_record, r.records) for r in found.ranges] == ranges
 
 
 def test_shuffled_batches_are_found_where_the_trainers_take_them_from() -> None:
-    found = failed_piece(failed(0, 0, 1), indexed(shuffle=True))
+    found = failed_piece(failed(0, 0, 1), indexed(), 7)
     numbers = sorted(int(number) for number in record_order(8, 7, 1, 0)[:3])
     assert [n for r in found.ranges for n in range(r.first_record, r.first_record + r.records)] == numbers
     assert (found.first_record, found.records) == (numbers[0], numbers[-1] - numbers[0] + 1)

@@ -95,7 +95,8 @@ def test_the_same_as_before(coordinator: MemoryCoordinator) -> None:
 def test_anything_else_is_refused(coordinator: MemoryCoordinator) -> None:
     master = resumed(coordinator)
     with pytest.raises(
-        DeclarationError, match=r"batch_size is 2, not 4\. Only epochs may change when a job is resumed"
+        DeclarationError,
+        match=r"batch_size is 2, not 4\. Only epochs, shuffle and seed may change when a job is resumed",
     ):
         master.declare(msgspec.structs.replace(THREE_EPOCHS, batch_size=4))
     assert master.declare(THREE_EPOCHS).declaration.epochs == 3

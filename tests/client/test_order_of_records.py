@@ -1,0 +1,76 @@
+"""A trainer reads records in the order that comes with its work, whatever seed it declared itself."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+
+import pyarrow as pa
+import pytest
+
+from flightedl.adapters.clock import SystemClock
+from flightedl.client.batches import CurrentBatch
+from flightedl.client.dataset import Dataset
+from flightedl.client.feed import Piece, Reports, TaskFeed
+from flightedl.client.readings import batches_of
+from flightedl.client.waiting import Waiting
+from flightedl.domain.datasets import record_order
+from flightedl.formats.dataset_spec import DatasetSpec
+from flightedl.formats.index import build_index
+from flightedl.formats.layout import TaskLayout
+from flightedl.formats.registry import named_format
+from flightedl.messages.declarations import DatasetDeclaration, DatasetReply
+from flightedl.messages.tasks import Assignment, TasksReply
+from flightedl.testing.memory import MemoryFiles
+
+RECORDS = 12
+
+
+class Listener:
+    def __init__(self) -> None:
+        self.places: list[str] = []
+
+    def open_batch(self, current: CurrentBatch) -> bool:
+        assert current.place is not None
+        self.places.append(current.place())
+        return True
+
+    def close_batch(self, _: CurrentBatch) -> None: ...
+
+    def push_sum(self) -> None: ...
+
+    def give_up_sum(self) -> None: ...
+
+
+@pytest.mark.parametrize("seed", [None, 1, 2])
+def test_the_seed_of_the_work_counts(seed: int | None) -> None:
+    table = pa.table({"k": range(RECORDS)}).to_batches()
+    files = MemoryFiles({"a.parquet": b"".join(named_format("parquet").write(table, table[0].schema))})
+    spec = DatasetSpec(("a.parquet",), batch_size=1)
+    chunks = tuple(TaskLayout(build_index(files, spec), 1).chunks_of(0))
+    assignment = Assignment(
+        epoch=1, position=0, task=0, attempt=1, first_batch=0, end_batch=RECORDS, batch_count=RECORDS, seed=seed
+    )
+    todo = [Piece(assignment, chunks)]
+
+    def fetch(_: Reports, holding: Sequence[int], __: int, ___: float) -> tuple[TasksReply, Sequence[Piece]]:
+        given, todo[:] = todo[:], []
+        outcome = "given" if given else "none_now" if holding else "epochs_done"
+        return TasksReply(assignments=[piece.assignment for piece in given], outcome=outcome), given
+
+    clock, listener = SystemClock(), Listener()
+    declaration = DatasetDeclaration(urls=["a.parquet"], batch_size=1, shuffle=True, seed=9)
+    declared = DatasetReply(index_hash="", task_count=1, record_count=RECORDS, schema="", declaration=declaration)
+    data = Dataset(
+        declared,
+        lambda: TaskFeed(fetch, lambda: None, clock),
+        partial(batches_of, files, spec=spec),
+        listener,
+        lambda: Waiting(clock, 5.0, 5.0, lambda _: None),
+        5.0,
+        lambda: None,
+    )
+    seen = [batch.column("k")[0].as_py() for batch in data]
+    order = list(range(RECORDS)) if seed is None else record_order(RECORDS, seed, 1, 0).tolist()
+    assert seen == order
+    assert listener.places == [f"a.parquet, records {k}" for k in order]

@@ -1,0 +1,161 @@
+"""Which seed an epoch is shuffled by, when a job that is resumed is given another one."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from flightedl.domain.permutation import KeyedPermutation, key_of
+from flightedl.domain.tasks import TaskQueue
+from flightedl.domain.tasks_seeds import EpochSeeds
+from flightedl.domain.tasks_values import QueueSettings, TaskGiven
+from flightedl.errors import CorruptError, UsageError
+
+TASKS = 20
+SETTINGS = QueueSettings(task_count=TASKS, batch_counts=lambda _: 2, epochs=3, seed=1, shuffle=True, copies=False)
+
+
+def do(queue: TaskQueue, count: int = 10**9) -> list[tuple[int, int]]:
+    """One trainer does up to so many tasks; (epoch, task) of each."""
+    done: list[tuple[int, int]] = []
+    while len(done) < count and isinstance(answer := queue.request("a", 0.0), TaskGiven):
+        given = answer.assignment
+        queue.finish("a", given.epoch, given.position, given.attempt, 0.0)
+        queue.check()
+        done.append((given.epoch, given.task))
+    return done
+
+
+def resumed(queue: TaskQueue, **changes: object) -> TaskQueue:
+    """The queue that goes on from what was stored, of a dataset that was declared otherwise."""
+    return TaskQueue.decode(queue.encode(), replace(SETTINGS, **changes), may_reseed=True)  # type: ignore[arg-type]
+
+
+def order_by(seed: int | None, epoch: int, first: int = 0, end: int = TASKS) -> list[tuple[int, int]]:
+    """What is handed out at these positions."""
+    if seed is None:
+        return [(epoch, task) for task in range(first, end)]
+    permutation = KeyedPermutation(TASKS, key_of(seed, epoch))
+    return [(epoch, permutation.at(position)) for position in range(first, end)]
+
+
+# the seeds alone
+
+
+def test_a_seed_holds_until_the_next_one() -> None:
+    seeds = EpochSeeds([(0, 1)])
+    seeds.change(3, None)
+    seeds.change(5, 2)
+    assert [seeds.find(epoch) for epoch in range(8)] == [1, 1, 1, None, None, 2, 2, 2]
+    assert (seeds.rows, seeds.last) == ([(0, 1), (3, None), (5, 2)], 2)
+
+
+def test_a_seed_that_never_counted_is_forgotten() -> None:
+    seeds = EpochSeeds([(0, 1)])
+    seeds.change(3, 2)
+    seeds.change(3, 4)
+    assert seeds.rows == [(0, 1), (3, 4)]
+    seeds.change(3, 1)
+    assert seeds.rows == [(0, 1)]
+    seeds.change(0, None)
+    assert seeds.rows == [(0, None)]
+
+
+# the queue
+
+
+def test_the_epoch_under_way_keeps_its_seed_and_the_next_one_has_the_new_one() -> None:
+    queue = TaskQueue(SETTINGS)
+    assert do(queue, 7) == order_by(1, 0, 0, 7)
+    queue = resumed(queue, seed=2)
+    assert [queue.seed_of(epoch) for epoch in range(4)] == [1, 2, 2, 2]
+    assert do(queue) == order_by(1, 0, 7) + order_by(2, 1) + order_by(2, 2)
+
+
+@pytest.mark.parametrize("done", [0, TASKS, 3 * TASKS])
+def test_an_epoch_of_which_nothing_was_handed_out_has_the_new_seed_at_once(done: int) -> None:
+    queue = TaskQueue(SETTINGS)
+    do(queue, done)
+    queue = resumed(queue, seed=2, epochs=4)
+    first = done // TASKS
+    assert do(queue) == [each for epoch in range(first, 4) for each in order_by(2, epoch)]
+
+
+def test_a_task_that_is_only_out_has_begun_its_epoch() -> None:
+    queue = TaskQueue(SETTINGS)
+    assert isinstance(queue.request("gone", 0.0), TaskGiven)
+    queue = resumed(queue, seed=2)
+    queue.trainer_gone("gone", 0.0, is_graceful=True)
+    assert do(queue, TASKS) == order_by(1, 0)
+
+
+@pytest.mark.parametrize(("before", "now"), [(None, 5), (5, None)])
+def test_shuffling_may_begin_and_end(before: int | None, now: int | None) -> None:
+    queue = TaskQueue(replace(SETTINGS, seed=before or 0, shuffle=before is not None))
+    do(queue, 3)
+    queue = resumed(queue, seed=now or 0, shuffle=now is not None)
+    assert do(queue) == order_by(before, 0, 3) + order_by(now, 1) + order_by(now, 2)
+
+
+def test_another_change_and_its_successors() -> None:
+    queue = TaskQueue(SETTINGS)
+    do(queue, 1)
+    queue = resumed(queue, seed=2)
+    do(queue, TASKS)
+    queue = resumed(queue, seed=3)
+    again = TaskQueue.decode(queue.encode(), replace(SETTINGS, seed=3))
+    assert [again.seed_of(epoch) for epoch in range(3)] == [1, 2, 3]
+    assert do(again) == do(queue) == order_by(2, 1, 1) + order_by(3, 2)
+
+
+def test_an_earlier_epoch_is_done_again_by_the_seed_that_it_had() -> None:
+    """Its tasks lie at the positions that they had, so what is reopened is what was meant."""
+    queue = TaskQueue(SETTINGS)
+    do(queue, TASKS + 3)
+    queue = resumed(queue, seed=2)
+    do(queue, TASKS)
+    assert queue.epoch == 2
+    for epoch, seed in ((0, 1), (1, 1), (2, 2)):
+        handed_out = order_by(seed, epoch, 0, 3)
+        assert queue.reopen(epoch, sorted((task, task + 1) for _, task in handed_out)) == 3
+        assert do(queue, 3) == handed_out
+    assert do(queue) == order_by(2, 2, 3)
+
+
+def test_the_same_seed_changes_nothing() -> None:
+    queue = TaskQueue(SETTINGS)
+    do(queue, 30)
+    assert resumed(queue).encode() == queue.encode()
+    assert resumed(queue, seed=1 + 2**64).encode() == queue.encode(), "seeds count modulo 2**64"
+
+
+def test_the_same_history_gives_the_same_order() -> None:
+    def history() -> list[tuple[int, int]]:
+        queue = TaskQueue(SETTINGS)
+        done = do(queue, 13)
+        queue = resumed(queue, seed=2)
+        done += do(queue, 13)
+        queue = resumed(queue, seed=3)
+        return done + do(queue)
+
+    assert history() == history()
+    assert sorted(history()) == [(epoch, task) for epoch in range(3) for task in range(TASKS)]
+
+
+def test_who_only_takes_over_may_not_change_the_seed() -> None:
+    queue = TaskQueue(SETTINGS)
+    do(queue, 3)
+    again = resumed(queue, seed=2)
+    for settings in (SETTINGS, replace(SETTINGS, seed=3), replace(SETTINGS, seed=2, shuffle=False)):
+        with pytest.raises(UsageError, match="is shuffled by seed 2, the dataset is declared as"):
+            TaskQueue.decode(again.encode(), settings)
+
+
+@pytest.mark.parametrize("seeds", [[], [[1, 5]], [[0, 1], [0, 2]], [[0, 1], [2, 5]], [[0, 1], [1, 2], [1, 3]]])
+def test_seeds_that_cannot_be_are_refused(seeds: list[list[int]]) -> None:
+    document = json.loads(TaskQueue(SETTINGS).encode())
+    document["dispatch"]["seeds"] = seeds
+    with pytest.raises(CorruptError, match="impossible seeds"):
+        TaskQueue.decode(json.dumps(document).encode(), SETTINGS, may_reseed=True)
