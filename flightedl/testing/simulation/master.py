@@ -24,7 +24,17 @@ from flightedl.domain.modes import Mode, Sync
 from flightedl.domain.tasks import TaskQueue
 from flightedl.domain.tasks_sharing import HOLDING_CEILING
 from flightedl.domain.tasks_values import EpochFinished, EpochsDone, Expired, Finished, TaskGiven
-from flightedl.errors import FencedError
+from flightedl.errors import FencedError, FlightedlError, NotReadyError, UnregisteredError
+from flightedl.messages.base import Sender
+from flightedl.messages.tasks import (
+    Assignment,
+    FinishedTask,
+    JoinReply,
+    JoinRequest,
+    ReturnedTask,
+    TasksReply,
+    TasksTicket,
+)
 from flightedl.testing.simulation.etcd import ADDRESS, DONE, INIT, LOCK, STATE, Transaction, claimed
 from flightedl.testing.simulation.job import mode_in, plan_of
 from flightedl.testing.simulation.world import Action, Process, Reply
@@ -286,11 +296,14 @@ class Master(Process):
         now = self.world.now
         trainers = {k.removeprefix("trainers/"): v.created for k, v in self.directory.items() if k.startswith("train")}
         if self.is_leading:
-            holders = set(self.queue.holders()) | {m.trainer for m in self.membership.members}
-            known = self._trainers | {name: 0 for name in holders if name not in self._trainers}
-            for trainer, generation in sorted(known.items()):
-                if trainers.get(trainer) != generation and (generation or trainer not in trainers):
+            # What an earlier registration held goes back before the name is heard again under a new one.
+            members = {member.trainer: member.generation for member in self.membership.members}
+            for trainer, generation in sorted({**members, **self.queue.registrations()}.items()):
+                if trainers.get(trainer) != generation:
                     self.queue.trainer_gone(trainer, now)
+                    self._touch()
+            for trainer, generation in sorted(members.items()):
+                if trainers.get(trainer) != generation:
                     self._perform(self.membership.leave(trainer))
                     self._touch()
         self._trainers = trainers
@@ -400,72 +413,88 @@ class Master(Process):
 
     # work
 
-    def _knows(self, trainer: str, generation: int) -> str:
-        known = self._trainers.get(trainer)
-        if known == generation:
-            return ""
-        return "fenced" if known is not None and known > generation else "retry"
-
-    def tasks(self, message: Any, reply: Reply) -> None:
-        """Reports, and asks for work."""
-        trainer, generation, reports, returned, held, want = message
+    def _refusal(self, sender: Sender) -> FlightedlError | None:
+        """Why this sender is not answered."""
+        known = self._trainers.get(sender.trainer)
         if not self.is_leading:
-            reply(("retry", (), (), 0))
+            return NotReadyError("this master does not lead")
+        if known == sender.generation:
+            return None
+        if known is not None and known > sender.generation:
+            return UnregisteredError(f"{sender.trainer} has registered again")
+        return NotReadyError(f"the master has not seen {sender.trainer} yet")
+
+    def tasks(self, ticket: TasksTicket, reply: Reply) -> None:
+        """Reports, and asks for work; answers a ``TasksReply``, or the error that refuses it."""
+        if self.is_leading and not self._is_held():
             return
-        if not self._is_held():
+        if refusal := self._refusal(ticket):
+            reply(refusal)
             return
-        if refusal := self._knows(trainer, generation):
-            reply((refusal, (), (), 0))
-            return
+        trainer, generation = ticket.trainer, ticket.generation
         queue, now = self.queue, self.world.now
         before = queue.revision
-        lost = [attempt for report in reports if (attempt := self._take_report(trainer, report)) is not None]
-        for piece in returned:
+        lost = [returned for report in ticket.finished if (returned := self._take_report(ticket, report)) is not None]
+        for piece in ticket.returned:
             try:
-                queue.give_back(trainer, piece.epoch, piece.position, piece.attempt, now)
+                queue.give_back(trainer, piece.epoch, piece.position, piece.attempt, now, generation=generation)
             except FencedError:
-                lost.append(piece.attempt)
-        lost += [attempt for attempt in held if not queue.is_current(trainer, attempt)]
-        given = self._hand_out(trainer, held, want)
+                lost.append(piece)
+        lost += [
+            ReturnedTask(epoch=0, position=0, attempt=attempt)
+            for attempt in ticket.holding
+            if not queue.is_current(trainer, attempt, generation)
+        ]
+        given = self._hand_out(ticket)
         if not queue.holds(trainer):
             self._perform(self.membership.leave(trainer))
         if queue.revision != before:
             self._touch()
-        member = self.membership.member_id_of(trainer) or 0
-        kind = "given" if given or not queue.is_done else "done"
-        if kind == "done" and not self.recovery.is_all_settled and "done before settled" not in self.flaws:
-            kind = "none"
-        if kind == "done":
+        is_done = not given and queue.is_done
+        is_ending = is_done and not self.recovery.is_all_settled and "done before settled" not in self.flaws
+        outcome = "given" if given else "epochs_done" if is_done and not is_ending else "none_now"
+        if outcome == "epochs_done":
             self.cluster.told_done(self)
-        answer = (kind, tuple(given), tuple(lost), member)
+        answer = TasksReply(
+            assignments=given,
+            outcome=outcome,
+            retry_after_s=0.0 if given else 0.3,
+            member=self.membership.member_id_of(trainer) or 0,
+            pservers=[self._up.get(index, 0) for index in range(self.cluster.pserver_count)] if is_done else [],
+            is_ending=is_ending,
+            lost=lost,
+            epoch=queue.epoch,
+        )
         self._after_stored(lambda: reply(answer))
 
-    def _take_report(self, trainer: str, report: Any) -> int | None:
-        """Take one report; the attempt, when it does not count."""
-        queue, now = self.queue, self.world.now
+    def _take_report(self, ticket: TasksTicket, report: FinishedTask) -> ReturnedTask | None:
+        """Take one report; what it was about, when it does not count."""
+        queue, now, trainer = self.queue, self.world.now, ticket.trainer
         place = (report.epoch, report.position, report.attempt)
         accepts = self.recovery.accepts(report.pservers) or "no generation check" in self.flaws
         try:
             if accepts:
-                is_current = queue.is_current(trainer, report.attempt)
+                is_current = queue.is_current(trainer, report.attempt, ticket.generation)
                 if not is_current and "stale completion accepted" in self.flaws:
                     self._finish_anyhow(report)
                     return None
-                outcome = queue.finish(trainer, *place, now)
+                outcome = queue.finish(trainer, *place, now, generation=ticket.generation)
                 self.cluster.accepted(self, report, is_current, outcome)
                 self._count(outcome.effects if isinstance(outcome, Finished) else ())
                 return None
-            queue.give_back(trainer, *place, now)
+            queue.give_back(trainer, *place, now, generation=ticket.generation)
         except FencedError:
             pass
-        return int(report.attempt)
+        return ReturnedTask(epoch=report.epoch, position=report.position, attempt=report.attempt)
 
     def _finish_anyhow(self, report: Any) -> None:
         """A planted bug: whoever holds the place now is taken to have finished."""
         for holder, pieces in self.queue.holders().items():
             for piece in pieces:
                 if (piece.epoch, piece.position) == (report.epoch, report.position):
-                    outcome = self.queue.finish(holder, piece.epoch, piece.position, piece.attempt, self.world.now)
+                    place = piece.epoch, piece.position, piece.attempt
+                    generation = self.queue.registrations()[holder]
+                    outcome = self.queue.finish(holder, *place, self.world.now, generation=generation)
                     self.cluster.accepted(self, report, False, outcome)
                     return
 
@@ -476,36 +505,67 @@ class Master(Process):
                 self.world.note("epoch {} is finished", effect.epoch)
                 self.checkpoints.epoch_finished(effect.epoch)
 
-    def _hand_out(self, trainer: str, held: Any, want: int) -> list[Any]:
-        given: list[Any] = []
-        known = set(held)
-        for _ in range(want):
-            answer = self.queue.request(trainer, self.world.now, HOLDING_CEILING, known, len(self._trainers))
+    def _hand_out(self, ticket: TasksTicket) -> list[Assignment]:
+        given: list[Assignment] = []
+        known = set(ticket.holding)
+        for _ in range(ticket.want):
+            answer = self.queue.request(
+                ticket.trainer, self.world.now, HOLDING_CEILING, known, len(self._trainers), ticket.generation
+            )
             if isinstance(answer, EpochsDone) or not isinstance(answer, TaskGiven):
                 break
-            known.add(answer.assignment.attempt)
-            given.append(answer.assignment)
+            a = answer.assignment
+            known.add(a.attempt)
+            given.append(
+                Assignment(
+                    epoch=a.epoch,
+                    position=a.position,
+                    task=a.task,
+                    attempt=a.attempt,
+                    first_batch=a.first_batch,
+                    end_batch=a.end_batch,
+                    batch_count=a.batch_count,
+                    seed=self.queue.seed_of(a.epoch),
+                )
+            )
         return given
 
-    def join(self, message: tuple[str, int], reply: Reply) -> None:
-        """A trainer with work asks to be waited for."""
-        trainer, generation = message
-        if not self.is_leading or not self._is_held():
+    def join(self, request: JoinRequest, reply: Reply) -> None:
+        """A trainer with work asks to be waited for; answers a ``JoinReply``, or the error that refuses it."""
+        if self.is_leading and not self._is_held():
             return
-        refusal = self._knows(trainer, generation)
-        if refusal or not self.queue.holds(trainer):
-            reply((refusal or "idle", 0, None))
+        if refusal := self._refusal(request):
+            reply(refusal)
+            return
+        trainer, generation = request.trainer, request.generation
+        if not self._holds_work(request):
+            reply(JoinReply(member=0, holds_work=False))
             return
         try:
             self._perform(self.membership.join(trainer, generation))
-        except FencedError:
-            reply(("fenced", 0, None))
+        except FencedError as error:
+            reply(error)
             return
         member = self.membership.member_id_of(trainer)
         if member is not None:
-            reply(("member", member, self.membership.mode))
-        else:
-            self._joining[trainer] = reply
+            reply(self._joined(member))
+            return
+        self._joining[trainer] = reply
+
+        def over() -> None:
+            if self._joining.get(trainer) is reply:
+                del self._joining[trainer]
+                reply(JoinReply(member=0, waiting_for=self.membership.waiting_for(trainer)))
+
+        self.later(request.wait_s, over)
+
+    def _holds_work(self, request: JoinRequest) -> bool:
+        if request.attempt is None:
+            return self.queue.holds(request.trainer)
+        return self.queue.is_current(request.trainer, request.attempt, request.generation)
+
+    def _joined(self, member: int) -> JoinReply:
+        return JoinReply(member=member, mode=self.membership.mode.to_json())
 
     def _perform(self, effects: Iterable[MembershipEffect]) -> None:
         effects = tuple(effects)
@@ -517,7 +577,7 @@ class Master(Process):
             elif isinstance(effect, Admitted):
                 waiting = self._joining.pop(effect.trainer, None)
                 if waiting is not None:
-                    answer = ("member", effect.member_id, self.membership.mode)
+                    answer = self._joined(effect.member_id)
                     self._after_stored(lambda waiting=waiting, answer=answer: waiting(answer))  # type: ignore[misc]
 
     def change_mode(self, mode: Mode) -> None:

@@ -9,7 +9,16 @@ from flightedl.domain.accumulation import BatchGroup
 from flightedl.domain.batches import Batch
 from flightedl.domain.modes import Async, Mode, Sync
 from flightedl.domain.tasks_sharing import count_to_ask_for
-from flightedl.domain.tasks_values import Assignment
+from flightedl.errors import FencedError, FlightedlError
+from flightedl.messages.tasks import (
+    Assignment,
+    FinishedTask,
+    JoinReply,
+    JoinRequest,
+    ReturnedTask,
+    TasksReply,
+    TasksTicket,
+)
 from flightedl.testing.simulation.etcd import ADDRESS, DONE, INIT, STATE, Transaction, claimed
 from flightedl.testing.simulation.job import blocks_of
 from flightedl.testing.simulation.pserver import PullRequest, Push
@@ -19,16 +28,6 @@ if TYPE_CHECKING:
     from flightedl.testing.simulation.cluster import Cluster
 
 LEASE_TTL_S = 2.0
-
-
-@dataclass(slots=True)
-class Report:
-    """That a piece is done, and by which generation of each pserver it was acknowledged."""
-
-    epoch: int
-    position: int
-    attempt: int
-    pservers: tuple[int, ...]
 
 
 @dataclass(slots=True)
@@ -68,8 +67,8 @@ class Trainer(Process):
         self.step = 0
         self.held: dict[int, Assignment] = {}
         self.ready: list[Assignment] = []
-        self.reports: list[Report] = []
-        self.returned: list[Assignment] = []
+        self.reports: list[FinishedTask] = []
+        self.returned: list[ReturnedTask] = []
         self.work: Work | None = None
         self.versions: dict[int, int] = dict.fromkeys(range(cluster.shape.block_count), 0)
         #: Rises with each new doing: late answers to an older one are not heard.
@@ -196,36 +195,40 @@ class Trainer(Process):
             self.later(0.3, self._fetch)
             return
         self._is_fetching = True
-        reports, returned = tuple(self.reports), tuple(self.returned)
-        held = tuple(self.held)
+        ticket = TasksTicket(
+            trainer=self.name,
+            generation=self.generation,
+            finished=list(self.reports),
+            returned=list(self.returned),
+            holding=list(self.held),
+            want=want,
+            wait_s=0.0,
+        )
 
-        def answered(reply: Any) -> None:
+        def answered(reply: TasksReply | FlightedlError) -> None:
             self._is_fetching = False
-            kind, given, lost, member = reply
-            if kind == "fenced":
+            if isinstance(reply, FencedError):
                 self.end("its registration has ended")
-                return
-            if kind == "retry":
+            elif isinstance(reply, FlightedlError):
                 self.later(0.2, self._fetch)
-                return
-            self._take(reports, returned, given, lost, member)
-            self.later(0.01 if given else 0.3, self._fetch)
+            else:
+                self._take(ticket, reply)
+                self.later(0.01 if reply.assignments else 0.3, self._fetch)
 
         def failed() -> None:
             self._is_fetching = False
             self.later(0.2, self._fetch)
 
-        message = (self.name, self.generation, reports, returned, held, want)
-        self.world.call(self, address.value, address.value.tasks, message, answered, failed)
+        self.world.call(self, address.value, address.value.tasks, ticket, answered, failed)
 
-    def _take(self, reports: Any, returned: Any, given: Any, lost: Any, member: int) -> None:
-        self.reports = [report for report in self.reports if report not in reports]
-        self.returned = [piece for piece in self.returned if piece not in returned]
-        for attempt in lost:
-            self.held.pop(attempt, None)
-        if self.member != member:
+    def _take(self, ticket: TasksTicket, reply: TasksReply) -> None:
+        self.reports = [report for report in self.reports if report not in ticket.finished]
+        self.returned = [piece for piece in self.returned if piece not in ticket.returned]
+        for lost in reply.lost:
+            self.held.pop(lost.attempt, None)
+        if self.member != reply.member:
             self.member = 0
-        for assignment in given:
+        for assignment in reply.assignments:
             self.cluster.given(self, assignment)
             if assignment.attempt not in self.held:
                 self.held[assignment.attempt] = assignment
@@ -287,6 +290,8 @@ class Trainer(Process):
         self._open_batch()
 
     def _join(self) -> None:
+        assert self.work is not None
+        attempt = self.work.assignment.attempt
         token = self.token
         address = self.directory.get(ADDRESS)
 
@@ -298,26 +303,32 @@ class Trainer(Process):
             self.later(0.3, retry)
             return
 
-        def answered(reply: Any) -> None:
+        def answered(reply: JoinReply | FlightedlError) -> None:
             if self.token != token:
                 return
-            kind, member, mode = reply
-            if kind == "fenced":
+            if isinstance(reply, FencedError):
                 self.end("its registration has ended")
-            elif kind == "idle":
-                # Whatever it held was taken away.
-                self.held.clear()
-                self.ready.clear()
+            elif isinstance(reply, FlightedlError):
+                retry()
+            elif not reply.holds_work:
+                # Of this attempt only: what was fetched meanwhile is another one.
+                self._hand_back(attempt)
                 self._next_piece()
-            elif kind == "member":
-                self.member = member
+            elif reply.member:
+                assert reply.mode is not None
+                self.member = reply.member
                 self.step = 0
-                self._take_mode(mode)
+                self._take_mode(Mode.from_json(reply.mode))
                 self._pull(dict.fromkeys(self.versions, 0), self._open_batch)
             else:
                 retry()
 
-        self.world.call(self, address.value, address.value.join, (self.name, self.generation), answered, retry)
+        request = JoinRequest(trainer=self.name, generation=self.generation, attempt=attempt, wait_s=1.0)
+        self.world.call(self, address.value, address.value.join, request, answered, retry)
+
+    def _hand_back(self, attempt: int) -> None:
+        if (a := self.held.pop(attempt, None)) is not None:
+            self.returned.append(ReturnedTask(epoch=a.epoch, position=a.position, attempt=a.attempt))
 
     def _take_mode(self, mode: Mode) -> None:
         """Between two batches. What was added up under another mode is done again, each batch for itself."""
@@ -325,8 +336,8 @@ class Trainer(Process):
             again = list(self.work.group.clear())
             if again and self.work.batch not in again:
                 again.append(self.work.batch)
-            known = {batch for batches in self.work.again for batch in batches}
-            self.work.again += [(batch,) for batch in again if batch not in known]
+            known = [batch for batches in self.work.again for batch in batches]
+            self.work.again = [(batch,) for batch in (*known, *(batch for batch in again if batch not in known))]
             self.work.group = BatchGroup(self._patience if isinstance(mode, Async) else 1)
         self.mode = mode
 
@@ -468,10 +479,17 @@ class Trainer(Process):
             assignment = work.assignment
             if self.held.pop(assignment.attempt, None) is not None:
                 # A pserver without blocks acknowledges nothing; its present generation will do.
-                pservers = tuple(
+                pservers = [
                     work.generations.get(index, self._present(index)) for index in range(self.cluster.pserver_count)
+                ]
+                self.reports.append(
+                    FinishedTask(
+                        epoch=assignment.epoch,
+                        position=assignment.position,
+                        attempt=assignment.attempt,
+                        pservers=pservers,
+                    )
                 )
-                self.reports.append(Report(assignment.epoch, assignment.position, assignment.attempt, pservers))
             self._fetch()
         wanted = {number: version + 1 if self.is_sync else 0 for number, version in base.items()}
 
