@@ -26,8 +26,7 @@ def queue(epoch: int, *, runs: list[tuple[int, int, int, int]]) -> bytes:
     return encode_document(
         DispatchDocument(
             version=VERSION,
-            seed=0,
-            shuffle=False,
+            seeds=[(0, None)],
             revision=1,
             epoch=epoch,
             cursor=0,
