@@ -100,7 +100,8 @@ class Dataset:
         #: The loop over the data, from its beginning.
         self._loop: Generator[pa.RecordBatch, None, None] | None = None
         self._feed: TaskFeed | None = None
-        self._read_queue: queue.Queue[Item] = queue.Queue(_AHEAD)
+        #: In the order of reading; None: there is no more.
+        self._read_queue: queue.Queue[Item | None] = queue.Queue(_AHEAD)
         #: What the user's code is at.
         self._at: Piece | None = None
         self._stopping = threading.Event()
@@ -258,16 +259,13 @@ class Dataset:
             try:
                 item = self._read_queue.get(timeout=_SLICE_S)
             except queue.Empty:
-                if self._reader_error is not None:
-                    raise self._reader_error from None
-                if feed.is_done and self._read_queue.empty():
-                    waiting.over()
-                    return None
                 if trouble := feed.trouble:
                     waiting.because(trouble)
                 else:
                     waiting.patiently(self._patience)
             else:
+                if item is None and self._reader_error is not None:
+                    raise self._reader_error
                 waiting.over()
                 return item
 
@@ -297,14 +295,16 @@ class Dataset:
 
     # the reader thread
 
-    def _read_ahead(self, feed: TaskFeed, stopping: threading.Event, items: queue.Queue[Item]) -> None:
+    def _read_ahead(self, feed: TaskFeed, stopping: threading.Event, items: queue.Queue[Item | None]) -> None:
+        put = partial(_put, stopping, items)
         try:
-            while not stopping.is_set():
+            while not stopping.is_set() and not feed.is_done:
                 piece = feed.next(_SLICE_S)
                 if piece is not None:
-                    self._read_piece(piece, partial(_put, stopping, items))
+                    self._read_piece(piece, put)
         except Exception as error:  # noqa: BLE001 - raised where the user's code waits for this thread
             self._reader_error = error
+        put(None)
 
     def _read_piece(self, piece: Piece, put: Callable[[Item], bool]) -> None:
         number = piece.assignment.first_batch
@@ -319,7 +319,7 @@ class Dataset:
             put(PieceEnd(piece))
 
 
-def _put(stopping: threading.Event, items: queue.Queue[Item], item: Item) -> bool:
+def _put(stopping: threading.Event, items: queue.Queue[Item | None], item: Item | None) -> bool:
     while not stopping.is_set():
         try:
             items.put(item, timeout=_SLICE_S)

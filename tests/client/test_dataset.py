@@ -12,6 +12,7 @@ import pyarrow as pa
 import pytest
 
 from flightedl.adapters.clock import SystemClock
+from flightedl.client import dataset
 from flightedl.client.batches import CurrentBatch
 from flightedl.client.dataset import Dataset
 from flightedl.client.feed import Piece, Reports, TaskFeed
@@ -141,6 +142,13 @@ def test_every_batch_of_every_epoch_once(make: Make) -> None:
     assert len(list(make(master, listener))) == 3 * 2 * BATCHES
     assert listener.done == every_batch(3, 2)
     assert master.queue.is_done
+
+
+@pytest.mark.timeout(10)
+def test_the_loop_ends_as_soon_as_all_is_done(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And not when it looks for it next; nor does the reader's thread turn round until then."""
+    monkeypatch.setattr(dataset, "_SLICE_S", 1000.0)
+    assert len(list(make(Master(1), Listener()))) == BATCHES
 
 
 def test_a_piece_whose_work_was_denied_in_its_midst_is_done_again_from_its_first_batch(make: Make) -> None:
