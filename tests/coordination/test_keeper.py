@@ -283,7 +283,7 @@ def test_with_real_etcd_a_key_survives_a_restart_and_is_lost_by_a_freeze(
     coordinator.close()
 
 
-LONG_S = 4.0
+LONG_S = 1.8
 
 
 def test_a_key_moves_to_a_lease_of_another_time_to_live_and_stays_the_same(
