@@ -11,6 +11,8 @@ MESSAGES ?= 200000
 SEED ?= 0
 MARKED := etcd or s3 or faults or slow or seeds
 PYTEST := $(BIN)/python -m pytest
+# Tests start hundreds of interpreters, and pytest rewrites every assert: what was compiled is kept, wherever this runs.
+unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .PHONY: help run test unit marked lint format types layers check ci schemas fuzz storm bench clean etcd-server
