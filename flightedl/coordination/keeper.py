@@ -112,7 +112,7 @@ class HeldKey:
             value: Its value.
             ttl_s: Time to live asked for; the granted one, ``.ttl_s``, may be longer.
             on_lost: Called once, with the reason, from the renewal thread, when the key is lost; not after
-                ``release``. Must not raise.
+                ``release``. Must not raise. None: the loss changes nothing.
             also_when: Further conditions.
             also_then: Further operations, done in the same transaction.
 
@@ -270,7 +270,9 @@ class HeldKey:
                 self.has_lost()
             except FlightedlError as error:
                 if not trouble:
-                    _log.warning("a lease could not be renewed: %s key=%s", error, self.key)
+                    # A loss that nobody wants to hear of changes nothing.
+                    level = logging.INFO if self._on_lost is None else logging.WARNING
+                    _log.log(level, "a lease could not be renewed: %s key=%s", error, self.key)
                 trouble = str(error)
             else:
                 trouble = ""

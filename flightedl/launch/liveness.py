@@ -59,7 +59,7 @@ class Liveness:
         keys: The job's.
         clock: Measures how long leases live on.
         is_answering: Asks a master.
-        say: Is told in one sentence what is waited for.
+        say: Receives a sentence that says what is waited for.
         is_unwanted: Whether to stop waiting.
     """
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -11,7 +12,7 @@ from process_clock import ProcessClock
 
 from flightedl.adapters.clock import SystemClock
 from flightedl.adapters.etcd import EtcdCoordinator
-from flightedl.coordination.keeper import HeldKey
+from flightedl.coordination.keeper import HeldKey, OnLost
 from flightedl.errors import FencedError, OutcomeUnknownError, UnavailableError
 from flightedl.ports import Absent, Delete, Put
 from flightedl.testing.clock import FakeClock
@@ -56,6 +57,23 @@ def test_a_second_claim_gets_nothing_and_leaves_no_lease(
 ) -> None:
     assert HeldKey.claim(coordinator.another(), clock, KEY, b"you", TTL_S) is None
     assert len(coordinator._store.leases) == 1
+
+
+@pytest.mark.parametrize(("on_lost", "level"), [(None, logging.INFO), (lambda _: None, logging.WARNING)])
+def test_only_where_a_loss_matters_is_there_a_warning(
+    coordinator: MemoryCoordinator,
+    clock: ProcessClock,
+    caplog: pytest.LogCaptureFixture,
+    on_lost: OnLost | None,
+    level: int,
+) -> None:
+    caplog.set_level(logging.INFO)
+    held = HeldKey.claim(coordinator, clock, KEY, b"", TTL_S, on_lost)
+    assert held is not None
+    coordinator.disconnect()
+    eventually(lambda: caplog.records)
+    held.release()
+    assert [record.levelno for record in caplog.records] == [level]
 
 
 def test_of_many_claims_one_wins(coordinator: MemoryCoordinator, clock: ProcessClock) -> None:
