@@ -4,6 +4,8 @@ A state machine takes an event (and ``now``, where time matters) and returns eff
 it (``master``, ``pserver``, ``client``) carries them out. Most have ``check()``, which asserts their invariants; tests
 call it after every step. Of the package it imports only ``errors`` and ``messages``.
 
+``master`` is the core of the master's process: the machines below put together, with all that a master decides.
+
 The task queue: which trainer does which batches of which epoch.
 
 * ``tasks`` decides; ``tasks_state`` is what it knows, ``tasks_values`` what goes in and comes out.

@@ -13,7 +13,6 @@ from flightedl.domain.sharding import plan_for
 from flightedl.master.declarations import require_same, require_same_slots
 from flightedl.master.growing import Growing
 from flightedl.master.indexing import DatasetIndexing
-from flightedl.master.members import Members
 from flightedl.master.state import JobState
 from flightedl.messages.declarations import (
     DatasetDeclaration,
@@ -34,14 +33,12 @@ class Declaring:
 
     Args:
         state: What is declared becomes part of it.
-        members: Begun with the model.
         growing: Begun with a dataset that is followed.
         indexing: Of the training data.
     """
 
-    def __init__(self, state: JobState, members: Members, growing: Growing, indexing: DatasetIndexing) -> None:
+    def __init__(self, state: JobState, growing: Growing, indexing: DatasetIndexing) -> None:
         self._state = state
-        self._members = members
         self._growing = growing
         self._indexing = indexing
 
@@ -54,24 +51,24 @@ class Declaring:
             NotReadyError: the index is being built; ask again.
         """
         state = self._state
-        with state.changed:
-            known = state.declaration.dataset
-            if known is not None and state.declaration.is_resumed:
+        with state.changing() as core:
+            known = core.declaration.dataset
+            if known is not None and core.declaration.is_resumed:
                 known = self._resumed(known, declared)
-            revision = state.revision
+            revision = core.revision
         if known is not None:
             require_same("dataset", known.declaration, declared)
             state.wait_durable(revision)
             self._growing.begin()
             return known
         dataset = self._indexing.index(declared)
-        with state.changed:
-            if state.declaration.dataset is None:
+        with state.changing() as core:
+            if core.declaration.dataset is None:
                 state.begin_queue(dataset, None, None)
-                state.declaration = msgspec.structs.replace(state.declaration, dataset=dataset.reply, is_resumed=False)
-                state.touch()
-            known = state.declaration.dataset
-            revision = state.revision
+                core.declaration = msgspec.structs.replace(core.declaration, dataset=dataset.reply, is_resumed=False)
+                core.touch()
+            known = core.declaration.dataset
+            revision = core.revision
         assert known is not None
         require_same("dataset", known.declaration, declared)
         state.wait_durable(revision)
@@ -89,23 +86,27 @@ class Declaring:
         """
         require_same("dataset", known.declaration, declared, may_differ=_MAY_DIFFER.__contains__, but=_MAY_DIFFER_TEXT)
         state = self._state
+        core = state.core
         reply = msgspec.structs.replace(known, declaration=declared)
         if declared != known.declaration:
             state.redeclare_dataset(reply)
             self._log_changes(known.declaration, declared)
-        state.declaration = msgspec.structs.replace(state.declaration, dataset=reply, is_resumed=False)
-        state.touch()
+        core.declaration = msgspec.structs.replace(core.declaration, dataset=reply, is_resumed=False)
+        core.touch()
         return reply
 
     def _log_changes(self, before: DatasetDeclaration, now: DatasetDeclaration) -> None:
         """Locked: for people."""
-        queue = self._state.queue
-        assert queue is not None, "a declared dataset has a queue"
+        work = self._state.core.work
+        assert work is not None, "a declared dataset has a queue"
         if before.epochs != now.epochs:
             _log.info("epochs changed before=%s now=%s", before.epochs, now.epochs)
         if (before.shuffle, before.seed) != (now.shuffle, now.seed):
             _log.info(
-                "order changed shuffle=%s seed=%d first_epoch=%d", now.shuffle, now.seed, queue.first_unbegun_epoch + 1
+                "order changed shuffle=%s seed=%d first_epoch=%d",
+                now.shuffle,
+                now.seed,
+                work.queue.first_unbegun_epoch + 1,
             )
 
     def model(self, declared: ModelDeclaration) -> ModelReply:
@@ -116,29 +117,26 @@ class Declaring:
             DeclarationError: the job has another model.
         """
         state = self._state
-        with state.changed:
-            known = state.declaration.model
+        with state.changing() as core:
+            known = core.declaration.model
         if known is None:
             specs = [ParameterSpec(p.name, tuple(p.shape), p.dtype) for p in declared.parameters]
             Optimizer.from_json(declared.optimizer).check_names([spec.name for spec in specs])
             Mode.from_json(declared.mode)
             plan = plan_for(specs, state.pserver_count)
             reply = ModelReply(declaration=declared, pservers=state.pserver_count, plan_hash=plan.hash)
-            with state.changed:
-                if state.declaration.model is None:
-                    state.declaration = msgspec.structs.replace(state.declaration, model=reply)
-                    self._members.begin(reply, None)
-                    for index, generation in state.pservers.items():
-                        if index < state.pserver_count:
-                            self._members.pserver_up(index, generation)
-                    state.touch()
+            with state.changing() as core:
+                if core.declaration.model is None:
+                    core.declaration = msgspec.structs.replace(core.declaration, model=reply)
+                    core.begin_membership(reply, None)
+                    core.touch()
                     _log.info("model declared parameters=%d blocks=%d", len(specs), plan.block_count)
-        with state.changed:
-            known = state.declaration.model
+        with state.changing() as core:
+            known = core.declaration.model
             assert known is not None
             if known.is_former:
                 known = self._model_again(known, declared)
-            revision = state.revision
+            revision = core.revision
         require_same("model", known.declaration, declared)
         state.wait_durable(revision)
         return known
@@ -160,7 +158,7 @@ class Declaring:
         require_same_slots(names, Optimizer.from_json(known.declaration.optimizer), optimizer)
         if declared != known.declaration:
             _log.info("optimizer changed before=%s now=%s", known.declaration.optimizer, declared.optimizer)
-        return self._state.adopt_model(declared)
+        return self._state.core.adopt_model(declared)
 
 
 def _is_setting(field: str) -> bool:

@@ -30,10 +30,10 @@ class MasterFlight:
                     self._service.declaring.dataset(decode(body, DatasetDeclaration))
                 ),
                 "declare_model": lambda body, _: encode(self._service.declaring.model(decode(body, ModelDeclaration))),
-                "join": lambda body, _: encode(self._service.members.join(decode(body, JoinRequest))),
-                "set_mode": lambda body, _: encode(self._service.members.change_mode(decode(body, ModeRequest))),
+                "join": lambda body, _: encode(self._service.tasks.join(decode(body, JoinRequest))),
+                "set_mode": lambda body, _: encode(self._service.tasks.change_mode(decode(body, ModeRequest))),
                 "log": self._log,
-                "checkpoint": lambda body, _: encode(self._service.completion.order(decode(body, CheckpointRequest))),
+                "checkpoint": lambda body, _: encode(self._service.checkpoints.order(decode(body, CheckpointRequest))),
                 "save_model": lambda body, _: encode(self._service.exports.ask(decode(body, SaveModelRequest))),
                 "declare_evaluation": lambda body, _: encode(
                     self._service.tasks.declare_evaluation(decode(body, EvaluationDeclaration))

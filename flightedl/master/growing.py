@@ -57,8 +57,9 @@ class Growing:
 
         Calling it again is fine.
         """
-        with self._state.changed:
-            is_growing = self._state.queue is not None and self._state.queue.is_growing
+        with self._state.lock:
+            work = self._state.core.work
+            is_growing = work is not None and work.queue.is_growing
             dataset = self._state.dataset
         with self._lock:
             if dataset is None or not is_growing or self._thread is not None or self._stopping.is_set():
@@ -82,13 +83,13 @@ class Growing:
             UsageError: the dataset does not grow.
             NotReadyError: the last files are being taken; ask again.
         """
-        with self._state.changed:
-            dataset, queue = self._state.dataset, self._state.queue
-            if dataset is None or queue is None:
+        with self._state.lock:
+            dataset, work = self._state.dataset, self._state.core.work
+            if dataset is None or work is None:
                 raise NotReadyError("no trainer has declared the dataset yet")
             if not dataset.reply.declaration.follow:
                 raise UsageError("the dataset does not grow: it was declared without follow=True")
-            if not queue.is_growing:
+            if not work.queue.is_growing:
                 return
         self._is_told = True
         self._wake.set()
@@ -125,10 +126,7 @@ class Growing:
         self._note(following.trouble)
         if not sighting.is_complete:
             return sighting.has_more, False
-        with self._state.changed:
-            assert self._state.queue is not None, "a dataset that grows has a queue"
-            assert self._state.dispatch is not None, "likewise"
-            self._state.dispatch.note(self._state.queue.end_growth())
+        self._state.change(lambda core: core.end_growth())
         if not self._save():
             return False, False
         _log.info("the dataset is complete files=%d", 0 if self._state.dataset is None else self._file_count())
@@ -148,8 +146,7 @@ class Growing:
             return True
         arrivals = (*known.arrivals, arrival_of(taken))
         grown = IndexedDataset(layout_of(index, known.reply.declaration, arrivals), known.reply, arrivals)
-        with self._state.changed:
-            self._state.grow_queue(grown)
+        self._state.grow_queue(grown)
         if not self._save():
             return False
         self._state.arrivals_saved = len(arrivals)
@@ -169,7 +166,7 @@ class Growing:
         """Return True when what is decided is in etcd; False: the master is stepping down."""
         while not self._stopping.is_set():
             try:
-                self._state.persist()
+                self._state.store()
             except NotReadyError:
                 self._state.clock.sleep(_SAVE_RETRY_S)
                 continue

@@ -105,7 +105,7 @@ class MasterProcess(ServerProcess[MasterSettings]):
             if self._exit_code:
                 _log.error("master ends: %s", self._reason)
             else:
-                service.completion.drain(self._settings.drain_s)
+                service.drain(self._settings.drain_s)
             return self._exit_code
         finally:
             service.close()

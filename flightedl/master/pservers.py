@@ -1,226 +1,232 @@
-"""The master's side of the pservers: who is there, what each has to be told, and what each says it has.
+"""The master's way to the pservers: one thread for each, which says what the core has to say to it.
 
-Each pserver has a thread (``views.ViewSender``) that carries views and *errands*: to reload, to announce what it has
-applied, to make a snapshot. A pserver that came back is *settled* when what it lacks is in the queue again.
+In quiet times the thread asks the pserver how it is, for ``status``. What cannot be delivered is tried again with
+whatever is to be said by then. A call that is under way when the pserver is replaced ends then: the old one may be
+frozen.
 """
 
 from __future__ import annotations
 
 import logging
+import threading
+from typing import TypeVar
+
+import msgspec
 
 from flightedl.coordination.directory import Directory
-from flightedl.domain.tasks import TaskQueue
-from flightedl.errors import MessageError, NotFoundError, NotReadyError
-from flightedl.master.beginning import Beginning
-from flightedl.master.members import Members
+from flightedl.domain.master import events
+from flightedl.domain.master.effects import ControlCall, Effect, NothingToSay
+from flightedl.errors import FlightedlError, MessageError, NotReadyError
 from flightedl.master.state import JobState
-from flightedl.master.views import ViewSender
 from flightedl.messages.base import decode, encode
-from flightedl.messages.control import AppliedReply, AppliedRequest, ReloadRequest, SealRequest
+from flightedl.messages.control import (
+    AppliedReply,
+    AppliedRequest,
+    ReloadRequest,
+    SealRequest,
+    SnapshotReply,
+    SnapshotRequest,
+    ViewReply,
+    ViewRequest,
+)
 from flightedl.messages.status import PserverStatusReply
 from flightedl.rpc.authentication import Credentials
 from flightedl.rpc.client import Connection
+from flightedl.rpc.identity import Caller, ServerIdentity
 
 _log = logging.getLogger(__name__)
 
-_ERRAND_S = 10.0
-_UNSETTLED_S = 0.05
-_SEALED_AT_ONCE = 64
-_LACKING_S = 0.2
+_CALL_S = 10.0
+#: Of calls that a pserver answers at once.
+_QUICK_CALL_S = 5.0
+_RETRY_S = 0.1
+_NOT_READY_S = 0.05
+_STATUS_S = 1.0
+
+Reply = TypeVar("Reply", bound=msgspec.Struct)
 
 
-class Pservers:
-    """All pservers of one job. Thread-safe but for what is marked *locked*: called under the state's lock.
+class PserverLinks:
+    """The links to all pservers of one job. Thread-safe.
 
     Args:
-        state: Has what is known of them.
+        state: Decides what is said.
         job: The job's name.
         directory: Says where they are.
         credentials: To reach them.
-        generation: The master's.
-        beginning: What follows when they have lost their values.
     """
 
-    def __init__(
-        self,
-        state: JobState,
-        job: str,
-        directory: Directory,
-        credentials: Credentials | None,
-        beginning: Beginning,
-        generation: int,
-    ) -> None:
+    def __init__(self, state: JobState, job: str, directory: Directory, credentials: Credentials | None) -> None:
         self._state = state
         self._job = job
         self._directory = directory
         self._credentials = credentials
-        self._beginning = beginning
-        self._generation = generation
-        self._senders: list[ViewSender] = []
-        #: index -> (generation, epochs below this that it was told the size of).
-        self._sealed: dict[int, tuple[int, int]] = {}
+        self._links: list[PserverLink] = []
 
-    def start(self, members: Members) -> None:
+    def start(self) -> None:
         """Begin to talk to them."""
-        self._senders = [
-            ViewSender(
-                index,
-                self._job,
-                self._directory,
-                self._state.clock,
-                self._credentials,
-                members.next_view,
-                members.view_answered,
-                members.view_failed,
-                self._errand,
-            )
+        self._links = [
+            PserverLink(index, self._job, self._state, self._directory, self._credentials)
             for index in range(self._state.pserver_count)
         ]
 
     def close(self) -> None:
         """Talk to nobody any more."""
-        for sender in self._senders:
-            sender.close()
+        for link in self._links:
+            link.close()
 
     def wake(self, index: int) -> None:
-        """There is something to tell a pserver."""
-        if index < len(self._senders):
-            self._senders[index].wake()
-
-    def wake_all(self) -> None:
-        """There is something to tell, or to ask, all of them."""
-        for sender in self._senders:
-            sender.wake()
+        """There may be something to say to a pserver."""
+        if index < len(self._links):
+            self._links[index].wake()
 
     @property
     def said(self) -> list[PserverStatusReply | None]:
         """What each last said of itself; None: it is not reached."""
-        return [sender.status for sender in self._senders]
+        return [link.status for link in self._links]
 
-    def look(self, found: dict[int, int], members: Members) -> None:
-        """Locked: the directory has these generations now."""
-        state = self._state
-        known, state.pservers = state.pservers, found
-        for index, generation in known.items():
-            if index not in found:
-                members.pserver_down(index)
-            if found.get(index) != generation and state.checkpointing is not None:
-                state.checkpointing.down(index)
-        for index, generation in found.items():
-            if known.get(index) != generation and index < state.pserver_count:
-                _log.info("pserver is there index=%d generation=%d", index, generation)
-                state.replay.seen(index, generation)
-                self.wake(index)
-                members.pserver_up(index, generation)
 
-    def settled(self, index: int, generation: int) -> None:
-        """Locked: it takes part in checkpoints, unless it is about to go back to one."""
-        state = self._state
-        assert state.checkpointing is not None
-        if state.pservers.get(index) == generation and state.replay.is_settled(index, generation):
-            if state.replay.must_reload(index) is None:
-                state.checkpointing.settled(index, generation)
-            state.changed.notify_all()
+class PserverLink:
+    """The thread of one pserver."""
 
-    def _errand(self, index: int, generation: int, connection: Connection) -> float:
-        """What has to be said to a pserver beside views; on the thread that talks to it."""
-        state = self._state
-        with state.changed:
-            checkpointing = state.checkpointing
-            is_settled = state.membership is None or state.replay.is_settled(index, generation)
-            reload = None if state.membership is None else state.replay.must_reload(index)
-            reload = self._beginning.must_end(index) if reload is None else reload
-            audit = state.replay.audit_wanted(index, generation)
-            plan_hash = state.plan_hash
-        assert checkpointing is not None
+    def __init__(
+        self, index: int, job: str, state: JobState, directory: Directory, credentials: Credentials | None
+    ) -> None:
+        self._index = index
+        self._job = job
+        self._state = state
+        self._directory = directory
+        self._credentials = credentials
+        self._wake = threading.Event()
+        self._is_stopping = False
+        self._connection: tuple[str, int, Connection] | None = None
+        #: What the pserver last said of itself; None: it cannot be reached.
+        self.status: PserverStatusReply | None = None
+        self._thread = threading.Thread(target=self._run, name=f"flightedl-pserver-{index}", daemon=True)
+        self._thread.start()
+        directory.subscribe(self._leave_replaced)
+
+    def wake(self) -> None:
+        """There may be something to say."""
+        self._wake.set()
+
+    def close(self) -> None:
+        """Stop the thread."""
+        self._is_stopping = True
+        self._wake.set()
+        self._thread.join(_QUICK_CALL_S + 1)
+        if self._connection is not None:
+            self._connection[2].close()
+
+    def _leave_replaced(self) -> None:
+        """Called by the directory after changes."""
+        connection, record = self._connection, self._directory.pservers().get(self._index)
+        if connection is not None and (record is None or record.generation != connection[1]):
+            connection[2].sever()
+
+    def _run(self) -> None:
+        pause_s = _STATUS_S
+        while not self._is_stopping:
+            self._wake.wait(pause_s)
+            self._wake.clear()
+            try:
+                pause_s = self._talk()
+            except NotReadyError as error:
+                pause_s = _NOT_READY_S
+                _log.debug("pserver %d: %s", self._index, error)
+            except FlightedlError as error:
+                self.status = None
+                pause_s = _RETRY_S
+                _log.debug("pserver %d not reached: %s", self._index, error)
+            except Exception:  # noqa: BLE001 - without this thread rounds would wait for ever
+                _log.exception("pserver %d: what it has to be told could not be told", self._index)
+                self.status = None
+                pause_s = _STATUS_S
+
+    def _talk(self) -> float:
+        """Say everything there is to say now; after how many seconds to look again."""
+        record = self._directory.pservers().get(self._index)
+        if record is None:
+            self.status = None
+            return _STATUS_S
+        connection = self._connect(record.address, record.generation)
+        while not self._is_stopping:
+            call = self._next(record.generation)
+            if isinstance(call, NothingToSay):
+                if call.pause_s >= _STATUS_S or self.status is None:
+                    self.status = decode(connection.action("status", b"", timeout_s=_QUICK_CALL_S), PserverStatusReply)
+                return call.pause_s
+            answered = self._say(call, connection)
+            self._state.apply(answered)
+            if isinstance(answered, events.AppliedAnswered):
+                # Nobody may ask for anything for a long time: what it lacks is to be done again by a successor, too.
+                self._state.store()
+            if call.pause_s:
+                return call.pause_s
+        return _STATUS_S
+
+    def _next(self, generation: int) -> ControlCall | NothingToSay:
+        """What to say, of a state that is in etcd."""
+        found: list[Effect] = []
+        self._state.apply(events.ControlAsked(self._index, generation), found.append)
+        (call,) = [each for each in found if isinstance(each, ControlCall | NothingToSay)]
+        return call
+
+    def _say(self, call: ControlCall, connection: Connection) -> events.Event:
+        """Say it; what has happened then.
+
+        Raises:
+            FlightedlError: it is not known to have been heard.
+        """
+        index, generation, request = call.index, call.generation, call.request
         try:
-            if reload == generation:
-                order = ReloadRequest(plan_hash=plan_hash, master_generation=self._generation)
-                connection.action("reload", encode(order), timeout_s=_ERRAND_S)
-                return _UNSETTLED_S
-            if not is_settled or audit is not None:
-                request = encode(AppliedRequest(plan_hash=plan_hash))
-                reply = decode(connection.action("applied", request, timeout_s=_ERRAND_S), AppliedReply)
-                if reply.lacks_election is not None:
-                    self._lacks(index, generation, reply.lacks_election)
-                    return _LACKING_S
-                if audit is None:
-                    self._announced(index, generation, reply)
-                else:
-                    self._audited(index, generation, audit, reply)
-            self._seal(index, generation, connection)
-            return checkpointing.errand(index, generation, connection, plan_hash)
-        except NotReadyError as error:
-            _log.debug("pserver %d: %s", index, error)
-            return _UNSETTLED_S
+            self._state.wait_durable(call.revision)
+            match request:
+                case ViewRequest():
+                    view = self._ask("view", request, connection, ViewReply, _QUICK_CALL_S)
+                    return events.ViewAnswered(index, generation, view)
+                case AppliedRequest():
+                    applied = self._ask("applied", request, connection, AppliedReply, _CALL_S)
+                    return events.AppliedAnswered(index, generation, call.audit, applied)
+                case SnapshotRequest():
+                    snapshot = self._ask("snapshot", request, connection, SnapshotReply, _CALL_S)
+                    return events.SnapshotAnswered(index, generation, snapshot)
+                case SealRequest():
+                    self._seal(request, connection)
+                    return events.SealAnswered(index, generation, request.epochs[-1][0] + 1)
+                case ReloadRequest():
+                    connection.action("reload", encode(request), timeout_s=_CALL_S)
+                    return events.ReloadAnswered(index, generation)
+        except Exception:
+            if isinstance(request, ViewRequest):
+                self._state.clock.sleep(_RETRY_S)
+                self._state.apply(events.ViewLost(index, generation, request.serial))
+            raise
 
-    def _seal(self, index: int, generation: int, connection: Connection) -> None:
-        """Tell how many tasks the epochs have that are over since it was told the last time."""
-        state = self._state
-        with state.changed:
-            queue = state.queue
-            plan_hash = state.plan_hash
-            if queue is None or not plan_hash or not state.replay.is_settled(index, generation):
-                return
-            known, first = self._sealed.get(index, (0, 0))
-            end = queue.epoch
-            first = max(first if known == generation else 0, end - _SEALED_AT_ONCE)
-            epochs = [(epoch, size) for epoch in range(first, end) if (size := _size(queue, epoch))]
+    def _ask(
+        self, verb: str, request: msgspec.Struct, connection: Connection, kind: type[Reply], timeout_s: float
+    ) -> Reply:
+        return decode(connection.action(verb, encode(request), timeout_s=timeout_s), kind)
+
+    def _seal(self, request: SealRequest, connection: Connection) -> None:
         try:
-            if epochs:
-                order = SealRequest(plan_hash=plan_hash, master_generation=self._generation, epochs=epochs)
-                connection.action("seal", encode(order), timeout_s=_ERRAND_S)
+            connection.action("seal", encode(request), timeout_s=_CALL_S)
         except MessageError as error:
             # It costs memory, and nothing else.
-            _log.warning("pserver %d does not close epochs %d to %d: %s", index, first, end - 1, error)
-        self._sealed[index] = (generation, end)
+            first, last = request.epochs[0][0], request.epochs[-1][0]
+            _log.warning("pserver %d does not close epochs %d to %d: %s", self._index, first, last, error)
 
-    def _lacks(self, index: int, generation: int, election: int) -> None:
-        """A pserver has no values and no checkpoint to take them from: when all are so, the model begins anew."""
-        state = self._state
-        with state.changed:
-            assert state.checkpointing is not None
-            self._beginning.said(index, generation, election)
-            present = {i: g for i, g in state.pservers.items() if i < state.pserver_count}
-            settled, may_be_saved = state.replay.settled(), state.checkpointing.may_be_saved
-            step = self._beginning.next_step(present, settled, may_be_saved=may_be_saved)
-            if step is None:
-                for other in present:
-                    if self._beginning.must_end(other) is not None:
-                        self.wake(other)
-                return
-            state.replay.begin_anew()
-            state.final_ticket = None
-        state.persist()
-        self._beginning.delete_election(step)
-
-    def _announced(self, index: int, generation: int, reply: AppliedReply) -> None:
-        state = self._state
-        with state.changed:
-            self._beginning.said(index, generation, None)
-            assert state.checkpointing is not None
-            if state.replay.announced(index, generation, reply, state.queue):
-                state.final_ticket = None
-                state.checkpointing.rejected(reply.rejected)
-                state.touch()
-            revision = state.revision
-        state.wait_durable(revision)
-        with state.changed:
-            self.settled(index, generation)
-
-    def _audited(self, index: int, generation: int, serial: int, reply: AppliedReply) -> None:
-        state = self._state
-        with state.changed:
-            if state.queue is not None and state.replay.audited(index, generation, serial, reply, state.queue):
-                state.final_ticket = None
-                state.touch()
-            # The audit may have been what somebody waits for.
-            state.changed.notify_all()
-
-
-def _size(queue: TaskQueue, epoch: int) -> int:
-    """Tasks of an epoch that is over; 0: so long ago that it is forgotten."""
-    try:
-        return queue.epoch_size(epoch)
-    except NotFoundError:
-        return 0
+    def _connect(self, address: str, generation: int) -> Connection:
+        if self._connection is not None:
+            if self._connection[:2] == (address, generation):
+                return self._connection[2]
+            self._connection[2].close()
+        expected = ServerIdentity(self._job, "pserver", self._index, generation)
+        connection = Connection(
+            address,
+            expected=expected,
+            caller=Caller("master", self._job),
+            credentials=self._credentials,
+        )
+        self._connection = (address, generation, connection)
+        return connection

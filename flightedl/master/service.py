@@ -7,23 +7,24 @@ trainer whose key is gone loses its tasks and its membership at once.
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Callable
 
 from flightedl.config import MasterSettings
 from flightedl.coordination.directory import Directory
 from flightedl.coordination.keeper import HeldKey
 from flightedl.coordination.keys import JobKeys
+from flightedl.domain.master import effects as out
+from flightedl.domain.master.events import LeasesSeen, StatusTold, TimePassed
 from flightedl.errors import FencedError, NotReadyError
-from flightedl.master.beginning import Beginning
-from flightedl.master.completion import Completion
+from flightedl.master.beginning import delete_election
+from flightedl.master.checkpointing import CheckpointStore
 from flightedl.master.declaring import Declaring
-from flightedl.master.evaluations import Evaluations
+from flightedl.master.evaluations import EvaluationDatasets
 from flightedl.master.exporting import ModelExports
 from flightedl.master.growing import Growing
 from flightedl.master.indexing import DatasetIndexing
-from flightedl.master.lockstep import Lockstep
-from flightedl.master.members import Members
-from flightedl.master.pservers import Pservers
+from flightedl.master.pservers import PserverLinks
 from flightedl.master.recovery import RecoveredState
 from flightedl.master.state import JobState
 from flightedl.master.status import describe
@@ -62,109 +63,102 @@ class MasterService:
         self._held = held
         self._directory = directory
         self._step_down = step_down
-        evaluations = Evaluations(lambda: DatasetIndexing(files, clock, index_storage), chosen.attempts_limit)
-        state = self._state = JobState(chosen, pserver_count, coordinator, keys, clock, evaluations)
+        self._looking = threading.Lock()
+        self._keys = keys
+        state = self._state = JobState(
+            chosen,
+            pserver_count,
+            held.generation,
+            coordinator,
+            keys,
+            clock,
+            EvaluationDatasets(lambda: DatasetIndexing(files, clock, index_storage), chosen.attempts_limit),
+            keeps_checkpoints=checkpoints is not None,
+        )
+        state.carry = self._carry
         self._indexing = DatasetIndexing(files, clock, index_storage, follow_every_s=chosen.follow_every_s)
         self.growing = Growing(state, files, index_storage, chosen.follow_every_s)
-        self._beginning = Beginning(pserver_count, held, keys)
-        self._pservers = Pservers(state, chosen.job, directory, credentials, self._beginning, held.generation)
-        self.members = Members(state, held.generation, self._pservers.wake)
-        self.members.lockstep = Lockstep(state, chosen.trainers)
-        self.declaring = Declaring(state, self.members, self.growing, self._indexing)
-        self.completion = Completion(chosen, state, self._pservers, held, checkpoints)
-        self.tasks = Tasks(state, self.members, self.completion.may_end)
-        self.exports = ModelExports(checkpoints, chosen.job, self.completion.order, held.require)
+        self._links = PserverLinks(state, chosen.job, directory, credentials)
+        self.declaring = Declaring(state, self.growing, self._indexing)
+        self.checkpoints = CheckpointStore(checkpoints, state, chosen.job)
+        self.tasks = Tasks(state)
+        self.exports = ModelExports(checkpoints, chosen.job, self.checkpoints.order, held.require)
 
     def start(self, recovered: RecoveredState) -> None:
-        """Go on from what the predecessor left, and begin to write and to send views.
+        """Go on from what the predecessor left, and begin to write and to talk to pservers.
 
         Raises:
             DataError: the dataset that was declared cannot be indexed again, or has changed.
         """
         state = self._state
-        state.declaration = recovered.declaration
-        state.is_stopped = recovered.is_stopped
+        state.recover(recovered)
         if recovered.declaration.dataset is not None:
             dataset = self._indexing.index_again(recovered.declaration.dataset, recovered.arrivals)
             state.arrivals_saved = len(recovered.arrivals)
             state.begin_queue(dataset, recovered.queue, recovered.failures)
         if recovered.declaration.model is not None:
-            self.members.begin(recovered.declaration.model, recovered.membership)
-        if recovered.evaluations is not None:
-            state.evaluations.recover(recovered.evaluations)
-        self.completion.start(recovered)
-        state.start_writing(self._held, recovered, self._step_down)
-        self._pservers.start(self.members)
+            state.core.begin_membership(recovered.declaration.model, recovered.membership)
+        state.core.ending.start(state.core.work)
+        state.start_writing(self._held, recovered.known, self._step_down)
+        self._links.start()
         self.growing.begin()
         while not self._directory.wait_until(lambda d: d.revision > 0 or None, _KEYS_S):
             if not self._held.is_held:
                 raise FencedError("the lock was lost before the job's keys were read")
-        with state.changed:
-            # First, so that no change falls between; it is told of when the lock is free.
-            self._directory.subscribe(self.look_at_directory)
-            self.look_at_directory()
-            self._forget_the_dead(is_graceful=recovered.is_resumed)
-
-    def _forget_the_dead(self, *, is_graceful: bool) -> None:
-        """Locked: trainers that died while there was no master lose what the predecessor's state says they have.
-
-        Of trainers of a run that was stopped, nobody knows that they died.
-        """
-        state = self._state
-        if state.dispatch is not None and state.dispatch.forget_the_dead(
-            state.trainers, state.clock.now(), is_graceful=is_graceful
-        ):
-            state.touch()
-        for member in () if state.membership is None else state.membership.members:
-            if state.trainers.get(member.trainer) != member.generation:
-                self.members.leave(member.trainer)
+        # First, so that no change falls between.
+        self._directory.subscribe(self.look_at_directory)
+        self.look_at_directory()
+        state.change(lambda core: core.forget_the_dead(is_graceful=recovered.is_resumed))
 
     def close(self) -> None:
         """Stop the threads; nobody is answered any more."""
         self.exports.close()
         self.growing.close()
-        self._pservers.close()
-        self.completion.close()
+        self._links.close()
+        self.checkpoints.close()
         self._state.close()
         self._indexing.close()
 
+    def _carry(self, effect: out.Effect) -> None:
+        """What the core wants to be done outside."""
+        match effect:
+            case out.WakePserver(index):
+                self._links.wake(index)
+            case out.StoreWork():
+                self.checkpoints.do(effect)
+            case out.DeleteElection(step, revision):
+                self._state.wait_durable(revision)
+                delete_election(self._held, self._keys, step)
+
     def look_at_directory(self) -> None:
         """Trainers and pservers may have come or gone."""
-        state = self._state
-        with state.changed:
-            # Read under the lock, so that whoever comes later has seen no less; the revision first, which may be
-            # older than what is read then, but never newer.
+        # Looked at one after the other, so that what is seen later is not overwritten by what was seen before. The
+        # revision first, which may be older than what is read then, but never newer.
+        with self._looking:
             revision = self._directory.revision
             trainers = {name: record.generation for name, record in self._directory.trainers().items()}
             pservers = {index: record.generation for index, record in self._directory.pservers().items()}
-            for trainer, generation in state.trainers.items():
-                if trainers.get(trainer) != generation:
-                    self._trainer_gone(trainer, is_alive=trainer in trainers)
-            state.trainers, state.trainers_revision = trainers, revision
-            self._pservers.look(pservers, self.members)
-            state.changed.notify_all()
-
-    def _trainer_gone(self, trainer: str, *, is_alive: bool) -> None:
-        """``is_alive``: it lost its lease, and has registered again: its work is not to blame."""
-        _log.info("trainer is gone trainer=%s is_alive=%s", trainer, is_alive)
-        state, now = self._state, self._state.clock.now()
-        state.progress.gone(trainer)
-        if state.dispatch is not None:
-            state.dispatch.trainer_gone(trainer, now, is_graceful=is_alive)
-        state.evaluations.trainer_gone(trainer, now, is_graceful=is_alive)
-        state.touch()
-        self.members.leave(trainer)
+            state = self._state
+            with state.lock:
+                for trainer, generation in state.core.trainers.items():
+                    if trainers.get(trainer) != generation:
+                        state.progress.gone(trainer)
+            state.apply(LeasesSeen(trainers, pservers, revision))
 
     def tick(self) -> None:
         """Time has passed."""
-        state = self._state
-        with state.changed:
-            now = state.clock.now()
-            if state.dispatch is not None and state.dispatch.tick(now):
-                state.touch()
-            if state.evaluations.tick(now):
-                state.touch()
-            self.completion.tick()
+        self._state.apply(StatusTold(self._links.said))
+        self._state.apply(TimePassed())
+
+    def drain(self, timeout_s: float) -> None:
+        """This master was told to end: make a last checkpoint, if everybody is still there to do it."""
+
+        def may_go_on() -> bool:
+            self.tick()
+            state = self._state
+            return self._held.is_held and len(state.core.pservers.present) >= state.pserver_count
+
+        self.checkpoints.drain(timeout_s, may_go_on)
 
     def parameter_servers(self) -> tuple[str, list[str]]:
         """Plan hash and addresses of the pservers, for any Flight client.
@@ -172,7 +166,7 @@ class MasterService:
         Raises:
             NotReadyError: there is no model yet.
         """
-        model = self._state.declaration.model
+        model = self._state.core.declaration.model
         if model is None:
             raise NotReadyError("no trainer has declared the model yet")
         return model.plan_hash, [record.address for record in self._directory.pservers().values()]
@@ -180,33 +174,24 @@ class MasterService:
     def log(self, report: LogRequest) -> None:
         """A trainer's progress."""
         state = self._state
-        with state.changed:
-            if report.trainer in state.trainers:
+        with state.lock:
+            if report.trainer in state.core.trainers:
                 state.progress.add(report, state.clock.now())
 
     def status(self) -> StatusReply:
         """The job at a glance."""
         state, now = self._state, self._state.clock.now()
-        with state.changed:
+        with state.lock:
             return describe(
                 self._settings.job,
-                declaration=state.declaration,
-                queue=state.queue,
+                core=state.core,
                 indexed=state.dataset,
-                membership=state.membership,
-                trainers=state.trainers,
                 trainer_records=self._directory.trainers(),
                 records=self._directory.pservers(),
-                pservers=self._pservers.said,
+                pservers=self._links.said,
                 master=self._directory.master(),
                 progress=state.progress,
-                indexing=self._indexing.doing or self._beginning.waiting_for or state.replay.refusal,
-                missing_tasks=state.replay.missing_count,
+                indexing=self._indexing.doing,
                 dataset_alarm=state.dataset_alarm,
-                evaluations=state.evaluations.status(),
-                checkpointing=state.checkpointing,
-                is_over=state.is_over,
-                is_stopped=state.is_stopped,
-                may_end=self.completion.may_end(),
                 now=now,
             )

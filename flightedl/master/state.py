@@ -1,97 +1,243 @@
-"""What the master knows, under one lock, and its way into etcd.
+"""The master's core, driven: events in under one lock, effects out, and the state's way into etcd.
 
-The lock is never held across I/O: a request changes the state under it, notes the state's revision, and waits outside
-until :class:`~flightedl.master.durable.DurableState` has that revision in etcd; only then it is answered.
+The lock is never held across I/O: an event changes the core's state under it; what follows is carried out when
+:class:`~flightedl.master.durable.DurableState` has that state in etcd. A request's thread waits for its answer here.
 
-Whoever reads or changes a field holds ``changed``, but for those that are set once.
+Whoever reads or changes a field, or the core, holds ``lock``, but for those that are set once.
 """
 
 from __future__ import annotations
 
+import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
-
-from msgspec.structs import replace as replace_fields
+from typing import Any
 
 from flightedl.config import MasterSettings
 from flightedl.coordination.keeper import HeldKey
 from flightedl.coordination.keys import JobKeys
-from flightedl.domain.membership import Membership
+from flightedl.domain.checkpoints_values import CheckpointSettings
+from flightedl.domain.master import effects as out
+from flightedl.domain.master.core import CoreSettings, MasterCore
+from flightedl.domain.master.events import Event, WaitEnded
 from flightedl.domain.store_history import Sighting
-from flightedl.domain.tasks import TaskQueue
-from flightedl.domain.tasks_values import QueueSettings
-from flightedl.errors import NotReadyError, UnregisteredError, UsageError
-from flightedl.master.checkpointing import Checkpointing
-from flightedl.master.dispatch import Dispatch
+from flightedl.domain.tasks_values import Effect as QueueEffect
+from flightedl.domain.tasks_values import EpochFinished, Expired, Quarantined, QueueSettings
+from flightedl.domain.tasks_values import FailedPiece as Failed
+from flightedl.errors import FlightedlError
 from flightedl.master.durable import DurableState
-from flightedl.master.evaluations import Evaluations
+from flightedl.master.evaluations import EvaluationDatasets
+from flightedl.master.failures import failed_piece
 from flightedl.master.indexing import IndexedDataset
 from flightedl.master.progress import JobProgress
 from flightedl.master.recovery import RecoveredState
-from flightedl.master.replay import Replay
-from flightedl.messages.base import Sender, encode
-from flightedl.messages.declarations import DatasetReply, JobDeclaration, ModelDeclaration, ModelReply
+from flightedl.messages.base import encode
+from flightedl.messages.declarations import DatasetReply
 from flightedl.ports import Clock, Coordinator
+
+_log = logging.getLogger(__name__)
 
 #: How long a request waits for etcd before the trainer is told to ask again.
 _DURABLE_S = 3.0
+#: How often a request that waits looks whether the server is closing.
+_LOOK_S = 0.5
+
+#: Where the core's effects go that are not answers.
+Carry = Callable[[out.Effect], None]
+
+
+class _Slot:
+    """Where a request's thread finds its answer."""
+
+    def __init__(self) -> None:
+        self.is_answered = threading.Event()
+        self.reply: Any = None
+        self.revision = 0
 
 
 class JobState:
-    """One job's state in one master."""
+    """One job's state in one master.
+
+    Args:
+        chosen: What the process was told.
+        pserver_count: Of the job.
+        generation: The master's.
+        coordinator: Its connection to etcd.
+        keys: The job's.
+        clock: Measures.
+        evaluation_datasets: The datasets of evaluations.
+        keeps_checkpoints: Whether there is anywhere to keep them.
+    """
 
     def __init__(
         self,
         chosen: MasterSettings,
         pserver_count: int,
+        generation: int,
         coordinator: Coordinator,
         keys: JobKeys,
         clock: Clock,
-        evaluations: Evaluations,
+        evaluation_datasets: EvaluationDatasets,
+        *,
+        keeps_checkpoints: bool,
     ) -> None:
         self.clock = clock
         self.pserver_count = pserver_count
         self._attempts_limit = chosen.attempts_limit
         self._coordinator = coordinator
         self._keys = keys
-        #: Guards everything; notified when work may have become available or the membership moved.
-        self.changed = threading.Condition()
-        #: Counts changes of the durable state.
-        self.revision = 0
-        self.declaration = JobDeclaration()
-        #: Its stored form, made once: it goes into every comparison with what is in etcd.
-        self._encoded_declaration = (self.declaration, b"")
+        self.lock = threading.RLock()
+        self._settings = CoreSettings(
+            generation=generation,
+            pserver_count=pserver_count,
+            trainer_count=chosen.trainers,
+            recovery="rollback" if chosen.recovery == "rollback" else "replay",
+            checkpoints=settings_of(chosen),
+            keeps_checkpoints=keeps_checkpoints,
+        )
+        self.core = MasterCore(self._settings, clock.now())
         self.dataset: IndexedDataset | None = None
-        self.queue: TaskQueue | None = None
         #: So many of the dataset's arrivals are in etcd for certain; they are not looked at again.
         self.arrivals_saved = 0
         #: What is wrong with the files of a dataset that grows; empty: nothing.
         self.dataset_alarm = ""
-        #: The dataset and the queue, once both are there.
-        self.dispatch: Dispatch | None = None
-        #: None until the model is declared: before that nobody waits for anybody.
-        self.membership: Membership | None = None
-        #: name -> generation of the trainers whose lease is alive, as of ``trainers_revision`` of etcd or later.
-        self.trainers: dict[str, int] = {}
-        self.trainers_revision = 0
-        #: index -> generation of the pservers whose lease is alive.
-        self.pservers: dict[int, int] = {}
         self.progress = JobProgress()
-        self.evaluations = evaluations
-        #: Whether a trainer has ended the job before all of its data was trained.
-        self.is_stopped = False
-        self.replay = Replay(pserver_count, "replay", None)
-        self.checkpointing: Checkpointing | None = None
-        #: The ticket of the checkpoint that has everything; None: not everything is done.
-        self.final_ticket: int | None = None
+        self.evaluation_datasets = evaluation_datasets
+        #: Set once, before anything happens.
+        self.carry: Carry = lambda _: None
+        self._slots: dict[int, _Slot] = {}
+        self._call_count = 0
         self._durable: DurableState | None = None
 
-    @property
-    def plan_hash(self) -> str:
-        """Locked: of the declared model; empty: none is declared."""
-        model = self.declaration.model
-        return "" if model is None else model.plan_hash
+    def recover(self, recovered: RecoveredState) -> None:
+        """Begin with what a predecessor left, but for its dataset and model."""
+        self.core = MasterCore(
+            self._settings,
+            self.clock.now(),
+            recovery=recovered.pserver_recovery,
+            checkpoints=recovered.checkpoints,
+            is_stopped=recovered.is_stopped,
+        )
+        self.core.declaration = recovered.declaration
+        if recovered.evaluations is not None:
+            self.core.evaluations.recover(recovered.evaluations)
+
+    # events
+
+    def apply(self, event: Event, carry: Carry | None = None) -> None:
+        """Something has happened; what follows is under way when this returns. Called without the lock.
+
+        ``carry``: takes what there is to say to a pserver.
+        """
+        with self.lock:
+            effects = self.core.apply(event, self.clock.now())
+        self._carry_out(effects, carry)
+
+    @contextmanager
+    def changing(self) -> Iterator[MasterCore]:
+        """The core, locked, for what is no event: what files and declarations decide. Entered without the lock."""
+        try:
+            with self.lock:
+                yield self.core
+        finally:
+            with self.lock:
+                effects = self.core.settle(self.clock.now())
+            self._carry_out(effects)
+
+    def change(self, what: Callable[[MasterCore], Any]) -> Any:
+        """Do something to the core that is no event. Called without the lock."""
+        with self.changing() as core:
+            return what(core)
+
+    def ask(self, event_of: Callable[[int], Event], wait_s: float = 0.0, closing: threading.Event | None = None) -> Any:
+        """The answer to a request, which is stored before this returns. Called without the lock.
+
+        Raises:
+            FlightedlError: the answer is an error.
+            NotReadyError: etcd cannot be written; the request may be repeated.
+        """
+        slot = _Slot()
+        with self.lock:
+            self._call_count += 1
+            call = self._call_count
+            self._slots[call] = slot
+        try:
+            self.apply(event_of(call))
+            deadline = self.clock.now() + wait_s
+            while not slot.is_answered.is_set() and not (closing is not None and closing.is_set()):
+                remaining = deadline - self.clock.now()
+                if remaining <= 0 or slot.is_answered.wait(min(remaining, _LOOK_S)):
+                    break
+            if not slot.is_answered.is_set():
+                self.apply(WaitEnded(call))
+        finally:
+            with self.lock:
+                del self._slots[call]
+        assert slot.is_answered.is_set(), "a request whose time is up is answered"
+        if isinstance(slot.reply, FlightedlError):
+            raise slot.reply
+        self.wait_durable(slot.revision)
+        return slot.reply
+
+    def _carry_out(self, effects: list[out.Effect], carry: Carry | None = None) -> None:
+        for effect in effects:
+            match effect:
+                case out.Answer(call, reply, revision):
+                    slot = self._slots.get(call)
+                    if slot is not None:
+                        slot.reply, slot.revision = reply, revision
+                        slot.is_answered.set()
+                case out.Note(text, values, is_warning):
+                    _log.log(logging.WARNING if is_warning else logging.INFO, text, *values)
+                case out.QueueNews(evaluation, news):
+                    self._log_news(evaluation, news)
+                case out.ControlCall() | out.NothingToSay() if carry is not None:
+                    carry(effect)
+                case _:
+                    self.carry(effect)
+
+    def _log_news(self, evaluation: str, effect: QueueEffect) -> None:
+        """What a queue decided."""
+        match effect:
+            case EpochFinished(epoch):
+                _log.info("epoch is done epoch=%d", epoch + 1)
+            case Expired(trainer, a):
+                _log.warning(
+                    "a task took too long, all of its trainer's go back epoch=%d task=%d trainer=%s",
+                    a.epoch + 1,
+                    a.task,
+                    trainer,
+                )
+            case Quarantined(piece):
+                self._log_quarantined(evaluation, piece)
+
+    def _log_quarantined(self, evaluation: str, piece: Failed) -> None:
+        with self.lock:
+            dataset = self.evaluation_datasets.dataset(evaluation) if evaluation else self.dataset
+            work = None if evaluation else self.core.work
+            seed = None if work is None else work.queue.seed_of(piece.epoch)
+        if dataset is None:
+            return
+        found = failed_piece(piece, dataset, seed)
+        _log.warning(
+            "work failed for good epoch=%d task=%d batches=%d-%d url=%s chunk=%d records=%d-%d "
+            "trainer=%s attempts=%d error=%s",
+            found.epoch + 1,
+            found.task,
+            found.first_batch,
+            found.end_batch - 1,
+            found.url,
+            found.chunk,
+            found.first_record,
+            found.first_record + found.records - 1,
+            found.trainer,
+            found.attempts,
+            found.error,
+        )
+
+    # what is declared
 
     def begin_queue(
         self, dataset: IndexedDataset, stored: bytes | None, failures: bytes | None, *, may_reseed: bool = False
@@ -101,6 +247,7 @@ class JobState:
         ``may_reseed``: as of ``TaskQueue.decode``.
         """
         declared = dataset.reply.declaration
+        before, self.dataset = self.dataset, dataset
         settings = QueueSettings(
             task_count=dataset.layout.task_count,
             batch_counts=self._batch_count,
@@ -110,29 +257,11 @@ class JobState:
             attempts_limit=self._attempts_limit,
             follow=declared.follow,
         )
-        self.dataset = dataset
-        if stored:
-            self.queue = TaskQueue.decode(stored, settings, failures, may_reseed=may_reseed)
-        else:
-            self.queue = TaskQueue(settings)
-        if self.dispatch is None:
-            self.dispatch = Dispatch(dataset, self.queue)
-        else:
-            # Who waits for work has the dispatch in hand.
-            self.dispatch.dataset, self.dispatch.queue = dataset, self.queue
-        self.dispatch.is_stopped = self.is_stopped
-
-    def stop(self) -> None:
-        """Locked: nothing more is handed out."""
-        self.is_stopped = True
-        if self.dispatch is not None:
-            self.dispatch.is_stopped = True
-        self.touch()
-
-    @property
-    def is_over(self) -> bool:
-        """Locked: whether all training is done that will ever be."""
-        return self.dispatch is not None and self.dispatch.is_over
+        try:
+            self.core.begin_training(settings, stored, failures, may_reseed=may_reseed)
+        except FlightedlError:
+            self.dataset = before
+            raise
 
     def redeclare_dataset(self, reply: DatasetReply) -> None:
         """Locked: the same dataset with another number of epochs or another seed, while nobody works on it.
@@ -140,36 +269,19 @@ class JobState:
         Raises:
             UsageError: the queue is in a later epoch; nothing was changed.
         """
-        assert self.queue is not None, "a declared dataset has a queue"
+        assert self.core.work is not None, "a declared dataset has a queue"
         assert self.dataset is not None, "likewise"
-        before = self.dataset
-        try:
-            self.begin_queue(replace(before, reply=reply), *self.queue.encode_parts(), may_reseed=True)
-        except UsageError:
-            self.dataset = before
-            raise
-
-    def adopt_model(self, declared: ModelDeclaration) -> ModelReply:
-        """Locked: the model of a job that was resumed is this one from now on, also for pservers."""
-        model = self.declaration.model
-        assert model is not None, "a former model is one"
-        model = replace_fields(model, declaration=declared, is_former=False)
-        self.declaration = replace_fields(self.declaration, model=model)
-        self.touch()
-        return model
-
-    @property
-    def has_former_model(self) -> bool:
-        """Locked: whether the model waits for a trainer that declares it again, and pservers wait with it."""
-        return self.declaration.model is not None and self.declaration.model.is_former
+        parts = self.core.work.queue.encode_parts()
+        self.begin_queue(replace(self.dataset, reply=reply), *parts, may_reseed=True)
 
     def grow_queue(self, dataset: IndexedDataset) -> None:
-        """Locked: the dataset has grown to this; its first tasks are those it had."""
-        assert self.queue is not None, "a dataset grows after it was declared"
-        assert self.dispatch is not None, "likewise"
-        self.queue.grow(dataset.layout.task_count)
-        self.dataset = self.dispatch.dataset = dataset
-        self.touch()
+        """The dataset has grown to this; its first tasks are those it had. Called without the lock."""
+
+        def grow(core: MasterCore) -> None:
+            self.dataset = dataset
+            core.grow(dataset.layout.task_count)
+
+        self.change(grow)
 
     def _batch_count(self, task: int) -> int:
         assert self.dataset is not None, "a queue has a dataset"
@@ -177,19 +289,16 @@ class JobState:
 
     # durability
 
-    def start_writing(self, held: HeldKey, recovered: RecoveredState, step_down: Callable[[str], None]) -> None:
+    def start_writing(
+        self, held: HeldKey, known: Mapping[str, tuple[bytes, int]], step_down: Callable[[str], None]
+    ) -> None:
         """From here on the state is written to etcd when it is waited for."""
-        self._durable = DurableState(held, self._coordinator, self.clock, self._snapshot, step_down, recovered.known)
+        self._durable = DurableState(held, self._coordinator, self.clock, self._snapshot, step_down, known)
 
     def close(self) -> None:
         """Write nothing any more."""
         if self._durable is not None:
             self._durable.close()
-
-    def touch(self) -> None:
-        """Locked: the durable state has changed."""
-        self.revision += 1
-        self.changed.notify_all()
 
     def wait_durable(self, revision: int) -> None:
         """Return when the state of a revision is in etcd. Called without the lock.
@@ -197,64 +306,49 @@ class JobState:
         Raises:
             NotReadyError: etcd cannot be written; the request may be repeated.
         """
-        assert self._durable is not None
-        self._durable.wait(revision, _DURABLE_S)
+        if revision:
+            assert self._durable is not None
+            self._durable.wait(revision, _DURABLE_S)
 
-    def persist(self) -> None:
-        """Return when what is decided now is in etcd. Called without the lock.
+    def store(self) -> None:
+        """Return when what is decided by now is in etcd. Called without the lock.
 
         Raises:
             NotReadyError: etcd cannot be written.
         """
-        with self.changed:
-            self.touch()
-            revision = self.revision
+        with self.lock:
+            revision = self.core.revision
         self.wait_durable(revision)
 
     def _snapshot(self) -> tuple[int, dict[str, bytes]]:
-        with self.changed:
-            values: dict[str, bytes] = {}
-            if self.membership is not None:
-                values[self._keys.membership] = self.membership.encode()
-                values[self._keys.pserver_recovery] = self.replay.encode()
-            if self.checkpointing is not None and self.checkpointing.is_kept:
-                values[self._keys.checkpoint_latest] = self.checkpointing.encode()
-            if self.queue is not None:
-                dispatch, failures = self.queue.encode_parts()
-                values |= {self._keys.task_queues: dispatch, self._keys.task_failures: failures}
+        keys = self._keys
+        names = {
+            "membership": keys.membership,
+            "recovery": keys.pserver_recovery,
+            "checkpoints": keys.checkpoint_latest,
+            "queue": keys.task_queues,
+            "failures": keys.task_failures,
+            "stopped": keys.stopped,
+            "evaluations": keys.evaluations,
+            "declaration": keys.job,
+        }
+        with self.lock:
+            values = {names[name]: value for name, value in self.core.encode().items()}
             if self.dataset is not None:
                 for number in range(self.arrivals_saved, len(self.dataset.arrivals)):
-                    values[self._keys.arrival(number)] = encode(self.dataset.arrivals[number])
-            if self.is_stopped:
-                values[self._keys.stopped] = b"{}"
-            if self.evaluations:
-                values[self._keys.evaluations] = self.evaluations.encode()
-            if self.declaration.dataset is not None or self.declaration.model is not None:
-                if self._encoded_declaration[0] is not self.declaration:
-                    self._encoded_declaration = (self.declaration, encode(self.declaration))
-                values[self._keys.job] = self._encoded_declaration[1]
-            return self.revision, values
+                    values[keys.arrival(number)] = encode(self.dataset.arrivals[number])
+            return self.core.revision, values
 
     def sighting(self) -> Sighting | None:
         """Etcd as this master saw it at last."""
         return self._coordinator.sighting()
 
-    # trainers
 
-    def require_trainer(self, sender: Sender) -> None:
-        """Locked: only a trainer whose lease is alive may hold work, or be waited for.
-
-        Ask each time the lock has been taken, also after a wait: what a trainer that is gone is given in between
-        nobody takes back.
-
-        Raises:
-            UnregisteredError: its lease has ended.
-            NotReadyError: the master has not seen it yet.
-        """
-        if self.trainers.get(sender.trainer) == sender.generation:
-            return
-        if sender.generation > self.trainers_revision:
-            raise NotReadyError(f"the master has not seen trainer {sender.trainer} yet")
-        raise UnregisteredError(
-            f"trainer {sender.trainer} has no lease of generation {sender.generation}: register anew"
-        )
+def settings_of(chosen: MasterSettings) -> CheckpointSettings:
+    """What the process was told, as the domain wants it."""
+    return CheckpointSettings(
+        interval_s=chosen.checkpoint_every_s or None,
+        interval_tasks=chosen.checkpoint_every_tasks or None,
+        keep=chosen.checkpoint_keep,
+        keep_every=chosen.checkpoint_keep_every or None,
+    )

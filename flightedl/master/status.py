@@ -5,17 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from flightedl.coordination.records import ServerRecord, TrainerRecord
+from flightedl.domain.master.core import MasterCore
+from flightedl.domain.master.members import waiting_for_mode
 from flightedl.domain.membership import Membership
 from flightedl.domain.tasks import TaskQueue
 from flightedl.formats.following import MARKER
-from flightedl.master.checkpointing import Checkpointing
 from flightedl.master.failures import failed_piece
 from flightedl.master.indexing import IndexedDataset
-from flightedl.master.members import waiting_for_mode
 from flightedl.master.progress import JobProgress, TrainerProgress
 from flightedl.messages.declarations import JobDeclaration
 from flightedl.messages.status import (
-    EvaluationStatus,
     PserverStatusReply,
     ServerStatus,
     StatusReply,
@@ -27,36 +26,29 @@ from flightedl.messages.status import (
 def describe(
     job: str,
     *,
-    declaration: JobDeclaration,
-    queue: TaskQueue | None,
+    core: MasterCore,
     indexed: IndexedDataset | None,
-    membership: Membership | None,
-    trainers: Mapping[str, int],
     trainer_records: Mapping[str, TrainerRecord],
     records: Mapping[int, ServerRecord],
     pservers: Sequence[PserverStatusReply | None],
     master: ServerRecord | None,
     progress: JobProgress,
     indexing: str,
-    missing_tasks: int,
     dataset_alarm: str,
-    evaluations: list[EvaluationStatus],
-    checkpointing: Checkpointing | None,
-    is_over: bool,
-    is_stopped: bool,
-    may_end: bool,
     now: float,
 ) -> StatusReply:
     """The reply to ``status``.
 
-    ``trainers`` are the live ones with their generations, ``trainer_records`` what each says of itself in etcd,
-    ``records`` the live pservers' addresses by index,
+    ``trainer_records`` are what each trainer says of itself in etcd, ``records`` the live pservers' addresses by index,
     ``pservers`` what each pserver last said of itself, ``indexing`` what the building of the index is at (empty: none).
-    ``is_over``: nothing is handed out any more.
     """
+    declaration, trainers = core.declaration, core.trainers
+    queue = None if core.work is None else core.work.queue
+    membership = None if core.members is None else core.members.membership
+    indexing = indexing or core.pservers.waiting_for or core.pservers.refusal
     desired = len(pservers)
     waiting_for = _waiting_for(declaration, queue, records, desired, trainers, indexing)
-    is_done = is_over and may_end
+    is_done = core.is_over and core.ending.may_end
     counts = TaskCounts() if queue is None else _task_counts(queue)
     dataset = declaration.dataset
     model = declaration.model
@@ -72,7 +64,7 @@ def describe(
         else [failed_piece(each, indexed, queue.seed_of(each.epoch)) for each in queue.failed()],
         records=0 if queue is None or indexed is None else records_trained(queue, indexed),
         raised=progress.raised(now),
-        evaluations=evaluations,
+        evaluations=core.evaluations.status(),
         batches=progress.batches,
         idle_batches=progress.idle_batches,
         skipped_records=progress.skipped_records,
@@ -94,13 +86,13 @@ def describe(
         mode_settings={} if model is None else model.present_mode,
         mode_change="" if membership is None else _mode_change(membership),
         plan_hash="" if model is None else model.plan_hash,
-        checkpoint="" if checkpointing is None or not checkpointing.latest else f"c-{checkpointing.latest}",
-        checkpoint_age_s=None if checkpointing is None else checkpointing.age_s,
+        checkpoint=f"c-{core.checkpointing.latest}" if core.checkpointing.latest else "",
+        checkpoint_age_s=core.checkpointing.age_s(now),
         is_growing=queue is not None and queue.is_growing,
-        missing_tasks=missing_tasks,
-        is_stopped=is_stopped,
+        missing_tasks=core.pservers.missing_count,
+        is_stopped=core.is_stopped,
         dataset_alarm=dataset_alarm,
-        checkpoint_alarm="" if checkpointing is None else checkpointing.trouble,
+        checkpoint_alarm=core.checkpointing.checkpoints.trouble,
     )
 
 

@@ -17,10 +17,10 @@ from flightedl.client.batches import CurrentBatch
 from flightedl.client.dataset import Dataset
 from flightedl.client.feed import Piece, Reports, TaskFeed
 from flightedl.client.waiting import Waiting
+from flightedl.domain.master.work import Work
 from flightedl.domain.tasks import TaskQueue
 from flightedl.domain.tasks_values import QueueSettings, TaskGiven
 from flightedl.errors import DataError, UsageError
-from flightedl.master.dispatch import Dispatch
 from flightedl.messages.declarations import DatasetDeclaration, DatasetReply
 from flightedl.messages.tasks import TasksReply, TasksTicket
 
@@ -35,11 +35,11 @@ DECLARED = DatasetReply(
 
 
 class Master:
-    """Dispatch of a queue, as a master does it, without a network."""
+    """The work of a queue, as a master does it, without a network."""
 
     def __init__(self, task_count: int, batch_count: int = BATCHES, **settings: object) -> None:
         self.queue = TaskQueue(QueueSettings(task_count, lambda _: batch_count, **settings))  # type: ignore[arg-type]
-        self._dispatch = Dispatch(None, self.queue)  # type: ignore[arg-type]
+        self._work = Work(self.queue, lambda _: None)
         self.generation, self.now = 1, 0.0
         self.changed = threading.Condition()
         self.told: list[int] = []
@@ -57,8 +57,8 @@ class Master:
             want=want,
         )
         with self.changed:
-            lost = self._dispatch.take_reports(ticket, self.now)
-            given, outcome, _ = self._dispatch.hand_out(ticket, self.now, 1)
+            lost = self._work.take_reports(ticket, self.now)
+            given, outcome, _ = self._work.hand_out(ticket, self.now, 1)
             self.told += [assignment.attempt for assignment in given]
             self.changed.notify_all()
             reply = TasksReply(assignments=given, outcome=outcome, lost=lost, retry_after_s=0.01)

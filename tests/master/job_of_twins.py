@@ -286,7 +286,7 @@ class Master:
 
     def join(self, trainer: str, generation: int, wait_s: float = 0.0) -> int:
         """The member's number; 0: it is none yet."""
-        return self.service.members.join(JoinRequest(trainer=trainer, generation=generation, wait_s=wait_s)).member
+        return self.service.tasks.join(JoinRequest(trainer=trainer, generation=generation, wait_s=wait_s)).member
 
     def says_done(self, trainer: str, generation: int) -> bool:
         """Whether a trainer is told that all is done, after one tick."""
@@ -294,8 +294,8 @@ class Master:
         return self.ask(trainer, generation).outcome == "epochs_done"
 
     def is_settled(self, pserver: PserverTwin) -> bool:
-        with self.state.changed:
-            return bool(self.state.replay.is_settled(pserver.index, pserver.generation))
+        with self.state.lock:
+            return bool(self.state.core.pservers.is_settled(pserver.index, pserver.generation))
 
 
 class LoneMaster:
@@ -349,7 +349,7 @@ def jobs(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Job]]:
 
     def make(*arguments: Any, **more: Any) -> Job:
         made.append(Job(*arguments, **more))
-        monkeypatch.setattr("flightedl.master.views.Connection", made[-1].connect)
+        monkeypatch.setattr("flightedl.master.pservers.Connection", made[-1].connect)
         return made[-1]
 
     yield make

@@ -2,40 +2,55 @@
 
 from __future__ import annotations
 
-from typing import cast
-
-from flightedl.coordination.keeper import HeldKey
-from flightedl.coordination.keys import JobKeys
 from flightedl.domain.beginnings import BeginAnew
-from flightedl.master.beginning import Beginning
+from flightedl.domain.checkpoints_replay import AppliedSummary
+from flightedl.domain.master.effects import Outbox
+from flightedl.domain.master.pservers import Pservers
+from flightedl.messages.control import AppliedReply
+
+HAS_NOTHING = AppliedReply(summary=AppliedSummary().encode())
 
 
-def beginning() -> Beginning:
-    return Beginning(2, cast("HeldKey", None), JobKeys("job"))
+def pservers(present: dict[int, int], *settled: int) -> Pservers:
+    """Two, of which these processes are there; of those in ``settled`` it is known what they have."""
+    known = Pservers(2, "replay", None, Outbox())
+    look(known, present)
+    for index in settled:
+        known.answered(index, present[index], None, HAS_NOTHING, None)
+    return known
+
+
+def look(known: Pservers, present: dict[int, int]) -> None:
+    known.present = present
+    for index, generation in present.items():
+        known.seen(index, generation)
 
 
 def test_who_has_values_ends_and_then_the_election_does() -> None:
-    known = beginning()
-    known.said(0, 7, election=3)
-    assert known.next_step({0: 7, 1: 5}, {0: 4, 1: 5}, may_be_saved=False) is None
-    assert (known.must_end(0), known.must_end(1)) == (None, 5)
+    known = pservers({0: 4, 1: 5}, 0, 1)
+    look(known, {0: 7, 1: 5})
+    assert known.lacks(0, 7, 3, may_be_saved=False) is None
+    assert not known.must_end(0, 7)
+    assert known.must_end(1, 5)
     assert "pserver 0" in known.waiting_for
-    known.said(1, 9, election=3)
-    assert known.next_step({0: 7, 1: 9}, {0: 4, 1: 5}, may_be_saved=False) == BeginAnew(3, {0: 7, 1: 9})
-    assert known.must_end(1) is None
+    look(known, {0: 7, 1: 9})
+    assert not known.must_end(1, 9)
+    assert known.lacks(1, 9, 3, may_be_saved=False) == BeginAnew(3, {0: 7, 1: 9})
+    assert not known.is_settled(0, 7)
+    assert not known.is_settled(1, 9)
 
 
 def test_nobody_ends_when_a_checkpoint_turned_up() -> None:
-    known = beginning()
-    known.said(0, 7, election=3)
-    known.next_step({0: 7, 1: 5}, {1: 5}, may_be_saved=False)
-    known.said(0, 7, election=None)
-    assert known.must_end(1) is None
+    known = pservers({0: 7, 1: 5}, 1)
+    known.lacks(0, 7, 3, may_be_saved=False)
+    assert known.must_end(1, 5)
+    known.answered(0, 7, None, HAS_NOTHING, None)
+    assert not known.must_end(1, 5)
     assert not known.waiting_for
 
 
 def test_what_a_process_said_is_forgotten_with_it() -> None:
-    known = beginning()
-    known.said(0, 7, election=3)
-    known.next_step({0: 8, 1: 5}, {1: 5}, may_be_saved=False)
+    known = pservers({0: 8, 1: 5}, 1)
+    known.lacks(0, 7, 3, may_be_saved=False)
     assert not known.waiting_for
+    assert not known.must_end(1, 5)

@@ -19,7 +19,7 @@ MakeJob = Callable[..., Job]
 @pytest.fixture(autouse=True)
 def _short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     settings = CheckpointSettings(retry_floor_s=0.01, retry_ceiling_s=0.01)
-    monkeypatch.setattr("flightedl.master.completion.settings_of", lambda _: settings)
+    monkeypatch.setattr("flightedl.master.state.settings_of", lambda _: settings)
 
 
 def trained(job: Job) -> tuple[Master, list[PserverTwin], int]:
@@ -31,8 +31,8 @@ def trained(job: Job) -> tuple[Master, list[PserverTwin], int]:
 
     def is_begun() -> bool:
         master.service.tick()
-        with master.state.changed:
-            return job.storage is None or master.state.checkpointing.latest == 1
+        with master.state.lock:
+            return job.storage is None or master.state.core.checkpointing.latest == 1
 
     eventually(is_begun)
     assert len(master.do_all("a", a, pservers)) == 4
@@ -46,8 +46,8 @@ def newest(job: Job) -> int:
 
 
 def is_gone(master: Master, index: int) -> bool:
-    with master.state.changed:
-        return index not in master.state.pservers
+    with master.state.lock:
+        return index not in master.state.core.pservers.present
 
 
 def test_done_is_told_when_the_last_checkpoint_is_complete(make_job: MakeJob) -> None:
@@ -90,7 +90,7 @@ def test_the_store_may_be_away_for_a_moment_at_the_end(make_job: MakeJob) -> Non
     job = make_job()
     master, (pserver,), a = trained(job)
     pserver.store_trouble = "no space"
-    eventually(lambda: master.says_done("a", a) or master.state.checkpointing.trouble)
+    eventually(lambda: master.says_done("a", a) or master.state.core.checkpointing.checkpoints.trouble)
     pserver.store_trouble = ""
     eventually(lambda: master.says_done("a", a))
     assert newest(job) > 1
@@ -102,7 +102,7 @@ def test_a_store_that_fails_again_and_again_is_not_waited_for(make_job: MakeJob)
     pserver.store_trouble = "no space"
     eventually(lambda: master.says_done("a", a))
     assert newest(job) == 1
-    assert "no space" in master.state.checkpointing.trouble
+    assert "no space" in master.state.core.checkpointing.checkpoints.trouble
 
 
 def test_a_pserver_that_dies_while_the_last_checkpoint_is_made_is_waited_for(make_job: MakeJob) -> None:
@@ -188,7 +188,7 @@ def test_nobody_hears_that_all_is_done_while_a_round_may_be_open(make_job: MakeJ
         master.report("a", a, *given, by=[pserver.generation])
         given = master.work("a", a, want=4).assignments
     eventually(lambda: pserver.calls["view"] > heard + 1)
-    assert master.state.queue.is_done
+    assert master.state.core.work.queue.is_done
     for _ in range(5):
         assert not master.says_done("a", a)
     pserver.silent.clear()
@@ -199,10 +199,10 @@ def test_nobody_hears_that_all_is_done_while_a_round_may_be_open(make_job: MakeJ
 def test_a_master_that_ends_waits_for_a_last_checkpoint_unless_a_pserver_is_gone(make_job: MakeJob) -> None:
     job = make_job()
     master, (pserver,), _ = trained(job)
-    master.service.completion.drain(5.0)
+    master.service.drain(5.0)
     assert newest(job) == 2
     pserver.store_trouble = "no space"
-    master.service.completion.drain(60.0)
+    master.service.drain(60.0)
     assert newest(job) == 2
     assert msgspec.json.decode(job.storage.read("c-2/manifest.json"))["body"]["number"] == 2  # type: ignore[union-attr]
 

@@ -2,56 +2,49 @@
 
 from __future__ import annotations
 
-import pyarrow as pa
+from collections.abc import Callable
+
+import msgspec
 import pytest
+from job_of_twins import DATASET, Job, until_ready
 
-from flightedl.errors import DeclarationError, NotFoundError, NotReadyError
-from flightedl.formats.registry import named_format
-from flightedl.master.evaluations import Evaluation, Evaluations
-from flightedl.master.indexing import DatasetIndexing
-from flightedl.messages.declarations import DatasetDeclaration, EvaluationDeclaration
+from flightedl.domain.master.effects import Outbox
+from flightedl.domain.master.evaluations import Evaluation, Evaluations
+from flightedl.domain.tasks_values import QueueSettings
+from flightedl.errors import DeclarationError, NotFoundError
+from flightedl.messages.declarations import DatasetDeclaration, DatasetReply, EvaluationDeclaration
 from flightedl.messages.tasks import Assignment, FinishedTask, TasksTicket
-from flightedl.testing.clock import FakeClock
-from flightedl.testing.memory import MemoryFiles
+
+DECLARED = DatasetReply(
+    index_hash="",
+    task_count=3,
+    record_count=12,
+    schema="",
+    declaration=DatasetDeclaration(urls=["a.parquet"], batch_size=2),
+)
 
 
-@pytest.fixture
-def files() -> MemoryFiles:
-    batches = pa.table({"k": range(12)}).to_batches(max_chunksize=4)
-    return MemoryFiles({"a.parquet": b"".join(named_format("parquet").write(batches, batches[0].schema))})
-
-
-def request(name: str = "e", batch_size: int = 2) -> EvaluationDeclaration:
-    return EvaluationDeclaration(name=name, dataset=DatasetDeclaration(urls=["a.parquet"], batch_size=batch_size))
-
-
-def evaluations(files: MemoryFiles) -> Evaluations:
-    return Evaluations(lambda: DatasetIndexing(files, FakeClock()), 3)
+def evaluations() -> Evaluations:
+    return Evaluations(Outbox())
 
 
 def begun(known: Evaluations, name: str = "e") -> Evaluation:
-    while True:
-        try:
-            indexed = known.index(name, request(name))
-        except NotReadyError:
-            continue
-        known.begin(name, indexed, {"x": 1, "y": 1}, 0.0)
-        return known.find(name)
+    return known.begin(name, DECLARED, QueueSettings(3, lambda _: 2), {"x": 1, "y": 1}, 0.0)
 
 
 def ask(found: Evaluation, trainer: str, finished: list[FinishedTask], want: int = 1) -> list[Assignment]:
     ticket = TasksTicket(trainer=trainer, generation=1, finished=finished, want=want)
-    assert found.dispatch is not None
-    found.dispatch.take_reports(ticket, 0.0)
-    return found.dispatch.hand_out(ticket, 0.0, 1)[0]
+    assert found.work is not None
+    found.work.take_reports(ticket, 0.0)
+    return found.work.hand_out(ticket, 0.0, 1)[0]
 
 
 def done(a: Assignment, total: float, weight: float) -> FinishedTask:
     return FinishedTask(epoch=a.epoch, position=a.position, attempt=a.attempt, metrics={"loss": (total, weight)})
 
 
-def test_means_are_weighted_and_a_piece_counts_once(files: MemoryFiles) -> None:
-    known = evaluations(files)
+def test_means_are_weighted_and_a_piece_counts_once() -> None:
+    known = evaluations()
     found = begun(known)
     (first,) = ask(found, "x", [])
     (second,) = ask(found, "y", [])
@@ -66,38 +59,42 @@ def test_means_are_weighted_and_a_piece_counts_once(files: MemoryFiles) -> None:
     assert (status.tasks.done, status.tasks.total, status.is_done) == (3, 3, True)
 
 
-def test_a_successor_takes_it_up(files: MemoryFiles) -> None:
-    known = evaluations(files)
+def test_a_successor_takes_it_up() -> None:
+    known = evaluations()
     found = begun(known)
     (first,) = ask(found, "x", [])
     (second,) = ask(found, "x", [done(first, 4.0, 4.0)])
-    successor = evaluations(files)
+    successor = evaluations()
     successor.recover(known.encode())
-    assert successor.find("e").dispatch is None
+    assert successor.find("e").work is None
     taken = begun(successor)
     assert taken.metrics == {"loss": 1.0}
     (third,) = ask(taken, "x", [done(second, 8.0, 4.0)])
     ask(taken, "x", [done(third, 12.0, 4.0)], want=0)
     successor.settle(taken)
-    last = evaluations(files)
+    last = evaluations()
     last.recover(successor.encode())
     assert last.find("e").is_done
     assert last.find("e").metrics == {"loss": 2.0}
 
 
-def test_a_name_is_one_evaluation(files: MemoryFiles) -> None:
-    known = evaluations(files)
-    assert known.declared(request()) is None
-    begun(known)
-    assert known.declared(request()) is not None
+def test_a_name_is_one_evaluation(make_job: Callable[..., Job]) -> None:
+    job = make_job()
+    master = job.start_master()
+    a = job.start_trainer("a")
+    tasks = master.service.tasks
+    request = EvaluationDeclaration(name="e", dataset=DATASET)
+    declared = until_ready(lambda: tasks.declare_evaluation(request))
+    assert tasks.declare_evaluation(request) == declared
+    other = EvaluationDeclaration(name="e", dataset=msgspec.structs.replace(DATASET, batch_size=3))
     with pytest.raises(DeclarationError, match="dataset of the evaluation 'e'"):
-        known.declared(request(batch_size=3))
+        tasks.declare_evaluation(other)
     with pytest.raises(NotFoundError, match="no evaluation 'other'"):
-        known.find("other")
+        master.work("a", a, evaluation="other")
 
 
-def test_what_a_dead_trainer_held_goes_to_another(files: MemoryFiles) -> None:
-    known = evaluations(files)
+def test_what_a_dead_trainer_held_goes_to_another() -> None:
+    known = evaluations()
     found = begun(known)
     held = ask(found, "x", [], want=2)
     known.trainer_gone("x", 0.0)
@@ -105,8 +102,8 @@ def test_what_a_dead_trainer_held_goes_to_another(files: MemoryFiles) -> None:
     assert {a.position for a in again} == {a.position for a in held}
 
 
-def test_a_checkpoint_has_the_results_of_those_that_are_through(files: MemoryFiles) -> None:
-    known = evaluations(files)
+def test_a_checkpoint_has_the_results_of_those_that_are_through() -> None:
+    known = evaluations()
     through, under_way = begun(known, "through"), begun(known, "under way")
     assert known.encode_results() is None
     pieces = ask(through, "x", [])
@@ -116,7 +113,7 @@ def test_a_checkpoint_has_the_results_of_those_that_are_through(files: MemoryFil
     ask(under_way, "x", [])
     stored = known.encode_results()
     assert stored is not None
-    restored = evaluations(files)
+    restored = evaluations()
     restored.recover(stored)
     assert restored.find("through").metrics == {"loss": 1.0}
     assert restored.find("through").is_done

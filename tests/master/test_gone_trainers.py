@@ -60,7 +60,7 @@ class Master(LoneMaster):
         return self.service.tasks.exchange(ticket, threading.Event())[0]
 
     def join(self, trainer: str, generation: int, wait_s: float) -> int:
-        return self.service.members.join(JoinRequest(trainer=trainer, generation=generation, wait_s=wait_s)).member
+        return self.service.tasks.join(JoinRequest(trainer=trainer, generation=generation, wait_s=wait_s)).member
 
 
 @pytest.fixture
@@ -115,7 +115,7 @@ def beside() -> Iterator[ThreadPoolExecutor]:
 def waits(future: Future[Result], master: Master) -> None:
     """Returns when the call has had its first look and waits for a change."""
     state = master.service._state
-    eventually(lambda: future.done() or len(state.changed._waiters) == 1)  # type: ignore[attr-defined]
+    eventually(lambda: future.done() or len(state.core._waiting) == 1)
     assert not future.done()
 
 
@@ -129,9 +129,9 @@ def test_a_join_that_waits_ends_with_its_trainer(
     trainers.die("a")
     with pytest.raises(FencedError, match="trainer a has no lease"):
         joining.result(WAIT_S)
-    membership = master.service._state.membership
-    assert membership is not None
-    assert membership.members == ()
+    members = master.service._state.core.members
+    assert members is not None
+    assert members.membership.members == ()
 
 
 def test_a_request_for_work_that_waits_ends_with_its_trainer(
@@ -228,7 +228,7 @@ def test_the_answer_to_a_join_is_about_the_work_that_was_asked_about(master: Mas
 
     def ask(attempt: int) -> bool:
         request = JoinRequest(trainer="a", generation=generation, attempt=attempt, wait_s=0.0)
-        return master.service.members.join(request).holds_work
+        return master.service.tasks.join(request).holds_work
 
     assert not ask(first.attempt)
     assert ask(second.attempt)

@@ -18,10 +18,9 @@ from flightedl.coordination.keys import JobKeys
 from flightedl.domain.tasks_values import EpochsDone, NoTaskNow, TaskGiven
 from flightedl.errors import DataError, NotReadyError, UsageError
 from flightedl.master.declaring import Declaring
-from flightedl.master.evaluations import Evaluations
+from flightedl.master.evaluations import EvaluationDatasets
 from flightedl.master.growing import Growing
 from flightedl.master.indexing import DatasetIndexing
-from flightedl.master.members import Members
 from flightedl.master.recovery import read_state
 from flightedl.master.state import JobState
 from flightedl.messages.declarations import DatasetDeclaration
@@ -61,15 +60,16 @@ class Master:
         assert held is not None
         self.held = held
         chosen = MasterSettings(etcd="memory:1", job="demo", follow_every_s=EVERY_S)
-        evaluations = Evaluations(lambda: DatasetIndexing(files, clock), 3)
-        self.state = JobState(chosen, 1, coordinator, KEYS, clock, evaluations)
+        evaluations = EvaluationDatasets(lambda: DatasetIndexing(files, clock), 3)
+        self.state = JobState(
+            chosen, 1, held.generation, coordinator, KEYS, clock, evaluations, keeps_checkpoints=False
+        )
         indexing = DatasetIndexing(files, clock, storage, follow_every_s=EVERY_S)
         self.indexing = indexing
         self.growing = Growing(self.state, files, storage, EVERY_S)
-        members = Members(self.state, held.generation, lambda _: None)
-        self.declaring = Declaring(self.state, members, self.growing, indexing)
+        self.declaring = Declaring(self.state, self.growing, indexing)
         recovered = read_state(coordinator, KEYS)
-        self.state.declaration = recovered.declaration
+        self.state.recover(recovered)
         if recovered.declaration.dataset is not None:
             try:
                 dataset = indexing.index_again(recovered.declaration.dataset, recovered.arrivals)
@@ -78,7 +78,7 @@ class Master:
                 raise
             self.state.arrivals_saved = len(recovered.arrivals)
             self.state.begin_queue(dataset, recovered.queue, recovered.failures)
-        self.state.start_writing(held, recovered, lambda _: None)
+        self.state.start_writing(held, recovered.known, lambda _: None)
         self.growing.begin()
 
     def close(self) -> None:
@@ -89,10 +89,11 @@ class Master:
 
     def take(self, now: float = 0.0) -> int | None:
         """Do a task, durably: its first record; None: there is none now."""
-        with self.state.changed:
-            queue, dataset = self.state.queue, self.state.dataset
-            assert queue is not None
+        with self.state.lock:
+            work, dataset = self.state.core.work, self.state.dataset
+            assert work is not None
             assert dataset is not None
+            queue = work.queue
             given = queue.request("t", now)
             if not isinstance(given, TaskGiven):
                 assert isinstance(given, NoTaskNow | EpochsDone)
@@ -101,7 +102,8 @@ class Master:
             queue.finish("t", a.epoch, a.position, a.attempt, now)
             queue.check()
             chunk = dataset.layout.chunks_of(a.task)[0]
-        self.state.persist()
+        self.state.change(lambda core: core.touch())
+        self.state.store()
         name = chunk.url.removeprefix("/d/").removesuffix(".parquet")
         return int(name) + chunk.first_record
 
@@ -176,11 +178,11 @@ def test_files_join_in_the_order_in_which_they_come_and_the_next_master_knows(st
     assert second.take() == 200
     files.contents["/d/050.parquet"] = parquet(1)
     files.contents["/d/_END"] = b""
-    eventually(lambda: second.state.queue is not None and not second.state.queue.is_growing)
+    eventually(lambda: second.state.core.work is not None and not second.state.core.work.queue.is_growing)
     third = start()
     assert third.take_all() == [210, 220, 50]
-    assert third.state.queue is not None
-    assert third.state.queue.is_done
+    assert third.state.core.work is not None
+    assert third.state.core.work.queue.is_done
     assert third.growing._thread is None
 
 
@@ -242,8 +244,8 @@ def test_a_user_says_that_nothing_is_to_come(start: Start, files: MemoryFiles) -
     master.growing.end()
     master.growing.end()
     assert master.take_all() == [100, 110, 200]
-    assert master.state.queue is not None
-    assert master.state.queue.is_done
+    assert master.state.core.work is not None
+    assert master.state.core.work.queue.is_done
 
 
 def test_only_what_follows_can_end(start: Start) -> None:

@@ -8,10 +8,11 @@ import pytest
 from job_of_twins import Job
 
 from flightedl.domain.checkpoints_replay import AppliedSummary
+from flightedl.domain.master.effects import Outbox
+from flightedl.domain.master.pservers import Pservers
 from flightedl.domain.tasks import TaskQueue
 from flightedl.domain.tasks_values import QueueSettings, TaskGiven
 from flightedl.errors import JobFailedError, NotFoundError
-from flightedl.master.replay import Replay
 from flightedl.messages.control import AppliedReply
 from flightedl.testing.contracts.coordinator import eventually
 
@@ -43,8 +44,8 @@ def grown(epochs: int) -> tuple[TaskQueue, list[tuple[int, int]]]:
 
 def test_a_dataset_that_grew_in_many_epochs_is_done_again_wholly() -> None:
     queue, done = grown(100)
-    replay = Replay(1, "replay", None)
-    assert replay.announced(0, 7, NOTHING, queue)
+    pservers = Pservers(1, "replay", None, Outbox())
+    assert pservers.answered(0, 7, None, NOTHING, queue)
     assert do(queue, len(done)) == done
 
 
@@ -54,19 +55,19 @@ def test_a_pserver_that_lacks_what_nobody_knows_any_more_is_refused_until_anothe
     monkeypatch.setattr("flightedl.domain.tasks_order.REMEMBERED", 10)
     queue, _ = grown(100)
     before = queue.encode()
-    replay = Replay(1, "replay", None)
+    pservers = Pservers(1, "replay", None, Outbox())
     for _ in range(2):
-        assert not replay.announced(0, 7, NOTHING, queue)
-    assert "pserver 0 came back from checkpoint 3" in replay.refusal
-    assert "epoch 1 is too long ago" in replay.refusal
-    assert "--resume" in replay.refusal
-    assert not replay.is_settled(0, 7)
+        assert not pservers.answered(0, 7, None, NOTHING, queue)
+    assert "pserver 0 came back from checkpoint 3" in pservers.refusal
+    assert "epoch 1 is too long ago" in pservers.refusal
+    assert "--resume" in pservers.refusal
+    assert not pservers.is_settled(0, 7)
     assert queue.encode() == before, "nothing is done again in part"
-    replay.seen(0, 9)
-    assert not replay.refusal
+    pservers.seen(0, 9)
+    assert not pservers.refusal
     through = [(epoch, epoch + 1, epoch + 3) for epoch in range(100)]
-    assert replay.announced(0, 9, AppliedReply(summary=AppliedSummary(through=through).encode()), queue)
-    assert replay.is_settled(0, 9)
+    assert pservers.answered(0, 9, None, AppliedReply(summary=AppliedSummary(through=through).encode()), queue)
+    assert pservers.is_settled(0, 9)
     assert queue.encode() == before
 
 
@@ -81,14 +82,14 @@ def test_a_job_with_a_loss_that_cannot_be_made_good_fails(
     master.do_all("a", a, [pserver])
     job.end_pserver(0)
     state = master.state
-    eventually(lambda: not state.pservers)
+    eventually(lambda: not state.core.pservers.present)
 
     def forgotten(_self: TaskQueue, epoch: int) -> int:
         raise NotFoundError(f"epoch {epoch} is too long ago")
 
     monkeypatch.setattr(TaskQueue, "epoch_size", forgotten)
     job.start_pserver(0)
-    eventually(lambda: state.replay.refusal)
+    eventually(lambda: state.core.pservers.refusal)
     with pytest.raises(JobFailedError, match="pserver 0 came back from no checkpoint"):
         master.ask("a", a)
     assert "cannot be done again" in master.service.status().waiting_for

@@ -19,12 +19,12 @@ MakeJob = Callable[..., Job]
 
 def saved(job: Job, master: Master) -> int:
     """A checkpoint of what there is now is complete; its number."""
-    first = master.service.completion.order(CheckpointRequest(reason="a test", wait_s=0.0))
+    first = master.service.checkpoints.order(CheckpointRequest(reason="a test", wait_s=0.0))
 
     def is_complete() -> bool:
         master.service.tick()
         request = CheckpointRequest(ticket=first.ticket, reason="a test", wait_s=0.0)
-        return master.service.completion.order(request).complete
+        return master.service.checkpoints.order(request).complete
 
     eventually(is_complete)
     assert job.storage is not None
@@ -66,8 +66,8 @@ def test_what_trainers_held_when_the_job_was_stopped_is_not_held_against_it(make
     job.end_master()
     other = resumed(job, make_job)
     successor = other.start_master()
-    assert successor.state.queue.holders() == {}
-    assert successor.state.queue._state.waiting.runs == [(0, 0, 2, 0)], "they never failed"
+    assert successor.state.core.work.queue.holders() == {}
+    assert successor.state.core.work.queue._state.waiting.runs == [(0, 0, 2, 0)], "they never failed"
     back = other.start_pserver(0, pserver.done)
     b = other.start_trainer("b")
     assert len(successor.do_all("b", b, [back])) == TASKS

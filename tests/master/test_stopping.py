@@ -4,30 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-import pyarrow as pa
 import pytest
 from job_of_twins import TASKS, Job, Master
 
+from flightedl.domain.master.work import Work
 from flightedl.domain.tasks import TaskQueue
 from flightedl.domain.tasks_values import QueueSettings
 from flightedl.errors import NotReadyError
-from flightedl.formats.dataset_spec import DatasetSpec
-from flightedl.formats.index import build_index
-from flightedl.formats.layout import TaskLayout
-from flightedl.formats.registry import named_format
-from flightedl.master.dispatch import Dispatch
-from flightedl.master.indexing import IndexedDataset
-from flightedl.messages.declarations import DatasetDeclaration, DatasetReply
 from flightedl.messages.tasks import Assignment, FinishedTask, ReturnedTask, TasksTicket
 from flightedl.testing.contracts.coordinator import eventually
-from flightedl.testing.memory import MemoryFiles
 
 
 class Trainer:
-    """What one trainer asks of the dispatch."""
+    """What one trainer asks of the work."""
 
-    def __init__(self, dispatch: Dispatch, name: str) -> None:
-        self.dispatch, self.name = dispatch, name
+    def __init__(self, work: Work, name: str) -> None:
+        self.work, self.name = work, name
         self.held: list[Assignment] = []
 
     def ask(self, want: int, finished: Sequence[Assignment] = ()) -> str:
@@ -35,9 +27,9 @@ class Trainer:
         reports = [FinishedTask(epoch=a.epoch, position=a.position, attempt=a.attempt) for a in finished]
         self.held = [a for a in self.held if a not in finished]
         ticket = self.ticket(want, finished=reports)
-        lost = self.dispatch.take_reports(ticket, 0.0) + self.dispatch.take_back_unbegun(ticket, 0.0)
+        lost = self.work.take_reports(ticket, 0.0) + self.work.take_back_unbegun(ticket, 0.0)
         self.drop(lost)
-        given, outcome, _ = self.dispatch.hand_out(self.ticket(want), 0.0, 1)
+        given, outcome, _ = self.work.hand_out(self.ticket(want), 0.0, 1)
         self.held += given
         return outcome
 
@@ -51,48 +43,43 @@ class Trainer:
 
 
 @pytest.fixture
-def dispatch() -> Dispatch:
-    batches = pa.table({"k": range(40)}).to_batches(max_chunksize=5)
-    files = MemoryFiles({"a.parquet": b"".join(named_format("parquet").write(batches, batches[0].schema))})
-    layout = TaskLayout(build_index(files, DatasetSpec(("*",))), 5)
-    declared = DatasetDeclaration(urls=["*"], batch_size=5, epochs=2)
-    reply = DatasetReply(index_hash="", task_count=8, record_count=40, schema="", declaration=declared)
-    return Dispatch(IndexedDataset(layout, reply), TaskQueue(QueueSettings(8, layout.batch_count, epochs=2)))
+def work() -> Work:
+    return Work(TaskQueue(QueueSettings(8, lambda _: 1, epochs=2)), lambda _: None)
 
 
-def test_what_was_begun_is_finished_and_nothing_else_is_handed_out(dispatch: Dispatch) -> None:
-    first, second = Trainer(dispatch, "a"), Trainer(dispatch, "b")
+def test_what_was_begun_is_finished_and_nothing_else_is_handed_out(work: Work) -> None:
+    first, second = Trainer(work, "a"), Trainer(work, "b")
     first.ask(5)
     second.ask(1)
-    dispatch.is_stopped = True
+    work.is_stopped = True
     assert first.ask(1) == "none_now"
     assert len(first.held) == 2
-    assert not dispatch.is_over
+    assert not work.is_over
     assert second.ask(1, second.held) == "none_now"
     assert first.ask(1, first.held) == "epochs_done"
-    assert dispatch.is_over
+    assert work.is_over
     assert second.ask(1) == "epochs_done"
     assert second.ask(0) == "epochs_done"
-    counts = dispatch.queue.counts()
+    counts = work.queue.counts()
     assert (counts.done, counts.todo, counts.pending) == (3, 5, 0)
 
 
-def test_work_whose_assignment_was_lost_on_the_way_does_not_keep_a_stopped_job_open(dispatch: Dispatch) -> None:
-    trainer = Trainer(dispatch, "a")
+def test_work_whose_assignment_was_lost_on_the_way_does_not_keep_a_stopped_job_open(work: Work) -> None:
+    trainer = Trainer(work, "a")
     trainer.ask(1)
     trainer.held.clear()
-    dispatch.is_stopped = True
+    work.is_stopped = True
     # Who asks for no work does not say what it holds.
     assert trainer.ask(0) == "none_now"
     assert trainer.ask(1) == "epochs_done"
 
 
-def test_a_trainer_that_dies_does_not_keep_a_stopped_job_open(dispatch: Dispatch) -> None:
-    trainer = Trainer(dispatch, "a")
+def test_a_trainer_that_dies_does_not_keep_a_stopped_job_open(work: Work) -> None:
+    trainer = Trainer(work, "a")
     trainer.ask(2)
-    dispatch.is_stopped = True
-    dispatch.trainer_gone("a", 0.0)
-    assert dispatch.is_over
+    work.is_stopped = True
+    work.trainer_gone("a", 0.0)
+    assert work.is_over
 
 
 @pytest.mark.parametrize("is_kept", [True, False], ids=["checkpoints", "none"])

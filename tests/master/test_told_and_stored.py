@@ -33,8 +33,8 @@ def begun(job: Job, *, epochs: int = 1) -> tuple[Master, list[PserverTwin]]:
 
 
 def holds(master: Master, trainer: str) -> bool:
-    with master.state.changed:
-        return bool(master.state.queue.holds(trainer))
+    with master.state.lock:
+        return bool(master.state.core.work.queue.holds(trainer))
 
 
 def stored(job: Job, key: str) -> bytes:
@@ -97,7 +97,8 @@ def test_a_pserver_hears_of_a_member_when_the_membership_is_stored(make_job: Mak
     master.take("trainer-a", a)
     job.master_coordinator.disconnect()
     tries = count_calls(master, "wait_durable")
-    assert not master.join("trainer-a", a)
+    with pytest.raises(NotReadyError, match="cannot save its state"):
+        master.join("trainer-a", a)
     eventually(lambda: len(tries) > 3)
     assert not known
     job.master_coordinator.reconnect()
@@ -127,7 +128,7 @@ def test_what_a_pserver_has_lost_is_stored_as_to_be_done_again(make_job: MakeJob
     master, pservers = begun(job)
     a = job.start_trainer("a")
     master.do_all("a", a, pservers)
-    assert master.state.queue.is_done
+    assert master.state.core.work.queue.is_done
     job.end_pserver(0)
     back = job.start_pserver(0, {0: {1, 2}}, is_ready=False)
     eventually(lambda: back.views)
@@ -137,7 +138,7 @@ def test_what_a_pserver_has_lost_is_stored_as_to_be_done_again(make_job: MakeJob
     back.silent.add("applied")
     successor = job.start_master()
     assert successor.is_settled(back), "the one with the other, in one transaction"
-    assert not successor.state.queue.is_done
+    assert not successor.state.core.work.queue.is_done
     assert {each.task for each in successor.do_all("a", a, [back])} == {0, 3}
 
 
@@ -198,14 +199,14 @@ def test_a_trainer_that_registers_again_at_once_loses_what_it_held(make_job: Mak
     a, b = job.start_trainer("a"), job.start_trainer("b")
     master.take("a", a)
     state = master.state
-    with state.changed:
+    with state.lock:
         # The directory's thread stops at the first change, and sees the others together.
         nudge = job.start_trainer("nudge")
         eventually(lambda: master.directory.revision >= nudge)
         job.end_trainer("a")
         again = job.start_trainer("a")
-    eventually(lambda: state.trainers.get("a") == again)
+    eventually(lambda: state.core.trainers.get("a") == again)
     assert not holds(master, "a")
-    assert state.queue._state.waiting.runs == [(0, 0, 1, 0)], "it lives: its work is not to blame"
+    assert state.core.work.queue._state.waiting.runs == [(0, 0, 1, 0)], "it lives: its work is not to blame"
     done = master.do_all("b", b, pservers)
     assert sorted(each.task for each in done) == list(range(TASKS))

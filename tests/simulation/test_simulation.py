@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from flightedl.testing.simulation import FLAWS, Found, Outcome, run_seed, run_seeds
+from flightedl.testing.simulation import BUGS, Found, Outcome, run_seed, run_seeds
 
 #: Seeds within which each planted bug is found.
 WITHIN = 300
@@ -65,14 +65,14 @@ def test_a_seed_is_a_run():
 
 @pytest.mark.parametrize("flaw", QUICK)
 def test_a_planted_bug_is_found(flaw):
-    assert run_seeds(range(WITHIN), flaws=[flaw]).found, FLAWS[flaw]
+    assert run_seeds(range(WITHIN), flaws=[flaw]).found, BUGS[flaw]
 
 
 @pytest.mark.seeds
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("flaw", [flaw for flaw in FLAWS if flaw not in QUICK])
+@pytest.mark.parametrize("flaw", [flaw for flaw in BUGS if flaw not in QUICK])
 def test_a_planted_bug_is_found_sooner_or_later(flaw):
-    assert run_seeds(range(WITHIN), flaws=[flaw]).found, FLAWS[flaw]
+    assert run_seeds(range(WITHIN), flaws=[flaw]).found, BUGS[flaw]
 
 
 def test_the_command_says_which_seed_it_was():

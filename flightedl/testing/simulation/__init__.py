@@ -1,14 +1,15 @@
 """The whole cluster in one process, from one seed: masters, pservers, trainers, etcd, store, network and clock.
 
-What decides is the production code of ``flightedl.domain`` (queue, membership and views, rounds, applied sets,
-snapshots, checkpoints, recovery, restoring on another number of pservers). What is simulated is all around it:
+What decides is the production code of ``flightedl.domain``: the master's core as a whole (``domain.master``), and of
+pservers and trainers the rounds, views, applied sets, snapshots and what restores them. What is simulated is around it:
 
 * ``world``: virtual time, processes that die and freeze, a network that loses, doubles, delays and parts;
 * ``etcd``, ``store``: models of the two outside systems, with outages, unknown outcomes and rot;
-* ``master``, ``pserver``, ``trainer``: thin shells that carry the domain's decisions out, as the servers do;
+* ``master`` drives the core as the master's process does; ``pserver`` and ``trainer`` are shells around the machines
+  that theirs are made of;
 * ``cluster``: who runs, who is started again, what is done to them, and *what must hold*;
-* ``job``: the ledger program; ``flaws``: bugs to plant; ``strikes``: faults at random; ``runs``: many seeds on
-  several processes.
+* ``job``: the ledger program; ``planted``: bugs to plant in the product, ``flaws``: in these models; ``strikes``:
+  faults at random; ``runs``: many seeds on several processes.
 
 What must hold, besides every ``check`` of the domain:
 
@@ -27,8 +28,8 @@ Not covered: threads within a process, and bytes (streams, files): those have te
 """
 
 from flightedl.testing.simulation.cluster import Cluster, Outcome
-from flightedl.testing.simulation.flaws import FLAWS
+from flightedl.testing.simulation.planted import BUGS
 from flightedl.testing.simulation.runs import Found, Summary, run_seed, run_seeds
 from flightedl.testing.simulation.world import Violation
 
-__all__ = ["FLAWS", "Cluster", "Found", "Outcome", "Summary", "Violation", "run_seed", "run_seeds"]
+__all__ = ["BUGS", "Cluster", "Found", "Outcome", "Summary", "Violation", "run_seed", "run_seeds"]

@@ -6,7 +6,7 @@ import argparse
 import sys
 
 from flightedl.adapters.clock import SystemClock
-from flightedl.testing.simulation.flaws import FLAWS
+from flightedl.testing.simulation.planted import BUGS
 from flightedl.testing.simulation.runs import Summary, run_seeds
 
 
@@ -18,7 +18,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--faults", type=float, default=1.0, help="how bad it gets: 0 none, 1 as meant, 2 worse")
     parser.add_argument("--mode", choices=("sync", "async", "bounded"), default="", help="instead of any")
     parser.add_argument("--recovery", choices=("replay", "rollback"), default="", help="instead of either")
-    parser.add_argument("--planted", choices=sorted(FLAWS), metavar="NAME", help="a bug to be found; see --list")
+    parser.add_argument("--planted", choices=sorted(BUGS), metavar="NAME", help="a bug to be found; see --list")
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--list", action="store_true", help="list the bugs that can be planted")
     return parser.parse_args()
@@ -28,7 +28,7 @@ def main() -> int:
     """Run and report."""
     chosen = _arguments()
     if chosen.list:
-        sys.stdout.writelines(f"{name}: {text}\n" for name, text in FLAWS.items())
+        sys.stdout.writelines(f"{name}: {text}\n" for name, text in BUGS.items())
         return 0
     clock = SystemClock()
     begun_s = clock.now()

@@ -11,8 +11,8 @@ from flightedl.domain.checkpoints_manifest import Manifest, candidates, checksum
 from flightedl.domain.checkpoints_pointer import latest_of, loadable_of
 from flightedl.domain.checkpoints_values import CheckpointSettings
 from flightedl.domain.modes import Async, Bounded, Mode, Sync
-from flightedl.domain.tasks_values import AlreadyDone
 from flightedl.errors import CorruptError
+from flightedl.messages.tasks import FinishedTask
 from flightedl.testing.simulation.etcd import STATE, Etcd
 from flightedl.testing.simulation.job import JobShape, lacking, mode_in, plan_of
 from flightedl.testing.simulation.master import Master
@@ -128,9 +128,9 @@ class Cluster:
         """How many pieces of work a trainer wants to hold."""
         return self._holding.choice((2, 3, 5, 8)) if self._many else 2
 
-    def start_pserver(self, forced: tuple[int | None] | None = None) -> None:
-        """One more pserver; ``forced``: the checkpoint that it has to load."""
-        self._start(Pserver(self, self._name("pserver"), forced))
+    def start_pserver(self) -> None:
+        """One more pserver."""
+        self._start(Pserver(self, self._name("pserver")))
 
     def _start(self, process: Process) -> None:
         self.processes.append(process)
@@ -143,14 +143,7 @@ class Cluster:
             self.etcd.revoke(lease)
         self.etcd.review()
 
-    def rolled_back(self, pserver: Pserver, checkpoint: int | None) -> None:
-        """A pserver ends to come back with a checkpoint."""
-        self.bury(pserver, forced=(checkpoint,))
-        if not self.etcd.is_down and not self.etcd.is_frozen:
-            self.etcd.revoke(pserver.lease)
-        self.etcd.review()
-
-    def bury(self, process: Process, forced: tuple[int | None] | None = None) -> None:
+    def bury(self, process: Process) -> None:
         """Dead; the supervisor starts another one of its kind."""
         if not process.is_alive:
             return
@@ -164,7 +157,7 @@ class Cluster:
             if isinstance(process, Master):
                 self._start(Master(self, self._name("master")))
             elif isinstance(process, Pserver):
-                self.start_pserver(forced)
+                self.start_pserver()
             else:
                 self._start(Trainer(self, process.name))
 
@@ -218,21 +211,20 @@ class Cluster:
         if known != place:
             raise Violation(f"attempt {assignment.attempt} was given twice: {known} and {place}")
 
-    def accepted(self, master: Master, report: Any, is_current: bool, outcome: Any) -> None:
+    def accepted(self, master: Master, report: FinishedTask, is_current: bool) -> None:
         """A report counted: it is of a current attempt, and of no past generation."""
-        if isinstance(outcome, AlreadyDone):
-            return
         if not is_current:
             raise Violation(f"{master.name} took the report of attempt {report.attempt}, which is not current")
+        settled = master.core.pservers.settled()
         for index, generation in enumerate(report.pservers):
-            if generation < master.announced_generations.get(index, 0):
+            if 0 < generation < settled.get(index, 0):
                 raise Violation(
                     f"{master.name} took a report of pserver {index}, generation {generation}, which is gone"
                 )
 
     def state_stored(self, master: Master) -> None:
         """A master's state was stored: its pointer names a complete checkpoint."""
-        latest = master.checkpoints.latest
+        latest = master.core.checkpointing.checkpoints.latest
         state = self.etcd.keys.get(STATE)
         if state is not None:
             pointer = latest_of(state.value["checkpoints"])
@@ -334,7 +326,7 @@ class Cluster:
 
     def _is_done(self) -> bool:
         leader = self.leader()
-        return leader is not None and leader.queue.is_done and leader.recovery.is_all_settled
+        return leader is not None and leader.core.ending.may_end
 
     def _is_quiet(self) -> bool:
         """Whether all pservers are there and nothing waits in an accumulator."""
@@ -367,7 +359,7 @@ class Cluster:
             raise Violation(f"only {found} blocks are there at the end")
         leader = self.leader()
         if leader is not None:
-            leader.check()
+            leader.core.check()
 
     def describe(self) -> str:
         """Who waits for whom."""
@@ -379,8 +371,12 @@ class Cluster:
                 versions = [(b.number, b.rounds.version, b.rounds.waits_for()) for b in process.ordered]
                 lines.append(f"{process.name} index {process.index} serving {process.is_serving} {versions}")
             elif isinstance(process, Master) and process.is_leading:
+                core = process.core
+                counts = None if core.work is None else core.work.queue.counts()
+                members = None if core.members is None else core.members.membership.members
                 lines.append(
-                    f"{process.name} {process.queue.counts()} members {process.membership.members} "
-                    f"settled {process.recovery.is_all_settled} durable {process._durable}/{process._revision}"  # noqa: SLF001
+                    f"{process.name} {counts} members {members} settled {core.pservers.is_everybody_settled} "
+                    f"may end {core.ending.may_end} trouble {core.checkpointing.checkpoints.trouble!r} "
+                    f"durable {process._durable}/{core.revision}"  # noqa: SLF001
                 )
         return "; ".join(lines)

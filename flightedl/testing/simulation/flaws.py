@@ -1,4 +1,4 @@
-"""Bugs that a run can be given, to show that it finds them. The switches are in this package, none in production."""
+"""Bugs that a run can be given, in what the simulation models itself; see ``planted`` for those in the product."""
 
 from __future__ import annotations
 
@@ -12,21 +12,14 @@ FLAWS: dict[str, str] = {
     "hashes are not compared": "a damaged shard file is loaded",
     "reported before it is written": "a pserver reports its file before it is in the store",
     "old views are taken": "a pserver follows a deposed master",
-    "no generation check": "reports of work that a past process of a pserver acknowledged count",
     "newest generation is reported": "a trainer reports the pservers as they are, not as they acknowledged",
     "done before ack": "a trainer reports work that some pserver has not acknowledged",
-    "stale completion accepted": "a report under an old attempt closes whatever is there now",
-    "nothing is reopened": "what a pserver lost is not dispatched again",
-    "only this epoch is reopened": "... but only what it lost of the present epoch",
-    "done before settled": "all is said to be done before it is known what a new pserver process has",
     "dispatch before durable": "a trainer is given work before that is stored",
-    "delete before publish": "old checkpoints are deleted when the next one is ordered",
     "pointer before manifest": "the pointer moves before the manifest is there",
     "sums are taken twice": "a block that has some batches of a sum takes the sum all the same",
     "only the first of a sum is marked": "a block takes a sum and does not note all of its batches",
     "a refused sum counts as taken": "a trainer does not push the batches again that a block lacks",
     "reported before the sum is pushed": "a task is reported while its last batches wait in the trainer",
-    "only the lost ones begin anew": "first values are elected again while some pservers keep grown ones",
     "a mode begins anywhere": "pservers change the mode without agreeing on a round",
     "writes are not fenced": "a master's writes do not compare the lock",
 }

@@ -7,7 +7,6 @@ adds an epoch's batches to the same elements, ends as the number of epochs.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -17,6 +16,8 @@ from flightedl.domain.modes import Mode
 from flightedl.domain.parameters import ParameterSpec
 from flightedl.domain.sharding import ShardPlan, plan_for
 from flightedl.domain.tasks_values import QueueSettings
+from flightedl.messages.base import decode
+from flightedl.messages.declarations import JobDeclaration, ModelDeclaration, ModelReply
 
 #: A model of four blocks, whose plan is the production one.
 PARAMETERS = (ParameterSpec("w", (200,)), ParameterSpec("b", (10,)), ParameterSpec("u", (30_000,)))
@@ -77,9 +78,20 @@ class JobShape:
         return batch.epoch * sum(self.batch_counts) + sum(self.batch_counts[: batch.task]) + batch.batch
 
 
+def declaration_of(mode: Mode, pserver_count: int, cut_for: int) -> JobDeclaration:
+    """What the trainers of a job have declared."""
+    declared = ModelDeclaration(parameters=[], optimizer={}, mode=mode.to_json())
+    plan_hash = plan_of(pserver_count, cut_for).hash
+    return JobDeclaration(
+        model=ModelReply(declaration=declared, pservers=pserver_count, plan_hash=plan_hash, cut_for=cut_for)
+    )
+
+
 def mode_in(state: Mapping[str, bytes]) -> Mode:
     """The mode in the state that a master has stored."""
-    return Mode.from_json(json.loads(state["mode"]))
+    model = decode(state["declaration"], JobDeclaration).model
+    assert model is not None, "a stored state has a model"
+    return Mode.from_json(model.present_mode)
 
 
 def lacking(values: Sequence[int]) -> list[int]:

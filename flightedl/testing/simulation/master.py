@@ -1,42 +1,33 @@
-"""A master of the simulated cluster: the production queue, membership, recovery and checkpoints around a modelled etcd.
+"""A master of the simulated cluster: the production core, driven around a modelled etcd, store and network.
 
-Nothing that was decided is told to anybody before it is stored: one write at a time carries all that has changed. Each
-write compares the lock's generation and the revision of what it overwrites; one of unknown outcome is repeated as
-it was, until it is known to have happened or to be impossible.
+Nothing is decided here. Events go into the core, and its effects are carried out when the state that they came from is
+stored: one write at a time carries all that has changed. Each write compares the lock's generation and the revision of
+what it overwrites; one of unknown outcome is repeated as it was, until it is known to have happened or to be
+impossible.
 """
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from flightedl.domain import checkpoints_values as values
-from flightedl.domain.beginnings import BeginAnew, Lacking, SendBack, next_step
 from flightedl.domain.checkpoints import Checkpoints, next_number_after
 from flightedl.domain.checkpoints_manifest import Manifest, candidates, checksum, examine, manifest_name
-from flightedl.domain.checkpoints_replay import AppliedSummary, PserverRecovery
-from flightedl.domain.checkpoints_values import OpenRounds, Pointer
-from flightedl.domain.membership import Membership
-from flightedl.domain.membership_values import Admitted, SendView
-from flightedl.domain.membership_values import Effect as MembershipEffect
-from flightedl.domain.modes import Mode, Sync
+from flightedl.domain.checkpoints_values import Pointer
+from flightedl.domain.master import effects as out
+from flightedl.domain.master import events
+from flightedl.domain.master.core import CoreSettings, MasterCore
+from flightedl.domain.master.work import Work
+from flightedl.domain.modes import Mode
 from flightedl.domain.tasks import TaskQueue
-from flightedl.domain.tasks_sharing import HOLDING_CEILING
-from flightedl.domain.tasks_values import EpochFinished, EpochsDone, Expired, Finished, TaskGiven
-from flightedl.errors import FencedError, FlightedlError, NotReadyError, UnregisteredError
-from flightedl.messages.base import Sender
-from flightedl.messages.tasks import (
-    Assignment,
-    FinishedTask,
-    JoinReply,
-    JoinRequest,
-    ReturnedTask,
-    TasksReply,
-    TasksTicket,
-)
+from flightedl.errors import FencedError, FlightedlError, NotReadyError
+from flightedl.messages.base import decode, encode
+from flightedl.messages.control import AppliedReply, SealRequest, SnapshotReply, ViewReply, ViewRequest
+from flightedl.messages.declarations import JobDeclaration
+from flightedl.messages.tasks import FinishedTask, JoinRequest, ModeRequest, ReturnedTask, TasksReply, TasksTicket
 from flightedl.testing.simulation.etcd import ADDRESS, DONE, INIT, LOCK, STATE, Transaction, claimed
-from flightedl.testing.simulation.job import mode_in, plan_of
+from flightedl.testing.simulation.job import declaration_of
 from flightedl.testing.simulation.world import Action, Process, Reply
 
 if TYPE_CHECKING:
@@ -44,6 +35,23 @@ if TYPE_CHECKING:
 
 LEASE_TTL_S = 2.0
 _TICK_S = 0.5
+_CALL_S = 1.0
+_RETRY_S = 0.1
+_NOT_READY_S = 0.05
+
+
+class Link:
+    """The way to one pserver: one call at a time, as by a thread."""
+
+    def __init__(self) -> None:
+        #: Whether a call is under way.
+        self.is_busy = False
+        #: Whether there may be something to say since it became busy.
+        self.is_woken = False
+        #: Rises with each call and each pause: what belongs to an older one is not heard.
+        self.token = 0
+        #: Which process is called.
+        self.generation = 0
 
 
 class Master(Process):
@@ -56,27 +64,21 @@ class Master(Process):
         self.lease = cluster.etcd.grant(self, LEASE_TTL_S)
         self.generation = 0
         self.is_leading = False
-        self.queue: TaskQueue
-        self.membership: Membership
-        self.recovery: PserverRecovery
-        self.checkpoints: Checkpoints
-        #: index -> generation, as the simulation's own account of who was announced.
-        self.announced_generations: dict[int, int] = {}
-        self._trainers: dict[str, int] = {}
-        self._revision = 0
+        self.core: MasterCore
         self._durable = 0
         self._state_revision = 0
         self._is_writing = False
-        self._when_durable: list[tuple[int, Action]] = []
-        self._joining: dict[str, Reply] = {}
         self._is_ready = False
-        self._lacking: dict[int, Lacking] = {}
+        self._when_durable: list[tuple[int, Action]] = []
+        #: call -> where its answer goes.
+        self._calls: dict[int, Reply] = {}
+        self._call_count = 0
+        self._links = [Link() for _ in range(cluster.pserver_count)]
+        #: Work in the store goes one after the other.
+        self._store_work: list[out.StoreWork] = []
+        self._is_storing = False
         #: What goes into etcd with the first state.
         self._first_puts: dict[str, Any] = {}
-        #: index -> (generation, highest open round), as announced to this master and stored.
-        self._heard: dict[int, tuple[int, int]] = {}
-        #: index -> generation: announced, and in the directory.
-        self._up: dict[int, int] = {}
         cluster.etcd.watch(self, self._look_around)
         self.later(0.05 * cluster.world.random.random(), self._claim)
 
@@ -124,19 +126,27 @@ class Master(Process):
 
         self.world.call(self, etcd, etcd.read, [STATE], read, lambda: self.later(0.2, self._recover))
 
+    def _settings(self) -> CoreSettings:
+        return CoreSettings(
+            generation=self.generation,
+            pserver_count=self.cluster.pserver_count,
+            recovery=self.cluster.shape.recovery,  # type: ignore[arg-type]
+            checkpoints=self.cluster.checkpoint_settings,
+        )
+
     def _begin(self, stored: dict[str, bytes]) -> None:
-        shape, count, now = self.cluster.shape, self.cluster.pserver_count, self.world.now
-        self.queue = TaskQueue.decode(stored["queue"], shape.queue_settings)
+        core = self.core = MasterCore(
+            self._settings(), self.world.now, recovery=stored["recovery"], checkpoints=stored["checkpoints"]
+        )
+        core.declaration = decode(stored["declaration"], JobDeclaration)
+        core.begin_training(self.cluster.shape.queue_settings, stored["queue"], stored["failures"])
+        assert core.declaration.model is not None, "a stored state has a model"
         try:
-            self.membership = Membership.restore(stored["membership"], self.generation, count, mode=mode_in(stored))
+            core.begin_membership(core.declaration.model, stored["membership"])
         except FencedError:
             self.end("it heard late that it has the lock; a newer one had it since")
             return
-        self.recovery = PserverRecovery.restore(stored["recovery"], count, shape.recovery)  # type: ignore[arg-type]
-        self.checkpoints = Checkpoints.restore(
-            stored["checkpoints"], self.cluster.checkpoint_settings, self.generation, count, now
-        )
-        self._lead()
+        self._lead(is_graceful=False)
 
     def _begin_from_store(self) -> None:
         """The job's etcd is new: go on from the newest checkpoint that there is."""
@@ -165,18 +175,14 @@ class Master(Process):
 
     def _begin_new(self, manifest: Manifest | None, sizes: dict[str, int], rejected: list[int]) -> None:
         shape, count, now = self.cluster.shape, self.cluster.pserver_count, self.world.now
-        settings = shape.queue_settings
-        if manifest is None or manifest.stored_queue is None:
-            self.queue = TaskQueue(settings)
-        else:
-            self.queue = TaskQueue.decode(manifest.stored_queue, settings)
-            self._first_puts = {INIT: DONE}
-            for trainer in self.queue.holders():
-                self.queue.trainer_gone(trainer, now, is_graceful=True)
-        mode = shape.mode if manifest is None else Mode.from_json(json.loads(bytes(manifest.declaration)))
-        self.membership = Membership(self.generation, count, mode=mode)
-        self.recovery = PserverRecovery(count, shape.recovery)  # type: ignore[arg-type]
-        self.checkpoints = Checkpoints(
+        mode = shape.mode
+        if manifest is not None:
+            saved = decode(bytes(manifest.declaration), JobDeclaration).model
+            assert saved is not None, "a checkpoint has a model"
+            mode = Mode.from_json(saved.present_mode)
+            if manifest.stored_queue is not None:
+                self._first_puts = {INIT: DONE}
+        checkpoints = Checkpoints(
             self.cluster.checkpoint_settings,
             self.generation,
             count,
@@ -186,12 +192,19 @@ class Master(Process):
             rejected=rejected,
             first=0 if manifest is None else manifest.first,
         )
-        self._touch()
-        self._lead()
+        core = self.core = MasterCore(self._settings(), now, checkpoints=checkpoints)
+        core.declaration = declaration_of(mode, count, shape.cut_for)
+        core.begin_training(shape.queue_settings, None if manifest is None else manifest.stored_queue, None)
+        core.begin_mode(mode, None)
+        core.touch()
+        self._lead(is_graceful=True)
 
-    def _lead(self) -> None:
+    def _lead(self, *, is_graceful: bool) -> None:
+        """``is_graceful``: nobody knows that those who held work in the state that it begins with have died."""
         self._is_ready = True
-        self._touch()
+        core = self.core
+        core.ending.start(core.work)
+        self._observe(core.work)  # type: ignore[arg-type]
 
         def publish() -> None:
             transaction = Transaction(
@@ -202,53 +215,111 @@ class Master(Process):
                 if result[0]:
                     self.is_leading = True
                     self._look_around()
+                    core.forget_the_dead(is_graceful=is_graceful)
+                    self._carry_out(core.settle(self.world.now))
                     self._tick()
+                    for index in range(len(self._links)):
+                        self._talk(index)
                 else:
                     self.end("the lock was lost before it led")
 
             etcd = self.cluster.etcd
             self.world.call(self, etcd, etcd.transact, transaction, answered, lambda: self.later(0.2, publish))
 
-        publish()
+        # A model is declared when that is stored.
+        core.touch()
+        self._write()
+        self._after_stored(core.revision, publish)
 
-    def _is_held(self) -> bool:
+    def _observe(self, work: Work) -> None:
+        """Check every report that counts."""
+        take, queue = work.take_reports, work.queue
+
+        def observed(ticket: TasksTicket, now: float) -> list[ReturnedTask]:
+            # A trainer may report what it was given in an epoch that this queue, of an older checkpoint, has not begun.
+            reports = [each for each in ticket.finished if each.epoch < queue.begun_epochs]
+            current = [queue.is_current(ticket.trainer, each.attempt, ticket.generation) for each in reports]
+            before = [_done_at(queue, each) for each in reports]
+            lost = take(ticket, now)
+            for report, is_current, done in zip(reports, current, before, strict=True):
+                if _done_at(queue, report) != done:
+                    self.cluster.accepted(self, report, is_current)
+            return lost
+
+        work.take_reports = observed  # type: ignore[method-assign]
+
+    def is_held(self) -> bool:
+        """Whether it may still act; else it ends."""
         if not self.lease.is_held() and "master without a lease" not in self.flaws:
             self.end("its lease could not be renewed")
             return False
         return True
 
-    # durable
+    # events and effects
 
-    def _touch(self) -> None:
-        self._revision += 1
+    def apply(self, event: events.Event) -> None:
+        """Something has happened."""
+        self._carry_out(self.core.apply(event, self.world.now))
+
+    def _carry_out(self, effects: list[out.Effect]) -> None:
         self._write()
+        for effect in effects:
+            match effect:
+                case out.Answer(call, reply, revision):
+                    if (answer := self._calls.pop(call, None)) is not None:
+                        self._answer(answer, reply, revision)
+                case out.WakePserver(index):
+                    self._wake(index)
+                case out.StoreWork():
+                    self._store_work.append(effect)
+                    self._next_store_work()
+                case out.DeleteElection(step, revision):
+                    self._after_stored(revision, lambda step=step: self._delete_election(step))  # type: ignore[misc]
+                case out.Note(text, noted, _):
+                    self.world.note("{}: {}", self.name, Text(text, noted))
+                case out.QueueNews(_, news):
+                    self.world.note("{}: {}", self.name, news)
+                    if self.cluster.fault_scale and type(news).__name__ == "Expired":
+                        self.world.fault("task timeout")
 
-    def _after_stored(self, action: Action) -> None:
-        """Do it when what is decided now is stored."""
-        if self._durable >= self._revision or "dispatch before durable" in self.flaws:
+    def _answer(self, answer: Reply, reply: Any, revision: int) -> None:
+        def say() -> None:
+            if isinstance(reply, TasksReply) and reply.outcome == "epochs_done":
+                self.cluster.told_done(self)
+            answer(reply)
+
+        self._after_stored(revision, say)
+
+    def _ask(self, event_of: Callable[[int], events.Event], wait_s: float, reply: Reply) -> None:
+        """A request; the answer goes to ``reply``."""
+        self._call_count += 1
+        call = self._call_count
+        self._calls[call] = reply
+        self.apply(event_of(call))
+        if call in self._calls:
+            self.later(wait_s, lambda: self.apply(events.WaitEnded(call)) if call in self._calls else None)
+
+    # stored
+
+    def _after_stored(self, revision: int, action: Action) -> None:
+        """Do it when the state of a revision is stored."""
+        if self._durable >= revision or "dispatch before durable" in self.flaws:
             action()
         else:
-            self._when_durable.append((self._revision, action))
+            self._when_durable.append((revision, action))
 
     def _write(self) -> None:
-        if not self._is_writing and self._durable < self._revision and self.is_alive:
+        if not self._is_writing and self._durable < self.core.revision and self.is_alive:
             self._is_writing = True
             # Whatever is decided within this event belongs to it.
             self.later(0.0, self._write_now)
 
     def _write_now(self) -> None:
-        self.check()
-        encoded = {
-            "queue": self.queue.encode(),
-            "membership": self.membership.encode(),
-            "recovery": self.recovery.encode(),
-            "checkpoints": self.checkpoints.encode(),
-            "mode": json.dumps(self.membership.mode.to_json()).encode(),
-        }
-        self._send_state(self._revision, encoded)
+        self.core.check()
+        self._send_state(self.core.revision, self.core.encode())
 
     def _send_state(self, revision: int, encoded: dict[str, bytes]) -> None:
-        if not self._is_held():
+        if not self.is_held():
             return
         etcd = self.cluster.etcd
         compared = {} if "writes are not compared" in self.flaws else {STATE: self._state_revision}
@@ -293,428 +364,215 @@ class Master(Process):
             if LOCK not in self.directory and not self.generation:
                 self._claim()
             return
-        now = self.world.now
+        if not self.is_leading:
+            return
         trainers = {k.removeprefix("trainers/"): v.created for k, v in self.directory.items() if k.startswith("train")}
-        if self.is_leading:
-            # What an earlier registration held goes back before the name is heard again under a new one.
-            members = {member.trainer: member.generation for member in self.membership.members}
-            for trainer, generation in sorted({**members, **self.queue.registrations()}.items()):
-                if trainers.get(trainer) != generation:
-                    self.queue.trainer_gone(trainer, now)
-                    self._touch()
-            for trainer, generation in sorted(members.items()):
-                if trainers.get(trainer) != generation:
-                    self._perform(self.membership.leave(trainer))
-                    self._touch()
-        self._trainers = trainers
-        self._look_at_pservers()
+        pservers = {
+            index: key.created
+            for index in range(self.cluster.pserver_count)
+            if (key := self.directory.get(f"ps/{index}")) is not None
+        }
+        for index, link in enumerate(self._links):
+            if link.is_busy and pservers.get(index) != link.generation:
+                # The call's connection is cut: the old process may be frozen.
+                self._pause(index, 0.0)
+        revision = max((key.modified for key in self.directory.values()), default=0)
+        self.apply(events.LeasesSeen(trainers, pservers, revision))
 
-    def _look_at_pservers(self) -> None:
-        """A pserver is up when it has announced itself and the directory has it: either may come first."""
-        now = self.world.now
-        for index in range(self.cluster.pserver_count):
-            key = self.directory.get(f"ps/{index}")
-            present = 0 if key is None else key.created
-            if present and "new processes are not seen" not in self.flaws:
-                self.recovery.seen(index, present)
-            heard, highest = self._heard.get(index, (-1, 0))
-            if index in self._up and self._up[index] != present:
-                del self._up[index]
-                self._perform(self.membership.pserver_down(index))
-                self._carry_out(self.checkpoints.pserver_down(index, now))
-            if index not in self._up and present == heard:
-                self._up[index] = present
-                self._perform(self.membership.pserver_up(index, present, highest))
-        self._roll_back()
-        self._orderable()
+    def _tick(self) -> None:
+        if self.is_held():
+            self.later(_TICK_S, self._tick)
+            self.apply(events.TimePassed())
 
-    def announced(self, message: tuple[int, int, bytes, int | None, int, int | None], reply: Reply) -> None:
-        """A pserver says what it has."""
-        if not self.is_leading or not self._is_held():
+    # pservers
+
+    def _wake(self, index: int) -> None:
+        link = self._links[index]
+        if link.is_busy:
+            link.is_woken = True
+        elif self.is_leading:
+            self._pause(index, 0.0)
+
+    def _pause(self, index: int, pause_s: float) -> None:
+        """Talk to the pserver again after some time."""
+        link = self._links[index]
+        link.is_busy = False
+        link.token += 1
+        token = link.token
+        pause_s, link.is_woken = 0.0 if link.is_woken else pause_s, False
+        self.later(pause_s, lambda: self._talk(index) if link.token == token else None)
+
+    def _talk(self, index: int) -> None:
+        """Say the next thing that there is to say."""
+        link, key = self._links[index], self.directory.get(f"ps/{index}")
+        if not self.is_held():
             return
-        index, generation, summary, checkpoint, highest, lacks = message
-        if lacks is not None:
-            reply(("heard",))
-            self._lacking[index] = Lacking(generation, lacks)
-            self._begin_anew()
+        if key is None:
+            self._pause(index, 1.0)
             return
-        queue = self.queue
-        lacking = self.recovery.announced(
-            index, generation, AppliedSummary.decode(summary), queue.begun_epochs, queue.epoch_size, checkpoint
+        effects = self.core.apply(events.ControlAsked(index, key.created), self.world.now)
+        self._carry_out(effects)
+        (call,) = [each for each in effects if isinstance(each, out.ControlCall | out.NothingToSay)]
+        if isinstance(call, out.NothingToSay):
+            self._pause(index, call.pause_s)
+            return
+        link.is_busy, link.generation = True, key.created
+        link.token += 1
+        token = link.token
+        self._after_stored(call.revision, lambda: self._say(call, key.value, token))
+
+    def _say(self, call: out.ControlCall, pserver: Any, token: int) -> None:
+        link = self._links[call.index]
+
+        def over(pause_s: float) -> None:
+            if link.token == token:
+                self._pause(call.index, pause_s)
+
+        def failed() -> None:
+            if isinstance(call.request, ViewRequest):
+                lost = events.ViewLost(call.index, call.generation, call.request.serial)
+                self.later(_RETRY_S, lambda: self.apply(lost))
+            over(_RETRY_S)
+
+        def answered(reply: Any) -> None:
+            if isinstance(reply, FlightedlError):
+                failed()
+            elif self.is_held():
+                self._heard(call, reply)
+                over(call.pause_s)
+
+        # What is not waited for any more is not heard either.
+        self.world.call(
+            self,
+            pserver,
+            pserver.control,
+            (call.generation, call.request),
+            lambda reply: answered(reply) if link.token == token else None,
+            lambda: failed() if link.token == token else None,
+            timeout_s=_CALL_S,
         )
-        if self.recovery.generation_of(index) != generation:
-            reply(("past",))
-            return
-        if lacking is not None:
-            self.announced_generations[index] = generation
-            if "nothing is reopened" in self.flaws:
-                lacking = {}
-            if "only this epoch is reopened" in self.flaws:
-                lacking = {epoch: tasks for epoch, tasks in lacking.items() if epoch == queue.epoch}
-            for epoch, tasks in lacking.items():
-                count = queue.reopen(epoch, tasks)
-                self.world.note("{} reopens {} tasks of epoch {} for {}", self.name, count, epoch, index)
-            self._touch()
 
-        def stored() -> None:
-            reply(("stored",))
+    def _heard(self, call: out.ControlCall, reply: Any) -> None:
+        index, generation = call.index, call.generation
+        if isinstance(reply, ViewReply):
+            self.apply(events.ViewAnswered(index, generation, reply))
+        elif isinstance(reply, AppliedReply):
+            self.apply(events.AppliedAnswered(index, generation, call.audit, reply))
+        elif isinstance(reply, SnapshotReply):
+            self.apply(events.SnapshotAnswered(index, generation, reply))
+        elif isinstance(call.request, SealRequest):
+            self.apply(events.SealAnswered(index, generation, call.request.epochs[-1][0] + 1))
 
-        self._heard[index] = (generation, highest)
-        self._after_stored(stored)
-        self._look_at_pservers()
-
-    def _begin_anew(self) -> None:
-        """Pservers have lost their values and there is no checkpoint: when all have, the trainers elect again."""
-        count = self.cluster.pserver_count
-        present = {i: key.created for i in range(count) if (key := self.directory.get(f"ps/{i}")) is not None}
-        may_be_saved = self.checkpoints.may_be_saved
-        step = next_step(count, present, self._lacking, self.recovery.settled(), may_be_saved=may_be_saved)
-        if isinstance(step, SendBack):
-            if "only the lost ones begin anew" in self.flaws:
-                step = BeginAnew(max(each.election for each in self._lacking.values()), {})
-            else:
-                for index, generation in step.generations.items():
-                    pserver = self.directory[f"ps/{index}"].value
-                    self.world.call(self, pserver, pserver.send_back, generation, lambda _: None, lambda: None)
-        if not isinstance(step, BeginAnew):
-            return
-        self.recovery.begin_anew()
-        self._touch()
-        self.world.note("{} lets the model begin anew: {}", self.name, step)
+    def _delete_election(self, step: Any) -> None:
+        self.world.note("{} lets the model begin again: {}", self.name, step)
         self.cluster.begun_anew += 1
         created = {LOCK: self.generation, INIT: step.election} | {f"ps/{i}": g for i, g in step.generations.items()}
         etcd = self.cluster.etcd
+        transaction = Transaction(created=created, deletes=(INIT,))
+        self.world.call(self, etcd, etcd.transact, transaction, lambda _: None, lambda: None)
 
-        def delete() -> None:
-            transaction = Transaction(created=created, deletes=(INIT,))
-            self.world.call(self, etcd, etcd.transact, transaction, lambda _: None, lambda: None)
+    # trainers
 
-        self._after_stored(delete)
-
-    def _orderable(self) -> None:
-        """Tell the checkpoints of processes that are settled and stay."""
-        going = self.recovery.to_reload()
-        for index, generation in self._up.items():
-            if self.recovery.is_settled(index) and index not in going:
-                self._carry_out(self.checkpoints.pserver_up(index, generation, self.world.now))
-
-    def _roll_back(self) -> None:
-        for index, reload in self.recovery.to_reload().items():
-            key = self.directory.get(f"ps/{index}")
-            self._carry_out(self.checkpoints.pserver_down(index, self.world.now))
-            if key is not None and key.created == reload.generation:
-                message = (reload.generation, reload.checkpoint)
-                pserver = key.value
-                self._after_stored(
-                    lambda pserver=pserver, message=message: self.world.call(  # type: ignore[misc]
-                        self, pserver, pserver.reload, message, lambda _: None, lambda: None
-                    )
-                )
-
-    # work
-
-    def _refusal(self, sender: Sender) -> FlightedlError | None:
-        """Why this sender is not answered."""
-        known = self._trainers.get(sender.trainer)
-        if not self.is_leading:
-            return NotReadyError("this master does not lead")
-        if known == sender.generation:
-            return None
-        if known is not None and known > sender.generation:
-            return UnregisteredError(f"{sender.trainer} has registered again")
-        return NotReadyError(f"the master has not seen {sender.trainer} yet")
+    def _refusal(self) -> FlightedlError | None:
+        return None if self.is_leading else NotReadyError("this master does not lead")
 
     def tasks(self, ticket: TasksTicket, reply: Reply) -> None:
         """Reports, and asks for work; answers a ``TasksReply``, or the error that refuses it."""
-        if self.is_leading and not self._is_held():
+        if self.is_leading and not self.is_held():
             return
-        if refusal := self._refusal(ticket):
+        if (refusal := self._refusal()) is not None:
             reply(refusal)
             return
-        trainer, generation = ticket.trainer, ticket.generation
-        queue, now = self.queue, self.world.now
-        before = queue.revision
-        lost = [returned for report in ticket.finished if (returned := self._take_report(ticket, report)) is not None]
-        for piece in ticket.returned:
-            try:
-                queue.give_back(trainer, piece.epoch, piece.position, piece.attempt, now, generation=generation)
-            except FencedError:
-                lost.append(piece)
-        lost += [
-            ReturnedTask(epoch=0, position=0, attempt=attempt)
-            for attempt in ticket.holding
-            if not queue.is_current(trainer, attempt, generation)
-        ]
-        given = self._hand_out(ticket)
-        if not queue.holds(trainer):
-            self._perform(self.membership.leave(trainer))
-        if queue.revision != before:
-            self._touch()
-        is_done = not given and queue.is_done
-        is_ending = is_done and not self.recovery.is_all_settled and "done before settled" not in self.flaws
-        outcome = "given" if given else "epochs_done" if is_done and not is_ending else "none_now"
-        if outcome == "epochs_done":
-            self.cluster.told_done(self)
-        answer = TasksReply(
-            assignments=given,
-            outcome=outcome,
-            retry_after_s=0.0 if given else 0.3,
-            member=self.membership.member_id_of(trainer) or 0,
-            pservers=[self._up.get(index, 0) for index in range(self.cluster.pserver_count)] if is_done else [],
-            is_ending=is_ending,
-            lost=lost,
-            epoch=queue.epoch,
-        )
-        self._after_stored(lambda: reply(answer))
-
-    def _take_report(self, ticket: TasksTicket, report: FinishedTask) -> ReturnedTask | None:
-        """Take one report; what it was about, when it does not count."""
-        queue, now, trainer = self.queue, self.world.now, ticket.trainer
-        place = (report.epoch, report.position, report.attempt)
-        accepts = self.recovery.accepts(report.pservers) or "no generation check" in self.flaws
-        try:
-            if accepts:
-                is_current = queue.is_current(trainer, report.attempt, ticket.generation)
-                if not is_current and "stale completion accepted" in self.flaws:
-                    self._finish_anyhow(report)
-                    return None
-                outcome = queue.finish(trainer, *place, now, generation=ticket.generation)
-                self.cluster.accepted(self, report, is_current, outcome)
-                self._count(outcome.effects if isinstance(outcome, Finished) else ())
-                return None
-            queue.give_back(trainer, *place, now, generation=ticket.generation)
-        except FencedError:
-            pass
-        return ReturnedTask(epoch=report.epoch, position=report.position, attempt=report.attempt)
-
-    def _finish_anyhow(self, report: Any) -> None:
-        """A planted bug: whoever holds the place now is taken to have finished."""
-        for holder, pieces in self.queue.holders().items():
-            for piece in pieces:
-                if (piece.epoch, piece.position) == (report.epoch, report.position):
-                    place = piece.epoch, piece.position, piece.attempt
-                    generation = self.queue.registrations()[holder]
-                    outcome = self.queue.finish(holder, *place, self.world.now, generation=generation)
-                    self.cluster.accepted(self, report, False, outcome)
-                    return
-
-    def _count(self, effects: Iterable[Any]) -> None:
-        self.checkpoints.tasks_finished()
-        for effect in effects:
-            if isinstance(effect, EpochFinished):
-                self.world.note("epoch {} is finished", effect.epoch)
-                self.checkpoints.epoch_finished(effect.epoch)
-
-    def _hand_out(self, ticket: TasksTicket) -> list[Assignment]:
-        given: list[Assignment] = []
-        known = set(ticket.holding)
-        for _ in range(ticket.want):
-            answer = self.queue.request(
-                ticket.trainer, self.world.now, HOLDING_CEILING, known, len(self._trainers), ticket.generation
-            )
-            if isinstance(answer, EpochsDone) or not isinstance(answer, TaskGiven):
-                break
-            a = answer.assignment
-            known.add(a.attempt)
-            given.append(
-                Assignment(
-                    epoch=a.epoch,
-                    position=a.position,
-                    task=a.task,
-                    attempt=a.attempt,
-                    first_batch=a.first_batch,
-                    end_batch=a.end_batch,
-                    batch_count=a.batch_count,
-                    seed=self.queue.seed_of(a.epoch),
-                )
-            )
-        return given
+        self._ask(lambda call: events.WorkAsked(call, ticket), ticket.wait_s, reply)
 
     def join(self, request: JoinRequest, reply: Reply) -> None:
         """A trainer with work asks to be waited for; answers a ``JoinReply``, or the error that refuses it."""
-        if self.is_leading and not self._is_held():
+        if self.is_leading and not self.is_held():
             return
-        if refusal := self._refusal(request):
+        if (refusal := self._refusal()) is not None:
             reply(refusal)
             return
-        trainer, generation = request.trainer, request.generation
-        if not self._holds_work(request):
-            reply(JoinReply(member=0, holds_work=False))
-            return
-        try:
-            self._perform(self.membership.join(trainer, generation))
-        except FencedError as error:
-            reply(error)
-            return
-        member = self.membership.member_id_of(trainer)
-        if member is not None:
-            reply(self._joined(member))
-            return
-        self._joining[trainer] = reply
-
-        def over() -> None:
-            if self._joining.get(trainer) is reply:
-                del self._joining[trainer]
-                reply(JoinReply(member=0, waiting_for=self.membership.waiting_for(trainer)))
-
-        self.later(request.wait_s, over)
-
-    def _holds_work(self, request: JoinRequest) -> bool:
-        if request.attempt is None:
-            return self.queue.holds(request.trainer)
-        return self.queue.is_current(request.trainer, request.attempt, request.generation)
-
-    def _joined(self, member: int) -> JoinReply:
-        return JoinReply(member=member, mode=self.membership.mode.to_json())
-
-    def _perform(self, effects: Iterable[MembershipEffect]) -> None:
-        effects = tuple(effects)
-        if effects:
-            self._touch()
-        for effect in effects:
-            if isinstance(effect, SendView):
-                self._after_stored(lambda effect=effect: self._send_view(effect))  # type: ignore[misc]
-            elif isinstance(effect, Admitted):
-                waiting = self._joining.pop(effect.trainer, None)
-                if waiting is not None:
-                    answer = self._joined(effect.member_id)
-                    self._after_stored(lambda waiting=waiting, answer=answer: waiting(answer))  # type: ignore[misc]
+        self._ask(lambda call: events.JoinAsked(call, request), request.wait_s, reply)
 
     def change_mode(self, mode: Mode) -> None:
         """Somebody wants another mode."""
-        self.world.note("{} changes the mode to {}", self.name, mode)
-        self._perform(self.membership.switch(mode))
-
-    def _send_view(self, effect: SendView) -> None:
-        key = self.directory.get(f"ps/{effect.index}")
-        index, generation, serial = effect.index, effect.generation, effect.view.serial
-
-        def failed() -> None:
-            self.later(0.1, lambda: self._perform(self.membership.send_failed(index, generation, serial)))
-
-        def answered(reply: Any) -> None:
-            if reply[0] == "outdated":
-                self.end("a pserver has a view of a newer master")
-            elif reply[0] == "taken":
-                self._perform(
-                    self.membership.answered(index, generation, serial, reply[1], reply[2], refuses_mode=reply[3])
-                )
-            else:
-                failed()
-
-        if key is None or key.created != generation:
-            failed()
-        else:
-            self.world.call(
-                self, key.value, key.value.take_view, (generation, effect.view), answered, failed, timeout_s=1.0
-            )
+        self.world.note("somebody asks {} for the mode {}", self.name, mode)
+        request = ModeRequest(mode=mode.to_json(), wait_s=0.0)
+        self._ask(lambda call: events.ModeAsked(call, request), 0.0, lambda _: None)
 
     # checkpoints
 
-    def _tick(self) -> None:
-        if not self._is_held():
+    def _next_store_work(self) -> None:
+        if self._is_storing or not self._store_work:
             return
-        self.later(_TICK_S, self._tick)
-        now = self.world.now
-        before = self.queue.revision
-        expired = [effect for effect in self.queue.tick(now) if isinstance(effect, Expired)]
-        if self.cluster.fault_scale:
-            for _ in expired:
-                self.world.fault("task timeout")
-        if self.queue.revision != before:
-            self._touch()
-        rounds = None
-        if isinstance(self.membership.mode, Sync):
-            rounds = OpenRounds(0, bool(self.membership.members))
-        self._carry_out(self.checkpoints.tick(now, rounds))
-        self._roll_back()
+        self._is_storing = True
+        work = self._store_work.pop(0)
+        self._after_stored(work.revision, lambda: self._do_store_work(work))
 
-    def progressed(self, message: Any, reply: Reply) -> None:
-        """How far a pserver is with its part of a checkpoint."""
-        index, generation, progress = message
-        if self.is_leading and self._is_held():
-            reply(())
-            self._carry_out(self.checkpoints.progressed(index, generation, progress, self.world.now))
+    def _store_work_done(self) -> None:
+        self._is_storing = False
+        self._next_store_work()
 
-    def _carry_out(self, effects: values.Effects) -> None:
-        for effect in effects:
-            if isinstance(effect, values.Persist):
-                self._touch()
-            elif isinstance(effect, values.OrderSnapshot):
-                self._after_stored(lambda effect=effect: self._order(effect))  # type: ignore[misc]
-            elif isinstance(effect, values.WriteManifest):
-                self._after_stored(lambda effect=effect: self._write_manifest(effect.number))  # type: ignore[misc]
-            elif isinstance(effect, values.MovePointer):
-                number = effect.pointer.number
-                self._after_stored(
-                    lambda number=number: self._carry_out(self.checkpoints.pointer_moved(number, self.world.now))  # type: ignore[misc]
-                )
-            elif isinstance(effect, values.Sweep):
+    def _do_store_work(self, work: out.StoreWork) -> None:
+        match work.work:
+            case values.WriteManifest(number):
+                self._write_manifest(number)
+            case values.MovePointer(pointer):
+                self.apply(events.PointerStored(pointer.number))
+                self._store_work_done()
+            case values.Sweep():
                 self._sweep()
-            else:
-                self.world.note("{} alarms: {}", self.name, effect.text)
-
-    def _order(self, effect: values.OrderSnapshot) -> None:
-        if "delete before publish" in self.flaws:
-            self._delete(
-                tuple(n for n in self.cluster.store.files if int(n[2:].split("/")[0]) < effect.snapshot.order.number)
-            )
-        key = self.directory.get(f"ps/{effect.index}")
-        index, generation = effect.index, effect.generation
-
-        def failed() -> None:
-            again = self.checkpoints.send_failed(index, generation, effect.snapshot.order)
-            self.later(0.2, lambda: self._carry_out(again))
-
-        def answered(reply: Any) -> None:
-            if reply[0] == "progress" and reply[1] is not None:
-                self._carry_out(self.checkpoints.progressed(index, generation, reply[1], self.world.now))
-            else:
-                failed()
-
-        if key is None or key.created != generation:
-            failed()
-        else:
-            self.world.call(self, key.value, key.value.take_order, (generation, effect.snapshot), answered, failed)
 
     def _write_manifest(self, number: int) -> None:
-        if self.checkpoints.under_way != number:
+        checkpoints = self.core.checkpointing.checkpoints
+        if checkpoints.under_way != number:
+            self._store_work_done()
             return
-        count, cut_for = self.cluster.pserver_count, self.cluster.shape.cut_for
-        manifest = self.checkpoints.manifest(
-            "job",
-            plan_of(count, cut_for).hash,
-            cut_for,
-            json.dumps(self.membership.mode.to_json()).encode(),
-            self.queue.encode(),
-            self.world.now,
+        model, work = self.core.declaration.model, self.core.work
+        assert model is not None, "a checkpoint is of a model"
+        assert work is not None, "and of a queue"
+        manifest = checkpoints.manifest(
+            "job", model.plan_hash, model.cut_for, encode(self.core.declaration), work.queue.encode(), self.world.now
         )
         data = manifest.encode()
 
         def done() -> None:
-            self._carry_out(self.checkpoints.manifest_written(number, checksum(data)))
+            self.apply(events.ManifestWritten(number, checksum(data)))
+            self._store_work_done()
 
         def failed() -> None:
-            self._carry_out(self.checkpoints.manifest_failed(number, "the store failed", self.world.now))
+            self.apply(events.ManifestFailed(number, "the store failed"))
+            self._store_work_done()
 
         if "pointer before manifest" in self.flaws:
-            done()
+            self.apply(events.ManifestWritten(number, checksum(data)))
         self.cluster.store.publish(self, manifest_name(number), data, len(data), done, failed)
 
     def _sweep(self) -> None:
         def listed(sizes: dict[str, int]) -> None:
-            self._delete(self.checkpoints.deletable(list(sizes)))
+            self._delete(self.core.checkpointing.checkpoints.deletable(list(sizes)))
 
-        self.cluster.store.list(self, listed, lambda: None)
+        self.cluster.store.list(self, listed, self._store_work_done)
 
     def _delete(self, names: tuple[str, ...]) -> None:
         if names:
             rest = names[1:]
-            self.cluster.store.delete(self, names[0], lambda: self._delete(rest), lambda: None)
+            self.cluster.store.delete(self, names[0], lambda: self._delete(rest), self._store_work_done)
+        else:
+            self._store_work_done()
 
-    def check(self) -> None:
-        """Assert the invariants of what it is made of."""
-        self.queue.check()
-        self.membership.check()
-        self.checkpoints.check()
-        self.recovery.check()
+
+class Text:
+    """A text of the core's, put together only when somebody reads it."""
+
+    def __init__(self, text: str, noted: tuple[object, ...]) -> None:
+        self._text = text
+        self._values = noted
+
+    def __str__(self) -> str:
+        return self._text % self._values
+
+
+def _done_at(queue: TaskQueue, report: FinishedTask) -> object:
+    """Which batches of the reported task are done."""
+    return queue.batches(report.epoch, queue._state.order(report.epoch).at(report.position)).done  # noqa: SLF001

@@ -86,15 +86,13 @@ class Block:
 class Pserver(Process):
     """One process; it takes an index, loads a checkpoint, announces what it has, and serves."""
 
-    def __init__(self, cluster: Cluster, name: str, forced: tuple[int | None] | None = None) -> None:
+    def __init__(self, cluster: Cluster, name: str) -> None:
         super().__init__(cluster.world, name)
         self.cluster = cluster
         self.flaws = cluster.flaws
         self.index = -1
         self.generation = 0
         self.lease = cluster.etcd.grant(self, LEASE_TTL_S)
-        #: The checkpoint that a rollback wants.
-        self.forced = forced
         self.loaded: int | None = None
         #: Checkpoints that could not be loaded, by their numbers.
         self.skipped: dict[int, Skipped] = {}
@@ -109,10 +107,6 @@ class Pserver(Process):
         self.copies: dict[int, tuple[int, int, tuple[int, ...]]] = {}
         self.is_serving = False
         self._waiting: list[tuple[PullRequest, Reply, float]] = []
-        #: The master that knows what this process has.
-        self._announced_to = 0
-        self._is_announcing = False
-        self._sent_progress: Any = None
         #: The election whose values it should have, and has not.
         self.lacks: int | None = None
         #: The election whose values were sent to it.
@@ -122,8 +116,6 @@ class Pserver(Process):
 
     def _look_around(self) -> None:
         self._look_at_election()
-        if self.is_serving or self.lacks is not None:
-            self._announce()
 
     def _look_at_election(self) -> None:
         """First values that were sent to it count when the election is done."""
@@ -192,7 +184,6 @@ class Pserver(Process):
                 if self.lacks is None:
                     self.world.note("{} lacks the values of election {}", self.name, init.created)
                 self.lacks = init.created
-                self._announce()
                 self._wait_for_values()
 
         etcd = self.cluster.etcd
@@ -219,10 +210,7 @@ class Pserver(Process):
         def listed(sizes: dict[str, int]) -> None:
             numbers = [n for n in candidates(sizes) if below is None or n < below]
             loadable = cluster.loadable()
-            if self.forced is not None:
-                (wanted,) = self.forced
-                numbers = [n for n in numbers if wanted is not None and n <= wanted]
-            elif loadable is not None:
+            if loadable is not None:
                 numbers = [n for n in numbers if n in loadable]
             if numbers:
                 self._examine(numbers[0], sizes)
@@ -293,41 +281,12 @@ class Pserver(Process):
         self.world.note("{} index {} loaded checkpoint {}", self.name, self.index, self.loaded)
         self.is_serving = True
         self.lacks = None
-        self._announce()
 
     # the master
 
     def highest(self) -> int:
         """What a member that joins now has to start at, or later."""
         return max((block.rounds.position for block in self.ordered), default=0)
-
-    def _announce(self) -> None:
-        """Tell each new master what this process has, until it has stored that."""
-        address = self.directory.get(ADDRESS)
-        if address is None or self._is_announcing or not (self.is_serving or self.lacks is not None):
-            # Who waits for first values has nothing to say; it would sound as if it had no blocks.
-            return
-        master = address.value
-        if self._announced_to == master.generation:
-            return
-        self._is_announcing = True
-        summary = AppliedSummary.of(self.applied).encode()
-
-        def again() -> None:
-            self._is_announcing = False
-            self.later(0.2, self._announce)
-
-        def stored(_: Any) -> None:
-            self._is_announcing = False
-            if lacks is None:
-                self._announced_to = master.generation
-            if self.is_serving:
-                # To a newer master, or what it has by now.
-                self._announce()
-
-        lacks = self.lacks
-        message = (self.index, self.generation, summary, self.loaded, self.highest(), self.lacks)
-        self.world.call(self, master, master.announced, message, stored, again)
 
     def _serves(self, pserver_generation: int, reply: Reply) -> bool:
         """Whether a request may be carried out."""
@@ -399,18 +358,6 @@ class Pserver(Process):
             raise FencedError(f"master {request.master_generation} is deposed: {known} leads")
         self._newest_master = max(self._newest_master, request.master_generation)
 
-    def take_view(self, message: tuple[int, View], reply: Reply) -> None:
-        """A view of the master's."""
-        generation, view = message
-        if not self._serves(generation, reply):
-            return
-        verdict = self._adopt(view)
-        is_done = not verdict.is_outdated
-        reply(
-            ("taken", verdict.refused, self._highest_after(verdict), verdict.refuses_mode) if is_done else ("outdated",)
-        )
-        self._serve_waiting()
-
     def _adopt(self, view: View) -> ViewVerdict:
         """Take a view over in all blocks."""
         before = self.view.number
@@ -456,12 +403,6 @@ class Pserver(Process):
         if block.rounds.version != verdict.switch_round:
             raise Violation(f"{self.name}, block {block.number}: begins {verdict.switch} at {block.rounds.version}")
 
-    def take_order(self, message: tuple[int, SnapshotOrder], reply: Reply) -> None:
-        """An order for a checkpoint."""
-        generation, order = message
-        if self._serves(generation, reply):
-            reply(("progress", self._take_order(order)))
-
     def _take_order(self, order: SnapshotOrder) -> SnapshotProgress:
         """Begin to copy, if the order is newer than all before; how far the newest one is."""
         versions = [block.rounds.version for block in self.ordered]
@@ -474,20 +415,6 @@ class Pserver(Process):
         progress = self.snapshots.progress
         assert progress is not None
         return progress
-
-    def send_back(self, generation: int, reply: Reply) -> None:
-        """End: the others lack their values, so its own are of no use."""
-        if generation == self.generation and self.is_alive:
-            reply(("ending",))
-            self.end("it goes back to first values")
-
-    def reload(self, message: tuple[int, int | None], reply: Reply) -> None:
-        """End, and come back with that checkpoint (a rollback), or as new."""
-        generation, checkpoint = message
-        if generation == self.generation and self.is_alive:
-            reply(("ending",))
-            self.world.note("{} goes back to checkpoint {}", self.name, checkpoint)
-            self.cluster.rolled_back(self, checkpoint)
 
     # snapshots
 
@@ -529,33 +456,13 @@ class Pserver(Process):
 
         def done() -> None:
             self.snapshots.written(order, file)
-            self._tell_progress()
 
         def failed() -> None:
             self.snapshots.failed(order, "the store failed")
-            self._tell_progress()
 
         if "reported before it is written" in self.flaws:
             done()
         self.cluster.store.publish(self, file.name, shard, size_bytes, done, failed)
-
-    def _tell_progress(self) -> None:
-        address = self.directory.get(ADDRESS)
-        progress = self.snapshots.progress
-        if progress is None or progress == self._sent_progress:
-            return
-        if address is None:
-            self.later(0.3, self._tell_progress)
-            return
-        master = address.value
-        if master.generation != progress.order.master_generation:
-            return
-
-        def heard(_: Any) -> None:
-            self._sent_progress = progress
-
-        message = (self.index, self.generation, progress)
-        self.world.call(self, master, master.progressed, message, heard, lambda: self.later(0.2, self._tell_progress))
 
     # trainers
 

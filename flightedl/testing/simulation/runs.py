@@ -11,6 +11,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 
 from flightedl.testing.simulation.cluster import Cluster, Outcome
+from flightedl.testing.simulation.planted import planted
 
 _CHUNK = 25
 _STORY_LINES = 60
@@ -64,8 +65,9 @@ def run_seed(
     """One run."""
     cluster = None
     try:
-        cluster = Cluster(seed, flaws, fault_scale, mode, recovery)
-        return cluster.run()
+        with planted(flaws):
+            cluster = Cluster(seed, flaws, fault_scale, mode, recovery)
+            return cluster.run()
     except Exception as error:  # noqa: BLE001 - whatever a run raises is what it found
         story = "" if cluster is None else "\n".join(list(cluster.world.story())[-_STORY_LINES:])
         where = "".join(traceback.format_tb(error.__traceback__)[-3:])

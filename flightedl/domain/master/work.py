@@ -1,31 +1,17 @@
-"""One dataset's task queue as trainers meet it: reports in, assignments out, decisions logged.
+"""One dataset's task queue as trainers meet it: reports in, assignments out.
 
-The training data has one, each evaluation has one of its own. Whoever calls holds the service's lock; nothing here
-waits. What has to be durable, and when, is the service's business.
+The training data has one, each evaluation has one of its own.
 """
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Mapping
 
 from flightedl.domain.tasks import TaskQueue
 from flightedl.domain.tasks_sharing import HOLDING_CEILING
-from flightedl.domain.tasks_values import (
-    Effects,
-    EpochFinished,
-    EpochsDone,
-    Expired,
-    Finished,
-    Quarantined,
-    TaskGiven,
-)
+from flightedl.domain.tasks_values import Effects, EpochsDone, Finished, TaskGiven
 from flightedl.errors import FencedError
-from flightedl.master.failures import failed_piece
-from flightedl.master.indexing import IndexedDataset
 from flightedl.messages.tasks import Assignment, FailedTask, FinishedTask, ReturnedTask, TasksTicket
-
-_log = logging.getLogger(__name__)
 
 #: Of a job that is stopped, a trainer finishes what it may have begun: the piece that it trains and the one read ahead.
 _BEGUN_COUNT = 2
@@ -35,19 +21,23 @@ _STOPPED_RETRY_S = 0.1
 TakeMetrics = Callable[[Mapping[str, tuple[float, float]]], None]
 
 
-class Dispatch:
-    """Not thread-safe.
+class Work:
+    """Reports in, assignments out.
 
     Args:
-        dataset: Whose tasks they are.
-        queue: Of these tasks.
+        queue: Of the dataset's tasks.
+        news: Takes what the queue decided, for people.
         take_metrics: For evaluations.
     """
 
-    def __init__(self, dataset: IndexedDataset, queue: TaskQueue, take_metrics: TakeMetrics | None = None) -> None:
-        self.dataset = dataset
+    def __init__(
+        self, queue: TaskQueue, news: Callable[[Effects], None], take_metrics: TakeMetrics | None = None
+    ) -> None:
         self.queue = queue
+        self._news = news
         self._take_metrics = take_metrics
+        #: Pieces that were reported as finished and count, since ``take_finished`` was asked.
+        self._finished_count = 0
         #: Whether a trainer has stopped the job: what nobody has begun stays undone.
         self.is_stopped = False
 
@@ -55,6 +45,11 @@ class Dispatch:
     def is_over(self) -> bool:
         """Whether nothing is handed out any more, and nothing is out."""
         return self.queue.is_done or (self.is_stopped and not self.queue.holders())
+
+    def take_finished(self) -> int:
+        """How many pieces are finished that were not, since the last time."""
+        count, self._finished_count = self._finished_count, 0
+        return count
 
     def take_reports(self, ticket: TasksTicket, now: float) -> list[ReturnedTask]:
         """Apply the reports; what the trainer must drop, because it is not its own any more, comes back."""
@@ -74,12 +69,13 @@ class Dispatch:
         for finished in ticket.finished:
             answer = take(finished, queue.finish)
             if isinstance(answer, Finished):
+                self._finished_count += 1
                 if self._take_metrics is not None:
                     self._take_metrics(finished.metrics)
-                self.note(answer.effects)
+                self._news(answer.effects)
         for failed in ticket.failed:
             effects = take(failed, queue.fail, error=failed.error, batch=failed.batch)
-            self.note(effects)  # type: ignore[arg-type]
+            self._news(effects)  # type: ignore[arg-type]
         for returned in ticket.returned:
             take(returned, queue.give_back)
         lost += [
@@ -104,7 +100,7 @@ class Dispatch:
         ]
         for each in lost:
             place = each.epoch, each.position, each.attempt
-            self.note(self.queue.give_back(name, *place, now, generation=generation))
+            self._news(self.queue.give_back(name, *place, now, generation=generation))
         return lost
 
     def hand_out(self, ticket: TasksTicket, now: float, trainer_count: int) -> tuple[list[Assignment], str, float]:
@@ -140,7 +136,7 @@ class Dispatch:
 
     def trainer_gone(self, trainer: str, now: float, *, is_graceful: bool = False) -> None:
         """What a trainer held that is gone goes back; ``is_graceful``: it did not die."""
-        self.note(self.queue.trainer_gone(trainer, now, is_graceful))
+        self._news(self.queue.trainer_gone(trainer, now, is_graceful))
 
     def forget_the_dead(self, alive: Mapping[str, int], now: float, *, is_graceful: bool = False) -> bool:
         """What registrations held that are not ``alive`` (trainer -> generation) goes back; whether anything did.
@@ -155,36 +151,5 @@ class Dispatch:
     def tick(self, now: float) -> bool:
         """What is out for too long goes back; whether anything did."""
         effects = self.queue.tick(now)
-        self.note(effects)
+        self._news(effects)
         return bool(effects)
-
-    def note(self, effects: Effects) -> None:
-        """Log what the queue decided."""
-        for effect in effects:
-            match effect:
-                case EpochFinished(epoch):
-                    _log.info("epoch is done epoch=%d", epoch + 1)
-                case Expired(trainer, a):
-                    _log.warning(
-                        "a task took too long, all of its trainer's go back epoch=%d task=%d trainer=%s",
-                        a.epoch + 1,
-                        a.task,
-                        trainer,
-                    )
-                case Quarantined(piece):
-                    found = failed_piece(piece, self.dataset, self.queue.seed_of(piece.epoch))
-                    _log.warning(
-                        "work failed for good epoch=%d task=%d batches=%d-%d url=%s chunk=%d records=%d-%d "
-                        "trainer=%s attempts=%d error=%s",
-                        found.epoch + 1,
-                        found.task,
-                        found.first_batch,
-                        found.end_batch - 1,
-                        found.url,
-                        found.chunk,
-                        found.first_record,
-                        found.first_record + found.records - 1,
-                        found.trainer,
-                        found.attempts,
-                        found.error,
-                    )

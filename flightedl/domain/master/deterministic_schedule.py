@@ -15,24 +15,23 @@ where trainers are lost or stay away, the others go on after a while, exactly on
 
 from __future__ import annotations
 
-from flightedl.domain.modes import Sync
+from collections.abc import Collection, Mapping
+
+from flightedl.domain.modes import Mode, Sync
 from flightedl.domain.tasks import TaskQueue
-from flightedl.master.state import JobState
 
 #: After so long, an epoch begins with those who are there.
 _PATIENCE_S = 60.0
 
 
-class Lockstep:
-    """Who waits for whom at the beginning of an epoch. Called under the state's lock.
+class DeterministicSchedule:
+    """Who waits for whom at the beginning of an epoch.
 
     Args:
-        state: Of the job.
-        trainer_count: How many there are; 0: not known, and nobody waits.
+        trainer_count: How many trainers there are; 0: not known, and nobody waits.
     """
 
-    def __init__(self, state: JobState, trainer_count: int) -> None:
-        self._state = state
+    def __init__(self, trainer_count: int) -> None:
         self._trainer_count = trainer_count
         #: The epoch whose tasks are handed out.
         self._begun = -1
@@ -42,20 +41,16 @@ class Lockstep:
         self._joining: dict[str, int] = {}
         self._since_s: float | None = None
 
-    @property
-    def is_on(self) -> bool:
-        """Whether the job's mode asks for it, and it can be done."""
-        membership = self._state.membership
-        mode = None if membership is None else membership.mode
+    def is_on(self, mode: Mode | None) -> bool:
+        """Whether this mode asks for it, and it can be done."""
         return bool(self._trainer_count) and isinstance(mode, Sync) and mode.deterministic
 
-    def begins(self, trainer: str) -> bool:
-        """A trainer asks for work; True: with it, all are there, and the epoch begins: all have to join anew."""
-        queue = self._queue()
+    def begins(self, queue: TaskQueue, trainer: str, alive: Collection[str], now: float) -> bool:
+        """A trainer asks for work; True: with it, all are there, and the epoch begins: all have to join again."""
         if queue.is_done or self._begun == queue.epoch or queue.holds(trainer):
             return False
         self._asking.add(trainer)
-        if len(self._asking & self._state.trainers.keys()) < self._trainer_count and not self._is_late():
+        if len(self._asking.intersection(alive)) < self._trainer_count and not self._is_late(now):
             return False
         self._begun = queue.epoch
         self._since_s = None
@@ -63,35 +58,28 @@ class Lockstep:
         self._joining.clear()
         return True
 
-    def pieces_for(self, trainer: str, want: int) -> int:
+    def pieces_for(self, queue: TaskQueue, trainer: str, want: int) -> int:
         """How many pieces the trainer may be given now."""
-        queue = self._queue()
         if queue.is_done:
             return want
         is_free = self._begun == queue.epoch and not queue.holds(trainer)
         return min(want, 1) if is_free and queue.counts().todo else 0
 
-    def joins(self, trainer: str, generation: int) -> dict[str, int]:
+    def joins(
+        self, queue: TaskQueue, trainer: str, generation: int, alive: Mapping[str, int], now: float
+    ) -> dict[str, int]:
         """A trainer with work wants to be a member; who is to be admitted now, together with it, if anybody."""
-        queue = self._queue()
         if self._admitted == queue.epoch:
             return {trainer: generation}
         self._joining[trainer] = generation
-        alive = self._state.trainers
         here = {name: number for name, number in self._joining.items() if alive.get(name) == number}
-        if len(here) < min(self._trainer_count, queue.epoch_size(queue.epoch)) and not self._is_late():
+        if len(here) < min(self._trainer_count, queue.epoch_size(queue.epoch)) and not self._is_late(now):
             return {}
         self._admitted = queue.epoch
         self._since_s = None
         self._joining.clear()
         return here
 
-    def _queue(self) -> TaskQueue:
-        queue = self._state.queue
-        assert queue is not None, "there is no work without a queue"
-        return queue
-
-    def _is_late(self) -> bool:
-        now = self._state.clock.now()
+    def _is_late(self, now: float) -> bool:
         self._since_s = now if self._since_s is None else self._since_s
         return now - self._since_s > _PATIENCE_S

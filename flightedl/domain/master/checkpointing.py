@@ -1,0 +1,155 @@
+"""The checkpoints of a master: the decisions of ``domain.checkpoints``, and the orders that pservers are to be told.
+
+Orders travel as any other call to a pserver, again and again until the file is reported: the request that orders a
+snapshot is also the one that asks how far it is.
+
+A store that fails is an alarm in ``status``, and a reason to try again later; it is never a reason for anybody to wait,
+but for one: the job is not said to be done before the last checkpoint is complete, so that a pserver which dies while
+the trainers read the result still comes back with it. That wait ends when the store has failed several times.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+
+from flightedl.domain.checkpoints import Checkpoints
+from flightedl.domain.checkpoints_manifest import ShardFile
+from flightedl.domain.checkpoints_values import (
+    Alarm,
+    Effect,
+    MovePointer,
+    OpenRounds,
+    OrderNumber,
+    OrderSnapshot,
+    Persist,
+    SnapshotProgress,
+    Sweep,
+    WriteManifest,
+)
+from flightedl.domain.master.effects import Outbox, StoreWork
+from flightedl.messages.control import SnapshotReply, SnapshotRequest
+
+
+class Checkpointing:
+    """Checkpoints, and who was ordered what.
+
+    Args:
+        checkpoints: The decisions.
+        is_kept: Whether this job keeps checkpoints.
+        outbox: Takes what comes of it.
+    """
+
+    def __init__(self, checkpoints: Checkpoints, *, is_kept: bool, outbox: Outbox) -> None:
+        self.checkpoints = checkpoints
+        self.is_kept = is_kept
+        self._outbox = outbox
+        #: index -> the order that this pserver has not answered with a file.
+        self._orders: dict[int, OrderSnapshot] = {}
+        self._draining: set[int] = set()
+        #: Longest copies of the newest checkpoints, for people.
+        self.stalls_s: deque[float] = deque(maxlen=100)
+
+    def settled(self, index: int, generation: int, now: float) -> None:
+        """A pserver serves, what it has is taken into the queue's account, and it stays."""
+        if self.is_kept:
+            self.perform(self.checkpoints.pserver_up(index, generation, now))
+
+    def down(self, index: int, now: float) -> None:
+        """A pserver is gone, or has to go."""
+        self._orders.pop(index, None)
+        self._draining.discard(index)
+        self.perform(self.checkpoints.pserver_down(index, now))
+
+    def is_draining(self, index: int) -> None:
+        """A pserver is about to end and wants a checkpoint first."""
+        if self.is_kept and index not in self._draining:
+            self._draining.add(index)
+            self.checkpoints.request(f"pserver {index} is about to end")
+
+    def epoch_finished(self, epoch: int) -> None:
+        """Every task of the epoch is done."""
+        if self.is_kept:
+            self.checkpoints.epoch_finished(epoch)
+
+    @property
+    def latest(self) -> int:
+        """The newest complete checkpoint; 0: none."""
+        latest = self.checkpoints.latest
+        return 0 if latest is None else latest.number
+
+    def age_s(self, now: float) -> float | None:
+        """Since the last checkpoint was complete; None: none is kept."""
+        return self.checkpoints.age_s(now) if self.is_kept else None
+
+    def tick(self, now: float, rounds: OpenRounds | None) -> None:
+        """Time has passed, and there are values to copy."""
+        if self.is_kept:
+            if self.checkpoints.latest is None and self.checkpoints.under_way is None:
+                self.checkpoints.request("the first values")
+            self.perform(self.checkpoints.tick(now, rounds))
+
+    def perform(self, effects: Iterable[Effect]) -> None:
+        """What the checkpoints decided."""
+        for effect in effects:
+            match effect:
+                case Persist():
+                    self._outbox.touch()
+                case OrderSnapshot(index):
+                    self._orders[index] = effect
+                    self._outbox.wake(index)
+                case WriteManifest() | MovePointer() | Sweep():
+                    self._outbox.effects.append(StoreWork(effect, self._outbox.revision))
+                case Alarm(text):
+                    self._outbox.note("checkpoints: %s", text, is_warning=True)
+
+    # what a pserver is told
+
+    def order_for(self, index: int, generation: int, plan_hash: str) -> SnapshotRequest | None:
+        """The order that this process has not answered with a file; None: there is none."""
+        order = self._orders.get(index)
+        if order is None or order.generation != generation:
+            return None
+        snapshot = order.snapshot
+        return SnapshotRequest(
+            plan_hash=plan_hash,
+            master_generation=snapshot.order.master_generation,
+            number=snapshot.order.number,
+            serial=snapshot.order.serial,
+            round=snapshot.round,
+            name=snapshot.name,
+        )
+
+    def answered(self, index: int, generation: int, reply: SnapshotReply, now: float) -> None:
+        """How far a process is with the newest order that it has heard of."""
+        progress = _progress(index, generation, reply)
+        order = self._orders.get(index)
+        is_of_order = order is not None and (order.generation, order.snapshot.order) == (generation, progress.order)
+        if is_of_order and progress.state in {"written", "failed", "refused"}:
+            del self._orders[index]
+            if progress.state == "written":
+                self.stalls_s.append(reply.copied_s)
+        self.perform(self.checkpoints.progressed(index, generation, progress, now))
+
+
+def _progress(index: int, generation: int, reply: SnapshotReply) -> SnapshotProgress:
+    file = reply.file
+    states = {"refused", "waiting", "taken", "written", "failed"}
+    return SnapshotProgress(
+        OrderNumber(reply.master_generation, reply.number, reply.serial),
+        reply.state if reply.state in states else "waiting",  # type: ignore[arg-type]
+        reply.highest_open_round,
+        None
+        if file is None
+        else ShardFile(
+            index=index,
+            generation=generation,
+            name=file.name,
+            size_bytes=file.size_bytes,
+            hash=file.hash,
+            blocks=file.blocks,
+            lowest_version=file.lowest_version,
+            highest_version=file.highest_version,
+        ),
+        reply.reason,
+    )

@@ -1,0 +1,131 @@
+"""What a master has to do, as values, and where the parts of the core put them.
+
+Each effect names a *revision*: it is carried out when the core's state of that revision, or a later one, is stored. 0:
+at once.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import msgspec
+
+from flightedl.domain.beginnings import BeginAnew
+from flightedl.domain.checkpoints_values import MovePointer, Sweep, WriteManifest
+from flightedl.domain.tasks_values import Effect as QueueEffect
+from flightedl.errors import FlightedlError
+from flightedl.messages.control import AppliedRequest, ReloadRequest, SealRequest, SnapshotRequest, ViewRequest
+
+ControlRequest = AppliedRequest | ReloadRequest | SealRequest | SnapshotRequest | ViewRequest
+
+
+class Done(msgspec.Struct, frozen=True):
+    """The reply to a request that has nothing to tell but that it was carried out."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """The answer to a request; an error is raised to whoever asked."""
+
+    call: int
+    reply: msgspec.Struct | FlightedlError
+    revision: int
+
+
+@dataclass(frozen=True, slots=True)
+class ControlCall:
+    """Say this to a process of a pserver, tell what it answers, and ask again. Comes for ``ControlAsked`` only.
+
+    Its answer is told as the event of its kind. ``NotReadyError`` from the pserver: ask again after ``pause_s``.
+    """
+
+    index: int
+    generation: int
+    request: ControlRequest
+    #: Of an ``AppliedRequest``: the audit that the answer is for; None: none.
+    audit: int | None = None
+    #: After the answer: how long there is nothing more to say, unless woken.
+    pause_s: float = 0.0
+    revision: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class NothingToSay:
+    """There is nothing to say to this pserver: ask again after so long, or when woken."""
+
+    index: int
+    generation: int
+    pause_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class WakePserver:
+    """There may be something to say to this pserver."""
+
+    index: int
+    revision: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class DeleteElection:
+    """Let the trainers elect again who gives the model its first values: a transaction that names these processes."""
+
+    step: BeginAnew
+    revision: int
+
+
+@dataclass(frozen=True, slots=True)
+class StoreWork:
+    """Something to do in the checkpoints' storage; after all of these that came before it."""
+
+    work: WriteManifest | MovePointer | Sweep
+    revision: int
+
+
+@dataclass(frozen=True, slots=True)
+class QueueNews:
+    """The queue of the training data ("") or of an evaluation has decided something that people should see."""
+
+    evaluation: str
+    effect: QueueEffect
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    """Something for the log: a text with %-places, and its values."""
+
+    text: str
+    values: tuple[object, ...] = ()
+    is_warning: bool = False
+
+
+Effect = Answer | ControlCall | NothingToSay | WakePserver | DeleteElection | StoreWork | QueueNews | Note
+
+
+@dataclass(slots=True)
+class Outbox:
+    """Where the parts of a core put what comes of an event."""
+
+    effects: list[Effect] = field(default_factory=list)
+    #: Counts changes of the state that is stored.
+    revision: int = 0
+    #: Whether something has changed that a waiting request may wait for.
+    is_stirred: bool = False
+
+    def touch(self) -> None:
+        """The stored state has changed."""
+        self.revision += 1
+        self.is_stirred = True
+
+    def note(self, text: str, *values: object, is_warning: bool = False) -> None:
+        """For the log."""
+        self.effects.append(Note(text, values, is_warning))
+
+    def wake(self, index: int) -> None:
+        """There may be something to say to this pserver."""
+        self.effects.append(WakePserver(index))
+
+    def take(self) -> list[Effect]:
+        """All effects since the last time."""
+        effects, self.effects = self.effects, []
+        return effects

@@ -1,0 +1,171 @@
+"""Evaluations: second datasets, handed out beside the training queue and without touching it.
+
+An evaluation has a name, a dataset of its own and a queue of one epoch over it. The first trainer that declares a name
+begins it; whoever declares the same later helps, or gets the result when it is there. Trainers report the metrics of
+a piece of work together with its end, as sums and weights; they are added up when the queue takes the report as the
+piece's first, so that a piece done twice counts once, and both are stored together.
+
+The newest ``KEPT`` results are kept, without their queues.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from flightedl.domain.master.effects import Outbox, QueueNews
+from flightedl.domain.master.work import Work
+from flightedl.domain.tasks import TaskQueue
+from flightedl.domain.tasks_values import Effects, QueueSettings
+from flightedl.errors import NotFoundError
+from flightedl.messages.base import decode, encode
+from flightedl.messages.declarations import DatasetReply, EvaluationRecord, EvaluationsRecord
+from flightedl.messages.status import EvaluationStatus, TaskCounts
+
+KEPT = 16
+
+
+@dataclass(slots=True)
+class Evaluation:
+    """One of them."""
+
+    name: str
+    declared: DatasetReply
+    #: name -> (weighted sum, weight) over all finished pieces.
+    sums: dict[str, tuple[float, float]] = field(default_factory=dict)
+    #: None: recovered and not indexed again yet, or done.
+    work: Work | None = None
+    #: The queue as a predecessor left it, until it is taken up again.
+    stored: str = ""
+    is_done: bool = False
+    #: Pieces that failed for good.
+    failed: int = 0
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """Weighted means so far."""
+        return {name: total / weight for name, (total, weight) in sorted(self.sums.items()) if weight}
+
+    def take(self, metrics: Mapping[str, tuple[float, float]]) -> None:
+        """Metrics of a piece that is done now."""
+        for name, (total, weight) in metrics.items():
+            known = self.sums.get(name, (0.0, 0.0))
+            self.sums[name] = (known[0] + total, known[1] + weight)
+
+
+class Evaluations:
+    """All evaluations of a job.
+
+    Args:
+        outbox: Takes what comes of them.
+    """
+
+    def __init__(self, outbox: Outbox) -> None:
+        self._outbox = outbox
+        self._known: dict[str, Evaluation] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self._known)
+
+    def known(self, name: str) -> Evaluation | None:
+        """The evaluation of this name; None: there is none."""
+        return self._known.get(name)
+
+    def find(self, name: str) -> Evaluation:
+        """The evaluation of this name.
+
+        Raises:
+            NotFoundError: there is none.
+        """
+        if name not in self._known:
+            raise NotFoundError(f"there is no evaluation {name!r}: it is not declared, or forgotten")
+        return self._known[name]
+
+    def begin(
+        self, name: str, declared: DatasetReply, settings: QueueSettings, alive: Mapping[str, int], now: float
+    ) -> Evaluation:
+        """Begin it, or take it up where a predecessor left it; nothing when it runs.
+
+        What it is taken up with by trainers that are not ``alive`` goes back.
+        """
+        found = self._known.setdefault(name, Evaluation(name, declared))
+        if found.work is None and not found.is_done:
+            queue = TaskQueue.decode(found.stored.encode(), settings) if found.stored else TaskQueue(settings)
+
+            def news(effects: Effects) -> None:
+                self._outbox.effects.extend(QueueNews(name, effect) for effect in effects)
+
+            found.work, found.stored = Work(queue, news, found.take), ""
+            found.work.forget_the_dead(alive, now)
+            self.settle(found)
+        for old in [each.name for each in self._known.values() if each.is_done][:-KEPT]:
+            del self._known[old]
+        return found
+
+    def settle(self, found: Evaluation) -> None:
+        """Let go of the queue of one that has come to its end."""
+        if found.work is not None and found.work.queue.is_done:
+            found.is_done = True
+            found.failed = found.work.queue.counts().failed
+            found.work = None
+
+    def trainer_gone(self, trainer: str, now: float, *, is_graceful: bool = False) -> None:
+        """What a trainer held that is gone goes back; ``is_graceful``: it did not die."""
+        for found in self._known.values():
+            if found.work is not None:
+                found.work.trainer_gone(trainer, now, is_graceful=is_graceful)
+                self.settle(found)
+
+    def tick(self, now: float) -> bool:
+        """What is out for too long goes back; whether anything did."""
+        has_changed = False
+        for found in self._known.values():
+            if found.work is not None and found.work.tick(now):
+                has_changed = True
+                self.settle(found)
+        return has_changed
+
+    def status(self) -> list[EvaluationStatus]:
+        """For people."""
+        return [
+            EvaluationStatus(name=each.name, is_done=each.is_done, metrics=each.metrics, tasks=_counts(each))
+            for each in self._known.values()
+        ]
+
+    def encode_results(self) -> bytes | None:
+        """The stored form of those that are through, for a checkpoint; None: there are none.
+
+        One that is under way is begun anew by who restores it, for it has to measure one model and not two.
+        """
+        done = [self._record(each) for each in self._known.values() if each.is_done]
+        return encode(EvaluationsRecord(evaluations=done)) if done else None
+
+    def encode(self) -> bytes:
+        """The stored form."""
+        return encode(EvaluationsRecord(evaluations=[self._record(each) for each in self._known.values()]))
+
+    @staticmethod
+    def _record(each: Evaluation) -> EvaluationRecord:
+        return EvaluationRecord(
+            name=each.name,
+            declared=each.declared,
+            sums=each.sums,
+            queue=each.stored if each.work is None else each.work.queue.encode().decode(),
+            is_done=each.is_done,
+            failed=each.failed,
+        )
+
+    def recover(self, stored: bytes) -> None:
+        """Know what a predecessor knew; queues are taken up when a trainer asks."""
+        for each in decode(stored, EvaluationsRecord).evaluations:
+            self._known[each.name] = Evaluation(
+                each.name, each.declared, dict(each.sums), None, each.queue, each.is_done, each.failed
+            )
+
+
+def _counts(found: Evaluation) -> TaskCounts:
+    total = found.declared.task_count
+    if found.work is None:
+        return TaskCounts(total=total, done=total - found.failed if found.is_done else 0, failed=found.failed)
+    counts = found.work.queue.counts()
+    return TaskCounts(todo=counts.todo, pending=counts.pending, done=counts.done, failed=counts.failed, total=total)

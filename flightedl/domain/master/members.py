@@ -1,0 +1,144 @@
+"""Who is a member: the decisions of ``domain.membership``, and the views that come of them.
+
+What the membership decides is put into an outbox, one view for each pserver. A view goes out when the state that it
+came from is stored, so that a successor knows of every member that a pserver may have admitted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from flightedl.domain.master.deterministic_schedule import DeterministicSchedule
+from flightedl.domain.master.effects import Outbox
+from flightedl.domain.membership import Membership
+from flightedl.domain.membership_values import Effect as MembershipEffect
+from flightedl.domain.membership_values import SendView
+from flightedl.domain.modes import Mode
+from flightedl.domain.views import View
+from flightedl.messages.control import ViewMemberMessage, ViewReply, ViewRequest
+from flightedl.messages.tasks import ModeReply
+
+
+class Members:
+    """The membership of a job that has a model.
+
+    Args:
+        membership: Decides.
+        schedule: How trainers begin an epoch together, where the mode asks for it.
+        outbox: Takes what comes of it.
+    """
+
+    def __init__(self, membership: Membership, schedule: DeterministicSchedule, outbox: Outbox) -> None:
+        self.membership = membership
+        self._schedule = schedule
+        self._outbox = outbox
+        #: pserver index -> the view to send next, and which of its processes it is for.
+        self._views: dict[int, tuple[int, View]] = {}
+
+    @property
+    def is_deterministic(self) -> bool:
+        """Whether trainers begin epochs together."""
+        return self._schedule.is_on(self.membership.mode)
+
+    def perform(self, effects: Sequence[MembershipEffect]) -> None:
+        """What the membership decided: views to be sent."""
+        if not effects:
+            return
+        self._outbox.touch()
+        for effect in effects:
+            if isinstance(effect, SendView):
+                self._views[effect.index] = (effect.generation, effect.view)
+                self._outbox.wake(effect.index)
+
+    def pserver_up(self, index: int, generation: int) -> None:
+        """A process of this pserver is there."""
+        self.perform(self.membership.pserver_up(index, generation, 0))
+
+    def pserver_down(self, index: int) -> None:
+        """None is."""
+        self.perform(self.membership.pserver_down(index))
+
+    def leave(self, trainer: str) -> None:
+        """Nobody waits for this trainer any more."""
+        self.perform(self.membership.leave(trainer))
+
+    def leave_all(self) -> None:
+        """Everybody has to join again."""
+        for member in self.membership.members:
+            self.leave(member.trainer)
+
+    def member_of(self, trainer: str) -> int:
+        """The number of a member; 0: it is none."""
+        return self.membership.member_id_of(trainer) or 0
+
+    def switch(self, mode: Mode) -> None:
+        """Agree with the pservers on a round from which on another mode holds."""
+        self.perform(self.membership.switch(mode))
+
+    def mode_reply(self) -> ModeReply:
+        """How far a change of the mode is."""
+        membership = self.membership
+        return ModeReply(
+            mode=membership.mode.to_json(),
+            is_agreed=not membership.late_to_switch,
+            round=membership.switch_round,
+            waiting_for=waiting_for_mode(membership),
+        )
+
+    # views
+
+    def next_view(self, index: int, generation: int, plan_hash: str) -> ViewRequest | None:
+        """The newest view that this process of a pserver has not answered.
+
+        What became of it is told under the same generation; only then the next one is sent. So one that is for the
+        process's successor stays where it is.
+        """
+        found = self._views.get(index)
+        if found is None or found[0] != generation:
+            return None
+        del self._views[index]
+        view = found[1]
+        return ViewRequest(
+            plan_hash=plan_hash,
+            master_generation=view.master_generation,
+            serial=view.serial,
+            members=[
+                ViewMemberMessage(
+                    trainer=m.trainer,
+                    generation=m.trainer_generation,
+                    member=m.member_id,
+                    first_round=m.first_round,
+                )
+                for m in view.members
+            ],
+            mode=None if view.mode is None else view.mode.to_json(),
+            switch_round=view.switch_round,
+        )
+
+    def view_answered(self, index: int, generation: int, reply: ViewReply) -> None:
+        """A pserver took the view, or knows a newer master's."""
+        if reply.outdated:
+            self.view_lost(index, generation, reply.serial)
+            return
+        self.perform(
+            self.membership.answered(
+                index,
+                generation,
+                reply.serial,
+                reply.refused,
+                reply.highest_open_round,
+                refuses_mode=reply.refuses_mode,
+            )
+        )
+        # Somebody may wait for the mode to be agreed.
+        self._outbox.is_stirred = True
+
+    def view_lost(self, index: int, generation: int, serial: int) -> None:
+        """A pserver did not answer."""
+        self.perform(self.membership.send_failed(index, generation, serial))
+
+
+def waiting_for_mode(membership: Membership) -> str:
+    """Whose answer a change of the mode waits for, for people; empty when none is under way."""
+    late = ", ".join(map(str, membership.late_to_switch))
+    return f"pserver {late} to begin {membership.mode} at round {membership.switch_round}" if late else ""

@@ -1,0 +1,295 @@
+"""What the master knows of the pservers, and what each has to be told or asked.
+
+A pserver that came back is *settled* when what it lacks is in the queue again (``checkpoints_replay``). Pservers that
+have lost values which no checkpoint has make the model begin again (``beginnings``). When an epoch has ended, all are
+asked again what they have (``audit``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Literal
+
+from flightedl.domain.audit import Audit
+from flightedl.domain.beginnings import BeginAnew, Lacking, SendBack, next_step
+from flightedl.domain.checkpoints_replay import AppliedSummary, PserverRecovery
+from flightedl.domain.intervals import IntervalSet
+from flightedl.domain.master.effects import Outbox
+from flightedl.domain.tasks import TaskQueue
+from flightedl.errors import NotFoundError
+from flightedl.messages.control import AppliedReply
+from flightedl.messages.tasks import FinishedTask
+
+#: Stands for the generation of a pserver that acknowledged nothing, because it has no blocks.
+_NOTHING_TO_LOSE = 1 << 62
+_SEALED_AT_ONCE = 64
+
+
+class Pservers:
+    """The pservers of one job.
+
+    Args:
+        pserver_count: How many the job has.
+        recovery: What is done when one comes back with less than it had.
+        stored: As ``encode`` of a predecessor gave it; None: there is none.
+        outbox: Takes what comes of it.
+    """
+
+    def __init__(
+        self, pserver_count: int, recovery: Literal["replay", "rollback"], stored: bytes | None, outbox: Outbox
+    ) -> None:
+        self.count = pserver_count
+        self._outbox = outbox
+        self._recovery = (
+            PserverRecovery(pserver_count, recovery)
+            if stored is None
+            else PserverRecovery.restore(stored, pserver_count, recovery)
+        )
+        self._audit = Audit(pserver_count)
+        #: index -> generation of the processes whose lease is alive.
+        self.present: dict[int, int] = {}
+        #: index -> why what its process lacks cannot be done again.
+        self._refused: dict[int, str] = {}
+        self._lacking: dict[int, Lacking] = {}
+        #: index -> the generation that is to end, so that its successor begins without values.
+        self._sent_back: Mapping[int, int] = {}
+        #: index -> when it is asked again what it has.
+        self._ask_at: dict[int, float] = {}
+        #: index -> (generation, epochs below this that it was told the size of).
+        self._sealed: dict[int, tuple[int, int]] = {}
+        #: The highest version that any of them told of.
+        self.highest_version = 0
+
+    def encode(self) -> bytes:
+        """What a later master goes on from; belongs into the same transaction as the queue's state."""
+        return self._recovery.encode()
+
+    def seen(self, index: int, generation: int) -> None:
+        """A process of this pserver is there."""
+        self._outbox.note("pserver is there index=%d generation=%d", index, generation)
+        if generation != self._recovery.generation_of(index):
+            self._refused.pop(index, None)
+        self._recovery.seen(index, generation)
+        self._outbox.wake(index)
+
+    def wake_all(self) -> None:
+        """There may be something to say to all of them."""
+        for index in range(self.count):
+            self._outbox.wake(index)
+
+    # what is settled
+
+    @property
+    def refusal(self) -> str:
+        """Why the job cannot go on: a pserver lacks what cannot be done again. Empty: it can."""
+        if self._audit.has_failed:
+            return (
+                "a pserver lacks work that trainers report as done, however often it is done again, so the model lacks "
+                "some of the data: keep the master's log, and begin the job again with --resume"
+            )
+        return next(iter(self._refused.values()), "")
+
+    def is_settled(self, index: int, generation: int) -> bool:
+        """Whether what this process has is taken into account."""
+        return self._recovery.generation_of(index) == generation and self._recovery.is_settled(index)
+
+    @property
+    def is_everybody_settled(self) -> bool:
+        """Whether every pserver is there, and what it has is taken into the queue's account."""
+        return self._recovery.is_all_settled and all(
+            index in self.present and self.is_settled(index, self.present[index]) for index in range(self.count)
+        )
+
+    def settled(self) -> dict[int, int]:
+        """The processes whose word was taken, by index: their generations."""
+        return self._recovery.settled()
+
+    def counts(self, report: FinishedTask) -> bool:
+        """Whether finished work is in the pservers that count; one without blocks was never asked."""
+        named = dict(enumerate(report.pservers))
+        return self._recovery.accepts([named.get(i) or _NOTHING_TO_LOSE for i in range(self.count)])
+
+    def must_end(self, index: int, generation: int) -> bool:
+        """Whether this process has to end and come back: to a checkpoint, or without values."""
+        reload = self._recovery.to_reload().get(index)
+        wanted = self._sent_back.get(index) if reload is None else reload.generation
+        return wanted == generation
+
+    def goes_back(self, index: int) -> bool:
+        """Whether the process of this pserver is about to go back to a checkpoint."""
+        return index in self._recovery.to_reload()
+
+    def must_be_asked(self, index: int, generation: int) -> tuple[bool, int | None]:
+        """Whether to ask this process what it has, and the audit that the answer is for; None: for none."""
+        if not self.is_settled(index, generation):
+            return True, None
+        audit = self._audit.wanted(index, generation)
+        return audit is not None, audit
+
+    def ask_again(self, index: int, at: float) -> None:
+        """This pserver is not asked before then what it has."""
+        self._ask_at[index] = at
+
+    def asked_again_in(self, index: int, now: float) -> float:
+        """After how many seconds this pserver may be asked what it has."""
+        return max(0.0, self._ask_at.get(index, now) - now)
+
+    def answered(
+        self, index: int, generation: int, audit: int | None, reply: AppliedReply, queue: TaskQueue | None
+    ) -> bool:
+        """A process says what it has. True: it is settled with that, which has to be stored."""
+        self._lacking.pop(index, None)
+        if not self._lacking:
+            # Its values were in a checkpoint after all, or all have new ones.
+            self._sent_back = {}
+        if audit is None:
+            return self._announced(index, generation, reply, queue)
+        if queue is not None:
+            self._audited(index, generation, audit, reply, queue)
+        return False
+
+    def _announced(self, index: int, generation: int, reply: AppliedReply, queue: TaskQueue | None) -> bool:
+        """Reopen what this process lacks.
+
+        A process that lacks an epoch of which nothing is known any more is never settled; see ``refusal``.
+        """
+        try:
+            lacking = self._recovery.announced(
+                index,
+                generation,
+                AppliedSummary.decode(reply.summary),
+                0 if queue is None else queue.begun_epochs,
+                (lambda _epoch: 0) if queue is None else queue.epoch_size,
+                reply.checkpoint,
+            )
+        except NotFoundError as error:
+            self._refuse(index, reply.checkpoint, error)
+            return False
+        if lacking is None:
+            return False
+        reopened = 0 if queue is None else self._reopen(lacking, queue)
+        self._outbox.note(
+            "pserver is settled index=%d generation=%d checkpoint=%s tasks_to_do_again=%d",
+            index,
+            generation,
+            reply.checkpoint,
+            reopened,
+        )
+        for text in reply.skipped:
+            self._outbox.note("pserver %d skipped %s", index, text, is_warning=True)
+        self._outbox.touch()
+        return True
+
+    def _reopen(self, lacking: Mapping[int, IntervalSet], queue: TaskQueue) -> int:
+        return sum(queue.reopen(epoch, tasks) for epoch, tasks in lacking.items())
+
+    def _refuse(self, index: int, checkpoint: int | None, error: NotFoundError) -> None:
+        origin = "no checkpoint" if checkpoint is None else f"checkpoint {checkpoint}"
+        reason = (
+            f"pserver {index} came back from {origin}, and what it lacks cannot be done again ({error}): "
+            "stop the job and begin it again with --resume"
+        )
+        if self._refused.get(index) != reason:
+            self._outbox.note("%s", reason, is_warning=True)
+        self._refused[index] = reason
+
+    # the audit
+
+    def begin_audit(self, queue: TaskQueue) -> None:
+        """Have all asked what they have, if that is due."""
+        if self._audit.epochs_ended(queue.epoch, queue.revision, is_last=queue.is_done):
+            self.wake_all()
+
+    def is_audited(self, queue: TaskQueue) -> bool:
+        """Whether every process that counts has all that counts as done."""
+        return self._audit.is_clean(queue.revision, self._recovery.settled())
+
+    @property
+    def missing_count(self) -> int:
+        """Tasks that counted as done and were missing in a pserver, since this master began."""
+        return self._audit.missing_count
+
+    def _audited(self, index: int, generation: int, audit: int, reply: AppliedReply, queue: TaskQueue) -> None:
+        """Reopen what counts as done and is missing in this process."""
+        reopened = 0
+        summary = AppliedSummary.decode(reply.summary)
+        lacking = self._audit.answered(index, generation, audit, summary, lambda epoch: size_of(queue, epoch))
+        for epoch, tasks in lacking.items():
+            # Of a task that is not whole a pserver does not say what it has: one with quarantined batches never is.
+            tasks.difference_update(queue.quarantined(epoch))
+            count = self._reopen({epoch: tasks}, queue)
+            reopened += count
+            if count:
+                self._outbox.note(
+                    "pserver lacks work that was reported as done, it is done again index=%d generation=%d epoch=%d "
+                    "tasks=%d first_task=%d",
+                    index,
+                    generation,
+                    epoch + 1,
+                    count,
+                    next(iter(tasks))[0],
+                    is_warning=True,
+                )
+        self._audit.found(reopened)
+        if reopened:
+            self._outbox.touch()
+
+    # values that are gone
+
+    @property
+    def waiting_for(self) -> str:
+        """For people; empty: no values are lacking."""
+        if not self._lacking:
+            return ""
+        missing = ", ".join(str(index) for index in sorted(self._lacking))
+        return f"the model to begin anew: pserver {missing} died before there was a checkpoint"
+
+    def lacks(self, index: int, generation: int, election: int, *, may_be_saved: bool) -> BeginAnew | None:
+        """A pserver lacks the values of an election; the step to take when all of them do.
+
+        Nobody is settled any more when there is one.
+        """
+        if index not in self._lacking:
+            self._outbox.note("pserver %d has lost its values, and there is no checkpoint yet", index, is_warning=True)
+        self._lacking[index] = Lacking(generation, election)
+        present = {i: g for i, g in self.present.items() if i < self.count}
+        self._lacking = {i: each for i, each in self._lacking.items() if present.get(i) == each.generation}
+        step = self.next_step(present, may_be_saved=may_be_saved)
+        self._sent_back = step.generations if isinstance(step, SendBack) else {}
+        if isinstance(step, BeginAnew):
+            self._recovery.begin_anew()
+            self._outbox.touch()
+            return step
+        for other in self._sent_back:
+            self._outbox.wake(other)
+        return None
+
+    def next_step(self, present: Mapping[int, int], *, may_be_saved: bool) -> SendBack | BeginAnew | None:
+        """What is to be done about values that are lacking; see ``domain.beginnings``."""
+        return next_step(self.count, present, self._lacking, self._recovery.settled(), may_be_saved=may_be_saved)
+
+    # epochs that are over
+
+    def epochs_to_seal(self, index: int, generation: int, queue: TaskQueue) -> list[tuple[int, int]]:
+        """(epoch, tasks) of the epochs that are over since this process was told the last time."""
+        if not self.is_settled(index, generation):
+            return []
+        known, first = self._sealed.get(index, (0, 0))
+        first = max(first if known == generation else 0, queue.epoch - _SEALED_AT_ONCE)
+        return [(epoch, size) for epoch in range(first, queue.epoch) if (size := size_of(queue, epoch))]
+
+    def sealed(self, index: int, generation: int, end_epoch: int) -> None:
+        """This process was told of the epochs below ``end_epoch``."""
+        self._sealed[index] = (generation, end_epoch)
+
+    def check(self) -> None:
+        """Assert every invariant."""
+        self._recovery.check()
+
+
+def size_of(queue: TaskQueue, epoch: int) -> int:
+    """Tasks of an epoch that has ended; 0: it is so long ago that it is forgotten."""
+    try:
+        return queue.epoch_size(epoch)
+    except NotFoundError:
+        return 0

@@ -1,0 +1,188 @@
+"""Bugs planted in the product's own code, to show that a run finds them: a method of a core is replaced for the run.
+
+Nothing in production knows of them. The bugs of ``flaws`` are in what the simulation models itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from flightedl.domain.beginnings import BeginAnew, SendBack
+from flightedl.domain.checkpoints import Checkpoints
+from flightedl.domain.checkpoints_manifest import number_of
+from flightedl.domain.checkpoints_values import OrderSnapshot, Sweep
+from flightedl.domain.master import effects as out
+from flightedl.domain.master.checkpointing import Checkpointing
+from flightedl.domain.master.core import MasterCore
+from flightedl.domain.master.ending import Ending
+from flightedl.domain.master.members import Members
+from flightedl.domain.master.pservers import Pservers
+from flightedl.domain.master.work import Work
+from flightedl.domain.membership import Membership
+from flightedl.domain.tasks import TaskQueue
+from flightedl.testing.simulation.flaws import FLAWS
+
+#: The original method -> what takes its place.
+Make = Callable[[Callable[..., Any]], Callable[..., Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class Planted:
+    """One bug: what goes wrong, and which methods are replaced."""
+
+    what: str
+    patches: tuple[tuple[type, str, Make], ...]
+
+
+def _bug(what: str, owner: type, method: str, make: Make, *more: tuple[type, str, Make]) -> Planted:
+    return Planted(what, ((owner, method, make), *more))
+
+
+def _always(value: object) -> Make:
+    return lambda _original: lambda *_arguments, **_more: value
+
+
+def _stale_completion(original: Callable[..., Any]) -> Callable[..., Any]:
+    def take_reports(self: Work, ticket: Any, now: float) -> Any:
+        for report in ticket.finished:
+            if self.queue.is_current(ticket.trainer, report.attempt, ticket.generation):
+                continue
+            for holder, pieces in self.queue.holders().items():
+                for piece in pieces:
+                    if (piece.epoch, piece.position) == (report.epoch, report.position):
+                        generation = self.queue.registrations()[holder]
+                        self.queue.finish(holder, *_place(piece), now, generation=generation)
+                        break
+        return original(self, ticket, now)
+
+    return take_reports
+
+
+def _place(piece: Any) -> tuple[int, int, int]:
+    return piece.epoch, piece.position, piece.attempt
+
+
+def _only_this_epoch(original: Callable[..., Any]) -> Callable[..., Any]:
+    def reopen(self: Pservers, lacking: dict[int, Any], queue: TaskQueue) -> Any:
+        return original(self, {epoch: tasks for epoch, tasks in lacking.items() if epoch == queue.epoch}, queue)
+
+    return reopen
+
+
+def _sweep_when_ordered(original: Callable[..., Any]) -> Callable[..., Any]:
+    def perform(self: Checkpointing, effects: Any) -> None:
+        effects = tuple(effects)
+        original(self, effects)
+        if any(isinstance(each, OrderSnapshot) for each in effects):
+            self._outbox.effects.append(out.StoreWork(Sweep(), 0))
+
+    return perform
+
+
+def _all_below_the_one_under_way(original: Callable[..., Any]) -> Callable[..., Any]:
+    def deletable(self: Checkpoints, names: Collection[str]) -> tuple[str, ...]:
+        end = self.under_way
+        if end is None:
+            return tuple(original(self, names))
+        return tuple(name for name in sorted(names) if (number := number_of(name)) is not None and number < end)
+
+    return deletable
+
+
+def _only_the_lost(original: Callable[..., Any]) -> Callable[..., Any]:
+    def next_step(self: Pservers, *arguments: Any, **more: Any) -> Any:
+        step = original(self, *arguments, **more)
+        if isinstance(step, SendBack):
+            return BeginAnew(max(each.election for each in self._lacking.values()), {})
+        return step
+
+    return next_step
+
+
+def _unadmitted(_original: Callable[..., Any]) -> Callable[..., Any]:
+    def member_id_of(self: Membership, trainer: str) -> int | None:
+        return next((member.member_id for member in self.members if member.trainer == trainer), None)
+
+    return member_id_of
+
+
+def _any_work(original: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda self, trainer, generation, _attempt: original(self, trainer, generation, None)
+
+
+def _told_before_it_is_stored(original: Callable[..., Any]) -> Callable[..., Any]:
+    def next_call(self: MasterCore, index: int, generation: int) -> Any:
+        call = original(self, index, generation)
+        if isinstance(call, out.ControlCall):
+            return out.ControlCall(index, generation, call.request, call.audit, call.pause_s, 0)
+        return call
+
+    return next_call
+
+
+PLANTED: dict[str, Planted] = {
+    "no generation check": _bug(
+        "reports of work that a past process of a pserver acknowledged count", Pservers, "counts", _always(True)
+    ),
+    "stale completion accepted": _bug(
+        "a report under an old attempt closes whatever is there now", Work, "take_reports", _stale_completion
+    ),
+    "nothing is reopened": _bug("what a pserver lost is not dispatched again", Pservers, "_reopen", _always(0)),
+    "only this epoch is reopened": _bug(
+        "... but only what it lost of the present epoch", Pservers, "_reopen", _only_this_epoch
+    ),
+    "done before settled": _bug(
+        "all is said to be done before it is known what a new pserver process has",
+        Ending,
+        "_may_end",
+        lambda _: lambda _self, work, _members: work is not None and work.is_over,
+    ),
+    "delete before publish": _bug(
+        "old checkpoints are deleted when the next one is ordered",
+        Checkpointing,
+        "perform",
+        _sweep_when_ordered,
+        (Checkpoints, "deletable", _all_below_the_one_under_way),
+    ),
+    "only the lost ones begin anew": _bug(
+        "first values are elected again while some pservers keep grown ones", Pservers, "next_step", _only_the_lost
+    ),
+    "a member before all have agreed": _bug(
+        "a trainer is a member as soon as a view with it is made", Membership, "member_id_of", _unadmitted
+    ),
+    "idle members are waited for": _bug(
+        "a trainer without work stays a member", MasterCore, "_leave_if_idle", _always(None)
+    ),
+    "the dead are waited for": _bug("a trainer whose lease has ended stays a member", Members, "leave", _always(None)),
+    "a lost view is forgotten": _bug(
+        "a view that may not have arrived is not sent again", Members, "view_lost", _always(None)
+    ),
+    "new members begin in the past": _bug(
+        "a trainer is admitted at a round that may have closed without it", Membership, "_first_round", _always(0)
+    ),
+    "views before they are stored": _bug(
+        "pservers hear of members that a successor does not know",
+        MasterCore,
+        "_next_control_call",
+        _told_before_it_is_stored,
+    ),
+}
+
+
+#: All that a run can be given: name -> what goes wrong.
+BUGS: dict[str, str] = FLAWS | {name: bug.what for name, bug in PLANTED.items()}
+
+
+@contextmanager
+def planted(names: Collection[str]) -> Iterator[None]:
+    """Have these bugs for as long as this lasts; names that are no planted bugs are passed over."""
+    with ExitStack() as stack:
+        for name in names:
+            for owner, method, make in PLANTED[name].patches if name in PLANTED else ():
+                original = getattr(owner, method)
+                setattr(owner, method, make(original))
+                stack.callback(setattr, owner, method, original)
+        yield
