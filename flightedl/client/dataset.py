@@ -1,15 +1,10 @@
 """The user's ``for batch in data``: tasks become batches, finished tasks become reports.
 
 A reader thread stays a few batches ahead, so that reading overlaps with computing. The iterator opens each batch (this
-trainer is a member, its values are fresh), hands it out, and closes it when the next one is asked for. A batch whose
-gradient came too late (the round had moved on, or this trainer had lost its membership) is handed out *again*, under
-the same identity: the loop body simply runs once more with fresh values.
+trainer is a member, its values are fresh), hands it out, and closes it when the next one is asked for. Which one is
+next, which is handed out again (the loop body simply runs once more with fresh values), and when a task is done is
+decided by ``domain.trainer.readings``.
 
-A piece of work is reported as finished only when every one of its batches was settled by this reading of it: every
-block has it. Else it is handed back, whatever the reason was; what is done already is answered "already applied".
-
-Where gradients of several batches are pushed as one sum, their batches are kept until the sum is pushed; those that a
-block could not take with the others are handed out again, sum by sum. A task is reported when its sums are pushed.
 A loop that is left gives up the sum that is not pushed: its batches go back with their task.
 
 What is not guaranteed: that the loop body runs exactly once for a batch. That its gradient counts exactly once is.
@@ -26,12 +21,24 @@ from typing import Protocol
 
 import pyarrow as pa
 
-from flightedl.client.batches import CurrentBatch
-from flightedl.client.feed import Piece, TaskFeed
-from flightedl.client.readings import Handed, Item, PieceEnd, ReadBatch, ReadFailure, Reading
+from flightedl.client.feed import TaskFeed
 from flightedl.client.waiting import Waiting
+from flightedl.domain.trainer import readings
+from flightedl.domain.trainer.batches import CurrentBatch
+from flightedl.domain.trainer.feed import AssignedTask
+from flightedl.domain.trainer.readings import (
+    BatchLoop,
+    GiveUpSum,
+    HandOut,
+    NeedItem,
+    PushSum,
+    ReadBatch,
+    ReadFailure,
+    TaskEnd,
+    Unreadable,
+)
 from flightedl.errors import FlightedlError, UsageError
-from flightedl.formats.chunks import ChangedFileError
+from flightedl.formats.chunks import ChangedFileError, chunks_from_rows
 from flightedl.formats.declared import schema_of
 from flightedl.formats.following import MARKER
 from flightedl.formats.record_places import described, record_ranges
@@ -66,8 +73,10 @@ class BatchListener(Protocol):
         ...
 
 
-#: Reads the batches of a piece, in order.
-ReadPiece = Callable[[Piece], Iterator[pa.RecordBatch]]
+#: Reads the batches of a task, in order.
+ReadTask = Callable[[AssignedTask], Iterator[pa.RecordBatch]]
+Item = readings.Item[pa.RecordBatch]
+Handed = readings.Handed[pa.RecordBatch]
 
 
 class Dataset:
@@ -81,7 +90,7 @@ class Dataset:
         self,
         declared: DatasetReply,
         feed_factory: Callable[[], TaskFeed],
-        read: ReadPiece,
+        read: ReadTask,
         listener: BatchListener,
         waiting: Callable[[], Waiting],
         grace_s: float,
@@ -103,7 +112,7 @@ class Dataset:
         #: In the order of reading; None: there is no more.
         self._read_queue: queue.Queue[Item | None] = queue.Queue(_AHEAD)
         #: What the user's code is at.
-        self._at: Piece | None = None
+        self._at: AssignedTask | None = None
         self._stopping = threading.Event()
         self._reader: threading.Thread | None = None
         self._reader_error: Exception | None = None
@@ -197,61 +206,43 @@ class Dataset:
             )
 
     def _batches(self, feed: TaskFeed) -> Iterator[pa.RecordBatch]:
-        reading: Reading | None = None
-        while (item := self._next_item(feed)) is not None:
-            if not feed.is_held(item.piece):
-                continue
-            if reading is None or item.piece is not reading.piece:
-                if reading is not None and reading.handed:
-                    self._listener.give_up_sum()
-                reading = Reading(item.piece)
-            if isinstance(item, PieceEnd):
-                while reading.handed:
+        loop: BatchLoop[pa.RecordBatch] = BatchLoop(feed, self._current_of)
+        while True:
+            match loop.next_step():
+                case NeedItem():
+                    if (item := self._next_item(feed)) is None:
+                        return
+                    loop.take(item)
+                case HandOut(handed):
+                    yield from self._hand_out(loop, handed)
+                case PushSum():
                     self._listener.push_sum()
-                    yield from self._settle(feed, reading)
-                _end(feed, reading)
-            elif isinstance(item, ReadFailure):
-                _report_unreadable(feed, item)
-            else:
-                place = partial(self._place, item.piece, item.number)
-                current = CurrentBatch(item.piece.assignment, item.number, item.records.num_rows, place=place)
-                handed = Handed(item, current)
-                reading.handed.append(handed)
-                yield from self._hand_out(feed, handed)
-                yield from self._settle(feed, reading)
+                case GiveUpSum():
+                    self._listener.give_up_sum()
+                case Unreadable(failure):
+                    _report_unreadable(feed, failure)
 
-    def _place(self, piece: Piece, number: int) -> str:
+    def _current_of(self, item: ReadBatch[pa.RecordBatch]) -> CurrentBatch:
+        place = partial(self._place, item.task, item.number)
+        return CurrentBatch(item.task.assignment, item.number, item.records.num_rows, place=place)
+
+    def _place(self, task: AssignedTask, number: int) -> str:
         """Where the records of a batch lie."""
-        declared, given = self._declared.declaration, piece.assignment
+        declared, given = self._declared.declaration, task.assignment
         first = number * declared.batch_size
         end = first + declared.batch_size
-        return described(record_ranges(tuple(piece.chunks), first, end, given.seed, given.epoch, given.task))
+        chunks = chunks_from_rows(given.chunks)
+        return described(record_ranges(chunks, first, end, given.seed, given.epoch, given.task))
 
-    def _hand_out(self, feed: TaskFeed, handed: Handed) -> Iterator[pa.RecordBatch]:
+    def _hand_out(self, loop: BatchLoop[pa.RecordBatch], handed: Handed) -> Iterator[pa.RecordBatch]:
         """Give a batch to the user's code, once."""
-        current, item = handed.current, handed.item
-        current.begin()
-        if not self._listener.open_batch(current):
-            # Of this piece only: what was fetched meanwhile is another one.
-            current.must_repeat = True
-            feed.hand_back(item.piece)
+        if not self._listener.open_batch(handed.current):
+            loop.denied(handed)
             return
-        self._at = item.piece
-        yield item.records
+        self._at = handed.item.task
+        yield handed.item.records
         self._at = None
-        self._listener.close_batch(current)
-
-    def _settle(self, feed: TaskFeed, reading: Reading) -> Iterator[pa.RecordBatch]:
-        """Hand out again what was not taken; note who has the batches that do not wait any more."""
-        while answered := [handed for handed in reading.handed if not handed.current.waits]:
-            again = [handed for handed in answered if handed.current.must_repeat]
-            if again and feed.is_held(reading.piece):
-                yield from self._hand_out(feed, min(again, key=lambda handed: handed.current.turn))
-                continue
-            for handed in answered:
-                reading.handed.remove(handed)
-                if not handed.current.must_repeat:
-                    reading.settle(handed.item.number, handed.current.generations)
+        self._listener.close_batch(handed.current)
 
     def _next_item(self, feed: TaskFeed) -> Item | None:
         waiting = self._waiting()
@@ -299,24 +290,24 @@ class Dataset:
         put = partial(_put, stopping, items)
         try:
             while not stopping.is_set() and not feed.is_done:
-                piece = feed.next(_SLICE_S)
-                if piece is not None:
-                    self._read_piece(piece, put)
+                task = feed.next(_SLICE_S)
+                if task is not None:
+                    self._read_task(task, put)
         except Exception as error:  # noqa: BLE001 - raised where the user's code waits for this thread
             self._reader_error = error
         put(None)
 
-    def _read_piece(self, piece: Piece, put: Callable[[Item], bool]) -> None:
-        number = piece.assignment.first_batch
+    def _read_task(self, task: AssignedTask, put: Callable[[Item], bool]) -> None:
+        number = task.assignment.first_batch
         try:
-            for records in self._read(piece):
-                if not put(ReadBatch(piece, number, records)):
+            for records in self._read(task):
+                if not put(ReadBatch(task, number, records)):
                     return
                 number += 1
         except Exception as error:  # noqa: BLE001 - raised or reported where the batch would have been handed out
-            put(ReadFailure(piece, number, error))
+            put(ReadFailure(task, number, error))
         else:
-            put(PieceEnd(piece))
+            put(TaskEnd(task))
 
 
 def _put(stopping: threading.Event, items: queue.Queue[Item | None], item: Item | None) -> bool:
@@ -329,20 +320,12 @@ def _put(stopping: threading.Event, items: queue.Queue[Item | None], item: Item 
     return False
 
 
-def _end(feed: TaskFeed, reading: Reading) -> None:
-    """All batches of a piece were handed out that were read of it."""
-    if reading.is_settled:
-        feed.finished(reading.piece, reading.generation_list())
-    else:
-        feed.hand_back(reading.piece)
-
-
 def _report_unreadable(feed: TaskFeed, failure: ReadFailure) -> None:
-    """The piece goes back; what no data can cause is raised."""
+    """The task goes back; what no data can cause is raised."""
     error = failure.error
     if isinstance(error, ChangedFileError):
         raise error
-    feed.failed(failure.piece, str(error) or type(error).__name__, failure.number)
+    feed.failed(failure.task, str(error) or type(error).__name__, failure.number)
     if not isinstance(error, (FlightedlError, pa.ArrowException, OSError)):
         raise error
     sys.stderr.write(f"flightedl: cannot read a batch, the task goes back: {error}\n")

@@ -17,11 +17,12 @@ import numpy.typing as npt
 
 from flightedl.client.declared import sendable
 from flightedl.client.registration import Registration
-from flightedl.client.servers import SLICE_S, Servers, is_transient, persistently
+from flightedl.client.servers import SLICE_S, Servers, persistently
 from flightedl.client.waiting import Waiting
 from flightedl.coordination.directory import Directory
 from flightedl.coordination.keys import JobKeys
 from flightedl.domain.sharding import ShardPlan
+from flightedl.domain.trainer.retries import is_transient
 from flightedl.errors import FencedError, FlightedlError, NotReadyError
 from flightedl.messages.base import decode, encode
 from flightedl.messages.declarations import ElectionRecord

@@ -1,6 +1,6 @@
-"""This trainer's part of an evaluation: fetch pieces, let the user's function measure their batches, report sums.
+"""This trainer's part of an evaluation: fetch tasks, let the user's function measure their batches, report sums.
 
-One thread reads and measures; the feed fetches the next piece meanwhile. The master adds the sums up.
+One thread reads and measures; the feed fetches the next task meanwhile. The master adds the sums up.
 """
 
 from __future__ import annotations
@@ -12,32 +12,34 @@ from typing import SupportsFloat
 import pyarrow as pa
 
 from flightedl.client.arguments import metrics_of
-from flightedl.client.feed import Piece, TaskFeed
+from flightedl.client.feed import TaskFeed
 from flightedl.client.waiting import Waiting
+from flightedl.domain.trainer.feed import AssignedTask
 from flightedl.messages.tasks import TasksReply
 
 #: Metrics of a batch; the mean is weighted by the batch's records.
 Measure = Callable[[pa.RecordBatch], Mapping[str, SupportsFloat]]
+_Read = Callable[[AssignedTask], Iterator[pa.RecordBatch]]
 
 _SLICE_S = 0.5
 
 
 def run(
     feed: TaskFeed,
-    read: Callable[[Piece], Iterator[pa.RecordBatch]],
+    read: _Read,
     measure: Measure,
     waiting: Waiting,
 ) -> None:
-    """Work until every piece is done, by whichever trainer.
+    """Work until every task is done, by whichever trainer.
 
     Raises:
-        Exception: what ``measure`` raised; the piece is reported as failed at that batch.
+        Exception: what ``measure`` raised; the task is reported as failed at that batch.
     """
     while True:
-        piece = feed.next(_SLICE_S)
-        if piece is not None:
+        task = feed.next(_SLICE_S)
+        if task is not None:
             waiting.over()
-            _do(feed, piece, read, measure)
+            _do(feed, task, read, measure)
         elif feed.is_done:
             waiting.over()
             return
@@ -47,12 +49,12 @@ def run(
             waiting.patiently("the other trainers to finish their part of the evaluation")
 
 
-def _do(feed: TaskFeed, piece: Piece, read: Callable[[Piece], Iterator[pa.RecordBatch]], measure: Measure) -> None:
+def _do(feed: TaskFeed, task: AssignedTask, read: _Read, measure: Measure) -> None:
     sums: dict[str, tuple[float, float]] = {}
-    number = piece.assignment.first_batch
+    number = task.assignment.first_batch
     try:
-        for batch in read(piece):
-            if not feed.is_held(piece):
+        for batch in read(task):
+            if not feed.is_held(task):
                 return
             weight = batch.num_rows
             for name, value in metrics_of(measure(batch), "the result of measure").items() if weight else ():
@@ -60,9 +62,9 @@ def _do(feed: TaskFeed, piece: Piece, read: Callable[[Piece], Iterator[pa.Record
                 sums[name] = (total + value * weight, weights + weight)
             number += 1
     except Exception as error:
-        feed.failed(piece, f"{type(error).__name__}: {error}", number)
+        feed.failed(task, f"{type(error).__name__}: {error}", number)
         raise
-    feed.finished(piece, (), sums)
+    feed.finished(task, (), sums)
 
 
 def result(name: str, reply: TasksReply) -> dict[str, float]:

@@ -26,10 +26,9 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from flightedl.client.accumulating import GradientSums
-from flightedl.client.batches import CurrentBatch
 from flightedl.client.feedback import ErrorFeedback
 from flightedl.client.gradients import GradientCheck
-from flightedl.client.servers import Servers, is_transient
+from flightedl.client.servers import Servers
 from flightedl.client.transfers import Shard, ShardTransfer, at_one_version, forget, parts_of
 from flightedl.client.values import ModelValues
 from flightedl.client.waiting import Waiting
@@ -37,6 +36,8 @@ from flightedl.domain.accumulation import lacking_of
 from flightedl.domain.modes import Async, Mode, Sync
 from flightedl.domain.settings import Limits, checked
 from flightedl.domain.sharding import ShardPlan, runs_of
+from flightedl.domain.trainer.batches import CurrentBatch
+from flightedl.domain.trainer.retries import is_transient
 from flightedl.errors import FlightedlError, GradientError, MessageError, UsageError
 from flightedl.messages.base import encode
 from flightedl.messages.parameters import PullTicket, PushHeader
@@ -330,7 +331,7 @@ class Parameters(Mapping[str, npt.NDArray[np.generic]]):
 
     def _push_sum(self, sums: GradientSums, *, pull: bool) -> None:
         """One push for several batches: each block takes all of them, or none."""
-        together, gradients = sums.take()
+        together, gradients = sums.take_all()
         clipped = self._check.clipped(gradients)
         try:
             joined: Mapping[int, Array] = self._check.require_sound(

@@ -1,32 +1,26 @@
 """This trainer's part in the job: its tasks, its membership in the view, and the batch that it works on.
 
-Rules:
-
-* A membership is taken between two batches only, and begins with values pulled as its member. Whoever learns that it is
-  gone (a push that was refused, an answer of the master, a lease that ended) forgets it; the next batch joins anew.
-* The mode is the one that a membership begins under.
-* Tasks are fetched on the feed's thread, while the user's thread works on a batch.
+What a membership is and when it is over is decided by ``domain.trainer.membership``. Tasks are fetched on the feed's
+thread, while the user's thread works on a batch.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
-from flightedl.client.batches import CurrentBatch
 from flightedl.client.ending import JobEnd
-from flightedl.client.feed import Piece, Reports
 from flightedl.client.parameters import Parameters
 from flightedl.client.registration import Registration
 from flightedl.client.servers import SLICE_S, Servers, persistently
 from flightedl.client.waiting import Waiting
 from flightedl.domain.modes import Mode
+from flightedl.domain.trainer.batches import CurrentBatch
+from flightedl.domain.trainer.feed import Ask, Reports
+from flightedl.domain.trainer.membership import Denied, Joined, NotYet, TrainerMembership
 from flightedl.errors import MessageError
-from flightedl.formats.chunks import chunks_from_rows
 from flightedl.messages.base import decode, encode
-from flightedl.messages.tasks import JoinReply, JoinRequest, TasksReply, TasksTicket
+from flightedl.messages.tasks import JoinReply, TasksReply, TasksTicket
 from flightedl.rpc.dialogue import Dialogue
-
-_AFTER_ALL = 1 << 62
 
 
 class Participation:
@@ -58,17 +52,13 @@ class Participation:
         self._dialogue = dialogue
         self._end = JobEnd(self._ask_once)
         self._parameters: Parameters | None = None
-        self._mode: Mode | None = None
         self._current: CurrentBatch | None = None
-        self._member = 0
-        #: Batches begun under the present membership.
-        self._steps = 0
-        #: Of the newest batch; above all others when all epochs are done.
-        self.epoch = 0
+        self._membership = TrainerMembership()
 
     def take(self, parameters: Parameters, mode: Mode) -> None:
         """The job has parameters, to which batches are pushed from now on."""
-        self._parameters, self._mode = parameters, mode
+        self._parameters = parameters
+        self._membership.has_model(mode)
 
     @property
     def trainer(self) -> str:
@@ -85,7 +75,12 @@ class Participation:
     @property
     def member(self) -> int:
         """This trainer's membership in the view; 0: none."""
-        return self._member
+        return self._membership.member
+
+    @property
+    def epoch(self) -> int:
+        """Of the newest batch; above all others when all epochs are done."""
+        return self._membership.epoch
 
     @property
     def current(self) -> CurrentBatch | None:
@@ -94,18 +89,16 @@ class Participation:
 
     def lost_membership(self) -> None:
         """Join again before the next batch is handed out."""
-        self._member = 0
+        self._membership.lost()
 
     def open_batch(self, current: CurrentBatch) -> bool:
         """Be a member of the view and have values that a member may have."""
-        # Taken once: an answer to another request may end the membership at any time.
-        while (member := self._member) == 0 and self._parameters is not None:
-            if not self._join(self._parameters, current.assignment.attempt):
+        while not self._membership.begin_batch(current):
+            assert self._parameters is not None, "there is nobody to wait for without parameters"
+            if not self._join(self._parameters, current):
                 return False
             self._parameters.refresh()
-        self._steps += 1
-        current.step, current.member = self._steps, member
-        self._current, self.epoch = current, current.assignment.epoch
+        self._current = current
         return True
 
     def close_batch(self, current: CurrentBatch) -> None:
@@ -125,7 +118,8 @@ class Participation:
 
         Some blocks may have the batch and others not, and some values may be newer than others.
         """
-        self._current, self._member = None, 0
+        self._current = None
+        self._membership.lost()
         self.give_up_sum()
 
     def push_sum(self) -> None:
@@ -140,37 +134,33 @@ class Participation:
 
     # the membership
 
-    def _join(self, parameters: Parameters, attempt: int) -> bool:
-        """Become a member to work on ``attempt``; False when that was taken away."""
+    def _join(self, parameters: Parameters, current: CurrentBatch) -> bool:
+        """Become a member to work on this batch; False when that was taken away."""
         waiting = self._waiting()
         for _ in waiting.steps():
-            reply = persistently(self._waiting(), lambda: self._ask_to_join(attempt))
-            if reply.member or not reply.holds_work:
-                self._take_mode(parameters, reply)
-                self._member, self._steps = reply.member, 0
-                break
-            waiting.because(reply.waiting_for or "the pservers to agree on this trainer's first round")
+            reply = persistently(self._waiting(), lambda: self._ask_to_join(current))
+            match self._membership.join_answered(reply):
+                case Joined(new_mode):
+                    if new_mode is not None:
+                        parameters.change_mode(new_mode)
+                    waiting.over()
+                    return True
+                case Denied():
+                    break
+                case NotYet(waiting_for):
+                    waiting.because(waiting_for)
         waiting.over()
-        return self._member != 0
+        return False
 
-    def _take_mode(self, parameters: Parameters, reply: JoinReply) -> None:
-        """A membership begins under the mode of now: between two batches is where it changes."""
-        if reply.mode is None or not reply.member:
-            return
-        mode = Mode.from_json(reply.mode)
-        if mode != self._mode:
-            self._mode = mode
-            parameters.change_mode(mode)
-
-    def _ask_to_join(self, attempt: int) -> JoinReply:
+    def _ask_to_join(self, current: CurrentBatch) -> JoinReply:
         """One try, under whatever registration there is now: the one before may have ended."""
         self._renew_registration()
-        request = JoinRequest(trainer=self.trainer, generation=self.generation, attempt=attempt, wait_s=2.0)
+        request = self._membership.join_request(self.trainer, self.generation, current)
         return decode(self._servers.master().action("join", encode(request), timeout_s=SLICE_S), JoinReply)
 
     def _renew_registration(self) -> None:
         if self._registration.renewed():
-            self._member = 0
+            self._membership.lost()
             self._began_anew()
 
     # the tasks
@@ -181,7 +171,7 @@ class Participation:
 
     def ask(self, dialogue: Dialogue) -> TasksReply:
         """How far the job is; reports nothing and takes no work."""
-        return self.fetch(dialogue, Reports(), (), 0, 0.0)[0]
+        return self.fetch(dialogue, Ask(Reports(), (), 0, 0.0, 0))
 
     def _ask_once(self) -> TasksReply:
         dialogue = self._dialogue()
@@ -190,18 +180,10 @@ class Participation:
         finally:
             dialogue.rest()
 
-    def fetch(
-        self,
-        dialogue: Dialogue,
-        reports: Reports,
-        holding: Sequence[int],
-        want: int,
-        wait_s: float,
-        evaluation: str = "",
-    ) -> tuple[TasksReply, list[Piece]]:
+    def fetch(self, dialogue: Dialogue, ask: Ask, evaluation: str = "") -> TasksReply:
         """Report to the master and ask it for work, on the thread whose dialogue it is."""
         self._renew_registration()
-        member = self._member
+        member, reports = self.member, ask.reports
         ticket = TasksTicket(
             trainer=self.trainer,
             generation=self.generation,
@@ -209,20 +191,17 @@ class Participation:
             finished=list(reports.finished),
             failed=list(reports.failed),
             returned=list(reports.returned),
-            holding=list(holding),
-            want=want,
-            wait_s=wait_s,
+            holding=list(ask.holding),
+            want=ask.want,
+            wait_s=ask.wait_s,
         )
-        answer = dialogue.ask(self._servers.master(), encode(ticket), timeout_s=SLICE_S + wait_s)
+        answer = dialogue.ask(self._servers.master(), encode(ticket), timeout_s=SLICE_S + ask.wait_s)
         reply = decode(answer, TasksReply)
-        pieces = [Piece(assignment, chunks_from_rows(assignment.chunks)) for assignment in reply.assignments]
-        if not all(piece.chunks for piece in pieces):
+        if not all(assignment.chunks for assignment in reply.assignments):
             raise MessageError("the master does not say where a task's records are: update flightedl on all machines")
         if not evaluation:
             self._end.heard(reply)
             if reply.outcome == "epochs_done":
-                self.epoch = _AFTER_ALL
-        if reply.member != member and self._member == member:
-            # A new membership begins with fresh values, so it is taken by joining, between two batches.
-            self._member = 0
-        return reply, pieces
+                self._membership.all_done()
+        self._membership.tasks_answered(member, reply)
+        return reply

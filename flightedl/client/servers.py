@@ -15,13 +15,11 @@ from typing import TypeVar
 from flightedl.client.waiting import Waiting
 from flightedl.coordination.directory import Directory
 from flightedl.coordination.records import ServerRecord
+from flightedl.domain.trainer.retries import is_transient
 from flightedl.errors import (
     BegunAnewError,
     FlightedlError,
     NotReadyError,
-    OutcomeUnknownError,
-    ReplacedError,
-    UnregisteredError,
 )
 from flightedl.ports import Entry
 from flightedl.rpc.authentication import Credentials
@@ -152,16 +150,6 @@ class Servers:
             self._retired.clear()
         for connection in connections:
             connection.close()
-
-
-def is_transient(error: FlightedlError) -> bool:
-    """Whether an attempt that looks up server and registration afresh is worth repeating.
-
-    It is when nothing answered, when the outcome is unknown, and when only the addressee or the trainer's registration
-    was an old one. Any other FencedError is final: the attempt stands for something that is over, so whoever made it
-    has to look at the world again.
-    """
-    return error.retryable or isinstance(error, OutcomeUnknownError | ReplacedError | UnregisteredError)
 
 
 def persistently(waiting: Waiting, attempt: Callable[[], Result]) -> Result:

@@ -26,7 +26,7 @@ from flightedl.client.dataset import Dataset
 from flightedl.client.declared import declared_arrays
 from flightedl.client.election import elect_and_initialize
 from flightedl.client.evaluation import Measure
-from flightedl.client.feed import Piece, Reports, TaskFeed
+from flightedl.client.feed import TaskFeed
 from flightedl.client.once import Once, OnceNames
 from flightedl.client.parameters import Parameters
 from flightedl.client.participation import Participation
@@ -35,7 +35,7 @@ from flightedl.client.raised import place_of
 from flightedl.client.readings import batches_of
 from flightedl.client.registration import Registration
 from flightedl.client.saving import ModelSaves
-from flightedl.client.servers import SLICE_S, Servers, is_transient, persistently
+from flightedl.client.servers import SLICE_S, Servers, persistently
 from flightedl.client.skipped import telling
 from flightedl.client.waiting import Waits
 from flightedl.config import TrainerSettings, settings
@@ -47,6 +47,8 @@ from flightedl.domain.modes import Mode, Sync
 from flightedl.domain.optimizers import SGD, Optimizer
 from flightedl.domain.parameters import ParameterSpec
 from flightedl.domain.sharding import plan_for
+from flightedl.domain.trainer.feed import Ask, AssignedTask
+from flightedl.domain.trainer.retries import is_transient
 from flightedl.errors import DeclarationError, FlightedlError, UnavailableError, UsageError
 from flightedl.formats.dataset_spec import DatasetSpec
 from flightedl.formats.declared import schema_of, spec_of
@@ -230,8 +232,8 @@ class Job:
         spec = spec_of(declaration)
         declared = self._ask_master("declare_dataset", encode(declaration), DatasetReply)
 
-        def read(piece: Piece) -> Iterator[pa.RecordBatch]:
-            return self._read(piece, spec, schema=schema_of(declared), decode=decode)
+        def read(task: AssignedTask) -> Iterator[pa.RecordBatch]:
+            return self._read(task, spec, schema=schema_of(declared), decode=decode)
 
         self._dataset = Dataset(
             declared,
@@ -379,15 +381,15 @@ class Job:
         request = encode(EvaluationDeclaration(name=chosen_name, dataset=declaration))
         schema = schema_of(self._ask_master("declare_evaluation", request, DatasetReply))
 
-        def read(piece: Piece) -> Iterator[pa.RecordBatch]:
-            return self._read(piece, spec, schema=schema, decode=decode)
+        def read(task: AssignedTask) -> Iterator[pa.RecordBatch]:
+            return self._read(task, spec, schema=schema, decode=decode)
 
         last = TasksReply(assignments=[], outcome="none_now")
 
-        def fetch(reports: Reports, holding: Sequence[int], want: int, wait_s: float) -> tuple[TasksReply, list[Piece]]:
+        def fetch(ask: Ask) -> TasksReply:
             nonlocal last
-            last, pieces = self._participation.fetch(dialogue, reports, holding, want, wait_s, name)
-            return last, pieces
+            last = self._participation.fetch(dialogue, ask, name)
+            return last
 
         dialogue = self._dialogue()
         self._evaluation = TaskFeed(fetch, dialogue.rest, self._clock, self._cover_s)
@@ -535,10 +537,10 @@ class Job:
 
     # reading
 
-    def _read(self, piece: Piece, spec: DatasetSpec, **more: Any) -> Iterator[pa.RecordBatch]:
-        """The batches of a piece of work; what is skipped as corrupt is told."""
+    def _read(self, task: AssignedTask, spec: DatasetSpec, **more: Any) -> Iterator[pa.RecordBatch]:
+        """The batches of a task; what is skipped as corrupt is told."""
         return telling(
-            lambda counts: batches_of(self._files, piece, spec, counts=counts, **more), self._progress.skipped
+            lambda counts: batches_of(self._files, task, spec, counts=counts, **more), self._progress.skipped
         )
 
     def _require_open(self) -> None:

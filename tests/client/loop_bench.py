@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from typing import Self
 
 import numpy as np
 import pyarrow as pa
 from pserver_bench import CLOCK, Cluster, waiting
 
-from flightedl.client.batches import CurrentBatch
 from flightedl.client.dataset import Dataset
-from flightedl.client.feed import Piece, Reports, TaskFeed
+from flightedl.client.feed import TaskFeed
+from flightedl.domain.trainer.batches import CurrentBatch
+from flightedl.domain.trainer.feed import Ask, AssignedTask
 from flightedl.messages.declarations import DatasetDeclaration, DatasetReply
 from flightedl.messages.tasks import Assignment, FinishedTask, ReturnedTask, TasksReply
 
@@ -22,24 +23,22 @@ _DECLARED = DatasetReply(
 
 
 class Master:
-    """Hands out so many pieces of so many batches, and hears what became of them."""
+    """Hands out so many tasks of so many batches, and hears what became of them."""
 
-    def __init__(self, pieces: int, batches: int) -> None:
-        self.todo = [Piece(_assignment(number, batches), ()) for number in range(pieces)]
+    def __init__(self, tasks: int, batches: int) -> None:
+        self.todo = [_assignment(number, batches) for number in range(tasks)]
         self.finished: list[FinishedTask] = []
         self.returned: list[ReturnedTask] = []
         self._lock = threading.Lock()
 
-    def fetch(
-        self, reports: Reports, holding: Sequence[int], want: int, _wait_s: float
-    ) -> tuple[TasksReply, Sequence[Piece]]:
+    def fetch(self, ask: Ask) -> TasksReply:
+        reports = ask.reports
         with self._lock:
             self.finished += reports.finished
             self.returned += reports.returned
-            given, self.todo = self.todo[:want], self.todo[want:]
-            outcome = "given" if given else "none_now" if self.todo or holding else "epochs_done"
-            reply = TasksReply(assignments=[piece.assignment for piece in given], outcome=outcome, retry_after_s=0.01)
-            return reply, given
+            given, self.todo = self.todo[: ask.want], self.todo[ask.want :]
+            outcome = "given" if given else "none_now" if self.todo or ask.holding else "epochs_done"
+            return TasksReply(assignments=given, outcome=outcome, retry_after_s=0.01)
 
 
 def _assignment(number: int, batches: int) -> Assignment:
@@ -60,8 +59,8 @@ class Loop:
 
     Args:
         cluster: Its pservers.
-        batches: Of each piece.
-        pieces: So many.
+        batches: Of each task.
+        tasks: So many.
         records: Number of a batch -> how many records it has.
         more: What else its parameters are told.
     """
@@ -70,11 +69,11 @@ class Loop:
         self,
         cluster: Cluster,
         batches: int,
-        pieces: int = 1,
+        tasks: int = 1,
         records: Callable[[int], int] = lambda _: 1,
         **more: object,
     ) -> None:
-        self.cluster, self.master = cluster, Master(pieces, batches)
+        self.cluster, self.master = cluster, Master(tasks, batches)
         self.trainer, self.generation, self.member = "t1", 1, 1
         self.current: CurrentBatch | None = None
         self._batches, self._records = batches, records
@@ -91,8 +90,8 @@ class Loop:
             lambda: None,
         )
 
-    def _read(self, piece: Piece) -> Iterator[pa.RecordBatch]:
-        for number in range(piece.assignment.first_batch, piece.assignment.end_batch):
+    def _read(self, task: AssignedTask) -> Iterator[pa.RecordBatch]:
+        for number in range(task.assignment.first_batch, task.assignment.end_batch):
             yield pa.record_batch({"number": [number] * self._records(number)})
 
     def __iter__(self) -> Iterator[int]:
@@ -110,7 +109,7 @@ class Loop:
         feed = self.data._feed
         assert feed is not None
         with feed._changed:
-            feed._lose(set(feed._held))
+            feed._feed._lose({task.assignment.attempt for task in feed._feed.held}, CLOCK.now())
 
     # what parameters ask
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from flightedl.client.accumulating import GradientSums
-from flightedl.client.batches import CurrentBatch
 from flightedl.domain.modes import Async
+from flightedl.domain.trainer.batches import CurrentBatch
 from flightedl.messages.tasks import Assignment
 
 ASSIGNMENT = Assignment(epoch=0, position=0, task=0, attempt=1, first_batch=0, end_batch=9, batch_count=9, seed=None)
@@ -20,7 +20,7 @@ def summed(*batches: tuple[int, float]) -> dict[str, np.ndarray]:
         sums.add(current, {"w": np.full(3, value, np.float32)})
         sums.complete(current)
     assert sums.is_full
-    return sums.take()[1]
+    return sums.take_all()[1]
 
 
 def test_a_mean_is_weighted_by_records() -> None:

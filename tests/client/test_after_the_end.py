@@ -8,9 +8,9 @@ import pytest
 from loop_bench import gradients, value_of
 from pserver_bench import Cluster, waiting
 
-from flightedl.client.feed import Reports
 from flightedl.client.participation import Participation
 from flightedl.domain.modes import Async
+from flightedl.domain.trainer.feed import Ask, Reports
 from flightedl.errors import BegunAnewError, UnavailableError
 from flightedl.messages.base import decode, encode
 from flightedl.messages.tasks import TasksReply, TasksTicket
@@ -145,7 +145,7 @@ def test_the_end_of_an_evaluation_says_nothing_about_the_pservers() -> None:
         job.hear(done(1, 1))
         evaluation = TasksReply(assignments=[], outcome="epochs_done")
         job.master.answers = [evaluation]
-        job.participation.fetch(job.master, Reports(), (), 0, 0.0, "evaluation")  # type: ignore[arg-type]
+        job.participation.fetch(job.master, Ask(Reports(), (), 0, 0.0, 0), "evaluation")  # type: ignore[arg-type]
         cluster.replace(1, generation=7)
         job.master.answers = [REOPENED]
         with pytest.raises(BegunAnewError):

@@ -1,4 +1,4 @@
-"""Tasks become batches: whatever is taken away and told again, no batch is left out of a piece that is reported.
+"""Tasks become batches: whatever is taken away and told again, no batch is left out of a task that is reported.
 
 The feed's master is the product's own task queue, behind an exchange of reports and requests.
 """
@@ -6,20 +6,21 @@ The feed's master is the product's own task queue, behind an exchange of reports
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 
 import pyarrow as pa
 import pytest
 
 from flightedl.adapters.clock import SystemClock
 from flightedl.client import dataset
-from flightedl.client.batches import CurrentBatch
 from flightedl.client.dataset import Dataset
-from flightedl.client.feed import Piece, Reports, TaskFeed
+from flightedl.client.feed import TaskFeed
 from flightedl.client.waiting import Waiting
 from flightedl.domain.master.work import Work
 from flightedl.domain.tasks import TaskQueue
 from flightedl.domain.tasks_values import QueueSettings, TaskGiven
+from flightedl.domain.trainer.batches import CurrentBatch
+from flightedl.domain.trainer.feed import Ask, AssignedTask
 from flightedl.errors import DataError, UsageError
 from flightedl.messages.declarations import DatasetDeclaration, DatasetReply
 from flightedl.messages.tasks import TasksReply, TasksTicket
@@ -44,25 +45,23 @@ class Master:
         self.changed = threading.Condition()
         self.told: list[int] = []
 
-    def fetch(
-        self, reports: Reports, holding: Sequence[int], want: int, _wait_s: float
-    ) -> tuple[TasksReply, Sequence[Piece]]:
+    def fetch(self, ask: Ask) -> TasksReply:
+        reports = ask.reports
         ticket = TasksTicket(
             trainer="a",
             generation=self.generation,
             finished=list(reports.finished),
             failed=list(reports.failed),
             returned=list(reports.returned),
-            holding=list(holding),
-            want=want,
+            holding=list(ask.holding),
+            want=ask.want,
         )
         with self.changed:
             lost = self._work.take_reports(ticket, self.now)
             given, outcome, _ = self._work.hand_out(ticket, self.now, 1)
             self.told += [assignment.attempt for assignment in given]
             self.changed.notify_all()
-            reply = TasksReply(assignments=given, outcome=outcome, lost=lost, retry_after_s=0.01)
-            return reply, [Piece(assignment, ()) for assignment in given]
+            return TasksReply(assignments=given, outcome=outcome, lost=lost, retry_after_s=0.01)
 
 
 class Listener:
@@ -92,12 +91,12 @@ class Listener:
     def give_up_sum(self) -> None: ...
 
 
-def empty_batches(piece: Piece) -> Iterator[pa.RecordBatch]:
-    for number in range(piece.assignment.first_batch, piece.assignment.end_batch):
+def empty_batches(task: AssignedTask) -> Iterator[pa.RecordBatch]:
+    for number in range(task.assignment.first_batch, task.assignment.end_batch):
         yield pa.RecordBatch.from_pydict({"k": [number]})
 
 
-Read = Callable[[Piece], Iterator[pa.RecordBatch]]
+Read = Callable[[AssignedTask], Iterator[pa.RecordBatch]]
 Make = Callable[..., Dataset]
 
 
@@ -151,16 +150,16 @@ def test_the_loop_ends_as_soon_as_all_is_done(make: Make, monkeypatch: pytest.Mo
     assert len(list(make(Master(1), Listener()))) == BATCHES
 
 
-def test_a_piece_whose_work_was_denied_in_its_midst_is_done_again_from_its_first_batch(make: Make) -> None:
+def test_a_task_whose_work_was_denied_in_its_midst_is_done_again_from_its_first_batch(make: Make) -> None:
     """A late answer says "you hold no work": its reading is over, the next one begins with the first batch."""
     master, listener = Master(2), Listener()
     listener.refuse = once((0, 2))
     denied = threading.Event()
 
-    def read(piece: Piece) -> Iterator[pa.RecordBatch]:
-        for number, batch in enumerate(empty_batches(piece)):
-            if piece.assignment.task == 0 and number == 3 and not denied.is_set():
-                # The rest of the first reading comes when the piece has been told again.
+    def read(task: AssignedTask) -> Iterator[pa.RecordBatch]:
+        for number, batch in enumerate(empty_batches(task)):
+            if task.assignment.task == 0 and number == 3 and not denied.is_set():
+                # The rest of the first reading comes when the task has been told again.
                 denied.set()
                 with master.changed:
                     master.changed.wait_for(lambda: len(master.told) > 2, 5.0)
@@ -194,13 +193,13 @@ def test_work_of_the_next_epoch_is_not_dropped_with_a_copy_that_somebody_else_fi
         assert begun.wait(5.0)
         return True
 
-    def read(piece: Piece) -> Iterator[pa.RecordBatch]:
-        for number, batch in enumerate(empty_batches(piece)):
-            if piece.assignment.epoch == 1 and number == 1:
+    def read(task: AssignedTask) -> Iterator[pa.RecordBatch]:
+        for number, batch in enumerate(empty_batches(task)):
+            if task.assignment.epoch == 1 and number == 1:
                 # Begun before the answer was looked at, read to its end after that.
                 begun.set()
                 with master.changed:
-                    master.changed.wait_for(lambda: master.told.count(piece.assignment.attempt) > 1, 0.5)
+                    master.changed.wait_for(lambda: master.told.count(task.assignment.attempt) > 1, 0.5)
             yield batch
 
     begun = threading.Event()
@@ -214,9 +213,9 @@ def test_work_of_the_next_epoch_is_not_dropped_with_a_copy_that_somebody_else_fi
 def test_a_reading_that_left_a_batch_out_is_not_reported(make: Make) -> None:
     master, listener = Master(2), Listener()
 
-    def read(piece: Piece) -> Iterator[pa.RecordBatch]:
-        batches = list(empty_batches(piece))
-        short = piece.assignment.attempt == 1
+    def read(task: AssignedTask) -> Iterator[pa.RecordBatch]:
+        batches = list(empty_batches(task))
+        short = task.assignment.attempt == 1
         yield from batches[: BATCHES - 1] if short else batches
 
     list(make(master, listener, read))
@@ -244,15 +243,15 @@ def test_after_a_new_registration_all_is_read_again(make: Make) -> None:
     assert master.queue.is_done
 
 
-def test_an_unreadable_batch_fails_its_piece_and_nothing_else(make: Make, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_unreadable_batch_fails_its_task_and_nothing_else(make: Make, capsys: pytest.CaptureFixture[str]) -> None:
     master, listener = Master(2), Listener()
     failed: list[int] = []
 
-    def read(piece: Piece) -> Iterator[pa.RecordBatch]:
-        if piece.assignment.task == 0 and not failed:
+    def read(task: AssignedTask) -> Iterator[pa.RecordBatch]:
+        if task.assignment.task == 0 and not failed:
             failed.append(1)
             raise DataError("the file is torn")
-        yield from empty_batches(piece)
+        yield from empty_batches(task)
 
     list(make(master, listener, read))
     assert sorted(set(listener.done)) == every_batch(2)
@@ -260,7 +259,7 @@ def test_an_unreadable_batch_fails_its_piece_and_nothing_else(make: Make, capsys
 
 
 def test_an_error_that_nobody_expected_of_the_reader_ends_the_loop(make: Make) -> None:
-    def read(_piece: Piece) -> Iterator[pa.RecordBatch]:
+    def read(_task: AssignedTask) -> Iterator[pa.RecordBatch]:
         raise ZeroDivisionError("a bug in decode")
         yield
 

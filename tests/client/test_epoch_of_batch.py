@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 import pyarrow as pa
 import pytest
 
 from flightedl.adapters.clock import SystemClock
-from flightedl.client.batches import CurrentBatch
 from flightedl.client.dataset import Dataset
-from flightedl.client.feed import Piece, Reports, TaskFeed
+from flightedl.client.feed import TaskFeed
 from flightedl.client.waiting import Waiting
+from flightedl.domain.trainer.batches import CurrentBatch
+from flightedl.domain.trainer.feed import Ask, AssignedTask
 from flightedl.errors import UsageError
 from flightedl.messages.declarations import DatasetDeclaration, DatasetReply
 from flightedl.messages.tasks import Assignment, TasksReply
@@ -32,21 +33,16 @@ class Listener:
 
 def test_each_batch_has_its_epoch_and_outside_the_loop_there_is_none() -> None:
     todo = [
-        Piece(
-            Assignment(
-                epoch=epoch, position=0, task=0, attempt=epoch, first_batch=0, end_batch=2, batch_count=2, seed=None
-            ),
-            (),
-        )
+        Assignment(epoch=epoch, position=0, task=0, attempt=epoch, first_batch=0, end_batch=2, batch_count=2, seed=None)
         for epoch in range(3)
     ]
 
-    def fetch(_: Reports, __: Sequence[int], want: int, ___: float) -> tuple[TasksReply, Sequence[Piece]]:
-        given, todo[:] = todo[:want], todo[want:]
+    def fetch(ask: Ask) -> TasksReply:
+        given, todo[:] = todo[: ask.want], todo[ask.want :]
         outcome = "given" if given else "epochs_done"
-        return TasksReply(assignments=[piece.assignment for piece in given], outcome=outcome), given
+        return TasksReply(assignments=given, outcome=outcome)
 
-    def read(_: Piece) -> Iterator[pa.RecordBatch]:
+    def read(_: AssignedTask) -> Iterator[pa.RecordBatch]:
         yield RECORDS
         yield RECORDS
 

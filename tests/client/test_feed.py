@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 
 import pytest
 
 from flightedl.adapters.clock import SystemClock
-from flightedl.client.feed import Piece, Reports, TaskFeed
+from flightedl.client.feed import TaskFeed
 from flightedl.domain.tasks_sharing import HOLDING_FLOOR
+from flightedl.domain.trainer.feed import Ask, AssignedTask, Reports
 from flightedl.errors import JobFailedError, UnavailableError
 from flightedl.messages.tasks import Assignment, FinishedTask, ReturnedTask, TasksReply
 
 
-def piece_of(number: int) -> Piece:
-    assignment = Assignment(
+def task_of(number: int) -> Assignment:
+    return Assignment(
         epoch=0,
         position=number,
         task=number,
@@ -25,14 +26,13 @@ def piece_of(number: int) -> Piece:
         batch_count=2,
         seed=None,
     )
-    return Piece(assignment, ())
 
 
 class Queue:
-    """A master in memory: hands out so many pieces, and remembers what it was told."""
+    """A master in memory: hands out so many tasks, and remembers what it was told."""
 
     def __init__(self, count: int) -> None:
-        self.todo = [piece_of(n) for n in range(count)]
+        self.todo = [task_of(n) for n in range(count)]
         self.finished: list[int] = []
         self.reports: list[FinishedTask] = []
         self.returned: list[int] = []
@@ -42,9 +42,8 @@ class Queue:
         self.rests = 0
         self.changed = threading.Condition()
 
-    def fetch(
-        self, reports: Reports, holding: Sequence[int], want: int, _wait_s: float
-    ) -> tuple[TasksReply, Sequence[Piece]]:
+    def fetch(self, ask: Ask) -> TasksReply:
+        reports, holding, want = ask.reports, ask.holding, ask.want
         with self.changed:
             if self.errors:
                 raise self.errors.pop(0)
@@ -57,10 +56,7 @@ class Queue:
             is_done = not self.todo and not given and not holding
             outcome = "given" if given else "epochs_done" if is_done else "none_now"
             self.changed.notify_all()
-            reply = TasksReply(
-                assignments=[piece.assignment for piece in given], outcome=outcome, lost=lost, retry_after_s=0.01
-            )
-            return reply, given
+            return TasksReply(assignments=given, outcome=outcome, lost=lost, retry_after_s=0.01)
 
     def rest(self) -> None:
         with self.changed:
@@ -85,13 +81,17 @@ def feeds() -> Iterator[Callable[[Queue], TaskFeed]]:
         feed.close(5.0)
 
 
-def taken_from(feed: TaskFeed) -> Piece:
-    piece = feed.next(5.0)
-    assert piece is not None
-    return piece
+def attempts(feed: TaskFeed) -> set[int]:
+    return {task.assignment.attempt for task in feed._feed.held}
 
 
-def test_it_holds_the_present_piece_and_the_next(feeds: Callable[[Queue], TaskFeed]) -> None:
+def taken_from(feed: TaskFeed) -> AssignedTask:
+    task = feed.next(5.0)
+    assert task is not None
+    return task
+
+
+def test_it_holds_the_present_task_and_the_next(feeds: Callable[[Queue], TaskFeed]) -> None:
     queue = Queue(5)
     feed = feeds(queue)
     first = taken_from(feed)
@@ -100,14 +100,14 @@ def test_it_holds_the_present_piece_and_the_next(feeds: Callable[[Queue], TaskFe
     queue.until(lambda: queue.finished == [100] and len(queue.todo) == 2)
 
 
-def test_all_pieces_come_and_then_it_is_done(feeds: Callable[[Queue], TaskFeed]) -> None:
+def test_all_tasks_come_and_then_it_is_done(feeds: Callable[[Queue], TaskFeed]) -> None:
     queue = Queue(4)
     feed = feeds(queue)
     seen = []
     while not feed.is_done:
-        if (piece := feed.next(0.5)) is not None:
-            seen.append(piece.assignment.task)
-            feed.finished(piece, [])
+        if (task := feed.next(0.5)) is not None:
+            seen.append(task.assignment.task)
+            feed.finished(task, [])
     assert seen == [0, 1, 2, 3]
     assert queue.finished == [100, 101, 102, 103]
 
@@ -115,10 +115,10 @@ def test_all_pieces_come_and_then_it_is_done(feeds: Callable[[Queue], TaskFeed])
 def test_a_report_survives_an_unreachable_master(feeds: Callable[[Queue], TaskFeed]) -> None:
     queue = Queue(2)
     feed = feeds(queue)
-    piece = taken_from(feed)
+    task = taken_from(feed)
     with queue.changed:
         queue.errors = [UnavailableError("gone"), UnavailableError("still gone")]
-    feed.finished(piece, [])
+    feed.finished(task, [])
     queue.until(lambda: queue.finished == [100])
 
 
@@ -140,7 +140,7 @@ def test_what_the_master_took_away_is_not_held(feeds: Callable[[Queue], TaskFeed
     feed.finished(first, [])
     queue.until(lambda: queue.finished == [100])
     with feed._changed:
-        assert feed._changed.wait_for(lambda: second.assignment.attempt not in feed._held, 5.0)
+        assert feed._changed.wait_for(lambda: not feed._feed.is_held(second), 5.0)
     feed.finished(second, [])
     assert queue.finished == [100]
 
@@ -157,15 +157,15 @@ def test_closing_hands_back_what_is_held() -> None:
 def test_a_failure_is_reported_with_its_error(feeds: Callable[[Queue], TaskFeed]) -> None:
     queue = Queue(1)
     feed = feeds(queue)
-    piece = taken_from(feed)
-    feed.failed(piece, "cannot read", 1)
+    task = taken_from(feed)
+    feed.failed(task, "cannot read", 1)
     queue.until(lambda: queue.failed == [(100, "cannot read")])
 
 
-def test_a_loop_that_was_left_keeps_its_piece_for_a_moment_only(
+def test_a_loop_that_was_left_keeps_its_task_for_a_moment_only(
     feeds: Callable[[Queue], TaskFeed], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("flightedl.client.feed._KEPT_S", 0.2)
+    monkeypatch.setattr("flightedl.domain.trainer.feed._KEPT_S", 0.2)
     master = Queue(2)
     feed = feeds(master)
     first = taken_from(feed)
@@ -175,7 +175,7 @@ def test_a_loop_that_was_left_keeps_its_piece_for_a_moment_only(
     assert master.returned == [101, 100]
 
 
-def test_a_loop_that_was_left_by_an_exception_reports_its_piece(feeds: Callable[[Queue], TaskFeed]) -> None:
+def test_a_loop_that_was_left_by_an_exception_reports_its_task(feeds: Callable[[Queue], TaskFeed]) -> None:
     master = Queue(1)
     feed = feeds(master)
     first = taken_from(feed)
@@ -188,7 +188,7 @@ def test_a_loop_that_was_left_by_an_exception_reports_its_piece(feeds: Callable[
 def test_the_way_to_the_master_is_let_go_of_after_a_silence(
     feeds: Callable[[Queue], TaskFeed], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("flightedl.client.feed._OPEN_S", 0.05)
+    monkeypatch.setattr("flightedl.domain.trainer.feed._OPEN_S", 0.05)
     master = Queue(3)
     feed = feeds(master)
     first = taken_from(feed)
@@ -211,26 +211,26 @@ class Ticks:
         return self.instant_s
 
 
-def test_it_holds_as_many_pieces_as_last_while_there_is_no_master() -> None:
-    """At 0.5 s a piece, 3.5 s without a master take 7 of them; so many are left whenever it asks for more."""
+def test_it_holds_as_many_tasks_as_last_while_there_is_no_master() -> None:
+    """At 0.5 s a task, 3.5 s without a master take 7 of them; so many are left whenever it asks for more."""
     master, clock = Queue(200), Ticks()
     feed = TaskFeed(master.fetch, master.rest, clock, 3.5)  # type: ignore[arg-type]
     try:
         for number in range(30):
-            piece = taken_from(feed)
+            task = taken_from(feed)
             clock.instant_s += 0.5
-            feed.finished(piece, [])
+            feed.finished(task, [])
             wanted = {100 + n for n in range(number + 1)}
             master.until(lambda wanted=wanted: wanted <= set(master.finished))
             with feed._changed:
-                assert feed._changed.wait_for(lambda: not feed._reports, 5.0)
-                assert len(feed._held) <= 11
-                assert number < 3 or len(feed._held) >= 7
+                assert feed._changed.wait_for(lambda: not feed._feed.reports, 5.0)
+                assert len(feed._feed.held) <= 11
+                assert number < 3 or len(feed._feed.held) >= 7
     finally:
         feed.close(5.0)
 
 
-def test_only_the_next_piece_is_begun_before_its_time() -> None:
+def test_only_the_next_task_is_begun_before_its_time() -> None:
     master, clock = Queue(20), Ticks()
     feed = TaskFeed(master.fetch, master.rest, clock, 1000.0)  # type: ignore[arg-type]
     try:
@@ -256,7 +256,7 @@ def test_what_is_told_twice_has_to_be_read_again(feeds: Callable[[Queue], TaskFe
     feed = feeds(master)
     first = taken_from(feed)
     with master.changed:
-        master.todo = [piece_of(0)]
+        master.todo = [task_of(0)]
     second = taken_from(feed)
     assert second.assignment.attempt == first.assignment.attempt
     assert not feed.is_held(first)
@@ -292,7 +292,7 @@ def test_registering_again_hands_back_all_and_takes_nothing_from_answers_under_w
         master.until(lambda: sorted(master.returned) == [101, 102])
         assert master.finished == [100]
         with feed._changed:
-            assert not feed._held
+            assert not feed._feed.held
     finally:
         feed.close(5.0)
 
@@ -311,7 +311,7 @@ def test_an_error_that_nobody_expected_reaches_who_asks(feeds: Callable[[Queue],
         feeds(master).next(5.0)
 
 
-def test_pieces_that_were_taken_away_are_not_begun() -> None:
+def test_tasks_that_were_taken_away_are_not_begun() -> None:
     master, clock = Queue(10), Ticks()
     feed = TaskFeed(master.fetch, master.rest, clock, 1000.0)  # type: ignore[arg-type]
     try:
@@ -323,7 +323,7 @@ def test_pieces_that_were_taken_away_are_not_begun() -> None:
         second = taken_from(feed)
         feed.finished(second, [])
         with feed._changed:
-            assert feed._changed.wait_for(lambda: 104 not in feed._held, 5.0)
+            assert feed._changed.wait_for(lambda: 104 not in attempts(feed), 5.0)
         third = taken_from(feed)
         assert third.assignment.attempt == 105
     finally:

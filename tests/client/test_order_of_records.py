@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import partial
 
 import pyarrow as pa
 import pytest
 
 from flightedl.adapters.clock import SystemClock
-from flightedl.client.batches import CurrentBatch
 from flightedl.client.dataset import Dataset
-from flightedl.client.feed import Piece, Reports, TaskFeed
+from flightedl.client.feed import TaskFeed
 from flightedl.client.readings import batches_of
 from flightedl.client.waiting import Waiting
 from flightedl.domain.datasets import record_order
+from flightedl.domain.trainer.batches import CurrentBatch
+from flightedl.domain.trainer.feed import Ask
+from flightedl.formats.chunks import chunks_to_rows
 from flightedl.formats.dataset_spec import DatasetSpec
 from flightedl.formats.index import build_index
 from flightedl.formats.layout import TaskLayout
@@ -47,16 +48,24 @@ def test_the_seed_of_the_work_counts(seed: int | None) -> None:
     table = pa.table({"k": range(RECORDS)}).to_batches()
     files = MemoryFiles({"a.parquet": b"".join(named_format("parquet").write(table, table[0].schema))})
     spec = DatasetSpec(("a.parquet",), batch_size=1)
-    chunks = tuple(TaskLayout(build_index(files, spec), 1).chunks_of(0))
+    chunks = chunks_to_rows(TaskLayout(build_index(files, spec), 1).chunks_of(0))
     assignment = Assignment(
-        epoch=1, position=0, task=0, attempt=1, first_batch=0, end_batch=RECORDS, batch_count=RECORDS, seed=seed
+        epoch=1,
+        position=0,
+        task=0,
+        attempt=1,
+        first_batch=0,
+        end_batch=RECORDS,
+        batch_count=RECORDS,
+        chunks=chunks,
+        seed=seed,
     )
-    todo = [Piece(assignment, chunks)]
+    todo = [assignment]
 
-    def fetch(_: Reports, holding: Sequence[int], __: int, ___: float) -> tuple[TasksReply, Sequence[Piece]]:
+    def fetch(ask: Ask) -> TasksReply:
         given, todo[:] = todo[:], []
-        outcome = "given" if given else "none_now" if holding else "epochs_done"
-        return TasksReply(assignments=[piece.assignment for piece in given], outcome=outcome), given
+        outcome = "given" if given else "none_now" if ask.holding else "epochs_done"
+        return TasksReply(assignments=given, outcome=outcome)
 
     clock, listener = SystemClock(), Listener()
     declaration = DatasetDeclaration(urls=["a.parquet"], batch_size=1, shuffle=True, seed=9)

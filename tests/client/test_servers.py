@@ -12,10 +12,11 @@ import msgspec
 import pytest
 
 from flightedl.adapters.clock import SystemClock
-from flightedl.client.servers import Servers, is_transient
+from flightedl.client.servers import Servers
 from flightedl.coordination.directory import Directory
 from flightedl.coordination.keys import JobKeys
 from flightedl.coordination.records import ServerRecord
+from flightedl.domain.trainer.retries import is_transient
 from flightedl.errors import FlightedlError, RolledBackError
 from flightedl.ports import Delete, Put
 from flightedl.rpc import Call, Connection, FlightServer, Routes, ServerIdentity

@@ -12,8 +12,7 @@ import pytest
 
 import flightedl as fe
 from flightedl.client.dataset import Dataset
-from flightedl.client.feed import TaskFeed
-from flightedl.client.readings import Handed
+from flightedl.domain.trainer.readings import BatchLoop, Handed
 
 pytestmark = [pytest.mark.etcd, pytest.mark.slow, pytest.mark.timeout(120)]
 
@@ -26,13 +25,15 @@ def dropped(monkeypatch: pytest.MonkeyPatch) -> set[tuple[int, int, int]]:
     left = {(0, 1, 2), (1, 0, 0), (1, 5, 4)}
     hand_out = Dataset._hand_out
 
-    def leaving_out(self: Dataset, feed: TaskFeed, handed: Handed) -> Iterator[pa.RecordBatch]:
-        assignment = handed.item.piece.assignment
+    def leaving_out(
+        self: Dataset, loop: BatchLoop[pa.RecordBatch], handed: Handed[pa.RecordBatch]
+    ) -> Iterator[pa.RecordBatch]:
+        assignment = handed.item.task.assignment
         place = (assignment.epoch, assignment.task, handed.item.number)
         if place in left:
             left.remove(place)
             return
-        yield from hand_out(self, feed, handed)
+        yield from hand_out(self, loop, handed)
 
     monkeypatch.setattr(Dataset, "_hand_out", leaving_out)
     return left

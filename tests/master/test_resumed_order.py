@@ -16,11 +16,12 @@ from job_of_twins import KEYS, MODEL, Job, Master, PserverTwin, until_ready
 from test_resuming import resumed as resumed_from_checkpoint
 from test_resuming import saved
 
-from flightedl.client.feed import Piece
 from flightedl.client.readings import batches_of
 from flightedl.domain.datasets import record_order
 from flightedl.domain.permutation import KeyedPermutation, key_of
+from flightedl.domain.trainer.feed import AssignedTask
 from flightedl.errors import DeclarationError, UsageError
+from flightedl.formats.chunks import chunks_to_rows
 from flightedl.formats.declared import spec_of
 from flightedl.formats.registry import named_format
 from flightedl.master import resuming
@@ -72,13 +73,14 @@ def resumed(job: Job, dataset: DatasetDeclaration | None = None) -> Master:
     return master
 
 
-def exchange(master: Master, generation: int, **more: object) -> tuple[TasksReply, list[Piece]]:
+def exchange(master: Master, generation: int, **more: object) -> tuple[TasksReply, list[AssignedTask]]:
     ticket = TasksTicket(trainer="a", generation=generation, wait_s=0.0, **more)  # type: ignore[arg-type]
     reply, chunks = until_ready(lambda: master.service.tasks.exchange(ticket, threading.Event()))
-    return reply, [Piece(given, tuple(each)) for given, each in zip(reply.assignments, chunks, strict=True)]
+    given = zip(reply.assignments, chunks, strict=True)
+    return reply, [AssignedTask(msgspec.structs.replace(a, chunks=chunks_to_rows(each))) for a, each in given]
 
 
-def read(job: Job, piece: Piece) -> Records:
+def read(job: Job, piece: AssignedTask) -> Records:
     """What the client's reading makes of a piece."""
     records: Records = []
     for batch in batches_of(job.files, piece, spec_of(FIRST)):

@@ -1,0 +1,10 @@
+"""What a trainer decides: its tasks, their batches, its membership. Pure, as all of the domain.
+
+* ``feed``: what it holds, what it asks the master for and when, and what it reports.
+* ``readings``: which batch the user's code gets next, and when a task is done. ``batches`` is the batch at hand, from
+  the moment it is handed out until every block has answered for it.
+* ``sums``: which batches are in the sum that is pushed next, and what becomes of each.
+* ``membership``: when it joins the view, and under which mode. ``retries``: which errors are worth another attempt.
+
+The drivers are in ``client``, threads and connections around these; the simulated trainer drives the same ones.
+"""

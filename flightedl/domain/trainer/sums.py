@@ -1,0 +1,125 @@
+"""Which batches are in the sum that a trainer pushes next, and what becomes of each (``domain.accumulation``).
+
+A batch is in the sum from ``begin`` on, and *complete* when the user's code is through with it; only then it waits.
+What is done again is pushed in sums of the same batches, or of some of them; whoever hands batches out does so sum by
+sum (``CurrentBatch.turn``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from flightedl.domain.accumulation import BatchGroup, SumAgain
+from flightedl.domain.trainer.batches import CurrentBatch
+
+
+class BatchSums:
+    """The present sum of one trainer, without its gradients.
+
+    Args:
+        push_every: So many batches are pushed at once.
+    """
+
+    def __init__(self, push_every: int) -> None:
+        self._group: BatchGroup[CurrentBatch] = BatchGroup(push_every)
+        #: The present sum is one that is done again.
+        self._again: SumAgain | None = None
+        #: What the sum that was taken was divided by.
+        self._divisors: Mapping[str, int] = {}
+        #: The batch at hand, which is not complete.
+        self._current: CurrentBatch | None = None
+        #: The last batch that was pushed.
+        self._pushed: CurrentBatch | None = None
+
+    @property
+    def has_batches(self) -> bool:
+        """Whether there is anything to be pushed."""
+        return len(self._group) > 0
+
+    @property
+    def is_full(self) -> bool:
+        """Whether it is time to push."""
+        return self._group.is_full
+
+    @property
+    def again(self) -> SumAgain | None:
+        """What the present sum was before, where it is done again."""
+        return self._again
+
+    def is_at(self, current: CurrentBatch) -> bool:
+        """Whether gradients of the batch are in the sum, and it is not complete."""
+        return self._current is current
+
+    def is_pushed(self, current: CurrentBatch) -> bool:
+        """Whether the batch was in the sum that was pushed last."""
+        return self._pushed is current
+
+    def begin(self, current: CurrentBatch) -> None:
+        """Gradients of this batch are added."""
+        if self._current is None and not self.has_batches:
+            self._again = current.again
+        assert self._again is current.again, "batches of two sums are done again at one time"
+        self._current = current
+
+    def complete(self, current: CurrentBatch) -> None:
+        """The batch has no more gradients."""
+        self.begin(current)
+        self._current = None
+        self._pushed = None
+        current.waits = True
+        self._group.add(current, None if self._again is None else self._again.batch_count)
+
+    def take(self, divisors: Mapping[str, int]) -> CurrentBatch:
+        """What is to be pushed: all batches as one. Its means are divided by these."""
+        members = self._group.members
+        first, last = members[0], members[-1]
+        self._divisors = divisors
+        self._pushed = last
+        return CurrentBatch(
+            first.assignment,
+            first.number,
+            sum(member.record_count for member in members),
+            member=last.member,
+            step=last.step,
+            further=tuple(member.identity for member in members[1:]),
+        )
+
+    def settle(self, together: CurrentBatch, refusals: Iterable[Sequence[int]]) -> None:
+        """The push is through: its batches wait no more. Each refusal is what a block lacks that did not take it."""
+        settled = self._group.settle(refusals, is_lost=together.must_repeat)
+        for member in settled.done:
+            member.note_sum(together)
+        for members in settled.again:
+            self._repeat(members)
+
+    def push_failed(self, error: BaseException) -> None:
+        """Which blocks have the sum that was taken is not known."""
+        self._repeat(members := self._group.clear())
+        for member in members:
+            member.push_failed(error)
+
+    def split(self) -> None:
+        """The sum that was taken cannot be pushed: each of its batches has to be done again for itself."""
+        for member in self._group.clear():
+            self._repeat([member])
+
+    def _repeat(self, members: Sequence[CurrentBatch]) -> None:
+        again = SumAgain(min(member.number for member in members), len(members), self._divisors)
+        for member in members:
+            member.repeat(again)
+            if member is self._pushed:
+                self._pushed = None
+
+    def give_up(self) -> None:
+        """Forget what was added up and not pushed: its batches have to be done again, here or by somebody else."""
+        self._current = None
+        for member in self._group.clear():
+            member.repeat(member.again)
+
+    def check(self) -> None:
+        """Assert the invariants."""
+        members = self._group.members
+        assert all(member.waits and not member.must_repeat for member in members), "what is in a sum waits for it"
+        assert len({member.identity for member in members}) == len(members), "a batch is in a sum twice"
+        assert len({member.assignment.attempt for member in members}) <= 1, "a sum is of one task"
+        assert self._current not in members
