@@ -61,8 +61,10 @@ def test_many_waiters_share_few_writes(counter: Counter) -> None:
     assert counter.stored() == b"64"
 
 
-def test_those_who_shared_a_write_share_the_next_one(counter: Counter) -> None:
+def test_those_who_shared_a_write_share_the_next_one(counter: Counter, monkeypatch: pytest.MonkeyPatch) -> None:
     """They are back one after the other, but within the moment that the writer waits for them."""
+    # A moment that is long enough on a machine that is busy with something else.
+    monkeypatch.setattr("flightedl.master.durable._GATHER_S", 0.1)
     count, rounds = 8, 20
     lock = threading.Lock()
 
