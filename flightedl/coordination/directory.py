@@ -149,6 +149,21 @@ class Directory:
                 if self._snapshot is seen and not self._stop.is_set():
                     self._condition.wait(left_s)
 
+    def catch_up(self, key: str, timeout_s: float) -> bool:
+        """Ask etcd for a key, and wait until this copy knows it as it was then, or newer; whether it does in time.
+
+        Raises:
+            UnavailableError: etcd cannot be asked.
+        """
+        found = self._coordinator.get(key)
+
+        def has_it(directory: Directory) -> bool | None:
+            known = directory.entry(key)
+            is_known = known is None if found is None else directory.revision >= found.mod_revision
+            return is_known or None
+
+        return self.wait_until(has_it, timeout_s) is not None
+
     def subscribe(self, callback: Callable[[], None]) -> None:
         """Call ``callback`` on the directory's thread after each batch of changes. It must be quick."""
         with self._condition:

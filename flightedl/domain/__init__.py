@@ -5,7 +5,8 @@ it (``master``, ``pserver``, ``client``) carries them out. Most have ``check()``
 call it after every step. Of the package it imports only ``errors`` and ``messages``.
 
 ``master`` is the core of the master's process: the machines below put together, with all that a master decides.
-``trainer`` is the same for a trainer's process: its tasks, their batches, its membership.
+``pserver`` is the same for a pserver's process: its life, from an index to its end. ``trainer`` is that of a trainer's
+process: its tasks, their batches, its membership.
 
 The task queue: which trainer does which batches of which epoch.
 

@@ -55,3 +55,8 @@ def loadable_of(encoded: bytes) -> range | None:
     """
     record = decode_pointer(encoded)
     return None if record.latest is None else range(record.first, record.latest[0] + 1)
+
+
+def rejected_of(encoded: bytes) -> frozenset[int]:
+    """The numbers of checkpoints that some pserver could not load. Raises as ``latest_of``."""
+    return frozenset(decode_pointer(encoded).rejected)

@@ -1,11 +1,11 @@
 """A parameter server: holds one shard of the model and runs the optimizer on it.
 
-Map: ``main`` wires one process and takes an index; ``flight`` turns verbs into calls; ``service`` is the process's
-life (waits for the job's declaration, for first values, serves) and its view of the members; ``shard`` holds the
-blocks: arrays, rounds, what is applied (``units`` updates many small blocks as one, ``soundness`` finds out whether
-all of it still belongs together); ``arena`` is the one place that allocates their memory. ``snapshots`` copies blocks
-and writes them to checkpoints; ``restoring`` loads one, for which the pservers of a machine take ``turns``.
-``startup_memory`` gives back what only the start needed, ``metrics`` is the Prometheus page.
+Map: ``main`` wires one process and takes an index; ``flight`` turns verbs into calls; ``service`` carries what happens
+to the process's life, which is ``domain.pserver``, and out what follows from it; ``shard`` holds the blocks: arrays,
+rounds, what is applied (``units`` updates many small blocks as one, ``soundness`` finds out whether all of it still
+belongs together); ``arena`` is the one place that allocates their memory. ``snapshots`` copies blocks and writes them
+to checkpoints; ``restoring`` loads one, for which the pservers of a machine take ``turns``. ``startup_memory`` gives
+back what only the start needed, ``metrics`` is the Prometheus page.
 
 A gradient's way: ``flight.step`` reads a message, ``wire.rows`` checks its checksum, ``shard.push`` checks name, size
 and finiteness, then under the block's lock asks the block's round what to do with it, adds it up or applies it, and

@@ -10,7 +10,7 @@ another step may come on the stream.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 from flightedl.domain.accumulation import lacking_of
 from flightedl.errors import MessageError
@@ -42,10 +42,9 @@ _LOOK_AHEAD = 4
 class PserverFlight:
     """Routes of one pserver."""
 
-    def __init__(self, service: PserverService, clock: Clock, reload: Callable[[], None]) -> None:
+    def __init__(self, service: PserverService, clock: Clock) -> None:
         self._service = service
         self._clock = clock
-        self._reload = reload
 
     def routes(self) -> Routes:
         """All verbs."""
@@ -55,7 +54,7 @@ class PserverFlight:
                 "status": self._status,
                 "snapshot": lambda body, _: encode(self._service.snapshot(decode(body, SnapshotRequest))),
                 "applied": lambda body, _: encode(self._service.applied(decode(body, AppliedRequest))),
-                "reload": self._take_reload,
+                "reload": self._reload,
                 "seal": self._seal,
             },
             gets={"pull": self._pull},
@@ -66,9 +65,8 @@ class PserverFlight:
     def _view(self, body: bytes, _: Call) -> bytes:
         return encode(self._service.take_view(decode(body, ViewRequest)))
 
-    def _take_reload(self, body: bytes, _: Call) -> bytes:
-        self._service.require_order(decode(body, ReloadRequest))
-        self._reload()
+    def _reload(self, body: bytes, _: Call) -> bytes:
+        self._service.reload(decode(body, ReloadRequest))
         return b"{}"
 
     def _seal(self, body: bytes, _: Call) -> bytes:
@@ -80,17 +78,18 @@ class PserverFlight:
 
     def _init(self, descriptor: bytes, incoming: Incoming, _: Call) -> bytes:
         header = decode(descriptor, InitHeader)
-        shard = self._service.shard_for_init(header.plan_hash)
+        shard = self._service.shard_for_init(header.plan_hash, header.election)
         count = 0
         for batch, _metadata in incoming:
             self._service.require_lease()
             for row in decode_rows(batch):
-                shard.initialize(header.election, row)
+                if shard is not None:
+                    shard.initialize(header.election, row)
                 count += 1
         if count != header.rows:
             raise MessageError(f"{header.rows} rows were announced, {count} came")
-        self._service.look_at_election()
-        return encode(InitReply(initialized=shard.initialized_count(header.election), blocks=shard.block_count))
+        initialized, blocks = self._service.first_values_came(header.election)
+        return encode(InitReply(initialized=initialized, blocks=blocks))
 
     def _push(self, descriptor: bytes, incoming: Incoming, _: Call) -> bytes:
         header = decode(descriptor, PushHeader)

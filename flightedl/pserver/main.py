@@ -18,7 +18,6 @@ from flightedl.coordination.checkpoint_places import job_storage
 from flightedl.coordination.directory import Directory
 from flightedl.coordination.keeper import HeldKey
 from flightedl.coordination.process import ServerProcess, run_server
-from flightedl.domain.checkpoints_pointer import latest_of
 from flightedl.errors import EXIT_JOB_FAILED, EXIT_START_AGAIN, FlightedlError
 from flightedl.ports import Coordinator
 from flightedl.pserver.flight import PserverFlight
@@ -59,7 +58,7 @@ class PserverProcess(ServerProcess[PserverSettings]):
         )
         credentials = Credentials.load(self._settings.tls_dir)
         server = FlightServer(
-            PserverFlight(service, self._clock, self._reload).routes(),
+            PserverFlight(service, self._clock).routes(),
             ServerIdentity(self._settings.job, "pserver"),
             host=self._settings.bind,
             port=self._settings.port,
@@ -89,7 +88,7 @@ class PserverProcess(ServerProcess[PserverSettings]):
                         held.hold_for(self._settings.lease_ttl_s)
                     if not held.is_held:
                         self.lost("its lease could not be renewed")
-            self._drain(service, directory)
+            self._drain(service)
             if self._exit_code:
                 _log.error("pserver ends: %s", self._reason)
                 sys.stderr.write(f"flightedl pserver: {self._reason}\n")
@@ -100,28 +99,18 @@ class PserverProcess(ServerProcess[PserverSettings]):
             if held is not None:
                 held.release()
 
-    def _reload(self) -> None:
-        """The master wants all pservers back at one checkpoint, or without values: the successor sees which."""
-        self.end(EXIT_START_AGAIN, "it goes back to the newest checkpoint, or to first values, as all pservers do")
-
-    def _drain(self, service: PserverService, directory: Directory) -> None:
+    def _drain(self, service: PserverService) -> None:
         """Told to end: wait a little for a checkpoint that has everything that was pushed until now."""
         if self._exit_code or not self._settings.checkpoint or not service.is_serving:
             return
         service.drain()
         deadline = self._clock.now() + self._settings.drain_s
-        known = directory.entry(self._keys.checkpoint_latest)
-        before = None if known is None else latest_of(known.value)
-        while self._clock.now() < deadline:
-            entry = directory.entry(self._keys.checkpoint_latest)
-            if service.has_written and entry is not None and latest_of(entry.value) != before:
-                return
+        while self._clock.now() < deadline and not service.is_drained:
             self._clock.sleep(_DRAIN_POLL_S)
 
     def _look(self, service: PserverService) -> None:
         try:
-            service.look_at_job()
-            service.look_at_election()
+            service.look()
         except FlightedlError as error:
             self.end(EXIT_JOB_FAILED, str(error))
 

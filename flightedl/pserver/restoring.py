@@ -1,29 +1,26 @@
-"""How a pserver gets its blocks back: from the newest checkpoint that can be loaded.
+"""How a pserver gets its blocks back: from the newest checkpoint that can be loaded (``domain.pserver.search``).
 
-Every checkpoint of the model will do, because what it says is applied belongs to its values: an older one only means
-more batches to be done again. So one that is torn, truncated or changed is skipped and reported, and the one before it
-is tried. Blocks are read straight into their arrays, which nobody sees before all of them are verified.
-
-A store that cannot be reached is asked again for ever: to begin without the values would be worse.
+Blocks are read straight into their arrays, which nobody sees before all of them are verified.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from flightedl.domain.applied import AppliedBatches
-from flightedl.domain.checkpoints_manifest import (
-    Skipped,
-    candidates,
-    examine,
-    manifest_name,
-    number_of,
-    without_manifest,
-)
+from flightedl.domain.checkpoints_manifest import Skipped, manifest_name
 from flightedl.domain.parameters import ParameterSpec
+from flightedl.domain.pserver.search import (
+    CheckpointSearch,
+    Found,
+    ListFiles,
+    LoadBlocks,
+    NothingFound,
+    ReadManifest,
+)
 from flightedl.domain.sharding import ShardPlan
 from flightedl.errors import CorruptError, NotFoundError, UsageError
 from flightedl.formats.checkpoint_files import load_shard_blocks
@@ -57,7 +54,8 @@ def load_newest(
     plan: ShardPlan,
     index: int,
     shard: Restorable,
-    loadable: Callable[[], range | None] = lambda: None,
+    loadable: range | None = None,
+    rejected: Container[int] = (),
 ) -> Restored:
     """Load the blocks of one pserver.
 
@@ -68,50 +66,33 @@ def load_newest(
         plan: Where every block lies now.
         index: Of the pserver.
         shard: Takes the blocks.
-        loadable: The numbers that etcd allows; None: all. Newer ones a deposed master may have left, and older ones may
-            be of a model that was given first values anew.
+        loadable: The numbers that etcd allows; None: all.
+        rejected: Those of them that some pserver could not load.
 
     Raises:
         UnavailableError: the storage cannot be read at the moment; ask again.
     """
-    sizes: dict[str, int] = {}
+    search = CheckpointSearch(job, loadable, rejected)
+    step = search.begin()
+    applied: AppliedBatches | None = None
     while True:
-        before, allowed = candidates(sizes), loadable()
-        sizes = {file.name: file.size_bytes for file in storage.list("") if _is_wanted(file.name, allowed)}
-        restored = _load_one_of(storage, sizes, job, parameters, plan, index, shard)
-        # Where all that was listed had just been replaced by newer ones, those are tried.
-        if restored.number is not None or candidates(sizes) == before:
-            _report(restored.skipped)
-            return restored
-
-
-def _is_wanted(name: str, allowed: range | None) -> bool:
-    return allowed is None or number_of(name) in allowed
-
-
-def _load_one_of(
-    storage: Storage,
-    sizes: Mapping[str, int],
-    job: str,
-    parameters: Sequence[ParameterSpec],
-    plan: ShardPlan,
-    index: int,
-    shard: Restorable,
-) -> Restored:
-    skipped: list[Skipped] = []
-    for number in candidates(sizes):
         try:
-            found = examine(number, storage.read(manifest_name(number)), sizes, job)
-            if isinstance(found, Skipped):
-                skipped.append(found)
-                continue
-            applied = load_shard_blocks(storage, found, parameters, plan, index, shard.restore_block)
+            match step:
+                case ListFiles():
+                    step = search.listed({file.name: file.size_bytes for file in storage.list("")})
+                case ReadManifest(number):
+                    step = search.manifest_read(storage.read(manifest_name(number)))
+                case LoadBlocks(manifest):
+                    applied = load_shard_blocks(storage, manifest, parameters, plan, index, shard.restore_block)
+                    step = search.loaded()
+                case Found(number, skipped):
+                    _report(skipped)
+                    return Restored(number, applied, skipped)
+                case NothingFound(skipped):
+                    _report(skipped)
+                    return Restored(None, None, skipped)
         except (CorruptError, NotFoundError, UsageError) as error:
-            skipped.append(Skipped(number, str(error)))
-            continue
-        return Restored(number, applied, tuple(skipped))
-    skipped += without_manifest(dict(sizes))
-    return Restored(None, None, tuple(skipped))
+            step = search.unusable(str(error))
 
 
 def _report(skipped: Iterable[Skipped]) -> None:

@@ -32,6 +32,7 @@ from flightedl.domain.batches import Batch
 from flightedl.domain.kernels import Update, block_kernels, half_kernels, kernel_for
 from flightedl.domain.modes import Async, Mode, Sync
 from flightedl.domain.optimizers import LAMB, Optimizer
+from flightedl.domain.pserver.first_values import FirstValues
 from flightedl.domain.rounds import BlockRounds
 from flightedl.domain.rounds_values import Accumulate, Apply, Arrival, Arrived, NotMember, Pull, Repeated, Stale
 from flightedl.domain.sharding import ShardPlan, runs_of
@@ -123,8 +124,7 @@ class ShardState:
         self._locks = [unit.lock for unit in self._units]
         #: Block number -> its unit.
         self._unit_of = {number: unit for unit in self._units for number in unit.numbers}
-        #: Block number -> the election whose first values it has.
-        self._elections: dict[int, int] = {}
+        self._first_values = FirstValues()
         self._applied = AppliedBatches(len(self._unit_of))
         self._applied_lock = threading.Lock()
         self._view = PserverView(mode)
@@ -275,15 +275,13 @@ class ShardState:
         sent = unit.incoming(row.values) if spec.short_kind else row.array(unit.values.dtype)
         values = self._finite(unit, range(row.block, row.block + 1), sent)
         with self._locked(row.block) as unit:
-            if unit.updates == 0 and not self._is_restored and election >= self._elections.get(row.block, 0):
+            if unit.updates == 0 and not self._is_restored and self._first_values.may_take(row.block, election):
                 unit.writable()[unit.part(row.block)] = values
-                self._elections[row.block] = election
+                self._first_values.took(row.block, election)
 
     def initialized_count(self, election: int) -> int:
-        """Blocks that have the first values of this election, or of a checkpoint."""
-        if self._is_restored:
-            return self.block_count
-        return sum(known == election for known in self._elections.values())
+        """Blocks that have the first values of this election."""
+        return self._first_values.count(election)
 
     # pushes
 
@@ -609,6 +607,11 @@ class ShardState:
         return pieces, rest
 
     # views
+
+    @property
+    def members(self) -> list[int]:
+        """Whom the blocks know."""
+        return [member.member_id for member in self._view.members]
 
     def set_members(self, request: ViewRequest) -> ViewVerdict:
         """Take over a view, in all blocks at once."""

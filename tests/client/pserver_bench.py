@@ -39,14 +39,15 @@ class OneShard:
         self.state.require_plan(plan_hash)
         return self.state
 
-    shard_for_init = shard
+    def shard_for_init(self, plan_hash: str, election: int) -> ShardState:
+        return self.shard(plan_hash)
+
+    def first_values_came(self, election: int) -> tuple[int, int]:
+        return self.state.initialized_count(election), self.state.block_count
 
     def require_lease(self) -> None:
         if not self.has_lease:
             raise FencedError("the lease is over")
-
-    def look_at_election(self) -> None:
-        """It has values."""
 
 
 class Trainer:
@@ -122,7 +123,7 @@ class Cluster:
             shard.initialize(1, Row(number, 0, memoryview(zeros).cast("B")))
         identity = ServerIdentity("bench", "pserver", index, generation)
         service = OneShard(shard)
-        server = FlightServer(PserverFlight(service, CLOCK, lambda: None).routes(), identity, clock=CLOCK)
+        server = FlightServer(PserverFlight(service, CLOCK).routes(), identity, clock=CLOCK)
         server.start_serving(identity)
         self.servers.append(server)
         self.connections.append(Connection(server.address, expected=identity))

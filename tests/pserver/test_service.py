@@ -17,6 +17,7 @@ from flightedl.domain.kernels import Update
 from flightedl.domain.modes import Sync
 from flightedl.domain.optimizers import SGD
 from flightedl.domain.parameters import ParameterSpec
+from flightedl.domain.pserver.life_values import State
 from flightedl.domain.sharding import plan_for
 from flightedl.errors import FencedError, NotReadyError
 from flightedl.master import resuming
@@ -35,7 +36,6 @@ from flightedl.messages.declarations import JobDeclaration, ModelDeclaration, Mo
 from flightedl.messages.parameters import BatchIdentity, PushHeader
 from flightedl.ports import Put
 from flightedl.pserver.flight import PserverFlight
-from flightedl.pserver.restoring import Restored
 from flightedl.pserver.service import PserverService
 from flightedl.rpc import Connection, FlightServer, ServerIdentity
 from flightedl.testing.memory import MemoryCoordinator
@@ -63,21 +63,17 @@ class Served:
     def __init__(self, directory: Directory) -> None:
         clock = self.clock = SystemClock()
         self.directory = directory
-        self.reloads = 0
         #: Why the process was asked to be started again.
         self.ends: list[str] = []
         self.service = PserverService(directory, KEYS, pytest.fail, self.ends.append, None, clock)
         self.server = FlightServer(
-            PserverFlight(self.service, clock, self._reload).routes(), ServerIdentity("demo", "pserver"), clock=clock
+            PserverFlight(self.service, clock).routes(), ServerIdentity("demo", "pserver"), clock=clock
         )
         self.service.refusals = lambda: self.server.refusals
         identity = ServerIdentity("demo", "pserver", 0, 1)
         self.service.take_index(0, 1, lambda: True)
         self.server.start_serving(identity)
         self.connection = Connection(self.server.address, expected=identity)
-
-    def _reload(self) -> None:
-        self.reloads += 1
 
     def send(self, verb: str, message: msgspec.Struct) -> bytes:
         return self.connection.action(verb, encode(message), timeout_s=5.0)
@@ -114,7 +110,7 @@ def served(declared: MemoryCoordinator) -> Iterator[Served]:
         assert directory.wait_until(lambda d: d.entry(KEYS.job), 5.0)
         served = Served(directory)
         try:
-            served.service.look_at_job()
+            served.service.look()
             served.await_blocks(30.0)
             yield served
         finally:
@@ -128,18 +124,21 @@ def test_orders_of_another_plan_are_refused_counted_and_change_nothing(served: S
     status = served.service.status()
     assert status.refused_calls == {"fenced": 5}
     assert status.members == []
-    assert served.reloads == 0
+    assert not served.ends
 
 
 def test_orders_of_the_plan_are_looked_at(served: Served) -> None:
     right = orders(PLAN.hash)
     assert not decode(served.send("view", right["view"]), ViewReply).outdated
     assert served.service.status().members == [1]
-    served.send("reload", right["reload"])
-    assert served.reloads == 1
     for verb in ("snapshot", "seal", "applied"):
         with pytest.raises(NotReadyError, match="no values yet"):
             served.send(verb, right[verb])
+    served.send("reload", right["reload"])
+    served.send("reload", right["reload"])
+    assert ["newest checkpoint" in why for why in served.ends] == [True]
+    with pytest.raises(NotReadyError, match="ends"):
+        served.send("view", right["view"])
 
 
 @pytest.mark.parametrize("verb", ["reload", "seal"])
@@ -148,7 +147,7 @@ def test_orders_of_a_master_older_than_one_that_was_heard_of_are_refused(served:
     served.send("view", view)
     with pytest.raises(FencedError, match="deposed"):
         served.send(verb, orders(PLAN.hash)[verb])
-    assert served.reloads == 0
+    assert not served.ends
     assert decode(served.send("view", orders(PLAN.hash)["view"]), ViewReply).outdated
 
 
@@ -158,14 +157,14 @@ def test_a_master_that_is_deposed_in_etcd_takes_no_pserver_back(served: Served, 
     assert served.directory.wait_until(lambda d: d.master(), 5.0)
     with pytest.raises(FencedError, match="deposed"):
         served.send("reload", orders(PLAN.hash)["reload"])
-    assert served.reloads == 0
+    assert not served.ends
     served.send("reload", msgspec.structs.replace(orders(PLAN.hash)["reload"], master_generation=2))
-    assert served.reloads == 1
+    assert len(served.ends) == 1
 
 
 def test_a_push_that_breaks_off_midway_ends_the_process(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     served.send("view", orders(PLAN.hash)["view"])
-    shard = served.service.shard_for_init(PLAN.hash)
+    shard = served.service.shard_for_init(PLAN.hash, 1)
     header = PushHeader(
         trainer="t",
         generation=1,
@@ -196,11 +195,11 @@ def test_the_model_of_a_job_that_is_resumed_is_waited_for_until_a_trainer_has_de
         assert directory.wait_until(lambda d: d.entry(KEYS.job), 5.0)
         served = Served(directory)
         try:
-            served.service.look_at_job()
+            served.service.look()
             served.service.prepare()
             assert served.service._builder is None
             with pytest.raises(NotReadyError, match="has not read the model's declaration"):
-                served.service.shard_for_init(PLAN.hash)
+                served.service.shard_for_init(PLAN.hash, 1)
             with pytest.raises(NotReadyError):
                 served.send("view", orders(PLAN.hash)["view"])
             now = msgspec.structs.replace(former.model.declaration, optimizer=SGD(0.5).to_json())
@@ -210,10 +209,10 @@ def test_the_model_of_a_job_that_is_resumed_is_waited_for_until_a_trainer_has_de
             assert directory.wait_until(
                 lambda d: ((found := d.entry(KEYS.job)) and found.value == written) or None, 5.0
             )
-            served.service.look_at_job()
+            served.service.look()
             served.await_blocks(30.0)
             served.send("view", orders(PLAN.hash)["view"])
-            shard = served.service.shard_for_init(PLAN.hash)
+            shard = served.service.shard_for_init(PLAN.hash, 1)
             (unit,) = shard._units
             unit.update(unit.values, np.ones(4, np.float32), unit.slots, 0, 1.0, 1.0)
             assert unit.values.tolist() == [-0.5] * 4
@@ -234,9 +233,9 @@ def test_before_the_model_is_declared_a_master_has_to_ask_again() -> None:
 
 
 def test_the_master_hears_which_checkpoints_could_not_be_loaded(served: Served) -> None:
-    service = served.service
-    service._restored = Restored(3, None, (Skipped(5, "torn"), Skipped(4, "c-4/shard is missing")))
-    service._is_serving = True
+    life = served.service._life
+    life.state, life.checkpoint = State.SERVING, 3
+    life.skipped = (Skipped(5, "torn"), Skipped(4, "c-4/shard is missing"))
     reply = decode(served.send("applied", AppliedRequest(plan_hash=PLAN.hash)), AppliedReply)
     assert (reply.checkpoint, reply.rejected) == (3, [5, 4])
     assert reply.skipped == ["checkpoint 5: torn", "checkpoint 4: c-4/shard is missing"]

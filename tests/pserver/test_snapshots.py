@@ -464,7 +464,7 @@ def test_checkpoints_that_etcd_does_not_allow_are_not_looked_at() -> None:
 
     def loaded(allowed: range) -> int | None:
         target = Pserver(storage, Async()).shard
-        return load_newest(storage, JOB, SPECS, pserver.plan, 0, target, lambda: allowed).number
+        return load_newest(storage, JOB, SPECS, pserver.plan, 0, target, allowed).number
 
     assert loaded(range(2, 3)) == 2, "3 is of a deposed master"
     storage.delete(manifest_name(2))

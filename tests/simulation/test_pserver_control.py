@@ -8,6 +8,8 @@ import msgspec
 import pytest
 
 from flightedl.domain.checkpoints_replay import AppliedSummary
+from flightedl.domain.modes import Sync
+from flightedl.domain.pserver.life_values import Facts, Seen
 from flightedl.errors import FencedError, MessageError, NotReadyError, ReplacedError
 from flightedl.messages.base import OfPlan
 from flightedl.messages.control import (
@@ -21,6 +23,7 @@ from flightedl.messages.control import (
     ViewReply,
     ViewRequest,
 )
+from flightedl.messages.declarations import ModelDeclaration, ModelReply
 from flightedl.testing.simulation.cluster import Cluster
 from flightedl.testing.simulation.job import plan_of
 from flightedl.testing.simulation.pserver import Pserver
@@ -36,6 +39,10 @@ class Asked:
         self.cluster = Cluster(3, fault_scale=0.0, mode="sync", recovery="replay")
         self.pserver = next(p for p in self.cluster.processes if isinstance(p, Pserver))
         self.plan_hash = plan_of(self.cluster.pserver_count, self.cluster.shape.cut_for).hash
+
+    def model(self) -> ModelReply:
+        declaration = ModelDeclaration(parameters=[], optimizer={}, mode=Sync().to_json())
+        return ModelReply(declaration=declaration, pservers=self.cluster.pserver_count, plan_hash=self.plan_hash)
 
     def run_until_it_serves(self) -> None:
         while not self.pserver.is_serving:
@@ -77,17 +84,20 @@ def asked() -> Asked:
     return Asked()
 
 
-def test_without_values_only_a_reload_is_carried_out(asked: Asked):
+def test_without_values_views_are_taken_and_a_reload_is_carried_out(asked: Asked):
     asked.run_until_it_has_an_index()
+    assert isinstance(asked.ask(asked.view(1)), NotReadyError), "there are no blocks yet"
+    asked.pserver._apply(Seen(Facts(asked.model())))
     for request in (asked.applied(), asked.snapshot(1), asked.seal()):
         assert isinstance(asked.ask(request), NotReadyError)
+    assert isinstance(asked.ask(asked.view(1)), ViewReply)
     assert asked.ask(asked.reload()) is None
     assert not asked.pserver.is_alive
 
 
 def test_one_that_lacks_its_values_says_so(asked: Asked):
     asked.run_until_it_has_an_index()
-    asked.pserver.lacks = 7
+    asked.pserver._apply(Seen(Facts(asked.model(), election=7)))
     reply = asked.ask(asked.applied())
     assert isinstance(reply, AppliedReply)
     assert reply.lacks_election == 7

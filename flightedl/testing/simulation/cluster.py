@@ -14,7 +14,7 @@ from flightedl.domain.modes import Async, Bounded, Mode, Sync
 from flightedl.errors import CorruptError
 from flightedl.messages.tasks import FinishedTask
 from flightedl.testing.simulation.etcd import STATE, Etcd
-from flightedl.testing.simulation.job import JobShape, lacking, mode_in, plan_of
+from flightedl.testing.simulation.job import JobShape, lacking, plan_of
 from flightedl.testing.simulation.master import Master
 from flightedl.testing.simulation.pserver import Pserver
 from flightedl.testing.simulation.store import Store
@@ -143,6 +143,16 @@ class Cluster:
             self.etcd.revoke(lease)
         self.etcd.review()
 
+    def gave_up(self, pserver: Pserver, why: str) -> None:
+        """A pserver ends the job, because no checkpoint can be loaded: it is right, and somebody mends the store."""
+        self.world.note("{} gives the job up: {}", pserver.name, why)
+        loadable = self.loadable()
+        damaged = {number_of(name) for name in self.store.rotten}
+        if loadable is None or not damaged.intersection(loadable):
+            raise Violation(f"{pserver.name} gives the job up, and no checkpoint is damaged: {why}")
+        self.store.mend()
+        self.ended(pserver)
+
     def bury(self, process: Process) -> None:
         """Dead; the supervisor starts another one of its kind."""
         if not process.is_alive:
@@ -184,11 +194,6 @@ class Cluster:
         """The checkpoint that etcd names."""
         loadable = self.loadable()
         return None if loadable is None else loadable[-1]
-
-    def stored_mode(self) -> Mode:
-        """The mode that a pserver reads when it starts."""
-        state = self.etcd.keys.get(STATE)
-        return self.shape.mode if state is None else mode_in(state.value)
 
     def start_anew(self) -> None:
         """All processes and etcd's data are gone; the job is started anew, maybe on other pservers, from the store."""

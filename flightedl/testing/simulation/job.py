@@ -7,7 +7,7 @@ adds an epoch's batches to the same elements, ends as the number of epochs.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -16,7 +16,6 @@ from flightedl.domain.modes import Mode
 from flightedl.domain.parameters import ParameterSpec
 from flightedl.domain.sharding import ShardPlan, plan_for
 from flightedl.domain.tasks_values import QueueSettings
-from flightedl.messages.base import decode
 from flightedl.messages.declarations import JobDeclaration, ModelDeclaration, ModelReply
 
 #: A model of four blocks, whose plan is the production one.
@@ -85,13 +84,6 @@ def declaration_of(mode: Mode, pserver_count: int, cut_for: int) -> JobDeclarati
     return JobDeclaration(
         model=ModelReply(declaration=declared, pservers=pserver_count, plan_hash=plan_hash, cut_for=cut_for)
     )
-
-
-def mode_in(state: Mapping[str, bytes]) -> Mode:
-    """The mode in the state that a master has stored."""
-    model = decode(state["declaration"], JobDeclaration).model
-    assert model is not None, "a stored state has a model"
-    return Mode.from_json(model.present_mode)
 
 
 def lacking(values: Sequence[int]) -> list[int]:

@@ -2,29 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from flightedl.domain.accumulation import having_bits, lacking_of
 from flightedl.domain.applied import AppliedBatches
 from flightedl.domain.batches import Batch
-from flightedl.domain.checkpoints_manifest import Manifest, ShardFile, Skipped, candidates, examine, manifest_name
-from flightedl.domain.checkpoints_pointer import latest_of
+from flightedl.domain.checkpoints_manifest import Manifest, ShardFile, manifest_name
+from flightedl.domain.checkpoints_pointer import loadable_of, rejected_of
 from flightedl.domain.checkpoints_replay import AppliedSummary
-from flightedl.domain.checkpoints_restore import applied_of, recut
+from flightedl.domain.checkpoints_restore import FilePart, applied_of, recut
 from flightedl.domain.checkpoints_snapshot import PserverSnapshots
 from flightedl.domain.checkpoints_values import SnapshotOrder, SnapshotProgress
-from flightedl.domain.modes import Async, Sync
+from flightedl.domain.modes import Async, Mode, Sync
+from flightedl.domain.pserver import life_values as happens
+from flightedl.domain.pserver.first_values import FirstValues
+from flightedl.domain.pserver.life import PserverLife
+from flightedl.domain.pserver.life_values import State
+from flightedl.domain.pserver.search import CheckpointSearch, Found, ListFiles, LoadBlocks, ReadManifest, Step
 from flightedl.domain.rounds import BlockRounds
 from flightedl.domain.rounds_values import Accumulate, Apply, Arrived, NotMember, Pull, Stale
 from flightedl.domain.views import PserverView, View, ViewVerdict, view_of
-from flightedl.errors import CorruptError, FencedError, FlightedlError, MessageError, NotReadyError, ReplacedError
-from flightedl.messages.base import OfPlan
+from flightedl.errors import CorruptError, FlightedlError, MessageError, ReplacedError
+from flightedl.messages.base import OfPlan, decode
 from flightedl.messages.control import (
     AppliedReply,
     AppliedRequest,
-    OfMaster,
     ReloadRequest,
     SealRequest,
     SnapshotReply,
@@ -32,16 +36,18 @@ from flightedl.messages.control import (
     ViewReply,
     ViewRequest,
 )
+from flightedl.messages.declarations import JobDeclaration
 from flightedl.testing.simulation.etcd import ADDRESS, DONE, INIT, STATE, Transaction, claimed
 from flightedl.testing.simulation.job import blocks_of, plan_of
 from flightedl.testing.simulation.store import StoredShard
-from flightedl.testing.simulation.world import Process, Reply, Violation
+from flightedl.testing.simulation.world import Action, Process, Reply, Violation
 
 if TYPE_CHECKING:
     from flightedl.testing.simulation.cluster import Cluster
 
 LEASE_TTL_S = 2.0
 _PULL_S = 1.0
+_SERVING = (State.SERVING, State.DRAINING)
 
 
 class Push(NamedTuple):
@@ -84,20 +90,16 @@ class Block:
 
 
 class Pserver(Process):
-    """One process; it takes an index, loads a checkpoint, announces what it has, and serves."""
+    """One process: drives the life of a pserver in a modelled etcd and store."""
 
     def __init__(self, cluster: Cluster, name: str) -> None:
         super().__init__(cluster.world, name)
         self.cluster = cluster
         self.flaws = cluster.flaws
-        self.index = -1
-        self.generation = 0
         self.lease = cluster.etcd.grant(self, LEASE_TTL_S)
-        self.loaded: int | None = None
-        #: Checkpoints that could not be loaded, by their numbers.
-        self.skipped: dict[int, Skipped] = {}
-        #: The highest generation of a master that was heard of.
-        self._newest_master = 0
+        self.life = PserverLife("the store")
+        self.plan = plan_of(cluster.pserver_count, cluster.shape.cut_for)
+        self.first_values = FirstValues()
         self.blocks: dict[int, Block] = {}
         self.ordered: list[Block] = []
         self.positions: dict[int, int] = {}
@@ -105,30 +107,60 @@ class Pserver(Process):
         self.view = PserverView()
         self.snapshots = PserverSnapshots()
         self.copies: dict[int, tuple[int, int, tuple[int, ...]]] = {}
-        self.is_serving = False
         self._waiting: list[tuple[PullRequest, Reply, float]] = []
-        #: The election whose values it should have, and has not.
-        self.lacks: int | None = None
-        #: The election whose values were sent to it.
-        self.given: int | None = None
+        self._is_looking = False
         cluster.etcd.watch(self, self._look_around)
         self.later(0.05, self._claim)
 
-    def _look_around(self) -> None:
-        self._look_at_election()
+    @property
+    def index(self) -> int:
+        """-1: it has none yet."""
+        return self.life.index
 
-    def _look_at_election(self) -> None:
-        """First values that were sent to it count when the election is done."""
-        init = self.directory.get(INIT)
-        if self.is_serving or self.given is None or init is None or init.value != DONE:
-            return
-        if init.created == self.given:
-            self._begin(None, [])
+    @property
+    def generation(self) -> int:
+        """Of the process that holds the index."""
+        return self.life.generation
+
+    @property
+    def is_serving(self) -> bool:
+        """Whether it has values."""
+        return self.life.is_serving
 
     def end(self, why: str) -> None:
         """Exit; the supervisor starts another one."""
         self.world.note("{} ends: {}", self.name, why)
         self.cluster.ended(self)
+
+    def _apply(self, event: happens.Event) -> None:
+        """Tell the life, and do what follows."""
+        effects = self.life.apply(event)
+        self.life.check()
+        for effect in effects:
+            self._carry_out(effect)
+
+    def _carry_out(self, effect: happens.Effect) -> None:
+        match effect:
+            case happens.Build():
+                self._apply(happens.PlanMade(self.plan.hash))
+            case happens.MakeBlocks(model):
+                self._make_blocks(Mode.from_json(model.present_mode))
+                self._apply(happens.BlocksMade(len(self.ordered)))
+            case happens.Restore(loadable, rejected):
+                search = CheckpointSearch("job", loadable, rejected)
+                self._search(search, search.begin())
+            case happens.Pause():
+                self.later(0.2, lambda: self._apply(happens.PauseOver()))
+            case happens.CatchUp():
+                self._read(lambda facts: self._apply(happens.CaughtUp(facts)))
+            case happens.Lack(election):
+                self.world.note("{} lacks the values of election {}", self.name, election)
+            case happens.Serve(election, checkpoint):
+                self.world.note("{} serves election {} from checkpoint {}", self.name, election, checkpoint)
+            case happens.Fail(why):
+                self.cluster.gave_up(self, why)
+            case happens.StartAgain(why):
+                self.end(why)
 
     # an index
 
@@ -151,9 +183,9 @@ class Pserver(Process):
             if self.index >= 0:
                 return
             if generation := claimed(result, key, self):
-                self.index, self.generation = index, generation
                 self.world.note("{} holds index {}, generation {}", self.name, index, generation)
-                self._get_values()
+                self._apply(happens.IndexTaken(index, generation))
+                self._look()
             else:
                 self._claim()
 
@@ -162,125 +194,141 @@ class Pserver(Process):
             self, cluster.etcd, cluster.etcd.transact, transaction, answered, lambda: self.end("no answer to its claim")
         )
 
-    # values
+    # what etcd says
 
-    def _get_values(self) -> None:
-        """Load them where there are some; else say that they are lacking, or wait for the first ones."""
+    def _look_around(self) -> None:
+        init = self.directory.get(INIT)
+        if not self.is_serving or (init is not None and init.value == DONE and init.created != self.life.election):
+            self._look()
+
+    def _look(self) -> None:
+        """Tell the life what etcd says, and again, for as long as it waits for something there."""
+        if self._is_looking or self.life.state not in {State.NO_MODEL, State.LACKING, State.WAITING, *_SERVING}:
+            return
+        self._is_looking = True
+
+        def read(facts: happens.Facts | None) -> None:
+            self._is_looking = False
+            if facts is not None:
+                self._apply(happens.Seen(facts))
+            if not self.is_serving:
+                self.later(0.3, self._look)
+
+        self._read(read)
+
+    def _read(self, done: Callable[[happens.Facts | None], None]) -> None:
+        """What etcd says now; None: it does not answer."""
 
         def read(found: dict[str, Any]) -> None:
-            if self.is_serving:
-                return
             init, state = found[INIT], found[STATE]
-            pointer = None if state is None else latest_of(state.value["checkpoints"])
-            if init is None or init.value != DONE:
-                self.lacks = None
-                self._wait_for_values()
-            elif init.created == self.given:
-                self._begin(None, [])
-            elif pointer is not None:
-                self.lacks = None
-                self._load(None)
-            else:
-                if self.lacks is None:
-                    self.world.note("{} lacks the values of election {}", self.name, init.created)
-                self.lacks = init.created
-                self._wait_for_values()
+            model = None if state is None else decode(state.value["declaration"], JobDeclaration).model
+            election = init.created if init is not None and init.value == DONE else None
+            pointer = None if state is None else state.value["checkpoints"]
+            loadable = None if pointer is None else loadable_of(pointer)
+            rejected = frozenset() if pointer is None else rejected_of(pointer)
+            done(happens.Facts(model, election, loadable, rejected))
 
         etcd = self.cluster.etcd
-        self.world.call(self, etcd, etcd.read, [INIT, STATE], read, self._wait_for_values)
+        self.world.call(self, etcd, etcd.read, [INIT, STATE], read, lambda: done(None))
 
-    def _wait_for_values(self) -> None:
-        self.later(0.3, lambda: None if self.is_serving else self._get_values())
+    # values
 
-    def initialize(self, message: tuple[int, int], reply: Reply) -> None:
-        """First values, of an election."""
-        generation, election = message
-        if generation != self.generation or self.is_serving or not self.lease.is_held():
-            return
-        if self.given is None or election >= self.given:
-            self.given = election
-            reply(("given",))
-
-    # loading
-
-    def _load(self, below: int | None) -> None:
-        """Find the newest checkpoint that can be read, below a number."""
-        cluster = self.cluster
-
-        def listed(sizes: dict[str, int]) -> None:
-            numbers = [n for n in candidates(sizes) if below is None or n < below]
-            loadable = cluster.loadable()
-            if loadable is not None:
-                numbers = [n for n in numbers if n in loadable]
-            if numbers:
-                self._examine(numbers[0], sizes)
-            else:
-                self._begin(None, [])
-
-        cluster.store.list(self, listed, lambda: self.later(0.2, lambda: self._load(below)))
-
-    def _examine(self, number: int, sizes: dict[str, int]) -> None:
-        def read(found: tuple[bytes, bool] | None) -> None:
-            result = None if found is None else examine(number, found[0], sizes, "job")
-            if isinstance(result, Manifest):
-                plan = plan_of(self.cluster.pserver_count, self.cluster.shape.cut_for)
-                saved = plan_of(result.pserver_count, result.cut_for)
-                self._read_parts(result, list(recut(result, saved, plan, self.index)), [])
-            else:
-                self.skipped[number] = result or Skipped(number, "its manifest is gone")
-                self.world.note("{} skips checkpoint {}: {}", self.name, number, result)
-                self._load(number)
-
-        self.cluster.store.read(self, manifest_name(number), read, lambda: self.later(0.2, lambda: self._load(None)))
-
-    def _read_parts(self, manifest: Manifest, parts: list[Any], found: list[StoredShard]) -> None:
-        if len(found) == len(parts):
-            self._begin(manifest, list(zip(parts, found, strict=True)))
-            return
-        name = parts[len(found)].file.name
-
-        def read(stored: tuple[StoredShard, bool] | None) -> None:
-            if stored is None or (stored[1] and "hashes are not compared" not in self.flaws):
-                self.world.note("{} cannot use {}", self.name, name)
-                self.skipped[manifest.number] = Skipped(manifest.number, f"{name} cannot be used")
-                self._load(manifest.number)
-            else:
-                self._read_parts(manifest, parts, [*found, stored[0]])
-
-        self.cluster.store.read(self, name, read, lambda: self.later(0.2, lambda: self._load(None)))
-
-    def _begin(self, manifest: Manifest | None, found: list[tuple[Any, StoredShard]]) -> None:
-        """Build the blocks, announce, serve."""
-        cluster = self.cluster
-        numbers = blocks_of(cluster.pserver_count, cluster.shape.cut_for, self.index)
-        self.loaded = None if manifest is None else manifest.number
-        saved: dict[int, tuple[int, int, tuple[int, ...]]] = {}
-        first = None if self.given is None or manifest is not None else (cluster.life, self.given)
-        models: dict[int, tuple[int, int] | None] = dict.fromkeys(numbers, first)
-        if found:
-            sets = {part.file.name: AppliedBatches.decode(shard.applied) for part, shard in found}
-            self.applied = applied_of([part for part, _ in found], sets)
-            for part, shard in found:
-                for number in part.blocks:
-                    place = shard.blocks.index(number)
-                    saved[number] = (shard.versions[place], 0, shard.values[place])
-                    models[number] = shard.model
-        else:
-            self.applied = AppliedBatches(len(numbers))
-        if "snapshot without applied" in self.flaws and manifest is not None:
-            self.applied = AppliedBatches(len(numbers))
-        mode = cluster.stored_mode()
+    def _make_blocks(self, mode: Mode) -> None:
+        numbers = blocks_of(self.cluster.pserver_count, self.cluster.shape.cut_for, self.index)
+        self.applied = AppliedBatches(len(numbers))
         self.view = PserverView(mode)
         for position, number in enumerate(numbers):
-            version, updates, values = saved.get(number, (0, 0, (0,) * cluster.shape.element_count))
-            block = Block(number, BlockRounds(mode, version), list(values), updates)
-            block.model = models[number]
+            block = Block(number, BlockRounds(mode), [0] * self.cluster.shape.element_count)
             self.blocks[number] = block
             self.ordered.append(block)
             self.positions[number] = position
-        self.world.note("{} index {} loaded checkpoint {}", self.name, self.index, self.loaded)
-        self.is_serving = True
-        self.lacks = None
+
+    def initialize(self, message: tuple[int, int], reply: Reply) -> None:
+        """First values, of an election, for one block after the other; the stream may break off anywhere."""
+        generation, election = message
+        if generation != self.generation or not self._has_lease():
+            return
+        try:
+            self.life.require_blocks(self.plan.hash)
+        except FlightedlError:
+            return
+        self._apply(happens.FirstValuesBegin(election))
+        breaks = self.world.are_faults_on and self.world.random.random() < self.cluster.break_rate
+        count = self.world.random.randrange(len(self.ordered) + 1) if breaks else len(self.ordered)
+        for block in self.ordered[:count]:
+            if self.life.takes_first_values and self.first_values.may_take(block.number, election):
+                self.first_values.took(block.number, election)
+                block.model = (self.cluster.life, election)
+        if not breaks:
+            given = self.first_values.count(election)
+            self._apply(happens.FirstValuesCame(election, given))
+            if self.life.first_value_count(election, given) == len(self.ordered):
+                reply(("given",))
+
+    # loading
+
+    def _search(self, search: CheckpointSearch, step: Step) -> None:
+        """Take the next step of a search for a checkpoint."""
+
+        def unreachable() -> None:
+            self._apply(happens.StoreUnreachable("the store is down"))
+
+        def go_on(step: Step) -> None:
+            self._search(search, step)
+
+        store = self.cluster.store
+        match step:
+            case ListFiles():
+                store.list(self, lambda sizes: go_on(search.listed(sizes)), unreachable)
+            case ReadManifest(number):
+
+                def read(found: tuple[bytes, bool] | None) -> None:
+                    go_on(search.unusable("it is gone") if found is None else search.manifest_read(found[0]))
+
+                store.read(self, manifest_name(number), read, unreachable)
+            case LoadBlocks(manifest):
+
+                def loaded(is_usable: bool) -> None:
+                    go_on(search.loaded() if is_usable else search.unusable("a file cannot be used"))
+
+                saved = plan_of(manifest.pserver_count, manifest.cut_for)
+                self._load(manifest, list(recut(manifest, saved, self.plan, self.index)), [], loaded, unreachable)
+            case Found(number, skipped):
+                self._apply(happens.Restored(number, skipped))
+            case _:
+                self._apply(happens.NothingLoadable(step.skipped))
+
+    def _load(
+        self,
+        manifest: Manifest,
+        parts: list[FilePart],
+        found: list[StoredShard],
+        done: Callable[[bool], None],
+        failed: Action,
+    ) -> None:
+        """Read the files one after the other; whether all can be used, and the blocks have what is in them."""
+        if len(found) == len(parts):
+            self._fill(list(zip(parts, found, strict=True)))
+            done(True)
+            return
+
+        def read(stored: tuple[StoredShard, bool] | None) -> None:
+            if stored is None or (stored[1] and "hashes are not compared" not in self.flaws):
+                done(False)
+            else:
+                self._load(manifest, parts, [*found, stored[0]], done, failed)
+
+        self.cluster.store.read(self, parts[len(found)].file.name, read, failed)
+
+    def _fill(self, found: list[tuple[FilePart, StoredShard]]) -> None:
+        if "snapshot without applied" not in self.flaws:
+            sets = {part.file.name: AppliedBatches.decode(shard.applied) for part, shard in found}
+            self.applied = applied_of([part for part, _ in found], sets)
+        for part, shard in found:
+            for number in part.blocks:
+                block, place = self.blocks[number], shard.blocks.index(number)
+                block.rounds = BlockRounds(block.rounds.mode, shard.versions[place])
+                block.values, block.model = list(shard.values[place]), shard.model
 
     # the master
 
@@ -288,75 +336,64 @@ class Pserver(Process):
         """What a member that joins now has to start at, or later."""
         return max((block.rounds.position for block in self.ordered), default=0)
 
+    def _has_lease(self) -> bool:
+        if not self.lease.is_held() and "no lease check" not in self.flaws:
+            self._apply(happens.LeaseOver())
+        return self.is_alive
+
     def _serves(self, pserver_generation: int, reply: Reply) -> bool:
         """Whether a request may be carried out."""
-        if not self.lease.is_held() and "no lease check" not in self.flaws:
-            self.end("its lease was lost")
-            return False
-        if not self.is_serving:
-            reply(("not ready",))
+        if not self._has_lease():
             return False
         if pserver_generation != self.generation:
             reply(("fenced",))
+            return False
+        try:
+            self.life.require_values(self.plan.hash)
+        except FlightedlError:
+            reply(("not ready",))
             return False
         return True
 
     def control(self, message: tuple[int, OfPlan], reply: Reply) -> None:
         """A request of a master's, to a process of this generation; the reply, or the error that it gets instead."""
         generation, request = message
-        if not self.lease.is_held() and "no lease check" not in self.flaws:
+        if not self._has_lease():
             reply(ReplacedError(f"the lease of {self.name} is over"))
-            self.end("its lease was lost")
             return
         try:
             if generation != self.generation:
                 raise ReplacedError(f"this is generation {self.generation}, not {generation}")
+            leader = self.directory.get(ADDRESS)
+            self.life.hear_of_master(0 if leader is None else leader.value.generation)
+            self.life.check_request(request)
             reply(self._controlled(request))
         except FlightedlError as error:
             reply(error)
             return
         if isinstance(request, ReloadRequest):
-            self.end("it goes back to the newest checkpoint, or to first values")
+            self._apply(happens.ReloadAsked())
         elif isinstance(request, ViewRequest):
             self._serve_waiting()
 
     def _controlled(self, request: OfPlan) -> AppliedReply | SnapshotReply | ViewReply | None:
-        if request.plan_hash != plan_of(self.cluster.pserver_count, self.cluster.shape.cut_for).hash:
-            raise FencedError("the master means another shard plan")
-        self._hear_of_master(request)
-        if isinstance(request, ReloadRequest):
-            return None
-        if isinstance(request, AppliedRequest) and self.lacks is not None and not self.is_serving:
-            return AppliedReply(summary=AppliedSummary().encode(), lacks_election=self.lacks)
-        if not self.is_serving:
-            raise NotReadyError(f"{self.name} has no values yet")
-        if isinstance(request, ViewRequest):
-            verdict = self._adopt(view_of(request))
-            return verdict.reply(request.serial, self._highest_after(verdict))
-        if isinstance(request, SnapshotRequest):
-            order = SnapshotOrder.of(request)
-            return self._take_order(order).reply()
-        if isinstance(request, SealRequest):
-            for epoch, task_count in request.epochs:
-                self.applied.seal(epoch, task_count)
-            return None
-        assert isinstance(request, AppliedRequest)
-        return AppliedReply(
-            summary=AppliedSummary.of(self.applied).encode(),
-            checkpoint=self.loaded,
-            skipped=[f"checkpoint {each.number}: {each.reason}" for each in self.skipped.values()],
-            rejected=list(self.skipped),
-        )
-
-    def _hear_of_master(self, request: OfPlan) -> None:
-        """Know the newest master; an older one's orders are refused."""
-        if not isinstance(request, OfMaster | ViewRequest | SnapshotRequest):
-            return
-        leader = self.directory.get(ADDRESS)
-        known = max(self._newest_master, 0 if leader is None else leader.value.generation)
-        if isinstance(request, OfMaster) and request.master_generation < known:
-            raise FencedError(f"master {request.master_generation} is deposed: {known} leads")
-        self._newest_master = max(self._newest_master, request.master_generation)
+        match request:
+            case ViewRequest():
+                self.life.require_visible()
+                verdict = self._adopt(view_of(request))
+                return verdict.reply(request.serial, self._highest_after(verdict))
+            case SnapshotRequest():
+                self.life.require_snapshots()
+                return self._take_order(SnapshotOrder.of(request)).reply()
+            case SealRequest():
+                self.life.require_snapshots()
+                for epoch, task_count in request.epochs:
+                    self.applied.seal(epoch, task_count)
+                return None
+            case AppliedRequest():
+                return self.life.applied(lambda: AppliedSummary.of(self.applied))
+            case _:
+                return None
 
     def _adopt(self, view: View) -> ViewVerdict:
         """Take a view over in all blocks."""
@@ -399,7 +436,7 @@ class Pserver(Process):
             at_round = block.rounds.version
         block.rounds.switch(verdict.switch, at_round)
         self._settle(block)
-        self._look(block)
+        self._cut_if_due(block)
         if block.rounds.version != verdict.switch_round:
             raise Violation(f"{self.name}, block {block.number}: begins {verdict.switch} at {block.rounds.version}")
 
@@ -410,7 +447,7 @@ class Pserver(Process):
             self.copies = {}
             self._name = order.name
             for block in self.ordered:
-                self._look(block)
+                self._cut_if_due(block)
             self._save()
         progress = self.snapshots.progress
         assert progress is not None
@@ -418,7 +455,7 @@ class Pserver(Process):
 
     # snapshots
 
-    def _look(self, block: Block) -> None:
+    def _cut_if_due(self, block: Block) -> None:
         """Cut a block when it is time."""
         cut = self.snapshots.cut
         if cut is None or not cut.is_due(self.positions[block.number], block.rounds.version):
@@ -493,7 +530,7 @@ class Pserver(Process):
         elements = [self.cluster.shape.element_of(batch) for batch in push.batches]
         is_member = self.view.is_member(push.member, push.trainer, push.generation)
         if "apply before check" in flaws and not is_member and weight:
-            self._apply(block, elements)
+            self._update(block, elements)
         if not is_member and "no membership check" not in flaws:
             return "not member", ()
         position = self.positions[block.number]
@@ -522,8 +559,8 @@ class Pserver(Process):
                 block.accumulator = []
             block.accumulator.extend(elements)
         elif isinstance(outcome, Apply):
-            self._apply(block, elements)
-            self._look(block)
+            self._update(block, elements)
+            self._cut_if_due(block)
         self._settle(block)
         return "done", ()
 
@@ -539,7 +576,7 @@ class Pserver(Process):
             if self.applied.mark(position, batch, push.batch_count) and self.snapshots.cut is not None:
                 self.snapshots.cut.marked(position, batch, push.batch_count)
 
-    def _apply(self, block: Block, elements: Sequence[int]) -> None:
+    def _update(self, block: Block, elements: Sequence[int]) -> None:
         block.updates += 1
         for element in elements:
             block.values[element] += 1
@@ -556,9 +593,9 @@ class Pserver(Process):
             if is_sync and not due <= block.arrived:
                 raise Violation(f"{self.name}, block {block.number}: round {version} closed without {due}")
             if rounds.close().has_update:
-                self._apply(block, block.accumulator)
+                self._update(block, block.accumulator)
             block.arrived = set()
-            self._look(block)
+            self._cut_if_due(block)
         self._save()
 
     def pull(self, request: PullRequest, reply: Reply) -> None:

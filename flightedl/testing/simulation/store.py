@@ -33,6 +33,8 @@ class Store(Process):
         self.sizes: dict[str, int] = {}
         #: Files whose bytes are no longer those that were written.
         self.rotten: set[str] = set()
+        #: What they were.
+        self._whole: dict[str, tuple[Any, int]] = {}
         #: The chance that a request fails.
         self.error_rate = 0.0
         self.is_down = False
@@ -108,8 +110,10 @@ class Store(Process):
 
     def rot(self, name: str, is_torn: bool) -> None:
         """A file is no longer what was written: shorter, or with other bytes."""
-        self.rotten.add(name)
         content = self.files[name]
+        if name not in self.rotten:
+            self._whole[name] = (content, self.sizes[name])
+        self.rotten.add(name)
         if isinstance(content, bytes):
             middle = len(content) // 2
             self.files[name] = content[:middle] if is_torn else content[:middle] + b"\0" + content[middle + 1 :]
@@ -118,3 +122,9 @@ class Store(Process):
             self.files[name] = replace(content, values=(flipped, *content.values[1:]))
         if is_torn:
             self.sizes[name] //= 2
+
+    def mend(self) -> None:
+        """Somebody puts copies of all damaged files back."""
+        for name in self.rotten:
+            self.files[name], self.sizes[name] = self._whole[name]
+        self.rotten.clear()

@@ -1,0 +1,134 @@
+"""Which checkpoint a pserver loads, and which first values its blocks have."""
+
+from __future__ import annotations
+
+from collections.abc import Container
+
+import pytest
+
+from flightedl.domain.checkpoints_manifest import Manifest, ShardFile, Skipped, manifest_name, shard_name
+from flightedl.domain.pserver.first_values import FirstValues
+from flightedl.domain.pserver.search import CheckpointSearch, Found, ListFiles, LoadBlocks, NothingFound, ReadManifest
+
+
+class Store:
+    """Files of checkpoints with one shard each, and a search in it."""
+
+    def __init__(self, *numbers: int) -> None:
+        self.sizes: dict[str, int] = {}
+        self.data: dict[int, bytes] = {}
+        for number in numbers:
+            self.add(number)
+
+    def add(self, number: int) -> None:
+        name = shard_name(number, 0, 1, 7, 1)
+        file = ShardFile(
+            index=0, generation=7, name=name, size_bytes=9, hash="0" * 32, blocks=1, lowest_version=0, highest_version=0
+        )
+        manifest = Manifest(
+            job="job",
+            number=number,
+            plan_hash="p",
+            pserver_count=1,
+            cut_for=1,
+            round=None,
+            created_s=0.0,
+            shards=(file,),
+        )
+        self.data[number] = manifest.encode()
+        self.sizes |= {name: 9, manifest_name(number): len(self.data[number])}
+
+    def sweep(self, number: int) -> None:
+        for name in [name for name in self.sizes if name.startswith(f"c-{number}/")]:
+            del self.sizes[name]
+
+    def tried(
+        self, loadable: range | None = None, damaged: Container[int] = (), rejected: Container[int] = ()
+    ) -> list[object]:
+        """The numbers that were loaded or could not be, and the end."""
+        search = CheckpointSearch("job", loadable, rejected)
+        step, seen = search.begin(), []
+        while True:
+            match step:
+                case ListFiles():
+                    step = search.listed(self.sizes)
+                case ReadManifest(number):
+                    step = search.manifest_read(self.data[number])
+                case LoadBlocks(manifest):
+                    seen.append(manifest.number)
+                    step = search.unusable("flipped") if manifest.number in damaged else search.loaded()
+                case _:
+                    return [*seen, step]
+
+
+def test_the_newest_one_is_loaded():
+    assert Store(1, 3, 2).tried() == [3, Found(3, ())]
+
+
+def test_one_that_cannot_be_used_gives_way_to_the_one_before_it():
+    store = Store(1, 2, 3)
+    store.data[3] = store.data[3][:-1]
+    flipped = Skipped(2, "flipped")
+    *tried, found = store.tried(damaged={2})
+    assert tried == [2, 1]
+    assert isinstance(found, Found)
+    assert (found.number, [each.number for each in found.skipped], found.skipped[1]) == (1, [3, 2], flipped)
+
+
+def test_a_listing_shows_what_is_torn_before_it_is_read():
+    store = Store(1, 2)
+    store.sizes[shard_name(2, 0, 1, 7, 1)] -= 1
+    assert store.tried()[0] == 1
+
+
+@pytest.mark.parametrize(("loadable", "number"), [(range(2, 4), 3), (range(1, 3), 2), (range(4, 9), None)])
+def test_only_what_etcd_allows_is_looked_at(loadable: range, number: int | None):
+    found = Store(1, 2, 3).tried(loadable)[-1]
+    assert found == (NothingFound(()) if number is None else Found(number, ()))
+
+
+def test_what_another_pserver_could_not_load_is_not_looked_at():
+    """Where all go back to one checkpoint, they would else never agree on it."""
+    tried, found = Store(1, 2, 3).tried(rejected={3})
+    assert tried == 2
+    assert isinstance(found, Found)
+    assert [each.number for each in found.skipped] == [3]
+
+
+def test_where_none_can_be_used_it_says_why_of_each():
+    found = Store(1, 2).tried(damaged={1, 2})[-1]
+    assert found == NothingFound((Skipped(2, "flipped"), Skipped(1, "flipped")))
+
+
+def test_what_was_begun_and_never_completed_is_told_too():
+    store = Store()
+    store.sizes["c-4/shard"] = 1
+    (found,) = store.tried()
+    assert isinstance(found, NothingFound)
+    assert [each.number for each in found.skipped] == [4]
+
+
+def test_when_all_that_was_listed_is_gone_the_store_is_listed_again():
+    store = Store(1)
+    search = CheckpointSearch("job", None)
+    search.begin()
+    assert search.listed(store.sizes) == ReadManifest(1)
+    store.add(2)
+    store.sweep(1)
+    assert search.unusable("it is gone") == ListFiles()
+    assert search.listed(store.sizes) == ReadManifest(2)
+    assert isinstance(search.manifest_read(store.data[2]), LoadBlocks)
+    assert search.loaded() == Found(2, ())
+
+
+def test_values_of_a_newer_election_replace_older_ones_block_by_block():
+    values = FirstValues()
+    for block in (0, 1):
+        assert values.may_take(block, 5)
+        values.took(block, 5)
+    assert values.count(5) == 2
+    assert values.may_take(0, 6)
+    values.took(0, 6)
+    assert (values.count(5), values.count(6)) == (1, 1)
+    assert not values.may_take(0, 5)
+    assert values.may_take(1, 5), "the same again"
