@@ -108,6 +108,8 @@ class DurableState:
     def _run(self) -> None:
         try:
             self._write_on()
+        except FlightedlError as error:
+            self._step_down(f"its state cannot be written: {error}")
         except Exception as error:  # noqa: BLE001 - see below
             # Whatever it is: a master whose state is not written any more would keep the lock and answer nobody.
             _log.exception("the state cannot be written")
