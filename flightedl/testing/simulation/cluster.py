@@ -14,9 +14,9 @@ from flightedl.domain.modes import Async, Bounded, Mode, Sync
 from flightedl.errors import CorruptError
 from flightedl.messages.tasks import FinishedTask
 from flightedl.testing.simulation.etcd import STATE, Etcd
-from flightedl.testing.simulation.job import JobShape, lacking, plan_of
+from flightedl.testing.simulation.job import JobShape, plan_of, wrong
 from flightedl.testing.simulation.master import Master
-from flightedl.testing.simulation.pserver import Pserver
+from flightedl.testing.simulation.pserver import Block, Pserver
 from flightedl.testing.simulation.store import Store
 from flightedl.testing.simulation.strikes import Strikes
 from flightedl.testing.simulation.trainer import Trainer
@@ -27,6 +27,8 @@ _FAULTY_S = 90.0
 _CALM_S = 300.0
 _MASTERS = 2
 _MANY_TASKS_SHARE = 0.2
+_GROWING_SHARE = 0.25
+_STOPPED_SHARE = 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,17 +63,27 @@ class Cluster:
         #: Whether the mode is changed now and then.
         self.changes_modes = not mode
         self.mode_name = mode or random.choice(("sync", "sync", "async", "bounded"))
+        batch_counts = (1,) * self._many or tuple(random.choice((1, 1, 2, 3)) for _ in range(random.randint(2, 5)))
+        #: Likewise.
+        self.fates = Random(f"fates {seed}")  # noqa: S311 - likewise
+        grows = self.fates.random() < _GROWING_SHARE
         self.shape = JobShape(
             mode=modes[self.mode_name],
-            batch_counts=(1,) * self._many or tuple(random.choice((1, 1, 2, 3)) for _ in range(random.randint(2, 5))),
+            batch_counts=batch_counts,
             epochs=random.randint(1, 3),
             seed=seed,
             shuffle=random.random() < 0.7,
             cut_for=self.pserver_count,
             recovery=recovery or random.choice(("replay", "replay", "replay", "rollback")),
+            first_count=self.fates.randrange(len(batch_counts)) if grows else len(batch_counts),
         )
+        #: Tasks whose files are there.
+        self.joined = self.shape.first_count
+        #: Whether somebody may end the job before its end.
+        self.may_be_stopped = self.fates.random() < _STOPPED_SHARE
         self.checkpoint_settings = CheckpointSettings(
             interval_s=random.choice((0.7, 2.0, 5.0)),
+            interval_tasks=self.fates.choice((None, None, 1, 3)),
             keep=random.randint(1, 3),
             keep_every=random.choice((None, None, 4)),
             patience_s=2.0,
@@ -103,8 +115,10 @@ class Cluster:
         self.begun_anew = 0
         self._boot()
         self._look_at_leases()
+        strikes = Strikes(self)
+        strikes.plan_fates()
         if fault_scale:
-            Strikes(self).plan()
+            strikes.plan()
 
     # who runs
 
@@ -287,8 +301,14 @@ class Cluster:
                 continue
             for block in key.value.ordered:
                 waiting = {self.shape.element_of(batch) for batch in block.rounds.held_batches}
-                if missing := set(lacking(block.values)) - waiting:
+                if missing := set(self._wrong(block, master)) - waiting:
                     raise Violation(f"{master.name} says that all is done, but {key.value.name} lacks {missing}")
+
+    def _wrong(self, block: Block, master: Master) -> list[int]:
+        """Elements of a block that do not have their batch exactly once, by this master's account of the tasks."""
+        work = master.core.work
+        assert work is not None, "a master that leads has a queue"
+        return wrong(block.values, self.shape, work.queue, is_stopped=master.core.is_stopped)
 
     # the run
 
@@ -322,6 +342,7 @@ class Cluster:
     def _calm(self) -> None:
         self.world.note("no more faults")
         self.world.calm()
+        self.joined = len(self.shape.batch_counts)
         self.store.error_rate = 0.0
         self.etcd.review()
 
@@ -350,6 +371,8 @@ class Cluster:
 
     def _check_end(self) -> None:
         found = 0
+        leader = self.leader()
+        assert leader is not None, "a run ends under a master"
         models = {block.model for p in self._serving().values() for block in p.ordered} - {None}
         if len(models) > 1:
             raise Violation(f"the blocks have grown from first values of several elections: {models}")
@@ -357,14 +380,12 @@ class Cluster:
             pserver.check()
             for block in pserver.ordered:
                 found += 1
-                if wrong := lacking(block.values):
-                    counts = [(element, block.values[element]) for element in wrong[:5]]
+                if found_wrong := self._wrong(block, leader):
+                    counts = [(element, block.values[element]) for element in found_wrong[:5]]
                     raise Violation(f"block {block.number} on {pserver.name} ends with {counts}")
         if found != plan_of(self.pserver_count, self.shape.cut_for).block_count:
             raise Violation(f"only {found} blocks are there at the end")
-        leader = self.leader()
-        if leader is not None:
-            leader.core.check()
+        leader.core.check()
 
     def describe(self) -> str:
         """Who waits for whom."""

@@ -11,12 +11,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
+from msgspec.structs import replace
+
 from flightedl.domain.batches import Batch
 from flightedl.domain.modes import Mode
 from flightedl.domain.parameters import ParameterSpec
 from flightedl.domain.sharding import ShardPlan, plan_for
+from flightedl.domain.tasks import TaskQueue
 from flightedl.domain.tasks_values import QueueSettings
-from flightedl.messages.declarations import JobDeclaration, ModelDeclaration, ModelReply
+from flightedl.messages.declarations import ArrivalRecord, JobDeclaration, ModelDeclaration, ModelReply
 
 #: A model of four blocks, whose plan is the production one.
 PARAMETERS = (ParameterSpec("w", (200,)), ParameterSpec("b", (10,)), ParameterSpec("u", (30_000,)))
@@ -39,7 +42,7 @@ class JobShape:
     """What stays the same for the life of a job."""
 
     mode: Mode
-    #: Batches of each task.
+    #: Batches of each task, also of those that join while the job runs.
     batch_counts: tuple[int, ...]
     epochs: int
     seed: int
@@ -47,12 +50,19 @@ class JobShape:
     #: For how many pservers the parameters were cut.
     cut_for: int
     recovery: str
+    #: Tasks that are there at the beginning; more: the dataset grows.
+    first_count: int
 
     @property
-    def queue_settings(self) -> QueueSettings:
-        """Time limits in simulated seconds; nothing is ever given up."""
+    def grows(self) -> bool:
+        """Whether tasks join while the job runs."""
+        return self.first_count < len(self.batch_counts)
+
+    def queue_settings(self, task_count: int) -> QueueSettings:
+        """Time limits in simulated seconds; nothing is ever given up. ``task_count``: tasks that have joined."""
         return QueueSettings(
-            task_count=len(self.batch_counts),
+            task_count=task_count,
+            follow=self.grows,
             batch_counts=self.batch_counts.__getitem__,
             epochs=self.epochs,
             seed=self.seed,
@@ -86,6 +96,35 @@ def declaration_of(mode: Mode, pserver_count: int, cut_for: int) -> JobDeclarati
     )
 
 
-def lacking(values: Sequence[int]) -> list[int]:
-    """Elements that are not exactly 1."""
-    return [element for element, value in enumerate(values) if value != 1]
+def with_tasks(declaration: JobDeclaration, task_count: int) -> JobDeclaration:
+    """As it is saved: with the tasks that have joined, which a real job finds by their files."""
+    return replace(declaration, arrivals=[ArrivalRecord(files=[("tasks", task_count, "")])])
+
+
+def tasks_of(declaration: JobDeclaration) -> int:
+    """The tasks in what ``with_tasks`` made."""
+    return declaration.arrivals[0].files[0][1]
+
+
+def wrong(values: Sequence[int], shape: JobShape, queue: TaskQueue, *, is_stopped: bool) -> list[int]:
+    """Elements that do not have their batch exactly once, of the tasks that this queue has had or is to have.
+
+    Of a job that was stopped, batches that do not count as done may be there or not.
+    """
+    found = []
+    for epoch in range(shape.epochs):
+        size = queue.epoch_size(epoch) if epoch <= queue.epoch else queue.task_count
+        for task, batch_count in enumerate(shape.batch_counts):
+            first = shape.element_of(Batch(epoch, task, 0))
+            if task >= size:
+                expected: set[int] = set()
+            elif is_stopped:
+                stretches = queue.batches(epoch, task).done if epoch < queue.begun_epochs else ()
+                expected = {first + batch for start, end in stretches for batch in range(start, end)}
+            else:
+                expected = set(range(first, first + batch_count))
+            for element in range(first, first + batch_count):
+                is_right = values[element] == 1 if element in expected else values[element] <= is_stopped
+                if not is_right:
+                    found.append(element)
+    return found

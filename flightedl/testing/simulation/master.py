@@ -27,7 +27,7 @@ from flightedl.messages.control import AppliedReply, SealRequest, SnapshotReply,
 from flightedl.messages.declarations import JobDeclaration
 from flightedl.messages.tasks import FinishedTask, JoinRequest, ModeRequest, ReturnedTask, TasksReply, TasksTicket
 from flightedl.testing.simulation.etcd import ADDRESS, DONE, INIT, LOCK, STATE, Transaction, claimed
-from flightedl.testing.simulation.job import declaration_of
+from flightedl.testing.simulation.job import declaration_of, tasks_of, with_tasks
 from flightedl.testing.simulation.world import Action, Process, Reply
 
 if TYPE_CHECKING:
@@ -74,6 +74,8 @@ class Master(Process):
         self._calls: dict[int, Reply] = {}
         self._call_count = 0
         self._links = [Link() for _ in range(cluster.pserver_count)]
+        #: Whether files that joined are not stored yet.
+        self._is_growing = False
         #: Work in the store goes one after the other.
         self._store_work: list[out.StoreWork] = []
         self._is_storing = False
@@ -139,7 +141,9 @@ class Master(Process):
             self._settings(), self.world.now, recovery=stored["recovery"], checkpoints=stored["checkpoints"]
         )
         core.declaration = decode(stored["declaration"], JobDeclaration)
-        core.begin_training(self.cluster.shape.queue_settings, stored["queue"], stored["failures"])
+        core.is_stopped = "stopped" in stored
+        settings = self.cluster.shape.queue_settings(int(stored["tasks"]))
+        core.begin_training(settings, stored["queue"], stored["failures"])
         assert core.declaration.model is not None, "a stored state has a model"
         try:
             core.begin_membership(core.declaration.model, stored["membership"])
@@ -175,11 +179,11 @@ class Master(Process):
 
     def _begin_new(self, manifest: Manifest | None, sizes: dict[str, int], rejected: list[int]) -> None:
         shape, count, now = self.cluster.shape, self.cluster.pserver_count, self.world.now
-        mode = shape.mode
+        mode, task_count = shape.mode, shape.first_count
         if manifest is not None:
-            saved = decode(bytes(manifest.declaration), JobDeclaration).model
-            assert saved is not None, "a checkpoint has a model"
-            mode = Mode.from_json(saved.present_mode)
+            saved = decode(bytes(manifest.declaration), JobDeclaration)
+            assert saved.model is not None, "a checkpoint has a model"
+            mode, task_count = Mode.from_json(saved.model.present_mode), tasks_of(saved)
             if manifest.stored_queue is not None:
                 self._first_puts = {INIT: DONE}
         checkpoints = Checkpoints(
@@ -194,7 +198,8 @@ class Master(Process):
         )
         core = self.core = MasterCore(self._settings(), now, checkpoints=checkpoints)
         core.declaration = declaration_of(mode, count, shape.cut_for)
-        core.begin_training(shape.queue_settings, None if manifest is None else manifest.stored_queue, None)
+        stored_queue = None if manifest is None else manifest.stored_queue
+        core.begin_training(shape.queue_settings(task_count), stored_queue, None)
         core.begin_mode(mode, None)
         core.touch()
         self._lead(is_graceful=True)
@@ -316,7 +321,12 @@ class Master(Process):
 
     def _write_now(self) -> None:
         self.core.check()
-        self._send_state(self.core.revision, self.core.encode())
+        self._send_state(self.core.revision, self.core.encode() | {"tasks": str(self._queue.task_count).encode()})
+
+    @property
+    def _queue(self) -> TaskQueue:
+        assert self.core.work is not None, "a master that has begun has a queue"
+        return self.core.work.queue
 
     def _send_state(self, revision: int, encoded: dict[str, bytes]) -> None:
         if not self.is_held():
@@ -382,7 +392,31 @@ class Master(Process):
     def _tick(self) -> None:
         if self.is_held():
             self.later(_TICK_S, self._tick)
+            self._look_for_files()
             self.apply(events.TimePassed())
+
+    def _look_for_files(self) -> None:
+        """Files may have joined the dataset; as the growing of a real master, one step after the other."""
+        if not self._queue.is_growing or self._is_growing:
+            return
+        cluster, core = self.cluster, self.core
+        if self._queue.task_count < cluster.joined:
+            core.grow(cluster.joined)
+        elif cluster.joined == len(cluster.shape.batch_counts):
+            core.end_growth()
+        else:
+            return
+        self._is_growing = True
+
+        def stored() -> None:
+            self._is_growing = False
+
+        self._carry_out(core.settle(self.world.now))
+        self._after_stored(core.revision, stored)
+
+    def stop(self) -> None:
+        """A trainer ends the job."""
+        self._ask(events.StopAsked, 0.0, lambda _: None)
 
     # pservers
 
@@ -528,11 +562,11 @@ class Master(Process):
         if checkpoints.under_way != number:
             self._store_work_done()
             return
-        model, work = self.core.declaration.model, self.core.work
+        model = self.core.declaration.model
         assert model is not None, "a checkpoint is of a model"
-        assert work is not None, "and of a queue"
+        declaration = encode(with_tasks(self.core.declaration, self._queue.task_count))
         manifest = checkpoints.manifest(
-            "job", model.plan_hash, model.cut_for, encode(self.core.declaration), work.queue.encode(), self.world.now
+            "job", model.plan_hash, model.cut_for, declaration, self._queue.encode(), self.world.now
         )
         data = manifest.encode()
 

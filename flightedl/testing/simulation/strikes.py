@@ -20,6 +20,26 @@ class Strikes:
         self._cluster = cluster
         self._world = cluster.world
 
+    def plan_fates(self) -> None:
+        """What happens to a job that is no fault: files join its dataset, and somebody may end it early."""
+        cluster, fates = self._cluster, self._cluster.fates
+
+        def join() -> None:
+            if cluster.joined < len(cluster.shape.batch_counts):
+                cluster.joined += 1
+                self._world.note("files join: {} tasks", cluster.joined)
+                self._world.after(fates.expovariate(0.3), join)
+
+        def stop() -> None:
+            leader = cluster.leader()
+            if leader is not None and not leader.is_frozen:
+                self._world.note("somebody ends the job")
+                leader.stop()
+
+        self._world.after(fates.expovariate(0.3), join)
+        if cluster.may_be_stopped:
+            self._world.after(fates.uniform(1.0, 20.0), stop)
+
     def plan(self) -> None:
         """Strike some time from now, and again, for as long as there are faults."""
         pause_s = self._world.random.expovariate(1.0) * 2.0 / self._cluster.fault_scale
