@@ -26,6 +26,8 @@ from flightedl.testing.simulation.world import NetworkFaults, Process, Violation
 _FAULTY_S = 90.0
 _CALM_S = 300.0
 _MASTERS = 2
+#: So long after it was mended a pserver may still find a checkpoint damaged.
+_MENDED_S = 5.0
 _MANY_TASKS_SHARE = 0.2
 _GROWING_SHARE = 0.25
 _STOPPED_SHARE = 0.1
@@ -111,6 +113,8 @@ class Cluster:
         self._life = 0
         self._names = 0
         self.checkpoints = 0
+        #: Checkpoint -> when it was last seen to be damaged.
+        self._damaged: dict[int | None, float] = {}
         #: How often a master let the model begin anew.
         self.begun_anew = 0
         self._boot()
@@ -160,9 +164,10 @@ class Cluster:
     def gave_up(self, pserver: Pserver, why: str) -> None:
         """A pserver ends the job, because no checkpoint can be loaded: it is right, and somebody mends the store."""
         self.world.note("{} gives the job up: {}", pserver.name, why)
-        loadable = self.loadable()
-        damaged = {number_of(name) for name in self.store.rotten}
-        if loadable is None or not damaged.intersection(loadable):
+        loadable, now = self.loadable(), self.world.now
+        # What was mended for another one a moment ago may still have been read as it was.
+        self._damaged |= {number_of(name): now for name in self.store.rotten}
+        if loadable is None or all(now - self._damaged.get(number, -_MENDED_S) >= _MENDED_S for number in loadable):
             raise Violation(f"{pserver.name} gives the job up, and no checkpoint is damaged: {why}")
         self.store.mend()
         self.ended(pserver)

@@ -22,6 +22,9 @@ from flightedl.domain.master.members import Members
 from flightedl.domain.master.pservers import Pservers
 from flightedl.domain.master.work import Work
 from flightedl.domain.membership import Membership
+from flightedl.domain.pserver.life import PserverLife
+from flightedl.domain.pserver.life_values import ReloadAsked
+from flightedl.domain.pserver.search import CheckpointSearch
 from flightedl.domain.tasks import TaskQueue
 from flightedl.testing.simulation.flaws import FLAWS
 
@@ -123,7 +126,36 @@ def _told_before_it_is_stored(original: Callable[..., Any]) -> Callable[..., Any
     return next_call
 
 
+def _begins_from_nothing(original: Callable[..., Any]) -> Callable[..., Any]:
+    def seek_values(self: PserverLife) -> Any:
+        facts = self._facts
+        if facts.election is not None and facts.loadable is None and not self._is_given:
+            self._is_given = True
+            return self._serve(facts.election, None)
+        return original(self)
+
+    return seek_values
+
+
+def _no_rejected(original: Callable[..., Any]) -> Callable[..., Any]:
+    def begin(self: CheckpointSearch, job: str, loadable: Any, _rejected: Any = ()) -> None:
+        original(self, job, loadable)
+
+    return begin
+
+
+def _stays(original: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda self, event: () if isinstance(event, ReloadAsked) else original(self, event)
+
+
 PLANTED: dict[str, Planted] = {
+    "lost values are zeros": _bug(
+        "a pserver whose values are lost begins from nothing", PserverLife, "_seek_values", _begins_from_nothing
+    ),
+    "what others could not load is loaded": _bug(
+        "pservers that go back never agree on a checkpoint", CheckpointSearch, "__init__", _no_rejected
+    ),
+    "orders to go back are forgotten": _bug("a pserver that is told to go back stays", PserverLife, "apply", _stays),
     "no generation check": _bug(
         "reports of work that a past process of a pserver acknowledged count", Pservers, "counts", _always(True)
     ),

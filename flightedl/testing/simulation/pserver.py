@@ -139,7 +139,7 @@ class Pserver(Process):
         for effect in effects:
             self._carry_out(effect)
 
-    def _carry_out(self, effect: happens.Effect) -> None:
+    def _carry_out(self, effect: happens.Effect) -> None:  # noqa: C901 - a line for each effect
         match effect:
             case happens.Build():
                 self._apply(happens.PlanMade(self.plan.hash))
@@ -157,6 +157,8 @@ class Pserver(Process):
                 self.world.note("{} lacks the values of election {}", self.name, election)
             case happens.Serve(election, checkpoint):
                 self.world.note("{} serves election {} from checkpoint {}", self.name, election, checkpoint)
+                if any(block.model is None for block in self.ordered):
+                    raise Violation(f"{self.name} serves blocks that have no first values")
             case happens.Fail(why):
                 self.cluster.gave_up(self, why)
             case happens.StartAgain(why):
