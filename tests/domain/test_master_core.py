@@ -1,0 +1,552 @@
+"""The master's core: given these events, exactly these effects."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from flightedl.domain.checkpoints_replay import AppliedSummary
+from flightedl.domain.checkpoints_values import CheckpointSettings, MovePointer, WriteManifest
+from flightedl.domain.master import effects as out
+from flightedl.domain.master import events
+from flightedl.domain.master.core import CoreSettings, MasterCore
+from flightedl.domain.modes import Async, Mode, Sync
+from flightedl.domain.tasks_values import QueueSettings
+from flightedl.errors import FlightedlError, JobFailedError, NotReadyError, UnregisteredError, UsageError
+from flightedl.messages.checkpoints import CheckpointRequest
+from flightedl.messages.control import (
+    AppliedReply,
+    AppliedRequest,
+    ReloadRequest,
+    SealRequest,
+    ShardFileMessage,
+    SnapshotReply,
+    SnapshotRequest,
+    ViewReply,
+    ViewRequest,
+)
+from flightedl.messages.declarations import JobDeclaration, ModelDeclaration, ModelReply
+from flightedl.messages.status import PserverStatusReply
+from flightedl.messages.tasks import Assignment, FinishedTask, JoinRequest, ModeRequest, TasksReply, TasksTicket
+
+MASTER, PSERVER, A, B = 5, 10, 20, 21
+
+
+class Bench:
+    """A master whose clock is turned by hand, with one pserver and two trainers."""
+
+    def __init__(self, mode: Mode | None = None, *, tasks: int = 2, epochs: int = 1, **settings: Any) -> None:
+        self.core = MasterCore(
+            CoreSettings(generation=MASTER, pserver_count=1, **({"keeps_checkpoints": False} | settings)), 0.0
+        )
+        mode = Sync() if mode is None else mode
+        declared = ModelDeclaration(parameters=[], optimizer={}, mode=mode.to_json())
+        self.core.declaration = JobDeclaration(
+            model=ModelReply(declaration=declared, pservers=1, plan_hash="p", is_former=False)
+        )
+        self.core.begin_training(QueueSettings(tasks, lambda _: 1, epochs=epochs), None, None)
+        self.core.begin_mode(mode, None)
+        self.now = 0.0
+        self.calls = 0
+        self.answers: dict[int, out.Answer] = {}
+        self.see({"a": A, "b": B}, {0: PSERVER})
+
+    def apply(self, event: events.Event) -> list[out.Effect]:
+        effects = self.core.apply(event, self.now)
+        self.core.check()
+        self.answers |= {each.call: each for each in effects if isinstance(each, out.Answer)}
+        return effects
+
+    def see(self, trainers: dict[str, int], pservers: dict[int, int], revision: int = 100) -> list[out.Effect]:
+        return self.apply(events.LeasesSeen(trainers, pservers, revision))
+
+    def call(self, kind: Any, *arguments: Any) -> int:
+        self.calls += 1
+        self.apply(kind(self.calls, *arguments))
+        return self.calls
+
+    def reply(self, call: int) -> Any:
+        return self.answers[call].reply
+
+    # trainers
+
+    def ask(self, trainer: str = "a", generation: int = A, wait_s: float = 0.0, **more: Any) -> int:
+        ticket = TasksTicket(trainer=trainer, generation=generation, wait_s=wait_s, **more)
+        return self.call(events.WorkAsked, ticket)
+
+    def take(self, trainer: str = "a", generation: int = A) -> Assignment:
+        (given,) = self.reply(self.ask(trainer, generation)).assignments
+        return given
+
+    def join(self, trainer: str = "a", generation: int = A, wait_s: float = 2.0, attempt: int | None = None) -> int:
+        request = JoinRequest(trainer=trainer, generation=generation, wait_s=wait_s, attempt=attempt)
+        return self.call(events.JoinAsked, request)
+
+    def finish(self, *done: Assignment, by: int = PSERVER, **more: Any) -> TasksReply:
+        reports = [
+            FinishedTask(epoch=each.epoch, position=each.position, attempt=each.attempt, pservers=[by]) for each in done
+        ]
+        return self.reply(self.ask(finished=reports, **({"want": 0} | more)))
+
+    # the pserver
+
+    def control(self, generation: int = PSERVER) -> out.ControlCall | out.NothingToSay:
+        (call,) = [
+            each
+            for each in self.apply(events.ControlAsked(0, generation))
+            if isinstance(each, out.ControlCall | out.NothingToSay)
+        ]
+        return call
+
+    def applied(self, call: out.ControlCall, generation: int = PSERVER, **done: Any) -> list[out.Effect]:
+        reply = AppliedReply(summary=AppliedSummary(**done).encode())
+        return self.apply(events.AppliedAnswered(0, generation, call.audit, reply))
+
+    def serve(self, generation: int = PSERVER, **done: Any) -> list[Any]:
+        """Answer all that there is to say to the pserver now; the requests."""
+        said = []
+        while isinstance(call := self.control(generation), out.ControlCall):
+            said.append(call.request)
+            match call.request:
+                case AppliedRequest():
+                    self.applied(call, generation, **done)
+                case ViewRequest(serial=serial):
+                    self.apply(events.ViewAnswered(0, generation, ViewReply(serial=serial)))
+                case SealRequest(epochs=epochs):
+                    self.apply(events.SealAnswered(0, generation, epochs[-1][0] + 1))
+                case SnapshotRequest():
+                    self.apply(events.SnapshotAnswered(0, generation, written(call.request)))
+                case _:
+                    break
+        return said
+
+
+def written(order: SnapshotRequest) -> SnapshotReply:
+    file = ShardFileMessage(name=order.name, size_bytes=1, hash="0" * 32, blocks=1, lowest_version=0, highest_version=0)
+    return SnapshotReply(
+        master_generation=order.master_generation,
+        number=order.number,
+        serial=order.serial,
+        state="written",
+        file=file,
+    )
+
+
+# --- work ---
+
+
+def test_work_is_told_when_it_is_stored() -> None:
+    bench = Bench()
+    answer = bench.answers[bench.ask()]
+    assert isinstance(answer.reply, TasksReply)
+    assert [each.task for each in answer.reply.assignments] == [0]
+    assert answer.revision == bench.core.revision > 0
+
+
+def test_a_request_waits_for_work_that_comes_back() -> None:
+    bench = Bench(tasks=1)
+    bench.take()
+    waiting = bench.ask("b", B, wait_s=2.0)
+    assert waiting not in bench.answers
+    bench.see({"b": B}, {0: PSERVER})
+    (given,) = bench.reply(waiting).assignments
+    assert given.task == 0
+
+
+def test_a_request_that_has_waited_long_enough_is_answered_with_nothing() -> None:
+    bench = Bench(tasks=1)
+    bench.take()
+    waiting = bench.ask("b", B, wait_s=2.0)
+    bench.apply(events.WaitEnded(waiting))
+    assert (bench.reply(waiting).assignments, bench.reply(waiting).outcome) == ([], "none_now")
+    assert not [each for each in bench.apply(events.WaitEnded(waiting)) if isinstance(each, out.Answer)]
+
+
+@pytest.mark.parametrize("wait_s", [0.0, 2.0])
+def test_who_only_reports_is_answered_at_once(wait_s: float) -> None:
+    bench = Bench()
+    assert bench.reply(bench.ask(want=0, wait_s=wait_s)).outcome == "none_now"
+
+
+def test_a_request_of_a_trainer_that_is_gone_is_refused_also_while_it_waits() -> None:
+    bench = Bench(tasks=1)
+    bench.take()
+    waiting = bench.ask("b", B, wait_s=2.0)
+    bench.see({"a": A}, {0: PSERVER})
+    assert isinstance(bench.reply(waiting), UnregisteredError)
+    assert isinstance(bench.reply(bench.ask("c", 101)), NotReadyError)
+    assert bench.answers[waiting].revision == 0
+
+
+def test_a_trainer_that_registers_again_is_given_its_task_anew() -> None:
+    bench = Bench(tasks=1)
+    first = bench.take()
+    bench.see({"a": A + 50, "b": B}, {0: PSERVER})
+    again = bench.take("a", A + 50)
+    assert again.task == first.task
+    assert again.attempt != first.attempt
+
+
+def test_a_report_counts_only_by_the_pserver_that_is_there() -> None:
+    bench = Bench()
+    done = bench.take()
+    bench.see({"a": A, "b": B}, {0: PSERVER + 1})
+    reply = bench.finish(done, by=PSERVER)
+    assert [each.attempt for each in reply.lost] == [done.attempt]
+    again = bench.take()
+    assert not bench.finish(again, by=PSERVER + 1).lost
+    assert bench.core.work is not None
+    assert bench.core.work.queue.counts().done == 1
+
+
+def test_before_there_is_a_dataset_there_is_no_work() -> None:
+    core = MasterCore(CoreSettings(generation=MASTER, pserver_count=1), 0.0)
+    core.apply(events.LeasesSeen({"a": A}, {}, 100), 0.0)
+    (answer,) = core.apply(events.WorkAsked(1, TasksTicket(trainer="a", generation=A)), 0.0)
+    assert isinstance(answer, out.Answer)
+    assert isinstance(answer.reply, NotReadyError)
+
+
+def test_a_stopped_job_ends_with_what_has_begun() -> None:
+    bench = Bench(tasks=4)
+    bench.serve()
+    done = bench.take()
+    stopping = bench.call(events.StopAsked)
+    assert isinstance(bench.reply(stopping), out.Done)
+    assert bench.answers[stopping].revision == bench.core.revision
+    assert bench.reply(bench.ask("b", B)).outcome == "none_now"
+    assert bench.finish(done, want=1).outcome == "epochs_done"
+    assert bench.core.encode()["stopped"]
+
+
+# --- members ---
+
+
+def test_a_trainer_without_work_is_no_member() -> None:
+    bench = Bench()
+    assert not bench.reply(bench.join()).holds_work
+
+
+def test_a_join_is_about_one_attempt() -> None:
+    bench = Bench()
+    held = bench.take()
+    assert not bench.reply(bench.join(attempt=held.attempt + 100)).holds_work
+    assert bench.join(attempt=held.attempt) not in bench.answers
+
+
+def test_a_trainer_is_a_member_when_every_pserver_has_the_view() -> None:
+    bench = Bench()
+    bench.serve()
+    bench.take()
+    joining = bench.join()
+    assert joining not in bench.answers
+    call = bench.control()
+    assert isinstance(call, out.ControlCall)
+    assert isinstance(call.request, ViewRequest)
+    assert [each.trainer for each in call.request.members] == ["a"]
+    assert call.revision == bench.core.revision, "a successor knows of every member that a pserver may have admitted"
+    bench.apply(events.ViewAnswered(0, PSERVER, ViewReply(serial=call.request.serial)))
+    assert bench.reply(joining).member == call.request.members[0].member
+    assert bench.answers[joining].revision == bench.core.revision
+
+
+def test_a_join_whose_time_is_up_says_whom_it_waits_for() -> None:
+    bench = Bench()
+    bench.take()
+    joining = bench.join()
+    bench.apply(events.WaitEnded(joining))
+    assert bench.reply(joining).member == 0
+    assert "pserver 0" in bench.reply(joining).waiting_for
+
+
+def test_nobody_waits_for_a_trainer_without_work() -> None:
+    bench = Bench(tasks=1)
+    bench.serve()
+    done = bench.take()
+    bench.join()
+    bench.serve()
+    assert bench.core.members is not None
+    assert len(bench.core.members.membership.members) == 1
+    bench.finish(done)
+    assert not bench.core.members.membership.members
+
+
+def test_a_lost_view_is_sent_again() -> None:
+    bench = Bench()
+    bench.serve()
+    bench.take()
+    bench.join()
+    first = bench.control()
+    assert isinstance(first, out.ControlCall)
+    assert isinstance(bench.control(), out.NothingToSay), "one answer is waited for at a time"
+    bench.apply(events.ViewLost(0, PSERVER, first.request.serial))  # type: ignore[union-attr]
+    again = bench.control()
+    assert isinstance(again, out.ControlCall)
+    assert isinstance(again.request, ViewRequest)
+
+
+def test_a_change_of_the_mode_is_answered_when_all_have_it() -> None:
+    bench = Bench()
+    bench.serve()
+    asking = bench.call(events.ModeAsked, ModeRequest(mode=Async().to_json(), wait_s=2.0))
+    assert asking not in bench.answers
+    bench.serve()
+    assert bench.reply(asking).is_agreed
+    model = bench.core.declaration.model
+    assert model is not None
+    assert Mode.from_json(model.present_mode) == Async()
+
+
+# --- pservers ---
+
+
+def test_a_new_process_is_asked_what_it_has_before_anything_else() -> None:
+    bench = Bench()
+    kinds = [type(each) for each in bench.serve()]
+    assert kinds[0] is AppliedRequest
+    assert bench.core.pservers.is_settled(0, PSERVER)
+
+
+def test_who_cannot_say_yet_what_it_has_is_asked_again_a_moment_later() -> None:
+    bench = Bench()
+    assert isinstance(bench.control(), out.ControlCall)
+    other = [bench.control(), bench.control()]
+    assert not any(isinstance(each, out.ControlCall) and isinstance(each.request, AppliedRequest) for each in other)
+    assert isinstance(other[-1], out.NothingToSay)
+    assert 0 < other[-1].pause_s <= 0.05
+    bench.now += 0.05
+    again = bench.control()
+    assert isinstance(again, out.ControlCall)
+    assert isinstance(again.request, AppliedRequest)
+
+
+def test_what_a_pserver_has_lost_is_done_again() -> None:
+    bench = Bench(tasks=2)
+    bench.serve()
+    done = bench.take()
+    bench.finish(done)
+    bench.see({"a": A, "b": B}, {0: PSERVER + 1})
+    bench.now += 1.0
+    bench.serve(PSERVER + 1)
+    assert bench.core.work is not None
+    assert bench.core.work.queue.counts().done == 0
+
+
+def test_a_process_told_to_end_hears_nothing_else() -> None:
+    bench = Bench()
+    core = MasterCore(CoreSettings(generation=MASTER, pserver_count=2, recovery="rollback"), 0.0)
+    core.declaration = bench.core.declaration
+    core.begin_training(QueueSettings(2, lambda _: 1), None, None)
+    core.begin_mode(Sync(), None)
+    core.apply(events.LeasesSeen({}, {0: 1, 1: 2}, 100), 0.0)
+    nothing = AppliedReply(summary=AppliedSummary().encode(), checkpoint=3)
+    for index, generation in ((0, 1), (1, 2)):
+        core.apply(events.AppliedAnswered(index, generation, None, nothing), 0.0)
+    core.apply(events.LeasesSeen({}, {0: 9, 1: 2}, 100), 0.0)
+    core.apply(events.AppliedAnswered(0, 9, None, nothing), 0.0)
+    call = core.apply(events.ControlAsked(1, 2), 0.0)[-1]
+    assert isinstance(call, out.ControlCall)
+    assert isinstance(call.request, ReloadRequest)
+    assert call.request.master_generation == MASTER
+
+
+def test_pservers_are_told_the_size_of_epochs_that_are_over_once() -> None:
+    bench = Bench(tasks=1, epochs=3)
+    bench.serve()
+    for epoch in range(2):
+        bench.finish(bench.take())
+        bench.now += 1.0
+        sealed = [
+            each for each in bench.serve(done=dict.fromkeys(range(epoch + 1), b"\x01")) if isinstance(each, SealRequest)
+        ]
+        assert [each.epochs for each in sealed] == [[(epoch, 1)]]
+
+
+def test_a_process_that_lacks_its_values_makes_the_model_begin_again_when_all_do() -> None:
+    bench = Bench()
+    call = bench.control()
+    assert isinstance(call, out.ControlCall)
+    lacks = AppliedReply(summary=AppliedSummary().encode(), lacks_election=3)
+    effects = bench.apply(events.AppliedAnswered(0, PSERVER, None, lacks))
+    (deletion,) = [each for each in effects if isinstance(each, out.DeleteElection)]
+    assert (deletion.step.election, dict(deletion.step.generations)) == (3, {0: PSERVER})
+    assert deletion.revision == bench.core.revision, "that nobody is settled is stored first"
+    assert bench.core.pservers.waiting_for
+
+
+# --- the end ---
+
+
+def done(bench: Bench) -> str:
+    return str(bench.reply(bench.ask(want=1)).outcome)
+
+
+def test_the_job_ends_when_an_audit_has_found_nothing() -> None:
+    bench = Bench(tasks=1)
+    bench.serve()
+    bench.finish(bench.take())
+    assert done(bench) == "none_now"
+    bench.now += 1.0
+    bench.serve(done={0: b"\x01"})
+    reply = bench.reply(bench.ask())
+    assert (reply.outcome, reply.pservers) == ("epochs_done", [PSERVER])
+
+
+def test_work_that_an_audit_finds_missing_is_done_again() -> None:
+    bench = Bench(tasks=1)
+    bench.serve()
+    bench.finish(bench.take())
+    bench.now += 1.0
+    bench.serve()
+    assert bench.core.pservers.missing_count == 1
+    assert bench.take().task == 0
+
+
+def test_work_that_stays_missing_ends_the_job() -> None:
+    bench = Bench(tasks=1)
+    bench.serve()
+    for _ in range(20):
+        bench.now += 1.0
+        reply = bench.reply(bench.ask())
+        if isinstance(reply, FlightedlError):
+            break
+        if reply.assignments:
+            bench.finish(*reply.assignments)
+        bench.serve()
+    assert isinstance(reply, JobFailedError)
+    assert "however often it is done again" in str(reply)
+
+
+def test_the_job_ends_after_a_last_checkpoint() -> None:
+    bench = Bench(tasks=1, keeps_checkpoints=True, checkpoints=CheckpointSettings(interval_s=None, at_epoch_end=False))
+    bench.serve()
+    bench.apply(events.TimePassed())
+    save(bench)
+    bench.finish(bench.take())
+    bench.now += 1.0
+    bench.serve(done={0: b"\x01"})
+    assert done(bench) == "none_now"
+    bench.apply(events.TimePassed())
+    save(bench, done={0: b"\x01"})
+    assert bench.core.checkpointing.latest == 2
+    assert done(bench) == "epochs_done"
+
+
+def save(bench: Bench, **done: Any) -> None:
+    """Carry a checkpoint through that has been ordered."""
+    bench.serve(**done)
+    number = bench.core.checkpointing.checkpoints.under_way
+    assert number is not None
+    effects = bench.apply(events.ManifestWritten(number, "c"))
+    (move,) = [each for each in effects if isinstance(each, out.StoreWork)]
+    assert isinstance(move.work, MovePointer)
+    assert move.revision == bench.core.revision, "the pointer is part of what is stored"
+    bench.apply(events.PointerStored(number))
+
+
+# --- checkpoints ---
+
+
+def test_a_checkpoint_is_made_after_so_many_tasks() -> None:
+    settings = CheckpointSettings(interval_s=None, interval_tasks=2, at_epoch_end=False)
+    bench = Bench(tasks=9, keeps_checkpoints=True, checkpoints=settings)
+    bench.serve()
+    bench.apply(events.TimePassed())
+    save(bench)
+    for number in range(2):
+        bench.apply(events.TimePassed())
+        assert bench.core.checkpointing.checkpoints.under_way is None, f"after {number} tasks"
+        bench.finish(bench.take())
+    bench.apply(events.TimePassed())
+    assert bench.core.checkpointing.checkpoints.under_way == 2
+
+
+def test_the_manifest_is_written_when_all_have_written_their_files() -> None:
+    bench = Bench(keeps_checkpoints=True)
+    bench.serve()
+    asking = bench.call(events.CheckpointAsked, CheckpointRequest(wait_s=2.0))
+    order = bench.control()
+    assert isinstance(order, out.ControlCall)
+    assert isinstance(order.request, SnapshotRequest)
+    assert order.pause_s > 0, "the same request asks how far it is"
+    effects = bench.apply(events.SnapshotAnswered(0, PSERVER, written(order.request)))
+    assert [each.work for each in effects if isinstance(each, out.StoreWork)] == [WriteManifest(1)]
+    assert asking not in bench.answers
+    bench.apply(events.ManifestWritten(1, "c"))
+    bench.apply(events.PointerStored(1))
+    assert bench.reply(asking).complete
+
+
+def test_a_manifest_that_could_not_be_written_is_told_as_trouble() -> None:
+    bench = Bench(keeps_checkpoints=True)
+    bench.serve()
+    asking = bench.call(events.CheckpointAsked, CheckpointRequest(wait_s=2.0))
+    bench.serve()
+    bench.apply(events.ManifestFailed(1, "no space"))
+    bench.apply(events.WaitEnded(asking))
+    assert "no space" in bench.reply(asking).trouble
+    assert not bench.reply(asking).complete
+
+
+def test_a_job_without_a_place_for_them_keeps_no_checkpoints() -> None:
+    bench = Bench()
+    bench.serve()
+    assert isinstance(bench.reply(bench.call(events.CheckpointAsked, CheckpointRequest())), UsageError)
+    assert "checkpoints" not in bench.core.encode()
+
+
+def test_a_pserver_about_to_end_wants_a_checkpoint() -> None:
+    settings = CheckpointSettings(interval_s=None, at_epoch_end=False)
+    bench = Bench(keeps_checkpoints=True, checkpoints=settings)
+    bench.serve()
+    bench.apply(events.TimePassed())
+    save(bench)
+    numbers = dict.fromkeys(("lowest_version", "highest_version", "size_bytes", "pushes", "rows_accepted"), 0)
+    status = PserverStatusReply(
+        index=0,
+        state="serving",
+        blocks=1,
+        rows_repeated=0,
+        rows_refused=0,
+        members=[],
+        waiting_for="",
+        is_draining=True,
+        **numbers,
+    )
+    for _ in range(2):
+        bench.apply(events.StatusTold([status]))
+        bench.apply(events.TimePassed())
+    assert bench.core.checkpointing.checkpoints.under_way == 2
+
+
+# --- what a successor begins with ---
+
+
+def test_a_successor_goes_on_from_what_is_stored() -> None:
+    bench = Bench(tasks=3)
+    bench.serve()
+    held = bench.take()
+    stored = bench.core.encode()
+    successor = MasterCore(CoreSettings(generation=MASTER + 1, pserver_count=1), 0.0, recovery=stored["recovery"])
+    successor.begin_training(QueueSettings(3, lambda _: 1), stored["queue"], stored["failures"])
+    successor.begin_mode(Sync(), stored["membership"])
+    successor.apply(events.LeasesSeen({"a": A}, {0: PSERVER}, 100), 0.0)
+    successor.forget_the_dead(is_graceful=False)
+    ticket = TasksTicket(trainer="a", generation=A, want=1, wait_s=0.0)
+    (answer,) = [each for each in successor.apply(events.WorkAsked(1, ticket), 0.0) if isinstance(each, out.Answer)]
+    assert [each.attempt for each in answer.reply.assignments] == [held.attempt], "told again, since it was not listed"
+    successor.check()
+
+
+def test_those_who_died_while_nobody_led_lose_their_work() -> None:
+    bench = Bench(tasks=1)
+    bench.take()
+    stored = bench.core.encode()
+    successor = MasterCore(CoreSettings(generation=MASTER + 1, pserver_count=1), 0.0)
+    successor.begin_training(QueueSettings(1, lambda _: 1), stored["queue"], stored["failures"])
+    successor.apply(events.LeasesSeen({"b": B}, {}, 100), 0.0)
+    successor.forget_the_dead(is_graceful=False)
+    ticket = TasksTicket(trainer="b", generation=B, want=1, wait_s=0.0)
+    (answer,) = [each for each in successor.apply(events.WorkAsked(1, ticket), 0.0) if isinstance(each, out.Answer)]
+    assert len(answer.reply.assignments) == 1
