@@ -19,7 +19,7 @@ from flightedl.domain.trainer.feed import Ask, Reports
 from flightedl.domain.trainer.membership import Denied, Joined, NotYet, TrainerMembership
 from flightedl.errors import MessageError
 from flightedl.messages.base import decode, encode
-from flightedl.messages.tasks import JoinReply, TasksReply, TasksTicket
+from flightedl.messages.tasks import JoinReply, TasksReply
 from flightedl.rpc.dialogue import Dialogue
 
 
@@ -183,18 +183,8 @@ class Participation:
     def fetch(self, dialogue: Dialogue, ask: Ask, evaluation: str = "") -> TasksReply:
         """Report to the master and ask it for work, on the thread whose dialogue it is."""
         self._renew_registration()
-        member, reports = self.member, ask.reports
-        ticket = TasksTicket(
-            trainer=self.trainer,
-            generation=self.generation,
-            evaluation=evaluation,
-            finished=list(reports.finished),
-            failed=list(reports.failed),
-            returned=list(reports.returned),
-            holding=list(ask.holding),
-            want=ask.want,
-            wait_s=ask.wait_s,
-        )
+        member = self.member
+        ticket = ask.ticket(self.trainer, self.generation, evaluation)
         answer = dialogue.ask(self._servers.master(), encode(ticket), timeout_s=SLICE_S + ask.wait_s)
         reply = decode(answer, TasksReply)
         if not all(assignment.chunks for assignment in reply.assignments):

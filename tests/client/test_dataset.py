@@ -23,7 +23,7 @@ from flightedl.domain.trainer.batches import CurrentBatch
 from flightedl.domain.trainer.feed import Ask, AssignedTask
 from flightedl.errors import DataError, UsageError
 from flightedl.messages.declarations import DatasetDeclaration, DatasetReply
-from flightedl.messages.tasks import TasksReply, TasksTicket
+from flightedl.messages.tasks import TasksReply
 
 BATCHES = 6
 DECLARED = DatasetReply(
@@ -46,16 +46,7 @@ class Master:
         self.told: list[int] = []
 
     def fetch(self, ask: Ask) -> TasksReply:
-        reports = ask.reports
-        ticket = TasksTicket(
-            trainer="a",
-            generation=self.generation,
-            finished=list(reports.finished),
-            failed=list(reports.failed),
-            returned=list(reports.returned),
-            holding=list(ask.holding),
-            want=ask.want,
-        )
+        ticket = ask.ticket("a", self.generation)
         with self.changed:
             lost = self._work.take_reports(ticket, self.now)
             given, outcome, _ = self._work.hand_out(ticket, self.now, 1)

@@ -27,6 +27,12 @@ QUICK = (
     "only the first of a sum is marked",
     "a mode begins anywhere",
     "writes are not fenced",
+    "the first batches are dropped",
+    "an answer that comes too late is forgotten",
+    "work of an old registration is kept",
+    "a denial is about everything",
+    "reported before the sum is pushed",
+    "done before ack",
 )
 
 

@@ -27,7 +27,7 @@ from dataclasses import dataclass, replace
 from flightedl.domain.tasks_sharing import count_to_ask_for, wanted_count
 from flightedl.domain.trainer.retries import is_transient
 from flightedl.errors import FlightedlError
-from flightedl.messages.tasks import Assignment, FailedTask, FinishedTask, ReturnedTask, TasksReply
+from flightedl.messages.tasks import Assignment, FailedTask, FinishedTask, ReturnedTask, TasksReply, TasksTicket
 
 #: Tasks that may be begun at once: one is trained, one is read ahead.
 BEGUN_COUNT = 2
@@ -88,6 +88,20 @@ class Ask:
     wait_s: float
     #: Counts the registrations: an answer to an earlier one gives nothing.
     registration: int
+
+    def ticket(self, trainer: str, generation: int, evaluation: str = "") -> TasksTicket:
+        """The message, under the registration that the trainer has by now."""
+        return TasksTicket(
+            trainer=trainer,
+            generation=generation,
+            evaluation=evaluation,
+            finished=list(self.reports.finished),
+            failed=list(self.reports.failed),
+            returned=list(self.reports.returned),
+            holding=list(self.holding),
+            want=self.want,
+            wait_s=self.wait_s,
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,15 +1,17 @@
 """The whole cluster in one process, from one seed: masters, pservers, trainers, etcd, store, network and clock.
 
-What decides is the production code of ``flightedl.domain``: the master's core as a whole (``domain.master``), and of
-pservers and trainers the rounds, views, applied sets, snapshots and what restores them. What is simulated is around it:
+What decides is the production code of ``flightedl.domain``: the cores of the master and of trainers as a whole
+(``domain.master``, ``domain.trainer``), of pservers their life (``domain.pserver``) and the rounds, views, applied sets
+and snapshots. What is simulated is around it:
 
 * ``world``: virtual time, processes that die and freeze, a network that loses, doubles, delays and parts;
 * ``etcd``, ``store``: models of the two outside systems, with outages, unknown outcomes and rot;
-* ``master`` drives the core as the master's process does; ``pserver`` and ``trainer`` are shells around the machines
-  that theirs are made of;
+* ``master`` drives the core as the master's process does; ``trainer`` (with ``loop`` and ``transfers``) as a program
+  does that reads ahead, raises, begins again and loses its registration; ``pserver`` is a shell around the machines
+  that its own is made of;
 * ``cluster``: who runs, who is started again, what is done to them, and *what must hold*;
-* ``job``: the ledger program; ``planted``: bugs to plant in the product, ``flaws``: in these models; ``strikes``:
-  faults at random; ``runs``: many seeds on several processes.
+* ``job``: the ledger program; ``planted`` and ``planted_trainer``: bugs to plant in the product, ``flaws``: in these
+  models; ``strikes``: faults at random; ``runs``: many seeds on several processes.
 
 What must hold, besides every ``check`` of the domain:
 
@@ -20,7 +22,10 @@ What must hold, besides every ``check`` of the domain:
 5. A manifest that is newer than the pointer names complete files; so does the one that the pointer names, always.
 6. A round closes only with all its due members; a checkpoint at a round has all blocks at that round.
 7. When faults end, the job ends; when it is said to be done, every pserver has everything.
-8. At the end all blocks have grown from the first values of one election, however often the model began anew.
+8. No audit finds that something is missing which counts as done; the audit mends it, and would hide it.
+9. What a trainer is told it holds or hands back, and under its present registration; an answer about one attempt takes
+   away no other.
+10. At the end all blocks have grown from the first values of one election, however often the model began anew.
 
 Not covered: threads within a process, and bytes (streams, files): those have tests of their own.
 

@@ -27,6 +27,7 @@ from flightedl.domain.pserver.life_values import ReloadAsked
 from flightedl.domain.pserver.search import CheckpointSearch
 from flightedl.domain.tasks import TaskQueue
 from flightedl.testing.simulation.flaws import FLAWS
+from flightedl.testing.simulation.planted_trainer import TRAINER_BUGS
 
 #: The original method -> what takes its place.
 Make = Callable[[Callable[..., Any]], Callable[..., Any]]
@@ -202,6 +203,8 @@ PLANTED: dict[str, Planted] = {
         _told_before_it_is_stored,
     ),
 }
+
+PLANTED |= {name: Planted(*bug) for name, bug in TRAINER_BUGS.items()}
 
 
 #: All that a run can be given: name -> what goes wrong.

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from random import Random
 from typing import TYPE_CHECKING, Any
 
 from flightedl.domain.modes import Async, Bounded, Mode, Sync
 from flightedl.testing.simulation.etcd import LOCK, STATE
 from flightedl.testing.simulation.pserver import Pserver
+from flightedl.testing.simulation.trainer import Trainer
 from flightedl.testing.simulation.world import Process
 
 if TYPE_CHECKING:
@@ -19,6 +22,8 @@ class Strikes:
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
         self._world = cluster.world
+        #: Of what programs do; of its own, so that it changes nothing of the other faults.
+        self._programs = Random(f"programs {cluster.world.seed}")  # noqa: S311 - repeatable on purpose
 
     def plan_fates(self) -> None:
         """What happens to a job that is no fault: files join its dataset, and somebody may end it early."""
@@ -41,13 +46,52 @@ class Strikes:
             self._world.after(fates.uniform(1.0, 20.0), stop)
 
     def plan(self) -> None:
+        """Begin to strike."""
+        self._plan()
+        self._plan_for_programs()
+
+    def _plan_for_programs(self) -> None:
+        """Something happens in a trainer's program some time from now, and again."""
+        pause_s = self._programs.expovariate(1.0) * 3.0 / self._cluster.fault_scale
+
+        def strike() -> None:
+            if self._world.are_faults_on:
+                self._strike_program()
+                self._plan_for_programs()
+
+        self._world.after(pause_s, strike)
+
+    def _strike_program(self) -> None:
+        trainers = [p for p in self._cluster.processes if isinstance(p, Trainer) and not p.is_frozen]
+        kinds: tuple[tuple[int, str, Callable[[Trainer], None]], ...] = (
+            (4, "left its loop", lambda trainer: trainer.leave_loop(is_begun_again=False, raises=False)),
+            (4, "raised", lambda trainer: trainer.leave_loop(is_begun_again=False, raises=True)),
+            (8, "began another loop", lambda trainer: trainer.leave_loop(is_begun_again=True, raises=False)),
+            (4, "raised and went on", lambda trainer: trainer.leave_loop(is_begun_again=True, raises=True)),
+            (8, "swallowed an error", Trainer.swallow_error),
+            (6, "lost its registration", self._take_registration),
+        )
+        ((_, name, strike),) = self._programs.choices(kinds, [weight for weight, _, _ in kinds])
+        if trainers:
+            trainer = self._programs.choice(trainers)
+            self._world.fault(name)
+            self._world.note("{} {}", trainer.name, name)
+            strike(trainer)
+
+    def _take_registration(self, trainer: Trainer) -> None:
+        """Its key goes; it pushes on, and notices some time later. It comes back under the same name."""
+        self._cluster.etcd.steal(f"trainers/{trainer.name}")
+        delay_s = 2.0 * self._programs.random()
+        self._world.after(delay_s, lambda: trainer.deliver(trainer.lose_registration))
+
+    def _plan(self) -> None:
         """Strike some time from now, and again, for as long as there are faults."""
         pause_s = self._world.random.expovariate(1.0) * 2.0 / self._cluster.fault_scale
 
         def strike() -> None:
             if self._world.are_faults_on:
                 self._strike()
-                self.plan()
+                self._plan()
 
         self._world.after(pause_s, strike)
 
@@ -139,7 +183,9 @@ class Strikes:
             self._cluster.start_pserver()
 
         def notice() -> None:
-            if owner.is_alive:
+            if isinstance(owner, Trainer):
+                owner.lose_registration()
+            elif owner.is_alive:
                 self._cluster.ended(owner)
 
         self._world.after(0.5 + 3.0 * self._world.random.random(), lambda: owner.deliver(notice))

@@ -1,52 +1,36 @@
-"""A trainer of the simulated cluster: takes work, joins, pulls, pushes to every pserver, reports."""
+"""A trainer of the simulated cluster: the product's trainer cores, around a program that meets with what programs do.
+
+What it is is decided by ``domain.trainer``; here is a registration, a way to the servers, and time. Its program may
+leave its loop and begin another, raise and end, or swallow an error and go on; its process may be frozen, or lose its
+registration and come back under the same name with a new generation.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection
+from random import Random
 from typing import TYPE_CHECKING, Any
 
-from flightedl.domain.accumulation import BatchGroup
-from flightedl.domain.batches import Batch
 from flightedl.domain.modes import Async, Mode, Sync
-from flightedl.domain.tasks_sharing import count_to_ask_for
-from flightedl.errors import FencedError, FlightedlError
-from flightedl.messages.tasks import (
-    Assignment,
-    FinishedTask,
-    JoinReply,
-    JoinRequest,
-    ReturnedTask,
-    TasksReply,
-    TasksTicket,
-)
+from flightedl.domain.trainer.batches import CurrentBatch
+from flightedl.domain.trainer.feed import Ask
+from flightedl.domain.trainer.membership import Denied, Joined, NotYet, TrainerMembership
+from flightedl.domain.trainer.retries import is_transient
+from flightedl.domain.trainer.sums import BatchSums
+from flightedl.errors import DeadlineError, FlightedlError, UnavailableError
+from flightedl.messages.tasks import JoinReply, TasksReply
 from flightedl.testing.simulation.etcd import ADDRESS, DONE, INIT, STATE, Transaction, claimed
-from flightedl.testing.simulation.job import blocks_of
-from flightedl.testing.simulation.pserver import PullRequest, Push
-from flightedl.testing.simulation.world import Process
+from flightedl.testing.simulation.loop import Loop
+from flightedl.testing.simulation.transfers import Transfer
+from flightedl.testing.simulation.world import Action, Process
 
 if TYPE_CHECKING:
     from flightedl.testing.simulation.cluster import Cluster
 
 LEASE_TTL_S = 2.0
-
-
-@dataclass(slots=True)
-class Work:
-    """The piece that is being trained."""
-
-    assignment: Assignment
-    batch: int
-    #: Batches whose gradients are added up.
-    group: BatchGroup[int]
-    #: Sums that are pushed again, before anything else.
-    again: list[tuple[int, ...]] = field(default_factory=list)
-    #: Lowest generation of each pserver that acknowledged any of its batches.
-    generations: dict[int, int] = field(default_factory=dict)
-
-    @property
-    def is_last(self) -> bool:
-        """Whether the present batch is the piece's last."""
-        return self.batch + 1 == self.assignment.end_batch
+_CALL_S = 2.0
+#: A loop that is left waits so long for its last reports.
+_CLOSE_S = 4.0
 
 
 class Trainer(Process):
@@ -55,66 +39,97 @@ class Trainer(Process):
     def __init__(self, cluster: Cluster, name: str) -> None:
         super().__init__(cluster.world, name)
         self.cluster = cluster
-        self.flaws = cluster.flaws
-        #: That its membership began under.
-        self.mode: Mode = cluster.shape.mode
+        self.fault_scale = cluster.fault_scale
+        #: Of its own, so that what is drawn from it changes nothing else.
+        self.own = Random(f"{cluster.world.seed} {name} {cluster.world.events}")  # noqa: S311 - repeatable on purpose
         #: How many batches it adds up in async mode: each as it likes, because pservers take any sum.
-        self._patience = cluster.push_every()
-        self._wanted = cluster.wanted()
+        self._push_every = cluster.push_every()
+        self._cover_s = cluster.cover_s()
         self.lease = cluster.etcd.grant(self, LEASE_TTL_S)
         self.generation = 0
-        self.member = 0
-        self.step = 0
-        self.held: dict[int, Assignment] = {}
-        self.ready: list[Assignment] = []
-        self.reports: list[FinishedTask] = []
-        self.returned: list[ReturnedTask] = []
-        self.work: Work | None = None
+        self.membership = TrainerMembership()
+        self._take_mode(cluster.shape.mode)
+        self.membership.has_model(self.mode)
         self.versions: dict[int, int] = dict.fromkeys(range(cluster.shape.block_count), 0)
-        #: Rises with each new doing: late answers to an older one are not heard.
-        self.token = 0
-        self._left: set[int] = set()
-        #: The batches that are being pushed, and the places of those that a block lacks which refused their sum.
-        self._pushing: tuple[int, ...] = ()
-        self._refusals: set[tuple[int, ...]] = set()
-        self._is_fetching = False
-        self._pushing_as = 0
+        self.loop: Loop | None = None
+        #: Those that were left and have something to report.
+        self._left: list[Loop] = []
+        self._when_over: Action = lambda: None
+        self._transfer: Transfer | None = None
+        #: What the loop's body works on, and what is about to be handed to it.
+        self._current: CurrentBatch | None = None
+        self._opening: CurrentBatch | None = None
+        self._is_claiming = False
+        #: Rises with each upload: late answers to an older one are not heard.
+        self._upload_number = 0
         #: Whose first values the model has that it works on.
         self.election = 0
         self._has_seen_election = False
         cluster.etcd.watch(self, lambda: None)
-        self._claim()
+        self._register(self._stand, lambda _: self.later(0.3, lambda: self.end("no answer to its claim")))
 
     @property
     def is_sync(self) -> bool:
         """Whether there are rounds to wait for."""
         return isinstance(self.mode, Sync)
 
-    @property
-    def push_every(self) -> int:
-        """How many batches are pushed as one."""
-        return self._patience if isinstance(self.mode, Async) else 1
-
     def end(self, why: str) -> None:
         """Exit; the supervisor starts another one."""
         self.world.note("{} ends: {}", self.name, why)
         self.cluster.ended(self)
 
-    def _claim(self) -> None:
-        key = f"trainers/{self.name}"
+    def describe(self) -> str:
+        """What it is at, for people."""
+        feed = None if self.loop is None else self.loop.feed
+        if feed is None:
+            return f"{self.name} has no loop"
+        held = [task.assignment.attempt for task in feed.held]
+        at = None if self.loop is None or self.loop.at is None else self.loop.at.current
+        return f"{self.name} member {self.membership.member} held {held} at {at} trouble {feed.trouble!r}"
+
+    # its registration
+
+    def _register(self, then: Action, failed: Callable[[Exception], None]) -> None:
+        """Register, also again when the lease was lost."""
+        if self.generation and self.lease.is_held():
+            then()
+            return
+        if self._is_claiming:
+            failed(UnavailableError("it is registering"))
+            return
+        self._is_claiming = True
+        key, etcd = f"trainers/{self.name}", self.cluster.etcd
+        lease = etcd.grant(self, LEASE_TTL_S) if self.generation else self.lease
+        # Of this registration only: the one before may still have the key.
+        claim = object()
 
         def answered(result: Any) -> None:
-            if generation := claimed(result, key, self):
-                self.generation = generation
-                self._stand()
-            elif self.lease.is_lost:
-                self.end("its lease was lost before it was registered")
-            else:
-                self.later(0.3, self._claim)
+            self._is_claiming = False
+            if not (generation := claimed(result, key, claim)):
+                refused()
+                return
+            is_again = self.generation > 0
+            self.lease, self.generation = lease, generation
+            if is_again:
+                self.world.note("{} has registered again, generation {}", self.name, generation)
+                self.membership.lost()
+                for loop in (*self._left, *([self.loop] if self.loop else [])):
+                    loop.registered_again()
+            then()
 
-        etcd = self.cluster.etcd
-        transaction = Transaction(created={key: 0}, puts={key: self}, lease=self.lease)
-        self.world.call(self, etcd, etcd.transact, transaction, answered, lambda: self.end("no answer to its claim"))
+        def refused() -> None:
+            self._is_claiming = False
+            etcd.revoke(lease)
+            failed(UnavailableError("the lease before has not ended yet"))
+
+        transaction = Transaction(created={key: 0}, puts={key: claim}, lease=lease)
+        self.world.call(self, etcd, etcd.transact, transaction, answered, refused)
+
+    def lose_registration(self) -> None:
+        """It notices that its lease is lost; it does not know yet what that means for its work."""
+        self.lease.is_lost = True
+        if not self.cluster.etcd.is_down and not self.cluster.etcd.is_frozen:
+            self.cluster.etcd.revoke(self.lease)
 
     # first values
 
@@ -126,7 +141,7 @@ class Trainer(Process):
         init = self.directory.get(INIT)
         if init is not None and init.value == DONE:
             self.election = init.created
-            self._fetch()
+            self._begin_loop()
         elif init is not None and init.value is self:
             self._upload(init.created)
         elif init is not None or STATE not in self.cluster.etcd.keys:
@@ -146,17 +161,17 @@ class Trainer(Process):
         cluster, etcd = self.cluster, self.cluster.etcd
         keys = {f"ps/{index}": self.directory.get(f"ps/{index}") for index in range(cluster.pserver_count)}
         left = set(keys)
-        self.token += 1
-        token = self.token
+        self._upload_number += 1
+        number = self._upload_number
 
         def again(_: Any = None) -> None:
-            if self.token == token:
-                self.token += 1
+            if self._upload_number == number:
+                self._upload_number += 1
                 self.later(0.3, self._stand)
 
         def given(name: str) -> None:
             left.discard(name)
-            if not left and self.token == token:
+            if not left and self._upload_number == number:
                 named = {name: key.created for name, key in present.items()}
                 done = Transaction(created={INIT: election, **named}, puts={INIT: DONE})
                 self.world.call(self, etcd, etcd.transact, done, again, again)
@@ -169,371 +184,206 @@ class Trainer(Process):
             message = (key.created, election)
             self.world.call(self, key.value, key.value.initialize, message, lambda _, n=name: given(n), again)  # type: ignore[misc]
 
-    def _is_of_this_model(self) -> bool:
+    def is_of_this_model(self) -> bool:
         """False: the model begins anew, and this process ends."""
         init = self.directory.get(INIT)
         self._has_seen_election = self._has_seen_election or (init is not None and init.created == self.election)
         if (init is None and self._has_seen_election) or (init is not None and init.created > self.election):
-            self.end("the model begins anew")
+            if self.is_alive:
+                self.end("the model begins anew")
             return False
         return True
 
-    # work
+    # the master
 
-    def _fetch(self) -> None:
-        """Report and ask for more, when there is anything to say."""
-        if self._is_fetching or not self._is_of_this_model():
+    def ask_master(self, ask: Ask, answered: Callable[[TasksReply | Exception], None]) -> None:
+        """One exchange of the feed."""
+
+        def send() -> None:
+            address = self.directory.get(ADDRESS)
+            if not self.is_of_this_model():
+                return
+            if address is None:
+                answered(UnavailableError("there is no master"))
+                return
+            member = self.membership.member
+
+            def heard(reply: TasksReply | FlightedlError) -> None:
+                if isinstance(reply, TasksReply):
+                    self.membership.tasks_answered(member, reply)
+                answered(reply)
+
+            ticket = ask.ticket(self.name, self.generation)
+            late = lambda: answered(DeadlineError("the master did not answer"))  # noqa: E731
+            timeout_s = _CALL_S + ask.wait_s
+            self.world.call(self, address.value, address.value.tasks, ticket, heard, late, timeout_s=timeout_s)
+
+        self._register(lambda: self.later(0.0, send), lambda error: self.later(0.0, lambda: answered(error)))
+
+    def open_batch(self, current: CurrentBatch, opened: Action, denied: Action) -> None:
+        """Be a member, with values that a member may have."""
+        self._opening = current
+        self._open(current, opened, denied)
+
+    def _open(  # noqa: C901 - one conversation with the master
+        self, current: CurrentBatch, opened: Action, denied: Action
+    ) -> None:
+        if current is not self._opening:
             return
-        if not self.lease.is_held():
-            self.end("its lease was lost")
+        if self.membership.begin_batch(current):
+            opened()
             return
-        want = count_to_ask_for(self._wanted, len(self.held))
-        if not self.reports and not self.returned and not want:
-            return
+
+        def again(_: Any = None) -> None:
+            self.later(0.1, lambda: self._open(current, opened, denied))
+
+        def heard(reply: JoinReply | FlightedlError) -> None:
+            if current is not self._opening:
+                return
+            if isinstance(reply, FlightedlError):
+                again() if is_transient(reply) else self.end(f"it may not join: {reply}")
+                return
+            match self.membership.join_answered(reply):
+                case Joined(new_mode):
+                    if new_mode is not None:
+                        self.give_up_sum()
+                        self._take_mode(new_mode)
+                    self._pull(dict.fromkeys(self.versions, 0), lambda: self._open(current, opened, denied))
+                case Denied():
+                    denied()
+                case NotYet():
+                    again()
+
+        self._register(lambda: self._ask_to_join(current, heard, again), again)
+
+    def _ask_to_join(self, current: CurrentBatch, heard: Callable[[Any], None], again: Action) -> None:
         address = self.directory.get(ADDRESS)
         if address is None:
-            self.later(0.3, self._fetch)
-            return
-        self._is_fetching = True
-        ticket = TasksTicket(
-            trainer=self.name,
-            generation=self.generation,
-            finished=list(self.reports),
-            returned=list(self.returned),
-            holding=list(self.held),
-            want=want,
-            wait_s=0.0,
-        )
+            again()
+        elif self.is_of_this_model():
+            request = self.membership.join_request(self.name, self.generation, current)
+            timeout_s = _CALL_S + request.wait_s
+            self.world.call(self, address.value, address.value.join, request, heard, again, timeout_s=timeout_s)
 
-        def answered(reply: TasksReply | FlightedlError) -> None:
-            self._is_fetching = False
-            if isinstance(reply, FencedError):
-                self.end("its registration has ended")
-            elif isinstance(reply, FlightedlError):
-                self.later(0.2, self._fetch)
-            else:
-                self._take(ticket, reply)
-                self.later(0.01 if reply.assignments else 0.3, self._fetch)
-
-        def failed() -> None:
-            self._is_fetching = False
-            self.later(0.2, self._fetch)
-
-        self.world.call(self, address.value, address.value.tasks, ticket, answered, failed)
-
-    def _take(self, ticket: TasksTicket, reply: TasksReply) -> None:
-        self.reports = [report for report in self.reports if report not in ticket.finished]
-        self.returned = [piece for piece in self.returned if piece not in ticket.returned]
-        for lost in reply.lost:
-            self.held.pop(lost.attempt, None)
-        if self.member != reply.member:
-            self.member = 0
-        for assignment in reply.assignments:
-            self.cluster.given(self, assignment)
-            if assignment.attempt not in self.held:
-                self.held[assignment.attempt] = assignment
-                self.ready.append(assignment)
-        if self.work is None:
-            self._next_piece()
-
-    def _next_piece(self) -> None:
-        self.work = None
-        self.token += 1
-        while self.ready:
-            assignment = self.ready.pop(0)
-            if assignment.attempt in self.held:
-                self.work = self._begin_work(assignment)
-                self._open_batch()
-                return
-        self._fetch()
-
-    def _begin_work(self, assignment: Assignment) -> Work:
-        return Work(assignment, assignment.first_batch, BatchGroup(self.push_every))
-
-    def _open_batch(self) -> None:
-        """Be a member, have values, then push, or add up."""
-        self.token += 1
-        assert self.work is not None
-        if self.work.assignment.attempt not in self.held:
-            self._next_piece()
-        elif not self.lease.is_held():
-            self.end("its lease was lost")
-        elif not self._is_of_this_model():
-            return
-        elif self.member == 0:
-            self._join()
-        else:
-            self.step += 1
-            self._push_or_add(self.work)
-
-    def _push_or_add(self, work: Work) -> None:
-        if work.again:
-            self._push_all(work.again[0])
-        elif self.push_every == 1:
-            self._push_all((work.batch,))
-        else:
-            if work.batch not in work.group.members:
-                work.group.add(work.batch)
-            is_forgotten = work.is_last and "reported before the sum is pushed" in self.flaws
-            if work.group.is_full or (work.is_last and not is_forgotten):
-                self._push_all(work.group.members)
-            else:
-                self._pushing = ()
-                self._batch_done()
-
-    def _again(self) -> None:
-        """The same batch, as a new member and with fresh values."""
-        self.member = 0
-        if self.work is not None and self._pushing and self._pushing == self.work.group.members:
-            self.work.again = list(self.work.group.settle((), is_lost=True).again)
-        self._pushing = ()
-        self._open_batch()
-
-    def _join(self) -> None:
-        assert self.work is not None
-        attempt = self.work.assignment.attempt
-        token = self.token
-        address = self.directory.get(ADDRESS)
-
-        def retry() -> None:
-            if self.token == token:
-                self.later(0.1, lambda: self._open_batch() if self.token == token else None)
-
-        if address is None:
-            self.later(0.3, retry)
-            return
-
-        def answered(reply: JoinReply | FlightedlError) -> None:
-            if self.token != token:
-                return
-            if isinstance(reply, FencedError):
-                self.end("its registration has ended")
-            elif isinstance(reply, FlightedlError):
-                retry()
-            elif not reply.holds_work:
-                # Of this attempt only: what was fetched meanwhile is another one.
-                self._hand_back(attempt)
-                self._next_piece()
-            elif reply.member:
-                assert reply.mode is not None
-                self.member = reply.member
-                self.step = 0
-                self._take_mode(Mode.from_json(reply.mode))
-                self._pull(dict.fromkeys(self.versions, 0), self._open_batch)
-            else:
-                retry()
-
-        request = JoinRequest(trainer=self.name, generation=self.generation, attempt=attempt, wait_s=1.0)
-        self.world.call(self, address.value, address.value.join, request, answered, retry)
-
-    def _hand_back(self, attempt: int) -> None:
-        if (a := self.held.pop(attempt, None)) is not None:
-            self.returned.append(ReturnedTask(epoch=a.epoch, position=a.position, attempt=a.attempt))
+    # batches
 
     def _take_mode(self, mode: Mode) -> None:
-        """Between two batches. What was added up under another mode is done again, each batch for itself."""
-        if mode != self.mode and self.work is not None:
-            again = list(self.work.group.clear())
-            if again and self.work.batch not in again:
-                again.append(self.work.batch)
-            known = [batch for batches in self.work.again for batch in batches]
-            self.work.again = [(batch,) for batch in (*known, *(batch for batch in again if batch not in known))]
-            self.work.group = BatchGroup(self._patience if isinstance(mode, Async) else 1)
         self.mode = mode
+        is_summing = isinstance(mode, Async) and self._push_every > 1
+        self._sums = BatchSums(self._push_every) if is_summing else None
 
-    # values
+    def _pull(self, wanted: dict[int, int], then: Action) -> None:
+        self._transfer = Transfer(self, None, wanted, self.membership.member, False, lambda _: then())
 
-    def _pull(  # noqa: C901 - one conversation with each pserver
-        self, wanted: dict[int, int], then: Any
-    ) -> None:
-        self.token += 1
-        token = self.token
-        left = dict(wanted)
-        cluster = self.cluster
-        #: As of now: a membership that is gone meanwhile is answered so, where a reader would wait for ever.
-        member = self.member
-        if not member:
+    def work(self, current: CurrentBatch, then: Action) -> None:
+        """The loop's body: compute, push, and have the values that follow."""
+
+        def push() -> None:
+            if current is not self._current:
+                return
+            if self._sums is None:
+                self._transfer = Transfer(self, current, {}, current.member, True, lambda _: then())
+                return
+            self._sums.complete(current)
+            self._sums.check()
+            if self._sums.is_full:
+                self.push_sum(then)
+            else:
+                then()
+
+        self._current = current
+        self.later(0.02 * self.own.random(), push)
+
+    def push_sum(self, then: Action) -> None:
+        """All batches that wait, as one push."""
+        sums = self._sums
+        if sums is None or not sums.has_batches:
             then()
             return
+        together = sums.take({})
 
-        def ask(index: int) -> None:  # noqa: C901
-            numbers = blocks_of(cluster.pserver_count, cluster.shape.cut_for, index)
-            mine = tuple((number, left[number]) for number in numbers if number in left)
-            if self.token != token or not mine:
-                return
-            key = self.directory.get(f"ps/{index}")
-            if not self._is_of_this_model():
-                return
-            if key is None or not self.lease.is_held():
-                self.later(0.3, lambda: ask(index) if self.lease.is_held() else self.end("its lease was lost"))
-                return
+        def done(refusals: Collection[tuple[int, ...]]) -> None:
+            sums.settle(together, refusals)
+            then()
 
-            def answered(reply: Any) -> None:
-                if self.token != token:
-                    return
-                if reply[0] == "not member":
-                    self._again()
-                    return
-                if reply[0] == "pulled":
-                    for number, version in reply[1]:
-                        self.versions[number] = version
-                        left.pop(number, None)
-                    if not left:
-                        then()
-                        return
-                    if self.work is not None and self.work.assignment.attempt not in self.held:
-                        self._next_piece()
-                        return
-                self.later(0.05 if reply[0] == "pulled" else 0.3, lambda: ask(index))
+        self._transfer = Transfer(self, together, {}, together.member, True, done)
 
-            request = PullRequest(member, key.created, mine)
-            self.world.call(
-                self, key.value, key.value.pull, request, answered, lambda: self.later(0.1, lambda: ask(index))
-            )
+    def give_up_sum(self) -> None:
+        """Its batches are somebody else's, or are done again."""
+        if self._sums is not None:
+            self._sums.give_up()
 
-        for index in range(cluster.pserver_count):
-            ask(index)
+    # loops
 
-    # gradients
+    def _begin_loop(self) -> None:
+        self.loop = Loop(self, self._cover_s)
+        self.loop.begin()
 
-    def _push_all(self, batches: tuple[int, ...]) -> None:
-        self.token += 1
-        self._pushing_as = self.member
-        self._pushing, self._refusals = batches, set()
-        self._left = set(self.versions)
-        for index in range(self.cluster.pserver_count):
-            self._push(index, self.token)
+    def feed_over(self, loop: Loop) -> None:
+        """A feed has said all that it had to say."""
+        if loop in self._left:
+            self._left.remove(loop)
+            self.later(0.0, self._when_over)
 
-    def _push(  # noqa: C901 - one conversation with a pserver
-        self, index: int, token: int
-    ) -> None:
-        work, cluster = self.work, self.cluster
-        if self.token != token or work is None:
+    def all_done(self, loop: Loop) -> None:
+        """The loop has ended by itself; the program does something else for a while, and ends."""
+        self._close(loop, 1.0 + self.own.random(), lambda: self.end("all is done"))
+
+    def leave_loop(self, *, is_begun_again: bool, raises: bool) -> None:
+        """The program leaves its loop, now or with an error; then it begins another, or ends."""
+        loop = self.loop
+        if loop is None or loop.is_left:
             return
-        numbers = blocks_of(cluster.pserver_count, cluster.shape.cut_for, index)
-        mine = [number for number in numbers if number in self._left]
-        if not mine:
-            return
-        if not self.lease.is_held():
-            self.end("its lease was lost")
-            return
-        if not self._is_of_this_model():
-            return
-        if work.assignment.attempt not in self.held:
-            # Taken away: what is left of it is dropped.
-            self._next_piece()
-            return
-        key = self.directory.get(f"ps/{index}")
-        if key is None:
-            self.later(0.3, lambda: self._push(index, token))
-            return
-        assignment = work.assignment
+        if raises:
+            loop.fail()
+        loop.leave()
+        self._give_up_transfer()
+        then = self._go_on if is_begun_again else lambda: self.end("its program is over")
+        self._close(loop, 2.0 * self.own.random(), then)
 
-        def answered(reply: Any) -> None:
-            if self.token != token:
-                return
-            if reply[0] != "pushed":
-                self.later(0.2, lambda: self._push(index, token))
-                return
-            if any(outcome not in {"done", "partly"} for _, outcome, _ in reply[1]):
-                self._again()
-                return
-            for _, outcome, lacking in reply[1]:
-                if outcome == "partly" and "a refused sum counts as taken" not in self.flaws:
-                    self._refusals.add(lacking)
-            generation = min(key.created, work.generations.get(index, key.created))
-            work.generations[index] = key.created if "newest generation is reported" in self.flaws else generation
-            self._left.difference_update(number for number, _, _ in reply[1])
-            if "done before ack" in self.flaws:
-                self._left.clear()
-            if not self._left:
-                self._batch_done()
-            elif any(number in self._left for number in numbers):
-                self._push(index, token)
+    def _close(self, loop: Loop, pause_s: float, then: Action) -> None:
+        """Some time later; wait for its last reports, but not for ever."""
+        self._left.append(loop)
+        is_through = False
 
-        push = Push(
-            self.name,
-            self.generation,
-            self._pushing_as,
-            key.created,
-            tuple(Batch(assignment.epoch, assignment.task, batch) for batch in self._pushing),
-            assignment.batch_count,
-            tuple((number, self.versions[number], 1.0) for number in mine),
-            self.step,
-        )
-        self.world.call(
-            self, key.value, key.value.push, push, answered, lambda: self.later(0.1, lambda: self._push(index, token))
-        )
+        def through() -> None:
+            nonlocal is_through
+            if not is_through:
+                is_through = True
+                self._when_over = lambda: None
+                then()
 
-    def _batch_done(self) -> None:
-        work = self.work
-        assert work is not None
-        self.token += 1
-        base = dict(self.versions)
-        is_last = work.is_last
-        self._settle_sum(work)
-        if work.again:
-            self._pull(dict.fromkeys(base, 0), self._open_batch)
-            return
-        if is_last:
-            assignment = work.assignment
-            if self.held.pop(assignment.attempt, None) is not None:
-                # A pserver without blocks acknowledges nothing; its present generation will do.
-                pservers = [
-                    work.generations.get(index, self._present(index)) for index in range(self.cluster.pserver_count)
-                ]
-                self.reports.append(
-                    FinishedTask(
-                        epoch=assignment.epoch,
-                        position=assignment.position,
-                        attempt=assignment.attempt,
-                        pservers=pservers,
-                    )
-                )
-            self._fetch()
-        wanted = {number: version + 1 if self.is_sync else 0 for number, version in base.items()}
-
-        def next_batch() -> None:
-            if is_last:
-                self._next_piece()
+        def close() -> None:
+            self._when_over = through
+            loop.close()
+            if loop.is_over:
+                through()
             else:
-                work.batch += 1
-                self._open_batch()
+                self.later(_CLOSE_S, through)
 
-        if is_last and not self.ready:
-            # Nothing to train on: nobody waits for fresh values.
-            self._next_piece()
-        else:
-            if is_last:
-                self.work = None
-                self._begin_next(wanted)
-                return
-            self._pull(wanted, next_batch)
+        self.later(pause_s, close)
 
-    def _settle_sum(self, work: Work) -> None:
-        if work.again and self._pushing == work.again[0]:
-            again: BatchGroup[int] = BatchGroup(len(self._pushing))
-            for batch in self._pushing:
-                again.add(batch)
-            work.again[:1] = again.settle(self._refusals, is_lost=False).again
-        elif self._pushing == work.group.members:
-            work.again = list(work.group.settle(self._refusals, is_lost=False).again)
-        self._pushing = ()
+    def _go_on(self) -> None:
+        self.membership.lost()
+        self.give_up_sum()
+        self._begin_loop()
 
-    def _begin_next(self, wanted: dict[int, int]) -> None:
-        """Fresh values first, then the next piece."""
-        while self.ready and self.ready[0].attempt not in self.held:
-            self.ready.pop(0)
-        if not self.ready:
-            self._next_piece()
+    def _give_up_transfer(self) -> None:
+        self._current = self._opening = None
+        if self._transfer is not None:
+            self._transfer.give_up()
+
+    def swallow_error(self) -> None:
+        """A push fails, of which the program takes no notice."""
+        transfer, sums, loop = self._transfer, self._sums, self.loop
+        current = None if loop is None or loop.at is None or loop.is_left else loop.at.current
+        if transfer is None or transfer.is_over or current is None or current is not self._current:
             return
-        assignment = self.ready.pop(0)
-        self.work = self._begin_work(assignment)
-        if self.member == 0:
-            self._open_batch()
+        assert loop is not None
+        transfer.give_up()
+        error = UnavailableError("gave up")
+        if sums is not None:
+            sums.push_failed(error)
         else:
-            self._pull(wanted, self._open_batch)
-
-    def _present(self, index: int) -> int:
-        key = self.directory.get(f"ps/{index}")
-        return 0 if key is None else key.created
+            current.push_failed(error)
+        loop.go_on()

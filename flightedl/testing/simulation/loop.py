@@ -1,0 +1,252 @@
+"""A pass of a simulated program over its data: the product's feed and loop, and a reader that runs ahead."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from flightedl.domain.trainer.batches import CurrentBatch
+from flightedl.domain.trainer.feed import Ask, AssignedTask, Feed, LookAgain, Over, Rest
+from flightedl.domain.trainer.readings import (
+    BatchLoop,
+    GiveUpSum,
+    Handed,
+    HandOut,
+    Item,
+    NeedItem,
+    PushSum,
+    ReadBatch,
+    ReadFailure,
+    TaskEnd,
+    Unreadable,
+)
+from flightedl.errors import DataError
+from flightedl.messages.tasks import TasksReply
+from flightedl.testing.simulation.world import Action, Violation
+
+if TYPE_CHECKING:
+    from flightedl.testing.simulation.trainer import Trainer
+
+#: Items read ahead of the loop's body.
+_AHEAD = 4
+_UNREADABLE_SHARE = 0.002
+_SLOW_SHARE = 0.05
+
+
+class Loop:
+    """From its first task until it is left, or all is done."""
+
+    def __init__(self, trainer: Trainer, cover_s: float) -> None:
+        self.trainer = trainer
+        self.world = trainer.world
+        self.feed = Feed(cover_s)
+        self.steps: BatchLoop[None] = BatchLoop(self, self._current_of)
+        #: The task that the body is at.
+        self.at: Handed[None] | None = None
+        self.is_left = False
+        #: Whether its feed has nothing more to say.
+        self.is_over = False
+        self._items: deque[Item[None]] = deque()
+        #: What is read, and the next batch of it.
+        self._reads: tuple[AssignedTask, int] | None = None
+        self._is_reading = False
+        self._needs_item = False
+        self._is_asking = False
+        self._timer = 0
+        #: Attempt -> the registration that it was told to.
+        self._told_to: dict[int, int] = {}
+
+    def begin(self) -> None:
+        """Ask for work."""
+        self._pump()
+        self._go()
+
+    # what the product's loop needs of the feed
+
+    def is_held(self, task: AssignedTask) -> bool:
+        """Whether it is this trainer's."""
+        return self.feed.is_held(task)
+
+    def finished(self, task: AssignedTask, pservers: Sequence[int]) -> None:
+        """All of it is in the pservers."""
+        self.feed.finished(task, pservers, self.world.now)
+        self._pump()
+
+    def hand_back(self, task: AssignedTask) -> None:
+        """It goes back."""
+        self.feed.hand_back(task, self.world.now)
+        self._pump()
+
+    # the feed
+
+    def registered_again(self) -> None:
+        """The trainer has another generation."""
+        self.feed.registered_again()
+        self._pump()
+
+    def _pump(self) -> None:
+        """What the feed's thread does when something has changed."""
+        self.feed.check()
+        if self._is_asking or self.is_over:
+            return
+        self._timer += 1
+        step = self.feed.next_step(self.world.now)
+        while isinstance(step, Rest):
+            step = self.feed.next_step(self.world.now)
+        if isinstance(step, Ask):
+            self._ask(step)
+        elif isinstance(step, LookAgain):
+            if not math.isinf(step.at):
+                timer = self._timer
+                delay_s = max(step.at - self.world.now, 1e-6)
+                self.trainer.later(delay_s, lambda: self._pump() if timer == self._timer else None)
+        else:
+            assert isinstance(step, Over)
+            self.is_over = True
+            self.trainer.feed_over(self)
+        self._read()
+
+    def _ask(self, ask: Ask) -> None:
+        self._is_asking = True
+        generation = self.trainer.generation
+        for attempt in ask.holding:
+            if self._told_to[attempt] != generation:
+                raise Violation(f"{self.trainer} holds attempt {attempt}, told to an earlier registration of it")
+
+        def answered(reply: TasksReply | Exception) -> None:
+            self._is_asking = False
+            if isinstance(reply, TasksReply):
+                self._take(ask, reply)
+            else:
+                self.feed.ask_failed(reply, self.world.now)
+                if self.feed.error is not None and not self.is_left:
+                    self.trainer.end(f"its feed has ended: {self.feed.error}")
+                    return
+            self._pump()
+            if self._needs_item and self.feed.is_done:
+                self._go()
+
+        self.trainer.ask_master(ask, answered)
+
+    def _take(self, ask: Ask, reply: TasksReply) -> None:
+        for assignment in reply.assignments:
+            self.trainer.cluster.given(self.trainer, assignment)
+            self._told_to[assignment.attempt] = self.trainer.generation
+        self.feed.answered(ask, reply, self.world.now)
+        told = {assignment.attempt for assignment in reply.assignments}
+        held = {task.assignment.attempt for task in self.feed.held}
+        if lost := told - held - self.feed.reports.attempts:
+            raise Violation(f"{self.trainer} was told attempts {lost}, and neither holds them nor hands them back")
+
+    # the reader
+
+    def _read(self) -> None:
+        if self.is_left or self._is_reading or len(self._items) >= _AHEAD:
+            return
+        if self._reads is None:
+            if (task := self.feed.begin()) is None:
+                return
+            self._reads = (task, task.assignment.first_batch)
+        self._is_reading = True
+        random = self.trainer.own
+        longest_s = 1.0 if random.random() < _SLOW_SHARE and self.world.are_faults_on else 0.02
+        self.trainer.later(longest_s * random.random(), self._was_read)
+
+    def _was_read(self) -> None:
+        self._is_reading = False
+        if self.is_left or self._reads is None:
+            return
+        task, number = self._reads
+        if number == task.assignment.end_batch:
+            self._items.append(TaskEnd(task))
+            self._reads = None
+        elif self.world.are_faults_on and self.trainer.own.random() < _UNREADABLE_SHARE * self.trainer.fault_scale:
+            self.world.fault("unreadable")
+            self._items.append(ReadFailure(task, number, DataError("it cannot be read")))
+            self._reads = None
+        else:
+            self._items.append(ReadBatch(task, number, None))
+            self._reads = (task, number + 1)
+        if self._needs_item:
+            self._go()
+        self._read()
+
+    # the body
+
+    @staticmethod
+    def _current_of(item: ReadBatch[None]) -> CurrentBatch:
+        return CurrentBatch(item.task.assignment, item.number, 1)
+
+    def _go(self) -> None:
+        """Until something has to be waited for."""
+        self._needs_item = False
+        self.at = None
+        while not self.is_left and self.trainer.is_alive:
+            self.steps.check()
+            match self.steps.next_step():
+                case NeedItem():
+                    if self._items:
+                        self.steps.take(self._items.popleft())
+                        self._read()
+                        continue
+                    if self.feed.is_done and self._reads is None:
+                        self.trainer.all_done(self)
+                    else:
+                        self._needs_item = True
+                    return
+                case HandOut(handed):
+                    self._open(handed)
+                    return
+                case PushSum():
+                    self.trainer.push_sum(self._guarded(self._go))
+                    return
+                case GiveUpSum():
+                    self.trainer.give_up_sum()
+                case Unreadable(failure):
+                    self.feed.failed(failure.task, str(failure.error), failure.number, self.world.now)
+                    self._pump()
+
+    def _guarded(self, then: Action) -> Action:
+        return lambda: None if self.is_left else then()
+
+    def _open(self, handed: Handed[None]) -> None:
+        def denied() -> None:
+            others = [task for task in self.feed.held if task is not handed.item.task]
+            self.steps.denied(handed)
+            if lost := [task.assignment.attempt for task in others if not self.feed.is_held(task)]:
+                raise Violation(f"{self.trainer} gives up {lost}, of which it was said nothing")
+            self._go()
+
+        def opened() -> None:
+            self.at = handed
+            self.trainer.work(handed.current, self._guarded(self._go))
+
+        self.trainer.open_batch(handed.current, self._guarded(opened), self._guarded(denied))
+
+    def go_on(self) -> None:
+        """The body has swallowed an error."""
+        self._go()
+
+    # its end
+
+    def leave(self) -> None:
+        """By a break or an error: the present task goes back a moment later, unless it is reported."""
+        if not self.is_left:
+            self.is_left = True
+            self.feed.retire(None if self.at is None else self.at.item.task, self.world.now)
+            self._pump()
+
+    def fail(self) -> None:
+        """The body raised, and the program ends with that."""
+        if self.at is not None:
+            item = self.at.item
+            self.feed.failed(item.task, "it raised", item.number, self.world.now, "a.py:1")
+            self._pump()
+
+    def close(self) -> None:
+        """All goes back."""
+        self.is_left = True
+        self.feed.close()
+        self._pump()

@@ -1,0 +1,265 @@
+"""What a trainer holds, asks for and reports: each rule, without a thread or a clock."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from flightedl.domain.trainer.feed import Ask, AssignedTask, Feed, LookAgain, Over, Reports, Rest
+from flightedl.errors import FencedError, JobFailedError, NotReadyError, UnregisteredError
+from flightedl.messages.tasks import Assignment, ReturnedTask, TasksReply
+
+
+def assignment(attempt: int, batches: int = 2) -> Assignment:
+    return Assignment(
+        epoch=0,
+        position=attempt,
+        task=attempt,
+        attempt=attempt,
+        first_batch=0,
+        end_batch=batches,
+        batch_count=batches,
+        seed=None,
+    )
+
+
+def reply(*attempts: int, outcome: str = "", lost: tuple[int, ...] = (), retry_after_s: float = 0.0) -> TasksReply:
+    return TasksReply(
+        assignments=[assignment(attempt) for attempt in attempts],
+        outcome=outcome or ("given" if attempts else "none_now"),
+        retry_after_s=retry_after_s,
+        lost=[ReturnedTask(epoch=0, position=0, attempt=attempt) for attempt in lost],
+    )
+
+
+def asks(feed: Feed, now: float = 0.0) -> Ask:
+    step = feed.next_step(now)
+    feed.check()
+    assert isinstance(step, Ask)
+    return step
+
+
+def told(feed: Feed, answer: TasksReply, now: float = 0.0) -> None:
+    feed.answered(asks(feed, now), answer, now)
+    feed.check()
+
+
+def begun(feed: Feed) -> AssignedTask:
+    task = feed.begin()
+    feed.check()
+    assert task is not None
+    return task
+
+
+def attempts(feed: Feed) -> list[int]:
+    return [task.assignment.attempt for task in feed.held]
+
+
+def returned(feed: Feed) -> list[int]:
+    return [report.attempt for report in feed.reports.returned]
+
+
+def test_it_asks_for_two_and_lets_itself_be_held_only_while_it_has_nothing() -> None:
+    feed = Feed()
+    first = asks(feed)
+    assert (first.want, first.wait_s, first.holding) == (2, 2.0, ())
+    feed.answered(first, reply(1), 0.0)
+    second = asks(feed)
+    assert (second.want, second.wait_s, second.holding) == (1, 0.0, (1,))
+
+
+def test_what_it_asks_is_the_message_of_the_registration_that_there_is_by_then() -> None:
+    feed = Feed()
+    told(feed, reply(1, 2))
+    feed.finished(begun(feed), [7], 1.0)
+    ticket = asks(feed).ticket("t", 9, "e")
+    assert (ticket.trainer, ticket.generation, ticket.evaluation) == ("t", 9, "e")
+    assert [report.attempt for report in ticket.finished] == [1]
+    assert (ticket.holding, ticket.want, ticket.wait_s) == ([2], 1, 0.0)
+
+
+def test_no_more_than_two_are_begun_at_once() -> None:
+    feed = Feed(1000.0)
+    told(feed, reply(1, 2))
+    feed.finished(begun(feed), [], 1.0)
+    told(feed, reply(3, 4, 5), 1.0)
+    second, _ = begun(feed), begun(feed)
+    assert not feed.has_news
+    assert feed.begin() is None
+    feed.finished(second, [], 2.0)
+    assert feed.has_news
+    assert begun(feed).assignment.attempt == 4
+
+
+def test_it_holds_what_lasts_while_there_is_no_master() -> None:
+    feed = Feed(3.5)
+    told(feed, reply(1, 2))
+    feed.finished(begun(feed), [], 0.5)
+    assert asks(feed, 0.5).want == 10, "7 of 0.5 s each, and half as many again, of which one is there"
+
+
+def test_a_report_stays_until_it_is_answered() -> None:
+    feed = Feed()
+    told(feed, reply(1, 2))
+    feed.finished(begun(feed), [7], 1.0, {"loss": (1.0, 2.0)})
+    lost = asks(feed, 1.0)
+    feed.ask_failed(NotReadyError("no master"), 1.0)
+    assert feed.trouble == "no master"
+    assert feed.next_step(1.1) == LookAgain(1.2)
+    again = asks(feed, 1.2)
+    assert again.reports == lost.reports
+    feed.answered(again, reply(), 1.2)
+    assert (feed.trouble, feed.reports) == ("", Reports())
+
+
+def test_what_is_reported_while_it_asks_goes_with_the_next_one() -> None:
+    feed = Feed()
+    told(feed, reply(1, 2))
+    first, second = begun(feed), begun(feed)
+    feed.finished(first, [], 1.0)
+    ask = asks(feed, 1.0)
+    feed.failed(second, "broken", 1, 1.0, "a.py:3")
+    feed.answered(ask, reply(), 1.0)
+    (failed,) = asks(feed, 1.0).reports.failed
+    assert (failed.attempt, failed.error, failed.batch, failed.place) == (2, "broken", 1, "a.py:3")
+    assert asks(feed, 1.0).reports.finished == ()
+
+
+@pytest.mark.parametrize("error", [UnregisteredError("again"), NotReadyError("wait")])
+def test_it_asks_again_after_what_passes(error: Exception) -> None:
+    feed = Feed()
+    asks(feed)
+    feed.ask_failed(error, 0.0)
+    assert feed.error is None
+    assert isinstance(feed.next_step(0.2), Ask)
+
+
+@pytest.mark.parametrize("error", [JobFailedError("over"), FencedError("no"), ZeroDivisionError("a bug")])
+def test_it_ends_with_what_does_not_pass_when_all_is_begun(error: Exception) -> None:
+    feed = Feed()
+    told(feed, reply(1))
+    asks(feed)
+    feed.ask_failed(error, 0.0)
+    assert feed.error is None
+    assert feed.next_step(0.0) == Over()
+    begun(feed)
+    assert feed.error is error
+    assert feed.has_news
+
+
+def test_what_the_master_took_away_is_neither_begun_nor_reported() -> None:
+    feed = Feed()
+    told(feed, reply(1, 2))
+    first = begun(feed)
+    feed.hand_back(first, 0.0)
+    told(feed, reply(lost=(2,)))
+    assert attempts(feed) == []
+    assert feed.begin() is None
+    feed.finished(first, [], 1.0)
+    assert feed.reports == Reports()
+
+
+def test_the_same_attempt_told_again_is_another_reading() -> None:
+    feed = Feed()
+    told(feed, reply(1))
+    first = begun(feed)
+    told(feed, reply(1))
+    second = begun(feed)
+    assert not feed.is_held(first)
+    assert feed.is_held(second)
+    feed.finished(first, [1], 1.0)
+    feed.failed(first, "no", None, 1.0)
+    feed.hand_back(first, 1.0)
+    assert not feed.reports
+    feed.finished(second, [2], 1.0)
+    assert [report.pservers for report in feed.reports.finished] == [[2]]
+
+
+def test_told_again_before_it_was_begun_it_is_begun_once() -> None:
+    feed = Feed()
+    told(feed, reply(1))
+    told(feed, reply(1))
+    begun(feed)
+    assert feed.begin() is None
+
+
+def test_a_task_that_is_handed_back_before_it_is_begun_is_not_begun() -> None:
+    feed = Feed()
+    told(feed, reply(1, 2))
+    feed.hand_back(feed.held[0], 0.0)
+    assert begun(feed).assignment.attempt == 2
+
+
+def test_another_registration_has_nothing_of_the_one_before() -> None:
+    feed = Feed()
+    told(feed, reply(1))
+    ask = asks(feed)
+    feed.registered_again()
+    assert (attempts(feed), returned(feed)) == ([], [1])
+    feed.answered(ask, reply(2), 0.0)
+    assert (attempts(feed), returned(feed)) == ([], [1, 2])
+    told(feed, reply(3))
+    assert attempts(feed) == [3]
+
+
+def test_a_loop_that_is_left_keeps_its_task_for_a_second() -> None:
+    feed = Feed()
+    told(feed, reply(1, 2))
+    kept = begun(feed)
+    feed.retire(kept, 5.0)
+    assert (attempts(feed), returned(feed)) == ([1], [2])
+    told(feed, reply(), 5.0)
+    assert feed.next_step(5.0) == LookAgain(6.0)
+    assert [report.attempt for report in asks(feed, 6.0).reports.returned] == [1]
+    told(feed, reply(), 6.0)
+    assert feed.next_step(6.0) == Over()
+
+
+def test_a_loop_that_is_left_may_still_report_its_task() -> None:
+    feed = Feed()
+    told(feed, reply(1))
+    kept = begun(feed)
+    feed.retire(kept, 0.0)
+    feed.failed(kept, "broken", 0, 0.5)
+    assert [report.attempt for report in asks(feed, 0.5).reports.failed] == [1]
+    told(feed, reply(), 0.5)
+    assert feed.next_step(0.5) == Over()
+
+
+def test_what_comes_after_it_is_closed_goes_back() -> None:
+    feed = Feed()
+    ask = asks(feed)
+    feed.close()
+    assert feed.has_news
+    feed.answered(ask, reply(1, 2), 0.0)
+    assert (attempts(feed), returned(feed)) == ([], [1, 2])
+    last = asks(feed)
+    assert last.want == 0
+    feed.ask_failed(NotReadyError("no master"), 0.0)
+    assert feed.next_step(0.0) == Over(), "a feed that closes tries once"
+
+
+def test_nothing_is_asked_for_when_all_is_done() -> None:
+    feed = Feed()
+    told(feed, reply(1))
+    told(feed, reply(outcome="epochs_done"))
+    assert feed.is_done
+    assert feed.held == ()
+    assert feed.has_news
+    assert isinstance(feed.next_step(0.0), LookAgain)
+
+
+def test_it_waits_as_long_as_the_master_said() -> None:
+    feed = Feed()
+    told(feed, reply(retry_after_s=0.5), 1.0)
+    assert feed.next_step(1.4) == LookAgain(1.5)
+    assert isinstance(feed.next_step(1.5), Ask)
+
+
+def test_the_way_to_the_master_is_let_go_of_once_after_a_silence() -> None:
+    feed = Feed()
+    told(feed, reply(1, 2), 1.0)
+    assert feed.next_step(1.0) == LookAgain(2.0)
+    assert feed.next_step(2.0) == Rest()
+    assert feed.next_step(2.0) == LookAgain(math.inf)

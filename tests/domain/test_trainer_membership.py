@@ -1,0 +1,98 @@
+"""When a trainer joins, and what ends its membership."""
+
+from __future__ import annotations
+
+from test_trainer_feed import assignment, reply
+
+from flightedl.domain.modes import Async, Sync
+from flightedl.domain.trainer.batches import CurrentBatch
+from flightedl.domain.trainer.membership import Denied, Joined, NotYet, TrainerMembership
+from flightedl.messages.tasks import JoinReply, TasksReply
+
+
+def batch(attempt: int = 1) -> CurrentBatch:
+    return CurrentBatch(assignment(attempt), 0, 1)
+
+
+def tasks_reply(member: int) -> TasksReply:
+    return TasksReply(assignments=[], outcome="none_now", member=member)
+
+
+def member_of(number: int = 7) -> TrainerMembership:
+    membership = TrainerMembership()
+    membership.has_model(Sync())
+    assert membership.join_answered(JoinReply(member=number, mode=Sync().to_json())) == Joined(None)
+    return membership
+
+
+def test_without_a_model_there_is_nobody_to_wait_for_it() -> None:
+    membership, current = TrainerMembership(), batch()
+    assert membership.begin_batch(current)
+    assert (current.member, current.step) == (0, 1)
+
+
+def test_with_a_model_a_batch_is_begun_as_a_member() -> None:
+    membership = TrainerMembership()
+    membership.has_model(Sync())
+    assert not membership.begin_batch(batch())
+
+
+def test_steps_count_the_batches_of_a_membership() -> None:
+    membership = member_of()
+    batches = [batch(), batch()]
+    for current in batches:
+        assert membership.begin_batch(current)
+    assert [(current.member, current.step) for current in batches] == [(7, 1), (7, 2)]
+    membership.lost()
+    assert not membership.begin_batch(batch())
+    membership.join_answered(JoinReply(member=8))
+    again = batch()
+    assert membership.begin_batch(again)
+    assert (again.member, again.step) == (8, 1)
+
+
+def test_it_joins_for_the_work_at_hand() -> None:
+    request = TrainerMembership().join_request("t", 3, batch(9))
+    assert (request.trainer, request.generation, request.attempt) == ("t", 3, 9)
+
+
+def test_answers_to_a_request_to_join() -> None:
+    membership = TrainerMembership()
+    membership.has_model(Sync())
+    assert membership.join_answered(JoinReply(member=0, waiting_for="pserver 1")) == NotYet("pserver 1")
+    unsaid = membership.join_answered(JoinReply(member=0))
+    assert isinstance(unsaid, NotYet)
+    assert unsaid.waiting_for
+    assert membership.join_answered(JoinReply(member=0, holds_work=False, waiting_for="?")) == Denied()
+    assert membership.member == 0
+
+
+def test_a_membership_begins_under_the_mode_of_now() -> None:
+    membership = member_of()
+    mode = Async(push_every=3)
+    assert membership.join_answered(JoinReply(member=8, mode=mode.to_json())) == Joined(mode)
+    assert membership.join_answered(JoinReply(member=9, mode=mode.to_json())) == Joined(None)
+    assert membership.join_answered(JoinReply(member=10)) == Joined(None), "as before"
+
+
+def test_another_membership_is_taken_by_joining_only() -> None:
+    membership = member_of(7)
+    membership.tasks_answered(7, tasks_reply(7))
+    assert membership.member == 7
+    membership.tasks_answered(7, tasks_reply(8))
+    assert membership.member == 0
+
+
+def test_an_answer_from_before_the_membership_does_not_end_it() -> None:
+    membership = member_of(7)
+    membership.tasks_answered(0, tasks_reply(0))
+    membership.tasks_answered(6, tasks_reply(0))
+    assert membership.member == 7
+
+
+def test_the_epoch_is_that_of_the_newest_batch_until_all_are_done() -> None:
+    membership = member_of()
+    membership.begin_batch(CurrentBatch(reply(1).assignments[0], 0, 1))
+    assert membership.epoch == 0
+    membership.all_done()
+    assert membership.epoch > 1 << 60

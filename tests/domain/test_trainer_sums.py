@@ -1,0 +1,89 @@
+"""Which batches are in a sum, and what becomes of each."""
+
+from __future__ import annotations
+
+from test_trainer_feed import assignment
+
+from flightedl.domain.trainer.batches import CurrentBatch
+from flightedl.domain.trainer.sums import BatchSums
+from flightedl.errors import UnavailableError
+
+
+def batches(count: int) -> list[CurrentBatch]:
+    return [CurrentBatch(assignment(1, count), number, 1) for number in range(count)]
+
+
+def added(sums: BatchSums, *members: CurrentBatch) -> None:
+    for member in members:
+        member.begin()
+        sums.complete(member)
+        sums.check()
+
+
+def test_a_sum_is_pushed_when_it_is_full_under_all_of_its_identities() -> None:
+    sums, (first, second) = BatchSums(2), batches(2)
+    added(sums, first)
+    assert (sums.has_batches, sums.is_full, first.waits) == (True, False, True)
+    added(sums, second)
+    assert sums.is_full
+    second.member, second.step = 7, 4
+    together = sums.take({})
+    assert (together.number, together.further, together.member, together.step) == (0, (second.identity,), 7, 4)
+    assert sums.is_pushed(second)
+    together.note_answers({}, 0, 5)
+    sums.settle(together, [])
+    assert not sums.has_batches
+    for member in (first, second):
+        assert (member.waits, member.must_repeat, member.generations) == (False, False, {0: 5})
+
+
+def test_what_a_block_lacks_is_done_again_in_a_sum_of_its_own() -> None:
+    sums, members = BatchSums(3), batches(3)
+    added(sums, *members)
+    sums.settle(sums.take({"w": 3}), [(0, 2)])
+    assert [member.must_repeat for member in members] == [True, False, True]
+    first, _, third = members
+    assert first.again is third.again
+    assert first.again is not None
+    assert (first.again.first, first.again.batch_count, first.again.divisors) == (0, 2, {"w": 3})
+    added(sums, first)
+    assert sums.again is first.again
+    added(sums, third)
+    assert sums.is_full, "it has as many batches as it had"
+
+
+def test_a_sum_is_done_again_as_one_when_the_membership_was_lost() -> None:
+    sums, members = BatchSums(2), batches(2)
+    added(sums, *members)
+    together = sums.take({})
+    together.must_repeat = True
+    sums.settle(together, [])
+    assert all(member.must_repeat and member.again is members[0].again for member in members)
+
+
+def test_a_push_that_failed_is_done_again() -> None:
+    sums, members = BatchSums(2), batches(2)
+    added(sums, *members)
+    sums.take({})
+    sums.push_failed(UnavailableError("gone"))
+    assert all(member.must_repeat and member.failure is None for member in members)
+    assert not sums.is_pushed(members[1])
+
+
+def test_a_sum_that_cannot_be_pushed_is_split() -> None:
+    sums, members = BatchSums(2), batches(2)
+    added(sums, *members)
+    sums.take({})
+    sums.split()
+    assert [member.again.batch_count for member in members if member.again] == [1, 1]
+
+
+def test_a_sum_that_is_given_up_is_done_again_as_if_it_had_not_begun() -> None:
+    sums, members = BatchSums(3), batches(2)
+    added(sums, members[0])
+    sums.begin(members[1])
+    assert sums.is_at(members[1])
+    sums.give_up()
+    assert not sums.is_at(members[1])
+    assert (members[0].must_repeat, members[0].waits, members[0].again) == (True, False, None)
+    assert not members[1].must_repeat
