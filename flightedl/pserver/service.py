@@ -1,9 +1,10 @@
 """One pserver behind its verbs: carries what happens to ``domain.pserver.life``, and out what follows from it.
 
-Theory of operation. The life decides, under one lock that is held for nothing else: no block is touched and nothing is
-read under it. Its effects that take long (to build, to load, to wait, to ask etcd) are done one after the other by a
-thread of their own; meanwhile everybody is answered "not ready". What is pushed and pulled goes to the ``ShardState``
-directly, once the life lets it.
+Theory of operation. The life decides, under one lock that is held for little else: no block is touched and nothing is
+waited for under it. What the directory says is read and told under it, so that nothing older is told later. Effects
+that take long (to build, to load, to wait, to ask etcd) are done one after the other by a thread of their own;
+meanwhile everybody is answered "not ready". What is pushed and pulled goes to the ``ShardState`` directly, once the
+life lets it.
 """
 
 from __future__ import annotations
@@ -102,10 +103,18 @@ class PserverService:
     def _apply(self, event: happens.Event) -> None:
         with self._lock:
             effects = self._life.apply(event)
-        for effect in effects:
-            self._carry_out(effect)
+        self._carry_out(effects)
 
-    def _carry_out(self, effect: happens.Effect) -> None:
+    def _tell_facts(self, event: type[happens.Seen | happens.CaughtUp]) -> None:
+        with self._lock:
+            effects = self._life.apply(event(self._facts()))
+        self._carry_out(effects)
+
+    def _carry_out(self, effects: happens.Effects) -> None:
+        for effect in effects:
+            self._begin(effect)
+
+    def _begin(self, effect: happens.Effect) -> None:
         match effect:
             case happens.Serve(election):
                 self._serve(election)
@@ -128,7 +137,7 @@ class PserverService:
 
     def look(self) -> None:
         """The directory may have changed."""
-        self._apply(happens.Seen(self._facts()))
+        self._tell_facts(happens.Seen)
 
     def _facts(self) -> happens.Facts:
         job = self._directory.entry(self._keys.job)
@@ -198,7 +207,7 @@ class PserverService:
     def _run(self) -> None:
         while (effect := self._work.get()) is not None and not self._is_closing.is_set():
             try:
-                self._apply(self._done(effect))
+                self._do(effect)
             except FlightedlError as error:
                 self._apply(happens.BuildFailed(str(error)))
             except Exception as error:
@@ -206,22 +215,24 @@ class PserverService:
                 self._apply(happens.BuildFailed(f"the shard could not be built: {error}"))
                 raise
 
-    def _done(self, effect: happens.Effect) -> happens.Event:
-        """Do what takes long; what came of it."""
+    def _do(self, effect: happens.Effect) -> None:
+        """Do what takes long, and tell what came of it."""
         match effect:
             case happens.Build(model):
                 self._specs = _specs(model)
                 self._plan = plan_for(self._specs, model.pservers, model.cut_for)
-                return happens.PlanMade(self._plan.hash)
+                self._apply(happens.PlanMade(self._plan.hash))
             case happens.MakeBlocks(model):
-                return self._make_blocks(model)
+                self._apply(self._make_blocks(model))
             case happens.Restore():
-                return self._restore(effect)
+                self._apply(self._restore(effect))
+            case happens.CatchUp() if self._has_caught_up():
+                self._tell_facts(happens.CaughtUp)
             case happens.CatchUp():
-                return happens.CaughtUp(self._facts() if self._has_caught_up() else None)
+                self._apply(happens.CaughtUp(None))
             case _:
                 self._is_closing.wait(_PAUSE_S)
-                return happens.PauseOver()
+                self._apply(happens.PauseOver())
 
     def _make_blocks(self, model: ModelReply) -> happens.BlocksMade:
         assert self._plan is not None, "the plan comes first"

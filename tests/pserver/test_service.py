@@ -17,7 +17,7 @@ from flightedl.domain.kernels import Update
 from flightedl.domain.modes import Sync
 from flightedl.domain.optimizers import SGD
 from flightedl.domain.parameters import ParameterSpec
-from flightedl.domain.pserver.life_values import State
+from flightedl.domain.pserver.life_values import Facts, State
 from flightedl.domain.sharding import plan_for
 from flightedl.errors import FencedError, NotReadyError
 from flightedl.master import resuming
@@ -239,3 +239,17 @@ def test_the_master_hears_which_checkpoints_could_not_be_loaded(served: Served) 
     reply = decode(served.send("applied", AppliedRequest(plan_hash=PLAN.hash)), AppliedReply)
     assert (reply.checkpoint, reply.rejected) == (3, [5, 4])
     assert reply.skipped == ["checkpoint 5: torn", "checkpoint 4: c-4/shard is missing"]
+
+
+def test_what_etcd_says_is_read_and_told_in_one_step(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else a thread could tell the life something older than another one has told it."""
+    service = served.service
+    facts, is_locked = service._facts, []
+
+    def read() -> Facts:
+        is_locked.append(service._lock.locked())
+        return facts()
+
+    monkeypatch.setattr(service, "_facts", read)
+    service.look()
+    assert is_locked == [True]
