@@ -61,7 +61,7 @@ class Cluster:
         #: Likewise. Mostly few tasks, of which nobody may hold more than two; else many, of one batch each.
         self._holding = Random(f"holding {seed}")  # noqa: S311 - likewise
         self._many = self._holding.randint(12, 24) if self._holding.random() < _MANY_TASKS_SHARE else 0
-        modes: dict[str, Mode] = {"sync": Sync(), "async": Async(), "bounded": Bounded(random.randrange(3))}
+        modes: dict[str, Mode] = {"async": Async(), "bounded": Bounded(random.randrange(3))}
         #: Whether the mode is changed now and then.
         self.changes_modes = not mode
         self.mode_name = mode or random.choice(("sync", "sync", "async", "bounded"))
@@ -69,8 +69,9 @@ class Cluster:
         #: Likewise.
         self.fates = Random(f"fates {seed}")  # noqa: S311 - likewise
         grows = self.fates.random() < _GROWING_SHARE
+        sync = self.fates.choice((Sync(), Sync(), Sync(backup=1), Sync(deterministic=True)))
         self.shape = JobShape(
-            mode=modes[self.mode_name],
+            mode=sync if self.mode_name == "sync" else modes[self.mode_name],
             batch_counts=batch_counts,
             epochs=random.randint(1, 3),
             seed=seed,

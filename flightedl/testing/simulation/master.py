@@ -132,6 +132,7 @@ class Master(Process):
         return CoreSettings(
             generation=self.generation,
             pserver_count=self.cluster.pserver_count,
+            trainer_count=self.cluster.trainer_count,
             recovery=self.cluster.shape.recovery,  # type: ignore[arg-type]
             checkpoints=self.cluster.checkpoint_settings,
         )
@@ -243,12 +244,18 @@ class Master(Process):
         def observed(ticket: TasksTicket, now: float) -> list[ReturnedTask]:
             # A trainer may report what it was given in an epoch that this queue, of an older checkpoint, has not begun.
             reports = [each for each in ticket.finished if each.epoch < queue.begun_epochs]
-            current = [queue.is_current(ticket.trainer, each.attempt, ticket.generation) for each in reports]
+            current = {
+                (each.epoch, each.position): each
+                for each in reports
+                if queue.is_current(ticket.trainer, each.attempt, ticket.generation)
+            }
             before = [_done_at(queue, each) for each in reports]
             lost = take(ticket, now)
-            for report, is_current, done in zip(reports, current, before, strict=True):
+            for report, done in zip(reports, before, strict=True):
                 if _done_at(queue, report) != done:
-                    self.cluster.accepted(self, report, is_current)
+                    # Of two reports of the same task, one may be old.
+                    counted = current.get((report.epoch, report.position))
+                    self.cluster.accepted(self, counted or report, counted is not None)
             return lost
 
         work.take_reports = observed  # type: ignore[method-assign]

@@ -588,11 +588,11 @@ class Pserver(Process):
     def _settle(self, block: Block) -> None:
         """Close what is full; see that the rule was kept."""
         rounds = block.rounds
-        is_sync = isinstance(rounds.mode, Sync)
+        backup = rounds.mode.backup if isinstance(rounds.mode, Sync) else len(block.first_rounds)
         while rounds.closable():
             version = rounds.version
             due = {member for member, first in block.first_rounds.items() if first <= version}
-            if is_sync and not due <= block.arrived:
+            if len(due - block.arrived) > backup:
                 raise Violation(f"{self.name}, block {block.number}: round {version} closed without {due}")
             if rounds.close().has_update:
                 self._update(block, block.accumulator)

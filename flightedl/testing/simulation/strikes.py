@@ -238,7 +238,11 @@ class Strikes:
         if leader is None or leader.is_frozen:
             return
         self._world.fault("mode changed")
-        choices: tuple[Mode, ...] = (Sync(), Async(), Bounded(self._world.random.randrange(3)))
+        choices: tuple[Mode, ...] = (
+            self._cluster.fates.choice((Sync(), Sync(backup=1))),
+            Async(),
+            Bounded(self._world.random.randrange(3)),
+        )
         leader.change_mode(self._world.random.choice(choices))
 
     def _rot(self) -> None:
