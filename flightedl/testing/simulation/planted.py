@@ -10,6 +10,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+from flightedl.domain.applied import AppliedBatches
 from flightedl.domain.beginnings import BeginAnew, SendBack
 from flightedl.domain.checkpoints import Checkpoints
 from flightedl.domain.checkpoints_manifest import number_of
@@ -25,7 +26,10 @@ from flightedl.domain.membership import Membership
 from flightedl.domain.pserver.life import PserverLife
 from flightedl.domain.pserver.life_values import ReloadAsked
 from flightedl.domain.pserver.search import CheckpointSearch
+from flightedl.domain.rounds import BlockRounds
+from flightedl.domain.rounds_values import Accumulate, Arrived
 from flightedl.domain.tasks import TaskQueue
+from flightedl.domain.tasks_state import QueueState
 from flightedl.testing.simulation.flaws import FLAWS
 from flightedl.testing.simulation.planted_trainer import TRAINER_BUGS
 
@@ -149,6 +153,39 @@ def _stays(original: Callable[..., Any]) -> Callable[..., Any]:
     return lambda self, event: () if isinstance(event, ReloadAsked) else original(self, event)
 
 
+def _dropped(original: Callable[..., Any]) -> Callable[..., Any]:
+    def arrive_late(self: BlockRounds, *arguments: Any) -> Any:
+        held = list(self.held)
+        outcome = original(self, *arguments)
+        return Arrived() if isinstance(outcome, Accumulate) and len(self.held) > len(held) else outcome
+
+    return arrive_late
+
+
+def _without_the_last(original: Callable[..., Any]) -> Callable[..., Any]:
+    def closable(self: BlockRounds) -> bool:
+        return bool(original(self)) or (self._is_sync and self._missing == 1 and self._has_arrivals())
+
+    return closable
+
+
+def _one_early(original: Any) -> Any:
+    def is_complete(self: QueueState) -> bool:
+        if original.fget(self):
+            return True
+        counts = self.counts()
+        return bool(not self.is_past_last and counts.todo == 0 and counts.pending == 1 and counts.total > 1)
+
+    return property(is_complete)
+
+
+def _beside(original: Callable[..., Any]) -> Callable[..., Any]:
+    def mark(self: AppliedBatches, position: int, *arguments: Any, **more: Any) -> Any:
+        return original(self, max(position - 1, 0), *arguments, **more)
+
+    return mark
+
+
 PLANTED: dict[str, Planted] = {
     "lost values are zeros": _bug(
         "a pserver whose values are lost begins from nothing", PserverLife, "_seek_values", _begins_from_nothing
@@ -195,6 +232,21 @@ PLANTED: dict[str, Planted] = {
     ),
     "new members begin in the past": _bug(
         "a trainer is admitted at a round that may have closed without it", Membership, "_first_round", _always(0)
+    ),
+    "late gradients are dropped": _bug(
+        "what comes after its round has closed without it is marked, and not added",
+        BlockRounds,
+        "_arrive_late",
+        _dropped,
+    ),
+    "a round closes too early": _bug(
+        "a round does not wait for the last of its members", BlockRounds, "closable", _without_the_last
+    ),
+    "an epoch ends early": _bug(
+        "an epoch is over while a trainer still has a task of it", QueueState, "is_complete", _one_early
+    ),
+    "marks in another block": _bug(
+        "a batch is marked as applied in the block beside it", AppliedBatches, "mark", _beside
     ),
     "views before they are stored": _bug(
         "pservers hear of members that a successor does not know",
