@@ -15,7 +15,7 @@ PYTEST := $(BIN)/python -m pytest
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help run test unit marked lint format types layers check ci schemas fuzz storm bench clean etcd-server
+.PHONY: help run test unit marked coverage lint format types layers check ci schemas fuzz storm bench clean etcd-server
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -30,6 +30,11 @@ unit: $(VENV)/.dev ## The tests that need no server
 
 marked: $(VENV)/.dev etcd-server ## The tests with real etcd, S3 and killed processes
 	@$(PYTEST) -q -n 2 --dist worksteal -m "$(MARKED)"
+
+coverage: $(VENV)/.dev ## How much of what decides the unit tests and the simulation reach: branches, at least 97 %
+	@$(BIN)/python -m coverage run -m pytest -q -m "not ($(MARKED))" tests/domain tests/master
+	@$(BIN)/python -m coverage run --append -m flightedl.testing.simulation --seeds 60
+	@$(BIN)/python -m coverage report
 
 lint: $(VENV)/.dev ## ruff: mistakes and format
 	@$(BIN)/ruff check
