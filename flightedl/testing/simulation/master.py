@@ -8,7 +8,7 @@ impossible.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from flightedl.domain import checkpoints_values as values
@@ -18,17 +18,28 @@ from flightedl.domain.checkpoints_values import Pointer
 from flightedl.domain.master import effects as out
 from flightedl.domain.master import events
 from flightedl.domain.master.core import CoreSettings, MasterCore
+from flightedl.domain.master.members import Members
 from flightedl.domain.master.work import Work
+from flightedl.domain.membership_values import Admitted
+from flightedl.domain.membership_values import Effect as MembershipEffect
 from flightedl.domain.modes import Mode
 from flightedl.domain.tasks import TaskQueue
 from flightedl.errors import FencedError, FlightedlError, NotReadyError
 from flightedl.messages.base import decode, encode
 from flightedl.messages.control import AppliedReply, SealRequest, SnapshotReply, ViewReply, ViewRequest
 from flightedl.messages.declarations import JobDeclaration
-from flightedl.messages.tasks import FinishedTask, JoinRequest, ModeRequest, ReturnedTask, TasksReply, TasksTicket
+from flightedl.messages.tasks import (
+    FinishedTask,
+    JoinReply,
+    JoinRequest,
+    ModeRequest,
+    ReturnedTask,
+    TasksReply,
+    TasksTicket,
+)
 from flightedl.testing.simulation.etcd import ADDRESS, DONE, INIT, LOCK, STATE, Transaction, claimed
 from flightedl.testing.simulation.job import declaration_of, tasks_of, with_tasks
-from flightedl.testing.simulation.world import Action, Process, Reply
+from flightedl.testing.simulation.world import Action, Process, Reply, Violation
 
 if TYPE_CHECKING:
     from flightedl.testing.simulation.cluster import Cluster
@@ -70,6 +81,8 @@ class Master(Process):
         self._is_writing = False
         self._is_ready = False
         self._when_durable: list[tuple[int, Action]] = []
+        #: Members that all pservers have agreed to.
+        self._admitted: set[int] = set()
         #: call -> where its answer goes.
         self._calls: dict[int, Reply] = {}
         self._call_count = 0
@@ -211,6 +224,7 @@ class Master(Process):
         core = self.core
         core.ending.start(core.work)
         self._observe(core.work)  # type: ignore[arg-type]
+        self._observe_members(core.members)  # type: ignore[arg-type]
 
         def publish() -> None:
             transaction = Transaction(
@@ -260,6 +274,18 @@ class Master(Process):
 
         work.take_reports = observed  # type: ignore[method-assign]
 
+    def _observe_members(self, members: Members) -> None:
+        """Know who was ever admitted."""
+        perform = members.perform
+        known = members.membership.members
+        self._admitted = {each.member_id for each in known if each.is_admitted}
+
+        def observed(effects: Sequence[MembershipEffect]) -> None:
+            self._admitted.update(each.member_id for each in effects if isinstance(each, Admitted))
+            perform(effects)
+
+        members.perform = observed  # type: ignore[method-assign]
+
     def is_held(self) -> bool:
         """Whether it may still act; else it ends."""
         if not self.lease.is_held() and "master without a lease" not in self.flaws:
@@ -295,6 +321,9 @@ class Master(Process):
                         self.world.fault("task timeout")
 
     def _answer(self, answer: Reply, reply: Any, revision: int) -> None:
+        if isinstance(reply, JoinReply) and reply.member not in {0, *self._admitted}:
+            raise Violation(f"{self.name} tells of member {reply.member}, which not all pservers have agreed to")
+
         def say() -> None:
             if isinstance(reply, TasksReply) and reply.outcome == "epochs_done":
                 self.cluster.told_done(self)
@@ -459,11 +488,13 @@ class Master(Process):
             return
         link.is_busy, link.generation = True, key.created
         link.token += 1
-        token = link.token
-        self._after_stored(call.revision, lambda: self._say(call, key.value, token))
+        token, made_at = link.token, self.core.revision
+        self._after_stored(call.revision, lambda: self._say(call, key.value, token, made_at))
 
-    def _say(self, call: out.ControlCall, pserver: Any, token: int) -> None:
+    def _say(self, call: out.ControlCall, pserver: Any, token: int, made_at: int) -> None:
         link = self._links[call.index]
+        if isinstance(call.request, ViewRequest) and self._durable < made_at:
+            raise Violation(f"{self.name} tells a pserver of members that a successor does not know")
 
         def over(pause_s: float) -> None:
             if link.token == token:

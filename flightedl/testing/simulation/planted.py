@@ -110,6 +110,15 @@ def _only_the_lost(original: Callable[..., Any]) -> Callable[..., Any]:
     return next_step
 
 
+def _whatever_was_elected(original: Callable[..., Any]) -> Callable[..., Any]:
+    """A pserver that has values keeps them, whoever else's were elected."""
+
+    def look(self: PserverLife, *arguments: Any) -> Any:
+        return () if self.is_serving else original(self, *arguments)
+
+    return look
+
+
 def _unadmitted(_original: Callable[..., Any]) -> Callable[..., Any]:
     def member_id_of(self: Membership, trainer: str) -> int | None:
         return next((member.member_id for member in self.members if member.trainer == trainer), None)
@@ -218,7 +227,12 @@ PLANTED: dict[str, Planted] = {
         (Checkpoints, "deletable", _all_below_the_one_under_way),
     ),
     "only the lost ones begin anew": _bug(
-        "first values are elected again while some pservers keep grown ones", Pservers, "next_step", _only_the_lost
+        "first values are elected again while some pservers keep grown ones, and go on with them",
+        Pservers,
+        "next_step",
+        _only_the_lost,
+        (PserverLife, "_look", _whatever_was_elected),
+        (PserverLife, "_begin_first_values", _whatever_was_elected),
     ),
     "a member before all have agreed": _bug(
         "a trainer is a member as soon as a view with it is made", Membership, "member_id_of", _unadmitted
