@@ -26,7 +26,7 @@ from flightedl.domain.store_history import Sighting
 from flightedl.domain.tasks_values import Effect as QueueEffect
 from flightedl.domain.tasks_values import EpochFinished, Expired, Quarantined, QueueSettings
 from flightedl.domain.tasks_values import FailedPiece as Failed
-from flightedl.errors import FlightedlError
+from flightedl.errors import FlightedlError, NotReadyError
 from flightedl.master.durable import DurableState
 from flightedl.master.evaluations import EvaluationDatasets
 from flightedl.master.failures import failed_piece
@@ -172,23 +172,27 @@ class JobState:
                     break
             if not slot.is_answered.is_set():
                 self.apply(WaitEnded(call))
+                # Or what another thread has caused is the answer, and on its way here.
+                if not slot.is_answered.wait(_DURABLE_S):
+                    raise NotReadyError("the master is busy: ask again")
         finally:
             with self.lock:
                 del self._slots[call]
-        assert slot.is_answered.is_set(), "a request whose time is up is answered"
         if isinstance(slot.reply, FlightedlError):
             raise slot.reply
         self.wait_durable(slot.revision)
         return slot.reply
 
     def _carry_out(self, effects: list[out.Effect], carry: Carry | None = None) -> None:
+        # Answers first: what else there is to do may take long, or fail.
+        for effect in effects:
+            if isinstance(effect, out.Answer) and (slot := self._slots.get(effect.call)) is not None:
+                slot.reply, slot.revision = effect.reply, effect.revision
+                slot.is_answered.set()
         for effect in effects:
             match effect:
-                case out.Answer(call, reply, revision):
-                    slot = self._slots.get(call)
-                    if slot is not None:
-                        slot.reply, slot.revision = reply, revision
-                        slot.is_answered.set()
+                case out.Answer():
+                    pass
                 case out.Note(text, values, is_warning):
                     _log.log(logging.WARNING if is_warning else logging.INFO, text, *values)
                 case out.QueueNews(evaluation, news):

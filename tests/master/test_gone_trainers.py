@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 import pyarrow as pa
@@ -17,6 +18,7 @@ from flightedl.adapters.clock import SystemClock
 from flightedl.coordination.directory import Directory
 from flightedl.coordination.keeper import HeldKey
 from flightedl.coordination.records import TrainerRecord
+from flightedl.domain.master.effects import Answer, Effect
 from flightedl.errors import FencedError, NotReadyError
 from flightedl.formats.registry import named_format
 from flightedl.master.service import MasterService
@@ -248,3 +250,25 @@ def test_a_stopped_job_stays_stopped_under_the_next_master(
     status = successor.service.status()
     assert status.is_stopped
     assert status.tasks.todo == status.tasks.total
+
+
+def test_an_answer_on_its_way_from_another_thread_is_waited_for(
+    master: Master, trainers: Trainers, beside: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The time of a request is up between the moment that it is answered and the one that its thread hears of it."""
+    generation = trainers.live("a")
+    until_ready(lambda: master.work("a", generation))
+    state = master.service._state
+    carry_out = state._carry_out
+
+    def slowly(effects: list[Effect], *more: Any) -> None:
+        if any(isinstance(each, Answer) for each in effects):
+            time.sleep(1.0)
+        carry_out(effects, *more)
+
+    monkeypatch.setattr(state, "_carry_out", slowly)
+    joining = beside.submit(master.join, "a", generation, 0.5)
+    waits(joining, master)
+    trainers.die("a")
+    with pytest.raises(FencedError, match="trainer a has no lease"):
+        joining.result(WAIT_S)
