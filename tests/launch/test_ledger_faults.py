@@ -366,7 +366,7 @@ def test_etcd_stands_still_for_ten_seconds(ledger: Callable[..., Ledger]) -> Non
 def test_a_trainer_told_to_end_hands_back_what_it_holds(ledger: Callable[..., Ledger], mode: str) -> None:
     """Long before its lease ends, without a failed attempt and without a crash by the launcher's account."""
     job = ledger(mode, lease_ttl_s=60.0, pause_s=0.05)
-    for number in range(TRAINERS + 1):
+    for number in range(2 * TRAINERS):
         job.until_done(5 + number * 4)
         index = number % TRAINERS
         job.until(lambda index=index: job.cluster.pid("trainer", index) is not None, "a trainer")
