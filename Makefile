@@ -33,7 +33,7 @@ marked: $(VENV)/.dev etcd-server ## The tests with real etcd, S3 and killed proc
 
 coverage: $(VENV)/.dev ## How much of what decides the unit tests and the simulation reach: branches, at least 97 %
 	@$(BIN)/python -m coverage run -m pytest -q -m "not ($(MARKED))" tests/domain tests/master
-	@$(BIN)/python -m coverage run --append -m flightedl.testing.simulation --seeds 60
+	@$(BIN)/python -m coverage run --append -m flightedl.testing.simulation --seeds 60 --processes 1
 	@$(BIN)/python -m coverage report
 
 lint: $(VENV)/.dev ## ruff: mistakes and format
