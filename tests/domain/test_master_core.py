@@ -403,6 +403,30 @@ def test_work_that_an_audit_finds_missing_is_done_again() -> None:
     assert bench.take().task == 0
 
 
+def test_an_answer_older_than_work_done_again_finds_nothing_missing() -> None:
+    bench = Bench(tasks=1, epochs=2)
+    bench.serve()
+    bench.finish(bench.take())
+    bench.see({"a": A, "b": B}, {0: PSERVER + 1})
+    bench.now += 1.0
+    settling = bench.control(PSERVER + 1)
+    assert isinstance(settling, out.ControlCall)
+    bench.applied(settling, PSERVER + 1)
+    bench.now += 1.0
+    auditing = bench.control(PSERVER + 1)
+    assert isinstance(auditing, out.ControlCall)
+    assert auditing.audit is not None
+    again = bench.take()
+    assert again.epoch == 0
+    bench.finish(again, by=PSERVER + 1)
+    bench.applied(auditing, PSERVER + 1)
+    assert bench.core.pservers.missing_count == 0
+    bench.now += 1.0
+    asked_again = bench.control(PSERVER + 1)
+    assert isinstance(asked_again, out.ControlCall)
+    assert asked_again.audit == auditing.audit
+
+
 def test_work_that_stays_missing_ends_the_job() -> None:
     bench = Bench(tasks=1)
     bench.serve()

@@ -125,6 +125,8 @@ class MasterCore:
         self.evaluations = Evaluations(self.outbox)
         self.is_stopped = is_stopped
         self._waiting: dict[int, _Waiting] = {}
+        #: pserver index -> how much had been done again when it was asked what it has.
+        self._repeated_when_asked: dict[int, int] = {}
         self._handlers: dict[type, Callable[[Any], None]] = {
             events.TimePassed: self._time_passed,
             events.LeasesSeen: self._leases_seen,
@@ -631,6 +633,7 @@ class MasterCore:
         if must_ask and not pause_s:
             # Whatever it answers, there may be other things to say before it is asked the next time.
             self.pservers.ask_again(index, self._now + _POLL_S)
+            self._repeated_when_asked[index] = 0 if self.work is None else self.work.repeated_count
             return out.ControlCall(index, generation, AppliedRequest(plan_hash=plan_hash), audit)
         if self.work is not None and (epochs := self.pservers.epochs_to_seal(index, generation, self.work.queue)):
             seal = SealRequest(plan_hash=plan_hash, master_generation=master, epochs=epochs)
@@ -659,6 +662,10 @@ class MasterCore:
             if step is not None:
                 self.ending.lost()
                 self.outbox.effects.append(out.DeleteElection(step, self.revision))
+            return
+        repeated = 0 if self.work is None else self.work.repeated_count
+        if event.audit is not None and repeated != self._repeated_when_asked.get(index):
+            # What was done again meanwhile is not in an answer that is older: the pserver is asked once more.
             return
         queue = None if self.work is None else self.work.queue
         before = self.revision

@@ -38,6 +38,8 @@ class Work:
         self._take_metrics = take_metrics
         #: Pieces that were reported as finished and count, since ``take_finished`` was asked.
         self._finished_count = 0
+        #: Pieces of epochs that were over already, as they were done again; since this master began.
+        self.repeated_count = 0
         #: Whether a trainer has stopped the job: what nobody has begun stays undone.
         self.is_stopped = False
 
@@ -67,9 +69,11 @@ class Work:
                 return ()
 
         for finished in ticket.finished:
+            is_repeated = finished.epoch < queue.epoch
             answer = take(finished, queue.finish)
             if isinstance(answer, Finished):
                 self._finished_count += 1
+                self.repeated_count += is_repeated
                 if self._take_metrics is not None:
                     self._take_metrics(finished.metrics)
                 self._news(answer.effects)
