@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 from flightedl.domain.checkpoints_manifest import ShardFile
 from flightedl.errors import UsageError
@@ -105,6 +105,29 @@ class SnapshotProgress:
     file: ShardFile | None = None
     #: Why it failed.
     reason: str = ""
+
+    @classmethod
+    def of(cls, index: int, generation: int, reply: SnapshotReply) -> SnapshotProgress:
+        """What a process of a pserver has answered; a state that is not known counts as waiting."""
+        file = reply.file
+        return cls(
+            OrderNumber(reply.master_generation, reply.number, reply.serial),
+            reply.state if reply.state in get_args(State) else "waiting",  # type: ignore[arg-type]
+            reply.highest_open_round,
+            None
+            if file is None
+            else ShardFile(
+                index=index,
+                generation=generation,
+                name=file.name,
+                size_bytes=file.size_bytes,
+                hash=file.hash,
+                blocks=file.blocks,
+                lowest_version=file.lowest_version,
+                highest_version=file.highest_version,
+            ),
+            reply.reason,
+        )
 
     def reply(self, copied_s: float = 0.0, written_s: float = 0.0) -> SnapshotReply:
         """What the master is told, with how long the copies took, and the writing."""

@@ -10,17 +10,14 @@ the trainers read the result still comes back with it. That wait ends when the s
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterable
 
 from flightedl.domain.checkpoints import Checkpoints
-from flightedl.domain.checkpoints_manifest import ShardFile
 from flightedl.domain.checkpoints_values import (
     Alarm,
     Effect,
     MovePointer,
     OpenRounds,
-    OrderNumber,
     OrderSnapshot,
     Persist,
     SnapshotProgress,
@@ -47,8 +44,6 @@ class Checkpointing:
         #: index -> the order that this pserver has not answered with a file.
         self._orders: dict[int, OrderSnapshot] = {}
         self._draining: set[int] = set()
-        #: Longest copies of the newest checkpoints, for people.
-        self.stalls_s: deque[float] = deque(maxlen=100)
 
     def settled(self, index: int, generation: int, now: float) -> None:
         """A pserver serves, what it has is taken into the queue's account, and it stays."""
@@ -122,34 +117,9 @@ class Checkpointing:
 
     def answered(self, index: int, generation: int, reply: SnapshotReply, now: float) -> None:
         """How far a process is with the newest order that it has heard of."""
-        progress = _progress(index, generation, reply)
+        progress = SnapshotProgress.of(index, generation, reply)
         order = self._orders.get(index)
         is_of_order = order is not None and (order.generation, order.snapshot.order) == (generation, progress.order)
         if is_of_order and progress.state in {"written", "failed", "refused"}:
             del self._orders[index]
-            if progress.state == "written":
-                self.stalls_s.append(reply.copied_s)
         self.perform(self.checkpoints.progressed(index, generation, progress, now))
-
-
-def _progress(index: int, generation: int, reply: SnapshotReply) -> SnapshotProgress:
-    file = reply.file
-    states = {"refused", "waiting", "taken", "written", "failed"}
-    return SnapshotProgress(
-        OrderNumber(reply.master_generation, reply.number, reply.serial),
-        reply.state if reply.state in states else "waiting",  # type: ignore[arg-type]
-        reply.highest_open_round,
-        None
-        if file is None
-        else ShardFile(
-            index=index,
-            generation=generation,
-            name=file.name,
-            size_bytes=file.size_bytes,
-            hash=file.hash,
-            blocks=file.blocks,
-            lowest_version=file.lowest_version,
-            highest_version=file.highest_version,
-        ),
-        reply.reason,
-    )

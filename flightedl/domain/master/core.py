@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Literal
 
 import msgspec
@@ -30,7 +31,6 @@ from flightedl.domain.master.work import Work
 from flightedl.domain.membership import Membership
 from flightedl.domain.modes import Mode
 from flightedl.domain.tasks import TaskQueue
-from flightedl.domain.tasks_values import Effects as QueueEffects
 from flightedl.domain.tasks_values import FailedSelector, QueueSettings
 from flightedl.errors import FlightedlError, JobFailedError, NotReadyError, UnregisteredError, UsageError
 from flightedl.messages.base import Sender, encode
@@ -206,11 +206,7 @@ class MasterCore:
                 is fine.
         """
         queue = TaskQueue.decode(stored, settings, failures, may_reseed=may_reseed) if stored else TaskQueue(settings)
-
-        def news(effects: QueueEffects) -> None:
-            self.outbox.effects.extend(out.QueueNews("", effect) for effect in effects)
-
-        self.work = Work(queue, news)
+        self.work = Work(queue, partial(self.outbox.news, ""))
         self.work.is_stopped = self.is_stopped
 
     def begin_membership(self, model: ModelReply, stored: bytes | None) -> None:
@@ -252,7 +248,7 @@ class MasterCore:
     def end_growth(self) -> None:
         """No more tasks are to come."""
         assert self.work is not None, "a dataset that grows has a queue"
-        self.outbox.effects.extend(out.QueueNews("", effect) for effect in self.work.queue.end_growth())
+        self.outbox.news("", self.work.queue.end_growth())
         self.touch()
 
     def begin_evaluation(self, name: str, declared: DatasetReply, settings: QueueSettings) -> Evaluation:

@@ -6,6 +6,7 @@ at once.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 import msgspec
@@ -63,7 +64,6 @@ class WakePserver:
     """There may be something to say to this pserver."""
 
     index: int
-    revision: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +120,10 @@ class Outbox:
     def note(self, text: str, *values: object, is_warning: bool = False) -> None:
         """For the log."""
         self.effects.append(Note(text, values, is_warning))
+
+    def news(self, evaluation: str, effects: Iterable[QueueEffect]) -> None:
+        """What a queue has decided, of the training data ("") or of an evaluation."""
+        self.effects.extend(QueueNews(evaluation, effect) for effect in effects)
 
     def wake(self, index: int) -> None:
         """There may be something to say to this pserver."""

@@ -12,11 +12,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import partial
 
-from flightedl.domain.master.effects import Outbox, QueueNews
+from flightedl.domain.master.effects import Outbox
 from flightedl.domain.master.work import Work
 from flightedl.domain.tasks import TaskQueue
-from flightedl.domain.tasks_values import Effects, QueueSettings
+from flightedl.domain.tasks_values import QueueSettings
 from flightedl.errors import NotFoundError
 from flightedl.messages.base import decode, encode
 from flightedl.messages.declarations import DatasetReply, EvaluationRecord, EvaluationsRecord
@@ -91,11 +92,7 @@ class Evaluations:
         found = self._known.setdefault(name, Evaluation(name, declared))
         if found.work is None and not found.is_done:
             queue = TaskQueue.decode(found.stored.encode(), settings) if found.stored else TaskQueue(settings)
-
-            def news(effects: Effects) -> None:
-                self._outbox.effects.extend(QueueNews(name, effect) for effect in effects)
-
-            found.work, found.stored = Work(queue, news, found.take), ""
+            found.work, found.stored = Work(queue, partial(self._outbox.news, name), found.take), ""
             found.work.forget_the_dead(alive, now)
             self.settle(found)
         for old in [each.name for each in self._known.values() if each.is_done][:-KEPT]:
