@@ -10,11 +10,11 @@
         for batch in data:
             model.step(gradients(model, batch))
 
-Reading order: ``errors``, ``config`` and ``ports`` (what everything stands on), ``domain`` (all decisions, pure),
-``messages``, ``wire`` and ``rpc`` (what is said, and how), ``adapters`` (etcd, files, time), ``formats`` (training data
-and checkpoint files), ``coordination`` (what processes share through etcd), ``master``, ``pserver``, ``client`` (the
-kinds of process), ``launch`` (all of them on one machine), ``examples`` (programs to run) and ``testing`` (support for
-tests).
+Reading order: ``errors``, ``config`` and ``ports`` (what everything stands on), ``messages`` and ``domain`` (all
+decisions, pure), ``kernels`` (the arithmetic), ``wire`` and ``rpc`` (what is said, and how), ``process`` (what keeps a
+process healthy), ``adapters`` (etcd, files, time), ``formats`` (training data and checkpoint files), ``coordination``
+(what processes share through etcd), ``master``, ``pserver``, ``client`` (the kinds of process), ``launch`` (all of them
+on one machine), ``examples`` (programs to run) and ``testing`` (support for tests).
 
 Importing this package loads nothing but itself: a name is imported when it is first used.
 """
@@ -26,11 +26,11 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from flightedl import errors
-    from flightedl.client.loading import load
+    from flightedl.client.model.loading import load
     from flightedl.client.session import Job, connect
-    from flightedl.domain.modes import Async, Bounded, Sync
-    from flightedl.domain.optimizers import LAMB, SGD, Adadelta, Adagrad, Adam, AdamW, Ftrl, Momentum, RMSprop
-    from flightedl.domain.schedules import Constant, Cosine, LinearWarmup, Piecewise, Polynomial, StepDecay
+    from flightedl.domain.consistency.modes import Async, Bounded, Sync
+    from flightedl.domain.model.optimizers import LAMB, SGD, Adadelta, Adagrad, Adam, AdamW, Ftrl, Momentum, RMSprop
+    from flightedl.domain.model.schedules import Constant, Cosine, LinearWarmup, Piecewise, Polynomial, StepDecay
     from flightedl.launch.cluster import LocalCluster, local
 
 __all__ = [
@@ -62,10 +62,10 @@ __all__ = [
 
 #: Where each public name comes from.
 _HOMES = {
-    "flightedl.client.loading": ("load",),
+    "flightedl.client.model.loading": ("load",),
     "flightedl.client.session": ("Job", "connect"),
-    "flightedl.domain.modes": ("Async", "Bounded", "Sync"),
-    "flightedl.domain.optimizers": (
+    "flightedl.domain.consistency.modes": ("Async", "Bounded", "Sync"),
+    "flightedl.domain.model.optimizers": (
         "SGD",
         "Momentum",
         "Adagrad",
@@ -76,7 +76,7 @@ _HOMES = {
         "Ftrl",
         "LAMB",
     ),
-    "flightedl.domain.schedules": ("Constant", "Cosine", "LinearWarmup", "Piecewise", "Polynomial", "StepDecay"),
+    "flightedl.domain.model.schedules": ("Constant", "Cosine", "LinearWarmup", "Piecewise", "Polynomial", "StepDecay"),
     "flightedl.launch.cluster": ("LocalCluster", "local"),
 }
 _MODULE_OF = {name: module for module, names in _HOMES.items() for name in names}

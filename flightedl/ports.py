@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import BinaryIO, Protocol
 
-from flightedl.domain.store_history import Sighting
+from flightedl.domain.recovery.store_history import Sighting
 
 
 class Clock(Protocol):

@@ -12,7 +12,7 @@ from flightedl.adapters.clock import SystemClock
 from flightedl.adapters.storage import open_storage
 from flightedl.config import CommonSettings, settings
 from flightedl.coordination.checkpoint_places import export_model
-from flightedl.domain.checkpoints_manifest import Manifest, Skipped, manifest_name
+from flightedl.domain.checkpoint.manifest import Manifest, Skipped, manifest_name
 from flightedl.errors import EXIT_FAILED, CorruptError, NotFoundError, UsageError
 from flightedl.formats.checkpoint_files import found_checkpoints, verify
 from flightedl.formats.model_files import WRITERS

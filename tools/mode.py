@@ -10,7 +10,7 @@ import msgspec
 
 from flightedl.adapters.clock import SystemClock
 from flightedl.config import CommonSettings, settings
-from flightedl.domain.modes import Async, Bounded, Mode, Sync
+from flightedl.domain.consistency.modes import Async, Bounded, Mode, Sync
 from flightedl.errors import EXIT_FAILED, UnavailableError, UsageError
 from flightedl.launch.status import JobStatus
 from flightedl.messages.base import encode

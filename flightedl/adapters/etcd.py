@@ -12,8 +12,8 @@ Rules:
   filtered by revision, so nothing comes twice. A history that went back is reported as compaction: whoever lists again
   finds out.
 * Every answer says of which cluster it is and at which revision; what of that contradicts an earlier one ends all work
-  on this etcd (``domain.store_history``). Renewals, watches and what is asked about leases may be answered by a member
-  that lags behind, so their revisions prove nothing.
+  on this etcd (``domain.recovery.store_history``). Renewals, watches and what is asked about leases may be answered by
+  a member that lags behind, so their revisions prove nothing.
 * A lease's renewal is answered within a quarter of its time to live or given up, so that its holder can try again, on
   another connection, before it has to count the lease as lost.
 
@@ -33,7 +33,7 @@ from typing import Any
 import etcd3.etcdrpc as rpc
 import grpc  # type: ignore[import-untyped]
 
-from flightedl.domain.store_history import Sighting, Witness
+from flightedl.domain.recovery.store_history import Sighting, Witness
 from flightedl.errors import (
     AuthenticationError,
     FlightedlError,
@@ -217,7 +217,7 @@ class EtcdCoordinator:
 
 
 class _History:
-    """What this connection has seen of etcd. Thread-safe; see ``domain.store_history``."""
+    """What this connection has seen of etcd. Thread-safe; see ``domain.recovery.store_history``."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from flightedl.domain.settings import Limits, checked
+from flightedl.domain.model.settings import Limits, checked
 from flightedl.errors import UsageError
 from flightedl.formats.declared import absolute_url
 from flightedl.messages.declarations import DatasetDeclaration

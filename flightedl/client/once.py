@@ -23,8 +23,8 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from flightedl.client import arguments
+from flightedl.client.connections import persistently
 from flightedl.client.registration import Registration
-from flightedl.client.servers import persistently
 from flightedl.client.waiting import Waiting
 from flightedl.coordination.checkpoint_places import write_file
 from flightedl.coordination.keeper import HeldKey

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from flightedl.client.connections import SLICE_S, Servers, persistently
 from flightedl.client.ending import JobEnd
-from flightedl.client.parameters import Parameters
+from flightedl.client.model.parameters import Parameters
 from flightedl.client.registration import Registration
-from flightedl.client.servers import SLICE_S, Servers, persistently
 from flightedl.client.waiting import Waiting
-from flightedl.domain.modes import Mode
+from flightedl.domain.consistency.modes import Mode
 from flightedl.domain.trainer.batches import CurrentBatch
 from flightedl.domain.trainer.feed import Ask, Reports
 from flightedl.domain.trainer.membership import Denied, Joined, NotYet, TrainerMembership

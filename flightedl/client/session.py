@@ -21,32 +21,33 @@ import pyarrow as pa
 from flightedl.adapters.clock import SystemClock
 from flightedl.adapters.etcd import EtcdCoordinator
 from flightedl.adapters.storage import FsspecFiles
-from flightedl.client import arguments, evaluation
-from flightedl.client.dataset import Dataset
-from flightedl.client.declared import declared_arrays
-from flightedl.client.election import elect_and_initialize
-from flightedl.client.evaluation import Measure
-from flightedl.client.feed import TaskFeed
+from flightedl.client import arguments
+from flightedl.client.connections import SLICE_S, Servers, persistently
+from flightedl.client.data import evaluation
+from flightedl.client.data.dataset import Dataset
+from flightedl.client.data.evaluation import Measure
+from flightedl.client.data.feed import TaskFeed
+from flightedl.client.data.readings import batches_of
+from flightedl.client.data.skipped import telling
+from flightedl.client.model.declared import declared_arrays
+from flightedl.client.model.election import elect_and_initialize
+from flightedl.client.model.parameters import Parameters
+from flightedl.client.model.saving import ModelSaves
 from flightedl.client.once import Once, OnceNames
-from flightedl.client.parameters import Parameters
 from flightedl.client.participation import Participation
 from flightedl.client.progress import ProgressReporter
 from flightedl.client.raised import place_of
-from flightedl.client.readings import batches_of
 from flightedl.client.registration import Registration
-from flightedl.client.saving import ModelSaves
-from flightedl.client.servers import SLICE_S, Servers, persistently
-from flightedl.client.skipped import telling
 from flightedl.client.waiting import Waits
 from flightedl.config import TrainerSettings, settings
 from flightedl.coordination.checkpoint_places import write_model
 from flightedl.coordination.directory import Directory
 from flightedl.coordination.keys import JobKeys
 from flightedl.coordination.lives import JobCoordinator
-from flightedl.domain.modes import Mode, Sync
-from flightedl.domain.optimizers import SGD, Optimizer
-from flightedl.domain.parameters import ParameterSpec
-from flightedl.domain.sharding import plan_for
+from flightedl.domain.consistency.modes import Mode, Sync
+from flightedl.domain.model.optimizers import SGD, Optimizer
+from flightedl.domain.model.parameters import ParameterSpec
+from flightedl.domain.model.sharding import plan_for
 from flightedl.domain.trainer.feed import Ask, AssignedTask
 from flightedl.domain.trainer.retries import is_transient
 from flightedl.errors import DeclarationError, FlightedlError, UnavailableError, UsageError
@@ -54,6 +55,7 @@ from flightedl.formats.dataset_spec import DatasetSpec
 from flightedl.formats.declared import schema_of, spec_of
 from flightedl.formats.model_files import format_of
 from flightedl.formats.reader import Decode
+from flightedl.kernels.half_precision import check_kind
 from flightedl.messages.base import decode, encode
 from flightedl.messages.checkpoints import SaveModelReply, SaveModelRequest
 from flightedl.messages.declarations import (
@@ -65,10 +67,9 @@ from flightedl.messages.declarations import (
 )
 from flightedl.messages.tasks import TasksReply
 from flightedl.ports import Clock
-from flightedl.rpc import process_tuning
+from flightedl.process import tuning as process_tuning
 from flightedl.rpc.authentication import Credentials
 from flightedl.rpc.dialogue import Dialogue
-from flightedl.wire.halves import check_kind
 
 Answer = TypeVar("Answer")
 

@@ -2,6 +2,5 @@
 
 ``keys`` names the keys, ``records`` their values, ``keeper`` holds a key for as long as this process may act under it,
 ``lives`` lets revisions rise on when etcd has gone back, ``directory`` follows the others. ``process`` is what master
-and pserver processes have in common, ``metrics`` their Prometheus page, ``checkpoint_places`` says where the
-checkpoints of a job lie.
+and pserver processes have in common, ``checkpoint_places`` says where the checkpoints of a job lie.
 """

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 from flightedl.adapters.storage import open_storage
-from flightedl.domain.checkpoints_manifest import Manifest
-from flightedl.domain.parameters import ParameterSpec
+from flightedl.domain.checkpoint.manifest import Manifest
+from flightedl.domain.model.parameters import ParameterSpec
 from flightedl.errors import CorruptError
 from flightedl.formats.checkpoint_files import load_parameters
 from flightedl.formats.model_files import WRITERS, Parameters, format_of

@@ -1,6 +1,6 @@
 """The coordinator as one job sees it: its revisions go on rising when the job is resumed on an etcd that went back.
 
-Theory of operation: the key ``history`` says in which *life* the job is (see ``domain.store_history``), and all
+Theory of operation: the key ``history`` says in which *life* the job is (``domain.recovery.store_history``), and all
 processes of the job add the life's first revision to what etcd says, and take it off what they ask. It is 0 in the
 first life, so only who reads etcd beside a resumed job has to know of it. A revision of an earlier life never holds as
 a condition.
@@ -20,7 +20,7 @@ import msgspec
 
 from flightedl.coordination.keys import JobKeys
 from flightedl.coordination.records import HistoryRecord
-from flightedl.domain.store_history import LIFE_REVISIONS, Sighting
+from flightedl.domain.recovery.store_history import LIFE_REVISIONS, Sighting
 from flightedl.errors import BegunAnewError, CorruptError, FlightedlError, RolledBackError
 from flightedl.ports import (
     Absent,

@@ -26,11 +26,11 @@ from flightedl.adapters.etcd import EtcdCoordinator
 from flightedl.config import ServerSettings
 from flightedl.coordination.keys import JobKeys
 from flightedl.coordination.lives import JobCoordinator
-from flightedl.coordination.metrics import Figures, MetricsPage
 from flightedl.coordination.records import ServerRecord
 from flightedl.errors import EXIT_START_AGAIN, FlightedlError, exit_code_of
 from flightedl.ports import Clock
-from flightedl.rpc import process_tuning
+from flightedl.process import tuning as process_tuning
+from flightedl.process.metrics_page import Figures, MetricsPage
 
 Settings = TypeVar("Settings", bound=ServerSettings)
 

@@ -39,7 +39,7 @@ class TrainerRecord(msgspec.Struct, frozen=True, kw_only=True):
 class HistoryRecord(msgspec.Struct, frozen=True, kw_only=True):
     """On which etcd the job's state was begun."""
 
-    #: Revisions of this life count from here, see ``domain.store_history``.
+    #: Revisions of this life count from here, see ``domain.recovery.store_history``.
     life: Natural = 0
     #: The id of etcd's cluster, 16 hex digits.
     cluster: str = ""

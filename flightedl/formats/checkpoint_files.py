@@ -11,11 +11,11 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from flightedl.domain.applied import AppliedBatches
-from flightedl.domain.checkpoints_manifest import Manifest, Skipped, candidates, examine, manifest_name
-from flightedl.domain.checkpoints_restore import FilePart, applied_of, recut, saved_plan
-from flightedl.domain.parameters import ParameterSpec
-from flightedl.domain.sharding import ShardPlan
+from flightedl.domain.checkpoint.manifest import Manifest, Skipped, candidates, examine, manifest_name
+from flightedl.domain.checkpoint.restoring import FilePart, applied_of, recut, saved_plan
+from flightedl.domain.exactly_once.applied import AppliedBatches
+from flightedl.domain.model.parameters import ParameterSpec
+from flightedl.domain.model.sharding import ShardPlan
 from flightedl.errors import CorruptError, NotFoundError
 from flightedl.formats.shard_files import ShardHeader, StoredBlock, load_shard, read_blocks
 from flightedl.ports import Storage

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from flightedl.domain.datasets import batch_count
+from flightedl.domain.queue.batching import batch_count
 from flightedl.errors import UsageError
 from flightedl.formats.chunk_index import ChunkIndex
 from flightedl.formats.chunks import Chunk

@@ -20,9 +20,9 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from flightedl.domain.parameters import ParameterSpec
+from flightedl.domain.model.parameters import ParameterSpec
 from flightedl.errors import UsageError
-from flightedl.wire.halves import ITEM_BYTES, shortened, widened
+from flightedl.kernels.half_precision import ITEM_BYTES, shortened, widened
 
 Array = npt.NDArray[np.generic]
 Parameters = Iterable[tuple[ParameterSpec, Array]]

@@ -18,7 +18,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from flightedl.errors import DataError
-from flightedl.wire.halves import array_dtype
+from flightedl.kernels.half_precision import array_dtype
 
 Array = npt.NDArray[np.generic]
 

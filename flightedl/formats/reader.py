@@ -27,7 +27,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from flightedl.domain.datasets import batch_count, batch_range, record_order
+from flightedl.domain.queue.batching import batch_count, batch_range, record_order
 from flightedl.errors import DataError, FlightedlError, UsageError
 from flightedl.formats.chunks import ChangedFileError, Chunk, CorruptChunkError, merged
 from flightedl.formats.dataset_spec import DatasetSpec

@@ -12,7 +12,7 @@ from functools import lru_cache
 import numpy as np
 import numpy.typing as npt
 
-from flightedl.domain.datasets import record_order
+from flightedl.domain.queue.batching import record_order
 from flightedl.formats.chunks import Chunk
 from flightedl.messages.status import RecordRange
 

@@ -10,9 +10,9 @@ from __future__ import annotations
 import msgspec
 
 from flightedl.coordination.keys import JobKeys
-from flightedl.domain.checkpoints_manifest import candidates, manifest_name
-from flightedl.domain.checkpoints_pointer import latest_of
-from flightedl.domain.tasks_storage import is_over
+from flightedl.domain.checkpoint.manifest import candidates, manifest_name
+from flightedl.domain.checkpoint.pointer import latest_of
+from flightedl.domain.queue.storage import is_over
 from flightedl.errors import NotFoundError, UsageError
 from flightedl.launch.liveness import names_process
 from flightedl.messages.base import decode

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from flightedl.config import MasterSettings, settings
-from flightedl.rpc.process_tuning import leave_out_pandas_and_scipy
+from flightedl.process.tuning import leave_out_pandas_and_scipy
 
 if __name__ == "__main__":
     # What is imported next makes arrays.

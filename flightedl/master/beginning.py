@@ -1,4 +1,4 @@
-"""Carries out that the model gets first values again, after all that it had was lost; see ``domain.beginnings``."""
+"""Carries out that the model gets first values again, after all was lost (``domain.recovery.reinitialization``)."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import logging
 
 from flightedl.coordination.keeper import HeldKey
 from flightedl.coordination.keys import JobKeys
-from flightedl.domain.beginnings import BeginAnew
+from flightedl.domain.recovery.reinitialization import BeginAnew
 from flightedl.ports import CreatedAt, Delete
 
 _log = logging.getLogger(__name__)

@@ -13,9 +13,9 @@ from collections.abc import Callable
 
 from msgspec.structs import replace
 
-from flightedl.domain import checkpoints_manifest
-from flightedl.domain.checkpoints_manifest import Manifest, manifest_name
-from flightedl.domain.checkpoints_values import MovePointer, Sweep, WriteManifest
+from flightedl.domain.checkpoint import manifest as manifests
+from flightedl.domain.checkpoint.manifest import Manifest, manifest_name
+from flightedl.domain.checkpoint.values import MovePointer, Sweep, WriteManifest
 from flightedl.domain.master.effects import StoreWork
 from flightedl.domain.master.events import CheckpointAsked, ManifestFailed, ManifestWritten, PointerStored
 from flightedl.errors import FlightedlError, NotReadyError
@@ -134,7 +134,7 @@ class CheckpointStore:
         except Exception as error:  # noqa: BLE001 - whatever a store raises: who waits has to hear that it failed
             state.apply(ManifestFailed(number, str(error)))
         else:
-            state.apply(ManifestWritten(number, checkpoints_manifest.checksum(data)))
+            state.apply(ManifestWritten(number, manifests.checksum(data)))
 
     def _manifest(self) -> Manifest:
         """Locked."""

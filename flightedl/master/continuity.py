@@ -2,8 +2,8 @@
 
 Asked after the lock was taken and before anything is read from the job's state. A state that is older than the newest
 checkpoint is refused; with ``--resume`` it is deleted, and the job begins another life from that checkpoint (see
-``domain.store_history``). The state goes first and the life last, so a master that dies in between leaves something
-that its successor finds out about in the same way.
+``domain.recovery.store_history``). The state goes first and the life last, so a master that dies in between leaves
+something that its successor finds out about in the same way.
 
 Not guaranteed: that anything is found out where a job keeps no checkpoints, but for another cluster's id; or while the
 checkpoints' store cannot be read, because a master does not wait for that.
@@ -19,9 +19,9 @@ import msgspec
 from flightedl.coordination.keeper import HeldKey
 from flightedl.coordination.keys import JobKeys
 from flightedl.coordination.records import HistoryRecord
-from flightedl.domain.checkpoints_manifest import Manifest, candidates, manifest_name
-from flightedl.domain.checkpoints_pointer import decode_pointer
-from flightedl.domain.store_history import Sighting, is_behind, life_after, older_than
+from flightedl.domain.checkpoint.manifest import Manifest, candidates, manifest_name
+from flightedl.domain.checkpoint.pointer import decode_pointer
+from flightedl.domain.recovery.store_history import Sighting, is_behind, life_after, older_than
 from flightedl.errors import CorruptError, FlightedlError, RolledBackError, UnavailableError
 from flightedl.ports import Coordinator, Delete, Operation, Put, Storage
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from flightedl.domain.optimizers import Optimizer, SlotSpec
+from flightedl.domain.model.optimizers import Optimizer, SlotSpec
 from flightedl.errors import DeclarationError
 
 _SHOWN = 4

@@ -6,10 +6,10 @@ import logging
 
 import msgspec
 
-from flightedl.domain.modes import Mode
-from flightedl.domain.optimizers import Optimizer
-from flightedl.domain.parameters import ParameterSpec
-from flightedl.domain.sharding import plan_for
+from flightedl.domain.consistency.modes import Mode
+from flightedl.domain.model.optimizers import Optimizer
+from flightedl.domain.model.parameters import ParameterSpec
+from flightedl.domain.model.sharding import plan_for
 from flightedl.master.declarations import require_same, require_same_slots
 from flightedl.master.growing import Growing
 from flightedl.master.indexing import DatasetIndexing

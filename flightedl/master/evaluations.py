@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from flightedl.domain.tasks_values import QueueSettings
+from flightedl.domain.queue.values import QueueSettings
 from flightedl.errors import DataError, UsageError
 from flightedl.master.indexing import DatasetIndexing, IndexedDataset
 from flightedl.messages.declarations import DatasetReply, EvaluationDeclaration

@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable
 
 from flightedl.coordination.checkpoint_places import export_model
-from flightedl.domain.checkpoints_manifest import Manifest
+from flightedl.domain.checkpoint.manifest import Manifest
 from flightedl.errors import FlightedlError, NotReadyError, UsageError
 from flightedl.formats.checkpoint_files import found_checkpoints
 from flightedl.formats.model_files import format_of

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from flightedl.domain.tasks_values import FailedPiece as Failed
+from flightedl.domain.queue.values import FailedPiece as Failed
 from flightedl.formats.record_places import record_ranges
 from flightedl.master.indexing import IndexedDataset
 from flightedl.messages.status import FailedPiece

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from flightedl.coordination.metrics import Figures
 from flightedl.messages.status import StatusReply
+from flightedl.process.metrics_page import Figures
 
 
 def figures(status: StatusReply) -> Figures:

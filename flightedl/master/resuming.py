@@ -19,12 +19,12 @@ import msgspec
 
 from flightedl.coordination.keeper import HeldKey
 from flightedl.coordination.keys import JobKeys
-from flightedl.domain.checkpoints import Checkpoints, next_number_after
-from flightedl.domain.checkpoints_manifest import Manifest, Skipped, candidates, checksum, examine, manifest_name
-from flightedl.domain.checkpoints_restore import saved_plan
-from flightedl.domain.checkpoints_values import CheckpointSettings, Pointer
-from flightedl.domain.parameters import ParameterSpec
-from flightedl.domain.sharding import plan_for
+from flightedl.domain.checkpoint.checkpoints import Checkpoints, next_number_after
+from flightedl.domain.checkpoint.manifest import Manifest, Skipped, candidates, checksum, examine, manifest_name
+from flightedl.domain.checkpoint.restoring import saved_plan
+from flightedl.domain.checkpoint.values import CheckpointSettings, Pointer
+from flightedl.domain.model.parameters import ParameterSpec
+from flightedl.domain.model.sharding import plan_for
 from flightedl.errors import CorruptError, FencedError, NotFoundError, UnavailableError, UsageError
 from flightedl.messages.base import decode, encode
 from flightedl.messages.declarations import ArrivalRecord, ElectionRecord, JobDeclaration, ModelReply

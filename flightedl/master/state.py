@@ -18,14 +18,14 @@ from typing import Any
 from flightedl.config import MasterSettings
 from flightedl.coordination.keeper import HeldKey
 from flightedl.coordination.keys import JobKeys
-from flightedl.domain.checkpoints_values import CheckpointSettings
+from flightedl.domain.checkpoint.values import CheckpointSettings
 from flightedl.domain.master import effects as out
 from flightedl.domain.master.core import CoreSettings, MasterCore
 from flightedl.domain.master.events import Event, WaitEnded
-from flightedl.domain.store_history import Sighting
-from flightedl.domain.tasks_values import Effect as QueueEffect
-from flightedl.domain.tasks_values import EpochFinished, Expired, Quarantined, QueueSettings
-from flightedl.domain.tasks_values import FailedPiece as Failed
+from flightedl.domain.queue.values import Effect as QueueEffect
+from flightedl.domain.queue.values import EpochFinished, Expired, Quarantined, QueueSettings
+from flightedl.domain.queue.values import FailedPiece as Failed
+from flightedl.domain.recovery.store_history import Sighting
 from flightedl.errors import FlightedlError, NotReadyError
 from flightedl.master.durable import DurableState
 from flightedl.master.evaluations import EvaluationDatasets

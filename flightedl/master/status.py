@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from flightedl.coordination.records import ServerRecord, TrainerRecord
+from flightedl.domain.consistency.membership import Membership
 from flightedl.domain.master.core import MasterCore
 from flightedl.domain.master.members import waiting_for_mode
-from flightedl.domain.membership import Membership
-from flightedl.domain.tasks import TaskQueue
+from flightedl.domain.queue.tasks import TaskQueue
 from flightedl.formats.following import MARKER
 from flightedl.master.failures import failed_piece
 from flightedl.master.indexing import IndexedDataset

@@ -112,7 +112,7 @@ class AppliedReply(Reply, frozen=True, kw_only=True):
     skipped: list[str] = []
     #: Their numbers.
     rejected: list[Natural] = []
-    #: The election whose first values it should have, and has not; see ``domain.beginnings``.
+    #: The election whose first values it should have, and has not; see ``domain.recovery.reinitialization``.
     lacks_election: Natural | None = None
 
 

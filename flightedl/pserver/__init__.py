@@ -4,8 +4,8 @@ Map: ``main`` wires one process and takes an index; ``flight`` turns verbs into 
 to the process's life, which is ``domain.pserver``, and out what follows from it; ``shard`` holds the blocks: arrays,
 rounds, what is applied (``units`` updates many small blocks as one, ``soundness`` finds out whether all of it still
 belongs together); ``arena`` is the one place that allocates their memory. ``snapshots`` copies blocks and writes them
-to checkpoints; ``restoring`` loads one, for which the pservers of a machine take ``turns``. ``startup_memory`` gives
-back what only the start needed, ``metrics`` is the Prometheus page.
+to checkpoints; ``restoring`` loads one, for which the pservers of a machine take ``turns``. ``metrics`` are
+the figures of its Prometheus page.
 
 A gradient's way: ``flight.step`` reads a message, ``wire.rows`` checks its checksum, ``shard.push`` checks name, size
 and finiteness, then under the block's lock asks the block's round what to do with it, adds it up or applies it, and

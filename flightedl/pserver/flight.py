@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator, Sequence
 
-from flightedl.domain.accumulation import lacking_of
+from flightedl.domain.exactly_once.accumulation import lacking_of
 from flightedl.errors import MessageError
 from flightedl.messages.base import decode, encode
 from flightedl.messages.control import AppliedRequest, ReloadRequest, SealRequest, SnapshotRequest, ViewRequest

@@ -20,12 +20,12 @@ from flightedl.coordination.keeper import HeldKey
 from flightedl.coordination.process import ServerProcess, run_server
 from flightedl.errors import EXIT_JOB_FAILED, EXIT_START_AGAIN, FlightedlError
 from flightedl.ports import Coordinator
+from flightedl.process.tuning import let_others_go_on
 from flightedl.pserver.flight import PserverFlight
 from flightedl.pserver.metrics import figures
 from flightedl.pserver.service import PserverService
 from flightedl.rpc.authentication import Credentials
 from flightedl.rpc.identity import ServerIdentity
-from flightedl.rpc.process_tuning import let_others_go_on
 from flightedl.rpc.server import FlightServer
 
 _log = logging.getLogger(__name__)

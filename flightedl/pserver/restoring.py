@@ -10,9 +10,10 @@ from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from flightedl.domain.applied import AppliedBatches
-from flightedl.domain.checkpoints_manifest import Skipped, manifest_name
-from flightedl.domain.parameters import ParameterSpec
+from flightedl.domain.checkpoint.manifest import Skipped, manifest_name
+from flightedl.domain.exactly_once.applied import AppliedBatches
+from flightedl.domain.model.parameters import ParameterSpec
+from flightedl.domain.model.sharding import ShardPlan
 from flightedl.domain.pserver.search import (
     CheckpointSearch,
     Found,
@@ -21,7 +22,6 @@ from flightedl.domain.pserver.search import (
     NothingFound,
     ReadManifest,
 )
-from flightedl.domain.sharding import ShardPlan
 from flightedl.errors import CorruptError, NotFoundError, UsageError
 from flightedl.formats.checkpoint_files import load_shard_blocks
 from flightedl.formats.shard_files import StoredBlock

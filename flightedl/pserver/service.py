@@ -17,17 +17,17 @@ from collections.abc import Callable
 
 from flightedl.coordination.directory import Directory
 from flightedl.coordination.keys import JobKeys
-from flightedl.domain.checkpoints_pointer import loadable_of, rejected_of
-from flightedl.domain.checkpoints_replay import AppliedSummary
-from flightedl.domain.checkpoints_values import SnapshotOrder
-from flightedl.domain.kernels import block_kernels, kernel_for
-from flightedl.domain.modes import Mode
-from flightedl.domain.optimizers import Optimizer
-from flightedl.domain.parameters import ParameterSpec
+from flightedl.domain.checkpoint.pointer import loadable_of, rejected_of
+from flightedl.domain.checkpoint.values import SnapshotOrder
+from flightedl.domain.consistency.modes import Mode
+from flightedl.domain.model.optimizers import Optimizer
+from flightedl.domain.model.parameters import ParameterSpec
+from flightedl.domain.model.sharding import ShardPlan, plan_for
 from flightedl.domain.pserver import life_values as happens
 from flightedl.domain.pserver.life import PserverLife
-from flightedl.domain.sharding import ShardPlan, plan_for
+from flightedl.domain.recovery.replay import AppliedSummary
 from flightedl.errors import FlightedlError, UnavailableError
+from flightedl.kernels.compiled import block_kernels, kernel_for
 from flightedl.messages.base import OfPlan, decode
 from flightedl.messages.control import (
     AppliedReply,
@@ -42,10 +42,10 @@ from flightedl.messages.control import (
 from flightedl.messages.declarations import ElectionRecord, JobDeclaration, ModelReply
 from flightedl.messages.status import PserverStatusReply
 from flightedl.ports import Clock, Storage
+from flightedl.process.startup_memory import release_startup_memory
 from flightedl.pserver.restoring import load_newest
 from flightedl.pserver.shard import ShardState
 from flightedl.pserver.snapshots import Snapshots
-from flightedl.pserver.startup_memory import release_startup_memory
 from flightedl.pserver.turns import Turns
 
 _log = logging.getLogger(__name__)

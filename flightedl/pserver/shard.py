@@ -26,19 +26,28 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from flightedl.domain.accumulation import having_bits
-from flightedl.domain.applied import AppliedBatches
-from flightedl.domain.batches import Batch
-from flightedl.domain.kernels import Update, block_kernels, half_kernels, kernel_for
-from flightedl.domain.modes import Async, Mode, Sync
-from flightedl.domain.optimizers import LAMB, Optimizer
+from flightedl.domain.consistency.modes import Async, Mode, Sync
+from flightedl.domain.consistency.rounds import BlockRounds
+from flightedl.domain.consistency.rounds_values import (
+    Accumulate,
+    Apply,
+    Arrival,
+    Arrived,
+    NotMember,
+    Pull,
+    Repeated,
+    Stale,
+)
+from flightedl.domain.consistency.views import PserverView, ViewVerdict, view_of
+from flightedl.domain.exactly_once.accumulation import having_bits
+from flightedl.domain.exactly_once.applied import AppliedBatches
+from flightedl.domain.exactly_once.batches import Batch
+from flightedl.domain.model.optimizers import LAMB, Optimizer
+from flightedl.domain.model.sharding import ShardPlan, runs_of
 from flightedl.domain.pserver.first_values import FirstValues
-from flightedl.domain.rounds import BlockRounds
-from flightedl.domain.rounds_values import Accumulate, Apply, Arrival, Arrived, NotMember, Pull, Repeated, Stale
-from flightedl.domain.sharding import ShardPlan, runs_of
-from flightedl.domain.views import PserverView, ViewVerdict, view_of
 from flightedl.errors import BusyError, CorruptError, FencedError, GradientError, MessageError
 from flightedl.formats.shard_files import StoredBlock
+from flightedl.kernels.compiled import Update, block_kernels, half_kernels, kernel_for
 from flightedl.messages.control import ViewRequest
 from flightedl.messages.parameters import PushHeader
 from flightedl.pserver.arena import Arena

@@ -27,13 +27,13 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from flightedl.domain.applied import AppliedBatches
-from flightedl.domain.batches import Batch
-from flightedl.domain.checkpoints_manifest import ShardFile
-from flightedl.domain.checkpoints_snapshot import PserverSnapshots, SnapshotCut
-from flightedl.domain.checkpoints_values import OrderNumber, SnapshotOrder, SnapshotProgress
-from flightedl.domain.rounds import BlockRounds
-from flightedl.domain.sharding import Block
+from flightedl.domain.checkpoint.manifest import ShardFile
+from flightedl.domain.checkpoint.snapshot import PserverSnapshots, SnapshotCut
+from flightedl.domain.checkpoint.values import OrderNumber, SnapshotOrder, SnapshotProgress
+from flightedl.domain.consistency.rounds import BlockRounds
+from flightedl.domain.exactly_once.applied import AppliedBatches
+from flightedl.domain.exactly_once.batches import Batch
+from flightedl.domain.model.sharding import Block
 from flightedl.errors import FlightedlError, UnavailableError
 from flightedl.formats.shard_files import ShardHeader, StoredBlock, write_shard
 from flightedl.ports import Clock, Storage

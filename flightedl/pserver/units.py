@@ -23,12 +23,12 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from flightedl.domain.batches import Batch
-from flightedl.domain.kernels import BlockKernels, Update, half_kernels
-from flightedl.domain.rounds import BlockRounds
-from flightedl.domain.sharding import Block
+from flightedl.domain.consistency.rounds import BlockRounds
+from flightedl.domain.exactly_once.batches import Batch
+from flightedl.domain.model.sharding import Block
+from flightedl.kernels.compiled import BlockKernels, Update, half_kernels
+from flightedl.kernels.half_precision import item_bytes
 from flightedl.pserver.arena import Arena
-from flightedl.wire.halves import item_bytes
 from flightedl.wire.rows import Checksums, Outcome, Piece, RunningChecksum
 
 Array = npt.NDArray[np.generic]

@@ -2,10 +2,9 @@
 
 Reading order: ``routes`` (what a server is made of), ``server`` (its life and its admission), ``service`` and
 ``streams`` (how it answers), ``client`` and ``client_streams`` (how it is asked), ``dialogue`` (again and again),
-``kept`` (streams that stay open from one request to the next), ``retrying``, ``wire_errors`` (how errors cross),
-``received`` (what is checked of every batch). ``identity`` says who talks to whom, ``authentication`` proves it;
-``fork_guard``, ``severing`` and ``process_tuning`` keep the process healthy, ``free_memory`` gives back what
-strangers' messages took, and ``arrow_flight`` imports pyarrow.flight in the right order.
+``reuse`` (streams that stay open from one request to the next), ``errors`` (how they cross), ``validation`` (what is
+checked of every batch). ``identity`` says who talks to whom, ``authentication`` proves it; ``arrow_flight`` imports
+pyarrow.flight in the right order.
 
 Rules that hold for every call:
 
@@ -16,7 +15,7 @@ Rules that hold for every call:
 * It ends with a value or with an error of :mod:`flightedl.errors`; *refused* and *outcome unknown* stay apart.
 * An upload is complete only when its commit record was seen and agrees with what arrived.
 
-The names below load on first use, so that :mod:`flightedl.rpc.process_tuning` can run before pyarrow is loaded.
+The names below load on first use, so that :mod:`flightedl.process.tuning` can run before pyarrow is loaded.
 """
 
 from __future__ import annotations
@@ -29,7 +28,6 @@ if TYPE_CHECKING:
     from flightedl.rpc.client import Connection
     from flightedl.rpc.client_streams import ClientExchange, Download
     from flightedl.rpc.identity import Caller, ServerIdentity
-    from flightedl.rpc.received import BatchLimits
     from flightedl.rpc.routes import (
         Answer,
         Call,
@@ -44,10 +42,11 @@ if TYPE_CHECKING:
     )
     from flightedl.rpc.server import FlightServer
     from flightedl.rpc.streams import Exchange, Incoming
+    from flightedl.rpc.validation import BatchLimits
 
 _HOMES = {
     "Answer": "routes",
-    "BatchLimits": "received",
+    "BatchLimits": "validation",
     "Call": "routes",
     "Caller": "identity",
     "ClientExchange": "client_streams",

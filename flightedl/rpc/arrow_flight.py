@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from flightedl.rpc.process_tuning import set_grpc_experiments
+from flightedl.process.tuning import set_grpc_experiments
 
 set_grpc_experiments()
 

@@ -1,9 +1,9 @@
 """The client base: one connection to one server, for any number of threads.
 
 Every call takes ``timeout_s`` by keyword and has no default: Flight itself would wait for ever. Everything that goes
-wrong is an error of :mod:`flightedl.errors` by the table in :mod:`flightedl.rpc.wire_errors`; nothing of pyarrow's
+wrong is an error of :mod:`flightedl.errors` by the table in :mod:`flightedl.rpc.errors`; nothing of pyarrow's
 leaks out. A call that ended in OutcomeUnknownError or its DeadlineError may have been carried out: only repeat what is
-idempotent (:mod:`flightedl.rpc.retrying`).
+idempotent.
 
 Python runs no signal handlers inside a Flight call: whatever a user's main thread waits for goes in slices of at most
 5 s, or Ctrl-C does nothing.
@@ -27,10 +27,12 @@ from typing import Any, Self
 import pyarrow as pa
 
 from flightedl.errors import UnavailableError, UsageError
+from flightedl.process.fork_guard import GUARD
+from flightedl.process.socket_abort import leave
 from flightedl.rpc.arrow_flight import flight
 from flightedl.rpc.authentication import SERVER_NAME, Credentials
 from flightedl.rpc.client_streams import ClientCall, ClientExchange, Download, upload
-from flightedl.rpc.fork_guard import GUARD
+from flightedl.rpc.errors import FOREIGN_ERRORS, shortened
 from flightedl.rpc.identity import (
     AUTHORIZATION_HEADER,
     CALLER_HEADER,
@@ -43,8 +45,6 @@ from flightedl.rpc.identity import (
     checksum_of,
 )
 from flightedl.rpc.routes import Endpoint, Endpoints
-from flightedl.rpc.severing import leave
-from flightedl.rpc.wire_errors import FOREIGN_ERRORS, shortened
 
 _CHANNEL_OPTIONS = [
     ("grpc.initial_reconnect_backoff_ms", 100),

@@ -16,10 +16,10 @@ import pyarrow as pa
 
 from flightedl.errors import FlightedlError, OutcomeUnknownError, ReplacedError, UsageError
 from flightedl.rpc.arrow_flight import flight
+from flightedl.rpc.errors import FOREIGN_ERRORS, decoded, from_wire
 from flightedl.rpc.identity import ServerIdentity
-from flightedl.rpc.received import BatchLimits, Tally, check_batch, check_schema, not_null_columns
 from flightedl.rpc.routes import TEXT_KEY, Message
-from flightedl.rpc.wire_errors import FOREIGN_ERRORS, decoded, from_wire
+from flightedl.rpc.validation import BatchLimits, Tally, check_batch, check_schema, not_null_columns
 
 _Result = TypeVar("_Result")
 

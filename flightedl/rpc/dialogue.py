@@ -1,4 +1,4 @@
-"""The client's side of a dialogue: many small requests over one open stream, see :mod:`flightedl.rpc.kept`.
+"""The client's side of a dialogue: many small requests over one open stream, see :mod:`flightedl.rpc.reuse`.
 
 The server's side, and what travels, is described at ``dialogues`` of :class:`~flightedl.rpc.routes.Routes`.
 """
@@ -9,7 +9,7 @@ from flightedl.errors import MessageError
 from flightedl.ports import Clock
 from flightedl.rpc.client import Connection
 from flightedl.rpc.identity import sealed, unsealed
-from flightedl.rpc.kept import KeptExchange
+from flightedl.rpc.reuse import KeptExchange
 from flightedl.rpc.routes import NO_COLUMNS
 
 

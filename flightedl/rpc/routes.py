@@ -21,7 +21,7 @@ import pyarrow as pa
 from flightedl.errors import DeadlineError, MessageError, NotReadyError, UsageError
 from flightedl.ports import Clock
 from flightedl.rpc.identity import Caller
-from flightedl.rpc.received import BatchLimits, check_flat
+from flightedl.rpc.validation import BatchLimits, check_flat
 
 if TYPE_CHECKING:
     from flightedl.rpc.streams import Exchange, Incoming

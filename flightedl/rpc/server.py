@@ -9,7 +9,7 @@ Order of checks for each call, all before a handler runs: forked? closing? ready
 fewer running than the limit? Then verb and size. Each refusal says that nothing was done.
 
 gRPC gives each running call a thread of its own, without bound: the admission limit is the bound. The server cannot
-interrupt a handler's own code; it only ends waits for the peer (:mod:`flightedl.rpc.severing`).
+interrupt a handler's own code; it only ends waits for the peer (:mod:`flightedl.process.socket_abort`).
 """
 
 from __future__ import annotations
@@ -33,10 +33,12 @@ from flightedl.errors import (
     UsageError,
 )
 from flightedl.ports import Clock
+from flightedl.process.fork_guard import GUARD
+from flightedl.process.free_memory import give_back
+from flightedl.process.socket_abort import port_of_peer, sever
 from flightedl.rpc.arrow_flight import flight
 from flightedl.rpc.authentication import Credentials, Tokens
-from flightedl.rpc.fork_guard import GUARD
-from flightedl.rpc.free_memory import give_back
+from flightedl.rpc.errors import shortened
 from flightedl.rpc.identity import (
     CALLER_HEADER,
     EXPECT_HEADER,
@@ -47,8 +49,6 @@ from flightedl.rpc.identity import (
 )
 from flightedl.rpc.routes import Call, Limits, Routes
 from flightedl.rpc.service import Service
-from flightedl.rpc.severing import port_of_peer, sever
-from flightedl.rpc.wire_errors import shortened
 
 logger = logging.getLogger(__name__)
 

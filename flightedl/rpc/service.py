@@ -20,9 +20,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import pyarrow as pa
 
 from flightedl.errors import InternalError, MessageError, UsageError
+from flightedl.process.fork_guard import GUARD
 from flightedl.rpc.arrow_flight import flight
 from flightedl.rpc.authentication import Credentials
-from flightedl.rpc.fork_guard import GUARD
+from flightedl.rpc.errors import shortened, to_wire
 from flightedl.rpc.identity import (
     AUTHORIZATION_HEADER,
     CALLER_HEADER,
@@ -34,7 +35,6 @@ from flightedl.rpc.identity import (
 )
 from flightedl.rpc.routes import NO_COLUMNS, TEXT_KEY, Answer, Call, Endpoints, ExchangeRoute, Outgoing, verb_of
 from flightedl.rpc.streams import Exchange, Incoming
-from flightedl.rpc.wire_errors import shortened, to_wire
 
 if TYPE_CHECKING:
     from flightedl.rpc.server import FlightServer

@@ -16,10 +16,10 @@ import pyarrow as pa
 
 from flightedl.errors import DeadlineError, MessageError, UnavailableError, UsageError
 from flightedl.rpc.arrow_flight import flight
+from flightedl.rpc.errors import FOREIGN_ERRORS, shortened
 from flightedl.rpc.identity import unsealed
-from flightedl.rpc.received import BatchLimits, Tally, check_schema, is_commit_record
 from flightedl.rpc.routes import Call, Message
-from flightedl.rpc.wire_errors import FOREIGN_ERRORS, shortened
+from flightedl.rpc.validation import BatchLimits, Tally, check_schema, is_commit_record
 
 _USED_TOO_LATE = "a stream was used after its handler returned"
 

@@ -3,5 +3,6 @@
 ``clock``: one that moves only when a test says so. ``memory`` and ``memory_coordinator``: in-memory twins of the
 ports. ``faults``: planned at named points. ``proxy``: breaks connections as networks do. ``processes``,
 ``etcd_server`` and ``s3_server``: real servers that tests may kill and freeze. ``contracts``: the suites that an
-adapter and its twin pass. ``simulation``: the whole cluster in one process, from one seed.
+adapter and its twin pass. ``reference_updates``: every optimizer in plain NumPy. ``simulation``: the whole cluster in
+one process, from one seed.
 """

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeVar
 
-from flightedl.domain.store_history import Sighting, Witness
+from flightedl.domain.recovery.store_history import Sighting, Witness
 from flightedl.errors import OutcomeUnknownError, RolledBackError, UnavailableError, UsageError
 from flightedl.ports import (
     Absent,

@@ -10,8 +10,8 @@ import numpy as np
 import pyarrow as pa
 from pserver_bench import CLOCK, Cluster, waiting
 
-from flightedl.client.dataset import Dataset
-from flightedl.client.feed import TaskFeed
+from flightedl.client.data.dataset import Dataset
+from flightedl.client.data.feed import TaskFeed
 from flightedl.domain.trainer.batches import CurrentBatch
 from flightedl.domain.trainer.feed import Ask, AssignedTask
 from flightedl.messages.declarations import DatasetDeclaration, DatasetReply

@@ -9,12 +9,12 @@ from typing import Self
 import numpy as np
 
 from flightedl.adapters.clock import SystemClock
-from flightedl.client.parameters import Parameters, Scope
+from flightedl.client.model.parameters import Parameters, Scope
 from flightedl.client.waiting import Waiting
-from flightedl.domain.modes import Mode
-from flightedl.domain.optimizers import SGD, Optimizer
-from flightedl.domain.parameters import ParameterSpec
-from flightedl.domain.sharding import ShardPlan, plan_shards
+from flightedl.domain.consistency.modes import Mode
+from flightedl.domain.model.optimizers import SGD, Optimizer
+from flightedl.domain.model.parameters import ParameterSpec
+from flightedl.domain.model.sharding import ShardPlan, plan_shards
 from flightedl.domain.trainer.batches import CurrentBatch
 from flightedl.errors import FencedError, FlightedlError
 from flightedl.messages.control import ViewMemberMessage, ViewRequest

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from flightedl.client.accumulating import GradientSums
-from flightedl.domain.modes import Async
+from flightedl.client.model.accumulation import GradientSums
+from flightedl.domain.consistency.modes import Async
 from flightedl.domain.trainer.batches import CurrentBatch
 from flightedl.messages.tasks import Assignment
 

@@ -9,7 +9,7 @@ from loop_bench import gradients, value_of
 from pserver_bench import Cluster, waiting
 
 from flightedl.client.participation import Participation
-from flightedl.domain.modes import Async
+from flightedl.domain.consistency.modes import Async
 from flightedl.domain.trainer.feed import Ask, Reports
 from flightedl.errors import BegunAnewError, UnavailableError
 from flightedl.messages.base import decode, encode

@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 
 from flightedl.client.arguments import by_name, dataset_declaration, function_of, metrics_of, name_of, url_of
-from flightedl.client.declared import declared_arrays
-from flightedl.client.gradients import GradientCheck
-from flightedl.domain.parameters import ParameterSpec
-from flightedl.domain.sharding import plan_for, runs_of
+from flightedl.client.model.declared import declared_arrays
+from flightedl.client.model.gradients import GradientCheck
+from flightedl.domain.model.parameters import ParameterSpec
+from flightedl.domain.model.sharding import plan_for, runs_of
 from flightedl.errors import GradientError, UsageError
 
 GIVEN: dict[str, Any] = {"urls": "/data/a.csv", "batch_size": 256}

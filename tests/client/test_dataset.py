@@ -12,13 +12,13 @@ import pyarrow as pa
 import pytest
 
 from flightedl.adapters.clock import SystemClock
-from flightedl.client import dataset
-from flightedl.client.dataset import Dataset
-from flightedl.client.feed import TaskFeed
+from flightedl.client.data import dataset
+from flightedl.client.data.dataset import Dataset
+from flightedl.client.data.feed import TaskFeed
 from flightedl.client.waiting import Waiting
 from flightedl.domain.master.work import Work
-from flightedl.domain.tasks import TaskQueue
-from flightedl.domain.tasks_values import QueueSettings, TaskGiven
+from flightedl.domain.queue.tasks import TaskQueue
+from flightedl.domain.queue.values import QueueSettings, TaskGiven
 from flightedl.domain.trainer.batches import CurrentBatch
 from flightedl.domain.trainer.feed import Ask, AssignedTask
 from flightedl.errors import DataError, UsageError

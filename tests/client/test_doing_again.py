@@ -9,8 +9,8 @@ import pytest
 from loop_bench import Loop, gradients, value_of
 from pserver_bench import Cluster
 
-from flightedl.domain.modes import Async, Bounded, Mode, Sync
-from flightedl.domain.optimizers import Adam
+from flightedl.domain.consistency.modes import Async, Bounded, Mode, Sync
+from flightedl.domain.model.optimizers import Adam
 from flightedl.errors import BegunAnewError, GradientError, NotReadyError, UnavailableError
 
 #: "a" lies on the first of two pservers, "b" on the second.

@@ -11,15 +11,15 @@ import numpy as np
 import pytest
 
 from flightedl.adapters.clock import SystemClock
-from flightedl.client.election import elect_and_initialize
+from flightedl.client.connections import Servers
+from flightedl.client.model.election import elect_and_initialize
 from flightedl.client.registration import Registration
-from flightedl.client.servers import Servers
 from flightedl.client.waiting import Waiting
 from flightedl.coordination.directory import Directory
 from flightedl.coordination.keys import JobKeys
 from flightedl.coordination.records import ServerRecord
-from flightedl.domain.parameters import ParameterSpec
-from flightedl.domain.sharding import plan_for
+from flightedl.domain.model.parameters import ParameterSpec
+from flightedl.domain.model.sharding import plan_for
 from flightedl.errors import FencedError, UnavailableError
 from flightedl.messages.base import decode, encode
 from flightedl.messages.declarations import ElectionRecord

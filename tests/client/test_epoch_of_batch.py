@@ -8,8 +8,8 @@ import pyarrow as pa
 import pytest
 
 from flightedl.adapters.clock import SystemClock
-from flightedl.client.dataset import Dataset
-from flightedl.client.feed import TaskFeed
+from flightedl.client.data.dataset import Dataset
+from flightedl.client.data.feed import TaskFeed
 from flightedl.client.waiting import Waiting
 from flightedl.domain.trainer.batches import CurrentBatch
 from flightedl.domain.trainer.feed import Ask, AssignedTask

@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from flightedl.adapters.clock import SystemClock
-from flightedl.client.feed import TaskFeed
-from flightedl.domain.tasks_sharing import HOLDING_FLOOR
+from flightedl.client.data.feed import TaskFeed
+from flightedl.domain.queue.fair_share import HOLDING_FLOOR
 from flightedl.domain.trainer.feed import Ask, AssignedTask, Reports
 from flightedl.errors import JobFailedError, UnavailableError
 from flightedl.messages.tasks import Assignment, FinishedTask, ReturnedTask, TasksReply

@@ -7,14 +7,14 @@ import numpy as np
 import pytest
 from pserver_bench import Cluster
 
-from flightedl.client.declared import declared_arrays
-from flightedl.client.feedback import ErrorFeedback
-from flightedl.domain.kernels import half_kernels
-from flightedl.domain.modes import Async, Sync
-from flightedl.domain.optimizers import SGD
-from flightedl.domain.sharding import Block
+from flightedl.client.model.declared import declared_arrays
+from flightedl.client.model.feedback import ErrorFeedback
+from flightedl.domain.consistency.modes import Async, Sync
+from flightedl.domain.model.optimizers import SGD
+from flightedl.domain.model.sharding import Block
 from flightedl.errors import GradientError, UsageError
-from flightedl.wire.halves import largest, too_large
+from flightedl.kernels.compiled import half_kernels
+from flightedl.kernels.half_precision import largest, too_large
 
 DTYPES = {"bfloat16": ml_dtypes.bfloat16, "float16": np.float16}
 KINDS = sorted(DTYPES)

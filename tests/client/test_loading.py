@@ -11,7 +11,7 @@ import safetensors.numpy
 
 import flightedl as fe
 from flightedl.coordination.checkpoint_places import write_model
-from flightedl.domain.parameters import ParameterSpec
+from flightedl.domain.model.parameters import ParameterSpec
 from flightedl.errors import DataError, UsageError
 
 VALUES = {

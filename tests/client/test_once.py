@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from flightedl.adapters.clock import SystemClock
+from flightedl.client.model.saving import ModelSaves
 from flightedl.client.once import OnceNames
 from flightedl.client.registration import Registration
-from flightedl.client.saving import ModelSaves
 from flightedl.client.waiting import Waiting
 from flightedl.coordination.checkpoint_places import write_file
 from flightedl.coordination.keys import JobKeys

@@ -8,11 +8,11 @@ import pyarrow as pa
 import pytest
 
 from flightedl.adapters.clock import SystemClock
-from flightedl.client.dataset import Dataset
-from flightedl.client.feed import TaskFeed
-from flightedl.client.readings import batches_of
+from flightedl.client.data.dataset import Dataset
+from flightedl.client.data.feed import TaskFeed
+from flightedl.client.data.readings import batches_of
 from flightedl.client.waiting import Waiting
-from flightedl.domain.datasets import record_order
+from flightedl.domain.queue.batching import record_order
 from flightedl.domain.trainer.batches import CurrentBatch
 from flightedl.domain.trainer.feed import Ask
 from flightedl.formats.chunks import chunks_to_rows

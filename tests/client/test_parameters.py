@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from pserver_bench import Cluster
 
-from flightedl.domain.modes import Async, Bounded, Mode, Sync
-from flightedl.domain.optimizers import Adam
+from flightedl.domain.consistency.modes import Async, Bounded, Mode, Sync
+from flightedl.domain.model.optimizers import Adam
 from flightedl.errors import GradientError, UsageError
 
 SHAPES = {"w": (300, 1000), "a": (7,), "b": (), "c": (3, 5), "big": (600_000,)}

@@ -10,7 +10,7 @@ from pserver_bench import Cluster
 
 from flightedl.client.participation import Participation
 from flightedl.client.progress import ProgressReporter
-from flightedl.domain.modes import Async, Mode
+from flightedl.domain.consistency.modes import Async, Mode
 from flightedl.errors import UnavailableError
 from flightedl.messages.base import decode
 from flightedl.messages.tasks import LogRequest

@@ -12,7 +12,7 @@ import msgspec
 import pytest
 
 from flightedl.adapters.clock import SystemClock
-from flightedl.client.servers import Servers
+from flightedl.client.connections import Servers
 from flightedl.coordination.directory import Directory
 from flightedl.coordination.keys import JobKeys
 from flightedl.coordination.records import ServerRecord

@@ -13,7 +13,7 @@ from flightedl.coordination.keeper import HeldKey
 from flightedl.coordination.keys import JobKeys
 from flightedl.coordination.lives import JobCoordinator
 from flightedl.coordination.records import HistoryRecord
-from flightedl.domain.store_history import LIFE_REVISIONS
+from flightedl.domain.recovery.store_history import LIFE_REVISIONS
 from flightedl.errors import BegunAnewError, FlightedlError, RolledBackError
 from flightedl.ports import CreatedAt, Delete, ModifiedAt, Put, Removed, Written
 from flightedl.testing.memory import MemoryCoordinator

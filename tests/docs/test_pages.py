@@ -12,9 +12,9 @@ import msgspec
 import pytest
 
 import flightedl as fe
-from flightedl.client.dataset import Dataset
+from flightedl.client.data.dataset import Dataset
+from flightedl.client.model.parameters import Parameters
 from flightedl.client.once import Once
-from flightedl.client.parameters import Parameters
 from flightedl.config import (
     ENVIRONMENT_PREFIX,
     CommonSettings,

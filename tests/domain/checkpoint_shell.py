@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field
 
-from flightedl.domain.checkpoints import Checkpoints
-from flightedl.domain.checkpoints_manifest import Manifest, ShardFile, candidates, checksum, examine, manifest_name
-from flightedl.domain.checkpoints_pointer import latest_of
-from flightedl.domain.checkpoints_snapshot import PserverSnapshots
-from flightedl.domain.checkpoints_values import (
+from flightedl.domain.checkpoint.checkpoints import Checkpoints
+from flightedl.domain.checkpoint.manifest import Manifest, ShardFile, candidates, checksum, examine, manifest_name
+from flightedl.domain.checkpoint.pointer import latest_of
+from flightedl.domain.checkpoint.snapshot import PserverSnapshots
+from flightedl.domain.checkpoint.values import (
     Alarm,
     CheckpointSettings,
     MovePointer,

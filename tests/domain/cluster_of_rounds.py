@@ -10,14 +10,14 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from flightedl.domain.applied import AppliedBatches
-from flightedl.domain.batches import Batch
-from flightedl.domain.membership import Membership
-from flightedl.domain.membership_values import Admitted, Effect, Persist, SendView
-from flightedl.domain.modes import Async, Bounded, Mode, Sync
-from flightedl.domain.rounds import BlockRounds
-from flightedl.domain.rounds_values import Accumulate, Apply, Arrived, NotMember, Pull, Repeated, Stale
-from flightedl.domain.views import PserverView, View
+from flightedl.domain.consistency.membership import Membership
+from flightedl.domain.consistency.membership_values import Admitted, Effect, Persist, SendView
+from flightedl.domain.consistency.modes import Async, Bounded, Mode, Sync
+from flightedl.domain.consistency.rounds import BlockRounds
+from flightedl.domain.consistency.rounds_values import Accumulate, Apply, Arrived, NotMember, Pull, Repeated, Stale
+from flightedl.domain.consistency.views import PserverView, View
+from flightedl.domain.exactly_once.applied import AppliedBatches
+from flightedl.domain.exactly_once.batches import Batch
 from flightedl.errors import FencedError
 
 FLAWS = (

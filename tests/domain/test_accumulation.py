@@ -6,9 +6,9 @@ import random
 
 import pytest
 
-from flightedl.domain.accumulation import BatchGroup, having_bits, lacking_of
-from flightedl.domain.applied import AppliedBatches
-from flightedl.domain.batches import Batch
+from flightedl.domain.exactly_once.accumulation import BatchGroup, having_bits, lacking_of
+from flightedl.domain.exactly_once.applied import AppliedBatches
+from flightedl.domain.exactly_once.batches import Batch
 from flightedl.errors import MessageError
 
 BLOCKS, TASKS, BATCHES = 3, 3, 5

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flightedl.domain.applied import AppliedBatches
-from flightedl.domain.batches import MAX_TASKS, Batch
+from flightedl.domain.exactly_once.applied import AppliedBatches
+from flightedl.domain.exactly_once.batches import MAX_TASKS, Batch
 from flightedl.errors import CorruptError, MessageError
 
 COUNTS = [1, 3, 9]  # batches of tasks 0, 1, 2

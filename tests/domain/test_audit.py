@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from flightedl.domain.audit import ROUNDS_LIMIT, Audit
-from flightedl.domain.checkpoints_replay import AppliedSummary
+from flightedl.domain.recovery.audit import ROUNDS_LIMIT, Audit
+from flightedl.domain.recovery.replay import AppliedSummary
 
 SIZE = 8
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from flightedl.domain.beginnings import BeginAnew, Lacking, SendBack, next_step
+from flightedl.domain.recovery.reinitialization import BeginAnew, Lacking, SendBack, next_step
 
 PRESENT = {0: 10, 1: 20, 2: 30}
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 from checkpoint_shell import SETTINGS, World, shard_file
 
-from flightedl.domain.checkpoints import Checkpoints, next_number_after
-from flightedl.domain.checkpoints_manifest import Manifest, candidates
-from flightedl.domain.checkpoints_pointer import latest_of, loadable_of
-from flightedl.domain.checkpoints_values import (
+from flightedl.domain.checkpoint.checkpoints import Checkpoints, next_number_after
+from flightedl.domain.checkpoint.manifest import Manifest, candidates
+from flightedl.domain.checkpoint.pointer import latest_of, loadable_of
+from flightedl.domain.checkpoint.values import (
     Alarm,
     CheckpointSettings,
     OpenRounds,

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 from checkpoint_shell import shard_file
 
-from flightedl.domain.checkpoints_manifest import (
+from flightedl.domain.checkpoint.manifest import (
     Manifest,
     Skipped,
     candidates,

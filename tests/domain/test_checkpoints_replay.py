@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flightedl.domain.applied import AppliedBatches
-from flightedl.domain.batches import Batch
-from flightedl.domain.checkpoints_replay import AppliedSummary, PserverRecovery, Reload, tasks_to_reopen
-from flightedl.domain.tasks import EpochsDone, QueueSettings, TaskGiven, TaskQueue
+from flightedl.domain.exactly_once.applied import AppliedBatches
+from flightedl.domain.exactly_once.batches import Batch
+from flightedl.domain.queue.tasks import EpochsDone, QueueSettings, TaskGiven, TaskQueue
+from flightedl.domain.recovery.replay import AppliedSummary, PserverRecovery, Reload, tasks_to_reopen
 from flightedl.errors import CorruptError
 
 NOTHING = AppliedSummary()

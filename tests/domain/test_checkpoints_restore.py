@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 from checkpoint_shell import shard_file
 
-from flightedl.domain.applied import AppliedBatches
-from flightedl.domain.batches import Batch
-from flightedl.domain.checkpoints_manifest import Manifest, shard_name
-from flightedl.domain.checkpoints_restore import applied_of, recut, saved_plan
-from flightedl.domain.parameters import ParameterSpec
-from flightedl.domain.sharding import BLOCK_BYTES, plan_for, plan_shards, reassigned
+from flightedl.domain.checkpoint.manifest import Manifest, shard_name
+from flightedl.domain.checkpoint.restoring import applied_of, recut, saved_plan
+from flightedl.domain.exactly_once.applied import AppliedBatches
+from flightedl.domain.exactly_once.batches import Batch
+from flightedl.domain.model.parameters import ParameterSpec
+from flightedl.domain.model.sharding import BLOCK_BYTES, plan_for, plan_shards, reassigned
 from flightedl.errors import UsageError
 
 PARAMETERS = [

@@ -6,13 +6,13 @@ import random
 
 import pytest
 
-from flightedl.domain.applied import AppliedBatches
-from flightedl.domain.batches import Batch
-from flightedl.domain.checkpoints_snapshot import PserverSnapshots, SnapshotCut
-from flightedl.domain.checkpoints_values import OrderNumber, SnapshotOrder
-from flightedl.domain.modes import Sync
-from flightedl.domain.rounds import BlockRounds
-from flightedl.domain.rounds_values import Accumulate
+from flightedl.domain.checkpoint.snapshot import PserverSnapshots, SnapshotCut
+from flightedl.domain.checkpoint.values import OrderNumber, SnapshotOrder
+from flightedl.domain.consistency.modes import Sync
+from flightedl.domain.consistency.rounds import BlockRounds
+from flightedl.domain.consistency.rounds_values import Accumulate
+from flightedl.domain.exactly_once.applied import AppliedBatches
+from flightedl.domain.exactly_once.batches import Batch
 
 BLOCKS = 3
 STEPS = 6

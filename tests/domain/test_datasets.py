@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flightedl.domain.datasets import batch_count, batch_range, batch_ranges, record_order
+from flightedl.domain.queue.batching import batch_count, batch_range, batch_ranges, record_order
 
 
 @given(st.integers(0, 500), st.integers(1, 40))

@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from flightedl.domain.intervals import IntervalSet
+from flightedl.domain.exactly_once.intervals import IntervalSet
 from flightedl.errors import CorruptError
 
 numbers = st.integers(0, 60)

@@ -6,14 +6,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from flightedl.domain.kernels import (
-    _compiled,
-    block_kernels,
-    half_kernels,
-    kernel_for,
-)
-from flightedl.domain.kernels_blocks import accumulate
-from flightedl.domain.optimizers import (
+from flightedl.domain.model.optimizers import (
     LAMB,
     SGD,
     Adadelta,
@@ -25,9 +18,16 @@ from flightedl.domain.optimizers import (
     Optimizer,
     RMSprop,
 )
-from flightedl.domain.schedules import Cosine, LinearWarmup
-from flightedl.domain.updates import initial_slots, update
+from flightedl.domain.model.schedules import Cosine, LinearWarmup
 from flightedl.errors import UsageError
+from flightedl.kernels.blocks import accumulate
+from flightedl.kernels.compiled import (
+    _compiled,
+    block_kernels,
+    half_kernels,
+    kernel_for,
+)
+from flightedl.testing.reference_updates import initial_slots, update
 
 SIZE = 1003
 OPTIMIZERS = [

@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 
-from flightedl.domain.checkpoints_replay import AppliedSummary
-from flightedl.domain.checkpoints_values import CheckpointSettings, MovePointer, WriteManifest
+from flightedl.domain.checkpoint.values import CheckpointSettings, MovePointer, WriteManifest
+from flightedl.domain.consistency.modes import Async, Mode, Sync
 from flightedl.domain.master import effects as out
 from flightedl.domain.master import events
 from flightedl.domain.master.core import CoreSettings, MasterCore
-from flightedl.domain.modes import Async, Mode, Sync
-from flightedl.domain.tasks_values import QueueSettings
+from flightedl.domain.queue.values import QueueSettings
+from flightedl.domain.recovery.replay import AppliedSummary
 from flightedl.errors import FlightedlError, JobFailedError, NotReadyError, UnregisteredError, UsageError
 from flightedl.messages.checkpoints import CheckpointRequest
 from flightedl.messages.control import (

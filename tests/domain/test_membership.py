@@ -2,11 +2,11 @@ from __future__ import annotations
 
 import pytest
 
-from flightedl.domain.membership import Membership
-from flightedl.domain.membership_values import Admitted, Persist, SendView
-from flightedl.domain.modes import Async, Bounded, Sync
-from flightedl.domain.store_history import LIFE_REVISIONS
-from flightedl.domain.views import PserverView, View, ViewMember
+from flightedl.domain.consistency.membership import Membership
+from flightedl.domain.consistency.membership_values import Admitted, Persist, SendView
+from flightedl.domain.consistency.modes import Async, Bounded, Sync
+from flightedl.domain.consistency.views import PserverView, View, ViewMember
+from flightedl.domain.recovery.store_history import LIFE_REVISIONS
 from flightedl.errors import CorruptError, FencedError, JobFailedError, MessageError
 
 

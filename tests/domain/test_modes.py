@@ -3,8 +3,8 @@ from collections.abc import Callable
 
 import pytest
 
-from flightedl.domain.modes import Async, Bounded, Mode, Sync
-from flightedl.domain.optimizers import SGD, Adam, AdamW, Optimizer
+from flightedl.domain.consistency.modes import Async, Bounded, Mode, Sync
+from flightedl.domain.model.optimizers import SGD, Adam, AdamW, Optimizer
 from flightedl.errors import UsageError
 
 MODES = [

@@ -4,7 +4,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from flightedl.domain.optimizers import (
+from flightedl.domain.model.optimizers import (
     LAMB,
     SGD,
     Adadelta,
@@ -16,9 +16,9 @@ from flightedl.domain.optimizers import (
     Optimizer,
     RMSprop,
 )
-from flightedl.domain.schedules import Cosine, LinearWarmup, StepDecay
-from flightedl.domain.updates import initial_slots, update
+from flightedl.domain.model.schedules import Cosine, LinearWarmup, StepDecay
 from flightedl.errors import UsageError
+from flightedl.testing.reference_updates import initial_slots, update
 
 GOLDEN = json.loads((Path(__file__).parent / "golden_optimizers.json").read_text())
 ALL = [

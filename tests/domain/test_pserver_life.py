@@ -8,12 +8,11 @@ from collections.abc import Callable, Iterator
 import msgspec
 import pytest
 
-from flightedl.domain.applied import AppliedBatches
-from flightedl.domain.batches import Batch
-from flightedl.domain.checkpoints_manifest import ShardFile, Skipped
-from flightedl.domain.checkpoints_replay import AppliedSummary
-from flightedl.domain.checkpoints_values import OrderNumber, SnapshotProgress
-from flightedl.domain.modes import Sync
+from flightedl.domain.checkpoint.manifest import ShardFile, Skipped
+from flightedl.domain.checkpoint.values import OrderNumber, SnapshotProgress
+from flightedl.domain.consistency.modes import Sync
+from flightedl.domain.exactly_once.applied import AppliedBatches
+from flightedl.domain.exactly_once.batches import Batch
 from flightedl.domain.pserver.life import PserverLife
 from flightedl.domain.pserver.life_values import (
     BlocksLost,
@@ -46,6 +45,7 @@ from flightedl.domain.pserver.life_values import (
     State,
     StoreUnreachable,
 )
+from flightedl.domain.recovery.replay import AppliedSummary
 from flightedl.errors import FencedError, NotReadyError, ReplacedError
 from flightedl.messages.control import (
     AppliedRequest,

@@ -6,7 +6,7 @@ from collections.abc import Container
 
 import pytest
 
-from flightedl.domain.checkpoints_manifest import Manifest, ShardFile, Skipped, manifest_name, shard_name
+from flightedl.domain.checkpoint.manifest import Manifest, ShardFile, Skipped, manifest_name, shard_name
 from flightedl.domain.pserver.first_values import FirstValues
 from flightedl.domain.pserver.search import CheckpointSearch, Found, ListFiles, LoadBlocks, NothingFound, ReadManifest
 

@@ -2,10 +2,10 @@ from __future__ import annotations
 
 import pytest
 
-from flightedl.domain.batches import Batch
-from flightedl.domain.modes import Async, Bounded, Sync
-from flightedl.domain.rounds import BlockRounds
-from flightedl.domain.rounds_values import Accumulate, Apply, Arrived, NotMember, Pull, Repeated, Stale
+from flightedl.domain.consistency.modes import Async, Bounded, Sync
+from flightedl.domain.consistency.rounds import BlockRounds
+from flightedl.domain.consistency.rounds_values import Accumulate, Apply, Arrived, NotMember, Pull, Repeated, Stale
+from flightedl.domain.exactly_once.batches import Batch
 from flightedl.errors import MessageError
 
 A, B, C = 11, 12, 13

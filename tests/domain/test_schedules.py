@@ -3,7 +3,7 @@ import math
 
 import pytest
 
-from flightedl.domain.schedules import (
+from flightedl.domain.model.schedules import (
     Constant,
     Cosine,
     LinearWarmup,

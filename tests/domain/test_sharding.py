@@ -3,8 +3,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flightedl.domain.parameters import ParameterSpec
-from flightedl.domain.sharding import (
+from flightedl.domain.model.parameters import ParameterSpec
+from flightedl.domain.model.sharding import (
     ALIGNMENT_BYTES,
     BLOCK_BYTES,
     ELEMENTS_LIMIT,

@@ -4,7 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from flightedl.domain.store_history import LIFE_REVISIONS, Sighting, Witness, is_behind, life_after, life_of, older_than
+from flightedl.domain.recovery.store_history import (
+    LIFE_REVISIONS,
+    Sighting,
+    Witness,
+    is_behind,
+    life_after,
+    life_of,
+    older_than,
+)
 
 A, B = "a" * 16, "b" * 16
 

@@ -6,11 +6,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from flightedl.domain.intervals import IntervalSet
-from flightedl.domain.permutation import KeyedPermutation, key_of
-from flightedl.domain.tasks import TaskQueue
-from flightedl.domain.tasks_reopening import with_gaps_filled
-from flightedl.domain.tasks_values import (
+from flightedl.domain.exactly_once.intervals import IntervalSet
+from flightedl.domain.queue.permutation import KeyedPermutation, key_of
+from flightedl.domain.queue.reopening import with_gaps_filled
+from flightedl.domain.queue.tasks import TaskQueue
+from flightedl.domain.queue.values import (
     AlreadyDone,
     EpochFinished,
     EpochsDone,
@@ -830,7 +830,7 @@ def test_every_epoch_of_a_dataset_that_grows_can_be_done_again_with_the_tasks_it
 
 
 def test_long_ago_sizes_are_forgotten(make, monkeypatch):
-    monkeypatch.setattr("flightedl.domain.tasks_order.REMEMBERED", 20)
+    monkeypatch.setattr("flightedl.domain.queue.order.REMEMBERED", 20)
     queue, _ = grown(make, 100)
     assert len(queue.encode()) < 2500
     with pytest.raises(NotFoundError, match="too long ago"):

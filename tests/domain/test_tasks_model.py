@@ -13,8 +13,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from flightedl.domain.tasks import TaskQueue
-from flightedl.domain.tasks_values import (
+from flightedl.domain.queue.tasks import TaskQueue
+from flightedl.domain.queue.values import (
     AlreadyDone,
     EpochFinished,
     EpochsDone,

@@ -7,10 +7,10 @@ from dataclasses import replace
 
 import pytest
 
-from flightedl.domain.permutation import KeyedPermutation, key_of
-from flightedl.domain.tasks import TaskQueue
-from flightedl.domain.tasks_seeds import EpochSeeds
-from flightedl.domain.tasks_values import QueueSettings, TaskGiven
+from flightedl.domain.queue.permutation import KeyedPermutation, key_of
+from flightedl.domain.queue.seeds import EpochSeeds
+from flightedl.domain.queue.tasks import TaskQueue
+from flightedl.domain.queue.values import QueueSettings, TaskGiven
 from flightedl.errors import CorruptError, UsageError
 
 TASKS = 20

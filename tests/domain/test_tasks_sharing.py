@@ -3,9 +3,9 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flightedl.domain.tasks import TaskQueue
-from flightedl.domain.tasks_sharing import HOLDING_CEILING, HOLDING_FLOOR, count_to_ask_for, wanted_count
-from flightedl.domain.tasks_values import QueueSettings, TaskGiven
+from flightedl.domain.queue.fair_share import HOLDING_CEILING, HOLDING_FLOOR, count_to_ask_for, wanted_count
+from flightedl.domain.queue.tasks import TaskQueue
+from flightedl.domain.queue.values import QueueSettings, TaskGiven
 
 
 def test_what_is_wanted_covers_the_time():

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import pytest
 from test_trainer_feed import assignment
 
-from flightedl.domain.accumulation import SumAgain
+from flightedl.domain.exactly_once.accumulation import SumAgain
 from flightedl.domain.trainer.batches import CurrentBatch
 from flightedl.domain.trainer.feed import AssignedTask
 from flightedl.domain.trainer.readings import (

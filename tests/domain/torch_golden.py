@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from flightedl.domain.optimizers import SGD, Adadelta, Adagrad, Adam, AdamW, Momentum, Optimizer, RMSprop
-from flightedl.domain.schedules import StepDecay
+from flightedl.domain.model.optimizers import SGD, Adadelta, Adagrad, Adam, AdamW, Momentum, Optimizer, RMSprop
+from flightedl.domain.model.schedules import StepDecay
 
 FILE = Path(__file__).with_name("golden_optimizers.json")
 

@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 
 from flightedl.adapters.storage import open_storage
-from flightedl.domain.checkpoints_manifest import Manifest
+from flightedl.domain.checkpoint.manifest import Manifest
 from flightedl.examples.ledger import CLOCK
 from flightedl.formats.checkpoint_files import found_checkpoints
 from flightedl.formats.shard_files import StoredBlock, load_shard

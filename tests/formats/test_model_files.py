@@ -12,7 +12,7 @@ import pytest
 import safetensors
 import safetensors.numpy
 
-from flightedl.domain.parameters import ParameterSpec
+from flightedl.domain.model.parameters import ParameterSpec
 from flightedl.errors import UsageError
 from flightedl.formats.model_files import WRITERS, format_of
 

@@ -8,8 +8,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from flightedl.domain.applied import AppliedBatches
-from flightedl.domain.batches import Batch
+from flightedl.domain.exactly_once.applied import AppliedBatches
+from flightedl.domain.exactly_once.batches import Batch
 from flightedl.errors import CorruptError, NotFoundError, UnavailableError
 from flightedl.formats.shard_files import ShardHeader, StoredBlock, load_shard, read_blocks, write_shard
 from flightedl.testing.memory import MemoryStorage

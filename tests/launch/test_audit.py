@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import flightedl as fe
-from flightedl.client.dataset import Dataset
+from flightedl.client.data.dataset import Dataset
 from flightedl.domain.trainer.readings import BatchLoop, Handed
 
 pytestmark = [pytest.mark.etcd, pytest.mark.slow, pytest.mark.timeout(120)]

@@ -6,9 +6,9 @@ import msgspec
 import pytest
 
 from flightedl.coordination.keys import JobKeys
-from flightedl.domain.checkpoints_manifest import manifest_name
-from flightedl.domain.checkpoints_pointer import FORMAT, PointerRecord
-from flightedl.domain.tasks_documents import VERSION, DispatchDocument, encode_document
+from flightedl.domain.checkpoint.manifest import manifest_name
+from flightedl.domain.checkpoint.pointer import FORMAT, PointerRecord
+from flightedl.domain.queue.documents import VERSION, DispatchDocument, encode_document
 from flightedl.errors import NotFoundError, UsageError
 from flightedl.launch.former import FormerJob, forget, former_job, require_startable
 from flightedl.messages.base import encode

@@ -22,7 +22,7 @@ import pytest
 from flightedl.adapters.clock import SystemClock
 from flightedl.adapters.etcd import EtcdCoordinator
 from flightedl.config import MasterSettings, child_environment
-from flightedl.domain.modes import Async, Bounded, Mode, Sync
+from flightedl.domain.consistency.modes import Async, Bounded, Mode, Sync
 from flightedl.errors import FlightedlError
 from flightedl.examples.ledger import CLOCK, PARAMETERS, batches_of, findings
 from flightedl.launch.cluster import LocalCluster, TrainerProgram

@@ -13,8 +13,8 @@ import pyarrow.parquet as pq
 import pytest
 
 import flightedl as fe
-from flightedl.client.dataset import Dataset
-from flightedl.client.parameters import Parameters
+from flightedl.client.data.dataset import Dataset
+from flightedl.client.model.parameters import Parameters
 from flightedl.client.session import Job
 from flightedl.errors import UsageError
 

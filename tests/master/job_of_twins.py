@@ -23,7 +23,7 @@ from flightedl.coordination.directory import Directory
 from flightedl.coordination.keeper import HeldKey
 from flightedl.coordination.keys import JobKeys
 from flightedl.coordination.records import ServerRecord, TrainerRecord
-from flightedl.domain.checkpoints_replay import AppliedSummary
+from flightedl.domain.recovery.replay import AppliedSummary
 from flightedl.errors import NotReadyError, UnavailableError
 from flightedl.formats.registry import named_format
 from flightedl.master.recovery import read_state

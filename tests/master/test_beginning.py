@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from flightedl.domain.beginnings import BeginAnew
-from flightedl.domain.checkpoints_replay import AppliedSummary
 from flightedl.domain.master.effects import Outbox
 from flightedl.domain.master.pservers import Pservers
+from flightedl.domain.recovery.reinitialization import BeginAnew
+from flightedl.domain.recovery.replay import AppliedSummary
 from flightedl.messages.control import AppliedReply
 
 HAS_NOTHING = AppliedReply(summary=AppliedSummary().encode())

@@ -12,9 +12,9 @@ from flightedl.coordination.keeper import HeldKey
 from flightedl.coordination.keys import JobKeys
 from flightedl.coordination.lives import JobCoordinator
 from flightedl.coordination.records import HistoryRecord
-from flightedl.domain.checkpoints_manifest import Manifest, manifest_name
-from flightedl.domain.checkpoints_pointer import FORMAT, PointerRecord
-from flightedl.domain.store_history import LIFE_REVISIONS, Sighting
+from flightedl.domain.checkpoint.manifest import Manifest, manifest_name
+from flightedl.domain.checkpoint.pointer import FORMAT, PointerRecord
+from flightedl.domain.recovery.store_history import LIFE_REVISIONS, Sighting
 from flightedl.errors import RolledBackError, UnavailableError
 from flightedl.master import continuity
 from flightedl.ports import Delete, Put

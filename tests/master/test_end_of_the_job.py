@@ -8,8 +8,8 @@ import msgspec
 import pytest
 from job_of_twins import Job, Master, PserverTwin
 
-from flightedl.domain.checkpoints_manifest import candidates
-from flightedl.domain.checkpoints_values import CheckpointSettings
+from flightedl.domain.checkpoint.manifest import candidates
+from flightedl.domain.checkpoint.values import CheckpointSettings
 from flightedl.messages.tasks import FailedTask
 from flightedl.testing.contracts.coordinator import eventually
 

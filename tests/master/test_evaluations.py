@@ -10,7 +10,7 @@ from job_of_twins import DATASET, Job, until_ready
 
 from flightedl.domain.master.effects import Outbox
 from flightedl.domain.master.evaluations import Evaluation, Evaluations
-from flightedl.domain.tasks_values import QueueSettings
+from flightedl.domain.queue.values import QueueSettings
 from flightedl.errors import DeclarationError, NotFoundError
 from flightedl.messages.declarations import DatasetDeclaration, DatasetReply, EvaluationDeclaration
 from flightedl.messages.tasks import Assignment, FinishedTask, TasksTicket

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pyarrow as pa
 import pytest
 
-from flightedl.domain.datasets import record_order
-from flightedl.domain.tasks_values import FailedPiece
+from flightedl.domain.queue.batching import record_order
+from flightedl.domain.queue.values import FailedPiece
 from flightedl.formats.dataset_spec import DatasetSpec
 from flightedl.formats.index import build_index
 from flightedl.formats.layout import TaskLayout

@@ -15,7 +15,7 @@ from flightedl.adapters.clock import SystemClock
 from flightedl.config import MasterSettings
 from flightedl.coordination.keeper import HeldKey
 from flightedl.coordination.keys import JobKeys
-from flightedl.domain.tasks_values import EpochsDone, NoTaskNow, TaskGiven
+from flightedl.domain.queue.values import EpochsDone, NoTaskNow, TaskGiven
 from flightedl.errors import DataError, NotReadyError, UsageError
 from flightedl.master.declaring import Declaring
 from flightedl.master.evaluations import EvaluationDatasets

@@ -6,11 +6,11 @@ from collections.abc import Iterator
 
 import pytest
 
+from flightedl.domain.consistency.membership import Membership
+from flightedl.domain.consistency.modes import Async, Mode, Sync
 from flightedl.domain.master.deterministic_schedule import DeterministicSchedule
 from flightedl.domain.master.effects import Outbox
 from flightedl.domain.master.members import Members
-from flightedl.domain.membership import Membership
-from flightedl.domain.modes import Async, Mode, Sync
 from flightedl.messages.control import ViewReply, ViewRequest
 
 MASTER = 5

@@ -7,11 +7,11 @@ from collections.abc import Callable
 import pytest
 from job_of_twins import Job
 
-from flightedl.domain.checkpoints_replay import AppliedSummary
 from flightedl.domain.master.effects import Outbox
 from flightedl.domain.master.pservers import Pservers
-from flightedl.domain.tasks import TaskQueue
-from flightedl.domain.tasks_values import QueueSettings, TaskGiven
+from flightedl.domain.queue.tasks import TaskQueue
+from flightedl.domain.queue.values import QueueSettings, TaskGiven
+from flightedl.domain.recovery.replay import AppliedSummary
 from flightedl.errors import JobFailedError, NotFoundError
 from flightedl.messages.control import AppliedReply
 from flightedl.testing.contracts.coordinator import eventually
@@ -52,7 +52,7 @@ def test_a_dataset_that_grew_in_many_epochs_is_done_again_wholly() -> None:
 def test_a_pserver_that_lacks_what_nobody_knows_any_more_is_refused_until_another_process_has_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("flightedl.domain.tasks_order.REMEMBERED", 10)
+    monkeypatch.setattr("flightedl.domain.queue.order.REMEMBERED", 10)
     queue, _ = grown(100)
     before = queue.encode()
     pservers = Pservers(1, "replay", None, Outbox())

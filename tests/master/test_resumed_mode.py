@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import msgspec
 
-from flightedl.domain.checkpoints_manifest import Manifest, ShardFile
-from flightedl.domain.modes import Async, Mode, Sync
-from flightedl.domain.optimizers import SGD
-from flightedl.domain.parameters import ParameterSpec
-from flightedl.domain.sharding import plan_for
+from flightedl.domain.checkpoint.manifest import Manifest, ShardFile
+from flightedl.domain.consistency.modes import Async, Mode, Sync
+from flightedl.domain.model.optimizers import SGD
+from flightedl.domain.model.parameters import ParameterSpec
+from flightedl.domain.model.sharding import plan_for
 from flightedl.master.declarations import require_same
 from flightedl.master.resuming import redeclared
 from flightedl.messages.base import encode

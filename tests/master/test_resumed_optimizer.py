@@ -9,8 +9,8 @@ import msgspec
 import pytest
 from job_of_twins import KEYS, MODEL, TASKS, Job, Master
 
-from flightedl.domain.optimizers import SGD, Adam, Optimizer, RMSprop
-from flightedl.domain.schedules import Cosine
+from flightedl.domain.model.optimizers import SGD, Adam, Optimizer, RMSprop
+from flightedl.domain.model.schedules import Cosine
 from flightedl.errors import DeclarationError, NotReadyError, UnavailableError, UsageError
 from flightedl.master import resuming
 from flightedl.messages.base import decode, encode

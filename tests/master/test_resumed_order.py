@@ -16,9 +16,9 @@ from job_of_twins import KEYS, MODEL, Job, Master, PserverTwin, until_ready
 from test_resuming import resumed as resumed_from_checkpoint
 from test_resuming import saved
 
-from flightedl.client.readings import batches_of
-from flightedl.domain.datasets import record_order
-from flightedl.domain.permutation import KeyedPermutation, key_of
+from flightedl.client.data.readings import batches_of
+from flightedl.domain.queue.batching import record_order
+from flightedl.domain.queue.permutation import KeyedPermutation, key_of
 from flightedl.domain.trainer.feed import AssignedTask
 from flightedl.errors import DeclarationError, UsageError
 from flightedl.formats.chunks import chunks_to_rows

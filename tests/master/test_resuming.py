@@ -8,8 +8,8 @@ from job_of_twins import KEYS, TASKS, Job, Master, PserverTwin
 
 from flightedl.adapters.clock import SystemClock
 from flightedl.coordination.keeper import HeldKey
-from flightedl.domain.checkpoints_manifest import candidates, manifest_name
-from flightedl.domain.checkpoints_pointer import decode_pointer
+from flightedl.domain.checkpoint.manifest import candidates, manifest_name
+from flightedl.domain.checkpoint.pointer import decode_pointer
 from flightedl.master import resuming
 from flightedl.messages.checkpoints import CheckpointRequest
 from flightedl.testing.contracts.coordinator import eventually

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pyarrow as pa
 
-from flightedl.domain.tasks import TaskQueue
-from flightedl.domain.tasks_values import FailedSelector, QueueSettings, TaskGiven
+from flightedl.domain.queue.tasks import TaskQueue
+from flightedl.domain.queue.values import FailedSelector, QueueSettings, TaskGiven
 from flightedl.formats.dataset_spec import DatasetSpec
 from flightedl.formats.index import build_index
 from flightedl.formats.layout import TaskLayout

@@ -8,8 +8,8 @@ import pytest
 from job_of_twins import TASKS, Job, Master
 
 from flightedl.domain.master.work import Work
-from flightedl.domain.tasks import TaskQueue
-from flightedl.domain.tasks_values import QueueSettings
+from flightedl.domain.queue.tasks import TaskQueue
+from flightedl.domain.queue.values import QueueSettings
 from flightedl.errors import NotReadyError
 from flightedl.messages.tasks import Assignment, FinishedTask, ReturnedTask, TasksTicket
 from flightedl.testing.contracts.coordinator import eventually

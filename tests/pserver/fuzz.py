@@ -3,7 +3,7 @@
     python tests/pserver/fuzz.py --messages 200000
 
 Every mutated message goes through what a server does with one: the header's JSON, Arrow's reader, the checks of
-``rpc.received``, the rows' checksums, the shard. A crash of the process is a find; so is anything applied that no
+``rpc.validation``, the rows' checksums, the shard. A crash of the process is a find; so is anything applied that no
 correct sender ever meant, a wrong account of what is applied, or a server that a correct sender cannot use afterwards.
 
 In sync mode the hostile sender is one of two members, so that its rows land in open rounds; the other one, who is
@@ -24,16 +24,16 @@ import numpy as np
 import pyarrow as pa
 import xxhash
 
-from flightedl.domain.modes import Async, Bounded, Mode, Sync
-from flightedl.domain.optimizers import SGD
-from flightedl.domain.parameters import ParameterSpec
-from flightedl.domain.sharding import ShardPlan, plan_shards
+from flightedl.domain.consistency.modes import Async, Bounded, Mode, Sync
+from flightedl.domain.model.optimizers import SGD
+from flightedl.domain.model.parameters import ParameterSpec
+from flightedl.domain.model.sharding import ShardPlan, plan_shards
 from flightedl.errors import FlightedlError
 from flightedl.messages.base import decode, encode
 from flightedl.messages.control import ViewMemberMessage, ViewRequest
 from flightedl.messages.parameters import BatchIdentity, PullTicket, PushHeader
 from flightedl.pserver.shard import Pushed, ShardState, Wanted
-from flightedl.rpc.received import BatchLimits, Tally, check_schema
+from flightedl.rpc.validation import BatchLimits, Tally, check_schema
 from flightedl.wire.parts import STEP_SCHEMA, attached_to, decode_parts, encode_parts
 from flightedl.wire.rows import PUSH_SCHEMA, Outcome, Piece, decode_batch, encode_rows
 

@@ -10,7 +10,7 @@ from pserver_bench import CLOCK, Cluster
 
 from flightedl.coordination.directory import Directory
 from flightedl.coordination.keys import JobKeys
-from flightedl.domain.modes import Async
+from flightedl.domain.consistency.modes import Async
 from flightedl.errors import FencedError
 from flightedl.messages.base import encode
 from flightedl.messages.parameters import InitHeader

@@ -7,7 +7,7 @@ import random
 import pytest
 from test_snapshots import JOB, SPECS, Pserver, publish
 
-from flightedl.domain.modes import Async
+from flightedl.domain.consistency.modes import Async
 from flightedl.pserver.restoring import load_newest
 from flightedl.testing.memory import MemoryStorage
 

@@ -12,7 +12,7 @@ import msgspec
 import pytest
 from fuzz import MODES, SIZES, Target, attack
 
-from flightedl.domain.modes import Async
+from flightedl.domain.consistency.modes import Async
 from flightedl.errors import FencedError
 from flightedl.messages.base import encode
 

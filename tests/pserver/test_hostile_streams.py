@@ -13,7 +13,7 @@ import pytest
 from fuzz import SIZES, mutated
 from pserver_bench import Cluster
 
-from flightedl.domain.modes import Async, Mode, Sync
+from flightedl.domain.consistency.modes import Async, Mode, Sync
 from flightedl.errors import FlightedlError, GradientError, MessageError
 from flightedl.messages.base import encode
 from flightedl.messages.parameters import BatchIdentity, PullTicket, PushHeader

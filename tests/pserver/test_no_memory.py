@@ -7,9 +7,9 @@ from collections.abc import Callable
 import pytest
 from test_snapshots import Pserver
 
-from flightedl.domain.kernels import Update
-from flightedl.domain.modes import Async, Mode, Sync
+from flightedl.domain.consistency.modes import Async, Mode, Sync
 from flightedl.errors import BusyError, FlightedlError, NotReadyError
+from flightedl.kernels.compiled import Update
 from flightedl.pserver.arena import Arena
 from flightedl.pserver.shard import Wanted
 from flightedl.pserver.snapshots import CopyMemory

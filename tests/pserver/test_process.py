@@ -12,10 +12,10 @@ from flightedl.adapters.clock import SystemClock
 from flightedl.config import PserverSettings
 from flightedl.coordination.directory import Directory
 from flightedl.coordination.keys import JobKeys
-from flightedl.domain.modes import Sync
-from flightedl.domain.optimizers import SGD
-from flightedl.domain.parameters import ParameterSpec
-from flightedl.domain.sharding import plan_for
+from flightedl.domain.consistency.modes import Sync
+from flightedl.domain.model.optimizers import SGD
+from flightedl.domain.model.parameters import ParameterSpec
+from flightedl.domain.model.sharding import plan_for
 from flightedl.errors import EXIT_START_AGAIN
 from flightedl.messages.base import encode
 from flightedl.messages.declarations import JobDeclaration, ModelDeclaration, ModelReply, ParameterDeclaration

@@ -12,14 +12,14 @@ from flightedl.adapters.clock import SystemClock
 from flightedl.coordination.directory import Directory
 from flightedl.coordination.keys import JobKeys
 from flightedl.coordination.records import ServerRecord
-from flightedl.domain.checkpoints_manifest import Skipped
-from flightedl.domain.kernels import Update
-from flightedl.domain.modes import Sync
-from flightedl.domain.optimizers import SGD
-from flightedl.domain.parameters import ParameterSpec
+from flightedl.domain.checkpoint.manifest import Skipped
+from flightedl.domain.consistency.modes import Sync
+from flightedl.domain.model.optimizers import SGD
+from flightedl.domain.model.parameters import ParameterSpec
+from flightedl.domain.model.sharding import plan_for
 from flightedl.domain.pserver.life_values import Facts, State
-from flightedl.domain.sharding import plan_for
 from flightedl.errors import FencedError, NotReadyError
+from flightedl.kernels.compiled import Update
 from flightedl.master import resuming
 from flightedl.messages.base import decode, encode
 from flightedl.messages.control import (

@@ -8,10 +8,10 @@ import msgspec
 import numpy as np
 import pytest
 
-from flightedl.domain.modes import Async, Bounded, Mode, Sync
-from flightedl.domain.optimizers import SGD
-from flightedl.domain.parameters import ParameterSpec
-from flightedl.domain.sharding import plan_shards
+from flightedl.domain.consistency.modes import Async, Bounded, Mode, Sync
+from flightedl.domain.model.optimizers import SGD
+from flightedl.domain.model.parameters import ParameterSpec
+from flightedl.domain.model.sharding import plan_shards
 from flightedl.errors import GradientError, MessageError
 from flightedl.messages.control import ViewMemberMessage, ViewRequest
 from flightedl.messages.parameters import BatchIdentity, PushHeader

@@ -11,17 +11,18 @@ import numpy as np
 import pytest
 
 from flightedl.adapters.clock import SystemClock
-from flightedl.domain.applied import AppliedBatches
-from flightedl.domain.batches import Batch
-from flightedl.domain.checkpoints_manifest import Manifest, ShardFile, manifest_name
-from flightedl.domain.checkpoints_snapshot import SnapshotCut
-from flightedl.domain.checkpoints_values import OrderNumber, SnapshotOrder, SnapshotProgress
-from flightedl.domain.modes import Async, Mode, Sync
-from flightedl.domain.optimizers import Momentum
-from flightedl.domain.parameters import ParameterSpec
-from flightedl.domain.sharding import ShardPlan, plan_for
+from flightedl.domain.checkpoint.manifest import Manifest, ShardFile, manifest_name
+from flightedl.domain.checkpoint.snapshot import SnapshotCut
+from flightedl.domain.checkpoint.values import OrderNumber, SnapshotOrder, SnapshotProgress
+from flightedl.domain.consistency.modes import Async, Mode, Sync
+from flightedl.domain.exactly_once.applied import AppliedBatches
+from flightedl.domain.exactly_once.batches import Batch
+from flightedl.domain.model.optimizers import Momentum
+from flightedl.domain.model.parameters import ParameterSpec
+from flightedl.domain.model.sharding import ShardPlan, plan_for
 from flightedl.errors import UnavailableError
 from flightedl.formats.shard_files import StoredBlock
+from flightedl.kernels.half_precision import shortened
 from flightedl.messages.control import ViewMemberMessage, ViewRequest
 from flightedl.messages.parameters import BatchIdentity, PushHeader
 from flightedl.ports import StoredFile
@@ -29,7 +30,6 @@ from flightedl.pserver.restoring import load_newest
 from flightedl.pserver.shard import ShardState
 from flightedl.pserver.snapshots import _LEAD, BlockCopies, Snapshots
 from flightedl.testing.memory import MemoryStorage
-from flightedl.wire.halves import shortened
 from flightedl.wire.rows import Outcome, Piece, decode_batch, encode_rows
 
 SPECS = [ParameterSpec("w", (40_000,)), ParameterSpec("b", (3,))]

@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from flightedl.pserver.startup_memory import _clean, release_startup_memory
+from flightedl.process.startup_memory import _clean, release_startup_memory
 
 
 def resident_bytes(library: str) -> int:

@@ -12,11 +12,11 @@ from fuzz import SIZES
 from pserver_bench import CLOCK, Cluster
 from rpc_support import eventually
 
-from flightedl.domain.modes import Async
+from flightedl.domain.consistency.modes import Async
 from flightedl.errors import DamagedError, FencedError, FlightedlError, MessageError, NotReadyError
 from flightedl.messages.base import encode
 from flightedl.rpc.client_streams import ClientExchange
-from flightedl.rpc.kept import KeptExchange
+from flightedl.rpc.reuse import KeptExchange
 from flightedl.wire.parts import STEP_END, STEP_SCHEMA, attached_to, decode_parts, encode_parts
 from flightedl.wire.rows import Outcome, Piece
 

@@ -7,10 +7,10 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from flightedl.domain.modes import Async, Mode, Sync
-from flightedl.domain.optimizers import LAMB, SGD, Adam, Optimizer
-from flightedl.domain.parameters import ParameterSpec
-from flightedl.domain.sharding import block_limit, plan_shards, runs_of
+from flightedl.domain.consistency.modes import Async, Mode, Sync
+from flightedl.domain.model.optimizers import LAMB, SGD, Adam, Optimizer
+from flightedl.domain.model.parameters import ParameterSpec
+from flightedl.domain.model.sharding import block_limit, plan_shards, runs_of
 from flightedl.errors import GradientError, MessageError
 from flightedl.messages.control import ViewMemberMessage, ViewRequest
 from flightedl.messages.parameters import BatchIdentity, PushHeader

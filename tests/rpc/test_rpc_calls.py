@@ -24,7 +24,7 @@ from rpc_support import (
 
 from flightedl.errors import OutcomeUnknownError, UsageError
 from flightedl.rpc import Connection, FlightServer, PutRoute, Routes
-from flightedl.rpc.received import BatchLimits, Tally
+from flightedl.rpc.validation import BatchLimits, Tally
 
 
 def test_action_carries_bytes_both_ways(connection: Connection) -> None:

@@ -15,7 +15,7 @@ from rpc_support import SCHEMA, TIMEOUT_S, Handlers, command, options
 from flightedl import errors
 from flightedl.errors import ERRORS_BY_CODE, FlightedlError, InternalError
 from flightedl.rpc import Connection, FlightServer, Incoming
-from flightedl.rpc.wire_errors import from_wire, to_wire
+from flightedl.rpc.errors import from_wire, to_wire
 
 LEAKS = re.compile(r"Traceback|\.py\b|\.pyx\b|/srv|/usr|/home|site-packages|line \d+|secret")
 

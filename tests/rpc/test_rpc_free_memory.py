@@ -14,7 +14,7 @@ from pyarrow import flight
 
 SERVER = """
 import sys, threading
-from flightedl.rpc import process_tuning
+from flightedl.process import tuning as process_tuning
 process_tuning.apply()
 from flightedl.adapters.clock import SystemClock
 from flightedl.rpc import FlightServer, Routes, ServerIdentity

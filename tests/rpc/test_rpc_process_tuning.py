@@ -28,7 +28,7 @@ def run(program: str, **environment: str) -> str:
 
 REPORT = """
 import os
-from flightedl.rpc import process_tuning
+from flightedl.process import tuning as process_tuning
 report = process_tuning.apply()
 print(report.is_allocator_tuned, report.is_grpc_tuned, os.environ.get("GRPC_EXPERIMENTS"))
 """
@@ -50,7 +50,7 @@ def test_too_late_for_grpc_is_told() -> None:
 
 FOR_FLIGHT_ALONE = """
 import os
-from flightedl.rpc import process_tuning
+from flightedl.process import tuning as process_tuning
 from pyarrow import flight
 class Client:
     def __init__(self, location):
@@ -77,7 +77,7 @@ def test_importing_the_client_sets_grpcs_experiments_first() -> None:
 
 
 def test_the_package_loads_nothing_until_it_is_used() -> None:
-    program = "import flightedl.rpc, flightedl.rpc.process_tuning, sys; print('pyarrow' in sys.modules)"
+    program = "import flightedl.rpc, flightedl.process.tuning, sys; print('pyarrow' in sys.modules)"
     assert run(program) == "False"
 
 
@@ -88,7 +88,7 @@ def test_every_name_of_the_package_is_there() -> None:
 
 LET_OTHERS_GO_ON = """
 import os, threading
-from flightedl.rpc.process_tuning import let_others_go_on
+from flightedl.process.tuning import let_others_go_on
 {before}
 print(let_others_go_on(), end=" ")
 thread = threading.Thread(target=lambda: print(os.sched_getscheduler(0) == os.SCHED_BATCH))
@@ -111,7 +111,7 @@ def test_a_policy_of_the_users_own_stays() -> None:
 def test_kept_memory_is_not_faulted_in_again() -> None:
     program = """
 import ctypes, resource
-from flightedl.rpc import process_tuning
+from flightedl.process import tuning as process_tuning
 process_tuning.apply()
 libc = ctypes.CDLL(None)
 libc.malloc.restype = ctypes.c_void_p
@@ -133,7 +133,7 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before < 1000)
 def test_a_server_does_without_pandas_and_scipy() -> None:
     program = """
 import sys
-from flightedl.rpc.process_tuning import leave_out_pandas_and_scipy as leave_out
+from flightedl.process.tuning import leave_out_pandas_and_scipy as leave_out
 print(leave_out(), leave_out(), len([each for each in sys.meta_path if "_LeftOut" in repr(each)]))
 import numba
 import numpy as np

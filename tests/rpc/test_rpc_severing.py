@@ -10,8 +10,8 @@ import pytest
 from rpc_support import BATCH, SCHEMA, Handlers, eventually
 
 from flightedl.errors import FlightedlError, OutcomeUnknownError, UnavailableError
+from flightedl.process.socket_abort import sever_calls_to
 from flightedl.rpc import Call, Connection, Exchange, ExchangeRoute, FlightServer, Outgoing, Routes
-from flightedl.rpc.severing import sever_calls_to
 
 LONG_S = 60.0
 

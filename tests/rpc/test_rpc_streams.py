@@ -23,7 +23,7 @@ from flightedl.errors import (
     UnavailableError,
 )
 from flightedl.rpc import BatchLimits, Call, Connection, FlightServer, Incoming, Limits, PutRoute, Routes
-from flightedl.rpc.received import Tally
+from flightedl.rpc.validation import Tally
 
 UPLOAD = b'{"verb": "upload"}'
 

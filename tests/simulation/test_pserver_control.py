@@ -7,9 +7,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from flightedl.domain.checkpoints_replay import AppliedSummary
-from flightedl.domain.modes import Sync
+from flightedl.domain.consistency.modes import Sync
 from flightedl.domain.pserver.life_values import Facts, Seen
+from flightedl.domain.recovery.replay import AppliedSummary
 from flightedl.errors import FencedError, MessageError, NotReadyError, ReplacedError
 from flightedl.messages.base import OfPlan
 from flightedl.messages.control import (

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from click.testing import CliRunner
 
-from flightedl.domain.modes import Async, Bounded, Sync
+from flightedl.domain.consistency.modes import Async, Bounded, Sync
 from flightedl.errors import UsageError
 from flightedl.messages.tasks import ModeReply
 from flightedl_tools.main import run_command_line

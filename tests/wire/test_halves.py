@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from flightedl.domain.kernels import half_kernels
 from flightedl.errors import UsageError
-from flightedl.wire.halves import check_kind, item_bytes, shortened, widened
+from flightedl.kernels.compiled import half_kernels
+from flightedl.kernels.half_precision import check_kind, item_bytes, shortened, widened
 
 VALUES = np.concatenate(
     [

@@ -1,7 +1,7 @@
 """The reference: a lock-step DoExchange of 1 MiB batches and a plain optimizer loop, on bare pyarrow.flight.
 
 Both sides run as processes of their own, with flightedl's settings of the allocator and of gRPC's frames, but not that
-of big copies (``config.tuned_environment``) nor those of ``rpc.process_tuning`` (clients without gRPC's event engine,
+of big copies (``config.tuned_environment``) nor those of ``process.tuning`` (clients without gRPC's event engine,
 pservers under ``SCHED_BATCH``), which would make it faster, too. Each server holds one array.
 ``python -m flightedl_tools.bench.bare server ELEMENTS OPTIMIZER`` prints its port; ``... client ELEMENTS ADDRESS...``
 takes its orders as ``flightedl_tools.bench.orders`` says, and splits its array evenly over the servers.
@@ -20,7 +20,7 @@ import numpy.typing as npt
 import pyarrow as pa
 from pyarrow import flight
 
-from flightedl.domain.optimizers import SGD, Adagrad, Adam, Momentum, Optimizer
+from flightedl.domain.model.optimizers import SGD, Adagrad, Adam, Momentum, Optimizer
 
 from .orders import say_port, serve
 
@@ -47,7 +47,7 @@ class BareServer(flight.FlightServerBase):  # type: ignore[misc]
     """Applies each batch to its slice of one array and sends the slice back."""
 
     def __init__(self, location: str, element_count: int, optimizer: str) -> None:
-        from flightedl.domain.kernels import kernel_for
+        from flightedl.kernels.compiled import kernel_for
 
         rule = OPTIMIZERS[optimizer]
         self._values = np.zeros(element_count, np.float32)

@@ -20,7 +20,7 @@ from rich.console import Console
 from rich.table import Table
 
 from flightedl.config import TrainerSettings, bare_environment, child_environment, settings
-from flightedl.domain.modes import Async, Bounded, Mode, Sync
+from flightedl.domain.consistency.modes import Async, Bounded, Mode, Sync
 from flightedl.errors import JobFailedError
 from flightedl.launch.cluster import LocalCluster
 

@@ -25,7 +25,7 @@ from flightedl.errors import JobFailedError, UnavailableError
 from flightedl.messages.base import decode, encode
 from flightedl.messages.tasks import Assignment, FinishedTask, TasksReply, TasksTicket
 from flightedl.ports import Coordinator, Put
-from flightedl.rpc import process_tuning
+from flightedl.process import tuning as process_tuning
 from flightedl.rpc.client import Connection
 from flightedl.rpc.dialogue import Dialogue
 from flightedl.rpc.identity import Caller, ServerIdentity

@@ -14,10 +14,10 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from flightedl.domain.kernels import kernel_for
-from flightedl.domain.optimizers import SGD, Adagrad, Adam, Momentum, Optimizer
-from flightedl.domain.sharding import BLOCK_BYTES
+from flightedl.domain.model.optimizers import SGD, Adagrad, Adam, Momentum, Optimizer
+from flightedl.domain.model.sharding import BLOCK_BYTES
 from flightedl.errors import UsageError
+from flightedl.kernels.compiled import kernel_for
 
 #: name -> ours, and (class in torch.optim, its settings).
 RULES: dict[str, tuple[Optimizer, str, dict[str, Any]]] = {

@@ -33,7 +33,7 @@ import numpy as np
 
 from flightedl.launch.cluster import LocalCluster, TrainerProgram
 from flightedl.launch.policy import Limits
-from flightedl.rpc import process_tuning
+from flightedl.process import tuning as process_tuning
 
 from .shard import shard_figures
 from .steady import accepted_pushes, longest_pause

@@ -19,12 +19,12 @@ import numpy as np
 
 from flightedl.adapters.clock import SystemClock
 from flightedl.adapters.storage import open_storage
-from flightedl.domain.checkpoints_manifest import Manifest, manifest_name
-from flightedl.domain.checkpoints_values import OrderNumber, SnapshotOrder
-from flightedl.domain.modes import Async
-from flightedl.domain.optimizers import Adam
-from flightedl.domain.parameters import ParameterSpec
-from flightedl.domain.sharding import ShardPlan, plan_shards
+from flightedl.domain.checkpoint.manifest import Manifest, manifest_name
+from flightedl.domain.checkpoint.values import OrderNumber, SnapshotOrder
+from flightedl.domain.consistency.modes import Async
+from flightedl.domain.model.optimizers import Adam
+from flightedl.domain.model.parameters import ParameterSpec
+from flightedl.domain.model.sharding import ShardPlan, plan_shards
 from flightedl.messages.control import ViewMemberMessage, ViewRequest
 from flightedl.messages.parameters import BatchIdentity, PushHeader
 from flightedl.pserver.restoring import load_newest

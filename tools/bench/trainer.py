@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 import flightedl as fe
-from flightedl.domain.modes import Mode
+from flightedl.domain.consistency.modes import Mode
 
 from .bare import OPTIMIZERS
 from .orders import next_order, ready, report

@@ -1,4 +1,4 @@
-"""The checkpoints of a master: the decisions of ``domain.checkpoints``, and the orders that pservers are to be told.
+"""The checkpoints of a master: the decisions of ``domain.checkpoint``, and the orders that pservers are to be told.
 
 Orders travel as any other call to a pserver, again and again until the file is reported: the request that orders a
 snapshot is also the one that asks how far it is.
@@ -12,8 +12,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from flightedl.domain.checkpoints import Checkpoints
-from flightedl.domain.checkpoints_values import (
+from flightedl.domain.checkpoint.checkpoints import Checkpoints
+from flightedl.domain.checkpoint.values import (
     Alarm,
     Effect,
     MovePointer,

@@ -17,8 +17,10 @@ from typing import Any, Literal
 import msgspec
 from msgspec.structs import replace
 
-from flightedl.domain.checkpoints import Checkpoints
-from flightedl.domain.checkpoints_values import CheckpointSettings
+from flightedl.domain.checkpoint.checkpoints import Checkpoints
+from flightedl.domain.checkpoint.values import CheckpointSettings
+from flightedl.domain.consistency.membership import Membership
+from flightedl.domain.consistency.modes import Mode
 from flightedl.domain.master import effects as out
 from flightedl.domain.master import events
 from flightedl.domain.master.checkpointing import Checkpointing
@@ -28,10 +30,8 @@ from flightedl.domain.master.evaluations import Evaluation, Evaluations
 from flightedl.domain.master.members import Members
 from flightedl.domain.master.pservers import Pservers
 from flightedl.domain.master.work import Work
-from flightedl.domain.membership import Membership
-from flightedl.domain.modes import Mode
-from flightedl.domain.tasks import TaskQueue
-from flightedl.domain.tasks_values import FailedSelector, QueueSettings
+from flightedl.domain.queue.tasks import TaskQueue
+from flightedl.domain.queue.values import FailedSelector, QueueSettings
 from flightedl.errors import FlightedlError, JobFailedError, NotReadyError, UnregisteredError, UsageError
 from flightedl.messages.base import Sender, encode
 from flightedl.messages.checkpoints import CheckpointReply

@@ -17,8 +17,8 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 
-from flightedl.domain.modes import Mode, Sync
-from flightedl.domain.tasks import TaskQueue
+from flightedl.domain.consistency.modes import Mode, Sync
+from flightedl.domain.queue.tasks import TaskQueue
 
 #: After so long, an epoch begins with those who are there.
 _PATIENCE_S = 60.0

@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from flightedl.domain.beginnings import BeginAnew
-from flightedl.domain.checkpoints_values import MovePointer, Sweep, WriteManifest
-from flightedl.domain.tasks_values import Effect as QueueEffect
+from flightedl.domain.checkpoint.values import MovePointer, Sweep, WriteManifest
+from flightedl.domain.queue.values import Effect as QueueEffect
+from flightedl.domain.recovery.reinitialization import BeginAnew
 from flightedl.errors import FlightedlError
 from flightedl.messages.control import AppliedRequest, ReloadRequest, SealRequest, SnapshotRequest, ViewRequest
 

@@ -7,12 +7,12 @@ away is waited for. A store that fails again and again is not; a job that keeps 
 
 from __future__ import annotations
 
-from flightedl.domain.checkpoints_values import OpenRounds
+from flightedl.domain.checkpoint.values import OpenRounds
+from flightedl.domain.consistency.modes import Sync
 from flightedl.domain.master.checkpointing import Checkpointing
 from flightedl.domain.master.members import Members
 from flightedl.domain.master.pservers import Pservers
 from flightedl.domain.master.work import Work
-from flightedl.domain.modes import Sync
 
 
 class Ending:

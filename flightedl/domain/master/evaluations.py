@@ -16,8 +16,8 @@ from functools import partial
 
 from flightedl.domain.master.effects import Outbox
 from flightedl.domain.master.work import Work
-from flightedl.domain.tasks import TaskQueue
-from flightedl.domain.tasks_values import QueueSettings
+from flightedl.domain.queue.tasks import TaskQueue
+from flightedl.domain.queue.values import QueueSettings
 from flightedl.errors import NotFoundError
 from flightedl.messages.base import decode, encode
 from flightedl.messages.declarations import DatasetReply, EvaluationRecord, EvaluationsRecord

@@ -1,4 +1,4 @@
-"""Who is a member: the decisions of ``domain.membership``, and the views that come of them.
+"""Who is a member: the decisions of ``domain.consistency.membership``, and the views that come of them.
 
 What the membership decides is put into an outbox, one view for each pserver. A view goes out when the state that it
 came from is stored, so that a successor knows of every member that a pserver may have admitted.
@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from flightedl.domain.consistency.membership import Membership
+from flightedl.domain.consistency.membership_values import Effect as MembershipEffect
+from flightedl.domain.consistency.membership_values import SendView
+from flightedl.domain.consistency.modes import Mode
+from flightedl.domain.consistency.views import View
 from flightedl.domain.master.deterministic_schedule import DeterministicSchedule
 from flightedl.domain.master.effects import Outbox
-from flightedl.domain.membership import Membership
-from flightedl.domain.membership_values import Effect as MembershipEffect
-from flightedl.domain.membership_values import SendView
-from flightedl.domain.modes import Mode
-from flightedl.domain.views import View
 from flightedl.messages.control import ViewMemberMessage, ViewReply, ViewRequest
 from flightedl.messages.tasks import ModeReply
 

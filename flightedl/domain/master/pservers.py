@@ -1,8 +1,8 @@
 """What the master knows of the pservers, and what each has to be told or asked.
 
-A pserver that came back is *settled* when what it lacks is in the queue again (``checkpoints_replay``). Pservers that
-have lost values which no checkpoint has make the model begin again (``beginnings``). When an epoch has ended, all are
-asked again what they have (``audit``).
+A pserver that came back is *settled* when what it lacks is in the queue again (``recovery.replay``). Pservers that
+have lost values which no checkpoint has make the model begin again (``recovery.reinitialization``). When an epoch has
+ended, all are asked again what they have (``recovery.audit``).
 """
 
 from __future__ import annotations
@@ -10,12 +10,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Literal
 
-from flightedl.domain.audit import Audit
-from flightedl.domain.beginnings import BeginAnew, Lacking, SendBack, next_step
-from flightedl.domain.checkpoints_replay import AppliedSummary, PserverRecovery
-from flightedl.domain.intervals import IntervalSet
+from flightedl.domain.exactly_once.intervals import IntervalSet
 from flightedl.domain.master.effects import Outbox
-from flightedl.domain.tasks import TaskQueue
+from flightedl.domain.queue.tasks import TaskQueue
+from flightedl.domain.recovery.audit import Audit
+from flightedl.domain.recovery.reinitialization import BeginAnew, Lacking, SendBack, next_step
+from flightedl.domain.recovery.replay import AppliedSummary, PserverRecovery
 from flightedl.errors import NotFoundError
 from flightedl.messages.control import AppliedReply
 from flightedl.messages.tasks import FinishedTask
@@ -265,7 +265,7 @@ class Pservers:
         return None
 
     def next_step(self, present: Mapping[int, int], *, may_be_saved: bool) -> SendBack | BeginAnew | None:
-        """What is to be done about values that are lacking; see ``domain.beginnings``."""
+        """What is to be done about values that are lacking; see ``domain.recovery.reinitialization``."""
         return next_step(self.count, present, self._lacking, self._recovery.settled(), may_be_saved=may_be_saved)
 
     # epochs that are over

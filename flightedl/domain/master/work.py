@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from flightedl.domain.tasks import TaskQueue
-from flightedl.domain.tasks_sharing import HOLDING_CEILING
-from flightedl.domain.tasks_values import Effects, EpochsDone, Finished, TaskGiven
+from flightedl.domain.queue.fair_share import HOLDING_CEILING
+from flightedl.domain.queue.tasks import TaskQueue
+from flightedl.domain.queue.values import Effects, EpochsDone, Finished, TaskGiven
 from flightedl.errors import FencedError
 from flightedl.messages.tasks import Assignment, FailedTask, FinishedTask, ReturnedTask, TasksTicket
 

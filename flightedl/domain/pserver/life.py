@@ -13,7 +13,7 @@ settings, and nothing is ever done by the former ones.
   after the store was, still names the same ones: a copy of etcd may lag behind, and retention may have deleted what it
   names. A store that cannot be reached is asked again for ever: to begin without the values would be worse.
 * One is done, and there was never a checkpoint: its values are gone with its predecessor. It *lacks* them, and says so
-  to the master, which lets the model begin again (``domain.beginnings``).
+  to the master, which lets the model begin again (``domain.recovery.reinitialization``).
 
 Values belong to an election: first values of it, or what grew from them. So a pserver whose values are of another
 election than the one that etcd names as done ends, and its successor looks again. So does one whose blocks could have
@@ -26,9 +26,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from flightedl.domain.checkpoints_manifest import Skipped
-from flightedl.domain.checkpoints_replay import AppliedSummary
-from flightedl.domain.checkpoints_values import OrderNumber, SnapshotProgress
+from flightedl.domain.checkpoint.manifest import Skipped
+from flightedl.domain.checkpoint.values import OrderNumber, SnapshotProgress
 from flightedl.domain.pserver.life_values import (
     BlocksLost,
     BlocksMade,
@@ -60,6 +59,7 @@ from flightedl.domain.pserver.life_values import (
     State,
     StoreUnreachable,
 )
+from flightedl.domain.recovery.replay import AppliedSummary
 from flightedl.errors import FencedError, NotReadyError, ReplacedError
 from flightedl.messages.base import OfPlan
 from flightedl.messages.control import AppliedReply, OfMaster, SnapshotRequest, ViewRequest

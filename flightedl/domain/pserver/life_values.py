@@ -5,8 +5,8 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass
 
-from flightedl.domain.checkpoints_manifest import Skipped
-from flightedl.domain.checkpoints_values import OrderNumber
+from flightedl.domain.checkpoint.manifest import Skipped
+from flightedl.domain.checkpoint.values import OrderNumber
 from flightedl.messages.declarations import ModelReply
 
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Container, Mapping
 from dataclasses import dataclass
 
-from flightedl.domain.checkpoints_manifest import Manifest, Skipped, candidates, examine, number_of, without_manifest
+from flightedl.domain.checkpoint.manifest import Manifest, Skipped, candidates, examine, number_of, without_manifest
 
 
 @dataclass(frozen=True, slots=True)

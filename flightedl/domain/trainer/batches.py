@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from flightedl.domain.accumulation import SumAgain
+from flightedl.domain.exactly_once.accumulation import SumAgain
 from flightedl.errors import UnavailableError
 from flightedl.messages.parameters import BatchIdentity
 from flightedl.messages.tasks import Assignment

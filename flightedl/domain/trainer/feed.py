@@ -1,7 +1,7 @@
 """The tasks of one trainer: what it holds, what it asks for and when, and what it has to report.
 
 The feed holds as many tasks as last until there is a master again, should it die now: by the time that the tasks
-before took (``domain.tasks_sharing``). At least two, the one being trained and the next; near the end of an epoch no
+before took (``domain.queue.fair_share``). At least two, the one being trained and the next; near the end of an epoch no
 more. They are begun in the order in which they came, and none before all but one of those before it are reported: the
 master takes whatever else a dead trainer held for untouched.
 
@@ -24,7 +24,7 @@ from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from flightedl.domain.tasks_sharing import count_to_ask_for, wanted_count
+from flightedl.domain.queue.fair_share import count_to_ask_for, wanted_count
 from flightedl.domain.trainer.retries import is_transient
 from flightedl.errors import FlightedlError
 from flightedl.messages.tasks import Assignment, FailedTask, FinishedTask, ReturnedTask, TasksReply, TasksTicket

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from flightedl.domain.modes import Mode
+from flightedl.domain.consistency.modes import Mode
 from flightedl.domain.trainer.batches import CurrentBatch
 from flightedl.messages.tasks import JoinReply, JoinRequest, TasksReply
 

@@ -1,4 +1,4 @@
-"""Which batches are in the sum that a trainer pushes next, and what becomes of each (``domain.accumulation``).
+"""Which batches are in the sum that a trainer pushes next, and what becomes of each (``exactly_once.accumulation``).
 
 A batch is in the sum from ``begin`` on, and *complete* when the user's code is through with it; only then it waits.
 What is done again is pushed in sums of the same batches, or of some of them; whoever hands batches out does so sum by
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from flightedl.domain.accumulation import BatchGroup, SumAgain
+from flightedl.domain.exactly_once.accumulation import BatchGroup, SumAgain
 from flightedl.domain.trainer.batches import CurrentBatch
 
 

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from random import Random
 from typing import Any
 
-from flightedl.domain.checkpoints_manifest import Manifest, candidates, checksum, manifest_name, number_of
-from flightedl.domain.checkpoints_pointer import latest_of, loadable_of
-from flightedl.domain.checkpoints_values import CheckpointSettings
-from flightedl.domain.modes import Async, Bounded, Mode, Sync
+from flightedl.domain.checkpoint.manifest import Manifest, candidates, checksum, manifest_name, number_of
+from flightedl.domain.checkpoint.pointer import latest_of, loadable_of
+from flightedl.domain.checkpoint.values import CheckpointSettings
+from flightedl.domain.consistency.modes import Async, Bounded, Mode, Sync
 from flightedl.errors import CorruptError
 from flightedl.messages.tasks import FinishedTask
 from flightedl.testing.simulation.etcd import STATE, Etcd

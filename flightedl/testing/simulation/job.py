@@ -13,12 +13,12 @@ from functools import lru_cache
 
 from msgspec.structs import replace
 
-from flightedl.domain.batches import Batch
-from flightedl.domain.modes import Mode
-from flightedl.domain.parameters import ParameterSpec
-from flightedl.domain.sharding import ShardPlan, plan_for
-from flightedl.domain.tasks import TaskQueue
-from flightedl.domain.tasks_values import QueueSettings
+from flightedl.domain.consistency.modes import Mode
+from flightedl.domain.exactly_once.batches import Batch
+from flightedl.domain.model.parameters import ParameterSpec
+from flightedl.domain.model.sharding import ShardPlan, plan_for
+from flightedl.domain.queue.tasks import TaskQueue
+from flightedl.domain.queue.values import QueueSettings
 from flightedl.messages.declarations import ArrivalRecord, JobDeclaration, ModelDeclaration, ModelReply
 
 #: A model of four blocks, whose plan is the production one.

@@ -11,19 +11,19 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from flightedl.domain import checkpoints_values as values
-from flightedl.domain.checkpoints import Checkpoints, next_number_after
-from flightedl.domain.checkpoints_manifest import Manifest, candidates, checksum, examine, manifest_name
-from flightedl.domain.checkpoints_values import Pointer
+from flightedl.domain.checkpoint import values
+from flightedl.domain.checkpoint.checkpoints import Checkpoints, next_number_after
+from flightedl.domain.checkpoint.manifest import Manifest, candidates, checksum, examine, manifest_name
+from flightedl.domain.checkpoint.values import Pointer
+from flightedl.domain.consistency.membership_values import Admitted
+from flightedl.domain.consistency.membership_values import Effect as MembershipEffect
+from flightedl.domain.consistency.modes import Mode
 from flightedl.domain.master import effects as out
 from flightedl.domain.master import events
 from flightedl.domain.master.core import CoreSettings, MasterCore
 from flightedl.domain.master.members import Members
 from flightedl.domain.master.work import Work
-from flightedl.domain.membership_values import Admitted
-from flightedl.domain.membership_values import Effect as MembershipEffect
-from flightedl.domain.modes import Mode
-from flightedl.domain.tasks import TaskQueue
+from flightedl.domain.queue.tasks import TaskQueue
 from flightedl.errors import FencedError, FlightedlError, NotReadyError
 from flightedl.messages.base import decode, encode
 from flightedl.messages.control import AppliedReply, SealRequest, SnapshotReply, ViewReply, ViewRequest

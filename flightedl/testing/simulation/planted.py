@@ -10,11 +10,13 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from flightedl.domain.applied import AppliedBatches
-from flightedl.domain.beginnings import BeginAnew, SendBack
-from flightedl.domain.checkpoints import Checkpoints
-from flightedl.domain.checkpoints_manifest import number_of
-from flightedl.domain.checkpoints_values import OrderSnapshot, Sweep
+from flightedl.domain.checkpoint.checkpoints import Checkpoints
+from flightedl.domain.checkpoint.manifest import number_of
+from flightedl.domain.checkpoint.values import OrderSnapshot, Sweep
+from flightedl.domain.consistency.membership import Membership
+from flightedl.domain.consistency.rounds import BlockRounds
+from flightedl.domain.consistency.rounds_values import Accumulate, Arrived
+from flightedl.domain.exactly_once.applied import AppliedBatches
 from flightedl.domain.master import effects as out
 from flightedl.domain.master.checkpointing import Checkpointing
 from flightedl.domain.master.core import MasterCore
@@ -22,14 +24,12 @@ from flightedl.domain.master.ending import Ending
 from flightedl.domain.master.members import Members
 from flightedl.domain.master.pservers import Pservers
 from flightedl.domain.master.work import Work
-from flightedl.domain.membership import Membership
 from flightedl.domain.pserver.life import PserverLife
 from flightedl.domain.pserver.life_values import ReloadAsked
 from flightedl.domain.pserver.search import CheckpointSearch
-from flightedl.domain.rounds import BlockRounds
-from flightedl.domain.rounds_values import Accumulate, Arrived
-from flightedl.domain.tasks import TaskQueue
-from flightedl.domain.tasks_state import QueueState
+from flightedl.domain.queue.state import QueueState
+from flightedl.domain.queue.tasks import TaskQueue
+from flightedl.domain.recovery.reinitialization import BeginAnew, SendBack
 from flightedl.testing.simulation.flaws import FLAWS
 from flightedl.testing.simulation.planted_trainer import TRAINER_BUGS
 

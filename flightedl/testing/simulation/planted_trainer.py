@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from flightedl.domain.accumulation import BatchGroup, Settled
+from flightedl.domain.exactly_once.accumulation import BatchGroup, Settled
 from flightedl.domain.trainer.batches import CurrentBatch
 from flightedl.domain.trainer.feed import Feed
 from flightedl.domain.trainer.readings import BatchLoop, Handed, ReadBatch, Reading

@@ -6,24 +6,24 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from flightedl.domain.accumulation import having_bits, lacking_of
-from flightedl.domain.applied import AppliedBatches
-from flightedl.domain.batches import Batch
-from flightedl.domain.checkpoints_manifest import Manifest, ShardFile, manifest_name
-from flightedl.domain.checkpoints_pointer import loadable_of, rejected_of
-from flightedl.domain.checkpoints_replay import AppliedSummary
-from flightedl.domain.checkpoints_restore import FilePart, applied_of, recut
-from flightedl.domain.checkpoints_snapshot import PserverSnapshots
-from flightedl.domain.checkpoints_values import SnapshotOrder, SnapshotProgress
-from flightedl.domain.modes import Async, Mode, Sync
+from flightedl.domain.checkpoint.manifest import Manifest, ShardFile, manifest_name
+from flightedl.domain.checkpoint.pointer import loadable_of, rejected_of
+from flightedl.domain.checkpoint.restoring import FilePart, applied_of, recut
+from flightedl.domain.checkpoint.snapshot import PserverSnapshots
+from flightedl.domain.checkpoint.values import SnapshotOrder, SnapshotProgress
+from flightedl.domain.consistency.modes import Async, Mode, Sync
+from flightedl.domain.consistency.rounds import BlockRounds
+from flightedl.domain.consistency.rounds_values import Accumulate, Apply, Arrived, NotMember, Pull, Stale
+from flightedl.domain.consistency.views import PserverView, View, ViewVerdict, view_of
+from flightedl.domain.exactly_once.accumulation import having_bits, lacking_of
+from flightedl.domain.exactly_once.applied import AppliedBatches
+from flightedl.domain.exactly_once.batches import Batch
 from flightedl.domain.pserver import life_values as happens
 from flightedl.domain.pserver.first_values import FirstValues
 from flightedl.domain.pserver.life import PserverLife
 from flightedl.domain.pserver.life_values import State
 from flightedl.domain.pserver.search import CheckpointSearch, Found, ListFiles, LoadBlocks, ReadManifest, Step
-from flightedl.domain.rounds import BlockRounds
-from flightedl.domain.rounds_values import Accumulate, Apply, Arrived, NotMember, Pull, Stale
-from flightedl.domain.views import PserverView, View, ViewVerdict, view_of
+from flightedl.domain.recovery.replay import AppliedSummary
 from flightedl.errors import CorruptError, FlightedlError, MessageError, ReplacedError
 from flightedl.messages.base import OfPlan, decode
 from flightedl.messages.control import (

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from random import Random
 from typing import TYPE_CHECKING, Any
 
-from flightedl.domain.modes import Async, Bounded, Mode, Sync
+from flightedl.domain.consistency.modes import Async, Bounded, Mode, Sync
 from flightedl.testing.simulation.etcd import LOCK, STATE
 from flightedl.testing.simulation.pserver import Pserver
 from flightedl.testing.simulation.trainer import Trainer

@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection
 from random import Random
 from typing import TYPE_CHECKING, Any
 
-from flightedl.domain.modes import Async, Mode, Sync
+from flightedl.domain.consistency.modes import Async, Mode, Sync
 from flightedl.domain.trainer.batches import CurrentBatch
 from flightedl.domain.trainer.feed import Ask
 from flightedl.domain.trainer.membership import Denied, Joined, NotYet, TrainerMembership

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping
 from typing import TYPE_CHECKING, Any
 
-from flightedl.domain.batches import Batch
+from flightedl.domain.exactly_once.batches import Batch
 from flightedl.domain.trainer.batches import CurrentBatch
 from flightedl.testing.simulation.job import blocks_of
 from flightedl.testing.simulation.pserver import PullRequest, Push

@@ -1,0 +1,331 @@
+"""The user's ``for batch in data``: tasks become batches, finished tasks become reports.
+
+A reader thread stays a few batches ahead, so that reading overlaps with computing. The iterator opens each batch (this
+trainer is a member, its values are fresh), hands it out, and closes it when the next one is asked for. Which one is
+next, which is handed out again (the loop body simply runs once more with fresh values), and when a task is done is
+decided by ``domain.trainer.readings``.
+
+A loop that is left gives up the sum that is not pushed: its batches go back with their task.
+
+What is not guaranteed: that the loop body runs exactly once for a batch. That its gradient counts exactly once is.
+"""
+
+from __future__ import annotations
+
+import queue
+import sys
+import threading
+from collections.abc import Callable, Generator, Iterator
+from functools import partial
+from typing import Protocol
+
+import pyarrow as pa
+
+from flightedl.client.data.feed import TaskFeed
+from flightedl.client.waiting import Waiting
+from flightedl.domain.trainer import readings
+from flightedl.domain.trainer.batches import CurrentBatch
+from flightedl.domain.trainer.feed import AssignedTask
+from flightedl.domain.trainer.readings import (
+    BatchLoop,
+    GiveUpSum,
+    HandOut,
+    NeedItem,
+    PushSum,
+    ReadBatch,
+    ReadFailure,
+    TaskEnd,
+    Unreadable,
+)
+from flightedl.errors import FlightedlError, UsageError
+from flightedl.formats.chunks import ChangedFileError, chunks_from_rows
+from flightedl.formats.declared import schema_of
+from flightedl.formats.following import MARKER
+from flightedl.formats.record_places import described, record_ranges
+from flightedl.messages.declarations import DatasetReply
+
+#: Batches read ahead of the user's code.
+_AHEAD = 4
+_SLICE_S = 0.5
+
+
+class BatchListener(Protocol):
+    """Who has to know where the user's code is: the session, on behalf of parameters and tables."""
+
+    def open_batch(self, current: CurrentBatch) -> bool:
+        """The batch is about to be handed out: be a member, have fresh values. False: the work was taken away."""
+        ...
+
+    def close_batch(self, current: CurrentBatch) -> None:
+        """The user's code is through with it: answer for what it left out."""
+        ...
+
+    def abandon_batch(self) -> None:
+        """The loop was left at a batch: nothing of it goes on."""
+        ...
+
+    def push_sum(self) -> None:
+        """Push the sum of what was not pushed yet: no batch ``waits`` when this returns."""
+        ...
+
+    def give_up_sum(self) -> None:
+        """Forget the sum of what was not pushed yet: its batches are somebody else's now."""
+        ...
+
+
+#: Reads the batches of a task, in order.
+ReadTask = Callable[[AssignedTask], Iterator[pa.RecordBatch]]
+Item = readings.Item[pa.RecordBatch]
+Handed = readings.Handed[pa.RecordBatch]
+
+
+class Dataset:
+    """An elastic pass over the data: ``for batch in dataset`` gives this trainer's share, until all epochs are done.
+
+    Iterate once; a loop that was left may be begun again, and goes on with what is left. Batches are
+    ``pyarrow.RecordBatch`` of at most ``batch_size`` records.
+    """
+
+    def __init__(
+        self,
+        declared: DatasetReply,
+        feed_factory: Callable[[], TaskFeed],
+        read: ReadTask,
+        listener: BatchListener,
+        waiting: Callable[[], Waiting],
+        grace_s: float,
+        end_growth: Callable[[], object],
+        begin_again: str = "",
+    ) -> None:
+        self._declared = declared
+        self._feed_factory = feed_factory
+        self._read = read
+        self._listener = listener
+        self._waiting = waiting
+        self._grace_s = grace_s
+        self._end_growth = end_growth
+        self._begin_again = begin_again
+        self._is_finished = False
+        #: The loop over the data, from its beginning.
+        self._loop: Generator[pa.RecordBatch, None, None] | None = None
+        self._feed: TaskFeed | None = None
+        #: In the order of reading; None: there is no more.
+        self._read_queue: queue.Queue[Item | None] = queue.Queue(_AHEAD)
+        #: What the user's code is at.
+        self._at: AssignedTask | None = None
+        self._stopping = threading.Event()
+        self._reader: threading.Thread | None = None
+        self._reader_error: Exception | None = None
+
+    @property
+    def schema(self) -> pa.Schema:
+        """Arrow schema of the batches; with ``decode``, of the records that it is given."""
+        schema, columns = schema_of(self._declared), self._declared.declaration.columns
+        if columns is None or not set(columns) <= set(schema.names):
+            return schema
+        return pa.schema([schema.field(name) for name in columns])
+
+    @property
+    def record_count(self) -> int:
+        """Records of one epoch, over all trainers; of one that is followed, when it was declared."""
+        return self._declared.record_count
+
+    @property
+    def task_count(self) -> int:
+        """Tasks of one epoch, over all trainers; of one that is followed, when it was declared."""
+        return self._declared.task_count
+
+    @property
+    def epoch(self) -> int:
+        """The epoch of the batch that the loop has now, counted from 0.
+
+        Raises:
+            UsageError: no batch is current.
+        """
+        if self._at is None:
+            raise UsageError("no batch is current: ask for the epoch inside `for batch in data`")
+        return self._at.assignment.epoch
+
+    def end(self) -> None:
+        """Of a dataset declared with ``follow``: no files are to come, so let the last epoch end with those there are.
+
+        Returns when these have joined. The same as putting a file ``_END`` beside them.
+
+        Raises:
+            UsageError: it was declared without ``follow``.
+        """
+        self._end_growth()
+
+    def __iter__(self) -> Iterator[pa.RecordBatch]:
+        if self._is_finished:
+            raise UsageError(
+                f"this loop has had all batches of all epochs ({self._declared.declaration.epochs}): "
+                f"one loop over a dataset goes through all of them, see epochs=; {self._begin_again}"
+            )
+        if self._loop is not None:
+            self._leave_loop(self._loop)
+        self._loop = self._iterate()
+        return self._loop
+
+    def _leave_loop(self, loop: Generator[pa.RecordBatch, None, None]) -> None:
+        """The loop before was left in its midst, as by Ctrl-C in a notebook: what it held goes back."""
+        loop.close()
+        self.close()
+        self._listener.abandon_batch()
+        self._stopping, self._read_queue, self._reader_error, self._at = (
+            threading.Event(),
+            queue.Queue(_AHEAD),
+            None,
+            None,
+        )
+
+    def _iterate(self) -> Generator[pa.RecordBatch, None, None]:
+        self._feed = feed = self._feed_factory()
+        read_ahead = partial(self._read_ahead, feed, self._stopping, self._read_queue)
+        self._reader = threading.Thread(target=read_ahead, name="flightedl-reader", daemon=True)
+        self._reader.start()
+        has_batches = False
+        try:
+            for batch in self._batches(feed):
+                has_batches = True
+                yield batch
+        except GeneratorExit:
+            # The loop was left at a batch: by ``break``, or by an exception, of which the session hears in a moment.
+            self._stopping.set()
+            feed.retire(self._at)
+            raise
+        except BaseException:
+            self.close()
+            raise
+        self._is_finished = True
+        self.close()
+        if not has_batches:
+            sys.stderr.write(
+                f"flightedl: the job is done, with all its epochs ({self._declared.declaration.epochs}): "
+                f"there are no batches left for this loop; {self._begin_again}\n"
+            )
+
+    def _batches(self, feed: TaskFeed) -> Iterator[pa.RecordBatch]:
+        loop: BatchLoop[pa.RecordBatch] = BatchLoop(feed, self._current_of)
+        while True:
+            match loop.next_step():
+                case NeedItem():
+                    if (item := self._next_item(feed)) is None:
+                        return
+                    loop.take(item)
+                case HandOut(handed):
+                    yield from self._hand_out(loop, handed)
+                case PushSum():
+                    self._listener.push_sum()
+                case GiveUpSum():
+                    self._listener.give_up_sum()
+                case Unreadable(failure):
+                    _report_unreadable(feed, failure)
+
+    def _current_of(self, item: ReadBatch[pa.RecordBatch]) -> CurrentBatch:
+        place = partial(self._place, item.task, item.number)
+        return CurrentBatch(item.task.assignment, item.number, item.records.num_rows, place=place)
+
+    def _place(self, task: AssignedTask, number: int) -> str:
+        """Where the records of a batch lie."""
+        declared, given = self._declared.declaration, task.assignment
+        first = number * declared.batch_size
+        end = first + declared.batch_size
+        chunks = chunks_from_rows(given.chunks)
+        return described(record_ranges(chunks, first, end, given.seed, given.epoch, given.task))
+
+    def _hand_out(self, loop: BatchLoop[pa.RecordBatch], handed: Handed) -> Iterator[pa.RecordBatch]:
+        """Give a batch to the user's code, once."""
+        if not self._listener.open_batch(handed.current):
+            loop.denied(handed)
+            return
+        self._at = handed.item.task
+        yield handed.item.records
+        self._at = None
+        self._listener.close_batch(handed.current)
+
+    def _next_item(self, feed: TaskFeed) -> Item | None:
+        waiting = self._waiting()
+        while True:
+            try:
+                item = self._read_queue.get(timeout=_SLICE_S)
+            except queue.Empty:
+                if trouble := feed.trouble:
+                    waiting.because(trouble)
+                else:
+                    waiting.patiently(self._patience)
+            else:
+                if item is None and self._reader_error is not None:
+                    raise self._reader_error
+                waiting.over()
+                return item
+
+    @property
+    def _patience(self) -> str:
+        """What there is to wait for when the master has no work."""
+        more = f", or new files, or {MARKER} beside them" if self._declared.declaration.follow else ""
+        return f"the other trainers to finish their tasks of this epoch{more}"
+
+    def fail_current(self, current: CurrentBatch, error: str, place: str) -> None:
+        """The user's code raised at this batch, at this place of it: report it, so that a poisonous record is found."""
+        if self._feed is not None and self._at is not None:
+            self._feed.failed(self._at, error, current.number, place)
+
+    def registered_again(self) -> None:
+        """This trainer has a new generation: what it held belongs to others now."""
+        if self._feed is not None:
+            self._feed.registered_again()
+
+    def close(self) -> None:
+        """Hand back what is held and stop reading. Closing twice is fine."""
+        self._stopping.set()
+        if self._feed is not None:
+            self._feed.close(self._grace_s)
+        if self._reader is not None:
+            self._reader.join(self._grace_s)
+
+    # the reader thread
+
+    def _read_ahead(self, feed: TaskFeed, stopping: threading.Event, items: queue.Queue[Item | None]) -> None:
+        put = partial(_put, stopping, items)
+        try:
+            while not stopping.is_set() and not feed.is_done:
+                task = feed.next(_SLICE_S)
+                if task is not None:
+                    self._read_task(task, put)
+        except Exception as error:  # noqa: BLE001 - raised where the user's code waits for this thread
+            self._reader_error = error
+        put(None)
+
+    def _read_task(self, task: AssignedTask, put: Callable[[Item], bool]) -> None:
+        number = task.assignment.first_batch
+        try:
+            for records in self._read(task):
+                if not put(ReadBatch(task, number, records)):
+                    return
+                number += 1
+        except Exception as error:  # noqa: BLE001 - raised or reported where the batch would have been handed out
+            put(ReadFailure(task, number, error))
+        else:
+            put(TaskEnd(task))
+
+
+def _put(stopping: threading.Event, items: queue.Queue[Item | None], item: Item | None) -> bool:
+    while not stopping.is_set():
+        try:
+            items.put(item, timeout=_SLICE_S)
+        except queue.Full:
+            continue
+        return True
+    return False
+
+
+def _report_unreadable(feed: TaskFeed, failure: ReadFailure) -> None:
+    """The task goes back; what no data can cause is raised."""
+    error = failure.error
+    if isinstance(error, ChangedFileError):
+        raise error
+    feed.failed(failure.task, str(error) or type(error).__name__, failure.number)
+    if not isinstance(error, (FlightedlError, pa.ArrowException, OSError)):
+        raise error
+    sys.stderr.write(f"flightedl: cannot read a batch, the task goes back: {error}\n")

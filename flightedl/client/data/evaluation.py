@@ -1,0 +1,75 @@
+"""This trainer's part of an evaluation: fetch tasks, let the user's function measure their batches, report sums.
+
+One thread reads and measures; the feed fetches the next task meanwhile. The master adds the sums up.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from typing import SupportsFloat
+
+import pyarrow as pa
+
+from flightedl.client.arguments import metrics_of
+from flightedl.client.data.feed import TaskFeed
+from flightedl.client.waiting import Waiting
+from flightedl.domain.trainer.feed import AssignedTask
+from flightedl.messages.tasks import TasksReply
+
+#: Metrics of a batch; the mean is weighted by the batch's records.
+Measure = Callable[[pa.RecordBatch], Mapping[str, SupportsFloat]]
+_Read = Callable[[AssignedTask], Iterator[pa.RecordBatch]]
+
+_SLICE_S = 0.5
+
+
+def run(
+    feed: TaskFeed,
+    read: _Read,
+    measure: Measure,
+    waiting: Waiting,
+) -> None:
+    """Work until every task is done, by whichever trainer.
+
+    Raises:
+        Exception: what ``measure`` raised; the task is reported as failed at that batch.
+    """
+    while True:
+        task = feed.next(_SLICE_S)
+        if task is not None:
+            waiting.over()
+            _do(feed, task, read, measure)
+        elif feed.is_done:
+            waiting.over()
+            return
+        elif trouble := feed.trouble:
+            waiting.because(trouble)
+        else:
+            waiting.patiently("the other trainers to finish their part of the evaluation")
+
+
+def _do(feed: TaskFeed, task: AssignedTask, read: _Read, measure: Measure) -> None:
+    sums: dict[str, tuple[float, float]] = {}
+    number = task.assignment.first_batch
+    try:
+        for batch in read(task):
+            if not feed.is_held(task):
+                return
+            weight = batch.num_rows
+            for name, value in metrics_of(measure(batch), "the result of measure").items() if weight else ():
+                total, weights = sums.get(name, (0.0, 0.0))
+                sums[name] = (total + value * weight, weights + weight)
+            number += 1
+    except Exception as error:
+        feed.failed(task, f"{type(error).__name__}: {error}", number)
+        raise
+    feed.finished(task, (), sums)
+
+
+def result(name: str, reply: TasksReply) -> dict[str, float]:
+    """The merged metrics; says so when they lack something."""
+    if reply.failed:
+        text = f"{reply.failed} tasks of the evaluation {name!r} failed and are not in its result"
+        sys.stderr.write(f"flightedl: {text}\n")
+    return dict(reply.metrics)

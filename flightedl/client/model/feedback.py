@@ -1,0 +1,110 @@
+"""Error feedback: what rounding to 16 bits takes from a gradient is added to the next one (Seide et al. 2014).
+
+Rules:
+
+* A push is encoded once, before anything of it is sent. Whatever is sent again is the same bytes: a block that took the
+  first copy answers "already applied" to the second.
+* A block's *residual* (what was to be pushed, less what was) changes when the block has answered, once for each push. A
+  gradient that came too late is computed anew; its residual stays what it was before.
+* Residuals are this trainer's own. They are lost with it, and then those gradients were rounded, nothing worse.
+* A batch that a block had already, because another trainer pushed it or because it is done again for the sake of other
+  blocks, cannot be told from a repeated copy. Its residual is taken over all the same: an error of one rounding, which
+  does not grow.
+
+Costs float32 memory of the model's size for residuals, and once more while a push is on its way. A gradient is rounded
+piece by piece, each of them while it is in the processor's cache.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container, Mapping
+from typing import TYPE_CHECKING, cast
+
+import numpy as np
+import numpy.typing as npt
+
+from flightedl.domain.model.sharding import Block
+from flightedl.errors import GradientError
+from flightedl.kernels.half_precision import largest
+
+if TYPE_CHECKING:
+    from flightedl.kernels.compiled import HalfKernels
+
+#: Elements that are rounded together: what is read and written of them fits into the cache.
+_PIECE = 1 << 15
+
+Array = npt.NDArray[np.generic]
+Floats = npt.NDArray[np.float32]
+
+
+class ErrorFeedback:
+    """The residuals of one trainer, each parameter's in one line.
+
+    Args:
+        halves: Converts to what the gradients travel as.
+    """
+
+    def __init__(self, halves: HalfKernels) -> None:
+        self._kind = halves.kind
+        self._halves = halves
+        #: By number of the parameter.
+        self._residuals: dict[int, Floats] = {}
+        self._pending: dict[int, Floats] = {}
+        #: Of the push on its way.
+        self._blocks: Mapping[int, Block] = {}
+
+    def encode(self, gradients: Mapping[int, Array], blocks: Mapping[int, Block]) -> dict[int, Array]:
+        """What to send: bits of float32 gradients with their residuals; others as they are.
+
+        Args:
+            gradients: Number of a block -> the (n,) gradient of all of its parameter.
+            blocks: Where each block lies.
+
+        Raises:
+            GradientError: a gradient with its residual is beyond what 16 bits can say. Nothing has changed.
+        """
+        encoded: dict[int, Array] = {}
+        of_parameter: dict[int, Array] = {}
+        pending: dict[int, Floats] = {}
+        for number, gradient in gradients.items():
+            parameter = blocks[number].parameter
+            if parameter not in of_parameter:
+                of_parameter[parameter] = gradient
+                if gradient.dtype == np.float32:
+                    bits, pending[parameter] = self._rounded(parameter, cast("Floats", gradient))
+                    of_parameter[parameter] = bits
+            encoded[number] = of_parameter[parameter]
+        self._pending = pending
+        self._blocks = {number: blocks[number] for number in gradients}
+        return encoded
+
+    def _rounded(self, parameter: int, gradient: Floats) -> tuple[Array, Floats]:
+        """The bits of a gradient with its residual, and what they do not say."""
+        residual = self._residuals.get(parameter)
+        bits, rest = np.empty(gradient.size, np.uint16), np.empty(gradient.size, np.float32)
+        sent = np.empty(min(_PIECE, gradient.size), np.float32)
+        for start in range(0, gradient.size, _PIECE):
+            part = slice(start, start + _PIECE)
+            wanted = gradient[part]
+            if residual is not None:
+                wanted = np.add(wanted, residual[part], out=rest[part])
+            rounded = sent[: wanted.size]
+            self._halves.shorten(wanted, bits[part])
+            self._halves.widen(bits[part], rounded)
+            # What became infinite by rounding leaves an infinite rest.
+            if not np.isfinite(np.subtract(wanted, rounded, out=rest[part])).all():
+                raise GradientError(
+                    f"a gradient is beyond {largest(self._kind):g}, the largest that {self._kind} can say; "
+                    "nothing of it was pushed: scale the loss down"
+                )
+        return bits, rest
+
+    def settle(self, answered: Container[int]) -> None:
+        """The push is through: these blocks have it, or had it."""
+        for number, block in self._blocks.items():
+            rest = self._pending.get(block.parameter)
+            if rest is None or number not in answered:
+                continue
+            residual = self._residuals.setdefault(block.parameter, np.zeros(rest.size, np.float32))
+            residual[block.start : block.stop] = rest[block.start : block.stop]
+        self._pending, self._blocks = {}, {}

@@ -1,0 +1,133 @@
+"""Who writes the model, when the script of every trainer asks for it: one trainer for each request.
+
+All trainers run the same script, so the n-th time that a trainer asks for a URL within an epoch is the same request as
+the n-th time of any other. One key for each URL holds the newest request that was taken: on the lease of the trainer
+that writes it, without a lease when it is written. Who asks for that one or an older one is told that it is taken; a
+newer one may be taken when the one before it is written, or its writer has died. A writer asks once more right before
+the file appears: if it was frozen or cut off for longer than its lease, it writes only if nobody has taken the request.
+
+Not guaranteed: that a trainer which was started again within an epoch, and counts from the beginning, is not told of a
+request that it never heard of.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections import Counter
+from collections.abc import Callable
+
+import msgspec
+
+from flightedl.client.connections import persistently
+from flightedl.client.registration import Registration
+from flightedl.client.waiting import Waiting
+from flightedl.coordination.keys import JobKeys
+from flightedl.errors import FencedError, FlightedlError
+from flightedl.messages.base import decode, encode
+from flightedl.messages.checkpoints import SaveRecord
+from flightedl.ports import Absent, Coordinator, Delete, ModifiedAt, Put
+
+
+class _TakenOverError(FencedError):
+    """Another trainer writes it, because this one's lease had ended."""
+
+
+class ModelSaves:
+    """The requests of one trainer.
+
+    Args:
+        coordinator: Where the keys lie.
+        keys: The job's.
+        registration: Has the trainer's lease.
+        waiting: Makes a wait that the user sees.
+    """
+
+    def __init__(
+        self, coordinator: Coordinator, keys: JobKeys, registration: Registration, waiting: Callable[[], Waiting]
+    ) -> None:
+        self._coordinator = coordinator
+        self._keys = keys
+        self._registration = registration
+        self._waiting = waiting
+        self._counts: Counter[tuple[str, int]] = Counter()
+
+    def save(self, url: str, epoch: int, write: Callable[[Callable[[], None]], None]) -> bool:
+        """Take this trainer's next request and carry it out; False: it is another trainer's.
+
+        Args:
+            url: Where to.
+            epoch: Of the request.
+            write: Writes the file; calls what it is given right before the file appears, and lets its error through.
+        """
+        request = self.take(url, epoch)
+        if request is None:
+            return False
+
+        def require() -> None:
+            if not self._has(url, request):
+                raise _TakenOverError(f"another trainer has taken over to write {url}")
+
+        try:
+            write(require)
+        except _TakenOverError:
+            return False
+        except BaseException:
+            with contextlib.suppress(FlightedlError):
+                self.give_back(url, request)
+            raise
+        self.written(url, request)
+        return True
+
+    def take(self, url: str, epoch: int) -> SaveRecord | None:
+        """Take this trainer's next request; None: another trainer has taken it."""
+        request = SaveRecord(trainer=self._registration.trainer, epoch=epoch, number=self._counts[url, epoch])
+        self._counts[url, epoch] += 1
+        return request if self._has(url, request) else None
+
+    def _has(self, url: str, request: SaveRecord) -> bool:
+        """Whether the request is this trainer's: taken now, or from before."""
+        wait = self._waiting()
+        for _ in wait.steps():
+            taken = persistently(self._waiting(), lambda: self._try(url, request))
+            if taken is not None:
+                wait.over()
+                return taken
+            wait.patiently(f"another trainer to finish writing {url}")
+        raise AssertionError("unreachable")
+
+    def _try(self, url: str, request: SaveRecord) -> bool | None:
+        """Whether this trainer has it; None: ask again."""
+        key = self._keys.save(url)
+        entry = self._coordinator.get(key)
+        if entry is not None:
+            known = decode(entry.value, SaveRecord)
+            if known == request:
+                return True
+            if (known.epoch, known.number) >= (request.epoch, request.number):
+                return False
+            if not known.done:
+                return None
+        condition = Absent(key) if entry is None else ModifiedAt(key, entry.mod_revision)
+        result = self._registration.under_lease(
+            lambda held: self._coordinator.transact([condition], [Put(key, encode(request), held.lease_id)])
+        )
+        return True if result.committed else None
+
+    def written(self, url: str, request: SaveRecord) -> None:
+        """The request that was taken is done."""
+        self._replace(url, request, msgspec.structs.replace(request, done=True))
+
+    def give_back(self, url: str, request: SaveRecord) -> None:
+        """It could not be done: somebody else may take it."""
+        self._replace(url, request, None)
+
+    def _replace(self, url: str, request: SaveRecord, by: SaveRecord | None) -> None:
+        key = self._keys.save(url)
+
+        def attempt() -> None:
+            entry = self._coordinator.get(key)
+            if entry is not None and decode(entry.value, SaveRecord) == request:
+                operation = Delete(key) if by is None else Put(key, encode(by))
+                self._coordinator.transact([ModifiedAt(key, entry.mod_revision)], [operation])
+
+        persistently(self._waiting(), attempt)

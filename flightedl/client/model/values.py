@@ -1,0 +1,113 @@
+"""The model's values in a trainer's memory: one line for all parameters; what travels together lies together."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, cast
+
+import numpy as np
+import numpy.typing as npt
+
+from flightedl.domain.model.sharding import ALIGNMENT_BYTES, Block, ShardPlan
+from flightedl.errors import MessageError
+from flightedl.kernels.half_precision import ITEM_BYTES, array_dtype
+
+if TYPE_CHECKING:
+    from flightedl.kernels.compiled import HalfKernels
+
+Array = npt.NDArray[np.generic]
+
+
+class ModelValues:
+    """Values and versions of all blocks, and how their elements are converted on their way.
+
+    Args:
+        plan: Where every block lies.
+        blocks: All of the plan's, by number.
+        halves: Converts float32 elements that travel as 16-bit floats; None: they travel as they are.
+    """
+
+    def __init__(self, plan: ShardPlan, blocks: Mapping[int, Block], halves: HalfKernels | None) -> None:
+        self._halves = halves
+        self._line, starts = _line_of(plan)
+        arrays = {
+            spec.name: self._line[start : start + spec.size * spec.seen_item_bytes]
+            .view(array_dtype(spec.dtype))
+            .reshape(spec.shape)
+            for spec, start in zip(plan.parameters, starts, strict=True)
+        }
+        #: Of each parameter's array.
+        self.dtypes: dict[str, np.dtype[Any]] = {name: array.dtype for name, array in arrays.items()}
+        #: Parameter -> its values, read-only.
+        self.views = {name: _read_only(array) for name, array in arrays.items()}
+        #: block -> version of the values held here.
+        self.versions: dict[int, int] = dict.fromkeys(blocks, 0)
+        self._is_float32 = [self.dtypes[spec.name] == np.float32 for spec in plan.parameters]
+        self._parameters = {number: block.parameter for number, block in blocks.items()}
+        #: block -> where it starts and ends in the line, in bytes.
+        self._bounds: dict[int, tuple[int, int]] = {}
+        for number, block in blocks.items():
+            item_bytes, start = plan.parameters[block.parameter].seen_item_bytes, starts[block.parameter]
+            self._bounds[number] = (start + block.start * item_bytes, start + block.stop * item_bytes)
+
+    def nbytes(self, blocks: range) -> int:
+        """Bytes of the values of neighbouring blocks of one run."""
+        return self._bounds[blocks[-1]][1] - self._bounds[blocks[0]][0]
+
+    def sent_bytes(self, blocks: range) -> int:
+        """The same as they are sent."""
+        return self.nbytes(blocks) // 2 if self._halves_of(blocks) else self.nbytes(blocks)
+
+    def _halves_of(self, blocks: range) -> HalfKernels | None:
+        """What converts the blocks of a run on their way; None: they travel as they are."""
+        return self._halves if self._is_float32[self._parameters[blocks[0]]] else None
+
+    def store(self, blocks: range, data: memoryview, version: int) -> None:
+        """Take over values of neighbouring blocks of one run, which lie next to each other here as in the message.
+
+        Raises:
+            MessageError: another number of bytes than theirs.
+        """
+        start, end = self._bounds[blocks[0]][0], self._bounds[blocks[-1]][1]
+        target = self._line[start:end]
+        halves = self._halves_of(blocks)
+        if end - start != (2 * len(data) if halves else len(data)):
+            raise MessageError(f"{len(data)} bytes came for {blocks}")
+        if halves is not None:
+            halves.widen(np.frombuffer(data, np.uint16), target.view(np.float32))
+        else:
+            np.copyto(target, np.frombuffer(data, np.uint8))
+        self.versions.update(dict.fromkeys(blocks, version))
+
+    def outgoing(self, gradient: Array) -> Array:
+        """A gradient as it is sent."""
+        if self._halves is None or gradient.dtype != np.float32:
+            # Arrow knows the bits only of some 16-bit floats.
+            return gradient.view(np.uint16) if gradient.dtype.itemsize == ITEM_BYTES else gradient
+        bits = np.empty(gradient.size, np.uint16)
+        self._halves.shorten(cast("npt.NDArray[np.float32]", gradient), bits)
+        return bits
+
+
+def _line_of(plan: ShardPlan) -> tuple[npt.NDArray[np.uint8], list[int]]:
+    """Memory for all parameters in declared order, and where each one starts, in bytes.
+
+    Neighbours of one dtype touch, so that what travels together is one piece of memory.
+    """
+    starts: list[int] = []
+    end = 0
+    dtype = ""
+    for spec in plan.parameters:
+        if spec.dtype != dtype:
+            end, dtype = -(-end // ALIGNMENT_BYTES) * ALIGNMENT_BYTES, spec.dtype
+        starts.append(end)
+        end += spec.size * spec.seen_item_bytes
+    raw = np.zeros(end + ALIGNMENT_BYTES, np.uint8)
+    first = -raw.ctypes.data % ALIGNMENT_BYTES
+    return raw[first : first + end], starts
+
+
+def _read_only(array: Array) -> Array:
+    view = array.view()
+    view.flags.writeable = False
+    return view

@@ -1,0 +1,227 @@
+"""Optimizers: what the user chooses and what each one keeps beside the values. The arithmetic is elsewhere.
+
+Rules that hold for all of them:
+
+* One update of a block takes its values, one gradient and its *slots* (arrays like the values) from version v to v+1.
+* Order of an update: scale the gradient (the mean's divisor), clip each element to ``clip_value``, add
+  ``weight_decay * values`` (AdamW and LAMB decay apart from the gradient, as their papers say), apply the rule.
+* ``clip_norm`` is for the client: it knows the whole gradient, a pserver only its blocks.
+* ``lr`` is a number or a :class:`~flightedl.domain.model.schedules.Schedule` of the block's version.
+* ``overrides`` give other settings to the parameters whose names match a pattern (``*`` any text, ``?`` any character,
+  nothing else is special): ``{"*.bias": {"lr": 0.1, "weight_decay": 0}}``. All matching patterns count, later ones win.
+  A pattern that matches no parameter is refused when the model is declared: it is a misspelling.
+
+The defaults are those of ``torch.optim`` where it has the rule.
+"""
+
+# ruff: noqa: RUF009 - number() makes a dataclass field, like field()
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from flightedl.domain.model.schedules import Schedule, rate_at
+from flightedl.domain.model.settings import Setting, checked, family, fields_of, number
+from flightedl.errors import UsageError
+
+#: Settings of the whole model, which cannot differ by parameter.
+_WHOLE_MODEL = ("clip_norm", "overrides")
+
+
+@dataclass(frozen=True, slots=True)
+class SlotSpec:
+    """One array that an optimizer keeps beside a block's values.
+
+    ``initial`` fills it; ``per_element`` False would make it one number for the whole block (or table row).
+    """
+
+    name: str
+    initial: float = 0.0
+    per_element: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Optimizer(Setting):
+    """Base of the optimizers: the settings that all of them have. See the module's rules."""
+
+    weight_decay: float = number(0.0, at_least=0)
+    clip_value: float | None = number(None, above=0)
+    clip_norm: float | None = number(None, above=0)
+    overrides: Mapping[str, Mapping[str, Any]] = field(default_factory=dict, hash=False)
+
+    @property
+    def slots(self) -> tuple[SlotSpec, ...]:
+        """The slots, in the order in which the update rule takes them."""
+        return ()
+
+    def rate_at(self, version: int) -> float:
+        """The learning rate of the update at ``version``."""
+        rate: float | Schedule = getattr(self, "lr")  # noqa: B009 - every concrete optimizer has it, first
+        return rate_at(rate, version)
+
+    def check(self) -> None:
+        rules = fields_of(type(self))
+        kind = type(self).__name__
+        allowed = [name for name in rules if name not in _WHOLE_MODEL]
+        copies: dict[str, dict[str, Any]] = {}
+        for pattern, changes in self.overrides.items():
+            if not isinstance(pattern, str) or not isinstance(changes, Mapping):
+                raise UsageError(f"{kind}: overrides must map name patterns to settings, got {pattern!r:.80}")
+            copies[pattern] = {}
+            for name, value in changes.items():
+                if name not in allowed:
+                    raise UsageError(f"{kind}: overrides[{pattern!r}] can set {', '.join(allowed)}, not {name!r:.80}")
+                copies[pattern][name] = checked(f"{kind}: overrides[{pattern!r}]: {name}", value, *rules[name])
+        object.__setattr__(self, "overrides", copies)
+
+    def for_parameter(self, name: str) -> Optimizer:
+        """The settings that count for one parameter: matching overrides applied, none left."""
+        changes: dict[str, Any] = {}
+        for pattern, values in self.overrides.items():
+            if _pattern(pattern).fullmatch(name):
+                changes |= values
+        return replace(self, overrides={}, **changes)
+
+    def check_names(self, names: Iterable[str]) -> None:
+        """Raises UsageError when a pattern of ``overrides`` matches none of the parameters."""
+        known = list(names)
+        for pattern in self.overrides:
+            if not any(map(_pattern(pattern).fullmatch, known)):
+                raise UsageError(
+                    f"overrides[{pattern!r}] matches none of the {len(known)} parameters, such as "
+                    f"{', '.join(known[:3])}; correct or remove it"
+                )
+
+
+family(Optimizer)
+
+
+def _pattern(text: str) -> re.Pattern[str]:
+    return re.compile("".join({"*": ".*", "?": "."}.get(letter) or re.escape(letter) for letter in text), re.DOTALL)
+
+
+@dataclass(frozen=True, slots=True)
+class SGD(Optimizer):
+    """Stochastic gradient descent: ``values -= lr * gradient``."""
+
+    lr: float | Schedule = number(at_least=0)
+
+
+@dataclass(frozen=True, slots=True)
+class Momentum(Optimizer):
+    """SGD with a velocity (Polyak 1964), optionally Nesterov's: torch's SGD with ``momentum``, no dampening."""
+
+    lr: float | Schedule = number(at_least=0)
+    momentum: float = number(0.9, at_least=0, below=1)
+    nesterov: bool = False
+
+    @property
+    def slots(self) -> tuple[SlotSpec, ...]:
+        return (SlotSpec("velocity"),)
+
+
+@dataclass(frozen=True, slots=True)
+class Adagrad(Optimizer):
+    """Adagrad (Duchi et al. 2011)."""
+
+    lr: float | Schedule = number(0.01, at_least=0)
+    eps: float = number(1e-10, at_least=0)
+    initial_accumulator: float = number(0.0, at_least=0)
+
+    @property
+    def slots(self) -> tuple[SlotSpec, ...]:
+        return (SlotSpec("square_sum", self.initial_accumulator),)
+
+
+@dataclass(frozen=True, slots=True)
+class Adadelta(Optimizer):
+    """Adadelta (Zeiler 2012)."""
+
+    lr: float | Schedule = number(1.0, at_least=0)
+    rho: float = number(0.9, at_least=0, below=1)
+    eps: float = number(1e-6, above=0)
+
+    @property
+    def slots(self) -> tuple[SlotSpec, ...]:
+        return (SlotSpec("square_average"), SlotSpec("step_average"))
+
+
+@dataclass(frozen=True, slots=True)
+class RMSprop(Optimizer):
+    """RMSprop (Hinton, lecture 6e), optionally ``centered`` (Graves 2013) and with momentum, as torch's."""
+
+    lr: float | Schedule = number(0.01, at_least=0)
+    alpha: float = number(0.99, at_least=0, below=1)
+    eps: float = number(1e-8, at_least=0)
+    momentum: float = number(0.0, at_least=0, below=1)
+    centered: bool = False
+
+    @property
+    def slots(self) -> tuple[SlotSpec, ...]:
+        centre = (SlotSpec("average"),) if self.centered else ()
+        velocity = (SlotSpec("velocity"),) if self.momentum else ()
+        return (SlotSpec("square_average"), *centre, *velocity)
+
+
+@dataclass(frozen=True, slots=True)
+class Adam(Optimizer):
+    """Adam (Kingma & Ba 2015), optionally AMSGrad (Reddi et al. 2018). ``weight_decay`` joins the gradient."""
+
+    lr: float | Schedule = number(1e-3, at_least=0)
+    beta1: float = number(0.9, at_least=0, below=1)
+    beta2: float = number(0.999, at_least=0, below=1)
+    eps: float = number(1e-8, at_least=0)
+    amsgrad: bool = False
+
+    @property
+    def slots(self) -> tuple[SlotSpec, ...]:
+        largest = (SlotSpec("largest_square_average"),) if self.amsgrad else ()
+        return (SlotSpec("average"), SlotSpec("square_average"), *largest)
+
+
+@dataclass(frozen=True, slots=True)
+class AdamW(Adam):
+    """Adam with decoupled weight decay (Loshchilov & Hutter 2019): values shrink by ``lr * weight_decay``."""
+
+    weight_decay: float = number(0.01, at_least=0, kw_only=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Ftrl(Optimizer):
+    """FTRL-proximal (McMahan et al. 2013) with rate power -1/2, as TensorFlow's: ``l1`` makes exact zeros.
+
+    ``l2`` is the loss's penalty ``l2 * |values|**2``. As in TensorFlow, values start to follow the rule with the first
+    update: what they were initialized to counts only through ``initial_accumulator``.
+    """
+
+    lr: float | Schedule = number(at_least=0)
+    l1: float = number(0.0, at_least=0)
+    l2: float = number(0.0, at_least=0)
+    beta: float = number(0.0, at_least=0)
+    initial_accumulator: float = number(0.1, at_least=0)
+
+    @property
+    def slots(self) -> tuple[SlotSpec, ...]:
+        return (SlotSpec("square_sum", self.initial_accumulator), SlotSpec("linear"))
+
+
+@dataclass(frozen=True, slots=True)
+class LAMB(Optimizer):
+    """LAMB (You et al. 2020): Adam's direction, scaled by the ratio of the norms of values and direction.
+
+    The norms are those of a *block*, not of the whole parameter, because no pserver sees the whole parameter: for
+    parameters of more than one block the result depends on the shard plan.
+    """
+
+    lr: float | Schedule = number(at_least=0)
+    beta1: float = number(0.9, at_least=0, below=1)
+    beta2: float = number(0.999, at_least=0, below=1)
+    eps: float = number(1e-6, at_least=0)
+    weight_decay: float = number(0.01, at_least=0, kw_only=True)
+
+    @property
+    def slots(self) -> tuple[SlotSpec, ...]:
+        return (SlotSpec("average"), SlotSpec("square_average"))

@@ -1,0 +1,130 @@
+"""Learning-rate schedules: pure functions of a block's version.
+
+``at(version)`` is the rate of the update that makes ``version`` into ``version + 1``; the first update is version 0.
+The server evaluates them, per block, so that all trainers and all pservers agree without talking. ``updates`` counts
+versions, in sync mode one per round, in async mode one per accepted push.
+
+Schedules compose: :class:`LinearWarmup` hands over to any other one, which then counts from zero. Rates are computed in
+float64; nothing here rounds to the parameter's type.
+"""
+
+# ruff: noqa: RUF009 - number() makes a dataclass field, like field()
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_right
+from dataclasses import dataclass
+
+from flightedl.domain.model.settings import Setting, family, number
+from flightedl.errors import UsageError
+
+
+class Schedule(Setting):
+    """Base of the schedules."""
+
+    __slots__ = ()
+
+    def at(self, version: int) -> float:
+        """The learning rate of the update at ``version`` (>= 0)."""
+        raise NotImplementedError
+
+
+family(Schedule)
+
+
+@dataclass(frozen=True, slots=True)
+class Constant(Schedule):
+    """Always the same rate."""
+
+    value: float = number(at_least=0)
+
+    def at(self, version: int) -> float:  # noqa: ARG002 - the protocol's argument
+        return self.value
+
+
+@dataclass(frozen=True, slots=True)
+class StepDecay(Schedule):
+    """``initial * factor ** (version // every)``: torch's StepLR."""
+
+    initial: float = number(at_least=0)
+    factor: float = number(0.1, at_least=0)
+    every: int = number(1000, at_least=1)
+
+    def at(self, version: int) -> float:
+        return self.initial * math.pow(self.factor, version // self.every)
+
+
+@dataclass(frozen=True, slots=True)
+class Piecewise(Schedule):
+    """``values[k]`` from ``boundaries[k-1]`` (inclusive) to ``boundaries[k]`` (exclusive)."""
+
+    boundaries: tuple[int, ...] = number(at_least=1)
+    values: tuple[float, ...] = number(at_least=0)
+
+    def check(self) -> None:
+        if len(self.values) != len(self.boundaries) + 1:
+            raise UsageError(
+                f"Piecewise: values has {len(self.values)} rates, but {len(self.boundaries)} boundaries need "
+                f"{len(self.boundaries) + 1}"
+            )
+        if any(later <= earlier for earlier, later in zip(self.boundaries, self.boundaries[1:], strict=False)):
+            raise UsageError(f"Piecewise: boundaries {list(self.boundaries)} must rise")
+
+    def at(self, version: int) -> float:
+        return self.values[bisect_right(self.boundaries, version)]
+
+
+@dataclass(frozen=True, slots=True)
+class Cosine(Schedule):
+    """Half a cosine from ``initial`` at version 0 to ``final`` at ``updates``, then ``final``.
+
+    ``final + (initial - final) * (1 + cos(pi * version / updates)) / 2``: Loshchilov & Hutter 2017, without restarts.
+    """
+
+    initial: float = number(at_least=0)
+    updates: int = number(at_least=1)
+    final: float = number(0.0, at_least=0)
+
+    def at(self, version: int) -> float:
+        if version >= self.updates:
+            return self.final
+        return self.final + (self.initial - self.final) * (1 + math.cos(math.pi * version / self.updates)) / 2
+
+
+@dataclass(frozen=True, slots=True)
+class Polynomial(Schedule):
+    """``final + (initial - final) * (1 - version / updates) ** power``, then ``final``; ``power`` 1 is a line."""
+
+    initial: float = number(at_least=0)
+    updates: int = number(at_least=1)
+    final: float = number(0.0, at_least=0)
+    power: float = number(1.0, above=0)
+
+    def at(self, version: int) -> float:
+        if version >= self.updates:
+            return self.final
+        return self.final + (self.initial - self.final) * math.pow(1 - version / self.updates, self.power)
+
+
+@dataclass(frozen=True, slots=True)
+class LinearWarmup(Schedule):
+    """A line from ``start`` at version 0 to the first rate of ``then`` at ``updates``; from there on ``then``.
+
+    ``LinearWarmup(1000, Cosine(0.1, 50_000))`` lasts 51,000 updates. With ``start`` 0 the first update changes nothing
+    but the slots.
+    """
+
+    updates: int = number(at_least=1)
+    then: float | Schedule = number(at_least=0)
+    start: float = number(0.0, at_least=0)
+
+    def at(self, version: int) -> float:
+        if version >= self.updates:
+            return rate_at(self.then, version - self.updates)
+        return self.start + (rate_at(self.then, 0) - self.start) * version / self.updates
+
+
+def rate_at(rate: float | Schedule, version: int) -> float:
+    """The rate at ``version`` of a schedule, or of a plain number."""
+    return rate.at(version) if isinstance(rate, Schedule) else rate

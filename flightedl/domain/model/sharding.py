@@ -1,0 +1,328 @@
+"""Blocks and the shard plan: which pserver owns which slice of which parameter.
+
+A *block* is a contiguous slice of one parameter, flattened in C order. The *plan* is a pure function of the declared
+parameters and the number of pservers, so everybody computes it; its hash, carried in every message, proves that both
+sides mean the same. Block numbers count through the parameters in order.
+
+Derivation. Lay all T bytes of the model in one line, in declared order. With P pservers and R rounds the line is cut at
+``j * T / (P * R)``; stretch j belongs to pserver ``j % P``. Each pserver so gets R stretches of equal length, whatever
+the parameters look like: one giant, thousands of tiny ones, or both. R is the least that makes a stretch at most
+``STRETCH_BYTES``: short enough that any few layers lie on all pservers, long enough that neighbours (a small weight and
+its bias) mostly stay together, and are sent in one message.
+
+A cut moves to the nearest end of the parameter it falls into when one side would be a piece shorter than a 64th of a
+stretch or ``MINIMUM_ELEMENTS``; inside a parameter it lies on a multiple of ``CUT_ELEMENTS``. Cuts are computed from
+the line's start, so their moves do not add up along it: a stretch is at most two moves longer or shorter than it should
+be. Pieces between cuts are then divided into the fewest equal blocks of at most ``block_limit`` bytes: a parameter
+never ends in a small rest.
+
+Not guaranteed: balance of models so small that a share is a few minimal blocks, and balance of work where optimizers
+differ by parameter.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import heapq
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from flightedl.domain.model.parameters import ParameterSpec
+from flightedl.errors import NotFoundError, UsageError
+
+#: The rules of this module; part of every plan's hash. A plan of another version is another plan.
+PLAN_VERSION = 3
+#: The measured best size of a message where several trainers push: a smaller one costs more of the processor's time a
+#: byte, because it finds nothing of the program in the cache any more.
+BLOCK_BYTES = 1 << 21
+#: Where a pserver would get fewer than ``_MESSAGES`` of them: both sides are to be at work on different ones.
+SMALL_BLOCK_BYTES = 1 << 20
+_MESSAGES = 4
+ELEMENTS_LIMIT = 1 << 20
+#: Splitting never makes a piece smaller than this.
+MINIMUM_ELEMENTS = 8192
+#: Pieces start at multiples of this: whole cache lines, in the parameter and in the pserver's arena.
+CUT_ELEMENTS = 16
+STRETCH_BYTES = 4 << 20
+ALIGNMENT_BYTES = 64
+
+Integers = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """Elements ``start`` to ``stop`` (exclusive) of the flattened parameter number ``parameter``."""
+
+    number: int
+    parameter: int
+    start: int
+    stop: int
+    pserver: int
+
+    @property
+    def size(self) -> int:
+        """Number of elements."""
+        return self.stop - self.start
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """The blocks of one pserver, as arrays of one entry per block, (n,) int64, by rising number.
+
+    ``offset_bytes`` is where a block's values start in one flat arena of ``arena_bytes`` for all of them; each start is
+    a multiple of 64.
+    """
+
+    numbers: Integers
+    parameters: Integers
+    starts: Integers
+    stops: Integers
+    offset_bytes: Integers
+    #: Bytes of the values, without padding.
+    size_bytes: int
+    arena_bytes: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ShardPlan:
+    """All blocks of a model. The four arrays have one entry per block, (n,) int64; ``hash`` is 32 hex digits."""
+
+    parameters: tuple[ParameterSpec, ...]
+    pserver_count: int
+    block_parameters: Integers
+    block_starts: Integers
+    block_stops: Integers
+    block_pservers: Integers
+    version: int = PLAN_VERSION
+    hash: str = field(init=False)
+    #: Parameter name -> its number.
+    numbers_by_name: dict[str, int] = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "hash", _hash(self))
+        object.__setattr__(self, "numbers_by_name", {p.name: number for number, p in enumerate(self.parameters)})
+        for array in (self.block_parameters, self.block_starts, self.block_stops, self.block_pservers):
+            array.flags.writeable = False
+
+    @property
+    def block_count(self) -> int:
+        """Number of blocks on all pservers."""
+        return len(self.block_starts)
+
+    @property
+    def block_bytes(self) -> Integers:
+        """Bytes of the values of each block, (n,) int64."""
+        items = np.array([parameter.item_size_bytes for parameter in self.parameters], np.int64)
+        return (self.block_stops - self.block_starts) * items[self.block_parameters]
+
+    def block(self, number: int) -> Block:
+        """One block. NotFoundError: there is none of that number."""
+        if not 0 <= number < self.block_count:
+            raise NotFoundError(f"there is no block {number}; the plan has {self.block_count}")
+        return Block(
+            number,
+            int(self.block_parameters[number]),
+            int(self.block_starts[number]),
+            int(self.block_stops[number]),
+            int(self.block_pservers[number]),
+        )
+
+    def blocks_of(self, pserver: int) -> Shard:
+        """What a pserver owns. NotFoundError: there is none of that index."""
+        if not 0 <= pserver < self.pserver_count:
+            raise NotFoundError(f"there is no pserver {pserver}; the plan has {self.pserver_count}")
+        numbers = np.flatnonzero(self.block_pservers == pserver).astype(np.int64)
+        parameters, starts, stops = (
+            self.block_parameters[numbers],
+            self.block_starts[numbers],
+            self.block_stops[numbers],
+        )
+        sizes = self.block_bytes[numbers]
+        padded = -(-sizes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
+        ends = np.cumsum(padded)
+        return Shard(numbers, parameters, starts, stops, ends - padded, int(sizes.sum()), int(padded.sum()))
+
+    def block_range(self, name: str) -> range:
+        """Numbers of a parameter's blocks, which are consecutive. NotFoundError: no such parameter."""
+        number = self.numbers_by_name.get(name)
+        if number is None:
+            raise NotFoundError(f"there is no parameter {name!r:.80}")
+        first, last = np.searchsorted(self.block_parameters, (number, number + 1))
+        return range(int(first), int(last))
+
+    def blocks_of_parameter(self, name: str) -> tuple[Block, ...]:
+        """The parameter's blocks by rising start. NotFoundError: no such parameter."""
+        return tuple(self.block(number) for number in self.block_range(name))
+
+
+def block_limit(parameters: Sequence[ParameterSpec], pserver_count: int) -> int:
+    """The most bytes of a block, and of a run, of a model on so many pservers."""
+    share = sum(parameter.size_bytes for parameter in parameters) // pserver_count
+    return min(BLOCK_BYTES, max(SMALL_BLOCK_BYTES, share // _MESSAGES))
+
+
+def runs_of(plan: ShardPlan, pserver: int) -> list[range]:
+    """A pserver's blocks in runs that travel in one message: neighbours of one dtype, at most ``block_limit`` bytes.
+
+    A run's blocks lie next to each other in the line of the model, so both sides can keep them in one array. Everybody
+    cuts runs alike, and however elements travel: it is the values at both ends that are to stay in the cache.
+
+    Returns:
+        Ranges of block numbers, rising; every block of the pserver is in one.
+    """
+    numbers = plan.blocks_of(pserver).numbers
+    dtypes = [parameter.dtype for parameter in plan.parameters]
+    parameters = plan.block_parameters[numbers].tolist()
+    sizes = plan.block_bytes[numbers].tolist()
+    limit = block_limit(plan.parameters, plan.pserver_count)
+    runs: list[range] = []
+    start = stop = -1
+    total, dtype = 0, ""
+    for number, parameter, size in zip(numbers.tolist(), parameters, sizes, strict=True):
+        if number == stop and dtypes[parameter] == dtype and total + size <= limit:
+            stop, total = number + 1, total + size
+            continue
+        if stop > start:
+            runs.append(range(start, stop))
+        start, stop, total, dtype = number, number + 1, size, dtypes[parameter]
+    if stop > start:
+        runs.append(range(start, stop))
+    return runs
+
+
+def plan_shards(
+    parameters: Sequence[ParameterSpec], pserver_count: int, *, block_bytes: int | None = None
+) -> ShardPlan:
+    """Cut parameters into blocks and give each to a pserver; see the module for the rules.
+
+    Args:
+        parameters: In declared order, which the plan depends on.
+        pserver_count: P >= 1.
+        block_bytes: No block is bigger, unless a smaller one would have less than ``MINIMUM_ELEMENTS``; None:
+            ``block_limit``.
+
+    Raises:
+        UsageError: no pserver, no parameters, or two of one name.
+    """
+    if pserver_count < 1:
+        raise UsageError(f"a model needs at least 1 pserver, got {pserver_count}")
+    if not parameters:
+        raise UsageError("a model needs at least 1 parameter")
+    names: set[str] = set()
+    for parameter in parameters:
+        if parameter.name in names:
+            raise UsageError(f"there are two parameters named {parameter.name!r}; give each its own name")
+        names.add(parameter.name)
+    limit = block_limit(parameters, pserver_count) if block_bytes is None else block_bytes
+    return _divide(tuple(parameters), pserver_count, limit)
+
+
+def reassigned(plan: ShardPlan, pserver_count: int) -> ShardPlan:
+    """The same blocks on another number of pservers: what a job gets that was saved on fewer or more of them.
+
+    A block stays what it is, with its version and its applied set, so nothing has to be cut or merged. Depends on the
+    blocks only, not on who owned them: however often a job is moved, the plan is that of its first cut and its present
+    number of pservers. Each block goes to the pserver that has the fewest bytes so far, the biggest blocks first
+    (Graham 1969), ties by lower number: no pserver has more than an equal share and one block.
+
+    Raises:
+        UsageError: no pserver.
+    """
+    if pserver_count < 1:
+        raise UsageError(f"a model needs at least 1 pserver, got {pserver_count}")
+    sizes = plan.block_bytes
+    loads = [(0, index) for index in range(pserver_count)]
+    owners = np.empty(plan.block_count, np.int64)
+    for number in np.argsort(-sizes, kind="stable").tolist():
+        load, index = loads[0]
+        owners[number] = index
+        heapq.heapreplace(loads, (load + int(sizes[number]), index))
+    return ShardPlan(
+        plan.parameters,
+        pserver_count,
+        plan.block_parameters.copy(),
+        plan.block_starts.copy(),
+        plan.block_stops.copy(),
+        owners,
+        plan.version,
+    )
+
+
+def plan_for(parameters: Sequence[ParameterSpec], pserver_count: int, cut_for: int = 0) -> ShardPlan:
+    """The plan of a job whose parameters were cut into blocks for ``cut_for`` pservers (0: for as many as it has now).
+
+    Raises:
+        UsageError: as ``plan_shards``.
+    """
+    plan = plan_shards(parameters, cut_for or pserver_count)
+    return plan if plan.pserver_count == pserver_count else reassigned(plan, pserver_count)
+
+
+def _cuts(parameters: Sequence[ParameterSpec], ends: Integers, stretch_count: int) -> list[int]:
+    """Where each stretch but the last one ends, in elements of the line; an empty stretch repeats a cut.
+
+    Args:
+        parameters: In line order.
+        ends: Elements of the line up to and with each parameter, (parameters,).
+        stretch_count: Number of stretches.
+    """
+    end_bytes = np.cumsum([parameter.size_bytes for parameter in parameters], dtype=np.int64)
+    total = int(end_bytes[-1])
+    targets = [number * total // stretch_count for number in range(1, stretch_count)]
+    cuts: list[int] = []
+    previous = 0
+    for target, index in zip(targets, np.searchsorted(end_bytes, targets, side="right").tolist(), strict=True):
+        parameter = parameters[index]
+        size, item = parameter.size, parameter.item_size_bytes
+        first = int(ends[index]) - size
+        inside = (target - (int(end_bytes[index]) - parameter.size_bytes)) // item
+        margin = max(MINIMUM_ELEMENTS, total // (64 * stretch_count * item))
+        aligned = inside // CUT_ELEMENTS * CUT_ELEMENTS
+        if aligned >= margin and size - aligned >= margin:
+            cut = first + aligned
+            if 0 < cut - max(previous, first) < MINIMUM_ELEMENTS:
+                cut = previous
+        else:
+            cut = first if inside < size - inside else first + size
+        previous = cut
+        cuts.append(cut)
+    return cuts
+
+
+def _divide(parameters: tuple[ParameterSpec, ...], pserver_count: int, block_bytes: int) -> ShardPlan:
+    total = sum(parameter.size_bytes for parameter in parameters)
+    rounds = -(-total // (pserver_count * STRETCH_BYTES))
+    ends = np.cumsum([parameter.size for parameter in parameters], dtype=np.int64)
+    cuts = np.array(_cuts(parameters, ends, 1 if pserver_count == 1 else pserver_count * rounds), np.int64)
+
+    # Pieces: what lies between neighbouring cuts and parameter ends, in elements of the line. (pieces,)
+    borders = np.union1d(np.union1d(0, ends), cuts)
+    starts, sizes = borders[:-1], np.diff(borders)
+    owners = np.searchsorted(cuts, starts, side="right") % pserver_count
+    numbers = np.searchsorted(ends, starts, side="right")
+    items = np.array([parameter.item_size_bytes for parameter in parameters], np.int64)[numbers]
+
+    # Each piece into equal blocks, whose bounds are multiples of CUT_ELEMENTS from the piece's start.
+    limits = np.minimum(block_bytes // items, ELEMENTS_LIMIT) // CUT_ELEMENTS * CUT_ELEMENTS
+    counts = np.minimum(-(-sizes // np.maximum(limits, 1)), np.maximum(sizes // MINIMUM_ELEMENTS, 1))
+    piece = np.repeat(np.arange(len(sizes)), counts)
+    nth = np.arange(len(piece)) - np.repeat(np.cumsum(counts) - counts, counts)
+    units = -(-sizes // CUT_ELEMENTS)
+    low = nth * units[piece] // counts[piece] * CUT_ELEMENTS
+    high = np.minimum((nth + 1) * units[piece] // counts[piece] * CUT_ELEMENTS, sizes[piece])
+    in_parameter = (starts - (ends - np.diff(ends, prepend=0))[numbers])[piece]
+    return ShardPlan(parameters, pserver_count, numbers[piece], in_parameter + low, in_parameter + high, owners[piece])
+
+
+def _hash(plan: ShardPlan) -> str:
+    digest = hashlib.blake2b(digest_size=16)
+    for parameter in plan.parameters:
+        text = f"{parameter.name!r} {parameter.shape} {parameter.dtype}"
+        digest.update(f"{len(text)} {text}\n".encode())
+    digest.update(f"{plan.version} {plan.pserver_count} {plan.block_count}\n".encode())
+    for array in (plan.block_parameters, plan.block_starts, plan.block_stops, plan.block_pservers):
+        digest.update(array.astype("<i8").tobytes())
+    return digest.hexdigest()

@@ -1,0 +1,98 @@
+"""A trainer's line: the pieces of work that it holds, in the order in which it works on them.
+
+Rules:
+
+* Attempts rise along a line. The first piece *runs*; all others *wait* until those before them are reported.
+* Whole tasks at positions that follow each other, with as many failures, given under attempts that follow each other,
+  are one *row*: pieces that are given at once cost about 25 stored bytes, however many they are. A part of a task is a
+  row of its own.
+* Rows are as long as can be: they follow from the pieces, and equal lines have equal rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import islice
+from typing import TYPE_CHECKING
+
+from flightedl.domain.queue.values import Piece
+
+if TYPE_CHECKING:
+    from flightedl.domain.queue.pending import Pending
+
+#: [epoch, position, tasks, failures, attempt] of the first of them; for a part also [first batch, end batch].
+Row = list[int]
+
+
+class Line:
+    """What one trainer holds."""
+
+    __slots__ = ("generation", "pieces", "rows")
+
+    def __init__(self, generation: int = 0) -> None:
+        #: Of the registration that it was given to: whoever comes back under the same name holds nothing of it.
+        self.generation = generation
+        #: attempt -> piece, by rising attempt. Not to be changed from outside.
+        self.pieces: dict[int, Pending] = {}
+        #: All of ``pieces``, in their order.
+        self.rows: list[Row] = []
+
+    @property
+    def first_attempt(self) -> int:
+        """Of the piece that runs."""
+        return next(iter(self.pieces))
+
+    @property
+    def number_count(self) -> int:
+        """How many numbers are stored of it."""
+        return sum(map(len, self.rows))
+
+    def waiting(self) -> Iterator[tuple[int, Pending]]:
+        """(attempt, piece) of those that wait, the last one first."""
+        return islice(reversed(self.pieces.items()), len(self.pieces) - 1)
+
+    def append(self, attempt: int, pending: Pending) -> None:
+        """One more, under the highest attempt so far."""
+        self.pieces[attempt] = pending
+        _add(self.rows, pending.piece, attempt)
+
+    def remove(self, attempt: int) -> None:
+        """One less."""
+        is_first = attempt == self.first_attempt
+        del self.pieces[attempt]
+        if is_first:
+            self._shorten()
+        else:
+            self.renew()
+
+    def renew(self) -> None:
+        """Pieces have changed."""
+        self.rows = self.rows_anew()
+
+    def rows_anew(self) -> list[Row]:
+        """The rows that follow from the pieces."""
+        rows: list[Row] = []
+        for attempt, pending in self.pieces.items():
+            _add(rows, pending.piece, attempt)
+        return rows
+
+    def _shorten(self) -> None:
+        row = self.rows[0]
+        if row[2] == 1:
+            del self.rows[0]
+        else:
+            row[1], row[2], row[4] = row[1] + 1, row[2] - 1, row[4] + 1
+
+
+def _add(rows: list[Row], piece: Piece, attempt: int) -> None:
+    """Make the last row longer, or begin another one."""
+    if not piece.is_whole:
+        rows.append([piece.epoch, piece.position, 1, piece.failures, attempt, piece.first_batch, piece.end_batch])
+        return
+    if rows and len(rows[-1]) == 5:
+        epoch, position, count, failures, first_attempt = rows[-1]
+        follows = (piece.epoch, piece.position, piece.failures, attempt)
+        if follows == (epoch, position + count, failures, first_attempt + count):
+            rows[-1][2] += 1
+            return
+    rows.append([piece.epoch, piece.position, 1, piece.failures, attempt])

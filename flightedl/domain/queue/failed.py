@@ -1,0 +1,184 @@
+"""Quarantined batches: those that failed for good.
+
+Rules:
+
+* Every quarantined batch is in ``failed``, or in ``dropped`` once a person has seen it and let it go; both as stretches
+  of batches per task, so that a wholly broken task is one entry.
+* Who failed and why is kept for the newest ``DETAILS_LIMIT`` pieces, with the error cut to ``ERROR_LIMIT`` characters;
+  of the others only the stretches are known. The master logs each piece when it fails.
+* A new piece beyond ``limit`` stretches makes the queue forget the oldest one of an earlier epoch. Forgotten ones are
+  counted, and count as done.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from flightedl.domain.exactly_once.intervals import IntervalSet
+from flightedl.domain.queue.values import FailedPiece
+
+DETAILS_LIMIT = 100
+ERROR_LIMIT = 200
+
+#: (epoch, position)
+Place = tuple[int, int]
+#: (epoch, position, first batch, end batch, first batch, end batch, …)
+Row = list[int]
+
+
+def shortened(error: str) -> str:
+    """An error's text as it is kept: cut, and free of what is not valid text."""
+    text = error.encode("utf-8", "replace").decode()
+    return text if len(text) <= ERROR_LIMIT else text[: ERROR_LIMIT - 1] + "…"
+
+
+class BatchTable:
+    """Stretches of batches by task."""
+
+    __slots__ = ("_batches", "_interval_counts", "batch_count", "interval_count")
+
+    def __init__(self) -> None:
+        self._batches: dict[Place, IntervalSet] = {}
+        #: epoch -> stretches.
+        self._interval_counts: dict[int, int] = {}
+        self.interval_count = 0
+        self.batch_count = 0
+
+    def __iter__(self) -> Iterator[tuple[Place, IntervalSet]]:
+        return iter(self._batches.items())
+
+    def at(self, place: Place) -> IntervalSet:
+        """The batches of one task. Not to be changed."""
+        return self._batches.get(place, IntervalSet())
+
+    def places(self) -> list[Place]:
+        """Every task that has any."""
+        return list(self._batches)
+
+    def epochs(self) -> list[int]:
+        """Every epoch that has any."""
+        return list(self._interval_counts)
+
+    def in_epoch(self, epoch: int) -> int:
+        """Stretches of one epoch."""
+        return self._interval_counts.get(epoch, 0)
+
+    def add(self, place: Place, first: int, end: int) -> None:
+        """Put a stretch in."""
+        batches = self._batches.setdefault(place, IntervalSet())
+        before = batches.interval_count
+        self.batch_count += batches.add(first, end)
+        self._count(place, batches.interval_count - before)
+
+    def remove(self, place: Place, first: int, end: int) -> int:
+        """Take a stretch out; returns how many batches were in."""
+        if (batches := self._batches.get(place)) is None:
+            return 0
+        before = batches.interval_count
+        removed = batches.remove(first, end)
+        self.batch_count -= removed
+        self._count(place, batches.interval_count - before)
+        if not batches:
+            del self._batches[place]
+        return removed
+
+    def forget_first_before(self, epoch: int) -> bool:
+        """Drop the oldest entry of an epoch before ``epoch``, if there is one."""
+        place = next((place for place in self._batches if place[0] < epoch), None)
+        if place is None:
+            return False
+        batches = self._batches.pop(place)
+        self.batch_count -= batches.size
+        self._count(place, -batches.interval_count)
+        return True
+
+    def _count(self, place: Place, change: int) -> None:
+        self.interval_count += change
+        self._interval_counts[place[0]] = self._interval_counts.get(place[0], 0) + change
+        if not self._interval_counts[place[0]]:
+            del self._interval_counts[place[0]]
+
+    @property
+    def rows(self) -> list[Row]:
+        """Everything, as plain numbers, in the order of entry."""
+        return [[*place, *(number for stretch in batches for number in stretch)] for place, batches in self]
+
+    @classmethod
+    def from_rows(cls, rows: list[Row]) -> BatchTable:
+        """The table of such ``rows``."""
+        table = cls()
+        for epoch, position, *numbers in rows:
+            for first, end in zip(numbers[::2], numbers[1::2], strict=True):
+                table.add((epoch, position), first, end)
+        return table
+
+
+class FailedPieces:
+    """All quarantined batches."""
+
+    __slots__ = ("details", "dropped", "encoded", "failed", "forgotten", "limit", "serial")
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self.failed = BatchTable()
+        self.dropped = BatchTable()
+        #: The newest, oldest first.
+        self.details: list[FailedPiece] = []
+        #: Entries that were forgotten.
+        self.forgotten = 0
+        #: Rises with every change.
+        self.serial = 0
+        #: (serial, stored form of that moment), kept because most events change nothing here.
+        self.encoded: tuple[int, bytes] | None = None
+
+    def at(self, place: Place) -> tuple[IntervalSet, IntervalSet]:
+        """(failed, dropped) batches of one task. Not to be changed."""
+        return self.failed.at(place), self.dropped.at(place)
+
+    def quarantine(self, piece: FailedPiece) -> None:
+        """A piece failed for good."""
+        self.serial += 1
+        self.failed.add((piece.epoch, piece.position), piece.first_batch, piece.end_batch)
+        self.details.append(piece)
+        del self.details[:-DETAILS_LIMIT]
+        for table in (self.failed, self.dropped):
+            while table.interval_count > self.limit and table.forget_first_before(piece.epoch):
+                self.forgotten += 1
+        self._forget_details()
+
+    def forget_before(self, epoch: int) -> None:
+        """Forget all of the epochs before ``epoch``."""
+        for table in (self.failed, self.dropped):
+            while table.forget_first_before(epoch):
+                self.forgotten += 1
+                self.serial += 1
+        self._forget_details()
+
+    def _forget_details(self) -> None:
+        self.details = [piece for piece in self.details if self.failed.at((piece.epoch, piece.position))]
+
+    def select(self, is_meant: Callable[[Place], bool], batch: int | None) -> list[tuple[Place, int, int]]:
+        """(place, first batch, end batch) of the stretches meant; only ``batch`` of them unless it is None."""
+        found: list[tuple[Place, int, int]] = []
+        for place, batches in self.failed:
+            if is_meant(place):
+                if batch is None:
+                    found += [(place, first, end) for first, end in batches]
+                elif batch in batches:
+                    found.append((place, batch, batch + 1))
+        return found
+
+    def release(self, place: Place, first: int, end: int) -> None:
+        """A stretch is not failed any more."""
+        self.serial += 1
+        self.failed.remove(place, first, end)
+        self.details = [
+            piece
+            for piece in self.details
+            if (piece.epoch, piece.position) != place or piece.first_batch >= end or piece.end_batch <= first
+        ]
+
+    def drop(self, place: Place, first: int, end: int) -> None:
+        """A failed stretch was seen by somebody and let go."""
+        self.release(place, first, end)
+        self.dropped.add(place, first, end)

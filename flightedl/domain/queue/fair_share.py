@@ -1,0 +1,64 @@
+"""How many pieces of work a trainer may hold: enough to ride through a time without a master, and nobody hoards.
+
+Rules:
+
+* Two, always: the one that runs and the next.
+* More, as it asks, while enough is left for all others: its share is what is still todo in the epoch, over twice the
+  number of trainers (guided self-scheduling). So shares shrink as the epoch goes to its end, and what is held then is
+  about as much as everybody does in the same time.
+* Never more than ``HOLDING_CEILING``, and never more rows than are stored in about 150 bytes. Whoever asks for few
+  pieces at a time, while others ask too, gets a row for each, and soon no more until it has worked some off; whoever
+  asks for many at once gets them as one row.
+
+What a trainer asks for: after each report it should have as many pieces as it works through in ``cover_s``, the time
+that a master may be away. It asks when a third of what it wants to hold is missing, and then for all of that, so that
+it holds three rows at most. So it wants half as many again: two thirds of them are always there.
+
+Not guaranteed: that a trainer gets its share; it gets as many as it asks for.
+"""
+
+from __future__ import annotations
+
+import math
+
+from flightedl.domain.queue.backlog import Line
+
+#: A trainer may hold so many whatever is left.
+HOLDING_FLOOR = 2
+HOLDING_CEILING = 64
+#: With more stored numbers than those of three rows of whole tasks, a trainer gets no further row.
+_NUMBERS_LIMIT = 15
+
+
+def may_hold_more(line: Line, todo: int, trainer_count: int) -> bool:
+    """Whether a trainer may be given one more piece.
+
+    Args:
+        line: What it holds.
+        todo: Whole tasks of the epoch that nobody holds.
+        trainer_count: Who shares them.
+    """
+    count = len(line.pieces)
+    if count < HOLDING_FLOOR:
+        return True
+    share = min(todo // (2 * trainer_count), HOLDING_CEILING)
+    return count < share and line.number_count <= _NUMBERS_LIMIT
+
+
+def wanted_count(pace_s: float | None, cover_s: float) -> int:
+    """How many pieces a trainer wants to hold.
+
+    Args:
+        pace_s: From one finished piece to the next, on average; None: not known.
+        cover_s: How long they should last at least; 0: only the next one has to be there.
+    """
+    if pace_s is None:
+        return HOLDING_FLOOR
+    needed = min(math.ceil(cover_s / max(pace_s, 1e-3)), HOLDING_CEILING)
+    return min(max(math.ceil(1.5 * needed), HOLDING_FLOOR), HOLDING_CEILING)
+
+
+def count_to_ask_for(wanted: int, held: int) -> int:
+    """How many pieces a trainer asks for; 0: too few are missing."""
+    missing = wanted - held
+    return missing if missing >= math.ceil(wanted / 3) else 0

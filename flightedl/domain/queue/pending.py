@@ -1,0 +1,247 @@
+"""Pieces of work in trainers' hands: who holds what, under which attempt, and since when it runs.
+
+Rules:
+
+* An attempt number belongs to one holder of one piece. A piece has one holder, or two when one of them got a copy.
+* A holder is one *registration* of a trainer: its name and its generation. All that a name holds was given to one
+  registration.
+* A trainer works on its pieces in the order of their attempts: the first of its line *runs*, the others *wait*. A
+  piece's clock starts when it begins to run: when it is given to a trainer that holds nothing, else when the one before
+  it is reported or taken away.
+* After a restart nobody knows how long a piece has run; its clock stands until ``start_clocks`` says when to begin, and
+  its duration is never known.
+
+Not guaranteed: that a trainer has not begun what waits. It may have finished what runs, with the report under way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+
+from flightedl.domain.queue.backlog import Line
+from flightedl.domain.queue.values import Piece
+
+HOLDERS_LIMIT = 2
+
+_NOTHING = Line()
+
+
+@dataclass(slots=True)
+class Holder:
+    """One trainer's hold of a piece."""
+
+    trainer: str
+    attempt: int
+    generation: int = 0
+    #: When it began to run, None: it waits, or its clock stands.
+    since_s: float | None = None
+    #: False: it ran before ``since_s``, for an unknown time.
+    is_timed: bool = True
+
+
+@dataclass(slots=True, eq=False)
+class Pending:
+    """A piece that is out, with its one or two holders."""
+
+    piece: Piece
+    task: int
+    holders: list[Holder] = field(default_factory=list)
+
+    def holder(self, attempt: int) -> Holder:
+        """Who has it under ``attempt``."""
+        return next(holder for holder in self.holders if holder.attempt == attempt)
+
+
+class PendingPieces:
+    """All pieces that are out."""
+
+    __slots__ = ("_by_attempt", "_by_place", "_epochs", "_has_standing", "_lines", "_running")
+
+    def __init__(self) -> None:
+        #: attempt -> its piece, by rising attempt.
+        self._by_attempt: dict[int, Pending] = {}
+        #: trainer -> its line; never an empty one.
+        self._lines: dict[str, Line] = {}
+        #: (epoch, position) -> the pieces of that task that are out; never an empty one.
+        self._by_place: dict[tuple[int, int], list[Pending]] = {}
+        #: epoch -> how many pieces are out; never 0.
+        self._epochs: dict[int, int] = {}
+        #: attempt -> holder of all and only the pieces whose clock goes, by the time at which it started.
+        self._running: dict[int, Holder] = {}
+        #: Whether clocks stand of pieces that run.
+        self._has_standing = False
+
+    def __iter__(self) -> Iterator[Pending]:
+        """Every piece once, by age."""
+        for attempt, pending in self._by_attempt.items():
+            if pending.holders[0].attempt == attempt:
+                yield pending
+
+    def __len__(self) -> int:
+        return sum(self._epochs.values())
+
+    @property
+    def lowest_epoch(self) -> int | None:
+        """The earliest epoch of which something is out."""
+        return min(self._epochs, default=None)
+
+    @property
+    def trainer_count(self) -> int:
+        """How many trainers hold anything."""
+        return len(self._lines)
+
+    def is_open(self, epoch: int) -> bool:
+        """Whether anything of ``epoch`` is out."""
+        return epoch in self._epochs
+
+    def at(self, epoch: int, position: int) -> list[Pending]:
+        """What is out of one task."""
+        return self._by_place.get((epoch, position), [])
+
+    def places(self) -> list[tuple[int, int]]:
+        """(epoch, position) of every task of which something is out."""
+        return list(self._by_place)
+
+    def lines(self) -> dict[str, Line]:
+        """What each trainer holds that holds anything. Not to be changed."""
+        return self._lines
+
+    def find(self, attempt: int) -> Pending | None:
+        """The piece that is out under ``attempt``."""
+        return self._by_attempt.get(attempt)
+
+    def line_of(self, trainer: str) -> Line:
+        """What a trainer holds, in the order in which it works. Not to be changed."""
+        return self._lines.get(trainer, _NOTHING)
+
+    def held_by(self, trainer: str) -> dict[int, Pending]:
+        """The same by attempt."""
+        return self.line_of(trainer).pieces
+
+    def is_holder(self, trainer: str, generation: int, attempt: int) -> bool:
+        """Whether this registration of a trainer holds a piece under ``attempt``."""
+        line = self.line_of(trainer)
+        return attempt in line.pieces and line.generation == generation
+
+    def hand_out(self, piece: Piece, task: int, holder: Holder, now: float | None) -> Pending:
+        """A piece goes out to its first holder; ``now`` None: it was out before, nobody knows for how long."""
+        pending = Pending(piece, task)
+        self._by_place.setdefault((piece.epoch, piece.position), []).append(pending)
+        self._epochs[piece.epoch] = self._epochs.get(piece.epoch, 0) + 1
+        self.add_holder(pending, holder, now)
+        return pending
+
+    def add_holder(self, pending: Pending, holder: Holder, now: float | None) -> None:
+        """Another trainer gets the piece too."""
+        pending.holders.append(holder)
+        self._by_attempt[holder.attempt] = pending
+        line = self._lines.setdefault(holder.trainer, Line(holder.generation))
+        assert line.generation == holder.generation, "what an earlier registration held goes back first"
+        line.append(holder.attempt, pending)
+        if len(line.pieces) > 1:
+            return
+        if now is None:
+            self._has_standing = True
+        else:
+            self._start(holder, now, is_timed=True)
+
+    def drop_holder(self, pending: Pending, attempt: int, now: float, *, failed: bool) -> None:
+        """One holder is gone, and begins its next piece; if it was the last one, so is the piece."""
+        holder = pending.holder(attempt)
+        pending.holders.remove(holder)
+        del self._by_attempt[attempt]
+        self._running.pop(attempt, None)
+        line = self._lines[holder.trainer]
+        is_first = attempt == line.first_attempt
+        line.remove(attempt)
+        if not line.pieces:
+            del self._lines[holder.trainer]
+        elif is_first:
+            self._start(line.pieces[line.first_attempt].holder(line.first_attempt), now, is_timed=True)
+        if failed:
+            pending.piece = replace(pending.piece, failures=pending.piece.failures + 1)
+        if pending.holders:
+            self._lines[pending.holders[0].trainer].renew()  # It tells of the failure.
+            return
+        place = (pending.piece.epoch, pending.piece.position)
+        self._by_place[place].remove(pending)
+        if not self._by_place[place]:
+            del self._by_place[place]
+        self._epochs[pending.piece.epoch] -= 1
+        if not self._epochs[pending.piece.epoch]:
+            del self._epochs[pending.piece.epoch]
+
+    def close(self, pending: Pending, now: float) -> None:
+        """The piece is not out any more, whoever holds it."""
+        for holder in tuple(pending.holders):
+            self.drop_holder(pending, holder.attempt, now, failed=False)
+
+    def start_clocks(self, now: float) -> None:
+        """Clocks that stand start at ``now``."""
+        if not self._has_standing:
+            return
+        for line in self._lines.values():
+            attempt = line.first_attempt
+            if attempt not in self._running:
+                self._start(line.pieces[attempt].holder(attempt), now, is_timed=False)
+        self._has_standing = False
+
+    def _start(self, holder: Holder, now: float, *, is_timed: bool) -> None:
+        holder.since_s, holder.is_timed = now, is_timed
+        self._running[holder.attempt] = holder
+
+    def longest_running(self) -> tuple[Holder, float] | None:
+        """The piece that has run longest, and since when."""
+        for holder in self._running.values():
+            assert holder.since_s is not None, "its clock goes"
+            return holder, holder.since_s
+        return None
+
+    def copyable_waiting(self, epoch: int, failures_below: int) -> Pending | None:
+        """Of ``epoch``, a piece with one holder who begins it last: near the end of the longest line."""
+        found: Pending | None = None
+        longest = 1
+        for line in self._lines.values():
+            if len(line.pieces) > longest:
+                wanted = (each for _, each in line.waiting() if _is_copyable(each, epoch, failures_below))
+                if (last := next(wanted, None)) is not None:
+                    found, longest = last, len(line.pieces)
+        return found
+
+    def copyable_running(self, epoch: int, failures_below: int) -> tuple[Pending, float] | None:
+        """Of ``epoch``, the piece with one holder that has run longest, and since when."""
+        for attempt, holder in self._running.items():
+            pending = self._by_attempt[attempt]
+            if _is_copyable(pending, epoch, failures_below) and holder.since_s is not None:
+                return pending, holder.since_s
+        return None
+
+    def check(self) -> None:
+        """Assert that all tables say the same."""
+        attempts = [holder.attempt for pending in self for holder in pending.holders]
+        assert sorted(attempts) == list(self._by_attempt), "attempts are by age and complete"
+        assert sum(len(line.pieces) for line in self._lines.values()) == len(attempts)
+        for line in self._lines.values():
+            assert line.pieces
+            assert sorted(line.pieces) == list(line.pieces), "a line is in the order of its attempts"
+            assert line.rows == line.rows_anew()
+            held = [pending.holder(attempt) for attempt, pending in line.pieces.items()]
+            assert {holder.generation for holder in held} == {line.generation}
+        for pending in self:
+            trainers = [holder.trainer for holder in pending.holders]
+            assert 1 <= len(trainers) <= HOLDERS_LIMIT
+            assert len(set(trainers)) == len(trainers)
+            assert all(self._lines[holder.trainer].pieces[holder.attempt] is pending for holder in pending.holders)
+            assert pending in self._by_place[(pending.piece.epoch, pending.piece.position)]
+            for holder in pending.holders:
+                runs = self._lines[holder.trainer].first_attempt == holder.attempt
+                assert runs or holder.since_s is None, "the clock of what waits stands"
+                assert self._has_standing or runs == (holder.since_s is not None)
+                assert (self._running.get(holder.attempt) is holder) == (holder.since_s is not None)
+        assert self._running.keys() <= self._by_attempt.keys()
+        assert sum(map(len, self._by_place.values())) == len(self) == sum(1 for _ in self)
+
+
+def _is_copyable(pending: Pending, epoch: int, failures_below: int) -> bool:
+    return len(pending.holders) == 1 and pending.piece.epoch == epoch and pending.piece.failures < failures_below

@@ -1,0 +1,222 @@
+"""All that a task queue knows, and the questions that need no decision: who is where, how many, is it consistent.
+
+The invariants, which ``check`` asserts after every event in the tests:
+
+* Every batch of every begun epoch is in exactly one state: *todo* (its position is not below the cursor, or it waits),
+  *pending*, *failed* (with *dropped*), or *done*, which is what remains.
+* Nothing of an epoch after the current one is anywhere, and nothing of the current one at or above the cursor.
+* The current epoch is not complete: it would have been ended by the event that completed it.
+"""
+
+from __future__ import annotations
+
+from flightedl.domain.exactly_once.intervals import IntervalSet
+from flightedl.domain.queue.failed import FailedPieces
+from flightedl.domain.queue.order import EpochOrder, EpochSizes, order_of
+from flightedl.domain.queue.pending import PendingPieces
+from flightedl.domain.queue.seeds import EpochSeeds
+from flightedl.domain.queue.values import Counts, QueueSettings, TaskBatches
+from flightedl.domain.queue.waiting import WaitingPieces
+from flightedl.errors import UsageError
+
+
+class QueueState:
+    """The queue's tables and counters. Plain data: the rules of change are the queue's."""
+
+    __slots__ = (
+        "average_count",
+        "average_s",
+        "copies",
+        "cursor",
+        "epoch",
+        "failed",
+        "finished_parts",
+        "growth_ended",
+        "next_attempt",
+        "pending",
+        "revision",
+        "seeds",
+        "settings",
+        "sizes",
+        "waiting",
+    )
+
+    def __init__(self, settings: QueueSettings) -> None:
+        self.settings = settings
+        #: Rises with every change.
+        self.revision = 0
+        #: The epoch whose tasks are handed out; ``settings.epochs`` when all are done.
+        self.epoch = 0
+        #: The first position of the epoch that was never handed out.
+        self.cursor = 0
+        self.next_attempt = 1
+        self.sizes = EpochSizes([(0, settings.task_count, settings.task_count)])
+        self.seeds = EpochSeeds([(0, settings.shuffled_by)])
+        self.growth_ended = not settings.follow
+        self.pending = PendingPieces()
+        self.waiting = WaitingPieces(settings.attempts_limit, self.batch_count)
+        self.failed = FailedPieces(settings.failed_limit)
+        #: (epoch, position) -> attempts of the finished pieces of a task of which another piece is open.
+        self.finished_parts: dict[tuple[int, int], list[int]] = {}
+        #: Moving average of how long whole tasks run; None: none finished yet.
+        self.average_s: float | None = None
+        self.average_count = 0
+        self.copies = 0
+
+    # where things are
+
+    def order(self, epoch: int) -> EpochOrder:
+        """The dispatch order of an epoch; NotFoundError when it is forgotten."""
+        return order_of(*self.sizes.find(epoch), self.seeds.find(epoch), epoch)
+
+    def size(self, epoch: int) -> int:
+        """How many tasks an epoch has."""
+        return self.sizes.find(epoch)[1]
+
+    def begun(self, epoch: int) -> int:
+        """Positions of an epoch below this were handed out."""
+        return self.cursor if epoch == self.epoch else self.size(epoch)
+
+    @property
+    def first_unbegun_epoch(self) -> int:
+        """Of this epoch nothing was handed out, nor of any after it."""
+        return self.epoch + (self.cursor > 0)
+
+    def todo(self, epoch: int) -> int:
+        """How many whole tasks of an epoch nobody holds, but for suspicious ones. O(1)."""
+        return self.size(epoch) - self.begun(epoch) + self.waiting.count_whole(epoch)
+
+    def batch_count(self, epoch: int, position: int) -> int:
+        """Batches of the task at a position.
+
+        Raises:
+            UsageError: the task has none.
+        """
+        task = self.order(epoch).at(position)
+        count = self.settings.batch_counts(task)
+        if count < 1:
+            raise UsageError(f"task {task} has {count} batches: every task needs at least one")
+        return count
+
+    # how far it is
+
+    @property
+    def is_last(self) -> bool:
+        """Whether the current epoch is the last one, or all are done."""
+        return self.settings.epochs is not None and self.epoch >= self.settings.epochs - 1
+
+    @property
+    def is_past_last(self) -> bool:
+        """Whether all epochs have ended; reopened tasks may still be open."""
+        ended = self.settings.epochs is not None and self.epoch >= self.settings.epochs
+        return ended or (self.sizes.task_count == 0 and self.growth_ended)
+
+    def is_open(self, epoch: int) -> bool:
+        """Whether anything of an epoch is out or waits."""
+        return self.pending.is_open(epoch) or self.waiting.is_open(epoch)
+
+    @property
+    def lowest_open_epoch(self) -> int | None:
+        """The earliest epoch of which something is out or waits."""
+        lowest = [epoch for epoch in (self.pending.lowest_epoch, self.waiting.lowest_epoch) if epoch is not None]
+        return min(lowest, default=None)
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether the current epoch may end: nothing of it or of an earlier one is left, and nothing may join it."""
+        if self.is_past_last or self.cursor < self.size(self.epoch) or self.lowest_open_epoch is not None:
+            return False
+        return self.growth_ended or (self.size(self.epoch) > 0 and not self.is_last)
+
+    # what people ask
+
+    def counts(self) -> Counts:
+        """Tasks of the current epoch, or of the last one when all are done, by state. O(open and failed pieces)."""
+        epoch = self.epoch
+        if self.settings.epochs is not None:
+            epoch = min(epoch, self.settings.epochs - 1)
+        size, begun = self.size(epoch), self.begun(epoch)
+        pending = {position for place, position in self.pending.places() if place == epoch}
+        parts = {(piece.epoch, piece.position) for piece in self.waiting.pieces}
+        waiting = {position for place, position in parts if place == epoch} - pending
+        runs = self.waiting.runs
+        retries = self.waiting.count_whole(epoch) + len(waiting)
+        failed = {position for place, position in self.failed.failed.places() if place == epoch} - pending - waiting
+        reopened = {place for place in (*self.pending.places(), *parts) if place[0] < epoch}
+        return Counts(
+            epoch=epoch,
+            todo=size - begun + retries,
+            pending=len(pending),
+            done=begun - retries - len(pending) - len(failed),
+            failed=len(failed),
+            total=size,
+            retries=retries,
+            reopened=len(reopened) + sum(end - start for place, start, end, _ in runs if place < epoch),
+            copies=self.copies,
+            failed_batches=self.failed.failed.batch_count,
+            forgotten=self.failed.forgotten,
+            dropped_batches=self.failed.dropped.batch_count,
+            attempts=self.next_attempt - 1,
+        )
+
+    def batches(self, epoch: int, task: int) -> TaskBatches:
+        """The batches of one task of one begun epoch by state."""
+        position = self.order(epoch).position_of(task)
+        count = self.batch_count(epoch, position)
+        if position >= self.begun(epoch):
+            return TaskBatches(((0, count),), (), (), (), ())
+        waiting, pending = self.open_batches(epoch, position)
+        failed, dropped = self.failed.at((epoch, position))
+        done = IntervalSet([(0, count)])
+        for batches in (waiting, pending, failed, dropped):
+            done.difference_update(batches)
+        return TaskBatches(tuple(waiting), tuple(pending), tuple(done), tuple(failed), tuple(dropped))
+
+    def open_batches(self, epoch: int, position: int) -> tuple[IntervalSet, IntervalSet]:
+        """(what waits, what is out) of the task at a position that was handed out."""
+        waiting = IntervalSet((piece.first_batch, piece.end_batch) for piece in self.waiting.at(epoch, position))
+        out = [pending.piece for pending in self.pending.at(epoch, position)]
+        return waiting, IntervalSet((piece.first_batch, piece.end_batch) for piece in out)
+
+    # is it sane
+
+    def check(self) -> None:
+        """Assert every invariant."""
+        assert self.settings.epochs is None or self.epoch <= self.settings.epochs
+        assert 0 <= self.cursor <= self.size(self.epoch)
+        assert not self.is_complete, "a complete epoch has ended"
+        assert self.growth_ended or self.settings.follow
+        self.pending.check()
+        assert all(holder.attempt < self.next_attempt for pending in self.pending for holder in pending.holders)
+        for place, attempts in self.finished_parts.items():
+            assert attempts
+            assert self.pending.at(*place) or self.waiting.at(*place), "finished parts belong to an open task"
+        self._check_batches()
+
+    def _check_batches(self) -> None:
+        taken: dict[tuple[int, int], IntervalSet] = {}
+
+        def take(epoch: int, position: int, first: int, end: int) -> None:
+            assert epoch <= self.epoch
+            assert 0 <= position < self.begun(epoch)
+            assert 0 <= first < end <= self.batch_count(epoch, position)
+            batches = taken.setdefault((epoch, position), IntervalSet())
+            assert batches.add(first, end) == end - first, "a batch is in two states"
+
+        out = [pending.piece for pending in self.pending]
+        for piece in (*out, *self.waiting.pieces):
+            take(piece.epoch, piece.position, piece.first_batch, piece.end_batch)
+            assert piece.batch_count == self.batch_count(piece.epoch, piece.position)
+        for table in (self.failed.failed, self.failed.dropped):
+            for place, batches in table:
+                for first, end in batches:
+                    take(*place, first, end)
+        places = {epoch: IntervalSet.of(p for e, p in taken if e == epoch) for epoch, _ in taken}
+        last = (-1, 0, 0)
+        for epoch, start, end, failures in self.waiting.runs:
+            assert epoch <= self.epoch
+            assert 0 <= start < end <= self.begun(epoch)
+            assert last[0] < epoch or last[1] < start or (last[1] == start and last[2] != failures)
+            assert failures < self.settings.attempts_limit
+            assert epoch not in places or not places[epoch].overlaps(start, end), "a task is in two states"
+            last = (epoch, end, failures)

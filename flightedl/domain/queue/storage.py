@@ -1,0 +1,232 @@
+"""The task queue's state to and from its stored documents.
+
+Whatever comes back is checked against every invariant of the queue before it is used.
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import msgspec
+
+from flightedl.domain.queue.documents import (
+    VERSION,
+    DispatchDocument,
+    FailuresDocument,
+    HeldDocument,
+    QueueDocument,
+    decode_document,
+    encode_document,
+)
+from flightedl.domain.queue.failed import BatchTable
+from flightedl.domain.queue.fair_share import HOLDING_CEILING
+from flightedl.domain.queue.order import EpochSizes
+from flightedl.domain.queue.pending import Holder, Pending
+from flightedl.domain.queue.seeds import EpochSeeds
+from flightedl.domain.queue.state import QueueState
+from flightedl.domain.queue.values import Piece
+from flightedl.errors import CorruptError, UsageError
+
+#: (epoch, position, first batch, end batch, failures)
+Row = tuple[int, int, int, int, int]
+
+
+def encode(state: QueueState) -> bytes:
+    """Everything in one document."""
+    dispatch, failures = encode_parts(state)
+    return encode_document(
+        QueueDocument(version=VERSION, dispatch=msgspec.Raw(dispatch), failures=msgspec.Raw(failures))
+    )
+
+
+def encode_parts(state: QueueState) -> tuple[bytes, bytes]:
+    """(dispatch document, failures document)."""
+    document = DispatchDocument(
+        version=VERSION,
+        seeds=state.seeds.rows,
+        revision=state.revision,
+        epoch=state.epoch,
+        cursor=state.cursor,
+        next_attempt=state.next_attempt,
+        sizes=state.sizes.recent,
+        growth_ended=state.growth_ended,
+        held={
+            trainer: HeldDocument(line.generation, line.rows) for trainer, line in sorted(state.pending.lines().items())
+        },
+        runs=state.waiting.runs,
+        parts=[_row(piece) for piece in state.waiting.pieces],
+        finished_parts=[(*place, attempts) for place, attempts in state.finished_parts.items()],
+        average_s=state.average_s,
+        average_count=state.average_count,
+        copies=state.copies,
+        failures_serial=state.failed.serial,
+    )
+    return encode_document(document), _encode_failures(state)
+
+
+def _row(piece: Piece) -> Row:
+    return piece.epoch, piece.position, piece.first_batch, piece.end_batch, piece.failures
+
+
+def _encode_failures(state: QueueState) -> bytes:
+    failed = state.failed
+    if failed.encoded is None or failed.encoded[0] != failed.serial:
+        document = FailuresDocument(
+            version=VERSION,
+            serial=failed.serial,
+            failed=failed.failed.rows,
+            dropped=failed.dropped.rows,
+            details=failed.details,
+            forgotten=failed.forgotten,
+            sizes=state.sizes.older,
+        )
+        failed.encoded = (failed.serial, encode_document(document))
+    return failed.encoded[1]
+
+
+def restore(state: QueueState, data: bytes, failures: bytes | None, *, may_reseed: bool) -> None:
+    """Fill a fresh ``state`` from its documents; ``failures`` None: both are in ``data``.
+
+    ``may_reseed``: epochs that have not begun take the seed of the settings.
+
+    Raises:
+        CorruptError: they cannot be read, or do not belong together.
+        UsageError: they are of another dataset, seed or shuffle.
+    """
+    if failures is None:
+        both = decode_document(data, QueueDocument)
+        dispatch = decode_document(both.dispatch, DispatchDocument)
+        failed = decode_document(both.failures, FailuresDocument)
+    else:
+        dispatch = decode_document(data, DispatchDocument)
+        failed = decode_document(failures, FailuresDocument)
+    if dispatch.failures_serial != failed.serial:
+        raise CorruptError("the stored task queue and its list of failures are not of the same moment")
+    _restore_counters(state, dispatch, failed)
+    if may_reseed and state.seeds.last != state.settings.shuffled_by:
+        state.seeds.change(state.first_unbegun_epoch, state.settings.shuffled_by)
+    _check_settings(state, dispatch)
+    try:
+        _restore_failures(state, failed)
+        _restore_pieces(state, dispatch)
+    except (ValueError, IndexError) as error:
+        raise CorruptError(f"the stored task queue is inconsistent: {error}") from None
+
+
+def is_over(dispatch: bytes, epochs: int | None) -> bool:
+    """Whether a queue was done when this dispatch document was stored: no task of ``epochs`` epochs is open.
+
+    Raises:
+        CorruptError: it is none.
+    """
+    document = decode_document(dispatch, DispatchDocument)
+    is_open = document.held or document.runs or document.parts or not document.growth_ended
+    return epochs is not None and document.epoch >= epochs and not is_open
+
+
+def _check_settings(state: QueueState, document: DispatchDocument) -> None:
+    settings = state.settings
+    if state.seeds.last != settings.shuffled_by:
+        raise UsageError(
+            f"the stored task queue is {_shuffled(state.seeds.last)}, the dataset is declared as "
+            f"{_shuffled(settings.shuffled_by)}: declare it as before, or begin a new job"
+        )
+    known = state.sizes.task_count
+    if settings.task_count < known or (settings.task_count > known and not settings.follow):
+        raise UsageError(
+            f"the stored task queue has {known} tasks, the dataset now has {settings.task_count}: "
+            "its files have changed; put them back, or begin a new job"
+        )
+    if not state.growth_ended and not settings.follow:
+        raise UsageError("the stored task queue follows a growing dataset: declare it with follow, or begin a new job")
+    epochs = settings.epochs
+    if epochs is not None and (document.epoch > epochs or (document.epoch == epochs and document.cursor > 0)):
+        raise UsageError(
+            f"the stored task queue is in its epoch number {document.epoch + 1}, so epochs must be more than {epochs}"
+        )
+
+
+def _shuffled(seed: int | None) -> str:
+    return "not shuffled" if seed is None else f"shuffled by seed {seed}"
+
+
+def _restore_counters(state: QueueState, document: DispatchDocument, failures: FailuresDocument) -> None:
+    rows = [*failures.sizes, *document.sizes]
+    rises = all(before[0] < after[0] and before[2] <= after[2] for before, after in pairwise(rows))
+    if not document.sizes or not rises or rows[-1][0] > document.epoch or any(base > size for _, base, size in rows):
+        raise CorruptError("the stored task queue has impossible numbers of tasks")
+    seeds = document.seeds
+    rises = all(before[0] < after[0] for before, after in pairwise(seeds))
+    if not seeds or seeds[0][0] != 0 or not rises or seeds[-1][0] > document.epoch + 1:
+        raise CorruptError("the stored task queue has impossible seeds of its epochs")
+    state.revision = document.revision
+    state.epoch = document.epoch
+    state.cursor = document.cursor
+    state.next_attempt = document.next_attempt
+    state.sizes = EpochSizes(document.sizes, failures.sizes)
+    state.seeds = EpochSeeds(seeds)
+    state.growth_ended = document.growth_ended
+    state.average_s = document.average_s
+    state.average_count = document.average_count
+    state.copies = document.copies
+
+
+def _restore_pieces(state: QueueState, document: DispatchDocument) -> None:
+    _restore_held(state, document)
+    for epoch, start, end, failures in document.runs:
+        if not start < end:
+            raise CorruptError("the stored task queue has an empty run")
+        state.waiting.put_run(epoch, start, end, failures)
+    for row in document.parts:
+        state.waiting.put(_piece(state, row))
+    state.finished_parts = {(epoch, position): attempts for epoch, position, attempts in document.finished_parts}
+
+
+def _restore_held(state: QueueState, document: DispatchDocument) -> None:
+    holds = [
+        (Holder(trainer, attempt, held.generation), piece)
+        for trainer, held in document.held.items()
+        for row in held.rows
+        for attempt, piece in _pieces_of(state, row)
+    ]
+    if len({holder.attempt for holder, _ in holds}) != len(holds):
+        raise CorruptError("the stored task queue has an attempt twice")
+    out: dict[tuple[int, int, int], Pending] = {}
+    for holder, piece in sorted(holds, key=lambda hold: hold[0].attempt):
+        place = (piece.epoch, piece.position, piece.first_batch)
+        if (known := out.get(place)) is None:
+            task = state.order(piece.epoch).at(piece.position)
+            out[place] = state.pending.hand_out(piece, task, holder, None)
+        elif known.piece == piece:
+            state.pending.add_holder(known, holder, None)
+        else:
+            raise CorruptError(f"the stored task queue has two pieces at position {piece.position}")
+
+
+def _pieces_of(state: QueueState, row: list[int]) -> list[tuple[int, Piece]]:
+    """(attempt, piece) of each piece of a row."""
+    epoch, position, count, failures, attempt, *stretch = row
+    if stretch:
+        first, end = stretch
+        return [(attempt, _piece(state, (epoch, position, first, end, failures)))]
+    if not 1 <= count <= HOLDING_CEILING or epoch > state.epoch or position + count > state.begun(epoch):
+        raise CorruptError(f"the stored task queue has {count} pieces from position {position} at one trainer")
+    numbers = range(count)
+    batch_counts = [state.batch_count(epoch, position + number) for number in numbers]
+    return [(attempt + n, Piece(epoch, position + n, 0, batch_counts[n], batch_counts[n], failures)) for n in numbers]
+
+
+def _restore_failures(state: QueueState, document: FailuresDocument) -> None:
+    failed = state.failed
+    failed.failed = BatchTable.from_rows(document.failed)
+    failed.dropped = BatchTable.from_rows(document.dropped)
+    failed.details = document.details
+    failed.forgotten = document.forgotten
+    failed.serial = document.serial
+
+
+def _piece(state: QueueState, row: Row) -> Piece:
+    epoch, position, first, end, failures = row
+    if epoch > state.epoch or position >= state.begun(epoch):
+        raise CorruptError(f"the stored task queue has a piece at position {position}, which is not begun")
+    return Piece(epoch, position, first, end, state.batch_count(epoch, position), failures)

@@ -1,0 +1,645 @@
+"""The task queue: which trainer does which batches of which epoch, exactly once each.
+
+Rules:
+
+* The queue is told of events, each with the instant ``now`` (monotonic seconds, of one clock per process). It answers
+  with values. An event that makes no sense raises one of ``flightedl.errors`` and changes nothing.
+* A trainer is its name and the *generation* of its registration. What a name holds was given to one generation: reports
+  of another one are refused, and nothing is given to it before ``trainer_gone`` has taken that back.
+* A *piece* is a stretch of batches of one task, normally all of it. Each time a piece is handed out, it gets a new
+  *attempt* number, by which an old report is told from a current one.
+* A trainer works on its pieces in the order in which it was given them. So the oldest one that it has not reported
+  *runs*, and its clock starts when the one before it was reported. All others wait in its line, see ``pending``.
+* A piece goes back when its trainer says so (``give_back``: not counted), fails (``fail``), is gone
+  (``trainer_gone``), or runs for too long (``tick``). With the last two, all of that trainer's line goes back, but only
+  what can be at fault is counted as failed: what ran, and, of a trainer that died, also the next, whose records it may
+  have been reading. What waits is handed out before anything new, so that little waits at any time.
+* How much a trainer may hold is limited, so that nobody hoards near the end of an epoch: see ``fair_share``.
+* Epochs are a barrier. Nothing of an epoch is handed out while an earlier one has open pieces, also reopened ones.
+* What fails ``attempts_limit`` times is *suspect*: it is split, around the failing batch if it is known, else in
+  halves, until single batches are left; one that fails ``confirmations`` times more is quarantined. Suspects go only
+  to trainers that hold nothing else, and those get nothing else meanwhile, so that no innocent piece is convicted
+  because its holder died of another. They are handed out last in their epoch, or first once ``SUSPECTS_LIMIT`` wait.
+* Near the end of an epoch an idle trainer gets a copy of a piece that only waits elsewhere: the last one of the longest
+  line; else of the piece that runs longest, if that is longer than tasks take on average. The first to finish wins.
+* ``reopen`` makes done tasks todo again, after a pserver lost their updates. Stored as a limited number of runs of
+  positions: if there are more, the narrowest gaps of done tasks between them are reopened too, which is harmless
+  (their batches are answered "already applied").
+
+Cost: an event is O(log(open pieces)) and O(a line); looking for a copy is O(trainers); ``encode`` is O(open rows). None
+depends on the number of tasks.
+
+Not guaranteed: that a trainer works on what it holds, in that order, or that a finished piece was applied. The caller
+decides whether to accept a report before it gets here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+
+from flightedl.domain.exactly_once.intervals import IntervalSet
+from flightedl.domain.queue import reopening, storage
+from flightedl.domain.queue.bisection import after_failure
+from flightedl.domain.queue.failed import shortened
+from flightedl.domain.queue.fair_share import HOLDING_FLOOR, may_hold_more
+from flightedl.domain.queue.pending import Holder, Pending
+from flightedl.domain.queue.state import QueueState
+from flightedl.domain.queue.values import (
+    AlreadyDone,
+    Assignment,
+    Counts,
+    Effect,
+    Effects,
+    EpochFinished,
+    EpochsDone,
+    Expired,
+    FailedPiece,
+    FailedSelector,
+    Finished,
+    NoTaskNow,
+    Piece,
+    Quarantined,
+    QueueSettings,
+    TaskBatches,
+    TaskGiven,
+)
+from flightedl.errors import CorruptError, FencedError, JobFailedError, NotFoundError, UsageError
+
+SUSPECTS_LIMIT = 16
+#: So many pieces of a line may be at fault when its trainer dies: the one that runs, and the one that is read ahead.
+_BEGUN_COUNT = 2
+_AVERAGED_COUNT = 10
+_RETRY_FLOOR_S = 0.05
+_RETRY_CEILING_S = 1.0
+
+
+class TaskQueue:
+    """The queue of one dataset; see the module's rules. Not thread-safe."""
+
+    __slots__ = ("_state",)
+
+    def __init__(self, settings: QueueSettings) -> None:
+        self._state = QueueState(settings)
+
+    # --- trainers ask and report ---
+
+    def request(
+        self,
+        trainer: str,
+        now: float,
+        holding_limit: int = HOLDING_FLOOR,
+        known: Collection[int] | None = None,
+        trainer_count: int = 1,
+        generation: int = 0,
+    ) -> TaskGiven | NoTaskNow | EpochsDone:
+        """A trainer asks for work.
+
+        Args:
+            trainer: Who asks.
+            now: The instant.
+            holding_limit: It gets nothing while it holds this many pieces.
+            known: The attempts that it knows it holds; one that is missing, because the reply that told of it was
+                lost, is told again. None: not said.
+            trainer_count: How many trainers there are. Those that hold anything are known.
+            generation: Of its registration.
+
+        Raises:
+            FencedError: another registration of this trainer holds work; see ``trainer_gone``.
+            JobFailedError: too much has failed; nothing is handed out any more.
+        """
+        state = self._state
+        state.pending.start_clocks(now)
+        line = state.pending.line_of(trainer)
+        held = line.pieces
+        if held and line.generation != generation:
+            raise FencedError(f"what generation {line.generation} of trainer {trainer} held was not taken back yet")
+        if known is not None:
+            for attempt, pending in held.items():
+                if attempt not in known:
+                    return TaskGiven(_assignment(pending, attempt), is_copy=len(pending.holders) > 1)
+        if state.is_past_last and state.lowest_open_epoch is None:
+            return EpochsDone()
+        epoch = state.epoch if state.lowest_open_epoch is None else min(state.lowest_open_epoch, state.epoch)
+        self._refuse_when_broken(epoch)
+        limit = state.settings.attempts_limit
+        if len(held) >= holding_limit or any(pending.piece.failures >= limit for pending in held.values()):
+            return NoTaskNow(_RETRY_CEILING_S)
+        sharers = max(trainer_count, state.pending.trainer_count)
+        if not may_hold_more(line, state.todo(epoch), sharers):
+            return NoTaskNow(_RETRY_CEILING_S)
+        piece = self._take(epoch, is_idle=not held)
+        if piece is not None:
+            task = state.order(epoch).at(piece.position)
+            pending = state.pending.hand_out(piece, task, self._new_holder(trainer, generation), now)
+            return TaskGiven(_assignment(pending, pending.holders[0].attempt))
+        return self._copy_or_none(trainer, generation, epoch, now, is_idle=not held)
+
+    def finish(
+        self, trainer: str, epoch: int, position: int, attempt: int, now: float, *, generation: int = 0
+    ) -> Finished | AlreadyDone:
+        """A trainer reports that every batch of a piece is done.
+
+        Raises:
+            FencedError: the attempt is no longer current, and the work is not done.
+        """
+        state = self._state
+        state.pending.start_clocks(now)
+        pending = self._held(trainer, generation, epoch, position, attempt)
+        if pending is None:
+            return AlreadyDone()
+        self._note_duration(pending, attempt, now)
+        attempts = [holder.attempt for holder in pending.holders]
+        state.pending.close(pending, now)
+        state.finished_parts.setdefault((epoch, position), []).extend(attempts)
+        return Finished(self._settle(epoch, position))
+
+    def fail(
+        self,
+        trainer: str,
+        epoch: int,
+        position: int,
+        attempt: int,
+        now: float,
+        *,
+        error: str,
+        batch: int | None = None,
+        generation: int = 0,
+    ) -> Effects:
+        """A trainer could not do a piece. ``batch``: at which batch of the task, where known.
+
+        Raises:
+            FencedError: the attempt is no longer current, and the work is not done.
+        """
+        self._state.pending.start_clocks(now)
+        pending = self._held(trainer, generation, epoch, position, attempt)
+        return () if pending is None else self._lose(pending, attempt, now, error, batch)
+
+    def give_back(
+        self, trainer: str, epoch: int, position: int, attempt: int, now: float, *, generation: int = 0
+    ) -> Effects:
+        """A trainer hands a piece back unharmed. Not counted as a failure.
+
+        Raises:
+            FencedError: the attempt is no longer current, and the work is not done.
+        """
+        self._state.pending.start_clocks(now)
+        pending = self._held(trainer, generation, epoch, position, attempt)
+        return () if pending is None else self._lose(pending, attempt, now, None)
+
+    def trainer_gone(self, trainer: str, now: float, is_graceful: bool = False) -> Effects:
+        """A trainer is gone: what it held goes back at once.
+
+        What it may have been at is counted as failed, unless the trainer left in good order.
+        """
+        self._state.pending.start_clocks(now)
+        return self._lose_all(trainer, now, "its trainer died or lost its lease", 0 if is_graceful else _BEGUN_COUNT)
+
+    def tick(self, now: float) -> Effects:
+        """Time passes: what runs for too long goes back, and all that waits behind it. Call it every second or so."""
+        pending_pieces = self._state.pending
+        pending_pieces.start_clocks(now)
+        effects: list[Effect] = []
+        timeout_s = self.timeout_s
+        while (longest := pending_pieces.longest_running()) is not None and now - longest[1] > timeout_s:
+            trainer, attempt = longest[0].trainer, longest[0].attempt
+            pending = pending_pieces.find(attempt)
+            assert pending is not None, "what runs is out"
+            effects.append(Expired(trainer, _assignment(pending, attempt)))
+            effects += self._lose_all(trainer, now, f"not finished within {timeout_s:.0f} s", 1)
+        return tuple(effects)
+
+    # --- the master's other events ---
+
+    def reopen(
+        self, epoch: int, tasks: Iterable[tuple[int, int]], parts: Mapping[int, Iterable[tuple[int, int]]] | None = None
+    ) -> int:
+        """Make what is done of some tasks todo again, because its updates were lost.
+
+        Args:
+            epoch: An epoch that has begun.
+            tasks: Half-open stretches of task numbers; what of them is not done stays as it is.
+            parts: task -> half-open stretches of its batches, for tasks that are not in ``tasks``.
+
+        Returns:
+            How many tasks have done batches that are todo now, without those reopened to fill gaps.
+
+        Raises:
+            UsageError: the epoch has not begun, or there is no such task or batch.
+            NotFoundError: the epoch is too long ago.
+        """
+        self._check_epoch(epoch)
+        return reopening.reopen(self._state, epoch, tasks, parts or {})
+
+    def grow(self, task_count: int) -> None:
+        """The dataset has ``task_count`` tasks now. They join the current epoch at its end, and all later ones.
+
+        Raises:
+            UsageError: fewer than before, or the dataset is not followed, or all epochs are done.
+        """
+        state = self._state
+        known = state.sizes.task_count
+        if task_count < known:
+            raise UsageError(
+                f"the dataset had {known} tasks and now has {task_count}: files of a running job must stay"
+            )
+        if task_count == known:
+            return
+        if state.growth_ended or state.is_past_last:
+            raise UsageError(
+                "tasks can be added only to a dataset that is followed, and before its last epoch has ended"
+            )
+        state.sizes.grow(state.epoch, task_count, is_begun=state.cursor > 0)
+        self._forget_sizes()
+        state.revision += 1
+
+    def end_growth(self) -> Effects:
+        """No more tasks will join a followed dataset: the last epoch may end."""
+        state = self._state
+        if state.growth_ended:
+            return ()
+        state.growth_ended = True
+        state.revision += 1
+        return self._advance()
+
+    def retry_failed(self, selector: FailedSelector) -> int:
+        """Make quarantined batches todo again, with all attempts before them; returns how many.
+
+        Raises:
+            NotFoundError: nothing quarantined is meant.
+        """
+        state = self._state
+        count = 0
+        for (epoch, position), first, end in self._selected(selector):
+            batch_count = state.batch_count(epoch, position)
+            state.failed.release((epoch, position), first, end)
+            state.waiting.put(Piece(epoch, position, first, end, batch_count))
+            count += end - first
+        state.revision += 1
+        return count
+
+    def drop_failed(self, selector: FailedSelector) -> int:
+        """Let quarantined batches go: they are not listed any more and never trained; returns how many.
+
+        Raises:
+            NotFoundError: nothing quarantined is meant.
+        """
+        count = 0
+        for place, first, end in self._selected(selector):
+            self._state.failed.drop(place, first, end)
+            count += end - first
+        self._state.revision += 1
+        return count
+
+    # --- questions ---
+
+    @property
+    def revision(self) -> int:
+        """Rises with every change of what is stored."""
+        return self._state.revision
+
+    @property
+    def epoch(self) -> int:
+        """The current epoch; the number of epochs when all are done."""
+        return self._state.epoch
+
+    @property
+    def task_count(self) -> int:
+        """Tasks there are now."""
+        return self._state.sizes.task_count
+
+    def epoch_size(self, epoch: int) -> int:
+        """How many tasks an epoch that has begun has.
+
+        Raises:
+            NotFoundError: the epoch is too long ago.
+        """
+        return self._state.size(epoch)
+
+    def seed_of(self, epoch: int) -> int | None:
+        """What the tasks of an epoch, and the records within each, are shuffled by; None: by nothing."""
+        return self._state.seeds.find(epoch)
+
+    @property
+    def first_unbegun_epoch(self) -> int:
+        """Of this epoch nothing was handed out, nor of any after it."""
+        return self._state.first_unbegun_epoch
+
+    @property
+    def begun_epochs(self) -> int:
+        """Epochs 0 to this, exclusive, have begun."""
+        state = self._state
+        return state.epoch if state.is_past_last else state.epoch + 1
+
+    @property
+    def is_done(self) -> bool:
+        """Whether every task of every epoch is done or failed."""
+        return self._state.is_past_last and self._state.lowest_open_epoch is None
+
+    @property
+    def is_growing(self) -> bool:
+        """Whether tasks may still join."""
+        return not self._state.growth_ended
+
+    @property
+    def timeout_s(self) -> float:
+        """How long a piece may run."""
+        settings, average_s = self._state.settings, self._state.average_s
+        if average_s is None:
+            return settings.timeout_ceiling_s
+        return min(max(settings.timeout_factor * average_s, settings.timeout_floor_s), settings.timeout_ceiling_s)
+
+    @property
+    def average_s(self) -> float | None:
+        """Moving average of how long whole tasks run; None: none finished yet."""
+        return self._state.average_s
+
+    def counts(self) -> Counts:
+        """Tasks of the current epoch by state, and more; O(open and failed pieces)."""
+        return self._state.counts()
+
+    def holders(self) -> dict[str, tuple[Assignment, ...]]:
+        """What each trainer holds, first what runs; trainers that hold nothing are left out."""
+        return {
+            trainer: tuple(_assignment(held, attempt) for attempt, held in line.pieces.items())
+            for trainer, line in self._state.pending.lines().items()
+        }
+
+    def held_count(self, trainer: str) -> int:
+        """How many pieces a trainer holds; O(1)."""
+        return len(self._state.pending.held_by(trainer))
+
+    def holds(self, trainer: str) -> bool:
+        """Whether a trainer holds anything; O(1)."""
+        return bool(self._state.pending.held_by(trainer))
+
+    def is_current(self, trainer: str, attempt: int, generation: int = 0) -> bool:
+        """Whether this registration of a trainer holds a piece under this attempt; O(1)."""
+        return self._state.pending.is_holder(trainer, generation, attempt)
+
+    def registrations(self) -> dict[str, int]:
+        """The generation of each trainer that holds anything."""
+        return {trainer: line.generation for trainer, line in self._state.pending.lines().items()}
+
+    def batches(self, epoch: int, task: int) -> TaskBatches:
+        """The batches of one task of one begun epoch by state.
+
+        Raises:
+            UsageError: there is no such epoch or task yet.
+            NotFoundError: the epoch is too long ago.
+        """
+        self._check_epoch(epoch)
+        if not 0 <= task < self._state.size(epoch):
+            raise UsageError(f"there is no task {task} in epoch {epoch + 1}: it has {self._state.size(epoch)} tasks")
+        return self._state.batches(epoch, task)
+
+    def failed(self) -> tuple[FailedPiece, ...]:
+        """The newest quarantined pieces with their errors, oldest first."""
+        return tuple(self._state.failed.details)
+
+    def quarantined(self, epoch: int) -> IntervalSet:
+        """The tasks of a begun epoch that have quarantined batches, also such as were let go.
+
+        Raises:
+            NotFoundError: the epoch is too long ago.
+        """
+        state = self._state
+        places = {*state.failed.failed.places(), *state.failed.dropped.places()}
+        order = state.order(epoch)
+        found = sorted(order.at(position) for place, position in places if place == epoch)
+        return IntervalSet((task, task + 1) for task in found)
+
+    def check(self) -> None:
+        """Assert every invariant."""
+        self._state.check()
+
+    # --- storage ---
+
+    def encode(self) -> bytes:
+        """Everything as one JSON document; see ``encode_parts`` for the one that stays small when much has failed."""
+        return storage.encode(self._state)
+
+    def encode_parts(self) -> tuple[bytes, bytes]:
+        """(dispatch, failures): two documents to be written in one transaction.
+
+        The first changes with every dispatch and stays below 4 kB + 200 B for each live trainer. The second has the
+        same bytes as before unless something was quarantined, retried or dropped, or a dataset has grown many times.
+        """
+        return storage.encode_parts(self._state)
+
+    @classmethod
+    def decode(
+        cls, data: bytes, settings: QueueSettings, failures: bytes | None = None, *, may_reseed: bool = False
+    ) -> TaskQueue:
+        """The queue that ``encode`` wrote, or ``encode_parts`` when ``failures`` is given.
+
+        Timeouts of what is out begin anew, at the first event. ``settings.epochs`` may differ from before; a followed
+        dataset keeps its stored number of tasks until ``grow``.
+
+        Args:
+            data: What was written.
+            settings: Of the dataset as it is declared now.
+            failures: The second document.
+            may_reseed: Whether ``settings.seed`` and ``settings.shuffle`` may differ from before, too: then they count
+                from the first epoch on of which nothing was handed out.
+
+        Raises:
+            CorruptError: the documents are damaged, inconsistent, or do not belong together.
+            UsageError: they are of another dataset, seed or shuffle, or of a later epoch than there are to be.
+        """
+        queue = cls(settings)
+        storage.restore(queue._state, data, failures, may_reseed=may_reseed)
+        # More epochs than before can make an epoch end that was the last one and waited for more tasks.
+        queue._advance()
+        try:
+            queue.check()
+        except (AssertionError, LookupError, ValueError) as error:
+            raise CorruptError(f"the stored task queue is inconsistent: {error}") from None
+        return queue
+
+    # --- decisions ---
+
+    def _take(self, epoch: int, is_idle: bool) -> Piece | None:
+        """Take the next piece of ``epoch`` for a trainer out of its table."""
+        state = self._state
+        if state.waiting.suspect_count(epoch) >= SUSPECTS_LIMIT:
+            return state.waiting.take_suspect(epoch) if is_idle else None
+        piece = state.waiting.take_ready(epoch)
+        if piece is None and epoch == state.epoch and not state.is_past_last and state.cursor < state.size(epoch):
+            batch_count = state.batch_count(epoch, state.cursor)
+            piece = Piece(epoch, state.cursor, 0, batch_count, batch_count)
+            state.cursor += 1
+        if piece is None and is_idle:
+            piece = state.waiting.take_suspect(epoch)
+        return piece
+
+    def _copy_or_none(
+        self, trainer: str, generation: int, epoch: int, now: float, is_idle: bool
+    ) -> TaskGiven | NoTaskNow:
+        """A copy of a piece for a trainer for which nothing else is there.
+
+        Only idle trainers get one, so nobody gets a copy of its own piece.
+        """
+        state = self._state
+        if not is_idle or not state.settings.copies:
+            return NoTaskNow(_RETRY_CEILING_S)
+        limit = state.settings.attempts_limit
+        if (waiting := state.pending.copyable_waiting(epoch, limit)) is not None:
+            return self._give_copy(self._new_holder(trainer, generation), waiting, now)
+        found = state.pending.copyable_running(epoch, limit)
+        if found is None or state.average_s is None:
+            return NoTaskNow(_RETRY_CEILING_S)
+        running, since_s = found
+        wait_s = since_s + state.average_s - now
+        if wait_s >= 0:
+            return NoTaskNow(min(max(wait_s, _RETRY_FLOOR_S), _RETRY_CEILING_S))
+        return self._give_copy(self._new_holder(trainer, generation), running, now)
+
+    def _give_copy(self, holder: Holder, pending: Pending, now: float) -> TaskGiven:
+        self._state.pending.add_holder(pending, holder, now)
+        self._state.copies += 1
+        return TaskGiven(_assignment(pending, holder.attempt), is_copy=True)
+
+    def _new_holder(self, trainer: str, generation: int) -> Holder:
+        holder = Holder(trainer, self._state.next_attempt, generation)
+        self._state.next_attempt += 1
+        self._state.revision += 1
+        return holder
+
+    def _refuse_when_broken(self, epoch: int) -> None:
+        failed, limit = self._state.failed, self._state.settings.failed_limit
+        if (count := failed.failed.in_epoch(epoch)) > limit:
+            last = f"; the last one: {failed.details[-1].error}" if failed.details else ""
+            raise JobFailedError(
+                f"{count} pieces of work failed in epoch {epoch + 1}, more than the limit of {limit}: "
+                f"repair the data or the program, then retry or drop the failed tasks{last}"
+            )
+
+    def _held(self, trainer: str, generation: int, epoch: int, position: int, attempt: int) -> Pending | None:
+        """The piece that a report is about; None: it was done before."""
+        state = self._state
+        pending = state.pending.find(attempt)
+        if pending is not None:
+            piece = pending.piece
+            is_holder = state.pending.is_holder(trainer, generation, attempt)
+            if not is_holder or (piece.epoch, piece.position) != (epoch, position):
+                raise FencedError(f"attempt {attempt} is not of {trainer} at position {position} of epoch {epoch + 1}")
+            return pending
+        place = (epoch, position)
+        if attempt in state.finished_parts.get(place, ()):
+            return None
+        is_begun = epoch <= state.epoch and position < state.begun(epoch)
+        if attempt >= state.next_attempt or not is_begun or state.pending.at(*place) or state.waiting.at(*place):
+            raise FencedError(f"attempt {attempt} is no longer current: drop what is left of that task")
+        return None
+
+    def _lose_all(self, trainer: str, now: float, error: str, blamed_count: int) -> Effects:
+        """A trainer finishes nothing of its line, of which the first so many may be to blame."""
+        effects: list[Effect] = []
+        for number, (attempt, pending) in enumerate(tuple(self._state.pending.held_by(trainer).items())):
+            effects += self._lose(pending, attempt, now, error if number < blamed_count else None)
+        return tuple(effects)
+
+    def _lose(self, pending: Pending, attempt: int, now: float, error: str | None, batch: int | None = None) -> Effects:
+        """A holder does not finish its piece; ``error`` None: it is not to blame."""
+        state = self._state
+        state.revision += 1
+        trainer = pending.holder(attempt).trainer
+        state.pending.drop_holder(pending, attempt, now, failed=error is not None)
+        if pending.holders:
+            return ()
+        if error is None:
+            parts: tuple[Piece, ...] = (pending.piece,)
+        else:
+            parts = after_failure(pending.piece, batch, state.settings.attempts_limit, state.settings.confirmations)
+        for part in parts:
+            state.waiting.put(part)
+        return () if parts else self._quarantine(pending, trainer, error or "")
+
+    def _quarantine(self, pending: Pending, trainer: str, error: str) -> Effects:
+        piece = pending.piece
+        failed = FailedPiece(
+            epoch=piece.epoch,
+            position=piece.position,
+            task=pending.task,
+            first_batch=piece.first_batch,
+            end_batch=piece.end_batch,
+            attempts=piece.failures,
+            trainer=trainer,
+            error=shortened(error),
+        )
+        self._state.failed.quarantine(failed)
+        return (Quarantined(failed), *self._settle(piece.epoch, piece.position))
+
+    def _settle(self, epoch: int, position: int) -> Effects:
+        """A piece was closed: end what it was the last one of."""
+        state = self._state
+        state.revision += 1
+        if not state.pending.at(epoch, position) and not state.waiting.at(epoch, position):
+            state.finished_parts.pop((epoch, position), None)
+        effects: Effects = ()
+        if epoch < state.epoch and not state.is_open(epoch):
+            effects = (EpochFinished(epoch),)
+        return effects + self._advance()
+
+    def _advance(self) -> Effects:
+        state = self._state
+        if not state.is_complete:
+            return ()
+        finished = EpochFinished(state.epoch)
+        state.epoch += 1
+        state.cursor = 0
+        state.sizes.begin(state.epoch)
+        self._forget_sizes()
+        return (finished,)
+
+    def _forget_sizes(self) -> None:
+        state = self._state
+        needed_epoch = state.epoch if state.lowest_open_epoch is None else min(state.lowest_open_epoch, state.epoch)
+        if state.sizes.put_away(needed_epoch):
+            state.failed.serial += 1  # They are stored together.
+        state.failed.forget_before(state.sizes.oldest_epoch)
+
+    def _note_duration(self, pending: Pending, attempt: int, now: float) -> None:
+        state = self._state
+        holder = pending.holder(attempt)
+        # None at all: of several pieces reported at once, it is not known how long each took.
+        duration_s = 0.0 if holder.since_s is None else now - holder.since_s
+        if duration_s <= 0 or not holder.is_timed or not pending.piece.is_whole:
+            return
+        state.average_count = min(state.average_count + 1, _AVERAGED_COUNT)
+        last_s = state.average_s or 0.0
+        state.average_s = last_s + (duration_s - last_s) / state.average_count
+
+    def _check_epoch(self, epoch: int) -> None:
+        state = self._state
+        if not 0 <= epoch <= state.epoch or (epoch == state.epoch and state.is_past_last):
+            raise UsageError(f"epoch {epoch + 1} has not begun")
+
+    def _selected(self, selector: FailedSelector) -> list[tuple[tuple[int, int], int, int]]:
+        state = self._state
+        epochs = () if selector.task is None else state.failed.failed.epochs()
+        order = {epoch: state.order(epoch) for epoch in epochs}
+
+        def is_meant(place: tuple[int, int]) -> bool:
+            epoch, position = place
+            if selector.epoch is not None and epoch != selector.epoch:
+                return False
+            return selector.task is None or order[epoch].at(position) == selector.task
+
+        found = state.failed.select(is_meant, selector.batch)
+        if not found:
+            raise NotFoundError("no failed task is meant by that: see which ones there are in the status")
+        return found
+
+
+def _assignment(pending: Pending, attempt: int) -> Assignment:
+    piece = pending.piece
+    return Assignment(
+        epoch=piece.epoch,
+        position=piece.position,
+        task=pending.task,
+        first_batch=piece.first_batch,
+        end_batch=piece.end_batch,
+        attempt=attempt,
+        batch_count=piece.batch_count,
+    )

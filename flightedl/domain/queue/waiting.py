@@ -1,0 +1,187 @@
+"""Pieces of work that were handed out before and wait to be handed out again.
+
+Rules:
+
+* Whole tasks are kept as *runs* of positions with their count of failures, so that a million reopened tasks are one
+  entry. Narrowed pieces, and those that failed often, are kept one by one.
+* A piece is *suspect* from ``attempts_limit`` failures on. The caller gives suspects only to trainers that hold nothing
+  else, so that the next failure tells about this piece and no other. All else is *ready* for anybody.
+* Earlier epochs are asked for first; within an epoch the lowest position comes first, so that a narrowed task is
+  brought to its end before the next one is begun: few pieces wait at any time.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right, insort
+from collections.abc import Callable, Iterator
+
+from flightedl.domain.exactly_once.intervals import IntervalSet
+from flightedl.domain.queue.values import Piece
+
+
+class Runs:
+    """Disjoint half-open runs of positions, each with a count of failures; equal neighbours are one run."""
+
+    __slots__ = ("_ends", "_failures", "_starts", "size")
+
+    def __init__(self) -> None:
+        self._starts: list[int] = []
+        self._ends: list[int] = []
+        self._failures: list[int] = []
+        #: How many positions there are in all runs.
+        self.size = 0
+
+    def __iter__(self) -> Iterator[tuple[int, int, int]]:
+        """(start, end, failures), rising."""
+        return zip(self._starts, self._ends, self._failures, strict=True)
+
+    def __contains__(self, position: int) -> bool:
+        index = bisect_right(self._starts, position) - 1
+        return index >= 0 and position < self._ends[index]
+
+    def add(self, start: int, end: int, failures: int) -> None:
+        """Put [start, end) in, none of which may be in a run yet."""
+        index = bisect_left(self._starts, start)
+        self.size += end - start
+        low, high = index, index
+        if index > 0 and self._ends[index - 1] == start and self._failures[index - 1] == failures:
+            low, start = index - 1, self._starts[index - 1]
+        if index < len(self._starts) and self._starts[index] == end and self._failures[index] == failures:
+            high, end = index + 1, self._ends[index]
+        self._starts[low:high] = [start]
+        self._ends[low:high] = [end]
+        self._failures[low:high] = [failures]
+
+    def take_first(self) -> tuple[int, int]:
+        """Take the lowest position out: (position, its failures)."""
+        position, failures = self._starts[0], self._failures[0]
+        self.size -= 1
+        if position + 1 < self._ends[0]:
+            self._starts[0] = position + 1
+        else:
+            del self._starts[0], self._ends[0], self._failures[0]
+        return position, failures
+
+    def replace_unfailed(self, positions: IntervalSet) -> None:
+        """Let ``positions``, disjoint from all runs that failed, be the ones that never failed."""
+        kept = [run for run in self if run[2]]
+        self.__init__()  # type: ignore[misc]
+        for start, end, failures in sorted([*kept, *((start, end, 0) for start, end in positions)]):
+            self.add(start, end, failures)
+
+
+def _place(piece: Piece) -> tuple[int, int, int]:
+    return piece.epoch, piece.position, piece.first_batch
+
+
+class WaitingPieces:
+    """All pieces that wait, of all epochs."""
+
+    __slots__ = ("_batch_count", "_parts", "_runs", "_suspect_from", "_suspects")
+
+    def __init__(self, suspect_from: int, batch_count: Callable[[int, int], int]) -> None:
+        """``suspect_from``: failures; ``batch_count``: (epoch, position) -> batches of that task."""
+        self._suspect_from = suspect_from
+        self._batch_count = batch_count
+        #: epoch -> whole tasks that are not suspect; never an empty one.
+        self._runs: dict[int, Runs] = {}
+        #: Narrowed pieces that are not suspect, by place.
+        self._parts: list[Piece] = []
+        #: Suspect pieces, by place.
+        self._suspects: list[Piece] = []
+
+    def __bool__(self) -> bool:
+        return bool(self._runs or self._parts or self._suspects)
+
+    @property
+    def lowest_epoch(self) -> int | None:
+        """The earliest epoch of which something waits."""
+        lowest = [min(self._runs)] if self._runs else []
+        lowest += [pieces[0].epoch for pieces in (self._parts, self._suspects) if pieces]
+        return min(lowest, default=None)
+
+    @property
+    def runs(self) -> list[tuple[int, int, int, int]]:
+        """(epoch, start, end, failures) of whole tasks that are not suspect, sorted."""
+        return [(epoch, *run) for epoch in sorted(self._runs) for run in self._runs[epoch]]
+
+    @property
+    def pieces(self) -> list[Piece]:
+        """All others, by place."""
+        return sorted(self._parts + self._suspects, key=_place)
+
+    def count_whole(self, epoch: int) -> int:
+        """How many whole, unsuspicious tasks of ``epoch`` wait."""
+        return self._runs[epoch].size if epoch in self._runs else 0
+
+    def suspect_count(self, epoch: int) -> int:
+        """How many suspects of ``epoch`` wait."""
+        return _slice(self._suspects, (epoch,), (epoch + 1,))[1]
+
+    def is_open(self, epoch: int) -> bool:
+        """Whether anything of ``epoch`` waits."""
+        return epoch in self._runs or any(
+            _slice(pieces, (epoch,), (epoch + 1,))[1] for pieces in (self._parts, self._suspects)
+        )
+
+    def at(self, epoch: int, position: int) -> list[Piece]:
+        """What waits of one task."""
+        found: list[Piece] = []
+        for pieces in (self._parts, self._suspects):
+            start, count = _slice(pieces, (epoch, position), (epoch, position + 1))
+            found += pieces[start : start + count]
+        if epoch in self._runs and position in self._runs[epoch]:
+            batch_count = self._batch_count(epoch, position)
+            found.append(Piece(epoch, position, 0, batch_count, batch_count))
+        return found
+
+    def put(self, piece: Piece) -> None:
+        """Let a piece wait, none of which waits yet."""
+        if piece.failures >= self._suspect_from:
+            insort(self._suspects, piece, key=_place)
+        elif piece.is_whole:
+            self.put_run(piece.epoch, piece.position, piece.position + 1, piece.failures)
+        else:
+            insort(self._parts, piece, key=_place)
+
+    def put_run(self, epoch: int, start: int, end: int, failures: int) -> None:
+        """Let the whole tasks at [start, end) wait, none of which waits yet; ``failures`` below suspicion."""
+        self._runs.setdefault(epoch, Runs()).add(start, end, failures)
+
+    def unfailed(self, epoch: int) -> IntervalSet:
+        """Positions of the whole tasks of ``epoch`` that wait and never failed."""
+        runs = self._runs.get(epoch, ())
+        return IntervalSet((start, end) for start, end, failures in runs if failures == 0)
+
+    def replace_unfailed(self, epoch: int, positions: IntervalSet) -> None:
+        """Let exactly the whole tasks at ``positions``, none of which waits otherwise, be those that never failed."""
+        self._runs.setdefault(epoch, Runs()).replace_unfailed(positions)
+        if not self._runs[epoch].size:
+            del self._runs[epoch]
+
+    def take_ready(self, epoch: int) -> Piece | None:
+        """Take the first piece of ``epoch`` that anybody may have."""
+        runs = self._runs.get(epoch)
+        part = self._parts[0] if self._parts and self._parts[0].epoch == epoch else None
+        if part is not None and (runs is None or part.position < next(iter(runs))[0]):
+            return self._parts.pop(0)
+        if runs is None:
+            return None
+        # The batch count is asked for first, as asking may fail and then nothing has changed.
+        batch_count = self._batch_count(epoch, next(iter(runs))[0])
+        position, failures = runs.take_first()
+        if not runs.size:
+            del self._runs[epoch]
+        return Piece(epoch, position, 0, batch_count, batch_count, failures)
+
+    def take_suspect(self, epoch: int) -> Piece | None:
+        """Take the first suspect of ``epoch``."""
+        if self._suspects and self._suspects[0].epoch == epoch:
+            return self._suspects.pop(0)
+        return None
+
+
+def _slice(pieces: list[Piece], low: tuple[int, ...], high: tuple[int, ...]) -> tuple[int, int]:
+    """(index, count) of the pieces whose place is from ``low`` to below ``high``."""
+    start = bisect_left(pieces, low, key=_place)
+    return start, bisect_left(pieces, high, key=_place) - start

@@ -1,0 +1,6 @@
+"""The arithmetic on blocks, compiled by numba. Only pservers load it; a trainer needs ``half_precision`` alone.
+
+* ``compiled`` compiles ``rules`` (every optimizer's update as a loop) and ``blocks`` (sums, checks, 16-bit conversion).
+* ``subnormals`` has subnormal numbers count as zero in them.
+* ``half_precision``: which dtypes have 16 bits, and how their bits are carried where NumPy does not know them.
+"""

@@ -1,0 +1,110 @@
+"""Loops over one received block that are no update rule, for numba to compile: sums, checks and 16-bit conversion.
+
+See ``flightedl.kernels.rules`` for what keeps such loops fast. 16-bit floats come as their bits, because NumPy
+has no bfloat16: pass ``array.view(np.uint32)`` for float32.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from flightedl.kernels.subnormals import flush_subnormals, restore_subnormals
+
+Floats = npt.NDArray[Any]
+
+#: Elements that are converted in several passes while they are in the cache.
+_PIECE = 1024
+_TWO_TO_112 = np.float32(2.0**112)
+
+
+def accumulate_first(total: Floats, gradient: Floats, weight: float) -> None:
+    """``total = weight * gradient``: opens a sum without clearing it before."""
+    state = flush_subnormals()
+    for i in range(total.size):
+        total[i] = weight * gradient[i]
+    restore_subnormals(state)
+
+
+def accumulate(total: Floats, gradient: Floats, weight: float) -> None:
+    """``total += weight * gradient``."""
+    state = flush_subnormals()
+    for i in range(total.size):
+        total[i] += weight * gradient[i]
+    restore_subnormals(state)
+
+
+def all_finite(gradient: Floats) -> bool:
+    """Whether no element is NaN or infinite.
+
+    0 * x is NaN for both, and a NaN stays in a sum. Compiled with reassociation, which lets the sum vectorize; nothing
+    else is relaxed, so NaN keeps its meaning.
+    """
+    state = flush_subnormals()
+    zero = gradient.dtype.type(0)
+    total = gradient.dtype.type(0)
+    for i in range(gradient.size):
+        total += gradient[i] * zero
+    restore_subnormals(state)
+    return bool(total == zero)
+
+
+def bfloat16_to_float32(bits: npt.NDArray[np.uint16], out: npt.NDArray[np.uint32]) -> None:
+    """Exact: a bfloat16 is the upper half of a float32."""
+    for i in range(out.size):
+        out[i] = np.uint32(bits[i]) << np.uint32(16)
+
+
+def float32_to_bfloat16(bits: npt.NDArray[np.uint32], out: npt.NDArray[np.uint16]) -> None:
+    """Round to nearest, ties to even; NaN stays NaN, what is beyond the largest becomes infinite."""
+    for i in range(out.size):
+        b = bits[i]
+        rounded = np.uint32(b + np.uint32(0x7FFF) + ((b >> np.uint32(16)) & np.uint32(1))) >> np.uint32(16)
+        quiet = (b >> np.uint32(16)) | np.uint32(0x40)
+        out[i] = np.uint16(quiet if (b & np.uint32(0x7FFFFFFF)) > np.uint32(0x7F800000) else rounded)
+
+
+def float16_to_float32(
+    bits: npt.NDArray[np.uint16], out: npt.NDArray[np.uint32], floats: npt.NDArray[np.float32]
+) -> None:
+    """Exact. ``floats`` is the memory of ``out``: the exponent moves by a multiplication, which subnormals need."""
+    for start in range(0, out.size, _PIECE):
+        short = bits[start : start + _PIECE]
+        wide, wide_floats = out[start : start + _PIECE], floats[start : start + _PIECE]
+        for i in range(wide.size):
+            wide[i] = np.uint32(short[i] & np.uint16(0x7FFF)) << np.uint32(13)
+        for i in range(wide.size):
+            wide_floats[i] *= _TWO_TO_112
+        for i in range(wide.size):
+            b = np.uint32(short[i])
+            special = np.uint32(0x7F800000) if (b & np.uint32(0x7C00)) == np.uint32(0x7C00) else np.uint32(0)
+            wide[i] |= ((b & np.uint32(0x8000)) << np.uint32(16)) | special
+
+
+def float32_to_float16(
+    bits: npt.NDArray[np.uint32], floats: npt.NDArray[np.float32], out: npt.NDArray[np.uint16]
+) -> None:
+    """Round to nearest, ties to even; NaN stays NaN, what is beyond the largest becomes infinite.
+
+    ``floats`` is the memory of ``bits``. What is subnormal as float16 is rounded by adding 0.5, whose last place is
+    just the smallest of them.
+    """
+    rounded = np.empty(_PIECE, np.float32)
+    rounded_bits = rounded.view(np.uint32)
+    for start in range(0, out.size, _PIECE):
+        short = out[start : start + _PIECE]
+        wide, wide_floats = bits[start : start + _PIECE], floats[start : start + _PIECE]
+        for i in range(short.size):
+            rounded[i] = abs(wide_floats[i]) + np.float32(0.5)
+        for i in range(short.size):
+            b = wide[i]
+            magnitude = b & np.uint32(0x7FFFFFFF)
+            odd = (magnitude >> np.uint32(13)) & np.uint32(1)
+            normal = np.uint32(magnitude - np.uint32(0x38000000) + np.uint32(0x0FFF) + odd) >> np.uint32(13)
+            subnormal = np.uint32(rounded_bits[i] - np.uint32(0x3F000000))
+            half = subnormal if magnitude < np.uint32(0x38800000) else normal
+            half = np.uint32(0x7C00) if magnitude >= np.uint32(0x47800000) else half
+            half = np.uint32(0x7E00) if magnitude > np.uint32(0x7F800000) else half
+            short[i] = np.uint16(((b >> np.uint32(16)) & np.uint32(0x8000)) | half)

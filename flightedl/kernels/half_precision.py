@@ -1,0 +1,93 @@
+"""16-bit floats: their limits, and whole-array NumPy conversions for who need not be fast (else ``kernels.compiled``).
+
+bfloat16 is the upper half of a float32: the range of it, 8 bits of precision. float16 has 11 bits, and a range up to
+65,504. Rounding is to nearest, ties to even. Both come as (n,) uint16, their bits.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from flightedl.errors import UsageError
+
+Floats = npt.NDArray[np.float32]
+Bits = npt.NDArray[np.uint16]
+
+#: What ``wire`` can be; empty: as declared.
+KINDS = ("", "bfloat16", "float16")
+ITEM_BYTES = 2
+
+
+#: Their largest finite value, and the smallest float32 that is rounded to infinity.
+_LARGEST = {"bfloat16": 3.3895313892515355e38, "float16": 65504.0}
+_TOO_LARGE = {"bfloat16": 3.3961775292304601e38, "float16": 65520.0}
+#: Set in what is infinite or no number.
+_EXPONENTS = {"bfloat16": 0x7F80, "float16": 0x7C00}
+
+
+def largest(kind: str) -> float:
+    """The largest finite value."""
+    return _LARGEST[kind]
+
+
+def too_large(kind: str) -> float:
+    """What is rounded to infinity, and all beyond; of no kind: infinity."""
+    return _TOO_LARGE.get(kind, math.inf)
+
+
+def array_dtype(name: str) -> np.dtype[Any]:
+    """NumPy's dtype of a parameter.
+
+    Raises:
+        UsageError: it is bfloat16, which NumPy has from a package that is not installed.
+    """
+    if name != "bfloat16":
+        return np.dtype(name)
+    try:
+        import ml_dtypes
+    except ImportError:
+        raise UsageError("bfloat16 parameters need the package ml_dtypes here: pip install ml_dtypes") from None
+    dtype: np.dtype[Any] = np.dtype(ml_dtypes.bfloat16)
+    return dtype
+
+
+def is_finite(bits: Bits, kind: str) -> bool:
+    """Whether all of (n,) 16-bit floats are finite."""
+    mask = np.uint16(_EXPONENTS[kind])
+    return bool((np.bitwise_and(bits, mask) != mask).all())
+
+
+def check_kind(kind: str) -> None:
+    """UsageError unless there is such a wire format."""
+    if kind not in KINDS:
+        raise UsageError(f"wire is {kind!r:.40}, but it can be bfloat16, float16, or left out")
+
+
+def item_bytes(kind: str, dtype: str) -> int:
+    """Bytes of an element on the wire that is stored as ``dtype``; only float32 is shortened."""
+    return ITEM_BYTES if kind and dtype == "float32" else np.dtype(dtype).itemsize
+
+
+def shortened(values: Floats, kind: str) -> Bits:
+    """Round (n,) finite float32 to (n,) 16-bit floats, as bits. What is beyond the range becomes infinite."""
+    if kind == "float16":
+        with np.errstate(over="ignore"):
+            return values.astype(np.float16).view(np.uint16)
+    bits = values.view(np.uint32)
+    rounded = bits >> np.uint32(16)
+    rounded &= np.uint32(1)
+    rounded += bits
+    rounded += np.uint32(0x7FFF)
+    return np.ascontiguousarray(rounded.view(np.uint16)[1::2])
+
+
+def widened(data: memoryview, kind: str, out: npt.NDArray[Any]) -> None:
+    """Exactly the 16-bit floats in ``data``, into (n,) float32."""
+    if kind == "float16":
+        out[:] = np.frombuffer(data, np.float16)
+        return
+    np.left_shift(np.frombuffer(data, np.uint16), np.uint32(16), out=out.view(np.uint32), dtype=np.uint32)

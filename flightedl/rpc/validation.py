@@ -1,0 +1,197 @@
+"""What is checked of every received batch before anybody looks at its values, and the commit record of uploads.
+
+Order, because each step makes the next one safe: sizes, then ``validate(full=True)`` (a column with offsets outside its
+data crashes the process that reads it), then nulls. The stream's schema was compared once, when it opened: Arrow gives
+every batch of a stream the same one. Whether values are finite, and whose they are, is the handler's business.
+
+Uploads carry flat columns only (fixed width, binary, text): their cost to check and to count does not depend on what is
+in them. Arrow ends a broken-off upload exactly like a complete one, so the last message of every upload is the *commit
+record*, a message without a batch: ``{"commit": {"batches": n, "rows": n, "bytes": n}}``. ``bytes`` counts values, not
+padding, validity bits or offsets, so that writers in all languages agree on it.
+
+Arrow gives received buffers at any address, read-only, and a whole message is in memory before it is looked at: the
+limits here keep a big message from being *used*, not from being received. Only TLS keeps strangers from sending one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import msgspec
+import pyarrow as pa
+
+from flightedl.errors import MessageError, UsageError
+from flightedl.rpc.errors import shortened
+
+_COMMIT_PREFIX = b'{"commit":'
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchLimits:
+    """How much one batch and one stream may carry; a stream that exceeds them is refused."""
+
+    batch_rows: int = 1 << 20
+    batch_bytes: int = 64 << 20
+    stream_rows: int = 1 << 32
+    stream_bytes: int = 64 << 30
+    #: A message may carry a request of many batches beside a header of many parts.
+    metadata_bytes: int = 128 << 10
+
+
+class _Totals(msgspec.Struct, forbid_unknown_fields=True):
+    batches: int = 0
+    rows: int = 0
+    bytes: int = 0
+
+
+class _CommitRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    commit: _Totals
+
+
+def check_flat(schema: pa.Schema) -> None:
+    """UsageError unless all columns are of fixed width, binary or text."""
+    for field in schema:
+        _bits_per_value(field)
+
+
+def check_schema(received: pa.Schema, declared: pa.Schema) -> None:
+    """MessageError unless names, types, order and nullability are the declared ones; metadata does not count."""
+    if not received.equals(declared, check_metadata=False):
+        raise MessageError(f"the stream's schema is [{_brief(received)}], but it must be [{_brief(declared)}]")
+
+
+class Tally:
+    """Counts what passes in one direction of one upload, and makes or checks its commit record.
+
+    The work is per column, not per value: it runs between two messages of a megabyte, when nothing of Python is in the
+    processor's cache any more.
+    """
+
+    __slots__ = ("_binary", "_limits", "_not_null", "_odd_bits", "_row_bytes", "_totals")
+
+    def __init__(self, schema: pa.Schema, limits: BatchLimits) -> None:
+        bits = [_bits_per_value(field) for field in schema]
+        #: Bytes of a row in columns whose values are whole bytes.
+        self._row_bytes = sum(count // 8 for count in bits if count and count % 8 == 0)
+        #: Widths of the columns that pack several values into a byte.
+        self._odd_bits = [count for count in bits if count and count % 8]
+        #: Columns of variable width, with the format of their offsets.
+        self._binary: list[tuple[int, Literal["i", "q"]]] = [
+            (number, "q" if _is_large(schema.field(number).type) else "i")
+            for number, count in enumerate(bits)
+            if count is None
+        ]
+        self._not_null = not_null_columns(schema)
+        self._limits = limits
+        self._totals = _Totals()
+
+    def take(self, batch: pa.RecordBatch) -> list[pa.Array]:
+        """Check and count a received batch; MessageError unless it is sound and within the limits.
+
+        Returns:
+            Its columns: getting them again costs as much as the checks do.
+        """
+        columns = check_batch(batch, self._limits, self._not_null)
+        self.add(batch, columns)
+        return columns
+
+    def add(self, batch: pa.RecordBatch, columns: Sequence[pa.Array] | None = None) -> int:
+        """Count a sound batch and return the bytes of its values; MessageError when the stream exceeds its limits."""
+        rows = batch.num_rows
+        size_bytes: int = rows * self._row_bytes
+        for bits in self._odd_bits:
+            size_bytes += (rows * bits + 7) // 8
+        if rows:
+            for number, offset_format in self._binary:
+                column = batch.column(number) if columns is None else columns[number]
+                offsets = _offsets(column, rows, offset_format)
+                size_bytes += int(offsets[column.offset + rows] - offsets[column.offset])
+        self.add_known(rows, size_bytes)
+        return size_bytes
+
+    def add_known(self, rows: int, size_bytes: int) -> None:
+        """Count a sound batch whose rows and bytes are known; MessageError as ``add``."""
+        totals, limits = self._totals, self._limits
+        totals.batches += 1
+        totals.rows += rows
+        totals.bytes += size_bytes
+        if totals.rows > limits.stream_rows or totals.bytes > limits.stream_bytes:
+            raise MessageError(f"the stream carries more than {limits.stream_rows} rows or {limits.stream_bytes} bytes")
+
+    def commit_record(self) -> bytes:
+        """The message that ends this upload."""
+        return msgspec.json.encode(_CommitRecord(self._totals))
+
+    def check(self, record: bytes) -> None:
+        """MessageError unless the commit record agrees with what was counted."""
+        try:
+            declared = msgspec.json.decode(record, type=_CommitRecord).commit
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+            raise MessageError("the upload's commit record is not valid") from None
+        if declared != self._totals:
+            raise MessageError(f"the upload's commit record says {declared}, but {self._totals} arrived")
+
+
+def check_batch(batch: pa.RecordBatch, limits: BatchLimits, not_null: Sequence[int]) -> list[pa.Array]:
+    """Its columns; MessageError unless it is within its limits, sound in itself, and without nulls where none may be.
+
+    Args:
+        batch: As received.
+        limits: For one batch.
+        not_null: Numbers of the columns that are declared without nulls.
+    """
+    if batch.num_rows > limits.batch_rows:
+        raise MessageError(f"a batch has {batch.num_rows} rows, at most {limits.batch_rows} are allowed")
+    size_bytes = batch.get_total_buffer_size()
+    if size_bytes > limits.batch_bytes:
+        raise MessageError(f"a batch has {size_bytes} bytes, at most {limits.batch_bytes} are allowed")
+    try:
+        batch.validate(full=True)
+    except pa.ArrowException as error:
+        raise MessageError(f"a batch is not sound: {shortened(str(error), 200)}") from None
+    columns: list[pa.Array] = batch.columns
+    for number in not_null:
+        if columns[number].null_count:
+            raise MessageError(f"column {shortened(batch.schema.field(number).name, 80)!r} has a null")
+    return columns
+
+
+def not_null_columns(schema: pa.Schema) -> list[int]:
+    """Numbers of the columns that are declared without nulls."""
+    return [number for number, field in enumerate(schema) if not field.nullable]
+
+
+def _offsets(column: pa.Array, rows: int, offset_format: Literal["i", "q"]) -> memoryview:
+    """The offsets of a column that is not empty; the buffer of a hostile one may have any length."""
+    end = (column.offset + rows + 1) * (4 if offset_format == "i" else 8)
+    return memoryview(column.buffers()[1]).cast("B")[:end].cast(offset_format)
+
+
+def is_commit_record(metadata: bytes) -> bool:
+    """Whether a message without a batch ends the upload."""
+    return metadata.startswith(_COMMIT_PREFIX)
+
+
+def _brief(schema: pa.Schema) -> str:
+    fields = (f"{field.name}: {field.type}{'' if field.nullable else ' not null'}" for field in schema)
+    return shortened(", ".join(fields), 150)
+
+
+def _bits_per_value(field: pa.Field) -> int | None:
+    """Width of a fixed-width column, None for binary and text; UsageError for all others."""
+    kind = field.type
+    if pa.types.is_binary(kind) or pa.types.is_string(kind) or _is_large(kind):
+        return None
+    try:
+        bits: int = 0 if pa.types.is_nested(kind) or pa.types.is_dictionary(kind) else kind.bit_width
+    except ValueError:
+        bits = 0
+    if not bits:
+        raise UsageError(f"column {field.name!r} is {kind}, but streams to a server carry flat columns only")
+    return bits
+
+
+def _is_large(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_large_binary(kind) or pa.types.is_large_string(kind))

@@ -1,0 +1,197 @@
+"""Every update rule in plain NumPy: what the kernels must agree with, formula by formula.
+
+``update`` takes a block from ``version`` to ``version + 1`` in place. Constants are computed in float64 and rounded
+once to the block's type; all arithmetic is in the block's type, in the order written here. The step number t of bias
+corrections is ``version + 1``: the first update has t = 1.
+
+With g the gradient after scaling, clipping and (where coupled) weight decay, and w the values, each rule's docstring
+gives its formula and where it comes from. Where torch.optim has the rule, the result is torch's.
+"""
+
+# ruff: noqa: ARG001 - every rule takes the same arguments, so that a table can call it
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from flightedl.domain.model.optimizers import (
+    LAMB,
+    SGD,
+    Adadelta,
+    Adagrad,
+    Adam,
+    AdamW,
+    Ftrl,
+    Momentum,
+    Optimizer,
+    RMSprop,
+)
+
+Floats = npt.NDArray[Any]
+
+
+def initial_slots(optimizer: Optimizer, size: int, dtype: npt.DTypeLike) -> tuple[Floats, ...]:
+    """The slots of a block of ``size`` elements before its first update, each (size,) of ``dtype``."""
+    return tuple(np.full(size if slot.per_element else 1, slot.initial, dtype) for slot in optimizer.slots)
+
+
+def update(
+    optimizer: Optimizer,
+    values: Floats,
+    gradient: Floats,
+    slots: Sequence[Floats],
+    version: int,
+    scale: float = 1.0,
+    rate_factor: float = 1.0,
+) -> None:
+    """Apply one gradient to a block, in place.
+
+    Args:
+        optimizer: Settings of this parameter (``Optimizer.for_parameter``).
+        values: (n,) float32 or float64, changed.
+        gradient: (n,) of the same dtype, not changed.
+        slots: One (n,) array for each of ``optimizer.slots``, changed.
+        version: Updates applied to the block before this one.
+        scale: The gradient is multiplied by it: 1 / total weight, for a mean.
+        rate_factor: The learning rate is multiplied by it, for stale gradients.
+    """
+    g = gradient * values.dtype.type(scale)
+    if optimizer.clip_value is not None:
+        g = np.clip(g, -optimizer.clip_value, optimizer.clip_value)
+    rate = optimizer.rate_at(version) * rate_factor
+    if optimizer.weight_decay and not isinstance(optimizer, AdamW | LAMB):
+        g = g + optimizer.weight_decay * values
+    with np.errstate(under="ignore"):
+        _RULES[type(optimizer)](optimizer, values, g, slots, rate, version + 1)
+
+
+def _sgd(optimizer: SGD, w: Floats, g: Floats, slots: Sequence[Floats], rate: float, t: int) -> None:
+    """``w -= rate * g``."""
+    w -= rate * g
+
+
+def _momentum(optimizer: Momentum, w: Floats, g: Floats, slots: Sequence[Floats], rate: float, t: int) -> None:
+    """``u = momentum * u + g``; ``w -= rate * u``, or Nesterov's ``w -= rate * (g + momentum * u)``.
+
+    Sutskever et al. 2013 in torch's form, where the rate is outside of the velocity.
+    """
+    (velocity,) = slots
+    velocity[:] = optimizer.momentum * velocity + g
+    w -= rate * (g + optimizer.momentum * velocity if optimizer.nesterov else velocity)
+
+
+def _adagrad(optimizer: Adagrad, w: Floats, g: Floats, slots: Sequence[Floats], rate: float, t: int) -> None:
+    """``s += g**2``; ``w -= rate * g / (sqrt(s) + eps)``: Duchi et al. 2011, diagonal form."""
+    (square_sum,) = slots
+    square_sum += g * g
+    w -= rate * g / (np.sqrt(square_sum) + optimizer.eps)
+
+
+def _adadelta(optimizer: Adadelta, w: Floats, g: Floats, slots: Sequence[Floats], rate: float, t: int) -> None:
+    """``s = rho s + (1-rho) g**2``; ``d = sqrt(a + eps) / sqrt(s + eps) * g``; ``w -= rate * d``.
+
+    ``a = rho a + (1-rho) d**2`` comes after d. Zeiler 2012, algorithm 1, with torch's rate.
+    """
+    square_average, step_average = slots
+    square_average[:] = optimizer.rho * square_average + (1 - optimizer.rho) * g * g
+    step = np.sqrt((step_average + optimizer.eps) / (square_average + optimizer.eps)) * g
+    step_average[:] = optimizer.rho * step_average + (1 - optimizer.rho) * step * step
+    w -= rate * step
+
+
+def _rmsprop(optimizer: RMSprop, w: Floats, g: Floats, slots: Sequence[Floats], rate: float, t: int) -> None:
+    """``s = alpha s + (1-alpha) g**2``; ``d = g / (sqrt(s) + eps)``; ``w -= rate * d``.
+
+    Centered (Graves 2013, eq. 38-45): ``a = a + (1-alpha)(g - a)``, and ``s - a**2`` in the place of s. With momentum:
+    ``u = momentum u + d``, ``w -= rate * u``. torch's forms. ``s - a**2`` below zero, by rounding, counts as zero.
+    """
+    rest = list(slots)
+    square_average = rest.pop(0)
+    square_average[:] = optimizer.alpha * square_average + (1 - optimizer.alpha) * g * g
+    variance = square_average
+    if optimizer.centered:
+        average = rest.pop(0)
+        average += (1 - optimizer.alpha) * (g - average)
+        variance = np.maximum(square_average - average * average, 0)
+    step = g / (np.sqrt(variance) + optimizer.eps)
+    if optimizer.momentum:
+        velocity = rest.pop(0)
+        velocity[:] = optimizer.momentum * velocity + step
+        step = velocity
+    w -= rate * step
+
+
+def _adam(optimizer: Adam, w: Floats, g: Floats, slots: Sequence[Floats], rate: float, t: int) -> None:
+    """``m += (1-beta1)(g - m)``; ``v = beta2 v + (1-beta2) g**2``; ``w -= rate * m' / (sqrt(v') + eps)``.
+
+    ``m' = m / (1 - beta1**t)``, ``v' = v / (1 - beta2**t)``: Kingma & Ba 2015, algorithm 1. AMSGrad (Reddi et al. 2018)
+    takes the largest v so far, as torch before its bias correction. AdamW (Loshchilov & Hutter 2019, algorithm 2) first
+    ``w *= 1 - rate * weight_decay``.
+    """
+    average, square_average = slots[:2]
+    average += (1 - optimizer.beta1) * (g - average)
+    square_average[:] = optimizer.beta2 * square_average + (1 - optimizer.beta2) * g * g
+    largest = square_average
+    if optimizer.amsgrad:
+        largest = slots[2]
+        np.maximum(largest, square_average, out=largest)
+    if isinstance(optimizer, AdamW):
+        w *= 1 - rate * optimizer.weight_decay
+    correction = 1 / math.sqrt(1 - optimizer.beta2**t)
+    w -= rate / (1 - optimizer.beta1**t) * average / (np.sqrt(largest) * correction + optimizer.eps)
+
+
+def _ftrl(optimizer: Ftrl, w: Floats, g: Floats, slots: Sequence[Floats], rate: float, t: int) -> None:
+    """``n' = n + g**2``; ``z += g - (sqrt(n') - sqrt(n)) / rate * w``; ``w`` minimizes the sum so far.
+
+    ``w = 0`` where ``|z| <= l1``, else ``(sign(z) l1 - z) / ((beta + sqrt(n')) / rate + 2 l2)``: McMahan et al. 2013,
+    algorithm 1, with TensorFlow's factor 2 at l2. At a rate of zero nothing changes.
+    """
+    if rate == 0:
+        return
+    square_sum, linear = slots
+    root = np.sqrt(square_sum)
+    square_sum += g * g
+    new_root = np.sqrt(square_sum)
+    linear += g - (new_root - root) * (1 / rate) * w
+    pull = np.copysign(np.maximum(np.abs(linear) - w.dtype.type(optimizer.l1), 0), linear)
+    divisor = (new_root + optimizer.beta) * (1 / rate) + 2 * optimizer.l2
+    w[:] = np.where(pull == 0, 0, -pull / np.where(divisor == 0, 1, divisor))
+
+
+def _lamb(optimizer: LAMB, w: Floats, g: Floats, slots: Sequence[Floats], rate: float, t: int) -> None:
+    """Adam's m' and v'; ``d = m' / (sqrt(v') + eps) + weight_decay * w``; ``w -= rate * |w| / |d| * d``.
+
+    You et al. 2020, algorithm 2, with the identity as phi; the ratio is 1 where a norm is zero. Norms are of the block.
+    """
+    average, square_average = slots
+    average += (1 - optimizer.beta1) * (g - average)
+    square_average[:] = optimizer.beta2 * square_average + (1 - optimizer.beta2) * g * g
+    correction = 1 / math.sqrt(1 - optimizer.beta2**t)
+    direction = 1 / (1 - optimizer.beta1**t) * average / (np.sqrt(square_average) * correction + optimizer.eps)
+    direction += optimizer.weight_decay * w
+    values_norm, direction_norm = (math.sqrt(float(np.sum(np.square(x, dtype=np.float64)))) for x in (w, direction))
+    w -= rate * trust_ratio(values_norm, direction_norm) * direction
+
+
+def trust_ratio(values_norm: float, direction_norm: float) -> float:
+    """LAMB's ratio of the two norms; 1 where one of them is zero."""
+    return values_norm / direction_norm if values_norm > 0 and direction_norm > 0 else 1.0
+
+
+_RULES: dict[type[Optimizer], Callable[[Any, Floats, Floats, Sequence[Floats], float, int], None]] = {
+    SGD: _sgd,
+    Momentum: _momentum,
+    Adagrad: _adagrad,
+    Adadelta: _adadelta,
+    RMSprop: _rmsprop,
+    Adam: _adam,
+    AdamW: _adam,
+    Ftrl: _ftrl,
+    LAMB: _lamb,
+}
