@@ -74,7 +74,7 @@ class Servers:
                 connection for place, (record, connection) in self._connections.items() if present.get(place) != record
             ]
         for connection in left:
-            connection.sever()
+            connection.abort_connections()
 
     def follow(self, election: Entry) -> None:
         """From now on work for the model that this election gave its first values, and no other."""

@@ -20,7 +20,7 @@ from flightedl.domain.trainer.membership import Denied, Joined, NotYet, TrainerM
 from flightedl.errors import MessageError
 from flightedl.messages.base import decode, encode
 from flightedl.messages.tasks import JoinReply, TasksReply
-from flightedl.rpc.dialogue import Dialogue
+from flightedl.rpc.request_stream import RequestStream
 
 
 class Participation:
@@ -32,7 +32,7 @@ class Participation:
         waiting: Begins a wait of the user's thread.
         began_anew: The registration is another one: what was held under the old one is somebody else's.
         batch_done: A batch of so many records was worked through; whether the model got nothing from it.
-        dialogue: Makes a way to ask the master for tasks.
+        requests: Makes a way to ask the master for tasks.
     """
 
     def __init__(
@@ -42,14 +42,14 @@ class Participation:
         waiting: Callable[[], Waiting],
         began_anew: Callable[[], None],
         batch_done: Callable[[int, bool], None],
-        dialogue: Callable[[], Dialogue],
+        requests: Callable[[], RequestStream],
     ) -> None:
         self._registration = registration
         self._servers = servers
         self._waiting = waiting
         self._began_anew = began_anew
         self._batch_done = batch_done
-        self._dialogue = dialogue
+        self._request_stream = requests
         self._end = JobEnd(self._ask_once)
         self._parameters: Parameters | None = None
         self._current: CurrentBatch | None = None
@@ -169,23 +169,23 @@ class Participation:
         """Let a pserver be read; after the job's end only one that has everything. Errors as ``JobEnd``'s."""
         self._end.require_final(index, generation)
 
-    def ask(self, dialogue: Dialogue) -> TasksReply:
+    def ask(self, requests: RequestStream) -> TasksReply:
         """How far the job is; reports nothing and takes no work."""
-        return self.fetch(dialogue, Ask(Reports(), (), 0, 0.0, 0))
+        return self.fetch(requests, Ask(Reports(), (), 0, 0.0, 0))
 
     def _ask_once(self) -> TasksReply:
-        dialogue = self._dialogue()
+        requests = self._request_stream()
         try:
-            return self.ask(dialogue)
+            return self.ask(requests)
         finally:
-            dialogue.rest()
+            requests.close_idle()
 
-    def fetch(self, dialogue: Dialogue, ask: Ask, evaluation: str = "") -> TasksReply:
-        """Report to the master and ask it for work, on the thread whose dialogue it is."""
+    def fetch(self, requests: RequestStream, ask: Ask, evaluation: str = "") -> TasksReply:
+        """Report to the master and ask it for work, on the thread whose stream it is."""
         self._renew_registration()
         member = self.member
         ticket = ask.ticket(self.trainer, self.generation, evaluation)
-        answer = dialogue.ask(self._servers.master(), encode(ticket), timeout_s=SLICE_S + ask.wait_s)
+        answer = requests.ask(self._servers.master(), encode(ticket), timeout_s=SLICE_S + ask.wait_s)
         reply = decode(answer, TasksReply)
         if not all(assignment.chunks for assignment in reply.assignments):
             raise MessageError("the master does not say where a task's records are: update flightedl on all machines")

@@ -59,17 +59,17 @@ from flightedl.kernels.half_precision import check_kind
 from flightedl.messages.base import decode, encode
 from flightedl.messages.checkpoints import SaveModelReply, SaveModelRequest
 from flightedl.messages.declarations import (
-    DatasetReply,
+    DeclaredDataset,
+    DeclaredModel,
     EvaluationDeclaration,
     ModelDeclaration,
-    ModelReply,
     ParameterDeclaration,
 )
 from flightedl.messages.tasks import TasksReply
 from flightedl.ports import Clock
 from flightedl.process import tuning as process_tuning
 from flightedl.rpc.authentication import Credentials
-from flightedl.rpc.dialogue import Dialogue
+from flightedl.rpc.request_stream import RequestStream
 
 Answer = TypeVar("Answer")
 
@@ -149,7 +149,7 @@ class Job:
             self._waits.begin,
             self._began_anew,
             self._progress.batch,
-            self._dialogue,
+            self._request_stream,
         )
         self._files = FsspecFiles()
         self._once = OnceNames(self._coordinator, self._keys, self._registration, self._waits.begin)
@@ -231,7 +231,7 @@ class Job:
         if decode is not None:
             arguments.function_of("decode", decode)
         spec = spec_of(declaration)
-        declared = self._ask_master("declare_dataset", encode(declaration), DatasetReply)
+        declared = self._ask_master("declare_dataset", encode(declaration), DeclaredDataset)
 
         def read(task: AssignedTask) -> Iterator[pa.RecordBatch]:
             return self._read(task, spec, schema=schema_of(declared), decode=decode)
@@ -301,7 +301,7 @@ class Job:
             mode=chosen_mode.to_json(),
             wire=wire,
         )
-        declared = self._ask_master("declare_model", encode(declaration), ModelReply)
+        declared = self._ask_master("declare_model", encode(declaration), DeclaredModel)
         plan = plan_for(specs, declared.pservers, declared.cut_for)
         if plan.hash != declared.plan_hash:
             raise DeclarationError(
@@ -380,7 +380,7 @@ class Job:
         spec = spec_of(declaration)
         chosen_name = arguments.name_of("the name of an evaluation", name)
         request = encode(EvaluationDeclaration(name=chosen_name, dataset=declaration))
-        schema = schema_of(self._ask_master("declare_evaluation", request, DatasetReply))
+        schema = schema_of(self._ask_master("declare_evaluation", request, DeclaredDataset))
 
         def read(task: AssignedTask) -> Iterator[pa.RecordBatch]:
             return self._read(task, spec, schema=schema, decode=decode)
@@ -389,11 +389,11 @@ class Job:
 
         def fetch(ask: Ask) -> TasksReply:
             nonlocal last
-            last = self._participation.fetch(dialogue, ask, name)
+            last = self._participation.fetch(requests, ask, name)
             return last
 
-        dialogue = self._dialogue()
-        self._evaluation = TaskFeed(fetch, dialogue.rest, self._clock, self._cover_s)
+        requests = self._request_stream()
+        self._evaluation = TaskFeed(fetch, requests.close_idle, self._clock, self._cover_s)
         try:
             evaluation.run(self._evaluation, read, measure, self._waits.begin())
         finally:
@@ -413,10 +413,10 @@ class Job:
         raises BegunAnewError: the lost part is done again, by trainers that are started again.
         """
         self._require_open()
-        waiting, dialogue = self._waits.begin(), self._dialogue()
+        waiting, requests = self._waits.begin(), self._request_stream()
         for _ in waiting.steps():
             try:
-                if self._participation.ask(dialogue).outcome == "epochs_done":
+                if self._participation.ask(requests).outcome == "epochs_done":
                     break
             except FlightedlError as error:
                 if not is_transient(error):
@@ -424,7 +424,7 @@ class Job:
                 waiting.because(error)
             else:
                 waiting.patiently("the other trainers to finish their tasks")
-        dialogue.rest()
+        requests.close_idle()
         waiting.over()
 
     def stop(self) -> None:
@@ -438,11 +438,11 @@ class Job:
 
     def _open_feed(self) -> TaskFeed:
         self._require_open()
-        dialogue = self._dialogue()
-        return TaskFeed(partial(self._participation.fetch, dialogue), dialogue.rest, self._clock, self._cover_s)
+        requests = self._request_stream()
+        return TaskFeed(partial(self._participation.fetch, requests), requests.close_idle, self._clock, self._cover_s)
 
-    def _dialogue(self) -> Dialogue:
-        return Dialogue("tasks", self._clock)
+    def _request_stream(self) -> RequestStream:
+        return RequestStream("tasks", self._clock)
 
     def save_model(
         self,

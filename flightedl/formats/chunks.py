@@ -5,7 +5,7 @@ where it is, how many records it has, and which version of the file it was found
 trainer needs nothing else to read it (text formats also want the dataset's schema, see ``formats.text``).
 
 ``CHUNK_SCHEMA`` is how the chunks of a task cross the wire: one row for each chunk, in order; as a record batch for who
-gets a task, as rows of JSON in a dialogue.
+gets a task, as rows of JSON on a request stream.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ from pathlib import Path
 import pyarrow as pa
 
 from flightedl.formats.dataset_spec import DatasetSpec
-from flightedl.messages.declarations import DatasetDeclaration, DatasetReply
+from flightedl.messages.declarations import DatasetDeclaration, DeclaredDataset
 
 
 def spec_of(declared: DatasetDeclaration) -> DatasetSpec:
@@ -28,7 +28,7 @@ def spec_of(declared: DatasetDeclaration) -> DatasetSpec:
     )
 
 
-def schema_of(declared: DatasetReply) -> pa.Schema:
+def schema_of(declared: DeclaredDataset) -> pa.Schema:
     """Arrow schema of a dataset's records, all columns."""
     return pa.ipc.read_schema(pa.py_buffer(base64.b64decode(declared.schema)))
 

@@ -46,18 +46,18 @@ def marker_urls(patterns: Iterable[str]) -> tuple[str, ...]:
 
 
 @dataclass(frozen=True, slots=True)
-class Sighting:
+class Scan:
     """What one look comes to."""
 
     #: To be indexed, and then told by ``took`` or ``refuse``.
-    ripe: tuple[FileStat, ...]
-    #: There is more that is ripe: look again at once.
+    stable: tuple[FileStat, ...]
+    #: There is more that is stable: look again at once.
     has_more: bool
     #: Nothing is to come, and nothing that is there is left out.
     is_complete: bool
 
 
-class Following:
+class DirectoryFollower:
     """What is known of the files of one growing dataset. Not thread-safe.
 
     Args:
@@ -67,11 +67,11 @@ class Following:
     def __init__(self, taken: Iterable[FileStat] = ()) -> None:
         self._taken = {stat.url: stat for stat in taken}
         #: Seen once, or changed since they were seen.
-        self._unripe: dict[str, FileStat] = {}
+        self._unstable: dict[str, FileStat] = {}
         self._refused: dict[str, tuple[FileStat, str]] = {}
         self._lost: list[str] = []
 
-    def look(self, found: Sequence[FileStat], *, is_marked: bool) -> Sighting:
+    def look(self, found: Sequence[FileStat], *, is_marked: bool) -> Scan:
         """Take note of what is there; ``is_marked`` was found out before ``found`` was."""
         there = {stat.url: stat for stat in found}
         self._lost = [
@@ -81,16 +81,16 @@ class Following:
         ]
         self._refused = {url: refused for url, refused in self._refused.items() if url in there}
         new = {url: stat for url, stat in sorted(there.items()) if self._is_new(stat)}
-        ripe = [stat for url, stat in new.items() if is_marked or self._unripe.get(url) == stat]
+        stable = [stat for url, stat in new.items() if is_marked or self._unstable.get(url) == stat]
         taken: list[FileStat] = []
         size_bytes = 0
-        for stat in ripe[:TAKEN_LIMIT]:
+        for stat in stable[:TAKEN_LIMIT]:
             size_bytes += len(stat.url.encode()) + len(stat.version) + 50
             if taken and size_bytes > TAKEN_LIMIT_BYTES:
                 break
             taken.append(stat)
-        self._unripe = new
-        return Sighting(tuple(taken), len(taken) < len(ripe), is_complete=is_marked and len(taken) == len(new))
+        self._unstable = new
+        return Scan(tuple(taken), len(taken) < len(stable), is_complete=is_marked and len(taken) == len(new))
 
     def _is_new(self, stat: FileStat) -> bool:
         if stat.url in self._taken or stat.url.rpartition("/")[2].startswith(("_", ".")):
@@ -102,13 +102,13 @@ class Following:
         """These belong to the dataset now."""
         for stat in stats:
             self._taken[stat.url] = stat
-            self._unripe.pop(stat.url, None)
+            self._unstable.pop(stat.url, None)
             self._refused.pop(stat.url, None)
 
     def refuse(self, stat: FileStat, reason: str) -> None:
-        """This one cannot be used as it is; it is not ripe again before it changes."""
+        """This one cannot be used as it is; it is not stable again before it changes."""
         self._refused[stat.url] = (stat, reason)
-        self._unripe.pop(stat.url, None)
+        self._unstable.pop(stat.url, None)
 
     @property
     def trouble(self) -> str:

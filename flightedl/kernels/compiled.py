@@ -265,14 +265,14 @@ class HalfKernels:
     shorten_code: Any
     widen_code: Any
 
-    def shorten(self, values: npt.NDArray[np.float32], out: npt.NDArray[np.uint16]) -> None:
+    def to_half(self, values: npt.NDArray[np.float32], out: npt.NDArray[np.uint16]) -> None:
         """Round to nearest, ties to even; what is beyond the range becomes infinite."""
         if self.kind == "float16":
             self.shorten_code(values.view(np.uint32), values, out)
         else:
             self.shorten_code(values.view(np.uint32), out)
 
-    def widen(self, bits: npt.NDArray[np.uint16], out: npt.NDArray[np.float32]) -> None:
+    def to_float32(self, bits: npt.NDArray[np.uint16], out: npt.NDArray[np.float32]) -> None:
         """Exact."""
         if self.kind == "float16":
             self.widen_code(bits, out.view(np.uint32), out)

@@ -1,11 +1,12 @@
 """Whole jobs on one machine: a real etcd, real server processes, trainers, and somebody who watches over them.
 
-* ``processes``: children that cannot outlive their parent; ``undertaker`` is the process that sees to it.
+* ``processes``: children that cannot outlive their parent; ``orphan_reaper`` is the process that sees to it.
 * ``etcd``: an etcd of the job's own. ``policy``: what to do when a process ends (pure). ``supervisor``: does it.
 * ``cluster``: ``fe.local()``, the servers without trainers, for notebooks and tests.
 * ``run`` with ``progress``: ``flightedl run``, servers and trainers to the end of the job.
 * ``trainer``: the outermost frame of a trainer process, around the user's script.
-* ``burial``: ends the leases of processes that are known to be dead. ``failed``: failed and skipped work in words.
+* ``lease_cleaner``: ends the leases of processes that are known to be dead.
+* ``failed``: failed and skipped work in words.
 * ``verdict``: whether a job whose trainers ended well has done its work.
 * ``former``: what etcd keeps of an earlier job of the same name, and how it is forgotten.
 * ``liveness``: whether a job runs whose leases are in etcd, and who may start it.

@@ -38,10 +38,10 @@ from flightedl.config import (
 from flightedl.coordination.checkpoint_places import job_storage
 from flightedl.coordination.keys import JobKeys
 from flightedl.errors import FlightedlError, JobFailedError, UnavailableError, UsageError
-from flightedl.launch.burial import Burial
 from flightedl.launch.etcd import EmbeddedEtcd
 from flightedl.launch.failed import failed_tasks
 from flightedl.launch.former import forget, former_job, require_startable
+from flightedl.launch.lease_cleaner import LeaseCleaner
 from flightedl.launch.liveness import Liveness
 from flightedl.launch.policy import Account, Limits, Role, Slot
 from flightedl.launch.processes import Child, Children, OnLine
@@ -133,7 +133,7 @@ class LocalCluster:
         self._clock = SystemClock()
         #: Whether the leases of processes that are seen to end are ended at once; else they run their time, as on a
         #: cluster where nobody sees it.
-        self.buries = True
+        self.revokes_leases = True
         self._resources: contextlib.ExitStack | None = None
         self._supervisor: Supervisor | None = None
         self._storage: Storage | None = None
@@ -224,8 +224,8 @@ class LocalCluster:
                 self._etcd_address = etcd.address
                 starters[Slot(Role.ETCD, 0)] = lambda count: first if count == 1 else etcd.start_again()
             starters |= self._starters(children)
-            burial = Burial(self.etcd_address, self.job, self._clock)
-            stack.callback(burial.close)
+            cleaner = LeaseCleaner(self.etcd_address, self.job, self._clock)
+            stack.callback(cleaner.close)
             account = stack.enter_context(self.status())
             self._supervisor = Supervisor(
                 children,
@@ -233,7 +233,7 @@ class LocalCluster:
                 self._clock,
                 self._limits,
                 self._on_event,
-                lambda pid: burial.bury(pid) if self.buries else None,
+                lambda pid: cleaner.revoke_for(pid) if self.revokes_leases else None,
                 lambda: _account_of(account),
             )
             stack.callback(self._supervisor.stop)

@@ -82,7 +82,7 @@ class EmbeddedEtcd:
     """One etcd process with a temporary data directory.
 
     Args:
-        children: who starts the process and buries it.
+        children: starts the process and reaps it.
         program: the etcd to start; by default the one that :func:`find_etcd` finds.
     """
 

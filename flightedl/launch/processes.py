@@ -3,14 +3,14 @@
 Theory of operation: every child leads a process group and session of its own, so that a Ctrl-C at the terminal reaches
 the launcher alone and a kill reaches the child's own children. Nothing survives the launcher, however it dies, for two
 independent reasons: the kernel kills each child with the *thread* that started it (``PR_SET_PDEATHSIG``; all
-starts happen on one thread that lives as long as the :class:`Children`), and the undertaker process kills all groups on
+starts happen on one thread that lives as long as the :class:`Children`), and the reaper process kills all groups on
 its list when its input ends.
 
 Standard output and error of a child are one stream, read by one thread, written to the child's log file and handed
 line by line to ``on_line``. The last lines are kept, for messages about its end.
 
 Not guaranteed: a grandchild that makes a session of its own is not followed. The parent-death signal exists on Linux
-only; elsewhere the undertaker does all.
+only; elsewhere the orphan reaper does all.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from types import TracebackType
 from typing import IO, Self
 
 from flightedl.errors import UsageError
-from flightedl.launch import undertaker
-from flightedl.launch.undertaker import kill_group
+from flightedl.launch import orphan_reaper
+from flightedl.launch.orphan_reaper import kill_group
 
 #: Takes the child's name and one line without its end. Called from the child's reader thread; must not raise.
 OnLine = Callable[[str, str], None]
@@ -163,8 +163,8 @@ class Children:
         self._lock = threading.Lock()
         log_directory.mkdir(parents=True, exist_ok=True)
         self._starter = ThreadPoolExecutor(1, thread_name_prefix="starts-children")
-        self._undertaker = subprocess.Popen(
-            [sys.executable, "-I", "-S", undertaker.__file__],
+        self._reaper = subprocess.Popen(
+            [sys.executable, "-I", "-S", orphan_reaper.__file__],
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
@@ -228,7 +228,7 @@ class Children:
 
     def remove_directory(self, directory: Path) -> None:
         """Remove an adopted directory now."""
-        undertaker.remove_directory(str(directory))
+        orphan_reaper.remove_directory(str(directory))
         self._tell(f"forget-directory {directory}")
 
     def stop(self, children: Sequence[Child], grace_s: float) -> None:
@@ -248,15 +248,15 @@ class Children:
             self.forget(child)
 
     def close(self) -> None:
-        """Kill what still runs and end the undertaker, which removes the adopted directories."""
+        """Kill what still runs and end the orphan reaper, which removes the adopted directories."""
         with self._lock:
             left = list(self._running.values())
         self.stop(left, grace_s=0.0)
-        stream = self._undertaker.stdin
+        stream = self._reaper.stdin
         assert stream is not None
         with contextlib.suppress(BrokenPipeError):
             stream.close()
-        self._undertaker.wait()
+        self._reaper.wait()
         self._starter.shutdown()
 
     def __enter__(self) -> Self:
@@ -268,7 +268,7 @@ class Children:
         self.close()
 
     def _tell(self, line: str) -> None:
-        stream = self._undertaker.stdin
+        stream = self._reaper.stdin
         assert stream is not None
         with self._lock, contextlib.suppress(BrokenPipeError, ValueError):
             stream.write(line + "\n")

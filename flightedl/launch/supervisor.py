@@ -88,7 +88,7 @@ class Supervisor:
     """Keeps one process running in each slot. Thread-safe.
 
     Args:
-        children: starts and buries processes.
+        children: starts processes and reaps them.
         starters: how to fill each slot; they are first filled in this order.
         clock: for delays and run times.
         limits: when to give up.

@@ -6,7 +6,7 @@ import logging
 
 from flightedl.coordination.keeper import HeldKey
 from flightedl.coordination.keys import JobKeys
-from flightedl.domain.recovery.reinitialization import BeginAnew
+from flightedl.domain.recovery.reinitialization import Reinitialize
 from flightedl.ports import CreatedAt, Delete
 
 _log = logging.getLogger(__name__)
@@ -15,7 +15,7 @@ _log = logging.getLogger(__name__)
 _CONDITIONS_LIMIT = 120
 
 
-def delete_election(held: HeldKey, keys: JobKeys, step: BeginAnew) -> None:
+def delete_election(held: HeldKey, keys: JobKeys, step: Reinitialize) -> None:
     """Let the trainers elect again; repeated until what the pservers say has changed.
 
     Raises:

@@ -16,9 +16,9 @@ from flightedl.master.indexing import DatasetIndexing
 from flightedl.master.state import JobState
 from flightedl.messages.declarations import (
     DatasetDeclaration,
-    DatasetReply,
+    DeclaredDataset,
+    DeclaredModel,
     ModelDeclaration,
-    ModelReply,
 )
 
 _log = logging.getLogger(__name__)
@@ -42,7 +42,7 @@ class Declaring:
         self._growing = growing
         self._indexing = indexing
 
-    def dataset(self, declared: DatasetDeclaration) -> DatasetReply:
+    def dataset(self, declared: DatasetDeclaration) -> DeclaredDataset:
         """First declaration wins.
 
         Raises:
@@ -75,7 +75,7 @@ class Declaring:
         self._growing.begin()
         return known
 
-    def _resumed(self, known: DatasetReply, declared: DatasetDeclaration) -> DatasetReply:
+    def _resumed(self, known: DeclaredDataset, declared: DatasetDeclaration) -> DeclaredDataset:
         """Locked: the first declaration of a job that goes on from a checkpoint says how it goes on.
 
         That is how many epochs there are to be, and how those are shuffled that have not begun.
@@ -109,7 +109,7 @@ class Declaring:
                 work.queue.first_unbegun_epoch + 1,
             )
 
-    def model(self, declared: ModelDeclaration) -> ModelReply:
+    def model(self, declared: ModelDeclaration) -> DeclaredModel:
         """First declaration wins; of a job that was resumed, the first one since, which may change settings.
 
         Raises:
@@ -124,7 +124,7 @@ class Declaring:
             Optimizer.from_json(declared.optimizer).check_names([spec.name for spec in specs])
             Mode.from_json(declared.mode)
             plan = plan_for(specs, state.pserver_count)
-            reply = ModelReply(declaration=declared, pservers=state.pserver_count, plan_hash=plan.hash)
+            reply = DeclaredModel(declaration=declared, pservers=state.pserver_count, plan_hash=plan.hash)
             with state.changing() as core:
                 if core.declaration.model is None:
                     core.declaration = msgspec.structs.replace(core.declaration, model=reply)
@@ -141,7 +141,7 @@ class Declaring:
         state.wait_durable(revision)
         return known
 
-    def _model_again(self, known: ModelReply, declared: ModelDeclaration) -> ModelReply:
+    def _model_again(self, known: DeclaredModel, declared: ModelDeclaration) -> DeclaredModel:
         """Locked: the first declaration of a job that goes on from a checkpoint says how its optimizer is set.
 
         Pservers take a model over only when this is in etcd, so none of them has worked by the former settings.

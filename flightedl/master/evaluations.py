@@ -7,7 +7,7 @@ from collections.abc import Callable
 from flightedl.domain.queue.values import QueueSettings
 from flightedl.errors import DataError, UsageError
 from flightedl.master.indexing import DatasetIndexing, IndexedDataset
-from flightedl.messages.declarations import DatasetReply, EvaluationDeclaration
+from flightedl.messages.declarations import DeclaredDataset, EvaluationDeclaration
 
 
 class EvaluationDatasets:
@@ -19,7 +19,7 @@ class EvaluationDatasets:
         self._indexing: dict[str, DatasetIndexing] = {}
         self._found: dict[str, IndexedDataset] = {}
 
-    def index(self, name: str, wanted: DatasetReply | EvaluationDeclaration) -> IndexedDataset:
+    def index(self, name: str, wanted: DeclaredDataset | EvaluationDeclaration) -> IndexedDataset:
         """Its chunks.
 
         Raises:
@@ -30,7 +30,7 @@ class EvaluationDatasets:
         if declaration.follow:
             raise UsageError("an evaluation has an end: it cannot follow files that are to come")
         indexed = self._indexing.setdefault(name, self._new_indexing()).index(declaration)
-        if isinstance(wanted, DatasetReply) and indexed.reply.index_hash != wanted.index_hash:
+        if isinstance(wanted, DeclaredDataset) and indexed.reply.index_hash != wanted.index_hash:
             raise DataError(f"the files of the evaluation {name!r} have changed since it began: use another name")
         return indexed
 

@@ -49,7 +49,7 @@ class MasterFlight:
                 "status": lambda _body, _: encode(self._service.status()),
             },
             gets={"tasks": self._get_tasks},
-            dialogues={"tasks": self._ask_for_tasks},
+            request_streams={"tasks": self._ask_for_tasks},
             info=self._info,
         )
 

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 
 from flightedl.errors import FlightedlError, NotReadyError, UsageError
 from flightedl.formats.declared import spec_of
-from flightedl.formats.following import Following
+from flightedl.formats.following import DirectoryFollower
 from flightedl.formats.index import extended_index
 from flightedl.formats.stored_index import store
 from flightedl.master.indexing import IndexedDataset, arrival_of, layout_of, look, stats_of
@@ -97,7 +97,7 @@ class Growing:
             raise NotReadyError("the last files of the dataset are being taken")
 
     def _run(self, dataset: IndexedDataset) -> None:
-        following = Following(stats_of(dataset.arrivals))
+        following = DirectoryFollower(stats_of(dataset.arrivals))
         has_more = False
         while not self._stopping.is_set():
             if not has_more:
@@ -118,30 +118,30 @@ class Growing:
                 self._has_ended.set()
                 return
 
-    def _look(self, following: Following, urls: Sequence[str]) -> tuple[bool, bool]:
+    def _look(self, following: DirectoryFollower, urls: Sequence[str]) -> tuple[bool, bool]:
         """(there is more to take, there is nothing to come)."""
-        sighting = look(self._files, following, urls, is_told=self._is_told)
-        if sighting.ripe and not self._take(following, sighting.ripe):
+        scan = look(self._files, following, urls, is_told=self._is_told)
+        if scan.stable and not self._take(following, scan.stable):
             return False, False
         self._note(following.trouble)
-        if not sighting.is_complete:
-            return sighting.has_more, False
+        if not scan.is_complete:
+            return scan.has_more, False
         self._state.change(lambda core: core.end_growth())
         if not self._save():
             return False, False
         _log.info("the dataset is complete files=%d", 0 if self._state.dataset is None else self._file_count())
         return False, True
 
-    def _take(self, following: Following, ripe: Sequence[FileStat]) -> bool:
+    def _take(self, following: DirectoryFollower, stable: Sequence[FileStat]) -> bool:
         """Let the files join; False: the master is stepping down."""
         known = self._state.dataset
         assert known is not None, "there is a dataset to join"
         spec = spec_of(known.reply.declaration)
-        index, refused = extended_index(self._files, spec, known.layout.index, ripe)
+        index, refused = extended_index(self._files, spec, known.layout.index, stable)
         for stat, reason in refused.items():
             _log.warning("a new file is left out until it changes: %s", reason)
             following.refuse(stat, reason)
-        taken = [stat for stat in ripe if stat not in refused]
+        taken = [stat for stat in stable if stat not in refused]
         if not taken:
             return True
         arrivals = (*known.arrivals, arrival_of(taken))

@@ -26,12 +26,12 @@ from itertools import accumulate
 from flightedl.errors import DataError, FlightedlError, NotReadyError
 from flightedl.formats.chunk_index import ChunkIndex
 from flightedl.formats.declared import schema_of, spec_of
-from flightedl.formats.following import Following, Sighting, marker_urls
+from flightedl.formats.following import DirectoryFollower, Scan, marker_urls
 from flightedl.formats.index import IndexProgress, restored_index
 from flightedl.formats.layout import TaskLayout
 from flightedl.formats.stored_index import load_or_build, load_stored
 from flightedl.master.declarations import require_same
-from flightedl.messages.declarations import ArrivalRecord, DatasetDeclaration, DatasetReply
+from flightedl.messages.declarations import ArrivalRecord, DatasetDeclaration, DeclaredDataset
 from flightedl.ports import Clock, Files, FileStat, Storage
 
 _log = logging.getLogger(__name__)
@@ -49,7 +49,7 @@ class IndexedDataset:
     """A dataset whose tasks are known."""
 
     layout: TaskLayout
-    reply: DatasetReply
+    reply: DeclaredDataset
     #: Of a dataset that is followed: which files joined together, in order.
     arrivals: tuple[ArrivalRecord, ...] = ()
 
@@ -102,7 +102,7 @@ class DatasetIndexing:
         assert work.result is not None
         return work.result
 
-    def index_again(self, known: DatasetReply, arrivals: Sequence[ArrivalRecord] = ()) -> IndexedDataset:
+    def index_again(self, known: DeclaredDataset, arrivals: Sequence[ArrivalRecord] = ()) -> IndexedDataset:
         """Index what a predecessor had indexed; ``arrivals`` of one that is followed.
 
         Raises:
@@ -162,16 +162,16 @@ class DatasetIndexing:
 
     def _first_files(self, declared: DatasetDeclaration) -> tuple[FileStat, ...]:
         """What a dataset that is followed begins with: waits until there is something."""
-        following = Following()
+        following = DirectoryFollower()
         while True:
             self.doing = f"the first file of {declared.urls[0]}"
-            if sighting := look(self._files, following, declared.urls).ripe:
-                return sighting
+            if scan := look(self._files, following, declared.urls).stable:
+                return scan
             if self._closing.wait(self._follow_every_s):
                 raise NotReadyError("the master is stepping down: ask the next one")
 
 
-def look(files: Files, following: Following, urls: Sequence[str], *, is_told: bool = False) -> Sighting:
+def look(files: Files, following: DirectoryFollower, urls: Sequence[str], *, is_told: bool = False) -> Scan:
     """Look at the files of a dataset that is followed; ``is_told``: that there are none to come.
 
     Raises:
@@ -205,7 +205,7 @@ def layout_of(index: ChunkIndex, declared: DatasetDeclaration, arrivals: Sequenc
 def _indexed(index: ChunkIndex, declared: DatasetDeclaration) -> IndexedDataset:
     arrivals = (arrival_of(index.stats),) if declared.follow else ()
     layout = layout_of(index, declared, arrivals)
-    reply = DatasetReply(
+    reply = DeclaredDataset(
         index_hash=index.content_hash(),
         task_count=layout.task_count,
         record_count=layout.record_count,

@@ -122,7 +122,7 @@ class PserverLink:
         """Called by the directory after changes."""
         connection, record = self._connection, self._directory.pservers().get(self._index)
         if connection is not None and (record is None or record.generation != connection[1]):
-            connection[2].sever()
+            connection[2].abort_connections()
 
     def _run(self) -> None:
         pause_s = _STATUS_S

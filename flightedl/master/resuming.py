@@ -27,7 +27,7 @@ from flightedl.domain.model.parameters import ParameterSpec
 from flightedl.domain.model.sharding import plan_for
 from flightedl.errors import CorruptError, FencedError, NotFoundError, UnavailableError, UsageError
 from flightedl.messages.base import decode, encode
-from flightedl.messages.declarations import ArrivalRecord, ElectionRecord, JobDeclaration, ModelReply
+from flightedl.messages.declarations import ArrivalRecord, DeclaredModel, ElectionRecord, JobDeclaration
 from flightedl.ports import Absent, Coordinator, Delete, Put, Storage
 
 _log = logging.getLogger(__name__)
@@ -163,6 +163,6 @@ def former(declaration: JobDeclaration) -> JobDeclaration:
     return msgspec.structs.replace(declaration, model=model, is_resumed=True)
 
 
-def specs_of(model: ModelReply) -> list[ParameterSpec]:
+def specs_of(model: DeclaredModel) -> list[ParameterSpec]:
     """The declared parameters."""
     return [ParameterSpec(p.name, tuple(p.shape), p.dtype) for p in model.declaration.parameters]

@@ -34,7 +34,7 @@ from flightedl.master.indexing import IndexedDataset
 from flightedl.master.progress import JobProgress
 from flightedl.master.recovery import RecoveredState
 from flightedl.messages.base import encode
-from flightedl.messages.declarations import DatasetReply
+from flightedl.messages.declarations import DeclaredDataset
 from flightedl.ports import Clock, Coordinator
 
 _log = logging.getLogger(__name__)
@@ -267,7 +267,7 @@ class JobState:
             self.dataset = before
             raise
 
-    def redeclare_dataset(self, reply: DatasetReply) -> None:
+    def redeclare_dataset(self, reply: DeclaredDataset) -> None:
         """Locked: the same dataset with another number of epochs or another seed, while nobody works on it.
 
         Raises:

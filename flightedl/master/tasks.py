@@ -12,7 +12,7 @@ from flightedl.domain.master.events import FailedWorkAsked, JoinAsked, ModeAsked
 from flightedl.formats.chunks import Chunk
 from flightedl.master.declarations import require_same
 from flightedl.master.state import JobState
-from flightedl.messages.declarations import DatasetReply, EvaluationDeclaration
+from flightedl.messages.declarations import DeclaredDataset, EvaluationDeclaration
 from flightedl.messages.tasks import (
     FailedTasksReply,
     FailedTasksRequest,
@@ -87,7 +87,7 @@ class Tasks:
         """
         self._state.ask(StopAsked)
 
-    def declare_evaluation(self, request: EvaluationDeclaration) -> DatasetReply:
+    def declare_evaluation(self, request: EvaluationDeclaration) -> DeclaredDataset:
         """First declaration of a name wins.
 
         Raises:
@@ -108,7 +108,7 @@ class Tasks:
         state.wait_durable(revision)
         return found.declared
 
-    def _begin_evaluation(self, name: str, wanted: DatasetReply | EvaluationDeclaration) -> None:
+    def _begin_evaluation(self, name: str, wanted: DeclaredDataset | EvaluationDeclaration) -> None:
         state, datasets = self._state, self._state.evaluation_datasets
         indexed = datasets.index(name, wanted)
         datasets.keep(name, indexed)

@@ -31,7 +31,7 @@ class DatasetDeclaration(Request, frozen=True, kw_only=True):
     follow: bool = False
 
 
-class DatasetReply(Reply, frozen=True, kw_only=True):
+class DeclaredDataset(Reply, frozen=True, kw_only=True):
     """The declared dataset, as the master indexed it; one that is followed, as it was then."""
 
     index_hash: str
@@ -60,7 +60,7 @@ class EvaluationRecord(Reply, frozen=True, kw_only=True):
     """One evaluation as it lies in etcd."""
 
     name: str
-    declared: DatasetReply
+    declared: DeclaredDataset
     #: name -> [weighted sum, weight].
     sums: dict[str, tuple[float, float]]
     #: The queue's own encoding; empty when it is done.
@@ -93,7 +93,7 @@ class ModelDeclaration(Request, frozen=True, kw_only=True):
     wire: Text = ""
 
 
-class ModelReply(Reply, frozen=True, kw_only=True):
+class DeclaredModel(Reply, frozen=True, kw_only=True):
     """The declared model and how it lies on the pservers."""
 
     declaration: ModelDeclaration
@@ -116,8 +116,8 @@ class ModelReply(Reply, frozen=True, kw_only=True):
 class JobDeclaration(Reply, frozen=True, kw_only=True):
     """The value of the ``job`` key: all that the trainers declared, each part once."""
 
-    dataset: DatasetReply | None = None
-    model: ModelReply | None = None
+    dataset: DeclaredDataset | None = None
+    model: DeclaredModel | None = None
     #: The job goes on from a checkpoint, and no trainer has declared its dataset since: it may have other epochs,
     #: and be shuffled otherwise from the next one on.
     is_resumed: bool = False

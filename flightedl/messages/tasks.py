@@ -80,7 +80,7 @@ class Assignment(Reply, frozen=True, kw_only=True):
     batch_count: int
     #: What the records of the task are shuffled by in this epoch, below 2**64; None: they are read in stored order.
     seed: Natural | None
-    #: Its chunks, in a dialogue; who gets it has them as a record batch.
+    #: Its chunks, on a request stream; who gets it has them as a record batch.
     chunks: list[ChunkRow] = []
 
 

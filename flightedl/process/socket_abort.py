@@ -6,7 +6,7 @@ read then ends like any other broken-off stream. All calls of that connection en
 connection, and try again.
 
 The same the other way round: a client whose server is known to be replaced, and may be frozen, ends its calls to it by
-shutting down the sockets whose peer has the server's address (``sever_calls_to``).
+shutting down the sockets whose peer has the server's address (``abort_calls_to``).
 
 Works where the descriptors of a process are listed in a directory (Linux, macOS); elsewhere nothing is severed, and
 calls end by their own time limits.
@@ -33,7 +33,7 @@ def port_of_peer(peer: str) -> int | None:
     return int(port) if scheme in {"ipv4", "ipv6"} and port.isdecimal() else None
 
 
-def sever(local_port: int, remote_port: int | None = None) -> int:
+def abort_connections(local_port: int, remote_port: int | None = None) -> int:
     """Shut down the accepted TCP connections of a listening port; returns how many.
 
     Args:
@@ -49,7 +49,7 @@ def sever(local_port: int, remote_port: int | None = None) -> int:
     return _sever_where(is_meant)
 
 
-def sever_calls_to(address: str) -> int:
+def abort_calls_to(address: str) -> int:
     """Shut down this process's own connections to the server at ``host:port``; returns how many."""
     host, _, port = address.rpartition(":")
     try:
@@ -66,13 +66,13 @@ def sever_calls_to(address: str) -> int:
 
 
 def leave(address: str) -> None:
-    """``sever_calls_to``, without waiting for the name of a host to be looked up: that of a dead one may take long."""
+    """``abort_calls_to``, without waiting for the name of a host to be looked up: that of a dead one may take long."""
     try:
         ipaddress.ip_address(address.rpartition(":")[0].strip("[]"))
     except ValueError:
-        threading.Thread(target=sever_calls_to, args=(address,), name="flightedl-sever", daemon=True).start()
+        threading.Thread(target=abort_calls_to, args=(address,), name="flightedl-abort", daemon=True).start()
     else:
-        sever_calls_to(address)
+        abort_calls_to(address)
 
 
 def _plain(host: object) -> str:

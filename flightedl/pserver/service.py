@@ -18,7 +18,7 @@ from collections.abc import Callable
 from flightedl.coordination.directory import Directory
 from flightedl.coordination.keys import JobKeys
 from flightedl.domain.checkpoint.pointer import loadable_of, rejected_of
-from flightedl.domain.checkpoint.values import SnapshotOrder
+from flightedl.domain.checkpoint.values import SnapshotCommand
 from flightedl.domain.consistency.modes import Mode
 from flightedl.domain.model.optimizers import Optimizer
 from flightedl.domain.model.parameters import ParameterSpec
@@ -39,7 +39,7 @@ from flightedl.messages.control import (
     ViewReply,
     ViewRequest,
 )
-from flightedl.messages.declarations import ElectionRecord, JobDeclaration, ModelReply
+from flightedl.messages.declarations import DeclaredModel, ElectionRecord, JobDeclaration
 from flightedl.messages.status import PserverStatusReply
 from flightedl.ports import Clock, Storage
 from flightedl.process.startup_memory import release_startup_memory
@@ -234,7 +234,7 @@ class PserverService:
                 self._is_closing.wait(_PAUSE_S)
                 self._apply(happens.PauseOver())
 
-    def _make_blocks(self, model: ModelReply) -> happens.BlocksMade:
+    def _make_blocks(self, model: DeclaredModel) -> happens.BlocksMade:
         assert self._plan is not None, "the plan comes first"
         with self._turns.turn():
             self._shard = shard = ShardState(
@@ -371,7 +371,7 @@ class PserverService:
         self._life.require_snapshots()
         snapshots = self._snapshots
         assert snapshots is not None, "there are values without blocks"
-        return snapshots.order(SnapshotOrder.of(request)).reply(snapshots.copied_s, snapshots.written_s)
+        return snapshots.order(SnapshotCommand.of(request)).reply(snapshots.copied_s, snapshots.written_s)
 
     def applied(self, request: AppliedRequest) -> AppliedReply:
         """What all blocks have, for the master to compare with what it takes for done.
@@ -427,5 +427,5 @@ class PserverService:
         )
 
 
-def _specs(model: ModelReply) -> list[ParameterSpec]:
+def _specs(model: DeclaredModel) -> list[ParameterSpec]:
     return [ParameterSpec(p.name, tuple(p.shape), p.dtype) for p in model.declaration.parameters]

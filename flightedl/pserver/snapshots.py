@@ -29,7 +29,7 @@ import numpy.typing as npt
 
 from flightedl.domain.checkpoint.manifest import ShardFile
 from flightedl.domain.checkpoint.snapshot import PserverSnapshots, SnapshotCut
-from flightedl.domain.checkpoint.values import OrderNumber, SnapshotOrder, SnapshotProgress
+from flightedl.domain.checkpoint.values import OrderNumber, SnapshotCommand, SnapshotProgress
 from flightedl.domain.consistency.rounds import BlockRounds
 from flightedl.domain.exactly_once.applied import AppliedBatches
 from flightedl.domain.exactly_once.batches import Batch
@@ -275,7 +275,7 @@ class Snapshots:
             for size in sizes:
                 self._memory.reserve(*size)
 
-    def order(self, order: SnapshotOrder) -> SnapshotProgress:
+    def order(self, order: SnapshotCommand) -> SnapshotProgress:
         """Take an order, unless it is known or old; how far the newest one is."""
         taken: list[BlockCopies] = []
 
@@ -308,7 +308,7 @@ class Snapshots:
 
     # the thread
 
-    def _carry_out(self, order: SnapshotOrder, copies: BlockCopies) -> None:
+    def _carry_out(self, order: SnapshotCommand, copies: BlockCopies) -> None:
         try:
             applied = self._copy(order, copies)
             if applied is None:
@@ -324,7 +324,7 @@ class Snapshots:
             with self._lock:
                 self._state.written(order.order, file)
 
-    def _copy(self, order: SnapshotOrder, copies: BlockCopies) -> AppliedBatches | None:
+    def _copy(self, order: SnapshotCommand, copies: BlockCopies) -> AppliedBatches | None:
         """What is applied to the copies, when all are made; None: nobody wants them any more."""
         began = self._clock.now()
         while not copies.wait(_WAIT_SLICE_S):
@@ -346,7 +346,7 @@ class Snapshots:
         with self._lock:
             return self._state.is_current(order)
 
-    def _write(self, order: SnapshotOrder, blocks: list[StoredBlock], applied: AppliedBatches) -> ShardFile:
+    def _write(self, order: SnapshotCommand, blocks: list[StoredBlock], applied: AppliedBatches) -> ShardFile:
         if self._storage is None:
             raise FlightedlError("this pserver was started without --checkpoint: give it the same URL as the master")
         began = self._clock.now()

@@ -181,7 +181,7 @@ class Unit:
         if not self.wire:
             return lent
         bits = np.empty(lent.size, np.uint16)
-        half_kernels(self.wire).shorten(lent, bits)  # type: ignore[arg-type]
+        half_kernels(self.wire).to_half(lent, bits)  # type: ignore[arg-type]
         return bits
 
     def incoming(self, data: memoryview) -> Array:
@@ -189,7 +189,7 @@ class Unit:
         if not self.wire:
             return np.frombuffer(data, self.values.dtype)
         wide = np.empty(len(data) // 2, np.float32)
-        half_kernels(self.wire).widen(np.frombuffer(data, np.uint16), wide)
+        half_kernels(self.wire).to_float32(np.frombuffer(data, np.uint16), wide)
         return wide
 
     def writable(self) -> Array:

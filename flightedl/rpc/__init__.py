@@ -1,7 +1,7 @@
 """The one place that speaks Arrow Flight: everything above it says verbs, bytes and record batches.
 
 Reading order: ``routes`` (what a server is made of), ``server`` (its life and its admission), ``service`` and
-``streams`` (how it answers), ``client`` and ``client_streams`` (how it is asked), ``dialogue`` (again and again),
+``streams`` (how it answers), ``client`` and ``client_streams`` (how it is asked), ``request_stream`` (again and again),
 ``reuse`` (streams that stay open from one request to the next), ``errors`` (how they cross), ``validation`` (what is
 checked of every batch). ``identity`` says who talks to whom, ``authentication`` proves it; ``arrow_flight`` imports
 pyarrow.flight in the right order.

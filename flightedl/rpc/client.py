@@ -159,7 +159,7 @@ class Connection:
         GUARD.check()
         self._client.close()
 
-    def sever(self) -> None:
+    def abort_connections(self) -> None:
         """End the calls under way in other threads, because the server is known to be replaced.
 
         One that is frozen would hold them until their time is over. They raise as when the connection breaks; later

@@ -3,7 +3,7 @@
 Request headers: whom the caller means (``flightedl-expect``), who it is (``flightedl-caller``), how long it waits
 (``flightedl-timeout``, seconds: relative, because clocks differ), and a checksum of its request
 (``flightedl-checksum``; may be left out), for nothing else protects it where there is no TLS. Reply header: who answers
-(``flightedl-server``). Messages of a dialogue have no headers: their checksum stands before them.
+(``flightedl-server``). Messages of a request stream have no headers: their checksum stands before them.
 
 The *generation* is the fence. It is the create_revision of the process's key in etcd, so a later process in the same
 place always has another one. 0 stands for "not known": a server before it is registered, a client that does not care.
@@ -122,7 +122,7 @@ _CHECKSUM_BYTES = 16
 
 
 def sealed(content: bytes) -> bytes:
-    """A message of a dialogue: the checksum of a request or reply, then itself."""
+    """A message of a request stream: the checksum of a request or reply, then itself."""
     return checksum_of(content).encode() + content
 
 

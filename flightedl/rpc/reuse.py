@@ -7,7 +7,7 @@ what travels is the user's affair.
 It changes nothing about a request: it is meant for the same server of the same generation, and after an unknown outcome
 may have been carried out. An error ends the stream, and the next request opens another. The token of the caller is
 looked at once for each stream: that is why one does not live long. Whoever does not ask for a while lets the stream go
-by ``rest``, or leaves it: a server does not wait for a stream on which nothing is under way.
+by ``close_idle``, or leaves it: a server does not wait for a stream on which nothing is under way.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class _Held:
     ends_at: float
 
 
-class KeptExchange:
+class ReusableExchange:
     """At most one open stream. A thread that comes while another one uses it gets a stream of its own.
 
     Args:
@@ -75,7 +75,7 @@ class KeptExchange:
         if other is not None:
             _end(other.exchange)
 
-    def rest(self) -> None:
+    def close_idle(self) -> None:
         """Let go of the stream, without waiting for anybody; the next use opens another."""
         held, self._held = self._held, None
         if held is not None:

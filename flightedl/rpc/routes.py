@@ -159,7 +159,7 @@ class Outgoing:
 
 #: Under this name the schema's metadata has the text of an ``Answer``.
 TEXT_KEY = b"reply"
-#: Of both directions of a dialogue.
+#: Of both directions of a request stream.
 NO_COLUMNS = pa.schema([])
 
 
@@ -222,7 +222,7 @@ class Routes:
     exchanges: Mapping[str, ExchangeRoute] = field(default_factory=dict)
     #: Requests that are asked again and again over one exchange of their verb. Each message is metadata alone,
     #: a request or its reply, sealed (see ``identity``): a batch would cost more than all the rest.
-    dialogues: Mapping[str, Callable[[bytes, Call], bytes]] = field(default_factory=dict)
+    request_streams: Mapping[str, Callable[[bytes, Call], bytes]] = field(default_factory=dict)
     #: Answers GetFlightInfo; given the descriptor's command.
     info: Callable[[bytes, Call], Endpoints] | None = None
 

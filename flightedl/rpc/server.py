@@ -35,7 +35,7 @@ from flightedl.errors import (
 from flightedl.ports import Clock
 from flightedl.process.fork_guard import GUARD
 from flightedl.process.free_memory import give_back
-from flightedl.process.socket_abort import port_of_peer, sever
+from flightedl.process.socket_abort import abort_connections, port_of_peer
 from flightedl.rpc.arrow_flight import flight
 from flightedl.rpc.authentication import Credentials, Tokens
 from flightedl.rpc.errors import shortened
@@ -166,7 +166,7 @@ class FlightServer:
         shutdown = threading.Thread(target=self._service.shutdown, name=f"rpc-stop-{self.port}", daemon=True)
         shutdown.start()
         if left:
-            sever(self.port)
+            abort_connections(self.port)
         shutdown.join(_SHUTDOWN_WAIT_S)
         self._watch.join(_SHUTDOWN_WAIT_S)
         return not shutdown.is_alive()
@@ -239,7 +239,7 @@ class FlightServer:
                 call.is_late = True
                 port = port_of_peer(call.peer)
                 if call.waits_for_peer and port is not None and -call.remaining_s() > self.limits.sever_after_s:
-                    severed = sever(self.port, port)
+                    severed = abort_connections(self.port, port)
                     logger.warning(
                         "ended the connection of a peer that does not go on: call=%s severed=%d", call, severed
                     )

@@ -129,7 +129,7 @@ class Service(flight.FlightServerBase):  # type: ignore[misc]
         self._arrivals = Arrivals(server)
         self._is_secured = credentials is not None
         self._exchanges = dict(server.routes.exchanges)
-        for verb, asked in server.routes.dialogues.items():
+        for verb, asked in server.routes.request_streams.items():
             self._exchanges[verb] = ExchangeRoute(NO_COLUMNS, functools.partial(self._converse, asked))
         secured: dict[str, Any] = {}
         if credentials is not None:
@@ -234,7 +234,7 @@ class Service(flight.FlightServerBase):  # type: ignore[misc]
                 exchange.end()
 
     def _converse(self, asked: Callable[[bytes, Call], bytes], _: bytes, exchange: Exchange, call: Call) -> None:
-        """A dialogue: answer one request after the other; the first error ends it."""
+        """A request stream: answer one request after the other; the first error ends it."""
         exchange.begin(NO_COLUMNS)
         while (request := exchange.read_request()) is not None:
             self._server.require_serving()

@@ -14,10 +14,10 @@ from flightedl.client.data.dataset import Dataset
 from flightedl.client.data.feed import TaskFeed
 from flightedl.domain.trainer.batches import CurrentBatch
 from flightedl.domain.trainer.feed import Ask, AssignedTask
-from flightedl.messages.declarations import DatasetDeclaration, DatasetReply
+from flightedl.messages.declarations import DatasetDeclaration, DeclaredDataset
 from flightedl.messages.tasks import Assignment, FinishedTask, ReturnedTask, TasksReply
 
-_DECLARED = DatasetReply(
+_DECLARED = DeclaredDataset(
     index_hash="", task_count=1, record_count=1, schema="", declaration=DatasetDeclaration(urls=["data"], batch_size=1)
 )
 

@@ -52,7 +52,7 @@ class Master:
         answer = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
         return encode(answer() if callable(answer) else answer)
 
-    def rest(self) -> None:
+    def close_idle(self) -> None:
         """Nothing is open."""
 
 

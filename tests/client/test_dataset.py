@@ -22,11 +22,11 @@ from flightedl.domain.queue.values import QueueSettings, TaskGiven
 from flightedl.domain.trainer.batches import CurrentBatch
 from flightedl.domain.trainer.feed import Ask, AssignedTask
 from flightedl.errors import DataError, UsageError
-from flightedl.messages.declarations import DatasetDeclaration, DatasetReply
+from flightedl.messages.declarations import DatasetDeclaration, DeclaredDataset
 from flightedl.messages.tasks import TasksReply
 
 BATCHES = 6
-DECLARED = DatasetReply(
+DECLARED = DeclaredDataset(
     declaration=DatasetDeclaration(urls=["a"], batch_size=1),
     schema="",
     index_hash="",

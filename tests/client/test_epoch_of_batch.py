@@ -14,7 +14,7 @@ from flightedl.client.waiting import Waiting
 from flightedl.domain.trainer.batches import CurrentBatch
 from flightedl.domain.trainer.feed import Ask, AssignedTask
 from flightedl.errors import UsageError
-from flightedl.messages.declarations import DatasetDeclaration, DatasetReply
+from flightedl.messages.declarations import DatasetDeclaration, DeclaredDataset
 from flightedl.messages.tasks import Assignment, TasksReply
 
 RECORDS = pa.record_batch({"k": [1]})
@@ -47,7 +47,7 @@ def test_each_batch_has_its_epoch_and_outside_the_loop_there_is_none() -> None:
         yield RECORDS
 
     clock = SystemClock()
-    declared = DatasetReply(
+    declared = DeclaredDataset(
         index_hash="", task_count=1, record_count=2, schema="", declaration=DatasetDeclaration(urls=["x"], batch_size=1)
     )
     data = Dataset(

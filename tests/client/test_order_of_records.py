@@ -20,7 +20,7 @@ from flightedl.formats.dataset_spec import DatasetSpec
 from flightedl.formats.index import build_index
 from flightedl.formats.layout import TaskLayout
 from flightedl.formats.registry import named_format
-from flightedl.messages.declarations import DatasetDeclaration, DatasetReply
+from flightedl.messages.declarations import DatasetDeclaration, DeclaredDataset
 from flightedl.messages.tasks import Assignment, TasksReply
 from flightedl.testing.memory import MemoryFiles
 
@@ -69,7 +69,7 @@ def test_the_seed_of_the_work_counts(seed: int | None) -> None:
 
     clock, listener = SystemClock(), Listener()
     declaration = DatasetDeclaration(urls=["a.parquet"], batch_size=1, shuffle=True, seed=9)
-    declared = DatasetReply(index_hash="", task_count=1, record_count=RECORDS, schema="", declaration=declaration)
+    declared = DeclaredDataset(index_hash="", task_count=1, record_count=RECORDS, schema="", declaration=declaration)
     data = Dataset(
         declared,
         lambda: TaskFeed(fetch, lambda: None, clock),

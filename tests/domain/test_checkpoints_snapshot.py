@@ -7,7 +7,7 @@ import random
 import pytest
 
 from flightedl.domain.checkpoint.snapshot import PserverSnapshots, SnapshotCut
-from flightedl.domain.checkpoint.values import OrderNumber, SnapshotOrder
+from flightedl.domain.checkpoint.values import OrderNumber, SnapshotCommand
 from flightedl.domain.consistency.modes import Sync
 from flightedl.domain.consistency.rounds import BlockRounds
 from flightedl.domain.consistency.rounds_values import Accumulate
@@ -18,8 +18,8 @@ BLOCKS = 3
 STEPS = 6
 
 
-def order(number=1, serial=1, at_round=None, master=1) -> SnapshotOrder:
-    return SnapshotOrder(OrderNumber(master, number, serial), at_round, f"c-{number}/x")
+def order(number=1, serial=1, at_round=None, master=1) -> SnapshotCommand:
+    return SnapshotCommand(OrderNumber(master, number, serial), at_round, f"c-{number}/x")
 
 
 def test_only_the_newest_order_counts():

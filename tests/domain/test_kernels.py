@@ -109,15 +109,15 @@ def test_bfloat16_rounds_to_nearest_even() -> None:
         np.uint32,
     )
     out = np.empty(bits.size, np.uint16)
-    half_kernels("bfloat16").shorten(received(bits.view(np.float32)), out)
+    half_kernels("bfloat16").to_half(received(bits.view(np.float32)), out)
     assert [f"{x:04x}" for x in out] == ["3f80", "3f80", "3f82", "3f81", "3f80", "7f80", "ff80", "7fc0", "8000"]
 
 
 def test_every_bfloat16_survives_float32() -> None:
     bits = np.arange(1 << 16, dtype=np.uint16)
     wide, back = np.empty(bits.size, np.float32), np.empty(bits.size, np.uint16)
-    half_kernels("bfloat16").widen(received(bits), wide)
-    half_kernels("bfloat16").shorten(wide, back)
+    half_kernels("bfloat16").to_float32(received(bits), wide)
+    half_kernels("bfloat16").to_half(wide, back)
     number = ~np.isnan(wide)
     np.testing.assert_array_equal(back[number], bits[number])
     assert number.sum() == (1 << 16) - 2 * 127
@@ -127,11 +127,11 @@ def test_every_bfloat16_survives_float32() -> None:
 def test_float16_is_converted_as_numpy_does() -> None:
     bits = np.arange(1 << 16, dtype=np.uint16)
     wide, back = np.empty(bits.size, np.float32), np.empty(bits.size, np.uint16)
-    half_kernels("float16").widen(received(bits), wide)
+    half_kernels("float16").to_float32(received(bits), wide)
     number = ~np.isnan(wide)
     assert number.sum() == (1 << 16) - 2 * 1023
     np.testing.assert_array_equal(wide[number], bits.view(np.float16).astype(np.float32)[number])
-    half_kernels("float16").shorten(wide, back)
+    half_kernels("float16").to_half(wide, back)
     np.testing.assert_array_equal(back[number], bits[number])
 
 
@@ -143,7 +143,7 @@ def test_float16_rounds_to_nearest_even() -> None:
     values = np.concatenate([any_bits, ties]).view(np.float32)
     values = np.concatenate([values, -values, np.array([0, -0.0, np.inf, -np.inf], np.float32)])
     out = np.empty(values.size, np.uint16)
-    half_kernels("float16").shorten(received(values), out)
+    half_kernels("float16").to_half(received(values), out)
     with np.errstate(over="ignore", under="ignore"):
         np.testing.assert_array_equal(out, values.astype(np.float16).view(np.uint16))
 

@@ -26,7 +26,7 @@ from flightedl.messages.control import (
     ViewReply,
     ViewRequest,
 )
-from flightedl.messages.declarations import JobDeclaration, ModelDeclaration, ModelReply
+from flightedl.messages.declarations import DeclaredModel, JobDeclaration, ModelDeclaration
 from flightedl.messages.status import PserverStatusReply
 from flightedl.messages.tasks import Assignment, FinishedTask, JoinRequest, ModeRequest, TasksReply, TasksTicket
 
@@ -43,7 +43,7 @@ class Bench:
         mode = Sync() if mode is None else mode
         declared = ModelDeclaration(parameters=[], optimizer={}, mode=mode.to_json())
         self.core.declaration = JobDeclaration(
-            model=ModelReply(declaration=declared, pservers=1, plan_hash="p", is_former=False)
+            model=DeclaredModel(declaration=declared, pservers=1, plan_hash="p", is_former=False)
         )
         self.core.begin_training(QueueSettings(tasks, lambda _: 1, epochs=epochs), None, None)
         self.core.begin_mode(mode, None)

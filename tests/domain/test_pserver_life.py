@@ -55,11 +55,11 @@ from flightedl.messages.control import (
     SnapshotRequest,
     ViewRequest,
 )
-from flightedl.messages.declarations import ModelDeclaration, ModelReply
+from flightedl.messages.declarations import DeclaredModel, ModelDeclaration
 
 HASH = "a" * 32
 BLOCKS = 3
-MODEL = ModelReply(
+MODEL = DeclaredModel(
     declaration=ModelDeclaration(parameters=[], optimizer={}, mode=Sync().to_json()), pservers=1, plan_hash=HASH
 )
 FORMER = msgspec.structs.replace(MODEL, is_former=True)

@@ -390,7 +390,7 @@ def test_pieces_given_at_once_are_one_row_of_the_stored_state(make):
         take(queue, holding_limit=64)
     before = len(queue.encode_parts()[0])
     finish(queue, queue.holders()["a"][0])
-    assert queue._state.pending.line_of("a").rows == [[0, 1, 39, 0, 2]]
+    assert queue._state.pending.backlog_of("a").rows == [[0, 1, 39, 0, 2]]
     assert abs(len(queue.encode_parts()[0]) - before) < 5
     settings = QueueSettings(task_count=1000, batch_counts=four)
     assert TaskQueue.decode(queue.encode(), settings).holders() == queue.holders()

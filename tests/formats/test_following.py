@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from flightedl.formats import following
-from flightedl.formats.following import Following, marker_urls
+from flightedl.formats.following import DirectoryFollower, marker_urls
 from flightedl.ports import FileStat
 
 
@@ -35,49 +35,49 @@ def test_the_marker_lies_in_the_deepest_directory_without_a_wildcard(
 
 
 def test_a_file_is_taken_when_two_looks_in_a_row_find_it_the_same() -> None:
-    known = Following()
-    assert known.look([stat("a", "half")], is_marked=False).ripe == ()
-    assert known.look([stat("a", "whole")], is_marked=False).ripe == ()
-    assert known.look([], is_marked=False).ripe == ()
-    assert known.look([stat("a", "whole")], is_marked=False).ripe == ()
+    known = DirectoryFollower()
+    assert known.look([stat("a", "half")], is_marked=False).stable == ()
+    assert known.look([stat("a", "whole")], is_marked=False).stable == ()
+    assert known.look([], is_marked=False).stable == ()
+    assert known.look([stat("a", "whole")], is_marked=False).stable == ()
     found = known.look([stat("a", "whole"), stat("b")], is_marked=False)
-    assert names(found.ripe) == ["a"]
+    assert names(found.stable) == ["a"]
     assert not found.is_complete
-    known.took(found.ripe)
-    assert names(known.look([stat("a", "whole"), stat("b")], is_marked=False).ripe) == ["b"]
+    known.took(found.stable)
+    assert names(known.look([stat("a", "whole"), stat("b")], is_marked=False).stable) == ["b"]
 
 
 def test_what_is_ripe_stays_so_until_it_is_taken() -> None:
-    known = Following()
+    known = DirectoryFollower()
     known.look([stat("b"), stat("a")], is_marked=False)
     for _ in range(2):
-        assert names(known.look([stat("b"), stat("a")], is_marked=False).ripe) == ["a", "b"]
+        assert names(known.look([stat("b"), stat("a")], is_marked=False).stable) == ["a", "b"]
 
 
 def test_names_that_begin_with_an_underscore_or_a_dot_are_no_data() -> None:
-    found = Following().look([stat("_END"), stat(".part"), stat("a_.b")], is_marked=True)
-    assert names(found.ripe) == ["a_.b"]
+    found = DirectoryFollower().look([stat("_END"), stat(".part"), stat("a_.b")], is_marked=True)
+    assert names(found.stable) == ["a_.b"]
     assert found.is_complete
 
 
 def test_the_marker_makes_everything_ripe_and_the_dataset_complete() -> None:
-    known = Following([stat("a")])
+    known = DirectoryFollower([stat("a")])
     assert not known.look([stat("a")], is_marked=False).is_complete
     found = known.look([stat("a"), stat("b")], is_marked=True)
-    assert names(found.ripe) == ["b"]
+    assert names(found.stable) == ["b"]
     assert found.is_complete
-    assert Following([stat("a")]).look([stat("a")], is_marked=True).is_complete
+    assert DirectoryFollower([stat("a")]).look([stat("a")], is_marked=True).is_complete
 
 
 def test_a_limited_number_is_taken_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(following, "TAKEN_LIMIT", 2)
     stats = [stat(name) for name in "abcde"]
-    known = Following()
+    known = DirectoryFollower()
     taken: list[list[str]] = []
     while True:
         found = known.look(stats, is_marked=True)
-        known.took(found.ripe)
-        taken.append(names(found.ripe))
+        known.took(found.stable)
+        taken.append(names(found.stable))
         assert found.has_more != found.is_complete
         if found.is_complete:
             break
@@ -86,14 +86,14 @@ def test_a_limited_number_is_taken_at_a_time(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_long_names_count_by_their_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(following, "TAKEN_LIMIT_BYTES", 1000)
-    found = Following().look([stat("x" * 600 + name) for name in "abc"], is_marked=True)
-    assert len(found.ripe) == 1
+    found = DirectoryFollower().look([stat("x" * 600 + name) for name in "abc"], is_marked=True)
+    assert len(found.stable) == 1
     assert found.has_more
 
 
 def test_what_was_taken_and_is_gone_or_has_changed_is_trouble_as_long_as_it_lasts() -> None:
-    known = Following([stat("a"), stat("b")])
-    assert known.look([stat("a", "2")], is_marked=False).ripe == ()
+    known = DirectoryFollower([stat("a"), stat("b")])
+    assert known.look([stat("a", "2")], is_marked=False).stable == ()
     assert known.trouble == "/d/a has changed since it was taken into the dataset (and 1 more files)"
     known.look([stat("a")], is_marked=False)
     assert known.trouble == "/d/b is gone since it was taken into the dataset"
@@ -102,19 +102,19 @@ def test_what_was_taken_and_is_gone_or_has_changed_is_trouble_as_long_as_it_last
 
 
 def test_a_refused_file_is_looked_at_again_when_it_changes() -> None:
-    known = Following()
+    known = DirectoryFollower()
     known.look([stat("a")], is_marked=False)
-    (ripe,) = known.look([stat("a")], is_marked=False).ripe
-    known.refuse(ripe, "/d/a is corrupt")
+    (stable,) = known.look([stat("a")], is_marked=False).stable
+    known.refuse(stable, "/d/a is corrupt")
     assert known.trouble == "/d/a is corrupt: it is left out until it changes"
     found = known.look([stat("a")], is_marked=True)
-    assert (found.ripe, found.is_complete) == ((), True)
-    assert known.look([stat("a", "2")], is_marked=False).ripe == ()
+    assert (found.stable, found.is_complete) == ((), True)
+    assert known.look([stat("a", "2")], is_marked=False).stable == ()
     found = known.look([stat("a", "2")], is_marked=False)
-    assert names(found.ripe) == ["a"]
-    known.refuse(found.ripe[0], "/d/a is corrupt again")
+    assert names(found.stable) == ["a"]
+    known.refuse(found.stable[0], "/d/a is corrupt again")
     known.look([], is_marked=False)
     assert known.trouble == ""
     known.look([stat("a", "3")], is_marked=False)
-    known.took(known.look([stat("a", "3")], is_marked=False).ripe)
+    known.took(known.look([stat("a", "3")], is_marked=False).stable)
     assert known.trouble == ""

@@ -47,7 +47,7 @@ def test_the_live_model_is_read_by_bare_flight(tmp_path: Path) -> None:
     np.testing.assert_array_equal(np.concatenate([blocks[n] for n in sorted(blocks)]), first + 2)
 
 
-def test_bare_flight_takes_tasks_by_gets_and_in_a_dialogue(tmp_path: Path) -> None:
+def test_bare_flight_takes_tasks_by_gets_and_on_a_request_stream(tmp_path: Path) -> None:
     for number in range(4):
         pq.write_table(pa.table({"x": np.arange(8)}), tmp_path / f"{number}.parquet")
     options = flight.FlightCallOptions(timeout=10)

@@ -12,7 +12,7 @@ from flightedl.domain.queue.documents import VERSION, DispatchDocument, encode_d
 from flightedl.errors import NotFoundError, UsageError
 from flightedl.launch.former import FormerJob, forget, former_job, require_startable
 from flightedl.messages.base import encode
-from flightedl.messages.declarations import DatasetDeclaration, DatasetReply, JobDeclaration
+from flightedl.messages.declarations import DatasetDeclaration, DeclaredDataset, JobDeclaration
 from flightedl.ports import Put
 from flightedl.testing.clock import FakeClock
 from flightedl.testing.memory import MemoryCoordinator, MemoryStorage
@@ -41,7 +41,7 @@ def queue(epoch: int, *, runs: list[tuple[int, int, int, int]]) -> bytes:
 def stored(dispatch: bytes) -> MemoryCoordinator:
     coordinator = MemoryCoordinator(FakeClock())
     declared = DatasetDeclaration(urls=["a"], batch_size=1, epochs=3)
-    dataset = DatasetReply(index_hash="", task_count=4, record_count=4, schema="", declaration=declared)
+    dataset = DeclaredDataset(index_hash="", task_count=4, record_count=4, schema="", declaration=declared)
     pointer = PointerRecord(format=FORMAT, next_number=8, latest=(7, "00"), rejected=[])
     coordinator.transact(
         [],

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from flightedl.domain.master.effects import Outbox
 from flightedl.domain.master.pservers import Pservers
-from flightedl.domain.recovery.reinitialization import BeginAnew
+from flightedl.domain.recovery.reinitialization import Reinitialize
 from flightedl.domain.recovery.replay import AppliedSummary
 from flightedl.messages.control import AppliedReply
 
@@ -35,7 +35,7 @@ def test_who_has_values_ends_and_then_the_election_does() -> None:
     assert "pserver 0" in known.waiting_for
     look(known, {0: 7, 1: 9})
     assert not known.must_end(1, 9)
-    assert known.lacks(1, 9, 3, may_be_saved=False) == BeginAnew(3, {0: 7, 1: 9})
+    assert known.lacks(1, 9, 3, may_be_saved=False) == Reinitialize(3, {0: 7, 1: 9})
     assert not known.is_settled(0, 7)
     assert not known.is_settled(1, 9)
 

@@ -12,10 +12,10 @@ from flightedl.domain.master.effects import Outbox
 from flightedl.domain.master.evaluations import Evaluation, Evaluations
 from flightedl.domain.queue.values import QueueSettings
 from flightedl.errors import DeclarationError, NotFoundError
-from flightedl.messages.declarations import DatasetDeclaration, DatasetReply, EvaluationDeclaration
+from flightedl.messages.declarations import DatasetDeclaration, DeclaredDataset, EvaluationDeclaration
 from flightedl.messages.tasks import Assignment, FinishedTask, TasksTicket
 
-DECLARED = DatasetReply(
+DECLARED = DeclaredDataset(
     index_hash="",
     task_count=3,
     record_count=12,

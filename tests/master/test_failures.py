@@ -13,7 +13,7 @@ from flightedl.formats.layout import TaskLayout
 from flightedl.formats.registry import named_format
 from flightedl.master.failures import failed_piece
 from flightedl.master.indexing import IndexedDataset
-from flightedl.messages.declarations import DatasetDeclaration, DatasetReply
+from flightedl.messages.declarations import DatasetDeclaration, DeclaredDataset
 from flightedl.messages.status import RecordRange
 from flightedl.testing.memory import MemoryFiles
 
@@ -27,7 +27,7 @@ def indexed() -> IndexedDataset:
     declared = DatasetDeclaration(urls=["*.parquet"], batch_size=3)
     index = build_index(files, DatasetSpec(("*.parquet",)))
     layout = TaskLayout(index, 3, records_per_task=8)
-    reply = DatasetReply(index_hash="", task_count=3, record_count=24, schema="", declaration=declared)
+    reply = DeclaredDataset(index_hash="", task_count=3, record_count=24, schema="", declaration=declared)
     return IndexedDataset(layout, reply)
 
 

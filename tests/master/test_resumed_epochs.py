@@ -14,7 +14,7 @@ from flightedl.coordination.keeper import HeldKey
 from flightedl.coordination.records import TrainerRecord
 from flightedl.errors import DeclarationError, NotReadyError, UsageError
 from flightedl.messages.base import decode, encode
-from flightedl.messages.declarations import DatasetDeclaration, DatasetReply, JobDeclaration
+from flightedl.messages.declarations import DatasetDeclaration, DeclaredDataset, JobDeclaration
 from flightedl.messages.tasks import FinishedTask, TasksReply, TasksTicket
 from flightedl.ports import Put
 from flightedl.testing.contracts.coordinator import eventually
@@ -29,7 +29,7 @@ class Master(LoneMaster):
     def __init__(self, coordinator: MemoryCoordinator) -> None:
         super().__init__(coordinator, MemoryFiles({"a.csv": b"k\n1\n2\n3\n"}))
 
-    def declare(self, dataset: DatasetDeclaration) -> DatasetReply:
+    def declare(self, dataset: DatasetDeclaration) -> DeclaredDataset:
         return until_ready(lambda: self.service.declaring.dataset(dataset))
 
     def work(self, generation: int, *finished: FinishedTask) -> TasksReply:

@@ -12,7 +12,7 @@ from flightedl.domain.model.sharding import plan_for
 from flightedl.master.declarations import require_same
 from flightedl.master.resuming import redeclared
 from flightedl.messages.base import encode
-from flightedl.messages.declarations import JobDeclaration, ModelDeclaration, ModelReply, ParameterDeclaration
+from flightedl.messages.declarations import DeclaredModel, JobDeclaration, ModelDeclaration, ParameterDeclaration
 
 
 def test_a_resumed_job_goes_on_in_the_mode_that_it_had() -> None:
@@ -23,7 +23,7 @@ def test_a_resumed_job_goes_on_in_the_mode_that_it_had() -> None:
         mode=Sync().to_json(),
     )
     changed = Async(push_every=4)
-    model = ModelReply(declaration=declared, pservers=1, plan_hash=plan.hash, mode=changed.to_json())
+    model = DeclaredModel(declaration=declared, pservers=1, plan_hash=plan.hash, mode=changed.to_json())
     file = ShardFile(
         index=0,
         generation=7,

@@ -15,7 +15,7 @@ from flightedl.errors import DeclarationError, NotReadyError, UnavailableError, 
 from flightedl.master import resuming
 from flightedl.messages.base import decode, encode
 from flightedl.messages.checkpoints import CheckpointRequest
-from flightedl.messages.declarations import JobDeclaration, ModelDeclaration, ModelReply, ParameterDeclaration
+from flightedl.messages.declarations import DeclaredModel, JobDeclaration, ModelDeclaration, ParameterDeclaration
 from flightedl.messages.tasks import ModeRequest
 from flightedl.ports import Put
 from flightedl.testing.contracts.coordinator import eventually
@@ -38,7 +38,7 @@ def resumed(job: Job, declared: ModelDeclaration = MODEL) -> Master:
     return job.start_master()
 
 
-def stored(job: Job) -> ModelReply:
+def stored(job: Job) -> DeclaredModel:
     """What pservers read."""
     entry = job.coordinator.get(KEYS.job)
     assert entry is not None

@@ -12,7 +12,7 @@ from flightedl.formats.layout import TaskLayout
 from flightedl.formats.registry import named_format
 from flightedl.master.indexing import IndexedDataset
 from flightedl.master.status import records_trained
-from flightedl.messages.declarations import DatasetDeclaration, DatasetReply
+from flightedl.messages.declarations import DatasetDeclaration, DeclaredDataset
 from flightedl.testing.memory import MemoryFiles
 
 
@@ -21,7 +21,7 @@ def test_records_of_failed_work_are_not_counted() -> None:
     files = MemoryFiles({"a.parquet": b"".join(named_format("parquet").write(batches, batches[0].schema))})
     layout = TaskLayout(build_index(files, DatasetSpec(("*",))), 5)
     declared = DatasetDeclaration(urls=["*"], batch_size=5, epochs=2)
-    reply = DatasetReply(index_hash="", task_count=4, record_count=40, schema="", declaration=declared)
+    reply = DeclaredDataset(index_hash="", task_count=4, record_count=40, schema="", declaration=declared)
     dataset = IndexedDataset(layout, reply)
     queue = TaskQueue(QueueSettings(4, layout.batch_count, epochs=2, attempts_limit=1, confirmations=0))
 

@@ -18,7 +18,7 @@ from flightedl.domain.model.parameters import ParameterSpec
 from flightedl.domain.model.sharding import plan_for
 from flightedl.errors import EXIT_START_AGAIN
 from flightedl.messages.base import encode
-from flightedl.messages.declarations import JobDeclaration, ModelDeclaration, ModelReply, ParameterDeclaration
+from flightedl.messages.declarations import DeclaredModel, JobDeclaration, ModelDeclaration, ParameterDeclaration
 from flightedl.ports import Entry, Put
 from flightedl.pserver import service
 from flightedl.pserver.main import PserverProcess
@@ -63,7 +63,7 @@ class Running:
             mode=Sync().to_json(),
         )
         plan = plan_for([ParameterSpec("w", (4,))], 1, 0)
-        reply = ModelReply(declaration=model, pservers=1, plan_hash=plan.hash)
+        reply = DeclaredModel(declaration=model, pservers=1, plan_hash=plan.hash)
         self.coordinator.transact([], [Put(KEYS.job, encode(JobDeclaration(model=reply)))])
 
     def join(self) -> None:

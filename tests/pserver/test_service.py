@@ -32,7 +32,7 @@ from flightedl.messages.control import (
     ViewReply,
     ViewRequest,
 )
-from flightedl.messages.declarations import JobDeclaration, ModelDeclaration, ModelReply, ParameterDeclaration
+from flightedl.messages.declarations import DeclaredModel, JobDeclaration, ModelDeclaration, ParameterDeclaration
 from flightedl.messages.parameters import BatchIdentity, PushHeader
 from flightedl.ports import Put
 from flightedl.pserver.flight import PserverFlight
@@ -99,7 +99,7 @@ def declared() -> MemoryCoordinator:
         mode=Sync().to_json(),
     )
     coordinator = MemoryCoordinator(SystemClock())
-    reply = ModelReply(declaration=model, pservers=1, plan_hash=PLAN.hash)
+    reply = DeclaredModel(declaration=model, pservers=1, plan_hash=PLAN.hash)
     coordinator.transact([], [Put(KEYS.job, encode(JobDeclaration(model=reply)))])
     return coordinator
 

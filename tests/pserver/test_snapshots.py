@@ -13,7 +13,7 @@ import pytest
 from flightedl.adapters.clock import SystemClock
 from flightedl.domain.checkpoint.manifest import Manifest, ShardFile, manifest_name
 from flightedl.domain.checkpoint.snapshot import SnapshotCut
-from flightedl.domain.checkpoint.values import OrderNumber, SnapshotOrder, SnapshotProgress
+from flightedl.domain.checkpoint.values import OrderNumber, SnapshotCommand, SnapshotProgress
 from flightedl.domain.consistency.modes import Async, Mode, Sync
 from flightedl.domain.exactly_once.applied import AppliedBatches
 from flightedl.domain.exactly_once.batches import Batch
@@ -96,7 +96,7 @@ class Pserver:
 
     def order(self, number: int, at_round: int | None = None, serial: int = 1) -> SnapshotProgress:
         name = f"c-{number}/shard-{self.index}-{serial}.arrow"
-        return self.snapshots.order(SnapshotOrder(OrderNumber(1, number, serial), at_round, name))
+        return self.snapshots.order(SnapshotCommand(OrderNumber(1, number, serial), at_round, name))
 
     def finished(self, *states: str) -> SnapshotProgress:
         waited = threading.Event()

@@ -16,12 +16,12 @@ from flightedl.domain.consistency.modes import Async
 from flightedl.errors import DamagedError, FencedError, FlightedlError, MessageError, NotReadyError
 from flightedl.messages.base import encode
 from flightedl.rpc.client_streams import ClientExchange
-from flightedl.rpc.reuse import KeptExchange
+from flightedl.rpc.reuse import ReusableExchange
 from flightedl.wire.parts import STEP_END, STEP_SCHEMA, attached_to, decode_parts, encode_parts
 from flightedl.wire.rows import Outcome, Piece
 
 
-class Counted(KeptExchange):
+class Counted(ReusableExchange):
     """Counts the streams that it opens."""
 
     opened = 0
@@ -86,7 +86,7 @@ def stepper() -> Iterator[Stepper]:
     made = Stepper()
     with made.cluster:
         yield made
-        made.kept.rest()
+        made.kept.close_idle()
 
 
 def test_steps_follow_each_other_on_one_stream(stepper: Stepper) -> None:
@@ -97,7 +97,7 @@ def test_steps_follow_each_other_on_one_stream(stepper: Stepper) -> None:
     assert stepper.server.running_calls == 1
     (end,) = stepper.first_values()
     assert end == start + 5
-    stepper.kept.rest()
+    stepper.kept.close_idle()
     eventually(lambda: stepper.server.running_calls == 0, "the stream ends")
     assert stepper.server.refusals == {}
 
@@ -207,7 +207,7 @@ def test_a_step_that_comes_while_the_server_stops_is_refused(stepper: Stepper) -
 
 def test_a_client_that_vanishes_between_two_steps_is_no_refusal(stepper: Stepper) -> None:
     stepper.step(stepper.header())
-    stepper.connection.sever()
+    stepper.connection.abort_connections()
     eventually(lambda: stepper.server.running_calls == 0, "the stream ends")
     assert stepper.server.refusals == {}
 

@@ -60,7 +60,7 @@ class Handlers:
             gets={"numbers": self.numbers, "whole": self.whole, "endless": self.endless, "fail": self.fail_late},
             puts={"upload": PutRoute(SCHEMA, self.upload), "fail": PutRoute(SCHEMA, self.fail_upload)},
             exchanges={"mirror": ExchangeRoute(SCHEMA, self.mirror), "fail": ExchangeRoute(SCHEMA, self.fail_exchange)},
-            dialogues={"answer": self.answer},
+            request_streams={"answer": self.answer},
             info=self.info,
         )
 

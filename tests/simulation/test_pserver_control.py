@@ -23,7 +23,7 @@ from flightedl.messages.control import (
     ViewReply,
     ViewRequest,
 )
-from flightedl.messages.declarations import ModelDeclaration, ModelReply
+from flightedl.messages.declarations import DeclaredModel, ModelDeclaration
 from flightedl.testing.simulation.cluster import Cluster
 from flightedl.testing.simulation.job import plan_of
 from flightedl.testing.simulation.pserver import Pserver
@@ -40,9 +40,9 @@ class Asked:
         self.pserver = next(p for p in self.cluster.processes if isinstance(p, Pserver))
         self.plan_hash = plan_of(self.cluster.pserver_count, self.cluster.shape.cut_for).hash
 
-    def model(self) -> ModelReply:
+    def model(self) -> DeclaredModel:
         declaration = ModelDeclaration(parameters=[], optimizer={}, mode=Sync().to_json())
-        return ModelReply(declaration=declaration, pservers=self.cluster.pserver_count, plan_hash=self.plan_hash)
+        return DeclaredModel(declaration=declaration, pservers=self.cluster.pserver_count, plan_hash=self.plan_hash)
 
     def run_until_it_serves(self) -> None:
         while not self.pserver.is_serving:

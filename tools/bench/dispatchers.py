@@ -27,8 +27,8 @@ from flightedl.messages.tasks import Assignment, FinishedTask, TasksReply, Tasks
 from flightedl.ports import Coordinator, Put
 from flightedl.process import tuning as process_tuning
 from flightedl.rpc.client import Connection
-from flightedl.rpc.dialogue import Dialogue
 from flightedl.rpc.identity import Caller, ServerIdentity
+from flightedl.rpc.request_stream import RequestStream
 
 from .orders import next_order, ready, report, say_port, serve
 
@@ -50,7 +50,7 @@ class Asking:
         self.connection = Connection(
             address, expected=ServerIdentity(job, "master", 0, generation), caller=Caller("trainer", name)
         )
-        self._dialogue = Dialogue("tasks", SystemClock())
+        self._request_stream = RequestStream("tasks", SystemClock())
         self.assignment: Assignment | None = None
 
     def dispatch(self) -> None:
@@ -60,7 +60,7 @@ class Asking:
         ticket = TasksTicket(trainer=self.name, generation=self.held.generation, finished=finished, want=1)
         while True:
             try:
-                text = self._dialogue.ask(self.connection, encode(ticket), timeout_s=_CALL_S)
+                text = self._request_stream.ask(self.connection, encode(ticket), timeout_s=_CALL_S)
             except UnavailableError:
                 continue
             break
@@ -71,7 +71,7 @@ class Asking:
 
     def close(self) -> None:
         """Let go of everything."""
-        self._dialogue.rest()
+        self._request_stream.close_idle()
         self.connection.close()
         self.held.release()
 

@@ -37,7 +37,7 @@ from flightedl.formats.stored_index import encode_index, index_name
 from flightedl.launch.etcd import EmbeddedEtcd
 from flightedl.launch.processes import Child, Children
 from flightedl.messages.base import encode
-from flightedl.messages.declarations import DatasetDeclaration, DatasetReply, JobDeclaration
+from flightedl.messages.declarations import DatasetDeclaration, DeclaredDataset, JobDeclaration
 from flightedl.ports import FileStat, Put
 
 from .orders import Worker, worker
@@ -108,7 +108,7 @@ class Bench:
         declared = DatasetDeclaration(urls=[f"/invented/{task_count}"], batch_size=10, epochs=None, shuffle=True)
         storage = open_storage(str(self._directory))
         storage.publish(index_name(spec_of(declared)), [encode_index(index)])
-        reply = DatasetReply(
+        reply = DeclaredDataset(
             index_hash=index.content_hash(),
             task_count=task_count,
             record_count=index.record_count,

@@ -54,18 +54,18 @@ class _Way:
     told: str
     signal: signal.Signals = signal.SIGKILL
     #: Whether the launcher ends the leases of the dead.
-    buries: bool = True
+    revokes_leases: bool = True
 
 
 _KILLED = _Way("killed")
-_LEFT = _Way("killed, lease left alone", buries=False)
+_LEFT = _Way("killed, lease left alone", revokes_leases=False)
 _FROZEN = _Way("frozen", signal.SIGSTOP)
 
 
 @contextmanager
 def _taken_out(cluster: LocalCluster, pid: int, way: _Way) -> Iterator[float]:
     """Take a process out, and tell when; one that was frozen wakes at the end, and finds itself replaced."""
-    cluster.buries = way.buries
+    cluster.revokes_leases = way.revokes_leases
     began = time.monotonic()
     os.kill(pid, way.signal)
     try:
@@ -73,7 +73,7 @@ def _taken_out(cluster: LocalCluster, pid: int, way: _Way) -> Iterator[float]:
     finally:
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGCONT)
-        cluster.buries = True
+        cluster.revokes_leases = True
 
 
 def _without_pserver(cluster: LocalCluster, watcher: Watcher, number: int, way: _Way) -> float:

@@ -20,7 +20,7 @@ import numpy as np
 from flightedl.adapters.clock import SystemClock
 from flightedl.adapters.storage import open_storage
 from flightedl.domain.checkpoint.manifest import Manifest, manifest_name
-from flightedl.domain.checkpoint.values import OrderNumber, SnapshotOrder
+from flightedl.domain.checkpoint.values import OrderNumber, SnapshotCommand
 from flightedl.domain.consistency.modes import Async
 from flightedl.domain.model.optimizers import Adam
 from flightedl.domain.model.parameters import ParameterSpec
@@ -128,7 +128,7 @@ def shard_figures(size_bytes: int, say: Callable[[str], None]) -> list[str]:
                 say(f"checkpoint {number} of {_SNAPSHOTS} of one shard")
                 name = f"c-{number}/shard.arrow"
                 began = time.monotonic()
-                snapshots.order(SnapshotOrder(OrderNumber(1, number, 1), None, name))
+                snapshots.order(SnapshotCommand(OrderNumber(1, number, 1), None, name))
                 while (progress := snapshots.progress) is None or progress.state == "waiting":
                     time.sleep(0.001)
                 taken = time.monotonic()

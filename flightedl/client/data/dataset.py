@@ -42,7 +42,7 @@ from flightedl.formats.chunks import ChangedFileError, chunks_from_rows
 from flightedl.formats.declared import schema_of
 from flightedl.formats.following import MARKER
 from flightedl.formats.record_places import described, record_ranges
-from flightedl.messages.declarations import DatasetReply
+from flightedl.messages.declarations import DeclaredDataset
 
 #: Batches read ahead of the user's code.
 _AHEAD = 4
@@ -88,7 +88,7 @@ class Dataset:
 
     def __init__(
         self,
-        declared: DatasetReply,
+        declared: DeclaredDataset,
         feed_factory: Callable[[], TaskFeed],
         read: ReadTask,
         listener: BatchListener,

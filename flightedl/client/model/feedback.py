@@ -46,7 +46,7 @@ class ErrorFeedback:
 
     def __init__(self, halves: HalfKernels) -> None:
         self._kind = halves.kind
-        self._halves = halves
+        self._half = halves
         #: By number of the parameter.
         self._residuals: dict[int, Floats] = {}
         self._pending: dict[int, Floats] = {}
@@ -89,8 +89,8 @@ class ErrorFeedback:
             if residual is not None:
                 wanted = np.add(wanted, residual[part], out=rest[part])
             rounded = sent[: wanted.size]
-            self._halves.shorten(wanted, bits[part])
-            self._halves.widen(bits[part], rounded)
+            self._half.to_half(wanted, bits[part])
+            self._half.to_float32(bits[part], rounded)
             # What became infinite by rounding leaves an infinite rest.
             if not np.isfinite(np.subtract(wanted, rounded, out=rest[part])).all():
                 raise GradientError(

@@ -44,7 +44,7 @@ from flightedl.messages.parameters import PullTicket, PushHeader
 from flightedl.ports import Clock
 from flightedl.rpc.client import Connection
 from flightedl.rpc.client_streams import LOCK_STEP_LIMIT_BYTES
-from flightedl.rpc.reuse import KeptExchange
+from flightedl.rpc.reuse import ReusableExchange
 from flightedl.wire.parts import PARTS_LIMIT, STEP_END, STEP_SCHEMA, Part, attached_to, decode_parts, encode_parts
 from flightedl.wire.rows import Outcome, Piece, decode_batch
 
@@ -129,7 +129,7 @@ class Parameters(Mapping[str, npt.NDArray[np.generic]]):
         self._window = max(2, LOCK_STEP_LIMIT_BYTES // max(largest, 1))
         self._shards = [Shard.of(index, runs[index]) for index in range(plan.pserver_count)]
         #: Of each pserver; steps follow each other on it.
-        self._streams = [KeptExchange("step", STEP_SCHEMA, clock) for _ in self._shards]
+        self._streams = [ReusableExchange("step", STEP_SCHEMA, clock) for _ in self._shards]
         self._pool = ThreadPoolExecutor(plan.pserver_count, "flightedl-parameters")
         #: Why the session is over; empty: it is not.
         self._closed = ""
@@ -284,7 +284,7 @@ class Parameters(Mapping[str, npt.NDArray[np.generic]]):
         self._closed = why
         self._pool.shutdown(wait=True, cancel_futures=True)
         for kept in self._streams:
-            kept.rest()
+            kept.close_idle()
 
     # one batch to all pservers
 

@@ -28,7 +28,7 @@ class ModelValues:
     """
 
     def __init__(self, plan: ShardPlan, blocks: Mapping[int, Block], halves: HalfKernels | None) -> None:
-        self._halves = halves
+        self._half = halves
         self._line, starts = _line_of(plan)
         arrays = {
             spec.name: self._line[start : start + spec.size * spec.seen_item_bytes]
@@ -60,7 +60,7 @@ class ModelValues:
 
     def _halves_of(self, blocks: range) -> HalfKernels | None:
         """What converts the blocks of a run on their way; None: they travel as they are."""
-        return self._halves if self._is_float32[self._parameters[blocks[0]]] else None
+        return self._half if self._is_float32[self._parameters[blocks[0]]] else None
 
     def store(self, blocks: range, data: memoryview, version: int) -> None:
         """Take over values of neighbouring blocks of one run, which lie next to each other here as in the message.
@@ -74,18 +74,18 @@ class ModelValues:
         if end - start != (2 * len(data) if halves else len(data)):
             raise MessageError(f"{len(data)} bytes came for {blocks}")
         if halves is not None:
-            halves.widen(np.frombuffer(data, np.uint16), target.view(np.float32))
+            halves.to_float32(np.frombuffer(data, np.uint16), target.view(np.float32))
         else:
             np.copyto(target, np.frombuffer(data, np.uint8))
         self.versions.update(dict.fromkeys(blocks, version))
 
     def outgoing(self, gradient: Array) -> Array:
         """A gradient as it is sent."""
-        if self._halves is None or gradient.dtype != np.float32:
+        if self._half is None or gradient.dtype != np.float32:
             # Arrow knows the bits only of some 16-bit floats.
             return gradient.view(np.uint16) if gradient.dtype.itemsize == ITEM_BYTES else gradient
         bits = np.empty(gradient.size, np.uint16)
-        self._halves.shorten(cast("npt.NDArray[np.float32]", gradient), bits)
+        self._half.to_half(cast("npt.NDArray[np.float32]", gradient), bits)
         return bits
 
 

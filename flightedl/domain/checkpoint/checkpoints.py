@@ -63,7 +63,7 @@ from flightedl.domain.checkpoint.values import (
     OrderSnapshot,
     Persist,
     Pointer,
-    SnapshotOrder,
+    SnapshotCommand,
     SnapshotProgress,
     Sweep,
     WriteManifest,
@@ -431,7 +431,7 @@ class Checkpoints:
     def _order_to(self, work: _Ordered, index: int) -> OrderSnapshot:
         generation = work.generations[index]
         name = shard_name(work.number, index, self._pserver_count, generation, work.serial)
-        return OrderSnapshot(index, generation, SnapshotOrder(self._order(work), work.round, name))
+        return OrderSnapshot(index, generation, SnapshotCommand(self._order(work), work.round, name))
 
     def _give_up(self, now: float, reason: str) -> Effects:
         work = self._work

@@ -20,7 +20,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from flightedl.domain.checkpoint.manifest import ShardFile
-from flightedl.domain.checkpoint.values import OrderNumber, SnapshotOrder, SnapshotProgress
+from flightedl.domain.checkpoint.values import OrderNumber, SnapshotCommand, SnapshotProgress
 from flightedl.domain.exactly_once.applied import AppliedBatches
 from flightedl.domain.exactly_once.batches import Batch
 
@@ -107,7 +107,7 @@ class PserverSnapshots:
         """Whether nothing newer was ordered: the copies are still wanted."""
         return order == self._newest
 
-    def take(self, snapshot: SnapshotOrder, versions: Sequence[int], highest_open_round: int) -> SnapshotCut | None:
+    def take(self, snapshot: SnapshotCommand, versions: Sequence[int], highest_open_round: int) -> SnapshotCut | None:
         """An order came.
 
         Args:

@@ -76,7 +76,7 @@ class OrderNumber:
 
 
 @dataclass(frozen=True, slots=True)
-class SnapshotOrder:
+class SnapshotCommand:
     """What a pserver is asked for: copy every block when its round ``round`` opens (None: now), and write ``name``."""
 
     order: OrderNumber
@@ -84,7 +84,7 @@ class SnapshotOrder:
     name: str
 
     @classmethod
-    def of(cls, request: SnapshotRequest) -> SnapshotOrder:
+    def of(cls, request: SnapshotRequest) -> SnapshotCommand:
         """What a master asks for."""
         number = OrderNumber(request.master_generation, request.number, request.serial)
         return cls(number, request.round, request.name)
@@ -177,7 +177,7 @@ class OrderSnapshot:
 
     index: int
     generation: int
-    snapshot: SnapshotOrder
+    snapshot: SnapshotCommand
 
 
 @dataclass(frozen=True, slots=True)

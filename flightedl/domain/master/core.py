@@ -36,7 +36,7 @@ from flightedl.errors import FlightedlError, JobFailedError, NotReadyError, Unre
 from flightedl.messages.base import Sender, encode
 from flightedl.messages.checkpoints import CheckpointReply
 from flightedl.messages.control import AppliedRequest, ReloadRequest, SealRequest
-from flightedl.messages.declarations import DatasetReply, JobDeclaration, ModelDeclaration, ModelReply
+from flightedl.messages.declarations import DeclaredDataset, DeclaredModel, JobDeclaration, ModelDeclaration
 from flightedl.messages.tasks import Assignment, FailedTasksReply, JoinReply, ReturnedTask, TasksReply, TasksTicket
 
 #: How soon a trainer asks again that has nothing to do but to hear that all is done.
@@ -209,7 +209,7 @@ class MasterCore:
         self.work = Work(queue, partial(self.outbox.news, ""))
         self.work.is_stopped = self.is_stopped
 
-    def begin_membership(self, model: ModelReply, stored: bytes | None) -> None:
+    def begin_membership(self, model: DeclaredModel, stored: bytes | None) -> None:
         """There is a model, so there is somebody to wait for."""
         self.begin_mode(Mode.from_json(model.present_mode), stored)
 
@@ -230,7 +230,7 @@ class MasterCore:
             if index < count:
                 self.members.pserver_up(index, each)
 
-    def adopt_model(self, declared: ModelDeclaration) -> ModelReply:
+    def adopt_model(self, declared: ModelDeclaration) -> DeclaredModel:
         """The model of a job that was resumed is this one from now on, also for pservers."""
         model = self.declaration.model
         assert model is not None, "a former model is one"
@@ -251,7 +251,7 @@ class MasterCore:
         self.outbox.news("", self.work.queue.end_growth())
         self.touch()
 
-    def begin_evaluation(self, name: str, declared: DatasetReply, settings: QueueSettings) -> Evaluation:
+    def begin_evaluation(self, name: str, declared: DeclaredDataset, settings: QueueSettings) -> Evaluation:
         """Begin an evaluation, or go on with it; nothing when it runs."""
         found = self.evaluations.begin(name, declared, settings, self.trainers, self._now)
         self.touch()

@@ -13,7 +13,7 @@ import msgspec
 
 from flightedl.domain.checkpoint.values import MovePointer, Sweep, WriteManifest
 from flightedl.domain.queue.values import Effect as QueueEffect
-from flightedl.domain.recovery.reinitialization import BeginAnew
+from flightedl.domain.recovery.reinitialization import Reinitialize
 from flightedl.errors import FlightedlError
 from flightedl.messages.control import AppliedRequest, ReloadRequest, SealRequest, SnapshotRequest, ViewRequest
 
@@ -70,7 +70,7 @@ class WakePserver:
 class DeleteElection:
     """Let the trainers elect again who gives the model its first values: a transaction that names these processes."""
 
-    step: BeginAnew
+    step: Reinitialize
     revision: int
 
 

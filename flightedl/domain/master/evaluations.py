@@ -20,7 +20,7 @@ from flightedl.domain.queue.tasks import TaskQueue
 from flightedl.domain.queue.values import QueueSettings
 from flightedl.errors import NotFoundError
 from flightedl.messages.base import decode, encode
-from flightedl.messages.declarations import DatasetReply, EvaluationRecord, EvaluationsRecord
+from flightedl.messages.declarations import DeclaredDataset, EvaluationRecord, EvaluationsRecord
 from flightedl.messages.status import EvaluationStatus, TaskCounts
 
 KEPT = 16
@@ -31,7 +31,7 @@ class Evaluation:
     """One of them."""
 
     name: str
-    declared: DatasetReply
+    declared: DeclaredDataset
     #: name -> (weighted sum, weight) over all finished pieces.
     sums: dict[str, tuple[float, float]] = field(default_factory=dict)
     #: None: recovered and not indexed again yet, or done.
@@ -83,7 +83,7 @@ class Evaluations:
         return self._known[name]
 
     def begin(
-        self, name: str, declared: DatasetReply, settings: QueueSettings, alive: Mapping[str, int], now: float
+        self, name: str, declared: DeclaredDataset, settings: QueueSettings, alive: Mapping[str, int], now: float
     ) -> Evaluation:
         """Begin it, or take it up where a predecessor left it; nothing when it runs.
 

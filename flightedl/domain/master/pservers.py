@@ -14,7 +14,7 @@ from flightedl.domain.exactly_once.intervals import IntervalSet
 from flightedl.domain.master.effects import Outbox
 from flightedl.domain.queue.tasks import TaskQueue
 from flightedl.domain.recovery.audit import Audit
-from flightedl.domain.recovery.reinitialization import BeginAnew, Lacking, SendBack, next_step
+from flightedl.domain.recovery.reinitialization import LostValues, Reinitialize, RestartServers, next_step
 from flightedl.domain.recovery.replay import AppliedSummary, PserverRecovery
 from flightedl.errors import NotFoundError
 from flightedl.messages.control import AppliedReply
@@ -50,7 +50,7 @@ class Pservers:
         self.present: dict[int, int] = {}
         #: index -> why what its process lacks cannot be done again.
         self._refused: dict[int, str] = {}
-        self._lacking: dict[int, Lacking] = {}
+        self._lacking: dict[int, LostValues] = {}
         #: index -> the generation that is to end, so that its successor begins without values.
         self._sent_back: Mapping[int, int] = {}
         #: index -> when it is asked again what it has.
@@ -244,19 +244,19 @@ class Pservers:
         missing = ", ".join(str(index) for index in sorted(self._lacking))
         return f"the model to begin anew: pserver {missing} died before there was a checkpoint"
 
-    def lacks(self, index: int, generation: int, election: int, *, may_be_saved: bool) -> BeginAnew | None:
+    def lacks(self, index: int, generation: int, election: int, *, may_be_saved: bool) -> Reinitialize | None:
         """A pserver lacks the values of an election; the step to take when all of them do.
 
         Nobody is settled any more when there is one.
         """
         if index not in self._lacking:
             self._outbox.note("pserver %d has lost its values, and there is no checkpoint yet", index, is_warning=True)
-        self._lacking[index] = Lacking(generation, election)
+        self._lacking[index] = LostValues(generation, election)
         present = {i: g for i, g in self.present.items() if i < self.count}
         self._lacking = {i: each for i, each in self._lacking.items() if present.get(i) == each.generation}
         step = self.next_step(present, may_be_saved=may_be_saved)
-        self._sent_back = step.generations if isinstance(step, SendBack) else {}
-        if isinstance(step, BeginAnew):
+        self._sent_back = step.generations if isinstance(step, RestartServers) else {}
+        if isinstance(step, Reinitialize):
             self._recovery.begin_anew()
             self._outbox.touch()
             return step
@@ -264,7 +264,7 @@ class Pservers:
             self._outbox.wake(other)
         return None
 
-    def next_step(self, present: Mapping[int, int], *, may_be_saved: bool) -> SendBack | BeginAnew | None:
+    def next_step(self, present: Mapping[int, int], *, may_be_saved: bool) -> RestartServers | Reinitialize | None:
         """What is to be done about values that are lacking; see ``domain.recovery.reinitialization``."""
         return next_step(self.count, present, self._lacking, self._recovery.settled(), may_be_saved=may_be_saved)
 

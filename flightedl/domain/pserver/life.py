@@ -63,7 +63,7 @@ from flightedl.domain.recovery.replay import AppliedSummary
 from flightedl.errors import FencedError, NotReadyError, ReplacedError
 from flightedl.messages.base import OfPlan
 from flightedl.messages.control import AppliedReply, OfMaster, SnapshotRequest, ViewRequest
-from flightedl.messages.declarations import ModelReply
+from flightedl.messages.declarations import DeclaredModel
 
 _SERVING = (State.SERVING, State.DRAINING)
 #: States in which the blocks can be seen: they have values, or wait for first ones.
@@ -96,7 +96,7 @@ class PserverLife:
         #: Of the declared model, once this process has computed the same.
         self._plan_hash: str | None = None
         #: That the blocks are made of.
-        self._model: ModelReply | None = None
+        self._model: DeclaredModel | None = None
         self._block_count = 0
         #: Whether somebody may have seen the blocks, before they had values.
         self._was_visible = False

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from flightedl.domain.checkpoint.manifest import Skipped
 from flightedl.domain.checkpoint.values import OrderNumber
-from flightedl.messages.declarations import ModelReply
+from flightedl.messages.declarations import DeclaredModel
 
 
 class State(enum.Enum):
@@ -31,7 +31,7 @@ class Facts:
     """What etcd says of the job, as far as it is known here."""
 
     #: As declared; also of a former run.
-    model: ModelReply | None = None
+    model: DeclaredModel | None = None
     #: The election (its create_revision) that gave the model its first values; None: it has none.
     election: int | None = None
     #: The checkpoints that may be loaded; None: there are none.
@@ -182,14 +182,14 @@ Event = (
 class Build:
     """Compute the shard plan of the model; then tell ``PlanMade``."""
 
-    model: ModelReply
+    model: DeclaredModel
 
 
 @dataclass(frozen=True, slots=True)
 class MakeBlocks:
     """Make the blocks of the plan; then tell ``BlocksMade``."""
 
-    model: ModelReply
+    model: DeclaredModel
 
 
 @dataclass(frozen=True, slots=True)

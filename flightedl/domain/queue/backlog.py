@@ -1,12 +1,12 @@
-"""A trainer's line: the pieces of work that it holds, in the order in which it works on them.
+"""A trainer's backlog: the pieces of work that it holds, in the order in which it works on them.
 
 Rules:
 
-* Attempts rise along a line. The first piece *runs*; all others *wait* until those before them are reported.
+* Attempts rise along a backlog. The first piece *runs*; all others *wait* until those before them are reported.
 * Whole tasks at positions that follow each other, with as many failures, given under attempts that follow each other,
   are one *row*: pieces that are given at once cost about 25 stored bytes, however many they are. A part of a task is a
   row of its own.
-* Rows are as long as can be: they follow from the pieces, and equal lines have equal rows.
+* Rows are as long as can be: they follow from the pieces, and equal backlogs have equal rows.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from itertools import islice
 from typing import TYPE_CHECKING
 
-from flightedl.domain.queue.values import Piece
+from flightedl.domain.queue.values import BatchRange
 
 if TYPE_CHECKING:
     from flightedl.domain.queue.pending import Pending
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 Row = list[int]
 
 
-class Line:
+class Backlog:
     """What one trainer holds."""
 
     __slots__ = ("generation", "pieces", "rows")
@@ -84,7 +84,7 @@ class Line:
             row[1], row[2], row[4] = row[1] + 1, row[2] - 1, row[4] + 1
 
 
-def _add(rows: list[Row], piece: Piece, attempt: int) -> None:
+def _add(rows: list[Row], piece: BatchRange, attempt: int) -> None:
     """Make the last row longer, or begin another one."""
     if not piece.is_whole:
         rows.append([piece.epoch, piece.position, 1, piece.failures, attempt, piece.first_batch, piece.end_batch])

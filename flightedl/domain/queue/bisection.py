@@ -10,10 +10,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from flightedl.domain.queue.values import Piece
+from flightedl.domain.queue.values import BatchRange
 
 
-def after_failure(piece: Piece, batch: int | None, limit: int, confirmations: int) -> tuple[Piece, ...]:
+def after_failure(piece: BatchRange, batch: int | None, limit: int, confirmations: int) -> tuple[BatchRange, ...]:
     """What is to be handed out again of a piece that just failed; empty: it is to be quarantined.
 
     Args:

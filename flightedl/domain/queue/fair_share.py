@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import math
 
-from flightedl.domain.queue.backlog import Line
+from flightedl.domain.queue.backlog import Backlog
 
 #: A trainer may hold so many whatever is left.
 HOLDING_FLOOR = 2
@@ -30,19 +30,19 @@ HOLDING_CEILING = 64
 _NUMBERS_LIMIT = 15
 
 
-def may_hold_more(line: Line, todo: int, trainer_count: int) -> bool:
+def may_hold_more(backlog: Backlog, todo: int, trainer_count: int) -> bool:
     """Whether a trainer may be given one more piece.
 
     Args:
-        line: What it holds.
+        backlog: What it holds.
         todo: Whole tasks of the epoch that nobody holds.
         trainer_count: Who shares them.
     """
-    count = len(line.pieces)
+    count = len(backlog.pieces)
     if count < HOLDING_FLOOR:
         return True
     share = min(todo // (2 * trainer_count), HOLDING_CEILING)
-    return count < share and line.number_count <= _NUMBERS_LIMIT
+    return count < share and backlog.number_count <= _NUMBERS_LIMIT
 
 
 def wanted_count(pace_s: float | None, cover_s: float) -> int:

@@ -5,7 +5,7 @@ Rules:
 * An attempt number belongs to one holder of one piece. A piece has one holder, or two when one of them got a copy.
 * A holder is one *registration* of a trainer: its name and its generation. All that a name holds was given to one
   registration.
-* A trainer works on its pieces in the order of their attempts: the first of its line *runs*, the others *wait*. A
+* A trainer works on its pieces in the order of their attempts: the first of its backlog *runs*, the others *wait*. A
   piece's clock starts when it begins to run: when it is given to a trainer that holds nothing, else when the one before
   it is reported or taken away.
 * After a restart nobody knows how long a piece has run; its clock stands until ``start_clocks`` says when to begin, and
@@ -19,12 +19,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
-from flightedl.domain.queue.backlog import Line
-from flightedl.domain.queue.values import Piece
+from flightedl.domain.queue.backlog import Backlog
+from flightedl.domain.queue.values import BatchRange
 
 HOLDERS_LIMIT = 2
 
-_NOTHING = Line()
+_NOTHING = Backlog()
 
 
 @dataclass(slots=True)
@@ -44,7 +44,7 @@ class Holder:
 class Pending:
     """A piece that is out, with its one or two holders."""
 
-    piece: Piece
+    piece: BatchRange
     task: int
     holders: list[Holder] = field(default_factory=list)
 
@@ -56,13 +56,13 @@ class Pending:
 class PendingPieces:
     """All pieces that are out."""
 
-    __slots__ = ("_by_attempt", "_by_place", "_epochs", "_has_standing", "_lines", "_running")
+    __slots__ = ("_backlogs", "_by_attempt", "_by_place", "_epochs", "_has_standing", "_running")
 
     def __init__(self) -> None:
         #: attempt -> its piece, by rising attempt.
         self._by_attempt: dict[int, Pending] = {}
-        #: trainer -> its line; never an empty one.
-        self._lines: dict[str, Line] = {}
+        #: trainer -> its backlog; never an empty one.
+        self._backlogs: dict[str, Backlog] = {}
         #: (epoch, position) -> the pieces of that task that are out; never an empty one.
         self._by_place: dict[tuple[int, int], list[Pending]] = {}
         #: epoch -> how many pieces are out; never 0.
@@ -89,7 +89,7 @@ class PendingPieces:
     @property
     def trainer_count(self) -> int:
         """How many trainers hold anything."""
-        return len(self._lines)
+        return len(self._backlogs)
 
     def is_open(self, epoch: int) -> bool:
         """Whether anything of ``epoch`` is out."""
@@ -103,28 +103,28 @@ class PendingPieces:
         """(epoch, position) of every task of which something is out."""
         return list(self._by_place)
 
-    def lines(self) -> dict[str, Line]:
+    def backlogs(self) -> dict[str, Backlog]:
         """What each trainer holds that holds anything. Not to be changed."""
-        return self._lines
+        return self._backlogs
 
     def find(self, attempt: int) -> Pending | None:
         """The piece that is out under ``attempt``."""
         return self._by_attempt.get(attempt)
 
-    def line_of(self, trainer: str) -> Line:
+    def backlog_of(self, trainer: str) -> Backlog:
         """What a trainer holds, in the order in which it works. Not to be changed."""
-        return self._lines.get(trainer, _NOTHING)
+        return self._backlogs.get(trainer, _NOTHING)
 
     def held_by(self, trainer: str) -> dict[int, Pending]:
         """The same by attempt."""
-        return self.line_of(trainer).pieces
+        return self.backlog_of(trainer).pieces
 
     def is_holder(self, trainer: str, generation: int, attempt: int) -> bool:
         """Whether this registration of a trainer holds a piece under ``attempt``."""
-        line = self.line_of(trainer)
-        return attempt in line.pieces and line.generation == generation
+        backlog = self.backlog_of(trainer)
+        return attempt in backlog.pieces and backlog.generation == generation
 
-    def hand_out(self, piece: Piece, task: int, holder: Holder, now: float | None) -> Pending:
+    def hand_out(self, piece: BatchRange, task: int, holder: Holder, now: float | None) -> Pending:
         """A piece goes out to its first holder; ``now`` None: it was out before, nobody knows for how long."""
         pending = Pending(piece, task)
         self._by_place.setdefault((piece.epoch, piece.position), []).append(pending)
@@ -136,10 +136,10 @@ class PendingPieces:
         """Another trainer gets the piece too."""
         pending.holders.append(holder)
         self._by_attempt[holder.attempt] = pending
-        line = self._lines.setdefault(holder.trainer, Line(holder.generation))
-        assert line.generation == holder.generation, "what an earlier registration held goes back first"
-        line.append(holder.attempt, pending)
-        if len(line.pieces) > 1:
+        backlog = self._backlogs.setdefault(holder.trainer, Backlog(holder.generation))
+        assert backlog.generation == holder.generation, "what an earlier registration held goes back first"
+        backlog.append(holder.attempt, pending)
+        if len(backlog.pieces) > 1:
             return
         if now is None:
             self._has_standing = True
@@ -152,17 +152,17 @@ class PendingPieces:
         pending.holders.remove(holder)
         del self._by_attempt[attempt]
         self._running.pop(attempt, None)
-        line = self._lines[holder.trainer]
-        is_first = attempt == line.first_attempt
-        line.remove(attempt)
-        if not line.pieces:
-            del self._lines[holder.trainer]
+        backlog = self._backlogs[holder.trainer]
+        is_first = attempt == backlog.first_attempt
+        backlog.remove(attempt)
+        if not backlog.pieces:
+            del self._backlogs[holder.trainer]
         elif is_first:
-            self._start(line.pieces[line.first_attempt].holder(line.first_attempt), now, is_timed=True)
+            self._start(backlog.pieces[backlog.first_attempt].holder(backlog.first_attempt), now, is_timed=True)
         if failed:
             pending.piece = replace(pending.piece, failures=pending.piece.failures + 1)
         if pending.holders:
-            self._lines[pending.holders[0].trainer].renew()  # It tells of the failure.
+            self._backlogs[pending.holders[0].trainer].renew()  # It tells of the failure.
             return
         place = (pending.piece.epoch, pending.piece.position)
         self._by_place[place].remove(pending)
@@ -181,10 +181,10 @@ class PendingPieces:
         """Clocks that stand start at ``now``."""
         if not self._has_standing:
             return
-        for line in self._lines.values():
-            attempt = line.first_attempt
+        for backlog in self._backlogs.values():
+            attempt = backlog.first_attempt
             if attempt not in self._running:
-                self._start(line.pieces[attempt].holder(attempt), now, is_timed=False)
+                self._start(backlog.pieces[attempt].holder(attempt), now, is_timed=False)
         self._has_standing = False
 
     def _start(self, holder: Holder, now: float, *, is_timed: bool) -> None:
@@ -199,14 +199,14 @@ class PendingPieces:
         return None
 
     def copyable_waiting(self, epoch: int, failures_below: int) -> Pending | None:
-        """Of ``epoch``, a piece with one holder who begins it last: near the end of the longest line."""
+        """Of ``epoch``, a piece with one holder who begins it last: near the end of the longest backlog."""
         found: Pending | None = None
         longest = 1
-        for line in self._lines.values():
-            if len(line.pieces) > longest:
-                wanted = (each for _, each in line.waiting() if _is_copyable(each, epoch, failures_below))
+        for backlog in self._backlogs.values():
+            if len(backlog.pieces) > longest:
+                wanted = (each for _, each in backlog.waiting() if _is_copyable(each, epoch, failures_below))
                 if (last := next(wanted, None)) is not None:
-                    found, longest = last, len(line.pieces)
+                    found, longest = last, len(backlog.pieces)
         return found
 
     def copyable_running(self, epoch: int, failures_below: int) -> tuple[Pending, float] | None:
@@ -221,21 +221,21 @@ class PendingPieces:
         """Assert that all tables say the same."""
         attempts = [holder.attempt for pending in self for holder in pending.holders]
         assert sorted(attempts) == list(self._by_attempt), "attempts are by age and complete"
-        assert sum(len(line.pieces) for line in self._lines.values()) == len(attempts)
-        for line in self._lines.values():
-            assert line.pieces
-            assert sorted(line.pieces) == list(line.pieces), "a line is in the order of its attempts"
-            assert line.rows == line.rows_anew()
-            held = [pending.holder(attempt) for attempt, pending in line.pieces.items()]
-            assert {holder.generation for holder in held} == {line.generation}
+        assert sum(len(backlog.pieces) for backlog in self._backlogs.values()) == len(attempts)
+        for backlog in self._backlogs.values():
+            assert backlog.pieces
+            assert sorted(backlog.pieces) == list(backlog.pieces), "a backlog is in the order of its attempts"
+            assert backlog.rows == backlog.rows_anew()
+            held = [pending.holder(attempt) for attempt, pending in backlog.pieces.items()]
+            assert {holder.generation for holder in held} == {backlog.generation}
         for pending in self:
             trainers = [holder.trainer for holder in pending.holders]
             assert 1 <= len(trainers) <= HOLDERS_LIMIT
             assert len(set(trainers)) == len(trainers)
-            assert all(self._lines[holder.trainer].pieces[holder.attempt] is pending for holder in pending.holders)
+            assert all(self._backlogs[holder.trainer].pieces[holder.attempt] is pending for holder in pending.holders)
             assert pending in self._by_place[(pending.piece.epoch, pending.piece.position)]
             for holder in pending.holders:
-                runs = self._lines[holder.trainer].first_attempt == holder.attempt
+                runs = self._backlogs[holder.trainer].first_attempt == holder.attempt
                 assert runs or holder.since_s is None, "the clock of what waits stands"
                 assert self._has_standing or runs == (holder.since_s is not None)
                 assert (self._running.get(holder.attempt) is holder) == (holder.since_s is not None)

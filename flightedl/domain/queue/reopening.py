@@ -15,7 +15,7 @@ from itertools import pairwise
 
 from flightedl.domain.exactly_once.intervals import IntervalSet
 from flightedl.domain.queue.state import QueueState
-from flightedl.domain.queue.values import Piece
+from flightedl.domain.queue.values import BatchRange
 from flightedl.errors import UsageError
 
 #: Runs of reopened tasks that one epoch may have.
@@ -117,6 +117,6 @@ def _reopen_batches(state: QueueState, epoch: int, position: int, wanted: Interv
         return 0
     count = state.batch_count(epoch, position)
     for first, end in done:
-        state.waiting.put(Piece(epoch, position, first, end, count))
+        state.waiting.put(BatchRange(epoch, position, first, end, count))
     state.finished_parts.pop((epoch, position), None)
     return 1

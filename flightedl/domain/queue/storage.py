@@ -24,7 +24,7 @@ from flightedl.domain.queue.order import EpochSizes
 from flightedl.domain.queue.pending import Holder, Pending
 from flightedl.domain.queue.seeds import EpochSeeds
 from flightedl.domain.queue.state import QueueState
-from flightedl.domain.queue.values import Piece
+from flightedl.domain.queue.values import BatchRange
 from flightedl.errors import CorruptError, UsageError
 
 #: (epoch, position, first batch, end batch, failures)
@@ -51,7 +51,8 @@ def encode_parts(state: QueueState) -> tuple[bytes, bytes]:
         sizes=state.sizes.recent,
         growth_ended=state.growth_ended,
         held={
-            trainer: HeldDocument(line.generation, line.rows) for trainer, line in sorted(state.pending.lines().items())
+            trainer: HeldDocument(backlog.generation, backlog.rows)
+            for trainer, backlog in sorted(state.pending.backlogs().items())
         },
         runs=state.waiting.runs,
         parts=[_row(piece) for piece in state.waiting.pieces],
@@ -64,7 +65,7 @@ def encode_parts(state: QueueState) -> tuple[bytes, bytes]:
     return encode_document(document), _encode_failures(state)
 
 
-def _row(piece: Piece) -> Row:
+def _row(piece: BatchRange) -> Row:
     return piece.epoch, piece.position, piece.first_batch, piece.end_batch, piece.failures
 
 
@@ -203,7 +204,7 @@ def _restore_held(state: QueueState, document: DispatchDocument) -> None:
             raise CorruptError(f"the stored task queue has two pieces at position {piece.position}")
 
 
-def _pieces_of(state: QueueState, row: list[int]) -> list[tuple[int, Piece]]:
+def _pieces_of(state: QueueState, row: list[int]) -> list[tuple[int, BatchRange]]:
     """(attempt, piece) of each piece of a row."""
     epoch, position, count, failures, attempt, *stretch = row
     if stretch:
@@ -213,7 +214,9 @@ def _pieces_of(state: QueueState, row: list[int]) -> list[tuple[int, Piece]]:
         raise CorruptError(f"the stored task queue has {count} pieces from position {position} at one trainer")
     numbers = range(count)
     batch_counts = [state.batch_count(epoch, position + number) for number in numbers]
-    return [(attempt + n, Piece(epoch, position + n, 0, batch_counts[n], batch_counts[n], failures)) for n in numbers]
+    return [
+        (attempt + n, BatchRange(epoch, position + n, 0, batch_counts[n], batch_counts[n], failures)) for n in numbers
+    ]
 
 
 def _restore_failures(state: QueueState, document: FailuresDocument) -> None:
@@ -225,8 +228,8 @@ def _restore_failures(state: QueueState, document: FailuresDocument) -> None:
     failed.serial = document.serial
 
 
-def _piece(state: QueueState, row: Row) -> Piece:
+def _piece(state: QueueState, row: Row) -> BatchRange:
     epoch, position, first, end, failures = row
     if epoch > state.epoch or position >= state.begun(epoch):
         raise CorruptError(f"the stored task queue has a piece at position {position}, which is not begun")
-    return Piece(epoch, position, first, end, state.batch_count(epoch, position), failures)
+    return BatchRange(epoch, position, first, end, state.batch_count(epoch, position), failures)

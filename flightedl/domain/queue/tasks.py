@@ -9,11 +9,11 @@ Rules:
 * A *piece* is a stretch of batches of one task, normally all of it. Each time a piece is handed out, it gets a new
   *attempt* number, by which an old report is told from a current one.
 * A trainer works on its pieces in the order in which it was given them. So the oldest one that it has not reported
-  *runs*, and its clock starts when the one before it was reported. All others wait in its line, see ``pending``.
+  *runs*, and its clock starts when the one before it was reported. All others wait in its backlog, see ``pending``.
 * A piece goes back when its trainer says so (``give_back``: not counted), fails (``fail``), is gone
-  (``trainer_gone``), or runs for too long (``tick``). With the last two, all of that trainer's line goes back, but only
-  what can be at fault is counted as failed: what ran, and, of a trainer that died, also the next, whose records it may
-  have been reading. What waits is handed out before anything new, so that little waits at any time.
+  (``trainer_gone``), or runs for too long (``tick``). With the last two, all of that trainer's backlog goes back, but
+  only what can be at fault is counted as failed: what ran, and, of a trainer that died, also the next, whose records it
+  may have been reading. What waits is handed out before anything new, so that little waits at any time.
 * How much a trainer may hold is limited, so that nobody hoards near the end of an epoch: see ``fair_share``.
 * Epochs are a barrier. Nothing of an epoch is handed out while an earlier one has open pieces, also reopened ones.
 * What fails ``attempts_limit`` times is *suspect*: it is split, around the failing batch if it is known, else in
@@ -21,13 +21,13 @@ Rules:
   to trainers that hold nothing else, and those get nothing else meanwhile, so that no innocent piece is convicted
   because its holder died of another. They are handed out last in their epoch, or first once ``SUSPECTS_LIMIT`` wait.
 * Near the end of an epoch an idle trainer gets a copy of a piece that only waits elsewhere: the last one of the longest
-  line; else of the piece that runs longest, if that is longer than tasks take on average. The first to finish wins.
+  backlog; else of the piece that runs longest, if that is longer than tasks take on average. The first to finish wins.
 * ``reopen`` makes done tasks todo again, after a pserver lost their updates. Stored as a limited number of runs of
   positions: if there are more, the narrowest gaps of done tasks between them are reopened too, which is harmless
   (their batches are answered "already applied").
 
-Cost: an event is O(log(open pieces)) and O(a line); looking for a copy is O(trainers); ``encode`` is O(open rows). None
-depends on the number of tasks.
+Cost: an event is O(log(open pieces)) and O(a backlog); looking for a copy is O(trainers); ``encode`` is O(open rows).
+None depends on the number of tasks.
 
 Not guaranteed: that a trainer works on what it holds, in that order, or that a finished piece was applied. The caller
 decides whether to accept a report before it gets here.
@@ -47,6 +47,7 @@ from flightedl.domain.queue.state import QueueState
 from flightedl.domain.queue.values import (
     AlreadyDone,
     Assignment,
+    BatchRange,
     Counts,
     Effect,
     Effects,
@@ -57,7 +58,6 @@ from flightedl.domain.queue.values import (
     FailedSelector,
     Finished,
     NoTaskNow,
-    Piece,
     Quarantined,
     QueueSettings,
     TaskBatches,
@@ -66,7 +66,7 @@ from flightedl.domain.queue.values import (
 from flightedl.errors import CorruptError, FencedError, JobFailedError, NotFoundError, UsageError
 
 SUSPECTS_LIMIT = 16
-#: So many pieces of a line may be at fault when its trainer dies: the one that runs, and the one that is read ahead.
+#: So many pieces of a backlog may be at fault when its trainer dies: the one that runs, and the one that is read ahead.
 _BEGUN_COUNT = 2
 _AVERAGED_COUNT = 10
 _RETRY_FLOOR_S = 0.05
@@ -109,10 +109,10 @@ class TaskQueue:
         """
         state = self._state
         state.pending.start_clocks(now)
-        line = state.pending.line_of(trainer)
-        held = line.pieces
-        if held and line.generation != generation:
-            raise FencedError(f"what generation {line.generation} of trainer {trainer} held was not taken back yet")
+        backlog = state.pending.backlog_of(trainer)
+        held = backlog.pieces
+        if held and backlog.generation != generation:
+            raise FencedError(f"what generation {backlog.generation} of trainer {trainer} held was not taken back yet")
         if known is not None:
             for attempt, pending in held.items():
                 if attempt not in known:
@@ -125,7 +125,7 @@ class TaskQueue:
         if len(held) >= holding_limit or any(pending.piece.failures >= limit for pending in held.values()):
             return NoTaskNow(_RETRY_CEILING_S)
         sharers = max(trainer_count, state.pending.trainer_count)
-        if not may_hold_more(line, state.todo(epoch), sharers):
+        if not may_hold_more(backlog, state.todo(epoch), sharers):
             return NoTaskNow(_RETRY_CEILING_S)
         piece = self._take(epoch, is_idle=not held)
         if piece is not None:
@@ -272,7 +272,7 @@ class TaskQueue:
         for (epoch, position), first, end in self._selected(selector):
             batch_count = state.batch_count(epoch, position)
             state.failed.release((epoch, position), first, end)
-            state.waiting.put(Piece(epoch, position, first, end, batch_count))
+            state.waiting.put(BatchRange(epoch, position, first, end, batch_count))
             count += end - first
         state.revision += 1
         return count
@@ -360,8 +360,8 @@ class TaskQueue:
     def holders(self) -> dict[str, tuple[Assignment, ...]]:
         """What each trainer holds, first what runs; trainers that hold nothing are left out."""
         return {
-            trainer: tuple(_assignment(held, attempt) for attempt, held in line.pieces.items())
-            for trainer, line in self._state.pending.lines().items()
+            trainer: tuple(_assignment(held, attempt) for attempt, held in backlog.pieces.items())
+            for trainer, backlog in self._state.pending.backlogs().items()
         }
 
     def held_count(self, trainer: str) -> int:
@@ -378,7 +378,7 @@ class TaskQueue:
 
     def registrations(self) -> dict[str, int]:
         """The generation of each trainer that holds anything."""
-        return {trainer: line.generation for trainer, line in self._state.pending.lines().items()}
+        return {trainer: backlog.generation for trainer, backlog in self._state.pending.backlogs().items()}
 
     def batches(self, epoch: int, task: int) -> TaskBatches:
         """The batches of one task of one begun epoch by state.
@@ -458,7 +458,7 @@ class TaskQueue:
 
     # --- decisions ---
 
-    def _take(self, epoch: int, is_idle: bool) -> Piece | None:
+    def _take(self, epoch: int, is_idle: bool) -> BatchRange | None:
         """Take the next piece of ``epoch`` for a trainer out of its table."""
         state = self._state
         if state.waiting.suspect_count(epoch) >= SUSPECTS_LIMIT:
@@ -466,7 +466,7 @@ class TaskQueue:
         piece = state.waiting.take_ready(epoch)
         if piece is None and epoch == state.epoch and not state.is_past_last and state.cursor < state.size(epoch):
             batch_count = state.batch_count(epoch, state.cursor)
-            piece = Piece(epoch, state.cursor, 0, batch_count, batch_count)
+            piece = BatchRange(epoch, state.cursor, 0, batch_count, batch_count)
             state.cursor += 1
         if piece is None and is_idle:
             piece = state.waiting.take_suspect(epoch)
@@ -533,7 +533,7 @@ class TaskQueue:
         return None
 
     def _lose_all(self, trainer: str, now: float, error: str, blamed_count: int) -> Effects:
-        """A trainer finishes nothing of its line, of which the first so many may be to blame."""
+        """A trainer finishes nothing of its backlog, of which the first so many may be to blame."""
         effects: list[Effect] = []
         for number, (attempt, pending) in enumerate(tuple(self._state.pending.held_by(trainer).items())):
             effects += self._lose(pending, attempt, now, error if number < blamed_count else None)
@@ -548,7 +548,7 @@ class TaskQueue:
         if pending.holders:
             return ()
         if error is None:
-            parts: tuple[Piece, ...] = (pending.piece,)
+            parts: tuple[BatchRange, ...] = (pending.piece,)
         else:
             parts = after_failure(pending.piece, batch, state.settings.attempts_limit, state.settings.confirmations)
         for part in parts:

@@ -66,7 +66,7 @@ class QueueSettings:
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class BatchRange:
     """Batches ``first_batch`` to ``end_batch`` (exclusive) of the task at one position of an epoch's order."""
 
     epoch: int

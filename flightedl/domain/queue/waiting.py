@@ -16,7 +16,7 @@ from bisect import bisect_left, bisect_right, insort
 from collections.abc import Callable, Iterator
 
 from flightedl.domain.exactly_once.intervals import IntervalSet
-from flightedl.domain.queue.values import Piece
+from flightedl.domain.queue.values import BatchRange
 
 
 class Runs:
@@ -70,7 +70,7 @@ class Runs:
             self.add(start, end, failures)
 
 
-def _place(piece: Piece) -> tuple[int, int, int]:
+def _place(piece: BatchRange) -> tuple[int, int, int]:
     return piece.epoch, piece.position, piece.first_batch
 
 
@@ -86,9 +86,9 @@ class WaitingPieces:
         #: epoch -> whole tasks that are not suspect; never an empty one.
         self._runs: dict[int, Runs] = {}
         #: Narrowed pieces that are not suspect, by place.
-        self._parts: list[Piece] = []
+        self._parts: list[BatchRange] = []
         #: Suspect pieces, by place.
-        self._suspects: list[Piece] = []
+        self._suspects: list[BatchRange] = []
 
     def __bool__(self) -> bool:
         return bool(self._runs or self._parts or self._suspects)
@@ -106,7 +106,7 @@ class WaitingPieces:
         return [(epoch, *run) for epoch in sorted(self._runs) for run in self._runs[epoch]]
 
     @property
-    def pieces(self) -> list[Piece]:
+    def pieces(self) -> list[BatchRange]:
         """All others, by place."""
         return sorted(self._parts + self._suspects, key=_place)
 
@@ -124,18 +124,18 @@ class WaitingPieces:
             _slice(pieces, (epoch,), (epoch + 1,))[1] for pieces in (self._parts, self._suspects)
         )
 
-    def at(self, epoch: int, position: int) -> list[Piece]:
+    def at(self, epoch: int, position: int) -> list[BatchRange]:
         """What waits of one task."""
-        found: list[Piece] = []
+        found: list[BatchRange] = []
         for pieces in (self._parts, self._suspects):
             start, count = _slice(pieces, (epoch, position), (epoch, position + 1))
             found += pieces[start : start + count]
         if epoch in self._runs and position in self._runs[epoch]:
             batch_count = self._batch_count(epoch, position)
-            found.append(Piece(epoch, position, 0, batch_count, batch_count))
+            found.append(BatchRange(epoch, position, 0, batch_count, batch_count))
         return found
 
-    def put(self, piece: Piece) -> None:
+    def put(self, piece: BatchRange) -> None:
         """Let a piece wait, none of which waits yet."""
         if piece.failures >= self._suspect_from:
             insort(self._suspects, piece, key=_place)
@@ -159,7 +159,7 @@ class WaitingPieces:
         if not self._runs[epoch].size:
             del self._runs[epoch]
 
-    def take_ready(self, epoch: int) -> Piece | None:
+    def take_ready(self, epoch: int) -> BatchRange | None:
         """Take the first piece of ``epoch`` that anybody may have."""
         runs = self._runs.get(epoch)
         part = self._parts[0] if self._parts and self._parts[0].epoch == epoch else None
@@ -172,16 +172,16 @@ class WaitingPieces:
         position, failures = runs.take_first()
         if not runs.size:
             del self._runs[epoch]
-        return Piece(epoch, position, 0, batch_count, batch_count, failures)
+        return BatchRange(epoch, position, 0, batch_count, batch_count, failures)
 
-    def take_suspect(self, epoch: int) -> Piece | None:
+    def take_suspect(self, epoch: int) -> BatchRange | None:
         """Take the first suspect of ``epoch``."""
         if self._suspects and self._suspects[0].epoch == epoch:
             return self._suspects.pop(0)
         return None
 
 
-def _slice(pieces: list[Piece], low: tuple[int, ...], high: tuple[int, ...]) -> tuple[int, int]:
+def _slice(pieces: list[BatchRange], low: tuple[int, ...], high: tuple[int, ...]) -> tuple[int, int]:
     """(index, count) of the pieces whose place is from ``low`` to below ``high``."""
     start = bisect_left(pieces, low, key=_place)
     return start, bisect_left(pieces, high, key=_place) - start

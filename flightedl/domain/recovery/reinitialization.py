@@ -23,7 +23,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class Lacking:
+class LostValues:
     """A pserver process without values, and the election (its create_revision) whose values it should have."""
 
     generation: int
@@ -31,14 +31,14 @@ class Lacking:
 
 
 @dataclass(frozen=True, slots=True)
-class SendBack:
+class RestartServers:
     """These processes (index -> generation) have to end."""
 
     generations: Mapping[int, int]
 
 
 @dataclass(frozen=True, slots=True)
-class BeginAnew:
+class Reinitialize:
     """Delete the election, if all these processes (index -> generation) are still there."""
 
     election: int
@@ -48,11 +48,11 @@ class BeginAnew:
 def next_step(
     pserver_count: int,
     present: Mapping[int, int],
-    lacking: Mapping[int, Lacking],
+    lacking: Mapping[int, LostValues],
     settled: Mapping[int, int],
     *,
     may_be_saved: bool,
-) -> SendBack | BeginAnew | None:
+) -> RestartServers | Reinitialize | None:
     """What is to be done about pservers that lack their values; None: nothing, or not yet.
 
     Args:
@@ -71,10 +71,10 @@ def next_step(
     election = max(each.election for each in now.values())
     ready = {index: each.generation for index, each in now.items() if each.election == election}
     if len(ready) == pserver_count:
-        return BeginAnew(election, ready)
+        return Reinitialize(election, ready)
     having = {
         index: generation
         for index, generation in present.items()
         if index < pserver_count and settled.get(index) == generation
     }
-    return SendBack(having) if having else None
+    return RestartServers(having) if having else None

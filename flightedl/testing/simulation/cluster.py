@@ -157,7 +157,7 @@ class Cluster:
     def ended(self, process: Process) -> None:
         """A process has ended by itself: its lease goes at once, as far as etcd can be reached; another one starts."""
         lease = process.lease  # type: ignore[attr-defined]
-        self.bury(process)
+        self.revoke_for(process)
         if lease in self.etcd._leases and self.world.random.random() < 0.7 and not self.etcd.is_down:  # noqa: SLF001
             self.etcd.revoke(lease)
         self.etcd.review()
@@ -173,7 +173,7 @@ class Cluster:
         self.store.mend()
         self.ended(pserver)
 
-    def bury(self, process: Process) -> None:
+    def revoke_for(self, process: Process) -> None:
         """Dead; the supervisor starts another one of its kind."""
         if not process.is_alive:
             return

@@ -19,7 +19,7 @@ from flightedl.domain.model.parameters import ParameterSpec
 from flightedl.domain.model.sharding import ShardPlan, plan_for
 from flightedl.domain.queue.tasks import TaskQueue
 from flightedl.domain.queue.values import QueueSettings
-from flightedl.messages.declarations import ArrivalRecord, JobDeclaration, ModelDeclaration, ModelReply
+from flightedl.messages.declarations import ArrivalRecord, DeclaredModel, JobDeclaration, ModelDeclaration
 
 #: A model of four blocks, whose plan is the production one.
 PARAMETERS = (ParameterSpec("w", (200,)), ParameterSpec("b", (10,)), ParameterSpec("u", (30_000,)))
@@ -92,7 +92,7 @@ def declaration_of(mode: Mode, pserver_count: int, cut_for: int) -> JobDeclarati
     declared = ModelDeclaration(parameters=[], optimizer={}, mode=mode.to_json())
     plan_hash = plan_of(pserver_count, cut_for).hash
     return JobDeclaration(
-        model=ModelReply(declaration=declared, pservers=pserver_count, plan_hash=plan_hash, cut_for=cut_for)
+        model=DeclaredModel(declaration=declared, pservers=pserver_count, plan_hash=plan_hash, cut_for=cut_for)
     )
 
 

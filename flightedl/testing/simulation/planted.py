@@ -29,7 +29,7 @@ from flightedl.domain.pserver.life_values import ReloadAsked
 from flightedl.domain.pserver.search import CheckpointSearch
 from flightedl.domain.queue.state import QueueState
 from flightedl.domain.queue.tasks import TaskQueue
-from flightedl.domain.recovery.reinitialization import BeginAnew, SendBack
+from flightedl.domain.recovery.reinitialization import Reinitialize, RestartServers
 from flightedl.testing.simulation.flaws import FLAWS
 from flightedl.testing.simulation.planted_trainer import TRAINER_BUGS
 
@@ -103,8 +103,8 @@ def _all_below_the_one_under_way(original: Callable[..., Any]) -> Callable[..., 
 def _only_the_lost(original: Callable[..., Any]) -> Callable[..., Any]:
     def next_step(self: Pservers, *arguments: Any, **more: Any) -> Any:
         step = original(self, *arguments, **more)
-        if isinstance(step, SendBack):
-            return BeginAnew(max(each.election for each in self._lacking.values()), {})
+        if isinstance(step, RestartServers):
+            return Reinitialize(max(each.election for each in self._lacking.values()), {})
         return step
 
     return next_step

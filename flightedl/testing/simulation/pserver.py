@@ -10,7 +10,7 @@ from flightedl.domain.checkpoint.manifest import Manifest, ShardFile, manifest_n
 from flightedl.domain.checkpoint.pointer import loadable_of, rejected_of
 from flightedl.domain.checkpoint.restoring import FilePart, applied_of, recut
 from flightedl.domain.checkpoint.snapshot import PserverSnapshots
-from flightedl.domain.checkpoint.values import SnapshotOrder, SnapshotProgress
+from flightedl.domain.checkpoint.values import SnapshotCommand, SnapshotProgress
 from flightedl.domain.consistency.modes import Async, Mode, Sync
 from flightedl.domain.consistency.rounds import BlockRounds
 from flightedl.domain.consistency.rounds_values import Accumulate, Apply, Arrived, NotMember, Pull, Stale
@@ -386,7 +386,7 @@ class Pserver(Process):
                 return verdict.reply(request.serial, self._highest_after(verdict))
             case SnapshotRequest():
                 self.life.require_snapshots()
-                return self._take_order(SnapshotOrder.of(request)).reply()
+                return self._take_order(SnapshotCommand.of(request)).reply()
             case SealRequest():
                 self.life.require_snapshots()
                 for epoch, task_count in request.epochs:
@@ -442,7 +442,7 @@ class Pserver(Process):
         if block.rounds.version != verdict.switch_round:
             raise Violation(f"{self.name}, block {block.number}: begins {verdict.switch} at {block.rounds.version}")
 
-    def _take_order(self, order: SnapshotOrder) -> SnapshotProgress:
+    def _take_order(self, order: SnapshotCommand) -> SnapshotProgress:
         """Begin to copy, if the order is newer than all before; how far the newest one is."""
         versions = [block.rounds.version for block in self.ordered]
         if self.snapshots.take(order, versions, self.highest()) is not None:

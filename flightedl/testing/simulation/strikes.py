@@ -120,7 +120,7 @@ class Strikes:
             process = self._any()
             self._world.fault("killed")
             self._world.note("kill -9 {}", process.name)
-            self._cluster.bury(process)
+            self._cluster.revoke_for(process)
             self._cluster.etcd.review()
 
     def _freeze(self) -> None:

@@ -1,6 +1,6 @@
-"""The client's side of a dialogue: many small requests over one open stream, see :mod:`flightedl.rpc.reuse`.
+"""The client's side of a request stream: many small requests over one open stream, see :mod:`flightedl.rpc.reuse`.
 
-The server's side, and what travels, is described at ``dialogues`` of :class:`~flightedl.rpc.routes.Routes`.
+The server's side, and what travels, is described at ``request_streams`` of :class:`~flightedl.rpc.routes.Routes`.
 """
 
 from __future__ import annotations
@@ -9,11 +9,11 @@ from flightedl.errors import MessageError
 from flightedl.ports import Clock
 from flightedl.rpc.client import Connection
 from flightedl.rpc.identity import sealed, unsealed
-from flightedl.rpc.reuse import KeptExchange
+from flightedl.rpc.reuse import ReusableExchange
 from flightedl.rpc.routes import NO_COLUMNS
 
 
-class Dialogue:
+class RequestStream:
     """Asks a server one thing after the other over an open stream. For one thread.
 
     Args:
@@ -22,7 +22,7 @@ class Dialogue:
     """
 
     def __init__(self, verb: str, clock: Clock) -> None:
-        self._kept = KeptExchange(verb, NO_COLUMNS, clock)
+        self._kept = ReusableExchange(verb, NO_COLUMNS, clock)
 
     @property
     def is_open(self) -> bool:
@@ -44,9 +44,9 @@ class Dialogue:
             exchange.write_metadata(sealed(request))
             _, message = exchange.answer()
             if message is None:
-                raise MessageError("a message of a dialogue has no metadata")
+                raise MessageError("a message of a request stream has no metadata")
             return unsealed(message)
 
-    def rest(self) -> None:
+    def close_idle(self) -> None:
         """Let go of the stream; asking again opens another. What goes wrong does not matter any more."""
-        self._kept.rest()
+        self._kept.close_idle()

@@ -48,7 +48,7 @@ def test_nobody_holds_more_rows_than_are_stored_in_200_bytes(wants, chooses):
         for _ in range(count_to_ask_for(wants[index], queue.held_count(name))):
             if not isinstance(queue.request(name, 1.0, HOLDING_CEILING, trainer_count=len(names)), TaskGiven):
                 break
-        assert len(queue._state.pending.line_of(name).rows) <= 4
+        assert len(queue._state.pending.backlog_of(name).rows) <= 4
     queue.check()
     assert len(queue.encode_parts()[0]) < 4096 + 200 * len(names)
     assert TaskQueue.decode(queue.encode(), settings).holders() == queue.holders()

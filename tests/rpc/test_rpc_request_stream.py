@@ -20,8 +20,8 @@ from flightedl.errors import (
     UnavailableError,
 )
 from flightedl.rpc import Call, Connection, Exchange, ExchangeRoute, FlightServer, Limits, Routes, ServerIdentity
-from flightedl.rpc.dialogue import Dialogue
 from flightedl.rpc.identity import sealed, unsealed
+from flightedl.rpc.request_stream import RequestStream
 from flightedl.rpc.routes import NO_COLUMNS
 from flightedl.testing.clock import FakeClock
 
@@ -34,94 +34,94 @@ def clock() -> FakeClock:
 
 
 @pytest.fixture
-def dialogue(clock: FakeClock) -> Iterator[Dialogue]:
-    made = Dialogue("answer", clock)
+def requests(clock: FakeClock) -> Iterator[RequestStream]:
+    made = RequestStream("answer", clock)
     yield made
-    made.rest()
+    made.close_idle()
 
 
 def test_one_stream_carries_many_requests(
-    dialogue: Dialogue, connection: Connection, server: FlightServer, handlers: Handlers
+    requests: RequestStream, connection: Connection, server: FlightServer, handlers: Handlers
 ) -> None:
     for _ in range(3):
-        assert dialogue.ask(connection, FIRST, timeout_s=TIMEOUT_S) == b"answer to first"
-        assert dialogue.ask(connection, SECOND, timeout_s=TIMEOUT_S) == b"answer to second"
+        assert requests.ask(connection, FIRST, timeout_s=TIMEOUT_S) == b"answer to first"
+        assert requests.ask(connection, SECOND, timeout_s=TIMEOUT_S) == b"answer to second"
     assert handlers.requests == [FIRST, SECOND] * 3
     assert server.running_calls == 1
-    dialogue.rest()
+    requests.close_idle()
     eventually(lambda: server.running_calls == 0, "the stream ends when it is let go of")
     assert server.refusals == {}
-    assert dialogue.ask(connection, FIRST, timeout_s=TIMEOUT_S) == b"answer to first"
-    assert dialogue.is_open
+    assert requests.ask(connection, FIRST, timeout_s=TIMEOUT_S) == b"answer to first"
+    assert requests.is_open
 
 
 def test_an_error_is_ours_and_ends_the_stream(
-    dialogue: Dialogue, connection: Connection, server: FlightServer, handlers: Handlers
+    requests: RequestStream, connection: Connection, server: FlightServer, handlers: Handlers
 ) -> None:
-    dialogue.ask(connection, FIRST, timeout_s=TIMEOUT_S)
+    requests.ask(connection, FIRST, timeout_s=TIMEOUT_S)
     handlers.failures = [BusyError("come back later")]
     with pytest.raises(BusyError, match="come back later"):
-        dialogue.ask(connection, FIRST, timeout_s=TIMEOUT_S)
-    assert not dialogue.is_open
+        requests.ask(connection, FIRST, timeout_s=TIMEOUT_S)
+    assert not requests.is_open
     eventually(lambda: server.running_calls == 0, "the stream ends with the error")
     handlers.failures = []
-    assert dialogue.ask(connection, FIRST, timeout_s=TIMEOUT_S) == b"answer to first"
+    assert requests.ask(connection, FIRST, timeout_s=TIMEOUT_S) == b"answer to first"
 
 
 def test_each_request_is_refused_by_a_server_that_serves_no_more(
-    dialogue: Dialogue, connection: Connection, server: FlightServer, handlers: Handlers
+    requests: RequestStream, connection: Connection, server: FlightServer, handlers: Handlers
 ) -> None:
-    dialogue.ask(connection, FIRST, timeout_s=TIMEOUT_S)
+    requests.ask(connection, FIRST, timeout_s=TIMEOUT_S)
     server.stop_serving()
     with pytest.raises(NotReadyError):
-        dialogue.ask(connection, FIRST, timeout_s=TIMEOUT_S)
+        requests.ask(connection, FIRST, timeout_s=TIMEOUT_S)
     assert len(handlers.requests) == 1
 
 
-def test_a_stop_ends_the_dialogue_at_its_next_request(
-    dialogue: Dialogue, connection: Connection, server: FlightServer, handlers: Handlers
+def test_a_stop_ends_the_stream_at_its_next_request(
+    requests: RequestStream, connection: Connection, server: FlightServer, handlers: Handlers
 ) -> None:
-    dialogue.ask(connection, FIRST, timeout_s=TIMEOUT_S)
+    requests.ask(connection, FIRST, timeout_s=TIMEOUT_S)
     server.closing.set()
     with pytest.raises(NotReadyError, match="stopping"):
-        dialogue.ask(connection, FIRST, timeout_s=TIMEOUT_S)
+        requests.ask(connection, FIRST, timeout_s=TIMEOUT_S)
     assert len(handlers.requests) == 1
 
 
-def test_it_is_meant_for_one_generation(dialogue: Dialogue, server: FlightServer, handlers: Handlers) -> None:
+def test_it_is_meant_for_one_generation(requests: RequestStream, server: FlightServer, handlers: Handlers) -> None:
     other = ServerIdentity(IDENTITY.job, IDENTITY.role, IDENTITY.index, IDENTITY.generation + 1)
     with (
         Connection(server.address, expected=other, caller=CALLER) as connection,
         pytest.raises(FencedError),
     ):
-        dialogue.ask(connection, FIRST, timeout_s=TIMEOUT_S)
+        requests.ask(connection, FIRST, timeout_s=TIMEOUT_S)
     assert handlers.requests == []
 
 
 def test_another_connection_and_old_age_open_another_stream(
-    dialogue: Dialogue, clock: FakeClock, connection: Connection, server: FlightServer, handlers: Handlers
+    requests: RequestStream, clock: FakeClock, connection: Connection, server: FlightServer, handlers: Handlers
 ) -> None:
     def streams() -> int:
         return len({id(call) for call in handlers.calls})
 
-    dialogue.ask(connection, FIRST, timeout_s=TIMEOUT_S)
+    requests.ask(connection, FIRST, timeout_s=TIMEOUT_S)
     clock.advance(4.9)
-    dialogue.ask(connection, FIRST, timeout_s=TIMEOUT_S)
+    requests.ask(connection, FIRST, timeout_s=TIMEOUT_S)
     assert streams() == 1
     clock.advance(0.2)
-    dialogue.ask(connection, FIRST, timeout_s=TIMEOUT_S)
+    requests.ask(connection, FIRST, timeout_s=TIMEOUT_S)
     assert streams() == 2
-    dialogue.ask(connection, FIRST, timeout_s=2 * TIMEOUT_S + 0.1)
+    requests.ask(connection, FIRST, timeout_s=2 * TIMEOUT_S + 0.1)
     assert streams() == 3
     with Connection(server.address, expected=IDENTITY, caller=CALLER) as other:
-        dialogue.ask(other, FIRST, timeout_s=TIMEOUT_S)
+        requests.ask(other, FIRST, timeout_s=TIMEOUT_S)
         assert streams() == 4
         eventually(lambda: server.running_calls == 1, "those before have ended")
-        dialogue.rest()
+        requests.close_idle()
 
 
 def test_a_stream_whose_server_died_has_an_unknown_outcome_and_the_next_request_goes_to_its_successor(
-    dialogue: Dialogue, connection: Connection
+    requests: RequestStream, connection: Connection
 ) -> None:
     program = """
 import sys
@@ -139,26 +139,26 @@ sys.stdin.read()
     ) as child:
         assert child.stdout is not None
         with Connection(child.stdout.readline().strip(), expected=IDENTITY) as to_child:
-            dialogue.ask(to_child, FIRST, timeout_s=TIMEOUT_S)
+            requests.ask(to_child, FIRST, timeout_s=TIMEOUT_S)
             child.kill()
             child.wait()
             with pytest.raises(OutcomeUnknownError):
-                dialogue.ask(to_child, FIRST, timeout_s=TIMEOUT_S)
+                requests.ask(to_child, FIRST, timeout_s=TIMEOUT_S)
             with pytest.raises((UnavailableError, OutcomeUnknownError)):
-                dialogue.ask(to_child, FIRST, timeout_s=TIMEOUT_S)
-    assert dialogue.ask(connection, SECOND, timeout_s=TIMEOUT_S) == b"answer to second"
+                requests.ask(to_child, FIRST, timeout_s=TIMEOUT_S)
+    assert requests.ask(connection, SECOND, timeout_s=TIMEOUT_S) == b"answer to second"
 
 
 def test_a_request_that_takes_too_long_ends_with_the_stream(
-    serve: Callable[..., FlightServer], handlers: Handlers, dialogue: Dialogue
+    serve: Callable[..., FlightServer], handlers: Handlers, requests: RequestStream
 ) -> None:
     server = serve(handlers.routes(), limits=Limits(stream_s=0.3, sever_after_s=0.1))
     with Connection(server.address, expected=IDENTITY, caller=CALLER) as connection:
-        dialogue.ask(connection, FIRST, timeout_s=TIMEOUT_S)
+        requests.ask(connection, FIRST, timeout_s=TIMEOUT_S)
         eventually(lambda: server.running_calls == 0, "the server ends what outlives its limit", 10.0)
         with pytest.raises((OutcomeUnknownError, UnavailableError)):
-            dialogue.ask(connection, FIRST, timeout_s=TIMEOUT_S)
-        assert dialogue.ask(connection, SECOND, timeout_s=TIMEOUT_S) == b"answer to second"
+            requests.ask(connection, FIRST, timeout_s=TIMEOUT_S)
+        assert requests.ask(connection, SECOND, timeout_s=TIMEOUT_S) == b"answer to second"
 
 
 @pytest.mark.parametrize(
@@ -204,8 +204,8 @@ def test_sealing_shows_every_flipped_bit() -> None:
             unsealed(bytes(damaged))
 
 
-def test_what_is_no_dialogue_cannot_be_asked(clock: FakeClock, connection: Connection) -> None:
-    numbers = Dialogue("numbers", clock)
+def test_what_is_no_request_stream_cannot_be_asked(clock: FakeClock, connection: Connection) -> None:
+    numbers = RequestStream("numbers", clock)
     with pytest.raises(MessageError, match="unknown verb"):
         numbers.ask(connection, FIRST, timeout_s=TIMEOUT_S)
     assert not numbers.is_open
@@ -225,7 +225,7 @@ def test_an_answer_that_was_damaged_is_asked_for_again(
 
     server = serve(Routes(exchanges={"answer": ExchangeRoute(NO_COLUMNS, damage)}))
     with Connection(server.address, expected=IDENTITY, caller=CALLER) as connection:
-        dialogue = Dialogue("answer", clock)
+        requests = RequestStream("answer", clock)
         with pytest.raises(MessageError if message is None else DamagedError):
-            dialogue.ask(connection, FIRST, timeout_s=TIMEOUT_S)
-        assert not dialogue.is_open
+            requests.ask(connection, FIRST, timeout_s=TIMEOUT_S)
+        assert not requests.is_open

@@ -8,9 +8,9 @@ Rules:
   list, then removes every directory still on it, then ends.
 * It has a session of its own and ignores the terminal's signals, so that it outlives the launcher by a moment.
 
-Not guaranteed: a grandchild that made a session of its own is not found; nor is anything when the undertaker itself is
-killed together with the launcher (children then still die by their parent-death signal, grandchildren and
-directories stay).
+Not guaranteed: a grandchild that made a session of its own is not found; nor is anything when the reaper itself is
+killed together with the launcher (children then still die by their parent-death signal, grandchildren and directories
+stay).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import sys
 from collections.abc import Iterable
 
 
-def bury(lines: Iterable[str]) -> None:
+def reap(lines: Iterable[str]) -> None:
     """Follow ``lines`` to their end, then kill and remove what is left."""
     groups: set[int] = set()
     directories: set[str] = set()
@@ -60,4 +60,4 @@ def remove_directory(directory: str) -> None:
 if __name__ == "__main__":
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
-    bury(sys.stdin)
+    reap(sys.stdin)

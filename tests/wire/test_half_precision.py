@@ -19,7 +19,7 @@ VALUES = np.concatenate(
 
 def test_trainers_and_pservers_round_to_the_same_bits() -> None:
     compiled = np.empty(VALUES.size, np.uint16)
-    half_kernels("bfloat16").shorten(VALUES, compiled)
+    half_kernels("bfloat16").to_half(VALUES, compiled)
     assert shortened(VALUES, "bfloat16").tolist() == compiled.tolist()
 
 
@@ -43,7 +43,7 @@ def test_unaligned_bytes_are_widened_alike() -> None:
     moved = memoryview(b"x" + bits.tobytes())[1:]
     ours, theirs = np.empty_like(VALUES), np.empty_like(VALUES)
     widened(moved, "bfloat16", ours)
-    half_kernels("bfloat16").widen(np.frombuffer(moved, np.uint16), theirs)
+    half_kernels("bfloat16").to_float32(np.frombuffer(moved, np.uint16), theirs)
     assert ours.tobytes() == theirs.tobytes()
 
 

@@ -10,7 +10,7 @@ import pytest
 from rpc_support import BATCH, SCHEMA, Handlers, eventually
 
 from flightedl.errors import FlightedlError, OutcomeUnknownError, UnavailableError
-from flightedl.process.socket_abort import sever_calls_to
+from flightedl.process.socket_abort import abort_calls_to
 from flightedl.rpc import Call, Connection, Exchange, ExchangeRoute, FlightServer, Outgoing, Routes
 
 LONG_S = 60.0
@@ -66,7 +66,7 @@ def test_a_held_call_ends_as_a_broken_one(
         held = pool.submit(call, connection)
         assert handlers.entered.wait(LONG_S)
         began = time.monotonic()
-        connection.sever()
+        connection.abort_connections()
         with pytest.raises((OutcomeUnknownError, UnavailableError)):
             held.result(LONG_S)
         assert time.monotonic() - began < LONG_S / 6
@@ -81,9 +81,9 @@ def test_only_connections_to_that_server_end(deaf: FlightServer, handlers: Handl
     with Connection(deaf.address) as other:
         assert connection.action("echo", b"a", timeout_s=LONG_S) == b"a"
         assert other.action("echo", b"b", timeout_s=LONG_S) == b"b"
-        assert sever_calls_to(deaf.address) == 1
-        assert sever_calls_to("no port") == 0
-        assert sever_calls_to("nowhere.invalid:1") == 0
+        assert abort_calls_to(deaf.address) == 1
+        assert abort_calls_to("no port") == 0
+        assert abort_calls_to("nowhere.invalid:1") == 0
         # What is severed by its address alone connects again.
         eventually(lambda: _echoes(other), "a new connection")
         eventually(lambda: _echoes(connection), "calls of the other one, too")

@@ -23,7 +23,7 @@ _RETRY_S = 0.1
 _GIVE_UP_S = 10.0
 
 
-class Burial:
+class LeaseCleaner:
     """Deletes what the dead held. Thread-safe.
 
     Args:
@@ -38,10 +38,10 @@ class Burial:
         self._clock = clock
         self._dead: queue.SimpleQueue[int | None] = queue.SimpleQueue()
         self._is_closing = False
-        self._thread = threading.Thread(target=self._run, name="flightedl-burial", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="flightedl-leases", daemon=True)
         self._thread.start()
 
-    def bury(self, pid: int) -> None:
+    def revoke_for(self, pid: int) -> None:
         """This process of this machine has ended."""
         self._dead.put(pid)
 
@@ -56,12 +56,12 @@ class Burial:
         try:
             while (pid := self._dead.get()) is not None and not self._is_closing:
                 coordinator = coordinator or EtcdCoordinator(self._etcd, clock=self._clock)
-                self._bury(coordinator, pid)
+                self._revoke(coordinator, pid)
         finally:
             if coordinator is not None:
                 coordinator.close()
 
-    def _bury(self, coordinator: Coordinator, pid: int) -> None:
+    def _revoke(self, coordinator: Coordinator, pid: int) -> None:
         deadline = self._clock.now() + _GIVE_UP_S
         while not self._is_closing and self._clock.now() < deadline:
             try:

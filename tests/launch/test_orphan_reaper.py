@@ -2,14 +2,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from flightedl.launch.undertaker import bury, remove_directory
+from flightedl.launch.orphan_reaper import reap, remove_directory
 
 
 def test_only_what_is_still_on_the_list_is_removed(tmp_path: Path) -> None:
     kept, removed = tmp_path / "kept", tmp_path / "with a space"
     for directory in (kept, removed):
         (directory / "deep").mkdir(parents=True)
-    bury([f"directory {kept}\n", f"directory {removed}\n", f"forget-directory {kept}\n", "unknown word\n"])
+    reap([f"directory {kept}\n", f"directory {removed}\n", f"forget-directory {kept}\n", "unknown word\n"])
     assert kept.exists()
     assert not removed.exists()
 
