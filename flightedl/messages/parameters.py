@@ -2,11 +2,28 @@
 
 from __future__ import annotations
 
+from enum import IntEnum
 from typing import Annotated
 
 import msgspec
 
 from flightedl.messages.base import Name, Natural, Reply, Request, Sender, Weight
+
+
+class Outcome(IntEnum):
+    """What became of a pushed row."""
+
+    #: The row only carries values; nothing was pushed.
+    NONE = 0
+    ACCEPTED = 1
+    ALREADY_APPLIED = 2
+    #: The base version is older than the open round: pull, recompute, push again under the same identity.
+    STALE = 3
+    #: The sender is not a member of the view: join, pull, recompute.
+    NOT_MEMBER = 4
+    #: A sum of batches of which the block has some: nothing of it was taken. ``values`` tell which it has, a bit for
+    #: each batch, lowest first, in the order in which the push named them. Push the others again.
+    PARTLY_APPLIED = 5
 
 
 class BatchIdentity(Request, frozen=True, kw_only=True):

@@ -16,7 +16,7 @@ from flightedl.domain.exactly_once.accumulation import lacking_of
 from flightedl.errors import MessageError
 from flightedl.messages.base import decode, encode
 from flightedl.messages.control import AppliedRequest, ReloadRequest, SealRequest, SnapshotRequest, ViewRequest
-from flightedl.messages.parameters import InitHeader, InitReply, PullTicket, PushHeader, PushReply
+from flightedl.messages.parameters import InitHeader, InitReply, Outcome, PullTicket, PushHeader, PushReply
 from flightedl.ports import Clock
 from flightedl.pserver.service import PserverService
 from flightedl.pserver.shard import ShardState, Wanted
@@ -27,7 +27,6 @@ from flightedl.wire.rows import (
     PUSH_SCHEMA,
     TARGET_BYTES,
     VALUES_SCHEMA,
-    Outcome,
     Piece,
     decode_batch,
     decode_rows,

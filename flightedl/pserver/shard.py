@@ -49,13 +49,13 @@ from flightedl.errors import BusyError, CorruptError, FencedError, GradientError
 from flightedl.formats.shard_files import StoredBlock
 from flightedl.kernels.compiled import Update, block_kernels, half_kernels, kernel_for
 from flightedl.messages.control import ViewRequest
-from flightedl.messages.parameters import PushHeader
+from flightedl.messages.parameters import Outcome, PushHeader
 from flightedl.pserver.arena import Arena
 from flightedl.pserver.snapshots import BlockCopies
 from flightedl.pserver.soundness import Soundness
 from flightedl.pserver.units import Unit, UnitBlock
 from flightedl.wire.parts import Part
-from flightedl.wire.rows import Outcome, Piece, Row, Rows
+from flightedl.wire.rows import Piece, Row, Rows
 
 Array = npt.NDArray[np.generic]
 #: The batches of a push, each with the number of batches of its task.

@@ -28,8 +28,9 @@ from flightedl.domain.exactly_once.batches import Batch
 from flightedl.domain.model.sharding import Block
 from flightedl.kernels.compiled import BlockKernels, Update, half_kernels
 from flightedl.kernels.half_precision import item_bytes
+from flightedl.messages.parameters import Outcome
 from flightedl.pserver.arena import Arena
-from flightedl.wire.rows import Checksums, Outcome, Piece, RunningChecksum
+from flightedl.wire.rows import Checksums, Piece, RunningChecksum
 
 Array = npt.NDArray[np.generic]
 

@@ -16,7 +16,6 @@ from __future__ import annotations
 from array import array
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from enum import IntEnum
 from functools import lru_cache
 from itertools import pairwise
 
@@ -45,22 +44,6 @@ PUSH_SCHEMA = pa.schema(
 )
 
 VALUES_SCHEMA = pa.schema([*PUSH_SCHEMA, pa.field("outcome", pa.int8(), nullable=False)])
-
-
-class Outcome(IntEnum):
-    """What became of a pushed row."""
-
-    #: The row only carries values; nothing was pushed.
-    NONE = 0
-    ACCEPTED = 1
-    ALREADY_APPLIED = 2
-    #: The base version is older than the open round: pull, recompute, push again under the same identity.
-    STALE = 3
-    #: The sender is not a member of the view: join, pull, recompute.
-    NOT_MEMBER = 4
-    #: A sum of batches of which the block has some: nothing of it was taken. ``values`` tell which it has, a bit for
-    #: each batch, lowest first, in the order in which the push named them. Push the others again.
-    PARTLY_APPLIED = 5
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,11 +31,11 @@ from flightedl.domain.model.sharding import ShardPlan, plan_shards
 from flightedl.errors import FlightedlError
 from flightedl.messages.base import decode, encode
 from flightedl.messages.control import ViewMemberMessage, ViewRequest
-from flightedl.messages.parameters import BatchIdentity, PullTicket, PushHeader
+from flightedl.messages.parameters import BatchIdentity, Outcome, PullTicket, PushHeader
 from flightedl.pserver.shard import Pushed, ShardState, Wanted
 from flightedl.rpc.validation import BatchLimits, Tally, check_schema
 from flightedl.wire.parts import STEP_SCHEMA, attached_to, decode_parts, encode_parts
-from flightedl.wire.rows import PUSH_SCHEMA, Outcome, Piece, decode_batch, encode_rows
+from flightedl.wire.rows import PUSH_SCHEMA, Piece, decode_batch, encode_rows
 
 SIZES = (16, 16, 3, 40)
 #: What lengths and offsets are most afraid of.

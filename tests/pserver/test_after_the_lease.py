@@ -13,11 +13,11 @@ from flightedl.coordination.keys import JobKeys
 from flightedl.domain.consistency.modes import Async
 from flightedl.errors import FencedError
 from flightedl.messages.base import encode
-from flightedl.messages.parameters import InitHeader
+from flightedl.messages.parameters import InitHeader, Outcome
 from flightedl.pserver.service import PserverService
 from flightedl.testing.memory import MemoryCoordinator
 from flightedl.wire.parts import STEP_SCHEMA, encode_parts
-from flightedl.wire.rows import PUSH_SCHEMA, Outcome, Piece, encode_rows
+from flightedl.wire.rows import PUSH_SCHEMA, Piece, encode_rows
 
 SIZE = 16
 NUMBERS = [0, 1]

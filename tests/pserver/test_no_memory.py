@@ -10,12 +10,13 @@ from test_snapshots import Pserver
 from flightedl.domain.consistency.modes import Async, Mode, Sync
 from flightedl.errors import BusyError, FlightedlError, NotReadyError
 from flightedl.kernels.compiled import Update
+from flightedl.messages.parameters import Outcome
 from flightedl.pserver.arena import Arena
 from flightedl.pserver.shard import Wanted
 from flightedl.pserver.snapshots import CopyMemory
 from flightedl.testing.faults import FaultPlan
 from flightedl.testing.memory import MemoryStorage
-from flightedl.wire.rows import Outcome, Piece
+from flightedl.wire.rows import Piece
 
 MODES: dict[str, Mode] = {
     "sync": Sync(),

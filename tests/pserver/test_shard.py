@@ -14,9 +14,9 @@ from flightedl.domain.model.parameters import ParameterSpec
 from flightedl.domain.model.sharding import plan_shards
 from flightedl.errors import GradientError, MessageError
 from flightedl.messages.control import ViewMemberMessage, ViewRequest
-from flightedl.messages.parameters import BatchIdentity, PushHeader
+from flightedl.messages.parameters import BatchIdentity, Outcome, PushHeader
 from flightedl.pserver.shard import ShardState, Wanted
-from flightedl.wire.rows import Outcome, Piece, Row, Rows
+from flightedl.wire.rows import Piece, Row, Rows
 
 SIZE = 16
 

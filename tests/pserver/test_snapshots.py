@@ -24,13 +24,13 @@ from flightedl.errors import UnavailableError
 from flightedl.formats.shard_files import StoredBlock
 from flightedl.kernels.half_precision import shortened
 from flightedl.messages.control import ViewMemberMessage, ViewRequest
-from flightedl.messages.parameters import BatchIdentity, PushHeader
+from flightedl.messages.parameters import BatchIdentity, Outcome, PushHeader
 from flightedl.ports import StoredFile
 from flightedl.pserver.restoring import load_newest
 from flightedl.pserver.shard import ShardState
 from flightedl.pserver.snapshots import _LEAD, BlockCopies, Snapshots
 from flightedl.testing.memory import MemoryStorage
-from flightedl.wire.rows import Outcome, Piece, decode_batch, encode_rows
+from flightedl.wire.rows import Piece, decode_batch, encode_rows
 
 SPECS = [ParameterSpec("w", (40_000,)), ParameterSpec("b", (3,))]
 JOB = "j"

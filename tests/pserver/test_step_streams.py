@@ -15,10 +15,11 @@ from rpc_support import eventually
 from flightedl.domain.consistency.modes import Async
 from flightedl.errors import DamagedError, FencedError, FlightedlError, MessageError, NotReadyError
 from flightedl.messages.base import encode
+from flightedl.messages.parameters import Outcome
 from flightedl.rpc.client_streams import ClientExchange
 from flightedl.rpc.reuse import ReusableExchange
 from flightedl.wire.parts import STEP_END, STEP_SCHEMA, attached_to, decode_parts, encode_parts
-from flightedl.wire.rows import Outcome, Piece
+from flightedl.wire.rows import Piece
 
 
 class Counted(ReusableExchange):

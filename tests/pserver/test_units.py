@@ -13,10 +13,10 @@ from flightedl.domain.model.parameters import ParameterSpec
 from flightedl.domain.model.sharding import block_limit, plan_shards, runs_of
 from flightedl.errors import GradientError, MessageError
 from flightedl.messages.control import ViewMemberMessage, ViewRequest
-from flightedl.messages.parameters import BatchIdentity, PushHeader
+from flightedl.messages.parameters import BatchIdentity, Outcome, PushHeader
 from flightedl.pserver.shard import ShardState, Wanted
 from flightedl.wire.parts import decode_parts, encode_parts
-from flightedl.wire.rows import Outcome, Piece, Row, Rows, decode_batch, encode_pieces, encode_rows
+from flightedl.wire.rows import Piece, Row, Rows, decode_batch, encode_pieces, encode_rows
 
 COUNT, SIZE = 5, 16
 ALL = range(COUNT)

@@ -10,8 +10,9 @@ import pytest
 import xxhash
 
 from flightedl.errors import DamagedError, MessageError
+from flightedl.messages.parameters import Outcome
 from flightedl.wire.parts import STEP_SCHEMA, Part, attached_to, decode_parts, encode_parts
-from flightedl.wire.rows import Checksums, Outcome, Piece
+from flightedl.wire.rows import Checksums, Piece
 
 VALUES = np.arange(6, dtype=np.float32)
 

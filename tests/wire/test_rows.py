@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flightedl.errors import CorruptError, MessageError
-from flightedl.wire.rows import PUSH_SCHEMA, VALUES_SCHEMA, Outcome, decode_rows, encode_rows, group_by_size
+from flightedl.messages.parameters import Outcome
+from flightedl.wire.rows import PUSH_SCHEMA, VALUES_SCHEMA, decode_rows, encode_rows, group_by_size
 
 
 def _received(batch: pa.RecordBatch) -> pa.RecordBatch:

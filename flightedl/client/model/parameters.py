@@ -40,13 +40,13 @@ from flightedl.domain.trainer.batches import CurrentBatch
 from flightedl.domain.trainer.retries import is_transient
 from flightedl.errors import FlightedlError, GradientError, MessageError, UsageError
 from flightedl.messages.base import encode
-from flightedl.messages.parameters import PullTicket, PushHeader
+from flightedl.messages.parameters import Outcome, PullTicket, PushHeader
 from flightedl.ports import Clock
 from flightedl.rpc.client import Connection
 from flightedl.rpc.client_streams import LOCK_STEP_LIMIT_BYTES
 from flightedl.rpc.reuse import ReusableExchange
 from flightedl.wire.parts import PARTS_LIMIT, STEP_END, STEP_SCHEMA, Part, attached_to, decode_parts, encode_parts
-from flightedl.wire.rows import Outcome, Piece, decode_batch
+from flightedl.wire.rows import Piece, decode_batch
 
 if TYPE_CHECKING:
     from flightedl.kernels.compiled import HalfKernels
@@ -136,6 +136,7 @@ class Parameters(Mapping[str, npt.NDArray[np.generic]]):
         self._check = GradientCheck(plan, runs, self._values.dtypes, wire, clip_norm, self._pool)
 
     def _set_mode(self, mode: Mode) -> None:
+        self._mode = mode
         self._is_synchronous = isinstance(mode, Sync)
         #: All blocks are pushed with one base, see ``domain.consistency.rounds``.
         self._has_one_base = isinstance(mode, Sync) and mode.backup > 0
@@ -213,7 +214,8 @@ class Parameters(Mapping[str, npt.NDArray[np.generic]]):
             self._send(current, {}, self._unanswered(current), pull=False)
         wanted = dict.fromkeys(self._blocks if names is None else self._blocks_of(names), min_version)
         if current is not None and self._is_synchronous and not current.must_repeat:
-            wanted |= {n: max(base + 1, min_version) for n, base in current.answered.items() if n in wanted}
+            after = self._mode.version_after
+            wanted |= {n: max(after(base), min_version) for n, base in current.answered.items() if n in wanted}
         member = 0 if current is None else current.member
         # A batch that waits in a sum is not done again for a membership that ended.
         self._transfer(None if current is None or current.waits else current, {}, [], wanted, pull=True, member=member)
@@ -273,9 +275,8 @@ class Parameters(Mapping[str, npt.NDArray[np.generic]]):
             return
         self._send(current, {}, self._unanswered(current), pull=self._pull_every == 1)
         if self._is_synchronous and not current.must_repeat:
-            behind = {
-                number: base + 1 for number, base in current.answered.items() if self._values.versions[number] <= base
-            }
+            versions, after = self._values.versions, self._mode.version_after
+            behind = {n: after(base) for n, base in current.answered.items() if versions[n] < after(base)}
             if behind:
                 self._transfer(current, {}, [], behind, pull=True, member=current.member)
 
@@ -551,8 +552,8 @@ class Parameters(Mapping[str, npt.NDArray[np.generic]]):
         if current is not None:
             current.note_answers(versions, shard.index, transfer.generation)
         if transfer.pull_after_push and not has_values:
-            is_synchronous = self._is_synchronous
-            transfer.pulls.update((block, versions[block] + 1 if is_synchronous else 0) for block in blocks)
+            after = self._mode.version_after
+            transfer.pulls.update((block, after(versions[block])) for block in blocks)
 
     def _bases(self, blocks: Iterable[int], current: CurrentBatch | None) -> Mapping[int, int]:
         """At least these blocks -> the version that the current batch's gradient was computed at.

@@ -1,6 +1,6 @@
-"""Consistency modes: when a pushed gradient is applied, and who waits for whom.
+"""Consistency modes: when a pushed gradient is applied, who waits for whom, and which version follows a push.
 
-The classes are settings only; rounds and views carry them out.
+The classes are settings; rounds and views carry them out.
 """
 
 from __future__ import annotations
@@ -16,6 +16,13 @@ class Mode(Setting):
     """Base of the modes."""
 
     __slots__ = ()
+
+    def version_after(self, _base_version: int) -> int:
+        """The lowest version of a block that has a gradient of this base: its sender waits for it.
+
+        Whatever there is now, where gradients are applied on arrival.
+        """
+        return 0
 
 
 family(Mode)
@@ -41,6 +48,9 @@ class Sync(Mode):
     def check(self) -> None:
         if self.deterministic and self.backup:
             raise UsageError("Sync: deterministic needs every member's gradient in its round; set backup to 0")
+
+    def version_after(self, base_version: int) -> int:
+        return base_version + 1
 
 
 @dataclass(frozen=True, slots=True)

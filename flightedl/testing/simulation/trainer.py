@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection
 from random import Random
 from typing import TYPE_CHECKING, Any
 
-from flightedl.domain.consistency.modes import Async, Mode, Sync
+from flightedl.domain.consistency.modes import Async, Mode
 from flightedl.domain.trainer.batches import CurrentBatch
 from flightedl.domain.trainer.feed import Ask
 from flightedl.domain.trainer.membership import Denied, Joined, NotYet, TrainerMembership
@@ -67,11 +67,6 @@ class Trainer(Process):
         self._has_seen_election = False
         cluster.etcd.watch(self, lambda: None)
         self._register(self._stand, lambda _: self.later(0.3, lambda: self.end("no answer to its claim")))
-
-    @property
-    def is_sync(self) -> bool:
-        """Whether there are rounds to wait for."""
-        return isinstance(self.mode, Sync)
 
     def end(self, why: str) -> None:
         """Exit; the supervisor starts another one."""

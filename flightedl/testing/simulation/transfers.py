@@ -128,7 +128,7 @@ class Transfer:
                 version = trainer.versions[number]
                 current.note_answers({number: version}, index, key.created)
                 if self._pull_after_push:
-                    self._pulls[index][number] = version + 1 if trainer.is_sync else 0
+                    self._pulls[index][number] = trainer.mode.version_after(version)
             self._go_on(index)
 
         trainer.world.call(trainer, key.value, key.value.push, push, answered, lambda: self._later(index, _RETRY_S))
