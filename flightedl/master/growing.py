@@ -12,6 +12,7 @@ import logging
 import threading
 from collections.abc import Sequence
 
+from flightedl.domain.master.events import GrowthEnded
 from flightedl.errors import FlightedlError, NotReadyError, UsageError
 from flightedl.formats.declared import spec_of
 from flightedl.formats.following import DirectoryFollower
@@ -126,7 +127,7 @@ class Growing:
         self._note(following.trouble)
         if not scan.is_complete:
             return scan.has_more, False
-        self._state.change(lambda core: core.end_growth())
+        self._state.apply(GrowthEnded())
         if not self._save():
             return False, False
         _log.info("the dataset is complete files=%d", 0 if self._state.dataset is None else self._file_count())
@@ -146,7 +147,7 @@ class Growing:
             return True
         arrivals = (*known.arrivals, arrival_of(taken))
         grown = IndexedDataset(layout_of(index, known.reply.declaration, arrivals), known.reply, arrivals)
-        self._state.grow_queue(grown)
+        self._state.grow_dataset(grown)
         if not self._save():
             return False
         self._state.arrivals_saved = len(arrivals)

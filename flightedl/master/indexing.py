@@ -23,6 +23,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
+from flightedl.domain.master.differences import require_same
 from flightedl.errors import DataError, FlightedlError, NotReadyError
 from flightedl.formats.chunk_index import ChunkIndex
 from flightedl.formats.declared import schema_of, spec_of
@@ -30,7 +31,6 @@ from flightedl.formats.following import DirectoryFollower, Scan, marker_urls
 from flightedl.formats.index import IndexProgress, restored_index
 from flightedl.formats.layout import TaskLayout
 from flightedl.formats.stored_index import load_or_build, load_stored
-from flightedl.master.declarations import require_same
 from flightedl.messages.declarations import ArrivalRecord, DatasetDeclaration, DeclaredDataset
 from flightedl.ports import Clock, Files, FileStat, Storage
 

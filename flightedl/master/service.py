@@ -90,15 +90,11 @@ class MasterService:
         Raises:
             DataError: the dataset that was declared cannot be indexed again, or has changed.
         """
-        state = self._state
-        state.recover(recovered)
-        if recovered.declaration.dataset is not None:
-            dataset = self._indexing.index_again(recovered.declaration.dataset, recovered.arrivals)
-            state.arrivals_saved = len(recovered.arrivals)
-            state.begin_queue(dataset, recovered.queue, recovered.failures)
-        if recovered.declaration.model is not None:
-            state.core.begin_membership(recovered.declaration.model, recovered.membership)
-        state.core.ending.start(state.core.work)
+        state, stored = self._state, recovered.stored
+        declared, dataset = stored.declaration.dataset, None
+        if declared is not None:
+            dataset = self._indexing.index_again(declared, recovered.arrivals)
+        state.recover(stored, dataset, len(recovered.arrivals))
         state.start_writing(self._held, recovered.known, self._step_down)
         self._links.start()
         self.growing.begin()
@@ -108,7 +104,6 @@ class MasterService:
         # First, so that no change falls between.
         self._directory.subscribe(self.look_at_directory)
         self.look_at_directory()
-        state.change(lambda core: core.forget_the_dead(is_graceful=recovered.is_resumed))
 
     def close(self) -> None:
         """Stop the threads; nobody is answered any more."""

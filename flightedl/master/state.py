@@ -10,9 +10,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import replace
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from flightedl.config import MasterSettings
@@ -20,8 +18,9 @@ from flightedl.coordination.keeper import HeldKey
 from flightedl.coordination.keys import JobKeys
 from flightedl.domain.checkpoint.values import CheckpointSettings
 from flightedl.domain.master import effects as out
-from flightedl.domain.master.core import CoreSettings, MasterCore
-from flightedl.domain.master.events import Event, WaitEnded
+from flightedl.domain.master.core import MasterCore
+from flightedl.domain.master.events import DatasetIndexed, Event, FilesJoined, WaitEnded
+from flightedl.domain.master.state import CoreSettings, StoredState
 from flightedl.domain.queue.values import Effect as QueueEffect
 from flightedl.domain.queue.values import EpochFinished, Expired, Quarantined, QueueSettings
 from flightedl.domain.queue.values import FailedPiece as Failed
@@ -32,9 +31,7 @@ from flightedl.master.evaluations import EvaluationDatasets
 from flightedl.master.failures import failed_piece
 from flightedl.master.indexing import IndexedDataset
 from flightedl.master.progress import JobProgress
-from flightedl.master.recovery import RecoveredState
 from flightedl.messages.base import encode
-from flightedl.messages.declarations import DeclaredDataset
 from flightedl.ports import Clock, Coordinator
 
 _log = logging.getLogger(__name__)
@@ -111,45 +108,49 @@ class JobState:
         self._call_count = 0
         self._durable: DurableState | None = None
 
-    def recover(self, recovered: RecoveredState) -> None:
-        """Begin with what a predecessor left, but for its dataset and model."""
-        self.core = MasterCore(
-            self._settings,
-            self.clock.now(),
-            recovery=recovered.pserver_recovery,
-            checkpoints=recovered.checkpoints,
-            is_stopped=recovered.is_stopped,
+    def recover(self, stored: StoredState, dataset: IndexedDataset | None, arrivals_saved: int = 0) -> None:
+        """Begin with what a predecessor left; ``dataset``: the one that is declared in it.
+
+        Args:
+            stored: What it left.
+            dataset: The one that is declared in it.
+            arrivals_saved: As the attribute.
+
+        Raises:
+            UsageError: the stored queue is of other tasks.
+            FencedError: what is stored is a newer master's.
+        """
+        tasks = None if dataset is None else self._tasks_of(dataset)
+        with self.lock:
+            self.core = MasterCore(self._settings, self.clock.now(), stored, tasks)
+            self.dataset, self.arrivals_saved = dataset, arrivals_saved
+
+    def _tasks_of(self, dataset: IndexedDataset) -> QueueSettings:
+        declared = dataset.reply.declaration
+        return QueueSettings(
+            task_count=dataset.layout.task_count,
+            batch_counts=dataset.layout.batch_count,
+            epochs=declared.epochs,
+            seed=declared.seed,
+            shuffle=declared.shuffle,
+            attempts_limit=self._attempts_limit,
+            follow=declared.follow,
         )
-        self.core.declaration = recovered.declaration
-        if recovered.evaluations is not None:
-            self.core.evaluations.recover(recovered.evaluations)
 
     # events
 
-    def apply(self, event: Event, carry: Carry | None = None) -> None:
+    def apply(self, event: Event, carry: Carry | None = None, then: Callable[[], None] = lambda: None) -> None:
         """Something has happened; what follows is under way when this returns. Called without the lock.
 
-        ``carry``: takes what there is to say to a pserver.
+        Args:
+            event: What it was.
+            carry: Takes what there is to say to a pserver.
+            then: Called when the core has taken the event, before anybody else can ask it anything.
         """
         with self.lock:
             effects = self.core.apply(event, self.clock.now())
+            then()
         self._carry_out(effects, carry)
-
-    @contextmanager
-    def changing(self) -> Iterator[MasterCore]:
-        """The core, locked, for what is no event: what files and declarations decide. Entered without the lock."""
-        try:
-            with self.lock:
-                yield self.core
-        finally:
-            with self.lock:
-                effects = self.core.settle(self.clock.now())
-            self._carry_out(effects)
-
-    def change(self, what: Callable[[MasterCore], Any]) -> Any:
-        """Do something to the core that is no event. Called without the lock."""
-        with self.changing() as core:
-            return what(core)
 
     def ask(self, event_of: Callable[[int], Event], wait_s: float = 0.0, closing: threading.Event | None = None) -> Any:
         """The answer to a request, which is stored before this returns. Called without the lock.
@@ -241,55 +242,28 @@ class JobState:
             found.error,
         )
 
-    # what is declared
+    # the training data
 
-    def begin_queue(
-        self, dataset: IndexedDataset, stored: bytes | None, failures: bytes | None, *, may_reseed: bool = False
-    ) -> None:
-        """Locked: the dataset's tasks are known; ``stored`` and ``failures`` as a predecessor left them.
-
-        ``may_reseed``: as of ``TaskQueue.decode``.
-        """
-        declared = dataset.reply.declaration
-        before, self.dataset = self.dataset, dataset
-        settings = QueueSettings(
-            task_count=dataset.layout.task_count,
-            batch_counts=self._batch_count,
-            epochs=declared.epochs,
-            seed=declared.seed,
-            shuffle=declared.shuffle,
-            attempts_limit=self._attempts_limit,
-            follow=declared.follow,
-        )
-        try:
-            self.core.begin_training(settings, stored, failures, may_reseed=may_reseed)
-        except FlightedlError:
-            self.dataset = before
-            raise
-
-    def redeclare_dataset(self, reply: DeclaredDataset) -> None:
-        """Locked: the same dataset with another number of epochs or another seed, while nobody works on it.
+    def begin_dataset(self, dataset: IndexedDataset) -> None:
+        """The tasks of a declared dataset are known: they are the job's, unless it has some. Called without the lock.
 
         Raises:
-            UsageError: the queue is in a later epoch; nothing was changed.
+            UsageError: there are no tasks.
         """
-        assert self.core.work is not None, "a declared dataset has a queue"
-        assert self.dataset is not None, "likewise"
-        parts = self.core.work.queue.encode_parts()
-        self.begin_queue(replace(self.dataset, reply=reply), *parts, may_reseed=True)
 
-    def grow_queue(self, dataset: IndexedDataset) -> None:
+        def keep() -> None:
+            if self.dataset is None:
+                self.dataset = dataset
+
+        self.apply(DatasetIndexed(dataset.reply, self._tasks_of(dataset)), then=keep)
+
+    def grow_dataset(self, dataset: IndexedDataset) -> None:
         """The dataset has grown to this; its first tasks are those it had. Called without the lock."""
 
-        def grow(core: MasterCore) -> None:
+        def keep() -> None:
             self.dataset = dataset
-            core.grow(dataset.layout.task_count)
 
-        self.change(grow)
-
-    def _batch_count(self, task: int) -> int:
-        assert self.dataset is not None, "a queue has a dataset"
-        return self.dataset.layout.batch_count(task)
+        self.apply(FilesJoined(dataset.layout.task_count, dataset.layout.batch_count), then=keep)
 
     # durability
 

@@ -7,10 +7,19 @@ of.
 from __future__ import annotations
 
 import threading
+from functools import partial
 
-from flightedl.domain.master.events import FailedWorkAsked, JoinAsked, ModeAsked, StopAsked, WorkAsked
+from flightedl.domain.master.effects import Undeclared
+from flightedl.domain.master.events import (
+    EvaluationDeclared,
+    EvaluationIndexed,
+    FailedWorkAsked,
+    JoinAsked,
+    ModeAsked,
+    StopAsked,
+    WorkAsked,
+)
 from flightedl.formats.chunks import Chunk
-from flightedl.master.declarations import require_same
 from flightedl.master.state import JobState
 from flightedl.messages.declarations import DeclaredDataset, EvaluationDeclaration
 from flightedl.messages.tasks import (
@@ -95,24 +104,24 @@ class Tasks:
             DeclarationError: the evaluation of this name has another dataset.
             NotReadyError: the index is being built; ask again.
         """
-        state = self._state
-        with state.lock:
-            found = state.core.evaluations.known(request.name)
-        if found is None:
+
+        def ask() -> DeclaredDataset | Undeclared:
+            event_of = partial(EvaluationDeclared, name=request.name, declared=request.dataset)
+            reply: DeclaredDataset | Undeclared = self._state.ask(event_of)
+            return reply
+
+        reply = ask()
+        if isinstance(reply, Undeclared):
             self._begin_evaluation(request.name, request)
-            with state.lock:
-                found = state.core.evaluations.find(request.name)
-        require_same(f"dataset of the evaluation {request.name!r}", found.declared.declaration, request.dataset)
-        with state.lock:
-            revision = state.core.revision
-        state.wait_durable(revision)
-        return found.declared
+            reply = ask()
+        assert isinstance(reply, DeclaredDataset), "what was begun is declared"
+        return reply
 
     def _begin_evaluation(self, name: str, wanted: DeclaredDataset | EvaluationDeclaration) -> None:
-        state, datasets = self._state, self._state.evaluation_datasets
+        datasets = self._state.evaluation_datasets
         indexed = datasets.index(name, wanted)
         datasets.keep(name, indexed)
-        state.change(lambda core: core.begin_evaluation(name, indexed.reply, datasets.settings_of(indexed)))
+        self._state.apply(EvaluationIndexed(name, indexed.reply, datasets.settings_of(indexed)))
 
     def _evaluation_tasks(self, ticket: TasksTicket) -> Work:
         """As ``exchange``, for an evaluation; does not wait for work."""

@@ -10,10 +10,12 @@ from flightedl.domain.checkpoint.values import CheckpointSettings, MovePointer, 
 from flightedl.domain.consistency.modes import Async, Mode, Sync
 from flightedl.domain.master import effects as out
 from flightedl.domain.master import events
-from flightedl.domain.master.core import CoreSettings, MasterCore
+from flightedl.domain.master.core import MasterCore
+from flightedl.domain.master.state import CoreSettings, StoredState
 from flightedl.domain.queue.values import QueueSettings
 from flightedl.domain.recovery.replay import AppliedSummary
 from flightedl.errors import FlightedlError, JobFailedError, NotReadyError, UnregisteredError, UsageError
+from flightedl.messages.base import decode
 from flightedl.messages.checkpoints import CheckpointRequest
 from flightedl.messages.control import (
     AppliedReply,
@@ -38,15 +40,11 @@ class Bench:
 
     def __init__(self, mode: Mode | None = None, *, tasks: int = 2, epochs: int = 1, **settings: Any) -> None:
         self.core = MasterCore(
-            CoreSettings(generation=MASTER, pserver_count=1, **({"keeps_checkpoints": False} | settings)), 0.0
+            CoreSettings(generation=MASTER, pserver_count=1, **({"keeps_checkpoints": False} | settings)),
+            0.0,
+            StoredState(declaration=declaration_in(Sync() if mode is None else mode)),
+            QueueSettings(tasks, lambda _: 1, epochs=epochs),
         )
-        mode = Sync() if mode is None else mode
-        declared = ModelDeclaration(parameters=[], optimizer={}, mode=mode.to_json())
-        self.core.declaration = JobDeclaration(
-            model=DeclaredModel(declaration=declared, pservers=1, plan_hash="p", is_former=False)
-        )
-        self.core.begin_training(QueueSettings(tasks, lambda _: 1, epochs=epochs), None, None)
-        self.core.begin_mode(mode, None)
         self.now = 0.0
         self.calls = 0
         self.answers: dict[int, out.Answer] = {}
@@ -120,6 +118,11 @@ class Bench:
                 case _:
                     break
         return said
+
+
+def declaration_in(mode: Mode) -> JobDeclaration:
+    declared = ModelDeclaration(parameters=[], optimizer={}, mode=mode.to_json())
+    return JobDeclaration(model=DeclaredModel(declaration=declared, pservers=1, plan_hash="p", is_former=False))
 
 
 def written(order: SnapshotRequest) -> SnapshotReply:
@@ -334,11 +337,12 @@ def test_what_a_pserver_has_lost_is_done_again() -> None:
 
 
 def test_a_process_told_to_end_hears_nothing_else() -> None:
-    bench = Bench()
-    core = MasterCore(CoreSettings(generation=MASTER, pserver_count=2, recovery="rollback"), 0.0)
-    core.declaration = bench.core.declaration
-    core.begin_training(QueueSettings(2, lambda _: 1), None, None)
-    core.begin_mode(Sync(), None)
+    core = MasterCore(
+        CoreSettings(generation=MASTER, pserver_count=2, recovery="rollback"),
+        0.0,
+        StoredState(declaration=declaration_in(Sync())),
+        QueueSettings(2, lambda _: 1),
+    )
     core.apply(events.LeasesSeen({}, {0: 1, 1: 2}, 100), 0.0)
     nothing = AppliedReply(summary=AppliedSummary().encode(), checkpoint=3)
     for index, generation in ((0, 1), (1, 2)):
@@ -547,16 +551,24 @@ def test_a_pserver_about_to_end_wants_a_checkpoint() -> None:
 # --- what a successor begins with ---
 
 
+def successor_of(bench: Bench, tasks: QueueSettings) -> MasterCore:
+    stored = bench.core.encode()
+    state = StoredState(
+        declaration=decode(stored["declaration"], JobDeclaration),
+        queue=stored["queue"],
+        failures=stored["failures"],
+        membership=stored["membership"],
+        recovery=stored["recovery"],
+    )
+    return MasterCore(CoreSettings(generation=MASTER + 1, pserver_count=1), 0.0, state, tasks)
+
+
 def test_a_successor_goes_on_from_what_is_stored() -> None:
     bench = Bench(tasks=3)
     bench.serve()
     held = bench.take()
-    stored = bench.core.encode()
-    successor = MasterCore(CoreSettings(generation=MASTER + 1, pserver_count=1), 0.0, recovery=stored["recovery"])
-    successor.begin_training(QueueSettings(3, lambda _: 1), stored["queue"], stored["failures"])
-    successor.begin_mode(Sync(), stored["membership"])
+    successor = successor_of(bench, QueueSettings(3, lambda _: 1))
     successor.apply(events.LeasesSeen({"a": A}, {0: PSERVER}, 100), 0.0)
-    successor.forget_the_dead(is_graceful=False)
     ticket = TasksTicket(trainer="a", generation=A, want=1, wait_s=0.0)
     (answer,) = [each for each in successor.apply(events.WorkAsked(1, ticket), 0.0) if isinstance(each, out.Answer)]
     assert [each.attempt for each in answer.reply.assignments] == [held.attempt], "told again, since it was not listed"
@@ -566,11 +578,8 @@ def test_a_successor_goes_on_from_what_is_stored() -> None:
 def test_those_who_died_while_nobody_led_lose_their_work() -> None:
     bench = Bench(tasks=1)
     bench.take()
-    stored = bench.core.encode()
-    successor = MasterCore(CoreSettings(generation=MASTER + 1, pserver_count=1), 0.0)
-    successor.begin_training(QueueSettings(1, lambda _: 1), stored["queue"], stored["failures"])
+    successor = successor_of(bench, QueueSettings(1, lambda _: 1))
     successor.apply(events.LeasesSeen({"b": B}, {}, 100), 0.0)
-    successor.forget_the_dead(is_graceful=False)
     ticket = TasksTicket(trainer="b", generation=B, want=1, wait_s=0.0)
     (answer,) = [each for each in successor.apply(events.WorkAsked(1, ticket), 0.0) if isinstance(each, out.Answer)]
     assert len(answer.reply.assignments) == 1

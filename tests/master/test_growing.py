@@ -6,6 +6,7 @@ import io
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -15,7 +16,7 @@ from flightedl.adapters.clock import SystemClock
 from flightedl.config import MasterSettings
 from flightedl.coordination.keeper import HeldKey
 from flightedl.coordination.keys import JobKeys
-from flightedl.domain.queue.values import EpochsDone, NoTaskNow, TaskGiven
+from flightedl.domain.master.events import LeasesSeen, WorkAsked
 from flightedl.errors import DataError, NotReadyError, UsageError
 from flightedl.master.declaring import Declaring
 from flightedl.master.evaluations import EvaluationDatasets
@@ -24,6 +25,7 @@ from flightedl.master.indexing import DatasetIndexing
 from flightedl.master.recovery import read_state
 from flightedl.master.state import JobState
 from flightedl.messages.declarations import DatasetDeclaration
+from flightedl.messages.tasks import Assignment, FinishedTask, TasksTicket
 from flightedl.ports import FileStat
 from flightedl.testing.contracts.coordinator import eventually
 from flightedl.testing.memory import MemoryCoordinator, MemoryFiles, MemoryStorage
@@ -69,15 +71,15 @@ class Master:
         self.growing = Growing(self.state, files, storage, EVERY_S)
         self.declaring = Declaring(self.state, self.growing, indexing)
         recovered = read_state(coordinator, KEYS)
-        self.state.recover(recovered)
-        if recovered.declaration.dataset is not None:
+        declared, dataset = recovered.stored.declaration.dataset, None
+        if declared is not None:
             try:
-                dataset = indexing.index_again(recovered.declaration.dataset, recovered.arrivals)
+                dataset = indexing.index_again(declared, recovered.arrivals)
             except DataError:
                 held.release()
                 raise
-            self.state.arrivals_saved = len(recovered.arrivals)
-            self.state.begin_queue(dataset, recovered.queue, recovered.failures)
+        self.state.recover(recovered.stored, dataset, len(recovered.arrivals))
+        self.state.apply(LeasesSeen({"t": 1}, {}, 1))
         self.state.start_writing(held, recovered.known, lambda _: None)
         self.growing.begin()
 
@@ -87,23 +89,21 @@ class Master:
         self.state.close()
         self.held.release()
 
-    def take(self, now: float = 0.0) -> int | None:
+    def _ask(self, **more: Any) -> Assignment | None:
+        ticket = TasksTicket(trainer="t", generation=1, wait_s=0.0, **more)
+        reply = self.state.ask(lambda call: WorkAsked(call, ticket))
+        return reply.assignments[0] if reply.assignments else None
+
+    def take(self) -> int | None:
         """Do a task, durably: its first record; None: there is none now."""
-        with self.state.lock:
-            work, dataset = self.state.core.work, self.state.dataset
-            assert work is not None
-            assert dataset is not None
-            queue = work.queue
-            given = queue.request("t", now)
-            if not isinstance(given, TaskGiven):
-                assert isinstance(given, NoTaskNow | EpochsDone)
-                return None
-            a = given.assignment
-            queue.finish("t", a.epoch, a.position, a.attempt, now)
-            queue.check()
-            chunk = dataset.layout.chunks_of(a.task)[0]
-        self.state.change(lambda core: core.touch())
-        self.state.store()
+        given = self._ask(want=1)
+        if given is None:
+            return None
+        done = FinishedTask(epoch=given.epoch, position=given.position, attempt=given.attempt, pservers=[])
+        self._ask(finished=[done], want=0)
+        dataset = self.state.dataset
+        assert dataset is not None
+        chunk = dataset.layout.chunks_of(given.task)[0]
         name = chunk.url.removeprefix("/d/").removesuffix(".parquet")
         return int(name) + chunk.first_record
 

@@ -6,10 +6,10 @@ import msgspec
 
 from flightedl.domain.checkpoint.manifest import Manifest, ShardFile
 from flightedl.domain.consistency.modes import Async, Mode, Sync
+from flightedl.domain.master.differences import require_same
 from flightedl.domain.model.optimizers import SGD
 from flightedl.domain.model.parameters import ParameterSpec
 from flightedl.domain.model.sharding import plan_for
-from flightedl.master.declarations import require_same
 from flightedl.master.resuming import redeclared
 from flightedl.messages.base import encode
 from flightedl.messages.declarations import DeclaredModel, JobDeclaration, ModelDeclaration, ParameterDeclaration

@@ -191,7 +191,7 @@ def test_it_is_stored_before_it_is_answered(job: Job) -> None:
     a = job.start_trainer("a")
     train(job, begun(job), a, 2)
     resumed(job, declared(seed=2))
-    stored = read_state(job.coordinator, KEYS)
+    stored = read_state(job.coordinator, KEYS).stored
     assert stored.declaration.dataset is not None
     assert stored.declaration.dataset.declaration.seed == 2
     assert stored.queue is not None

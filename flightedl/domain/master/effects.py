@@ -24,6 +24,10 @@ class Done(msgspec.Struct, frozen=True):
     """The reply to a request that has nothing to tell but that it was carried out."""
 
 
+class Undeclared(msgspec.Struct, frozen=True):
+    """The reply to a declaration of what the job does not have yet: find out what follows from it, and ask again."""
+
+
 @dataclass(frozen=True, slots=True)
 class Answer:
     """The answer to a request; an error is raised to whoever asked."""

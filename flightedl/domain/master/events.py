@@ -6,11 +6,13 @@ An event with a ``call`` is a request that somebody waits for; sooner or later t
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from flightedl.domain.queue.values import QueueSettings
 from flightedl.messages.checkpoints import CheckpointRequest
 from flightedl.messages.control import AppliedReply, SnapshotReply, ViewReply
+from flightedl.messages.declarations import DatasetDeclaration, DeclaredDataset, ModelDeclaration
 from flightedl.messages.status import PserverStatusReply
 from flightedl.messages.tasks import FailedTasksRequest, JoinRequest, ModeRequest, TasksTicket
 
@@ -27,6 +29,73 @@ class LeasesSeen:
     trainers: Mapping[str, int]
     pservers: Mapping[int, int]
     revision: int
+
+
+# --- declarations ---
+
+
+@dataclass(frozen=True, slots=True)
+class DatasetDeclared:
+    """A trainer declares the training data."""
+
+    call: int
+    declared: DatasetDeclaration
+
+
+@dataclass(frozen=True, slots=True)
+class DatasetIndexed:
+    """The tasks of a declared dataset are known. It becomes the job's, unless there is one."""
+
+    reply: DeclaredDataset
+    tasks: QueueSettings
+
+
+@dataclass(frozen=True, slots=True)
+class FilesJoined:
+    """The dataset has grown to so many tasks; the first ones are those it had. ``batch_counts``: as of the queue."""
+
+    task_count: int
+    batch_counts: Callable[[int], int]
+
+
+@dataclass(frozen=True, slots=True)
+class GrowthEnded:
+    """No more tasks are to come."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelDeclared:
+    """A trainer declares the model."""
+
+    call: int
+    declared: ModelDeclaration
+
+
+@dataclass(frozen=True, slots=True)
+class ModelPlanned:
+    """How a declared model, which is valid, lies on the pservers. It becomes the job's, unless there is one."""
+
+    declared: ModelDeclaration
+    plan_hash: str
+    block_count: int
+
+
+@dataclass(frozen=True, slots=True)
+class EvaluationDeclared:
+    """A trainer wants to take part in an evaluation."""
+
+    call: int
+    name: str
+    declared: DatasetDeclaration
+
+
+@dataclass(frozen=True, slots=True)
+class EvaluationIndexed:
+    """The tasks of an evaluation are known: it begins, or goes on where a predecessor left it."""
+
+    name: str
+    reply: DeclaredDataset
+    tasks: QueueSettings
 
 
 # --- requests ---
@@ -189,6 +258,14 @@ class PointerStored:
 Event = (
     TimePassed
     | LeasesSeen
+    | DatasetDeclared
+    | DatasetIndexed
+    | FilesJoined
+    | GrowthEnded
+    | ModelDeclared
+    | ModelPlanned
+    | EvaluationDeclared
+    | EvaluationIndexed
     | WorkAsked
     | JoinAsked
     | ModeAsked

@@ -35,7 +35,8 @@ decides whether to accept a report before it gets here.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import replace
 
 from flightedl.domain.exactly_once.intervals import IntervalSet
 from flightedl.domain.queue import reopening, storage
@@ -230,8 +231,17 @@ class TaskQueue:
         self._check_epoch(epoch)
         return reopening.reopen(self._state, epoch, tasks, parts or {})
 
-    def grow(self, task_count: int) -> None:
+    @property
+    def settings(self) -> QueueSettings:
+        """Of the dataset as it is now."""
+        return self._state.settings
+
+    def grow(self, task_count: int, batch_counts: Callable[[int], int] | None = None) -> None:
         """The dataset has ``task_count`` tasks now. They join the current epoch at its end, and all later ones.
+
+        Args:
+            task_count: With those that it had, which come first.
+            batch_counts: As of the settings, also for the new ones; None: it knew them already.
 
         Raises:
             UsageError: fewer than before, or the dataset is not followed, or all epochs are done.
@@ -248,6 +258,9 @@ class TaskQueue:
             raise UsageError(
                 "tasks can be added only to a dataset that is followed, and before its last epoch has ended"
             )
+        state.settings = replace(
+            state.settings, task_count=task_count, batch_counts=batch_counts or state.settings.batch_counts
+        )
         state.sizes.grow(state.epoch, task_count, is_begun=state.cursor > 0)
         self._forget_sizes()
         state.revision += 1

@@ -20,8 +20,9 @@ from flightedl.domain.consistency.membership_values import Effect as MembershipE
 from flightedl.domain.consistency.modes import Mode
 from flightedl.domain.master import effects as out
 from flightedl.domain.master import events
-from flightedl.domain.master.core import CoreSettings, MasterCore
+from flightedl.domain.master.core import MasterCore
 from flightedl.domain.master.members import Members
+from flightedl.domain.master.state import CoreSettings, StoredState
 from flightedl.domain.master.work import Work
 from flightedl.domain.queue.tasks import TaskQueue
 from flightedl.errors import FencedError, FlightedlError, NotReadyError
@@ -76,7 +77,7 @@ class Master(Process):
         self.generation = 0
         self.is_leading = False
         self.core: MasterCore
-        self._durable = 0
+        self._durable = -1
         self._state_revision = 0
         self._is_writing = False
         self._is_ready = False
@@ -151,20 +152,25 @@ class Master(Process):
         )
 
     def _begin(self, stored: dict[str, bytes]) -> None:
-        core = self.core = MasterCore(
-            self._settings(), self.world.now, recovery=stored["recovery"], checkpoints=stored["checkpoints"]
+        state = StoredState(
+            declaration=decode(stored["declaration"], JobDeclaration),
+            queue=stored["queue"],
+            failures=stored["failures"],
+            membership=stored["membership"],
+            recovery=stored["recovery"],
+            checkpoints=stored["checkpoints"],
+            is_stopped="stopped" in stored,
         )
-        core.declaration = decode(stored["declaration"], JobDeclaration)
-        core.is_stopped = "stopped" in stored
-        settings = self.cluster.shape.queue_settings(int(stored["tasks"]))
-        core.begin_training(settings, stored["queue"], stored["failures"])
-        assert core.declaration.model is not None, "a stored state has a model"
+        self._take_over(state, int(stored["tasks"]))
+
+    def _take_over(self, stored: StoredState, task_count: int) -> None:
+        tasks = self.cluster.shape.queue_settings(task_count)
         try:
-            core.begin_membership(core.declaration.model, stored["membership"])
+            self.core = MasterCore(self._settings(), self.world.now, stored, tasks)
         except FencedError:
             self.end("it heard late that it has the lock; a newer one had it since")
-            return
-        self._lead(is_graceful=False)
+        else:
+            self._lead()
 
     def _begin_from_store(self) -> None:
         """The job's etcd is new: go on from the newest checkpoint that there is."""
@@ -210,19 +216,17 @@ class Master(Process):
             rejected=rejected,
             first=0 if manifest is None else manifest.first,
         )
-        core = self.core = MasterCore(self._settings(), now, checkpoints=checkpoints)
-        core.declaration = declaration_of(mode, count, shape.cut_for)
-        stored_queue = None if manifest is None else manifest.stored_queue
-        core.begin_training(shape.queue_settings(task_count), stored_queue, None)
-        core.begin_mode(mode, None)
-        core.touch()
-        self._lead(is_graceful=True)
+        state = StoredState(
+            declaration=declaration_of(mode, count, shape.cut_for),
+            queue=None if manifest is None else manifest.stored_queue,
+            checkpoints=checkpoints.encode(),
+            is_resumed=True,
+        )
+        self._take_over(state, task_count)
 
-    def _lead(self, *, is_graceful: bool) -> None:
-        """``is_graceful``: nobody knows that those who held work in the state that it begins with have died."""
+    def _lead(self) -> None:
         self._is_ready = True
         core = self.core
-        core.ending.start(core.work)
         self._observe(core.work)  # type: ignore[arg-type]
         self._observe_members(core.members)  # type: ignore[arg-type]
 
@@ -235,8 +239,6 @@ class Master(Process):
                 if result[0]:
                     self.is_leading = True
                     self._look_around()
-                    core.forget_the_dead(is_graceful=is_graceful)
-                    self._carry_out(core.settle(self.world.now))
                     self._tick()
                     for index in range(len(self._links)):
                         self._talk(index)
@@ -246,8 +248,7 @@ class Master(Process):
             etcd = self.cluster.etcd
             self.world.call(self, etcd, etcd.transact, transaction, answered, lambda: self.later(0.2, publish))
 
-        # A model is declared when that is stored.
-        core.touch()
+        # A model is declared when that is stored: also what nothing has changed of yet.
         self._write()
         self._after_stored(core.revision, publish)
 
@@ -435,11 +436,13 @@ class Master(Process):
         """Files may have joined the dataset; as the growing of a real master, one step after the other."""
         if not self._queue.is_growing or self._is_growing:
             return
-        cluster, core = self.cluster, self.core
-        if self._queue.task_count < cluster.joined:
-            core.grow(cluster.joined)
-        elif cluster.joined == len(cluster.shape.batch_counts):
-            core.end_growth()
+        cluster = self.cluster
+        joined, batch_counts = cluster.joined, cluster.shape.batch_counts
+        event: events.Event
+        if self._queue.task_count < joined:
+            event = events.FilesJoined(joined, batch_counts.__getitem__)
+        elif joined == len(batch_counts):
+            event = events.GrowthEnded()
         else:
             return
         self._is_growing = True
@@ -447,8 +450,8 @@ class Master(Process):
         def stored() -> None:
             self._is_growing = False
 
-        self._carry_out(core.settle(self.world.now))
-        self._after_stored(core.revision, stored)
+        self.apply(event)
+        self._after_stored(self.core.revision, stored)
 
     def stop(self) -> None:
         """A trainer ends the job."""

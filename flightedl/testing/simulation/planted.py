@@ -19,10 +19,11 @@ from flightedl.domain.consistency.rounds_values import Accumulate, Arrived
 from flightedl.domain.exactly_once.applied import AppliedBatches
 from flightedl.domain.master import effects as out
 from flightedl.domain.master.checkpointing import Checkpointing
-from flightedl.domain.master.core import MasterCore
+from flightedl.domain.master.control import PserverControl
 from flightedl.domain.master.ending import Ending
 from flightedl.domain.master.members import Members
 from flightedl.domain.master.pservers import Pservers
+from flightedl.domain.master.requests import Requests
 from flightedl.domain.master.work import Work
 from flightedl.domain.pserver.life import PserverLife
 from flightedl.domain.pserver.life_values import ReloadAsked
@@ -131,7 +132,7 @@ def _any_work(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _told_before_it_is_stored(original: Callable[..., Any]) -> Callable[..., Any]:
-    def next_call(self: MasterCore, index: int, generation: int) -> Any:
+    def next_call(self: PserverControl, index: int, generation: int) -> Any:
         call = original(self, index, generation)
         if isinstance(call, out.ControlCall):
             return out.ControlCall(index, generation, call.request, call.audit, call.pause_s, 0)
@@ -238,7 +239,7 @@ PLANTED: dict[str, Planted] = {
         "a trainer is a member as soon as a view with it is made", Membership, "member_id_of", _unadmitted
     ),
     "idle members are waited for": _bug(
-        "a trainer without work stays a member", MasterCore, "_leave_if_idle", _always(None)
+        "a trainer without work stays a member", Requests, "_leave_if_idle", _always(None)
     ),
     "the dead are waited for": _bug("a trainer whose lease has ended stays a member", Members, "leave", _always(None)),
     "a lost view is forgotten": _bug(
@@ -264,7 +265,7 @@ PLANTED: dict[str, Planted] = {
     ),
     "views before they are stored": _bug(
         "pservers hear of members that a successor does not know",
-        MasterCore,
+        PserverControl,
         "_next_control_call",
         _told_before_it_is_stored,
     ),

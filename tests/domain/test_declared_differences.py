@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from flightedl.domain.master.differences import require_same
 from flightedl.errors import DeclarationError
-from flightedl.master.declarations import require_same
 from flightedl.messages.declarations import DatasetDeclaration, ModelDeclaration, ParameterDeclaration
 
 

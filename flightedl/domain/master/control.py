@@ -1,0 +1,125 @@
+"""What is said to pservers, one thing at a time, and what their answers mean."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from flightedl.domain.master import effects as out
+from flightedl.domain.master import events
+from flightedl.domain.master.state import MasterState
+from flightedl.messages.control import AppliedRequest, ReloadRequest, SealRequest
+
+#: How soon a pserver is asked again that is not settled, and one that makes a snapshot.
+_POLL_S = 0.05
+_LACKING_S = 0.2
+_IDLE_S = 1.0
+
+
+class PserverControl:
+    """The conversation with the pservers.
+
+    Args:
+        state: Of the master.
+    """
+
+    def __init__(self, state: MasterState) -> None:
+        self._state = state
+        #: pserver index -> how much had been done again when it was asked what it has.
+        self._repeated_when_asked: dict[int, int] = {}
+        self.handlers: Mapping[type, Callable[[Any], None]] = {
+            events.ControlAsked: self._control_asked,
+            events.ViewAnswered: self._view_answered,
+            events.ViewLost: self._view_lost,
+            events.AppliedAnswered: self._applied_answered,
+            events.SealAnswered: lambda e: state.pservers.sealed(e.index, e.generation, e.end_epoch),
+            events.ReloadAnswered: lambda _: None,
+            events.SnapshotAnswered: self._snapshot_answered,
+            events.StatusTold: self._status_told,
+        }
+
+    def look_at(self, index: int, generation: int) -> None:
+        """A pserver that is settled takes part in checkpoints, unless it is about to go back to one."""
+        state = self._state
+        if (
+            state.pservers.present.get(index) == generation
+            and state.pservers.is_settled(index, generation)
+            and not state.pservers.goes_back(index)
+        ):
+            state.checkpointing.settled(index, generation, state.now)
+
+    def _control_asked(self, event: events.ControlAsked) -> None:
+        state = self._state
+        state.outbox.effects.append(self._next_control_call(event.index, event.generation))
+
+    def _next_control_call(self, index: int, generation: int) -> out.ControlCall | out.NothingToSay:
+        state = self._state
+        master, plan_hash = state.settings.generation, state.plan_hash
+        if state.members is None:
+            return out.NothingToSay(index, generation, _IDLE_S)
+        if state.pservers.must_end(index, generation):
+            reload = ReloadRequest(plan_hash=plan_hash, master_generation=master)
+            return out.ControlCall(index, generation, reload, pause_s=_POLL_S, revision=state.revision)
+        must_ask, audit = state.pservers.must_be_asked(index, generation)
+        pause_s = state.pservers.asked_again_in(index, state.now) if must_ask else _IDLE_S
+        if must_ask and not pause_s:
+            # Whatever it answers, there may be other things to say before it is asked the next time.
+            state.pservers.ask_again(index, state.now + _POLL_S)
+            self._repeated_when_asked[index] = 0 if state.work is None else state.work.repeated_count
+            return out.ControlCall(index, generation, AppliedRequest(plan_hash=plan_hash), audit)
+        if state.work is not None and (epochs := state.pservers.epochs_to_seal(index, generation, state.work.queue)):
+            seal = SealRequest(plan_hash=plan_hash, master_generation=master, epochs=epochs)
+            return out.ControlCall(index, generation, seal, revision=state.revision)
+        if view := state.members.next_view(index, generation, plan_hash):
+            return out.ControlCall(index, generation, view, revision=state.revision)
+        if order := state.checkpointing.order_for(index, generation, plan_hash):
+            return out.ControlCall(index, generation, order, pause_s=_POLL_S, revision=state.revision)
+        return out.NothingToSay(index, generation, pause_s)
+
+    def _view_answered(self, event: events.ViewAnswered) -> None:
+        state = self._state
+        if state.members is not None:
+            state.members.view_answered(event.index, event.generation, event.reply)
+
+    def _view_lost(self, event: events.ViewLost) -> None:
+        state = self._state
+        if state.members is not None:
+            state.members.view_lost(event.index, event.generation, event.serial)
+
+    def _applied_answered(self, event: events.AppliedAnswered) -> None:
+        state = self._state
+        index, generation, reply = event.index, event.generation, event.reply
+        checkpoints = state.checkpointing.checkpoints
+        if reply.lacks_election is not None:
+            state.pservers.ask_again(index, state.now + _LACKING_S)
+            election, may_be_saved = reply.lacks_election, checkpoints.may_be_saved
+            step = state.pservers.lacks(index, generation, election, may_be_saved=may_be_saved)
+            if step is not None:
+                state.ending.lost()
+                state.outbox.effects.append(out.DeleteElection(step, state.revision))
+            return
+        repeated = 0 if state.work is None else state.work.repeated_count
+        if event.audit is not None and repeated != self._repeated_when_asked.get(index):
+            # What was done again meanwhile is not in an answer that is older: the pserver is asked once more.
+            return
+        queue = None if state.work is None else state.work.queue
+        before = state.revision
+        if state.pservers.answered(index, generation, event.audit, reply, queue):
+            checkpoints.rejected(reply.rejected)
+        if state.revision != before:
+            state.ending.lost()
+        self.look_at(index, generation)
+        # Who waits for the end of the job may have waited for this answer.
+        state.outbox.is_stirred = True
+
+    def _snapshot_answered(self, event: events.SnapshotAnswered) -> None:
+        state = self._state
+        state.checkpointing.answered(event.index, event.generation, event.reply, state.now)
+
+    def _status_told(self, event: events.StatusTold) -> None:
+        state = self._state
+        known = [each for each in event.replies if each is not None]
+        state.pservers.highest_version = max((each.highest_version for each in known), default=0)
+        for index, reply in enumerate(event.replies):
+            if reply is not None and reply.is_draining and index in state.pservers.present:
+                state.checkpointing.is_draining(index)

@@ -1,0 +1,181 @@
+"""What is declared: the training data, the model, evaluations. The first declaration of each wins.
+
+What follows from a declaration may take long to find out: which tasks a dataset has, how a model lies on the pservers.
+So a declaration of something that the job does not have is answered ``effects.Undeclared``; whoever drives the core
+finds that out, says so (``DatasetIndexed``, ``ModelPlanned``, ``EvaluationIndexed``), and asks again. When two do that
+at once, the first one counts.
+
+A job that goes on from a checkpoint takes the first declaration since for its own, also where it says otherwise how the
+job goes on: how many epochs there are, how those are shuffled that have not begun, how the optimizer is set.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+from msgspec.structs import replace
+
+from flightedl.domain.master import effects as out
+from flightedl.domain.master import events
+from flightedl.domain.master.differences import require_same, require_same_slots
+from flightedl.domain.master.state import MasterState
+from flightedl.domain.model.optimizers import Optimizer
+from flightedl.errors import FlightedlError
+from flightedl.messages.base import Reply
+from flightedl.messages.declarations import DatasetDeclaration, DeclaredDataset, DeclaredModel, ModelDeclaration
+
+#: What a job that goes on from a checkpoint may declare otherwise of its data.
+_MAY_DIFFER = ("epochs", "shuffle", "seed")
+_MAY_DIFFER_TEXT = "epochs, shuffle and seed"
+
+
+class Declaring:
+    """Takes declarations.
+
+    Args:
+        state: What is declared becomes part of it.
+    """
+
+    def __init__(self, state: MasterState) -> None:
+        self._state = state
+        self.handlers: Mapping[type, Callable[[Any], None]] = {
+            events.DatasetDeclared: lambda e: self._answer(e.call, self._dataset, e.declared),
+            events.DatasetIndexed: self._dataset_indexed,
+            events.FilesJoined: self._files_joined,
+            events.GrowthEnded: self._growth_ended,
+            events.ModelDeclared: lambda e: self._answer(e.call, self._model, e.declared),
+            events.ModelPlanned: self._model_planned,
+            events.EvaluationDeclared: lambda e: self._answer(e.call, partial(self._evaluation, e.name), e.declared),
+            events.EvaluationIndexed: self._evaluation_indexed,
+        }
+
+    def _answer(self, call: int, declare: Callable[[Any], Reply | None], declared: Any) -> None:
+        state = self._state
+        try:
+            reply = declare(declared)
+        except FlightedlError as error:
+            state.outbox.effects.append(out.Answer(call, error, 0))
+        else:
+            state.outbox.effects.append(out.Answer(call, reply or out.Undeclared(), state.revision))
+
+    # the training data
+
+    def _dataset(self, declared: DatasetDeclaration) -> DeclaredDataset | None:
+        state = self._state
+        known = state.declaration.dataset
+        if known is not None and state.declaration.is_resumed:
+            known = self._dataset_again(known, declared)
+        if known is not None:
+            require_same("dataset", known.declaration, declared)
+        return known
+
+    def _dataset_again(self, known: DeclaredDataset, declared: DatasetDeclaration) -> DeclaredDataset:
+        """The first declaration since the job was resumed.
+
+        Raises:
+            DeclarationError: something differs that may not.
+            UsageError: the queue is in a later epoch than there are to be.
+        """
+        require_same("dataset", known.declaration, declared, may_differ=_MAY_DIFFER.__contains__, but=_MAY_DIFFER_TEXT)
+        state = self._state
+        if declared != known.declaration:
+            self._redeclare(known.declaration, declared)
+        reply = replace(known, declaration=declared)
+        state.declaration = replace(state.declaration, dataset=reply, is_resumed=False)
+        state.touch()
+        return reply
+
+    def _redeclare(self, before: DatasetDeclaration, now: DatasetDeclaration) -> None:
+        state = self._state
+        assert state.work is not None, "a declared dataset has a queue"
+        queue = state.work.queue
+        tasks = dataclasses.replace(queue.settings, epochs=now.epochs, seed=now.seed, shuffle=now.shuffle)
+        state.begin_training(tasks, *queue.encode_parts(), may_reseed=True)
+        if before.epochs != now.epochs:
+            state.outbox.note("epochs changed before=%s now=%s", before.epochs, now.epochs)
+        if (before.shuffle, before.seed) != (now.shuffle, now.seed):
+            first_epoch = state.work.queue.first_unbegun_epoch + 1
+            state.outbox.note("order changed shuffle=%s seed=%d first_epoch=%d", now.shuffle, now.seed, first_epoch)
+
+    def _dataset_indexed(self, event: events.DatasetIndexed) -> None:
+        state = self._state
+        if state.declaration.dataset is None:
+            state.begin_training(event.tasks, None, None)
+            state.declaration = replace(state.declaration, dataset=event.reply, is_resumed=False)
+            state.touch()
+
+    def _files_joined(self, event: events.FilesJoined) -> None:
+        assert self._state.work is not None, "a dataset grows after it was declared"
+        self._state.work.queue.grow(event.task_count, event.batch_counts)
+        self._state.touch()
+
+    def _growth_ended(self, _: events.GrowthEnded) -> None:
+        state = self._state
+        assert state.work is not None, "a dataset that grows has a queue"
+        state.outbox.news("", state.work.queue.end_growth())
+        state.touch()
+
+    # the model
+
+    def _model(self, declared: ModelDeclaration) -> DeclaredModel | None:
+        known = self._state.declaration.model
+        if known is None:
+            return None
+        if known.is_former:
+            known = self._model_again(known, declared)
+        require_same("model", known.declaration, declared)
+        return known
+
+    def _model_again(self, known: DeclaredModel, declared: ModelDeclaration) -> DeclaredModel:
+        """The first declaration since the job was resumed says how the optimizer is set.
+
+        Pservers take a model over only when this is in etcd, so none of them has worked by the former settings.
+
+        Raises:
+            UsageError: the optimizer is not valid.
+            DeclarationError: something else differs.
+        """
+        may_differ = "the optimizer's settings"
+        require_same("model", known.declaration, declared, may_differ=_is_setting, but=may_differ)
+        optimizer = Optimizer.from_json(declared.optimizer)
+        names = [parameter.name for parameter in declared.parameters]
+        optimizer.check_names(names)
+        require_same_slots(names, Optimizer.from_json(known.declaration.optimizer), optimizer)
+        if declared != known.declaration:
+            before = known.declaration.optimizer
+            self._state.outbox.note("optimizer changed before=%s now=%s", before, declared.optimizer)
+        return self._state.adopt_model(declared)
+
+    def _model_planned(self, event: events.ModelPlanned) -> None:
+        state = self._state
+        if state.declaration.model is not None:
+            return
+        count = state.settings.pserver_count
+        reply = DeclaredModel(declaration=event.declared, pservers=count, plan_hash=event.plan_hash)
+        state.declaration = replace(state.declaration, model=reply)
+        state.begin_membership(reply, None)
+        state.touch()
+        count = len(event.declared.parameters)
+        state.outbox.note("model declared parameters=%d blocks=%d", count, event.block_count)
+
+    # evaluations
+
+    def _evaluation(self, name: str, declared: DatasetDeclaration) -> DeclaredDataset | None:
+        found = self._state.evaluations.known(name)
+        if found is None:
+            return None
+        require_same(f"dataset of the evaluation {name!r}", found.declared.declaration, declared)
+        return found.declared
+
+    def _evaluation_indexed(self, event: events.EvaluationIndexed) -> None:
+        """Begin it, or go on with it; nothing when it runs."""
+        state = self._state
+        state.evaluations.begin(event.name, event.reply, event.tasks, state.trainers, state.now)
+        state.touch()
+
+
+def _is_setting(field: str) -> bool:
+    return field.startswith("optimizer.") and field != "optimizer.kind"

@@ -1,0 +1,369 @@
+"""The requests of trainers and people: what they are answered, and which of them wait.
+
+A request that has to wait (for work, to become a member, for a mode to be agreed, for a checkpoint) waits in here. It
+is looked at again whenever something has changed that it may wait for, and when its time is up (``WaitEnded``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+from msgspec.structs import replace
+
+from flightedl.domain.consistency.modes import Mode
+from flightedl.domain.master import effects as out
+from flightedl.domain.master import events
+from flightedl.domain.master.members import Members
+from flightedl.domain.master.state import MasterState
+from flightedl.domain.master.work import Work
+from flightedl.domain.queue.values import FailedSelector
+from flightedl.errors import FlightedlError, JobFailedError, NotReadyError, UnregisteredError, UsageError
+from flightedl.messages.base import Sender
+from flightedl.messages.checkpoints import CheckpointReply
+from flightedl.messages.tasks import Assignment, FailedTasksReply, JoinReply, ReturnedTask, TasksReply, TasksTicket
+
+#: How soon a trainer asks again that has nothing to do but to hear that all is done.
+_END_RETRY_S = 0.1
+_SCHEDULE_RETRY_S = 0.5
+_NOT_ALL = "the other trainers, to begin the epoch together (deterministic=True)"
+
+
+@dataclass(slots=True)
+class _Waiting:
+    """A request that is not answered yet; ``look`` takes whether its time is up, and gives the answer or None."""
+
+    call: int
+    look: Callable[[bool], msgspec.Struct | None]
+
+
+class Requests:
+    """Answers requests, at once or later.
+
+    Args:
+        state: Of the master.
+    """
+
+    def __init__(self, state: MasterState) -> None:
+        self._state = state
+        self._waiting: dict[int, _Waiting] = {}
+        self.handlers: Mapping[type, Callable[[Any], None]] = {
+            events.WorkAsked: self._work_asked,
+            events.JoinAsked: self._join_asked,
+            events.ModeAsked: self._mode_asked,
+            events.CheckpointAsked: self._checkpoint_asked,
+            events.FailedWorkAsked: self._failed_work_asked,
+            events.StopAsked: self._stop_asked,
+            events.WaitEnded: self._wait_ended,
+        }
+
+    @property
+    def waiting_count(self) -> int:
+        """How many requests are not answered yet."""
+        return len(self._waiting)
+
+    def look_at_all(self) -> None:
+        """Something has changed that requests may wait for."""
+        for waiting in tuple(self._waiting.values()):
+            self._look_at(waiting, is_last=False)
+
+    def _look_at(self, waiting: _Waiting, *, is_last: bool) -> None:
+        """Answer a request if that is possible, or its time is up."""
+        state = self._state
+        try:
+            reply: msgspec.Struct | FlightedlError | None = waiting.look(is_last)
+        except FlightedlError as error:
+            reply = error
+        if reply is None:
+            assert not is_last, "a request whose time is up is answered"
+            self._waiting[waiting.call] = waiting
+        else:
+            self._waiting.pop(waiting.call, None)
+            revision = 0 if isinstance(reply, FlightedlError) else state.revision
+            state.outbox.effects.append(out.Answer(waiting.call, reply, revision))
+
+    def _wait_ended(self, event: events.WaitEnded) -> None:
+        if event.call in self._waiting:
+            self._look_at(self._waiting[event.call], is_last=True)
+
+    def _work_asked(self, event: events.WorkAsked) -> None:
+        ticket = event.ticket
+        lost: list[ReturnedTask] | None = None
+
+        def look(is_last: bool) -> TasksReply | None:
+            nonlocal lost
+            if ticket.evaluation:
+                return self._evaluation_work(ticket)
+            self._require_trainer(ticket)
+            work = self._training_work()
+            lost = self._take_reports(work, ticket) if lost is None else lost
+            return self._work_reply(work, ticket, lost, is_last=is_last or not ticket.wait_s)
+
+        self._look_at(_Waiting(event.call, look), is_last=False)
+
+    def _training_work(self) -> Work:
+        state = self._state
+        if state.work is None:
+            raise NotReadyError("no trainer has declared the dataset yet")
+        if state.pservers.refusal:
+            raise JobFailedError(state.pservers.refusal)
+        return state.work
+
+    def _take_reports(self, work: Work, ticket: TasksTicket) -> list[ReturnedTask]:
+        """What the ticket reports becomes part of the state; what the trainer has to drop comes back."""
+        state = self._state
+        before = work.queue.revision
+        ticket, disbelieved = self._without_lost_work(ticket)
+        lost = disbelieved + work.take_reports(ticket, state.now)
+        lost += work.take_back_unbegun(ticket, state.now)
+        state.checkpointing.checkpoints.tasks_finished(work.take_finished())
+        if work.queue.revision != before:
+            # Those who wait for work are looked at after reports only: what is handed out gives nobody else any.
+            state.touch()
+        return lost
+
+    def _without_lost_work(self, ticket: TasksTicket) -> tuple[TasksTicket, list[ReturnedTask]]:
+        """Finished work that went with a pserver is given back instead."""
+        state = self._state
+        if state.members is None:
+            return ticket, []
+        lost = [
+            ReturnedTask(epoch=report.epoch, position=report.position, attempt=report.attempt)
+            for report in ticket.finished
+            if not state.pservers.counts(report)
+        ]
+        if not lost:
+            return ticket, []
+        state.outbox.note("finished work was lost with a pserver trainer=%s pieces=%d", ticket.trainer, len(lost))
+        kept = [report for report in ticket.finished if state.pservers.counts(report)]
+        return replace(ticket, finished=kept, returned=[*ticket.returned, *lost]), lost
+
+    def _work_reply(
+        self, work: Work, ticket: TasksTicket, lost: list[ReturnedTask], *, is_last: bool
+    ) -> TasksReply | None:
+        """What the trainer is told, or None: it waits."""
+        state = self._state
+        given, outcome, retry_after_s = self._hand_out(work, ticket)
+        self._leave_if_idle(work, ticket.trainer)
+        if not given and outcome == "none_now" and ticket.want and not is_last:
+            return None
+        if given:
+            state.outbox.revision += 1
+        if outcome == "epochs_done":
+            if state.has_former_model:
+                # Nobody needs to declare the model again: what the checkpoint has is looked at, and the job ends.
+                assert state.declaration.model is not None
+                state.adopt_model(state.declaration.model.declaration)
+            state.look_at_end()
+        is_ending = outcome == "epochs_done" and not state.ending.may_end
+        if is_ending:
+            outcome, retry_after_s = "none_now", _END_RETRY_S
+        return TasksReply(
+            assignments=given,
+            outcome=outcome,
+            retry_after_s=retry_after_s,
+            member=self._member_of(ticket.trainer),
+            pservers=self._final_pservers() if outcome == "epochs_done" else [],
+            is_ending=is_ending,
+            lost=lost,
+            epoch=work.queue.epoch,
+        )
+
+    def _hand_out(self, work: Work, ticket: TasksTicket) -> tuple[list[Assignment], str, float]:
+        """As ``Work.hand_out``; of a deterministic run, no more than the trainer may have now."""
+        state = self._state
+        members, count = state.members, len(state.trainers)
+        if members is None or not members.is_deterministic or not ticket.want or work.is_stopped:
+            return work.hand_out(ticket, state.now, count)
+        if state.schedule.begins(work.queue, ticket.trainer, state.trainers.keys(), state.now):
+            members.leave_all()
+            state.outbox.is_stirred = True
+        want = state.schedule.pieces_for(work.queue, ticket.trainer, ticket.want)
+        if not want:
+            return [], "none_now", _SCHEDULE_RETRY_S
+        return work.hand_out(replace(ticket, want=want), state.now, count)
+
+    def _leave_if_idle(self, work: Work, trainer: str) -> None:
+        """Nobody waits for a trainer that has no work."""
+        state = self._state
+        if state.members is not None and not work.queue.holds(trainer):
+            state.members.leave(trainer)
+
+    def _member_of(self, trainer: str) -> int:
+        state = self._state
+        return 0 if state.members is None else state.members.member_of(trainer)
+
+    def _final_pservers(self) -> list[int]:
+        """The processes that were looked at before trainers are told that all is done."""
+        state = self._state
+        count = state.settings.pserver_count
+        return [] if state.members is None else [state.pservers.present.get(i, 0) for i in range(count)]
+
+    def _evaluation_work(self, ticket: TasksTicket) -> TasksReply:
+        """As ``_work_reply``, for an evaluation; does not wait for work."""
+        state = self._state
+        self._require_trainer(ticket)
+        found = state.evaluations.find(ticket.evaluation)
+        work = found.work
+        given: list[Assignment] = []
+        lost: list[ReturnedTask] = []
+        outcome, retry_after_s = "epochs_done", 0.0
+        if work is None and not found.is_done:
+            raise NotReadyError(f"the files of the evaluation {ticket.evaluation!r} are looked at again")
+        if work is not None:
+            before = work.queue.revision
+            lost = work.take_reports(ticket, state.now)
+            given, outcome, retry_after_s = work.hand_out(ticket, state.now, len(state.trainers))
+            state.evaluations.settle(found)
+            if work.queue.revision != before:
+                state.touch()
+        return TasksReply(
+            assignments=given,
+            outcome=outcome,
+            retry_after_s=retry_after_s,
+            member=self._member_of(ticket.trainer),
+            lost=lost,
+            metrics=found.metrics if outcome == "epochs_done" else {},
+            failed=found.failed,
+        )
+
+    def _join_asked(self, event: events.JoinAsked) -> None:
+        state = self._state
+        request = event.request
+
+        def look(is_last: bool) -> JoinReply | None:
+            self._require_trainer(request)
+            members = state.members
+            if members is None:
+                raise NotReadyError("the model is not declared yet")
+            if not self._holds_work(request.trainer, request.generation, request.attempt):
+                return JoinReply(member=0, holds_work=False)
+            self._propose(members, request.trainer, request.generation)
+            member = members.member_of(request.trainer)
+            if member:
+                return JoinReply(member=member, mode=members.membership.mode.to_json())
+            if not is_last and request.wait_s:
+                return None
+            return JoinReply(member=0, waiting_for=members.membership.waiting_for(request.trainer) or _NOT_ALL)
+
+        self._look_at(_Waiting(event.call, look), is_last=False)
+
+    def _holds_work(self, trainer: str, generation: int, attempt: int | None) -> bool:
+        state = self._state
+        if state.work is None:
+            return False
+        if attempt is None:
+            return state.work.queue.holds(trainer)
+        return state.work.queue.is_current(trainer, attempt, generation)
+
+    def _propose(self, members: Members, trainer: str, generation: int) -> None:
+        state = self._state
+        if not members.is_deterministic:
+            members.perform(members.membership.join(trainer, generation))
+        elif not members.member_of(trainer):
+            assert state.work is not None, "who holds work has it of a queue"
+            joins = state.schedule.joins(state.work.queue, trainer, generation, state.trainers, state.now)
+            members.perform(members.membership.join_together(joins))
+
+    def _mode_asked(self, event: events.ModeAsked) -> None:
+        state = self._state
+        is_proposed = False
+
+        def look(is_last: bool) -> msgspec.Struct | None:
+            nonlocal is_proposed
+            model = state.declaration.model
+            members = state.members
+            if members is None or model is None:
+                raise NotReadyError("no trainer has declared the model yet: give job.parameters the mode to begin with")
+            mode = None if event.request.mode is None else Mode.from_json(event.request.mode)
+            if mode is not None and mode != members.membership.mode and not is_proposed:
+                if state.is_over:
+                    raise JobFailedError("all epochs are done: there is no round left to change the mode at")
+                state.outbox.note("mode changes from=%s to=%s", members.membership.mode, mode)
+                state.declaration = replace(state.declaration, model=replace(model, mode=mode.to_json()))
+                members.switch(mode)
+            is_proposed = True
+            if members.membership.late_to_switch and not is_last and event.request.wait_s:
+                return None
+            return members.mode_reply()
+
+        self._look_at(_Waiting(event.call, look), is_last=False)
+
+    def _checkpoint_asked(self, event: events.CheckpointAsked) -> None:
+        state = self._state
+        request = event.request
+        ticket = request.ticket
+
+        def look(is_last: bool) -> CheckpointReply | None:
+            nonlocal ticket
+            checkpointing = state.checkpointing
+            checkpoints = checkpointing.checkpoints
+            if not checkpointing.is_kept:
+                raise UsageError("this job keeps no checkpoints: start it with --checkpoint URL")
+            if state.declaration.model is None or state.has_former_model:
+                raise NotReadyError("no trainer has declared the model yet")
+            if ticket is None and event.is_last:
+                # The one at the end of the job will have everything.
+                ticket = state.ending.final_ticket
+            if ticket is None:
+                ask = checkpoints.request_last if event.is_last else checkpoints.request
+                ticket = ask(request.reason)
+                state.tick_checkpoints()
+            is_complete = checkpoints.is_satisfied(ticket)
+            is_hopeless = event.is_last and checkpoints.is_over(ticket)
+            if not (is_complete or is_hopeless or is_last) and request.wait_s:
+                return None
+            return CheckpointReply(
+                ticket=ticket, complete=is_complete, latest=checkpointing.latest, trouble=checkpoints.trouble
+            )
+
+        self._look_at(_Waiting(event.call, look), is_last=False)
+
+    def _failed_work_asked(self, event: events.FailedWorkAsked) -> None:
+        state = self._state
+
+        def look(_: bool) -> FailedTasksReply:
+            if state.work is None:
+                raise NotReadyError("no trainer has declared the dataset yet")
+            request, queue = event.request, state.work.queue
+            change = queue.drop_failed if event.is_dropped else queue.retry_failed
+            count = change(FailedSelector(request.epoch, request.task, request.batch))
+            state.outbox.note("failed tasks were changed by hand batches=%d request=%s", count, request)
+            state.touch()
+            return FailedTasksReply(batches=count)
+
+        self._look_at(_Waiting(event.call, look), is_last=False)
+
+    def _stop_asked(self, event: events.StopAsked) -> None:
+        state = self._state
+
+        def look(_: bool) -> msgspec.Struct:
+            if not state.is_stopped:
+                state.outbox.note("a trainer stops the job")
+                state.is_stopped = True
+                if state.work is not None:
+                    state.work.is_stopped = True
+                state.touch()
+            return out.Done()
+
+        self._look_at(_Waiting(event.call, look), is_last=False)
+
+    def _require_trainer(self, sender: Sender) -> None:
+        """Only a trainer whose lease is alive may hold work, or be waited for.
+
+        Asked each time that a request is looked at: what a trainer that is gone is given nobody takes back.
+
+        Raises:
+            UnregisteredError: its lease has ended.
+            NotReadyError: the master has not seen it yet.
+        """
+        state = self._state
+        if state.trainers.get(sender.trainer) == sender.generation:
+            return
+        if sender.generation > state.leases_revision:
+            raise NotReadyError(f"the master has not seen trainer {sender.trainer} yet")
+        raise UnregisteredError(
+            f"trainer {sender.trainer} has no lease of generation {sender.generation}: register anew"
+        )

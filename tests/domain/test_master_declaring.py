@@ -1,0 +1,136 @@
+"""Declarations as events: the first one counts, and a different one is refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from flightedl.domain.consistency.modes import Async, Sync
+from flightedl.domain.master import effects as out
+from flightedl.domain.master import events
+from flightedl.domain.master.core import MasterCore
+from flightedl.domain.master.state import CoreSettings, StoredState
+from flightedl.domain.model.optimizers import SGD, Adam
+from flightedl.domain.queue.values import QueueSettings
+from flightedl.errors import DeclarationError, UsageError
+from flightedl.messages.declarations import (
+    DatasetDeclaration,
+    DeclaredDataset,
+    DeclaredModel,
+    JobDeclaration,
+    ModelDeclaration,
+    ParameterDeclaration,
+)
+
+DATA = DatasetDeclaration(urls=["/d/*"], batch_size=4, seed=1, shuffle=True)
+REPLY = DeclaredDataset(index_hash="i", task_count=2, record_count=8, schema="", declaration=DATA)
+TASKS = QueueSettings(2, lambda _: 1, seed=1, shuffle=True)
+MODEL = ModelDeclaration(
+    parameters=[ParameterDeclaration(name="w", shape=[3], dtype="float32")],
+    optimizer=SGD(lr=0.1).to_json(),
+    mode=Sync().to_json(),
+)
+
+
+def core_of(stored: StoredState | None = None, tasks: QueueSettings | None = None) -> MasterCore:
+    return MasterCore(
+        CoreSettings(generation=5, pserver_count=1, keeps_checkpoints=False), 0.0, stored or StoredState(), tasks
+    )
+
+
+def reply(core: MasterCore, event: events.Event) -> Any:
+    (answer,) = [each for each in core.apply(event, 0.0) if isinstance(each, out.Answer)]
+    core.check()
+    return answer.reply
+
+
+def notes(effects: list[out.Effect]) -> list[str]:
+    return [each.text for each in effects if isinstance(each, out.Note)]
+
+
+def test_a_dataset_is_declared_when_its_tasks_are_known() -> None:
+    core = core_of()
+    assert isinstance(reply(core, events.DatasetDeclared(1, DATA)), out.Undeclared)
+    core.apply(events.DatasetIndexed(REPLY, TASKS), 0.0)
+    assert reply(core, events.DatasetDeclared(2, DATA)) is REPLY
+    assert core.work is not None
+    assert core.work.queue.counts().total == 2
+
+
+def test_the_first_dataset_counts() -> None:
+    core = core_of()
+    core.apply(events.DatasetIndexed(REPLY, TASKS), 0.0)
+    revision = core.revision
+    other = replace(DATA, urls=["/e/*"])
+    core.apply(events.DatasetIndexed(replace(REPLY, declaration=other), TASKS), 0.0)
+    assert core.revision == revision
+    refused = reply(core, events.DatasetDeclared(1, other))
+    assert isinstance(refused, DeclarationError)
+    assert "/e/*" in str(refused)
+
+
+def test_a_resumed_job_takes_the_first_order_since() -> None:
+    first = core_of()
+    first.apply(events.DatasetIndexed(REPLY, TASKS), 0.0)
+    queue, failures = first.encode()["queue"], first.encode()["failures"]
+    declaration = JobDeclaration(dataset=REPLY, is_resumed=True)
+    stored = StoredState(declaration=declaration, queue=queue, failures=failures, is_resumed=True)
+    core = core_of(stored, TASKS)
+    again = replace(DATA, seed=2, epochs=3)
+    assert reply(core, events.DatasetDeclared(1, again)).declaration is again
+    assert core.work is not None
+    assert core.work.queue.settings.epochs == 3
+    assert isinstance(reply(core, events.DatasetDeclared(2, DATA)), DeclarationError)
+
+
+def test_a_dataset_grows_and_its_growth_ends() -> None:
+    declared = replace(DATA, follow=True)
+    core = core_of()
+    indexed = events.DatasetIndexed(
+        replace(REPLY, declaration=declared), QueueSettings(2, lambda _: 1, seed=1, shuffle=True, follow=True)
+    )
+    core.apply(indexed, 0.0)
+    core.apply(events.FilesJoined(5, lambda task: 1 + task // 2), 0.0)
+    assert core.work is not None
+    assert core.work.queue.settings.batch_counts(4) == 3
+    with pytest.raises(UsageError, match="must stay"):
+        core.apply(events.FilesJoined(4, lambda _: 1), 0.0)
+    core.apply(events.GrowthEnded(), 0.0)
+    assert not core.work.queue.is_growing
+    assert core.work.queue.task_count == 5
+
+
+def test_a_model_is_declared_when_it_has_a_plan() -> None:
+    core = core_of()
+    assert isinstance(reply(core, events.ModelDeclared(1, MODEL)), out.Undeclared)
+    assert core.members is None
+    said = notes(core.apply(events.ModelPlanned(MODEL, "p", 1), 0.0))
+    assert said == ["model declared parameters=%d blocks=%d"]
+    assert core.members is not None
+    declared = reply(core, events.ModelDeclared(2, MODEL))
+    assert (declared.declaration, declared.plan_hash, declared.pservers) == (MODEL, "p", 1)
+    assert not notes(core.apply(events.ModelPlanned(replace(MODEL, mode=Async().to_json()), "q", 1), 0.0))
+    assert core.plan_hash == "p"
+
+
+def test_a_resumed_model_may_have_other_settings_of_its_optimizer() -> None:
+    former = DeclaredModel(declaration=MODEL, pservers=1, plan_hash="p", is_former=True)
+    core = core_of(StoredState(declaration=JobDeclaration(model=former)))
+    adam = replace(MODEL, optimizer=Adam(lr=0.1).to_json())
+    assert isinstance(reply(core, events.ModelDeclared(1, adam)), DeclarationError)
+    slower = replace(MODEL, optimizer=SGD(lr=0.01).to_json())
+    declared = reply(core, events.ModelDeclared(2, slower))
+    assert declared.declaration is slower
+    assert not declared.is_former
+
+
+def test_an_evaluation_is_declared_when_its_tasks_are_known() -> None:
+    core = core_of()
+    assert isinstance(reply(core, events.EvaluationDeclared(1, "e", DATA)), out.Undeclared)
+    core.apply(events.EvaluationIndexed("e", REPLY, TASKS), 0.0)
+    assert reply(core, events.EvaluationDeclared(2, "e", DATA)) is REPLY
+    refused = reply(core, events.EvaluationDeclared(3, "e", replace(DATA, batch_size=5)))
+    assert isinstance(refused, DeclarationError)
+    assert "evaluation 'e'" in str(refused)
