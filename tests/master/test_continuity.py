@@ -14,7 +14,7 @@ from flightedl.coordination.lives import JobCoordinator
 from flightedl.coordination.records import HistoryRecord
 from flightedl.domain.checkpoint.manifest import Manifest, manifest_name
 from flightedl.domain.checkpoint.pointer import FORMAT, PointerRecord
-from flightedl.domain.recovery.store_history import LIFE_REVISIONS, Scan
+from flightedl.domain.recovery.store_history import LIFE_REVISIONS, Sighting
 from flightedl.errors import RolledBackError, UnavailableError
 from flightedl.master import continuity
 from flightedl.ports import Delete, Put
@@ -56,7 +56,7 @@ class Job:
             round=None,
             created_s=0.0,
             shards=(),
-            etcd=coordinator.scan(),
+            etcd=coordinator.sighting(),
         )
         self.storage.publish(manifest_name(number), [manifest.encode()])
         self._point(coordinator, number, number + 1)
@@ -90,9 +90,9 @@ def test_a_job_notes_the_etcd_that_it_begins_on_and_goes_on_there(job: Job) -> N
     assert job.begin()
     seen = job.store.another()
     seen.get("")
-    scan = seen.scan()
-    assert scan is not None
-    assert job.record() == HistoryRecord(life=0, cluster=scan.cluster)
+    sighting = seen.sighting()
+    assert sighting is not None
+    assert job.record() == HistoryRecord(life=0, cluster=sighting.cluster)
     job.reach(1)
     assert job.begin()
     job.reach(2)
@@ -115,7 +115,7 @@ def slightly_older(job: Job) -> None:
     job.reach(3)
     manifest = Manifest.decode(job.storage.files[manifest_name(3)])
     assert manifest.etcd is not None
-    later = msgspec.structs.replace(manifest, etcd=Scan(manifest.etcd.cluster, manifest.etcd.revision + 1000))
+    later = msgspec.structs.replace(manifest, etcd=Sighting(manifest.etcd.cluster, manifest.etcd.revision + 1000))
     job.storage.files[manifest_name(3)] = later.encode()
     job.store.restore(backup)
 
