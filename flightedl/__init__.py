@@ -87,7 +87,10 @@ def __getattr__(name: str) -> Any:
         return importlib.import_module("flightedl.errors")
     if name not in _MODULE_OF:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(importlib.import_module(_MODULE_OF[name]), name)
+    from flightedl.process.importing import without_collection
+
+    with without_collection():
+        value = getattr(importlib.import_module(_MODULE_OF[name]), name)
     globals()[name] = value
     return value
 

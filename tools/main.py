@@ -17,6 +17,7 @@ from collections.abc import Sequence
 import click
 
 from flightedl.errors import EXIT_FAILED, EXIT_START_AGAIN, EXIT_USAGE, FlightedlError, NotFoundError, exit_code_of
+from flightedl.process.importing import without_collection
 
 #: name -> (module, attribute, one line of help). The help stands here so that listing imports nothing.
 COMMANDS: dict[str, tuple[str, str, str]] = {
@@ -45,7 +46,8 @@ class LazyGroup(click.Group):
         if cmd_name not in COMMANDS:
             return super().get_command(ctx, cmd_name)
         module, attribute, _help = COMMANDS[cmd_name]
-        command: click.Command = getattr(importlib.import_module(module), attribute)
+        with without_collection():
+            command: click.Command = getattr(importlib.import_module(module), attribute)
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002 - click's

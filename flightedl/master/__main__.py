@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from flightedl.config import MasterSettings, settings
+from flightedl.process.importing import of_a_server
 from flightedl.process.tuning import leave_out_pandas_and_scipy
 
 if __name__ == "__main__":
     # What is imported next makes arrays.
     leave_out_pandas_and_scipy()
-    from flightedl.coordination.process import end_process
-    from flightedl.master.main import run
+    with of_a_server():
+        from flightedl.coordination.process import end_process
+        from flightedl.master.main import run
 
     end_process(run(settings(MasterSettings)))

@@ -1,6 +1,7 @@
 """What keeps a process healthy, whatever it serves: each module buys one thing, and says what it costs.
 
 * ``tuning``: settings of allocator, gRPC and scheduler that make Flight fast.
+* ``importing``: a quicker start, by imports without garbage collection.
 * ``fork_guard``: a clear error instead of a deadlock after a fork.
 * ``socket_abort``: connections to a server that is gone end at once, not after minutes.
 * ``free_memory``: what strangers' messages took is given back. ``startup_memory``: what only the start needed is.
