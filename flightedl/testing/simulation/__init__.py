@@ -9,9 +9,11 @@ and snapshots. What is simulated is around it:
 * ``master`` drives the core as the master's process does; ``trainer`` (with ``loop`` and ``transfers``) as a program
   does that reads ahead, raises, begins again and loses its registration; ``pserver`` is a shell around the machines
   that its own is made of;
-* ``cluster``: who runs, who is started again, what is done to them, and *what must hold*;
-* ``job``: the ledger program; ``planted`` and ``planted_trainer``: bugs to plant in the product, ``flaws``: in these
-  models; ``strikes``: faults at random; ``runs``: many seeds on several processes.
+* ``cluster``: who runs, and who is started again; ``scenario``: what a seed makes of the job and its world;
+* ``account``: *what must hold*, of all that is given out, done, stored and told;
+* ``job``: the ledger program, some of whose data nobody can train; ``evaluating``: what it evaluates before and after;
+* ``planted``, ``planted_trainer``, ``planted_queue``: bugs to plant in the product, ``flaws``: in these models;
+  ``strikes``: faults at random; ``runs``: many seeds on several processes.
 
 What must hold, besides every ``check`` of the domain:
 
@@ -25,7 +27,9 @@ What must hold, besides every ``check`` of the domain:
 8. No audit finds that something is missing which counts as done; the audit mends it, and would hide it.
 9. What a trainer is told it holds or hands back, and under its present registration; an answer about one attempt takes
    away no other.
-10. At the end all blocks have grown from the first values of one election, however often the model began anew.
+10. Batches that nobody can train are set aside one by one, and where nothing else goes wrong no others are.
+11. The result of an evaluation has each of its batches once, whoever measured it and however often.
+12. At the end all blocks have grown from the first values of one election, however often the model began anew.
 
 Not covered: threads within a process, and bytes (streams, files): those have tests of their own.
 

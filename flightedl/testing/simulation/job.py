@@ -7,8 +7,8 @@ adds an epoch's batches to the same elements, ends as the number of epochs.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import lru_cache
 
 from msgspec.structs import replace
@@ -18,8 +18,15 @@ from flightedl.domain.exactly_once.batches import Batch
 from flightedl.domain.model.parameters import ParameterSpec
 from flightedl.domain.model.sharding import ShardPlan, plan_for
 from flightedl.domain.queue.tasks import TaskQueue
-from flightedl.domain.queue.values import QueueSettings
-from flightedl.messages.declarations import ArrivalRecord, DeclaredModel, JobDeclaration, ModelDeclaration
+from flightedl.domain.queue.values import QueueSettings, TaskBatches
+from flightedl.messages.declarations import (
+    ArrivalRecord,
+    DatasetDeclaration,
+    DeclaredDataset,
+    DeclaredModel,
+    JobDeclaration,
+    ModelDeclaration,
+)
 
 #: A model of four blocks, whose plan is the production one.
 PARAMETERS = (ParameterSpec("w", (200,)), ParameterSpec("b", (10,)), ParameterSpec("u", (30_000,)))
@@ -52,6 +59,15 @@ class JobShape:
     recovery: str
     #: Tasks that are there at the beginning; more: the dataset grows.
     first_count: int
+    #: Batches of each task of the data that trainers evaluate before and after they train; empty: they do not.
+    evaluation: tuple[int, ...] = ()
+    #: (task, batch) that nobody can train, in no epoch -> whether whoever reads it dies of it.
+    faulty: Mapping[tuple[int, int], bool] = field(default_factory=dict)
+    #: Failures of a piece before it is split, and of a single batch beyond that before it is set aside.
+    attempts_limit: int = 100_000
+    confirmations: int = 2
+    #: A piece that runs is never taken back earlier.
+    timeout_floor_s: float = 4.0
 
     @property
     def grows(self) -> bool:
@@ -59,7 +75,7 @@ class JobShape:
         return self.first_count < len(self.batch_counts)
 
     def queue_settings(self, task_count: int) -> QueueSettings:
-        """Time limits in simulated seconds; nothing is ever given up. ``task_count``: tasks that have joined."""
+        """Time limits in simulated seconds. ``task_count``: tasks that have joined."""
         return QueueSettings(
             task_count=task_count,
             follow=self.grows,
@@ -67,10 +83,31 @@ class JobShape:
             epochs=self.epochs,
             seed=self.seed,
             shuffle=self.shuffle,
+            attempts_limit=self.attempts_limit,
+            confirmations=self.confirmations,
+            timeout_floor_s=self.timeout_floor_s,
+            timeout_ceiling_s=max(15.0, self.timeout_floor_s),
+        )
+
+    def evaluation_settings(self) -> QueueSettings:
+        """Of the queue of an evaluation."""
+        return QueueSettings(
+            task_count=len(self.evaluation),
+            batch_counts=self.evaluation.__getitem__,
             attempts_limit=100_000,
             timeout_floor_s=4.0,
             timeout_ceiling_s=15.0,
         )
+
+    def declared_evaluation(self) -> DeclaredDataset:
+        """As a master declares it, but for files and records: there are none."""
+        declaration = DatasetDeclaration(urls=[], batch_size=1)
+        count = len(self.evaluation)
+        return DeclaredDataset(index_hash="", task_count=count, record_count=0, schema="", declaration=declaration)
+
+    def worth_of(self, task: int, batch: int) -> float:
+        """What a batch of the evaluation's data adds to the sum, see ``evaluating``."""
+        return 16.0 ** (sum(self.evaluation[:task]) + batch)
 
     @property
     def element_count(self) -> int:
@@ -109,22 +146,31 @@ def tasks_of(declaration: JobDeclaration) -> int:
 def wrong(values: Sequence[int], shape: JobShape, queue: TaskQueue, *, is_stopped: bool) -> list[int]:
     """Elements that do not have their batch exactly once, of the tasks that this queue has had or is to have.
 
-    Of a job that was stopped, batches that do not count as done may be there or not.
+    Batches that were set aside may be there or not: somebody may have died of another one right after it; those that
+    nobody can train are not there. Of a job that was stopped, batches that do not count as done may be there or not.
     """
     found = []
     for epoch in range(shape.epochs):
+        has_begun = epoch < queue.begun_epochs
         size = queue.epoch_size(epoch) if epoch <= queue.epoch else queue.task_count
         for task, batch_count in enumerate(shape.batch_counts):
-            first = shape.element_of(Batch(epoch, task, 0))
-            if task >= size:
-                expected: set[int] = set()
-            elif is_stopped:
-                stretches = queue.batches(epoch, task).done if epoch < queue.begun_epochs else ()
-                expected = {first + batch for start, end in stretches for batch in range(start, end)}
-            else:
-                expected = set(range(first, first + batch_count))
-            for element in range(first, first + batch_count):
-                is_right = values[element] == 1 if element in expected else values[element] <= is_stopped
-                if not is_right:
+            batches = queue.batches(epoch, task) if has_begun and task < size else _NOTHING
+            done, failed = _members(batches.done), _members(batches.failed)
+            for batch in range(batch_count):
+                element = shape.element_of(Batch(epoch, task, batch))
+                if (task, batch) in shape.faulty or task >= size:
+                    allowed = {0} if batch not in done else set()
+                elif batch in failed or (is_stopped and batch not in done):
+                    allowed = {0, 1}
+                else:
+                    allowed = {1}
+                if values[element] not in allowed:
                     found.append(element)
     return found
+
+
+_NOTHING = TaskBatches((), (), (), (), ())
+
+
+def _members(stretches: tuple[tuple[int, int], ...]) -> set[int]:
+    return {batch for first, end in stretches for batch in range(first, end)}

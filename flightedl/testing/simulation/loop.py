@@ -38,6 +38,9 @@ _SLOW_SHARE = 0.05
 class Loop:
     """From its first task until it is left, or all is done."""
 
+    #: Of what evaluation its tasks are; empty: of none.
+    evaluation = ""
+
     def __init__(self, trainer: Trainer, cover_s: float) -> None:
         self.trainer = trainer
         self.world = trainer.world
@@ -128,11 +131,11 @@ class Loop:
             if self._needs_item and self.feed.is_done:
                 self._go()
 
-        self.trainer.ask_master(ask, answered)
+        self.trainer.ask_master(ask, answered, self.evaluation)
 
     def _take(self, ask: Ask, reply: TasksReply) -> None:
         for assignment in reply.assignments:
-            self.trainer.cluster.given(self.trainer, assignment)
+            self.trainer.cluster.account.given(self.trainer, self.evaluation, assignment)
             self._told_to[assignment.attempt] = self.trainer.generation
         self.feed.answered(ask, reply, self.world.now)
         told = {assignment.attempt for assignment in reply.assignments}
@@ -161,6 +164,12 @@ class Loop:
         task, number = self._reads
         if number == task.assignment.end_batch:
             self._items.append(TaskEnd(task))
+            self._reads = None
+        elif (is_deadly := self.trainer.cluster.shape.faulty.get((task.assignment.task, number))) is not None:
+            if is_deadly:
+                self.trainer.end(f"batch {number} of task {task.assignment.task} kills it")
+                return
+            self._items.append(ReadFailure(task, number, DataError("it cannot be decoded")))
             self._reads = None
         elif self.world.are_faults_on and self.trainer.own.random() < _UNREADABLE_SHARE * self.trainer.fault_scale:
             self.world.fault("unreadable")

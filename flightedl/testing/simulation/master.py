@@ -25,6 +25,7 @@ from flightedl.domain.master.members import Members
 from flightedl.domain.master.state import CoreSettings, StoredState
 from flightedl.domain.master.work import Work
 from flightedl.domain.queue.tasks import TaskQueue
+from flightedl.domain.queue.values import Effect, Expired, Quarantined
 from flightedl.errors import FencedError, FlightedlError, NotReadyError
 from flightedl.messages.base import decode, encode
 from flightedl.messages.control import AppliedReply, SealRequest, SnapshotReply, ViewReply, ViewRequest
@@ -146,9 +147,9 @@ class Master(Process):
         return CoreSettings(
             generation=self.generation,
             pserver_count=self.cluster.pserver_count,
-            trainer_count=self.cluster.trainer_count,
+            trainer_count=self.cluster.scenario.trainer_count,
             recovery=self.cluster.shape.recovery,  # type: ignore[arg-type]
-            checkpoints=self.cluster.checkpoint_settings,
+            checkpoints=self.cluster.scenario.checkpoints,
         )
 
     def _begin(self, stored: dict[str, bytes]) -> None:
@@ -159,6 +160,7 @@ class Master(Process):
             membership=stored["membership"],
             recovery=stored["recovery"],
             checkpoints=stored["checkpoints"],
+            evaluations=stored.get("evaluations"),
             is_stopped="stopped" in stored,
         )
         self._take_over(state, int(stored["tasks"]))
@@ -207,7 +209,7 @@ class Master(Process):
             if manifest.stored_queue is not None:
                 self._first_puts = {INIT: DONE}
         checkpoints = Checkpoints(
-            self.cluster.checkpoint_settings,
+            self.cluster.scenario.checkpoints,
             self.generation,
             count,
             now,
@@ -220,6 +222,7 @@ class Master(Process):
             declaration=declaration_of(mode, count, shape.cut_for),
             queue=None if manifest is None else manifest.stored_queue,
             checkpoints=checkpoints.encode(),
+            evaluations=None if manifest is None else manifest.stored_evaluations,
             is_resumed=True,
         )
         self._take_over(state, task_count)
@@ -270,7 +273,7 @@ class Master(Process):
                 if _done_at(queue, report) != done:
                     # Of two reports of the same task, one may be old.
                     counted = current.get((report.epoch, report.position))
-                    self.cluster.accepted(self, counted or report, counted is not None)
+                    self.cluster.account.accepted(self, counted or report, counted is not None)
             return lost
 
         work.take_reports = observed  # type: ignore[method-assign]
@@ -317,20 +320,19 @@ class Master(Process):
                 case out.Note(text, noted, _):
                     self.world.note("{}: {}", self.name, Text(text, noted))
                 case out.QueueNews(_, news):
-                    self.world.note("{}: {}", self.name, news)
-                    if self.cluster.fault_scale and type(news).__name__ == "Expired":
-                        self.world.fault("task timeout")
+                    self._tell(news)
+
+    def _tell(self, news: Effect) -> None:
+        self.world.note("{}: {}", self.name, news)
+        if isinstance(news, Quarantined):
+            self.cluster.account.set_aside(self, news.piece)
+        elif isinstance(news, Expired) and self.cluster.fault_scale:
+            self.world.fault("task timeout")
 
     def _answer(self, answer: Reply, reply: Any, revision: int) -> None:
         if isinstance(reply, JoinReply) and reply.member not in {0, *self._admitted}:
             raise Violation(f"{self.name} tells of member {reply.member}, which not all pservers have agreed to")
-
-        def say() -> None:
-            if isinstance(reply, TasksReply) and reply.outcome == "epochs_done":
-                self.cluster.told_done(self)
-            answer(reply)
-
-        self._after_stored(revision, say)
+        self._after_stored(revision, lambda: answer(reply))
 
     def _ask(self, event_of: Callable[[int], events.Event], wait_s: float, reply: Reply) -> None:
         """A request; the answer goes to ``reply``."""
@@ -396,7 +398,7 @@ class Master(Process):
         self._durable = revision
         self._state_revision = at
         self._is_writing = False
-        self.cluster.state_stored(self)
+        self.cluster.account.state_stored(self)
         ready = [action for wanted, action in self._when_durable if wanted <= revision]
         self._when_durable = [entry for entry in self._when_durable if entry[0] > revision]
         for action in ready:
@@ -558,7 +560,32 @@ class Master(Process):
         if (refusal := self._refusal()) is not None:
             reply(refusal)
             return
-        self._ask(lambda call: events.WorkAsked(call, ticket), ticket.wait_s, reply)
+        if ticket.evaluation and self.core.evaluations.known(ticket.evaluation) is not None:
+            self._begin_evaluation(ticket.evaluation)
+
+        def answer(answered: Any) -> None:
+            if isinstance(answered, TasksReply) and answered.outcome == "epochs_done" and not ticket.evaluation:
+                self.cluster.account.told_done(self)
+            reply(answered)
+
+        self._ask(lambda call: events.WorkAsked(call, ticket), ticket.wait_s, answer)
+
+    def declare_evaluation(self, name: str, reply: Reply) -> None:
+        """The first declaration of a name begins it; answers when that is stored, or the error that refuses it."""
+        if self.is_leading and not self.is_held():
+            return
+        if (refusal := self._refusal()) is not None:
+            reply(refusal)
+            return
+        self._begin_evaluation(name)
+        declared = self.cluster.shape.declared_evaluation().declaration
+        self._ask(lambda call: events.EvaluationDeclared(call, name, declared), 0.0, reply)
+
+    def _begin_evaluation(self, name: str) -> None:
+        """Index its data, if a predecessor or nobody has: at once, here."""
+        known, shape = self.core.evaluations.known(name), self.cluster.shape
+        if known is None or (known.work is None and not known.is_done):
+            self.apply(events.EvaluationIndexed(name, shape.declared_evaluation(), shape.evaluation_settings()))
 
     def join(self, request: JoinRequest, reply: Reply) -> None:
         """A trainer with work asks to be waited for; answers a ``JoinReply``, or the error that refuses it."""
@@ -607,7 +634,13 @@ class Master(Process):
         assert model is not None, "a checkpoint is of a model"
         declaration = encode(with_tasks(self.core.declaration, self._queue.task_count))
         manifest = checkpoints.manifest(
-            "job", model.plan_hash, model.cut_for, declaration, self._queue.encode(), self.world.now
+            "job",
+            model.plan_hash,
+            model.cut_for,
+            declaration,
+            self._queue.encode(),
+            self.world.now,
+            self.core.evaluations.encode_results(),
         )
         data = manifest.encode()
 

@@ -32,6 +32,7 @@ from flightedl.domain.queue.state import QueueState
 from flightedl.domain.queue.tasks import TaskQueue
 from flightedl.domain.recovery.reinitialization import Reinitialize, RestartServers
 from flightedl.testing.simulation.flaws import FLAWS
+from flightedl.testing.simulation.planted_queue import QUEUE_BUGS
 from flightedl.testing.simulation.planted_trainer import TRAINER_BUGS
 
 #: The original method -> what takes its place.
@@ -43,7 +44,7 @@ class Planted:
     """One bug: what goes wrong, and which methods are replaced."""
 
     what: str
-    patches: tuple[tuple[type, str, Make], ...]
+    patches: tuple[tuple[Any, str, Make], ...]
 
 
 def _bug(what: str, owner: type, method: str, make: Make, *more: tuple[type, str, Make]) -> Planted:
@@ -271,7 +272,7 @@ PLANTED: dict[str, Planted] = {
     ),
 }
 
-PLANTED |= {name: Planted(*bug) for name, bug in TRAINER_BUGS.items()}
+PLANTED |= {name: Planted(*bug) for name, bug in (TRAINER_BUGS | QUEUE_BUGS).items()}
 
 
 #: All that a run can be given: name -> what goes wrong.

@@ -36,6 +36,8 @@ class Summary:
     simulated_s: float = 0.0
     checkpoints: int = 0
     begun_anew: int = 0
+    quarantined: int = 0
+    evaluations: int = 0
     faults: Counter[str] = field(default_factory=Counter)
     modes: Counter[str] = field(default_factory=Counter)
     found: list[Found] = field(default_factory=list)
@@ -50,6 +52,8 @@ class Summary:
         self.simulated_s += result.simulated_s
         self.checkpoints += result.checkpoints
         self.begun_anew += result.begun_anew
+        self.quarantined += result.quarantined
+        self.evaluations += result.evaluations
         self.faults.update(result.faults)
         self.modes[result.mode] += 1
 

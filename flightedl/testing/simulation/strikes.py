@@ -42,7 +42,7 @@ class Strikes:
                 leader.stop()
 
         self._world.after(fates.expovariate(0.3), join)
-        if cluster.may_be_stopped:
+        if cluster.scenario.may_be_stopped:
             self._world.after(fates.uniform(1.0, 20.0), stop)
 
     def plan(self) -> None:
@@ -107,7 +107,7 @@ class Strikes:
             (6, self._store_down),
             (8, self._rot),
             (2, self._lose_everything),
-            (8 if self._cluster.changes_modes else 0, self._change_mode),
+            (8 if self._cluster.scenario.changes_modes else 0, self._change_mode),
         )
         (strike,) = random.choices([kind for _, kind in kinds], [weight for weight, _ in kinds])
         strike()

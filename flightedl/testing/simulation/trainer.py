@@ -20,6 +20,7 @@ from flightedl.domain.trainer.sums import BatchSums
 from flightedl.errors import DeadlineError, FlightedlError, UnavailableError
 from flightedl.messages.tasks import JoinReply, TasksReply
 from flightedl.testing.simulation.etcd import ADDRESS, DONE, INIT, STATE, Transaction, claimed
+from flightedl.testing.simulation.evaluating import Evaluating
 from flightedl.testing.simulation.loop import Loop
 from flightedl.testing.simulation.transfers import Transfer
 from flightedl.testing.simulation.world import Action, Process
@@ -54,6 +55,7 @@ class Trainer(Process):
         self.loop: Loop | None = None
         #: Those that were left and have something to report.
         self._left: list[Loop] = []
+        self._evaluating: Evaluating | None = None
         self._when_over: Action = lambda: None
         self._transfer: Transfer | None = None
         #: What the loop's body works on, and what is about to be handed to it.
@@ -108,7 +110,7 @@ class Trainer(Process):
             if is_again:
                 self.world.note("{} has registered again, generation {}", self.name, generation)
                 self.membership.lost()
-                for loop in (*self._left, *([self.loop] if self.loop else [])):
+                for loop in (*self._left, *(each for each in (self.loop, self._evaluating) if each)):
                     loop.registered_again()
             then()
 
@@ -191,7 +193,7 @@ class Trainer(Process):
 
     # the master
 
-    def ask_master(self, ask: Ask, answered: Callable[[TasksReply | Exception], None]) -> None:
+    def ask_master(self, ask: Ask, answered: Callable[[TasksReply | Exception], None], evaluation: str = "") -> None:
         """One exchange of the feed."""
 
         def send() -> None:
@@ -204,11 +206,11 @@ class Trainer(Process):
             member = self.membership.member
 
             def heard(reply: TasksReply | FlightedlError) -> None:
-                if isinstance(reply, TasksReply):
+                if isinstance(reply, TasksReply) and not evaluation:
                     self.membership.tasks_answered(member, reply)
                 answered(reply)
 
-            ticket = ask.ticket(self.name, self.generation)
+            ticket = ask.ticket(self.name, self.generation, evaluation)
             late = lambda: answered(DeadlineError("the master did not answer"))  # noqa: E731
             timeout_s = _CALL_S + ask.wait_s
             self.world.call(self, address.value, address.value.tasks, ticket, heard, late, timeout_s=timeout_s)
@@ -311,8 +313,37 @@ class Trainer(Process):
     # loops
 
     def _begin_loop(self) -> None:
-        self.loop = Loop(self, self._cover_s)
-        self.loop.begin()
+        def begin() -> None:
+            self.loop = Loop(self, self._cover_s)
+            self.loop.begin()
+
+        self._evaluate("before", begin)
+
+    def _evaluate(self, name: str, then: Action) -> None:
+        """Do a part of an evaluation, where the program has any."""
+
+        def over() -> None:
+            self._evaluating = None
+            then()
+
+        if self.cluster.shape.evaluation:
+            self._evaluating = Evaluating(self, name, over)
+            self._evaluating.begin()
+        else:
+            then()
+
+    def declare_evaluation(self, name: str, declared: Action) -> None:
+        """Until a master has taken it."""
+
+        def again(_: Any = None) -> None:
+            self.later(0.2, lambda: self.declare_evaluation(name, declared))
+
+        address = self.directory.get(ADDRESS)
+        if address is None:
+            again()
+        elif self.is_of_this_model():
+            heard = lambda reply: again() if isinstance(reply, FlightedlError) else declared()  # noqa: E731
+            self.world.call(self, address.value, address.value.declare_evaluation, name, heard, again)
 
     def feed_over(self, loop: Loop) -> None:
         """A feed has said all that it had to say."""
@@ -322,7 +353,11 @@ class Trainer(Process):
 
     def all_done(self, loop: Loop) -> None:
         """The loop has ended by itself; the program does something else for a while, and ends."""
-        self._close(loop, 1.0 + self.own.random(), lambda: self.end("all is done"))
+
+        def over() -> None:
+            self._evaluate("after", lambda: self.end("all is done"))
+
+        self._close(loop, 1.0 + self.own.random(), over)
 
     def leave_loop(self, *, is_begun_again: bool, raises: bool) -> None:
         """The program leaves its loop, now or with an error; then it begins another, or ends."""

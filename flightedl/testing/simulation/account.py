@@ -1,0 +1,151 @@
+"""The account of a run: what was given out, done, stored and told, and whether that is what has to be."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from flightedl.domain.checkpoint.manifest import Manifest, candidates, checksum, manifest_name, number_of
+from flightedl.domain.checkpoint.pointer import latest_of
+from flightedl.domain.queue.values import FailedPiece
+from flightedl.errors import CorruptError
+from flightedl.messages.tasks import FinishedTask, TasksReply
+from flightedl.testing.simulation.etcd import STATE
+from flightedl.testing.simulation.job import plan_of, wrong
+from flightedl.testing.simulation.world import Violation
+
+if TYPE_CHECKING:
+    from flightedl.testing.simulation.cluster import Cluster
+    from flightedl.testing.simulation.master import Master
+    from flightedl.testing.simulation.pserver import Block, Pserver
+    from flightedl.testing.simulation.trainer import Trainer
+
+
+class Account:
+    """What happens is told here; each method raises ``Violation`` for what must not happen."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
+        #: (life of the job, evaluation, attempt) -> what a trainer was given under it.
+        self._attempts: dict[tuple[int, str, int], Any] = {}
+        #: Manifests written, results of evaluations heard, and batches set aside.
+        self.checkpoints = self.evaluations = self.quarantined = 0
+
+    def given(self, trainer: Trainer, evaluation: str, assignment: Any) -> None:
+        """A trainer was given a piece: only a successor of its name may be given this attempt again, for this piece."""
+        place = (trainer.name, assignment.epoch, assignment.position)
+        known = self._attempts.setdefault((self._cluster.life, evaluation, assignment.attempt), place)
+        if known != place:
+            raise Violation(f"attempt {assignment.attempt} was given twice: {known} and {place}")
+
+    def evaluated(self, trainer: Trainer, name: str, reply: TasksReply) -> None:
+        """A trainer has the result of an evaluation: each batch is in it once."""
+        counts = self._cluster.shape.evaluation
+        worth = [
+            self._cluster.shape.worth_of(task, batch) for task, count in enumerate(counts) for batch in range(count)
+        ]
+        if reply.metrics != {"worth": sum(worth) / len(worth)} or reply.failed:
+            raise Violation(f"{trainer.name} hears that evaluation {name!r} has {reply.metrics}, not {worth}")
+        self.evaluations += 1
+
+    def accepted(self, master: Master, report: FinishedTask, is_current: bool) -> None:
+        """A report counted: it is of a current attempt, and of no past generation."""
+        if not is_current:
+            raise Violation(f"{master.name} took the report of attempt {report.attempt}, which is not current")
+        settled = master.core.pservers.settled()
+        for index, generation in enumerate(report.pservers):
+            if 0 < generation < settled.get(index, 0):
+                raise Violation(
+                    f"{master.name} took a report of pserver {index}, generation {generation}, which is gone"
+                )
+
+    def set_aside(self, master: Master, piece: FailedPiece) -> None:
+        """A piece is quarantined: one batch, which failed often enough, and where nothing else fails the right one."""
+        shape = self._cluster.shape
+        if piece.end_batch - piece.first_batch != 1 or piece.attempts < shape.attempts_limit + shape.confirmations:
+            raise Violation(f"{master.name} has set aside {piece}")
+        if not self._cluster.fault_scale and (piece.task, piece.first_batch) not in shape.faulty:
+            raise Violation(f"{master.name} has set aside a batch that nothing is wrong with: {piece}")
+        self.quarantined += 1
+
+    def state_stored(self, master: Master) -> None:
+        """A master's state was stored: its pointer names a complete checkpoint."""
+        latest = master.core.checkpointing.checkpoints.latest
+        state = self._cluster.etcd.keys.get(STATE)
+        if state is not None:
+            pointer = latest_of(state.value["checkpoints"])
+            if pointer is not None and (latest is None or pointer.number >= latest.number):
+                self._require_complete(pointer.number, pointer.manifest_checksum, "the pointer names")
+
+    def _require_complete(self, number: int, expected: str | None, why: str) -> None:
+        store, name = self._cluster.store, manifest_name(number)
+        data = store.files.get(name)
+        if data is None:
+            raise Violation(f"{why} checkpoint {number}, which has no manifest")
+        if name in store.rotten:
+            return
+        if expected is not None and checksum(data) != expected:
+            raise Violation(f"{why} another manifest of checkpoint {number}")
+        try:
+            manifest = Manifest.decode(data)
+        except CorruptError as error:
+            raise Violation(f"{why} checkpoint {number}: {error}") from None
+        for shard in manifest.shards:
+            if shard.name not in store.files:
+                raise Violation(f"{why} checkpoint {number}, whose {shard.name} is not there")
+            if shard.name not in store.rotten and store.sizes[shard.name] != shard.size_bytes:
+                raise Violation(f"{why} checkpoint {number}, whose {shard.name} is another one")
+        whole = [s for shard in manifest.shards if (s := store.files[shard.name]) and shard.name not in store.rotten]
+        if manifest.round is not None and any(version != manifest.round for s in whole for version in s.versions):
+            raise Violation(f"checkpoint {number} is not of one round")
+
+    def file_written(self, name: str) -> None:
+        number = number_of(name)
+        if number is None or name != manifest_name(number):
+            return
+        self.checkpoints += 1
+        kept = self._cluster.pointer()
+        if kept is None or number > kept:
+            self._require_complete(number, None, "a manifest was written for")
+
+    def file_deleted(self, name: str) -> None:
+        pointer = self._cluster.pointer()
+        if pointer is not None and pointer in candidates(self._cluster.store.files):
+            self._require_complete(pointer, None, f"{name} was deleted, while the pointer names")
+        elif pointer is not None and number_of(name) == pointer:
+            raise Violation(f"{name} was deleted, which the pointer names")
+
+    def told_done(self, master: Master) -> None:
+        """A master says that all is done: every pserver process that it knows of has every batch."""
+        self._cluster.world.note("{} says that all is done", master.name)
+        for index in range(self._cluster.pserver_count):
+            key = master.directory.get(f"ps/{index}")
+            if key is None or not key.value.is_alive or not key.value.is_serving:
+                continue
+            for block in key.value.ordered:
+                waiting = {self._cluster.shape.element_of(batch) for batch in block.rounds.held_batches}
+                if missing := set(self._wrong(block, master)) - waiting:
+                    raise Violation(f"{master.name} says that all is done, but {key.value.name} lacks {missing}")
+
+    def _wrong(self, block: Block, master: Master) -> list[int]:
+        """Elements of a block that do not have their batch exactly once, by this master's account of the tasks."""
+        work = master.core.work
+        assert work is not None, "a master that leads has a queue"
+        return wrong(block.values, self._cluster.shape, work.queue, is_stopped=master.core.is_stopped)
+
+    def job_ended(self, leader: Master, serving: Mapping[int, Pserver]) -> None:
+        """All is done, and faults have stopped: everything is there."""
+        found = 0
+        models = {block.model for p in serving.values() for block in p.ordered} - {None}
+        if len(models) > 1:
+            raise Violation(f"the blocks have grown from first values of several elections: {models}")
+        for pserver in serving.values():
+            pserver.check()
+            for block in pserver.ordered:
+                found += 1
+                if found_wrong := self._wrong(block, leader):
+                    counts = [(element, block.values[element]) for element in found_wrong[:5]]
+                    raise Violation(f"block {block.number} on {pserver.name} ends with {counts}")
+        if found != plan_of(self._cluster.pserver_count, self._cluster.shape.cut_for).block_count:
+            raise Violation(f"only {found} blocks are there at the end")
+        leader.core.check()

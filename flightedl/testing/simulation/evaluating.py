@@ -1,0 +1,67 @@
+"""A simulated trainer's part of an evaluation: the product's feed, and the sums that each batch adds to.
+
+Batch k of the evaluation's data measures 16**k. So the sum that everybody is told at the end shows how often each
+batch is in it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from flightedl.domain.trainer.feed import Ask, AssignedTask
+from flightedl.messages.tasks import TasksReply
+from flightedl.testing.simulation.loop import Loop
+from flightedl.testing.simulation.world import Action
+
+if TYPE_CHECKING:
+    from flightedl.testing.simulation.trainer import Trainer
+
+_MEASURED_S = 0.8
+
+
+class Evaluating(Loop):
+    """From the declaration of an evaluation until its result is there.
+
+    Args:
+        trainer: Whose it is.
+        name: Of the evaluation.
+        then: What the program does next.
+    """
+
+    def __init__(self, trainer: Trainer, name: str, then: Action) -> None:
+        super().__init__(trainer, 0.0)
+        self.evaluation = name
+        self._then = then
+
+    def begin(self) -> None:
+        """Declare it, then ask for work."""
+        self.trainer.declare_evaluation(self.evaluation, self._pump)
+
+    def _take(self, ask: Ask, reply: TasksReply) -> None:
+        super()._take(ask, reply)
+        if reply.outcome == "epochs_done":
+            self.trainer.cluster.account.evaluated(self.trainer, self.evaluation, reply)
+
+    def _read(self) -> None:
+        if self.feed.is_done and not self.is_left:
+            self.close()
+            self._then()
+        elif not self._is_reading and not self.is_left and (task := self.feed.begin()) is not None:
+            self._is_reading = True
+            self._measure_from(task, task.assignment.first_batch, 0.0, 0.0)
+
+    def _measure_from(self, task: AssignedTask, number: int, total: float, weight: float) -> None:
+        def measured() -> None:
+            if self.is_left or not self.feed.is_held(task):
+                self._is_reading = False
+                self._read()
+                return
+            worth = self.trainer.cluster.shape.worth_of(task.assignment.task, number)
+            self._measure_from(task, number + 1, total + worth, weight + 1.0)
+
+        if number < task.assignment.end_batch:
+            self.trainer.later(_MEASURED_S * self.trainer.own.random(), measured)
+            return
+        self._is_reading = False
+        self.feed.finished(task, (), self.world.now, {"worth": (total, weight)})
+        self._pump()

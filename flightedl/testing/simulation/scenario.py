@@ -1,0 +1,124 @@
+"""What a seed makes of a job: its shape, how its programs behave, and how bad the world is that it runs in."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from random import Random
+
+from flightedl.domain.checkpoint.values import CheckpointSettings
+from flightedl.domain.consistency.modes import Async, Bounded, Mode, Sync
+from flightedl.testing.simulation.job import JobShape
+from flightedl.testing.simulation.world import NetworkFaults
+
+_MANY_TASKS_SHARE = 0.2
+_GROWING_SHARE = 0.25
+_STOPPED_SHARE = 0.1
+_EVALUATED_SHARE = 0.25
+_FAULTY_DATA_SHARE = 0.15
+#: Of those: nothing else goes wrong, so no other batch may be set aside.
+_FAULTY_DATA_ALONE_SHARE = 0.4
+#: Of faulty batches, those that take the process that reads them with them.
+_DEADLY_SHARE = 0.4
+
+
+@dataclass(frozen=True, slots=True)
+class Scenario:
+    """Everything that is drawn once."""
+
+    shape: JobShape
+    #: "sync", "async" or "bounded".
+    mode_name: str
+    #: Whether the mode is changed now and then.
+    changes_modes: bool
+    #: Whether somebody may end the job before its end.
+    may_be_stopped: bool
+    #: Whether there are many tasks, of which a trainer may hold more than two.
+    has_many_tasks: bool
+    pserver_count: int
+    trainer_count: int
+    checkpoints: CheckpointSettings
+    network: NetworkFaults
+    #: 0: no faults; 1: as meant.
+    fault_scale: float
+    #: The chance that a request to the store fails, and that a stream breaks.
+    store_error_rate: float
+    break_rate: float
+
+
+def drawn(seed: int, fault_scale: float = 1.0, mode: str = "", recovery: str = "") -> Scenario:
+    """The scenario of a seed; ``mode`` and ``recovery``: instead of any."""
+    # One for each kind of thing, so that what is drawn of one changes nothing of the others.
+    random, fates, data = Random(seed), Random(f"fates {seed}"), Random(f"data {seed}")  # noqa: S311 - repeatable
+    has_faulty_data = data.random() < _FAULTY_DATA_SHARE
+    is_alone = not fault_scale or (has_faulty_data and data.random() < _FAULTY_DATA_ALONE_SHARE)
+    fault_scale = 0.0 if is_alone else fault_scale
+    pserver_count = random.choice((1, 2, 2, 3))
+    mode_name = mode or random.choice(("sync", "sync", "async", "bounded"))
+    has_many_tasks = not has_faulty_data and random.random() < _MANY_TASKS_SHARE
+    batch_counts = _batch_counts(random, has_many_tasks, has_faulty_data)
+    faulty = _faulty(data, batch_counts) if has_faulty_data else {}
+    is_evaluated = data.random() < _EVALUATED_SHARE
+    shape = JobShape(
+        mode=_mode(random, mode_name),
+        batch_counts=batch_counts,
+        epochs=random.randint(1, 2 if faulty else 3),
+        seed=seed,
+        shuffle=random.random() < 0.7,
+        cut_for=pserver_count,
+        recovery=recovery or random.choice(("replay", "replay", "replay", "rollback")),
+        first_count=fates.randrange(len(batch_counts)) if fates.random() < _GROWING_SHARE else len(batch_counts),
+        evaluation=tuple(data.choice((1, 1, 2, 3)) for _ in range(data.randint(2, 4) if is_evaluated else 0)),
+        faulty=faulty,
+        attempts_limit=data.randint(1, 3) if faulty else 100_000,
+        confirmations=data.randint(1, 2),
+        # Where nothing else fails, nothing may run too long either: all wait in their round for each that dies.
+        timeout_floor_s=100.0 if faulty and is_alone else 4.0,
+    )
+    return Scenario(
+        shape=shape,
+        mode_name=mode_name,
+        changes_modes=not mode,
+        may_be_stopped=fates.random() < _STOPPED_SHARE,
+        has_many_tasks=has_many_tasks,
+        pserver_count=pserver_count,
+        trainer_count=random.randint(1, 3),
+        checkpoints=CheckpointSettings(
+            interval_s=random.choice((0.7, 2.0, 5.0)),
+            interval_tasks=fates.choice((None, None, 1, 3)),
+            keep=random.randint(1, 3),
+            keep_every=random.choice((None, None, 4)),
+            patience_s=2.0,
+            give_up_s=8.0,
+            retry_floor_s=0.3,
+            retry_ceiling_s=2.0,
+        ),
+        network=NetworkFaults(
+            drop=0.10 * fault_scale * random.random(),
+            duplicate=0.12 * fault_scale * random.random(),
+            delay=0.25 * fault_scale * random.random(),
+            longest_delay_s=random.choice((0.05, 0.5, 3.0)),
+        ),
+        fault_scale=fault_scale,
+        store_error_rate=0.15 * fault_scale * random.random(),
+        break_rate=0.08 * fault_scale * random.random(),
+    )
+
+
+def _mode(random: Random, name: str) -> Mode:
+    if name == "sync":
+        return random.choice((Sync(), Sync(), Sync(backup=1), Sync(deterministic=True)))
+    return Async() if name == "async" else Bounded(random.randrange(3))
+
+
+def _batch_counts(random: Random, has_many_tasks: bool, has_faulty_data: bool) -> tuple[int, ...]:
+    if has_many_tasks:
+        return (1,) * random.randint(12, 24)
+    if has_faulty_data:
+        return tuple(random.choice((1, 2, 4, 7)) for _ in range(random.randint(2, 4)))
+    return tuple(random.choice((1, 1, 2, 3)) for _ in range(random.randint(2, 5)))
+
+
+def _faulty(random: Random, batch_counts: tuple[int, ...]) -> dict[tuple[int, int], bool]:
+    places = [(task, batch) for task, count in enumerate(batch_counts) for batch in range(count)]
+    faulty = random.sample(places, random.randint(1, min(2, len(places))))
+    return {place: random.random() < _DEADLY_SHARE for place in faulty}
