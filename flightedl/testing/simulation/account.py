@@ -11,7 +11,7 @@ from flightedl.domain.queue.values import FailedPiece
 from flightedl.errors import CorruptError
 from flightedl.messages.tasks import FinishedTask, TasksReply
 from flightedl.testing.simulation.etcd import STATE
-from flightedl.testing.simulation.job import plan_of, wrong
+from flightedl.testing.simulation.job import plan_of, set_aside, wrong
 from flightedl.testing.simulation.world import Violation
 
 if TYPE_CHECKING:
@@ -28,6 +28,8 @@ class Account:
         self._cluster = cluster
         #: (life of the job, evaluation, attempt) -> what a trainer was given under it.
         self._attempts: dict[tuple[int, str, int], Any] = {}
+        #: (epoch, task, batch) of all that was ever set aside, as masters told when they did.
+        self._set_aside: set[tuple[int, int, int]] = set()
         #: Manifests written, results of evaluations heard, and batches set aside.
         self.checkpoints = self.evaluations = self.quarantined = 0
 
@@ -67,6 +69,7 @@ class Account:
         if not self._cluster.fault_scale and (piece.task, piece.first_batch) not in shape.faulty:
             raise Violation(f"{master.name} has set aside a batch that nothing is wrong with: {piece}")
         self.quarantined += 1
+        self._set_aside.add((piece.epoch, piece.task, piece.first_batch))
 
     def state_stored(self, master: Master) -> None:
         """A master's state was stored: its pointer names a complete checkpoint."""
@@ -131,6 +134,8 @@ class Account:
         """Elements of a block that do not have their batch exactly once, by this master's account of the tasks."""
         work = master.core.work
         assert work is not None, "a master that leads has a queue"
+        if unknown := set_aside(work.queue) - self._set_aside:
+            raise Violation(f"{master.name} counts {unknown} as set aside, which never failed")
         return wrong(block.values, self._cluster.shape, work.queue, is_stopped=master.core.is_stopped)
 
     def job_ended(self, leader: Master, serving: Mapping[int, Pserver]) -> None:

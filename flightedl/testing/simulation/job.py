@@ -169,6 +169,12 @@ def wrong(values: Sequence[int], shape: JobShape, queue: TaskQueue, *, is_stoppe
     return found
 
 
+def set_aside(queue: TaskQueue) -> set[tuple[int, int, int]]:
+    """(epoch, task, batch) of all that this queue counts as failed for good."""
+    tasks = [(epoch, task) for epoch in range(queue.begun_epochs) for task in range(queue.epoch_size(epoch))]
+    return {(*task, batch) for task in tasks for batch in _members(queue.batches(*task).failed)}
+
+
 _NOTHING = TaskBatches((), (), (), (), ())
 
 

@@ -28,14 +28,15 @@ def always(value: object) -> Callable[[Original], Original]:
     return lambda _original: lambda *_arguments, **_more: value
 
 
-def _parts(
-    change: Callable[[BatchRange, tuple[BatchRange, ...]], tuple[BatchRange, ...]],
-) -> Callable[[Original], Original]:
+Parts = tuple[BatchRange, ...]
+
+
+def _parts(change: Callable[[BatchRange, Parts], Parts]) -> Callable[[Original], Original]:
     """Something else becomes of a piece that failed."""
     return lambda original: lambda piece, *more: change(piece, original(piece, *more))
 
 
-def _without_the_middle(_piece: BatchRange, parts: tuple[BatchRange, ...]) -> tuple[BatchRange, ...]:
+def _without_the_middle(_piece: BatchRange, parts: Parts) -> Parts:
     if len(parts) != 2:
         return parts
     first, second = parts
@@ -43,15 +44,15 @@ def _without_the_middle(_piece: BatchRange, parts: tuple[BatchRange, ...]) -> tu
     return (first, second) if second.size else (first,)
 
 
-def _without_what_follows(piece: BatchRange, parts: tuple[BatchRange, ...]) -> tuple[BatchRange, ...]:
+def _without_what_follows(piece: BatchRange, parts: Parts) -> Parts:
     return tuple(part for part in parts if part.first_batch == piece.first_batch or part.size == 1)
 
 
-def _all_of_it(_piece: BatchRange, parts: tuple[BatchRange, ...]) -> tuple[BatchRange, ...]:
+def _all_of_it(_piece: BatchRange, parts: Parts) -> Parts:
     return () if len(parts) > 1 else parts
 
 
-def _never_enough(piece: BatchRange, parts: tuple[BatchRange, ...]) -> tuple[BatchRange, ...]:
+def _never_enough(piece: BatchRange, parts: Parts) -> Parts:
     return parts or (piece,)
 
 
