@@ -344,6 +344,7 @@ def test_it_is_drained_when_a_checkpoint_that_was_ordered_since_is_complete(live
     assert not lived.life.is_drained(progress(6)), "its part is there, the others' are not"
     lived.see(5, range(2, 6))
     assert not lived.life.is_drained(progress(5)), "that was ordered before"
+    assert not lived.life.is_drained(progress(6)), "another one is complete, which was ordered before"
     assert not lived.life.is_drained(progress(6, "taken"))
     lived.see(5, range(2, 7))
     assert lived.life.is_drained(progress(6))

@@ -114,8 +114,8 @@ class PserverLife:
         self.checkpoint: int | None = None
         self.skipped: tuple[Skipped, ...] = ()
         self._is_lease_over = False
-        #: When it was asked to end: the newest order, and the newest checkpoint that counted.
-        self._before_drain: tuple[OrderNumber | None, int | None] = (None, None)
+        #: The newest order when it was asked to end.
+        self._before_drain: OrderNumber | None = None
         self._why_ended = ""
         self._handlers: dict[type[Event], Callable[..., Effects]] = {
             IndexTaken: self._take_index,
@@ -273,7 +273,7 @@ class PserverLife:
     def _drain(self, event: DrainAsked) -> Effects:
         if self.state is State.SERVING:
             self.state = State.DRAINING
-            self._before_drain = (event.order, self._newest_checkpoint)
+            self._before_drain = event.order
         return ()
 
     @property
@@ -282,13 +282,14 @@ class PserverLife:
 
     def is_drained(self, progress: SnapshotProgress | None) -> bool:
         """Whether a checkpoint that was ordered since it was to end is complete, this pserver's part included."""
-        order, checkpoint = self._before_drain
+        newest = self._newest_checkpoint
         return (
             self.state is State.DRAINING
             and progress is not None
             and progress.state == "written"
-            and progress.order.is_newer_than(order)
-            and self._newest_checkpoint != checkpoint
+            and progress.order.is_newer_than(self._before_drain)
+            and newest is not None
+            and newest >= progress.order.number
         )
 
     def _lose_lease(self, _: LeaseOver) -> Effects:

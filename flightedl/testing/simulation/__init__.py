@@ -23,13 +23,14 @@ What must hold, besides every ``check`` of the domain:
 4. No master that was deposed writes its state, and no pserver follows its view.
 5. A manifest that is newer than the pointer names complete files; so does the one that the pointer names, always.
 6. A round closes only with all its due members; a checkpoint at a round has all blocks at that round.
-7. When faults end, the job ends; when it is said to be done, every pserver has everything.
+7. When faults end, the job ends; when it is said to be done, every pserver has everything, and no round waits.
 8. No audit finds that something is missing which counts as done; the audit mends it, and would hide it.
 9. What a trainer is told it holds or hands back, and under its present registration; an answer about one attempt takes
    away no other.
 10. Batches that nobody can train are set aside one by one, and where nothing else goes wrong no others are.
 11. The result of an evaluation has each of its batches once, whoever measured it and however often.
-12. At the end all blocks have grown from the first values of one election, however often the model began anew.
+12. A pserver that was told to end, and says that a checkpoint has all that it had then, is right.
+13. At the end all blocks have grown from the first values of one election, however often the model began anew.
 
 Not covered: threads within a process, and bytes (streams, files): those have tests of their own.
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from flightedl.domain.checkpoint.manifest import Manifest, candidates, checksum, manifest_name, number_of
@@ -30,8 +30,8 @@ class Account:
         self._attempts: dict[tuple[int, str, int], Any] = {}
         #: (epoch, task, batch) of all that was ever set aside, as masters told when they did.
         self._set_aside: set[tuple[int, int, int]] = set()
-        #: Manifests written, results of evaluations heard, and batches set aside.
-        self.checkpoints = self.evaluations = self.quarantined = 0
+        #: Manifests written, results of evaluations heard, batches set aside, pservers that ended with all saved.
+        self.checkpoints = self.evaluations = self.quarantined = self.drains = 0
 
     def given(self, trainer: Trainer, evaluation: str, assignment: Any) -> None:
         """A trainer was given a piece: only a successor of its name may be given this attempt again, for this piece."""
@@ -118,16 +118,34 @@ class Account:
         elif pointer is not None and number_of(name) == pointer:
             raise Violation(f"{name} was deleted, which the pointer names")
 
+    def drained(self, pserver: Pserver, values: Mapping[int, Sequence[int]]) -> None:
+        """A pserver that was told to end says that a checkpoint has all that it had then."""
+        store, number = self._cluster.store, self._cluster.pointer()
+        name = "" if number is None else manifest_name(number)
+        if name not in store.files:
+            raise Violation(f"{pserver.name} ends as if all that it has were saved, and there is no checkpoint")
+        if name in store.rotten:
+            return
+        shard = Manifest.decode(store.files[name]).shards[pserver.index]
+        saved = store.files[shard.name]
+        for block, kept in zip(saved.blocks, saved.values, strict=True):
+            if any(now < before for now, before in zip(kept, values[block], strict=True)):
+                raise Violation(f"{pserver.name} ends as if all that it has were saved: not so for block {block}")
+        self.drains += 1
+
     def told_done(self, master: Master) -> None:
         """A master says that all is done: every pserver process that it knows of has every batch."""
         self._cluster.world.note("{} says that all is done", master.name)
         for index in range(self._cluster.pserver_count):
             key = master.directory.get(f"ps/{index}")
-            if key is None or not key.value.is_alive or not key.value.is_serving:
+            if key is None or not key.value.is_alive:
                 continue
+            if not key.value.is_serving:
+                raise Violation(f"{master.name} says that all is done, and {key.value.name} has no values yet")
             for block in key.value.ordered:
-                waiting = {self._cluster.shape.element_of(batch) for batch in block.rounds.held_batches}
-                if missing := set(self._wrong(block, master)) - waiting:
+                if block.rounds.held:
+                    raise Violation(f"{master.name} says that all is done, and a round waits on {key.value.name}")
+                if missing := self._wrong(block, master):
                     raise Violation(f"{master.name} says that all is done, but {key.value.name} lacks {missing}")
 
     def _wrong(self, block: Block, master: Master) -> list[int]:

@@ -28,8 +28,10 @@ from flightedl.domain.queue.tasks import TaskQueue
 from flightedl.domain.queue.values import Effect, Expired, Quarantined
 from flightedl.errors import FencedError, FlightedlError, NotReadyError
 from flightedl.messages.base import decode, encode
+from flightedl.messages.checkpoints import CheckpointRequest
 from flightedl.messages.control import AppliedReply, SealRequest, SnapshotReply, ViewReply, ViewRequest
 from flightedl.messages.declarations import JobDeclaration
+from flightedl.messages.status import PserverStatusReply
 from flightedl.messages.tasks import (
     FinishedTask,
     JoinReply,
@@ -50,7 +52,8 @@ LEASE_TTL_S = 2.0
 _TICK_S = 0.5
 _CALL_S = 1.0
 _RETRY_S = 0.1
-_NOT_READY_S = 0.05
+_STATUS_S = 0.5
+_DRAIN_S = 5.0
 
 
 class Link:
@@ -65,6 +68,8 @@ class Link:
         self.token = 0
         #: Which process is called.
         self.generation = 0
+        #: What the pserver last said of itself; None: it cannot be reached.
+        self.said: PserverStatusReply | None = None
 
 
 class Master(Process):
@@ -432,6 +437,7 @@ class Master(Process):
         if self.is_held():
             self.later(_TICK_S, self._tick)
             self._look_for_files()
+            self.apply(events.StatusTold([link.said for link in self._links]))
             self.apply(events.TimePassed())
 
     def _look_for_files(self) -> None:
@@ -458,6 +464,23 @@ class Master(Process):
     def stop(self) -> None:
         """A trainer ends the job."""
         self._ask(events.StopAsked, 0.0, lambda _: None)
+
+    def told_to_end(self) -> None:
+        """SIGTERM: make a last checkpoint, if that is possible within some time."""
+        self.later(_DRAIN_S, lambda: self.end("it was told to end"))
+        if self.is_leading:
+            self._drain(None)
+
+    def _drain(self, ticket: int | None) -> None:
+        request = CheckpointRequest(ticket=ticket, reason="the master is about to end", wait_s=1.0)
+
+        def heard(reply: Any) -> None:
+            if isinstance(reply, FlightedlError) or self.core.checkpointing.checkpoints.is_over(reply.ticket):
+                self.end("it was told to end, and a checkpoint has everything")
+            else:
+                self.later(0.1, lambda: self._drain(reply.ticket))
+
+        self._ask(lambda call: events.CheckpointAsked(call, request, is_last=True), request.wait_s, heard)
 
     # pservers
 
@@ -489,12 +512,31 @@ class Master(Process):
         self._carry_out(effects)
         (call,) = [each for each in effects if isinstance(each, out.ControlCall | out.NothingToSay)]
         if isinstance(call, out.NothingToSay):
-            self._pause(index, call.pause_s)
+            self._ask_how_it_is(index, key, call.pause_s)
             return
         link.is_busy, link.generation = True, key.created
         link.token += 1
         token, made_at = link.token, self.core.revision
         self._after_stored(call.revision, lambda: self._say(call, key.value, token, made_at))
+
+    def _ask_how_it_is(self, index: int, key: Any, pause_s: float) -> None:
+        """In quiet times; then pause."""
+        link = self._links[index]
+        if pause_s < _STATUS_S:
+            self._pause(index, pause_s)
+            return
+        link.is_busy, link.generation = True, key.created
+        link.token += 1
+        token = link.token
+
+        def answered(said: PserverStatusReply | None) -> None:
+            if link.token == token:
+                link.said = said
+                self._pause(index, pause_s)
+
+        self.world.call(
+            self, key.value, key.value.status, key.created, answered, lambda: answered(None), timeout_s=_CALL_S
+        )
 
     def _say(self, call: out.ControlCall, pserver: Any, token: int, made_at: int) -> None:
         link = self._links[call.index]

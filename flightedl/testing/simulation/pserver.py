@@ -37,6 +37,7 @@ from flightedl.messages.control import (
     ViewRequest,
 )
 from flightedl.messages.declarations import JobDeclaration
+from flightedl.messages.status import PserverStatusReply
 from flightedl.testing.simulation.etcd import ADDRESS, DONE, INIT, STATE, Transaction, claimed
 from flightedl.testing.simulation.job import blocks_of, plan_of
 from flightedl.testing.simulation.store import StoredShard
@@ -47,6 +48,7 @@ if TYPE_CHECKING:
 
 LEASE_TTL_S = 2.0
 _PULL_S = 1.0
+_DRAIN_S = 5.0
 _SERVING = (State.SERVING, State.DRAINING)
 
 
@@ -396,6 +398,47 @@ class Pserver(Process):
                 return self.life.applied(lambda: AppliedSummary.of(self.applied))
             case _:
                 return None
+
+    def status(self, generation: int, reply: Reply) -> None:
+        """What it says of itself to a master."""
+        if generation != self.generation or not self._has_lease():
+            return
+        versions = [block.rounds.version for block in self.ordered] if self.life.is_visible else []
+        reply(
+            PserverStatusReply(
+                index=self.index,
+                state="",
+                blocks=len(versions),
+                lowest_version=min(versions, default=0),
+                highest_version=max(versions, default=0),
+                size_bytes=0,
+                pushes=0,
+                rows_accepted=0,
+                rows_repeated=0,
+                rows_refused=0,
+                members=[],
+                is_draining=self.life.state is State.DRAINING,
+            )
+        )
+
+    def told_to_end(self) -> None:
+        """SIGTERM: it waits a little for a checkpoint that has everything that was pushed until now."""
+        if self.life.state is not State.SERVING:
+            self.end("it was told to end")
+            return
+        progress = self.snapshots.progress
+        self._apply(happens.DrainAsked(None if progress is None else progress.order))
+        values = {block.number: tuple(block.values) for block in self.ordered}
+        self.later(_DRAIN_S, lambda: self.end("it was told to end, and nothing has saved what it has"))
+        self._await_checkpoint(values)
+
+    def _await_checkpoint(self, values: dict[int, tuple[int, ...]]) -> None:
+        if self.life.is_drained(self.snapshots.progress):
+            self.cluster.account.drained(self, values)
+            self.end("it was told to end, and a checkpoint has everything")
+        else:
+            self._look()
+            self.later(0.1, lambda: self._await_checkpoint(values))
 
     def _adopt(self, view: View) -> ViewVerdict:
         """Take a view over in all blocks."""

@@ -99,6 +99,7 @@ class Strikes:
         random = self._world.random
         kinds: tuple[tuple[int, Any], ...] = (
             (24, self._kill),
+            (8, self._tell_to_end),
             (16, self._freeze),
             (12, self._part),
             (6, self._steal),
@@ -122,6 +123,14 @@ class Strikes:
             self._world.note("kill -9 {}", process.name)
             self._cluster.revoke_for(process)
             self._cluster.etcd.review()
+
+    def _tell_to_end(self) -> None:
+        """SIGTERM."""
+        if self._cluster.processes:
+            process = self._any()
+            self._world.fault("told to end")
+            self._world.note("{} is told to end", process.name)
+            process.deliver(process.told_to_end)  # type: ignore[attr-defined]
 
     def _freeze(self) -> None:
         if not self._cluster.processes:

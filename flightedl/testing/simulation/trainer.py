@@ -371,6 +371,13 @@ class Trainer(Process):
         then = self._go_on if is_begun_again else lambda: self.end("its program is over")
         self._close(loop, 2.0 * self.own.random(), then)
 
+    def told_to_end(self) -> None:
+        """SIGTERM: its program leaves its loop, or its evaluation, and hands back what it holds."""
+        if self._evaluating is None:
+            self.leave_loop(is_begun_again=False, raises=False)
+        else:
+            self._close(self._evaluating, self.own.random(), lambda: self.end("its program is over"))
+
     def _close(self, loop: Loop, pause_s: float, then: Action) -> None:
         """Some time later; wait for its last reports, but not for ever."""
         self._left.append(loop)
