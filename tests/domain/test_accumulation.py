@@ -101,6 +101,12 @@ def test_a_sum_that_is_done_again_is_full_with_just_its_batches() -> None:
     assert not group.is_full
 
 
+def test_a_single_batch_that_is_done_again_is_a_whole_sum() -> None:
+    group: BatchGroup[str] = BatchGroup(8)
+    group.add("a", 1)
+    assert group.is_full
+
+
 class _Blocks:
     """What pservers do with sums: values count how often each batch is in a block."""
 

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flightedl.domain.exactly_once.applied import AppliedBatches
-from flightedl.domain.exactly_once.batches import MAX_TASKS, Batch
+from flightedl.domain.exactly_once.batches import MAX_BATCHES_PER_TASK, MAX_TASKS, Batch
 from flightedl.errors import CorruptError, MessageError
 
 COUNTS = [1, 3, 9]  # batches of tasks 0, 1, 2
@@ -144,6 +144,16 @@ def test_stretches_asked_for_before_stay_right_when_blocks_come_and_cohorts_join
     assert applied.count_having(range(2), second) == 2
 
 
+def test_an_epoch_is_through_when_it_is_on_every_block():
+    applied = AppliedBatches(1)
+    applied.mark(0, Batch(0, 0, 0), 1)
+    assert applied.through_task_count(0) is None
+    applied.seal(0, 1)
+    assert applied.through_task_count(0) == 1
+    applied.add_blocks(1)
+    assert applied.through_task_count(0) is None
+
+
 def test_adding_blocks_to_none_is_a_start():
     applied = AppliedBatches(0)
     assert applied.done_tasks(0) == []
@@ -185,6 +195,43 @@ def test_an_epoch_cannot_be_shorter_than_what_arrived():
     with pytest.raises(MessageError, match="cannot have 0 tasks"):
         applied.seal(0, 0)
     applied.check()
+
+
+@pytest.mark.parametrize("task_count", [0, MAX_TASKS + 1])
+def test_an_impossible_number_of_tasks_is_refused(task_count):
+    with pytest.raises(MessageError, match="the limit is"):
+        AppliedBatches(1).seal(0, task_count)
+
+
+def test_the_lowest_and_the_highest_numbers_are_possible():
+    applied = AppliedBatches(1)
+    applied.seal(0, 1)
+    applied.seal(1, MAX_TASKS)
+    assert applied.mark(0, Batch(2, 0, MAX_BATCHES_PER_TASK - 1), MAX_BATCHES_PER_TASK)
+    applied.check()
+
+
+def test_no_block_has_a_batch_beyond_those_of_its_task():
+    applied = AppliedBatches(1)
+    applied.mark(0, Batch(0, 0, 0), 8)
+    assert not applied.has(0, Batch(0, 0, 8))
+
+
+def test_blocks_that_differ_among_themselves_are_not_joined_with_others_that_look_alike():
+    sources = [AppliedBatches(2), AppliedBatches(2)]
+    for source in sources:
+        source.mark(0, Batch(0, 0, 0), 2)
+    rebuilt = AppliedBatches.rebuilt([(source, block) for source in sources for block in range(2)])
+    rebuilt.check()
+    assert [rebuilt.has(block, Batch(0, 0, 0)) for block in range(4)] == [True, False, True, False]
+
+
+def test_blocks_that_were_joined_out_of_their_order_are_stored_in_it():
+    sources = [AppliedBatches(2), AppliedBatches(2)]
+    applied = AppliedBatches.rebuilt([(sources[number % 2], number // 2) for number in range(4)])
+    applied.mark(1, Batch(0, 0, 0), 2)
+    stored = AppliedBatches.decode(applied.encode())
+    assert [stored.has(block, Batch(0, 0, 0)) for block in range(4)] == [False, True, False, False]
 
 
 def test_bytes_that_are_not_applied_sets_are_refused():

@@ -94,6 +94,24 @@ def test_bytes_are_small_and_stable():
     assert len(IntervalSet([(0, 1_000_000)]).encode()) == 5
 
 
+def test_numbers_of_one_byte_and_more_are_read_as_they_were_written():
+    for length in (127, 128, 129, 130, 1 << 14, (1 << 14) + 1, 1 << 62):
+        intervals = IntervalSet([(length, 2 * length)])
+        assert IntervalSet.decode(intervals.encode()) == intervals
+
+
+def test_sets_that_begin_or_end_alike_are_not_equal():
+    assert IntervalSet([(0, 3)]) != IntervalSet([(0, 5)])
+    assert IntervalSet([(0, 5)]) != IntervalSet([(2, 5)])
+
+
+def test_an_empty_stretch_inside_of_an_interval_is_nothing():
+    intervals = IntervalSet([(0, 6)])
+    assert intervals.remove(3, 3) == 0
+    assert list(intervals) == [(0, 6)]
+    assert list(intervals.within(3, 3)) == []
+
+
 def test_many_intervals_are_fast():
     evens = IntervalSet.of(range(0, 20_000, 2))
     assert (evens.interval_count, evens.size) == (10_000, 10_000)
@@ -112,6 +130,7 @@ def test_many_intervals_are_fast():
         b"\x01\x00\x80\x00",  # a number not in its shortest form
         b"\x01\x00\x00\x00\x00",  # touching intervals
         b"\x01" + b"\xff" * 11 + b"\x01\x00",  # an endless number
+        b"\x01" + b"\xff" * 10 + b"\x01\x00",  # a number one byte too long
     ],
 )
 def test_damaged_bytes_are_refused(data):

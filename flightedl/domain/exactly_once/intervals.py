@@ -191,7 +191,7 @@ class IntervalSet:
                 found._starts.append(start)
                 found._ends.append(end)
                 found._size += end - start
-            if self._ends[mine] < other._ends[theirs]:
+            if self._ends[mine] == end:
                 mine += 1
             else:
                 theirs += 1
@@ -256,7 +256,7 @@ def _numbers(data: bytes) -> list[int]:
             if shift >= 7 * _NUMBER_BYTES_LIMIT:
                 raise CorruptError("a number of an interval set is too long")
             continue
-        if byte == 0 and shift > 7:
+        if byte == 0 and shift != 7:
             raise CorruptError("a number of an interval set is not in its shortest form")
         numbers.append(number)
         number, shift = 0, 0
