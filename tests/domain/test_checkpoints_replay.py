@@ -102,6 +102,14 @@ def test_a_new_master_asks_again_what_its_predecessor_had_not_stored():
         PserverRecovery.restore(b"", 2)
 
 
+def test_a_pserver_of_an_impossible_index_is_not_known():
+    recovery = settled(5, 6)
+    for index in (-1, 2):
+        recovery.seen(index, 9)
+        assert recovery.generation_of(index) is None
+    assert PserverRecovery.restore(settled(5, 6, 7).encode(), 2).settled() == {0: 5, 1: 6}
+
+
 def test_done_is_applied_after_an_announcement_whatever_the_queues_state():
     """The claim of ``checkpoints``: any state of the queue with any applied sets ends in done ⊆ applied, and in all."""
     settings = QueueSettings(task_count=6, batch_counts=lambda _: 1, epochs=2, seed=3, shuffle=True, copies=False)
@@ -154,6 +162,14 @@ def test_a_second_loss_during_a_rollback_begins_it_anew():
     assert recovery.to_reload() == {1: Reload(20, 4), 2: Reload(7, 4)}
     recovery.announced(2, 25, NOTHING, 1, lambda _: 3, 5)
     assert recovery.to_reload() == {0: Reload(23, 5), 1: Reload(20, 5)}, "it loaded another one: all go there"
+
+
+def test_the_pserver_that_began_a_rollback_is_lost_again():
+    recovery = settled(5, 6, recovery="rollback")
+    recovery.announced(1, 20, NOTHING, 1, lambda _: 3, 4)
+    recovery.announced(0, 21, NOTHING, 1, lambda _: 3, 4)
+    recovery.announced(1, 22, NOTHING, 1, lambda _: 3, 4)
+    assert recovery.to_reload() == {0: Reload(21, 4)}, "it may have trained meanwhile"
 
 
 def test_replay_sends_nobody_back():

@@ -16,6 +16,11 @@ def test_who_still_has_values_is_sent_back():
     assert step == RestartServers({0: 10, 2: 30})
 
 
+def test_a_pserver_beyond_the_jobs_count_is_not_sent_back():
+    step = next_step(2, PRESENT, {1: LostValues(20, 5)}, {0: 10, 2: 30}, may_be_saved=False)
+    assert step == RestartServers({0: 10})
+
+
 def test_who_has_not_said_yet_what_it_has_is_waited_for():
     lacking = {0: LostValues(10, 5), 1: LostValues(20, 5)}
     assert next_step(3, PRESENT, lacking, {2: 29}, may_be_saved=False) is None

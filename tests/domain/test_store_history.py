@@ -63,6 +63,7 @@ def test_an_answer_that_may_be_old_proves_only_another_cluster() -> None:
         (Sighting(A, 50), "", 1, 0, None, ""),
         (Sighting(A, 50), A, 3, 3, Sighting(A, 49), "checkpoint 3 is complete"),
         (Sighting(A, 50), A, 1, 1, None, "checkpoint 1 is complete"),
+        (Sighting(A, 50), A, 4, 3, Sighting(A, 50), ""),
         (Sighting(A, 50), A, 4, 3, Sighting(A, 51), "was at 51"),
         (Sighting(B, 50), A, 4, 3, Sighting(A, 49), f"state is of cluster {A}"),
         # Resumed on another etcd, and no checkpoint was made there yet.

@@ -171,8 +171,8 @@ class PserverRecovery:
 
     def seen(self, index: int, generation: int) -> None:
         """A pserver's key is there."""
-        if 0 <= index < self._pserver_count and generation > self._known.get(index, -1):
-            self._known[index] = generation
+        if 0 <= index < self._pserver_count:
+            self._known[index] = max(generation, self._known.get(index, generation))
 
     def generation_of(self, index: int) -> int | None:
         """The process that counts."""
