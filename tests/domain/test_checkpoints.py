@@ -16,6 +16,7 @@ from flightedl.domain.checkpoint.values import (
     Persist,
     Pointer,
     SnapshotProgress,
+    Sweep,
     WriteManifest,
 )
 from flightedl.errors import CorruptError, UsageError
@@ -81,6 +82,18 @@ def test_a_round_that_is_not_reached_is_given_up_for_now():
     assert {order.snapshot.round for order in ordered(master.tick(1.0, OpenRounds(7)))} == {8}
     assert master.tick(5.0, OpenRounds(7)) == ()
     assert {order.snapshot.round for order in ordered(master.tick(6.5, OpenRounds(7)))} == {None}
+
+
+def test_patience_ends_after_its_time_and_only_while_copies_are_missing():
+    master = ready(patience_s=5, give_up_s=20)
+    master.request("a test")
+    orders = ordered(master.tick(1.0, OpenRounds(7)))
+    assert master.tick(6.0, OpenRounds(7)) == ()
+    for order in orders:
+        progress = SnapshotProgress(order.snapshot.order, "taken", 8)
+        assert master.progressed(order.index, order.generation, progress, 6.0) == ()
+    assert master.tick(21.0, OpenRounds(8)) == (), "all have their copies and write them"
+    assert [type(effect) for effect in master.tick(21.1, OpenRounds(8))] == [Alarm]
 
 
 def test_a_round_that_nobody_is_left_to_reach_is_not_waited_for():
@@ -267,7 +280,10 @@ def test_what_was_never_pointed_to_is_not_loaded_for_it_may_be_of_other_first_va
 
 
 def test_settings_are_checked():
-    for wrong in ({"keep": 0}, {"keep_every": 0}, {"interval_s": 0}, {"interval_tasks": 0}, {"patience_s": 0}):
+    above_0 = ("interval_s", "patience_s", "give_up_s", "retry_floor_s")
+    at_least_1 = ("keep", "keep_every", "interval_tasks")
+    CheckpointSettings(**dict.fromkeys(above_0, 0.5), **dict.fromkeys(at_least_1, 1), retry_ceiling_s=0.5)
+    for wrong in (*({name: 0} for name in (*above_0, *at_least_1)), {"retry_floor_s": 2, "retry_ceiling_s": 1}):
         with pytest.raises(UsageError):
             CheckpointSettings(**wrong)
 
@@ -338,14 +354,20 @@ def test_copies_that_are_taken_and_never_written_are_the_stores_trouble():
     assert master.is_over(ticket)
 
 
-def test_a_manifest_that_cannot_be_written_does_not_delay_the_last_checkpoint():
-    master = ready(interval_s=None, retry_floor_s=60, retry_ceiling_s=60)
-    master.request("before")
+def publishing(**settings) -> Checkpoints:
+    """All files of checkpoint 1 are there, and its manifest is to be written."""
+    master = ready(interval_s=None, retry_ceiling_s=60, **settings)
+    master.request("a test")
     for order in ordered(master.tick(0.0, None)):
         file = shard_file(order.index, order.generation, order.snapshot.name, b"abc")
-        master.progressed(
-            order.index, order.generation, SnapshotProgress(order.snapshot.order, "written", 0, file), 0.0
-        )
+        progress = SnapshotProgress(order.snapshot.order, "written", 0, file)
+        effects = master.progressed(order.index, order.generation, progress, 0.0)
+    assert effects == (WriteManifest(1),)
+    return master
+
+
+def test_a_manifest_that_cannot_be_written_does_not_delay_the_last_checkpoint():
+    master = publishing(retry_floor_s=60)
     master.manifest_failed(1, "no space", 0.0)
     assert master.tick(1.0, None) == ()
     ticket = master.request_last("the end")
@@ -354,6 +376,38 @@ def test_a_manifest_that_cannot_be_written_does_not_delay_the_last_checkpoint():
     master.tick(100.0, None)
     master.manifest_failed(1, "no space", 100.0)
     assert master.is_over(ticket)
+
+
+def test_the_model_may_be_saved_from_when_a_manifest_is_written():
+    assert not ready().may_be_saved
+    master = publishing()
+    assert master.may_be_saved
+    master.manifest_written(1, "x")
+    master.pointer_moved(1, 1.0)
+    assert master.may_be_saved
+
+
+def test_a_manifest_is_tried_again_when_its_pause_is_over():
+    master = publishing(retry_floor_s=60)
+    master.manifest_failed(1, "no space", 0.0)
+    assert master.tick(59.9, None) == ()
+    assert master.tick(60.0, None) == (WriteManifest(1),)
+
+
+def test_what_is_said_of_another_checkpoint_than_the_one_being_published_changes_nothing():
+    master = publishing()
+    assert master.manifest_written(2, "x") == ()
+    assert master.manifest_failed(2, "no space", 1.0) == ()
+    assert master.pointer_moved(1, 1.0) == (), "its manifest is not written"
+    assert master.manifest_written(1, "x")
+    assert master.manifest_written(1, "x") == (), "told twice"
+    assert master.manifest_failed(1, "no space", 1.0) == (), "it is written"
+    assert master.pointer_moved(2, 1.0) == ()
+    assert master.under_way == 1
+    assert master.pointer_moved(1, 1.0) == (Sweep(),)
+    assert (master.manifest_written(1, "x"), master.manifest_failed(1, "", 1.0), master.pointer_moved(1, 1.0)) == (
+        (),
+    ) * 3
 
 
 def test_checkpoints_that_could_not_be_loaded_do_not_count_among_those_that_are_kept():

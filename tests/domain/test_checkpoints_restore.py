@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from checkpoint_shell import shard_file
@@ -85,6 +87,16 @@ def test_other_parameters_and_other_cuts_are_refused():
         saved_plan(stored, PARAMETERS[:2])
     with pytest.raises(UsageError, match="plan_for"):
         recut(stored, saved_plan(stored, PARAMETERS), plan_shards(PARAMETERS, 7), 0)
+
+
+@pytest.mark.parametrize("changed", ["block_starts", "block_parameters"])
+def test_as_many_blocks_that_are_cut_elsewhere_are_refused(changed):
+    stored = manifest(2, 2)
+    saved = saved_plan(stored, PARAMETERS)
+    other = getattr(saved, changed).copy()
+    other[-1] = 0
+    with pytest.raises(UsageError, match="plan_for"):
+        recut(stored, saved, replace(saved, **{changed: other}), 0)
 
 
 def test_arrays_of_a_reassigned_plan_are_its_own_and_read_only():

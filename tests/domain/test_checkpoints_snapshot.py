@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import random
 
+import msgspec
 import pytest
+from checkpoint_shell import shard_file
 
 from flightedl.domain.checkpoint.snapshot import PserverSnapshots, SnapshotCut
-from flightedl.domain.checkpoint.values import OrderNumber, SnapshotCommand
+from flightedl.domain.checkpoint.values import OrderNumber, SnapshotCommand, SnapshotProgress
 from flightedl.domain.consistency.modes import Sync
 from flightedl.domain.consistency.rounds import BlockRounds
 from flightedl.domain.consistency.rounds_values import Accumulate
@@ -30,6 +32,23 @@ def test_only_the_newest_order_counts():
     assert snapshots.progress.order == OrderNumber(3, 2, 1)
     assert snapshots.take(order(2, 2, master=3), [0], 0) is not None
     assert not snapshots.taken(OrderNumber(3, 2, 1)), "the copies of the proposal before are dropped"
+
+
+def test_an_order_is_current_until_a_newer_one_comes():
+    snapshots = PserverSnapshots()
+    assert not snapshots.is_current(order().order)
+    snapshots.take(order(), [0], 0)
+    assert snapshots.is_current(order().order)
+    snapshots.take(order(serial=2), [0], 0)
+    assert not snapshots.is_current(order().order)
+
+
+@pytest.mark.parametrize("file", [None, shard_file(3, 10, "c-1/shard", b"abc")])
+def test_progress_travels_as_it_is(file):
+    told = SnapshotProgress(order().order, "written", 7, file, "why")
+    assert SnapshotProgress.of(3, 10, told.reply()) == told
+    unknown = msgspec.structs.replace(told.reply(), state="of a later version")
+    assert SnapshotProgress.of(3, 10, unknown).state == "waiting"
 
 
 def test_a_passed_round_is_refused_with_where_it_is():
