@@ -5,9 +5,10 @@ import pytest
 from flightedl.domain.consistency.membership import Membership
 from flightedl.domain.consistency.membership_values import Admitted, Persist, SendView
 from flightedl.domain.consistency.modes import Async, Bounded, Sync
-from flightedl.domain.consistency.views import PserverView, View, ViewMember
+from flightedl.domain.consistency.views import PserverView, View, ViewMember, view_of
 from flightedl.domain.recovery.store_history import LIFE_REVISIONS
 from flightedl.errors import CorruptError, FencedError, JobFailedError, MessageError
+from flightedl.messages.control import ViewMemberMessage, ViewRequest
 
 
 def sends(effects):
@@ -31,6 +32,12 @@ def test_a_job_may_be_resumed_hundreds_of_times():
     made.check()
     with pytest.raises(JobFailedError, match="resumed too often"):
         Membership(512 * LIFE_REVISIONS, 1)
+
+
+def test_generations_of_masters_begin_at_0():
+    assert Membership(0, 1).view.master_generation == 0
+    with pytest.raises(JobFailedError):
+        Membership(-1, 1)
 
 
 @pytest.fixture
@@ -136,6 +143,45 @@ def test_answers_of_another_generation_count_for_nothing(membership):
         membership.pserver_up(0, 100, 0)
 
 
+def test_answers_to_views_to_come_or_of_nobody_count_for_nothing(membership):
+    view = sends(membership.join("a", 50))[0]
+    assert membership.answered(0, 100, view.serial + 1, [], 99) == []
+    assert membership.answered(9, 100, view.serial, [], 99) == []
+    assert membership.send_failed(9, 100, view.serial) == []
+    answer(membership, 1)
+    assert membership.member_id_of("a") is None
+    assert sends(membership.join("b", 51)) == {1: membership.view}, "pserver 0 has still to answer"
+    assert membership.view.members[1].first_round == 0
+
+
+def test_it_is_quiet_while_all_are_up_and_have_the_newest_view(membership):
+    assert membership.is_quiet
+    membership.join("a", 50)
+    assert not membership.is_quiet
+    answer(membership, 0)
+    assert not membership.is_quiet
+    answer(membership, 1)
+    assert membership.is_quiet
+    assert membership.pserver_down(9) == []
+    assert membership.pserver_down(1) == []
+    assert not membership.is_quiet
+
+
+def test_a_mode_that_all_have_had_is_agreed_for_good(membership):
+    assert membership.late_to_switch == []
+    membership.pserver_up(1, 201, 0)
+    assert membership.late_to_switch == []
+
+
+def test_a_pserver_beyond_the_count_is_forgotten_with_its_rounds():
+    larger = Membership(7, 3)
+    for index, highest in enumerate((4, 5, 60)):
+        larger.pserver_up(index, 100 + index, highest)
+    smaller = Membership.restore(larger.encode(), 8, 2)
+    smaller.join("a", 50)
+    assert [member.first_round for member in smaller.members] == [5]
+
+
 def test_a_join_waits_for_a_pserver_that_is_away(membership):
     membership.pserver_down(1)
     membership.join("a", 50)
@@ -238,6 +284,31 @@ def test_a_deposed_master_cannot_restore(membership):
 
 def view(serial, *members, master=1):
     return View(master, serial, tuple(ViewMember(f"t{m}", 5, m, first) for m, first in members))
+
+
+@pytest.mark.parametrize("mode", [None, Bounded(3)])
+def test_a_view_is_what_the_master_sent(mode):
+    members = [ViewMemberMessage(trainer="t11", generation=5, member=11, first_round=3)]
+    request = ViewRequest(
+        plan_hash="p",
+        master_generation=2,
+        serial=9,
+        members=members,
+        mode=None if mode is None else mode.to_json(),
+        switch_round=4,
+    )
+    assert view_of(request) == View(2, 9, (ViewMember("t11", 5, 11, 3),), mode, 4)
+
+
+def test_views_change_no_mode_where_they_may_not_or_where_it_is_the_same():
+    new, same = View(1, 1, (), Async()), View(1, 1, (), Sync())
+    fixed, free = PserverView(), PserverView(Sync())
+    assert fixed.begins_in(new) is None
+    assert free.begins_in(same) is None
+    assert fixed.consider(new, lambda _: True).switch is None
+    assert free.consider(same, lambda _: True).switch is None
+    assert free.begins_in(new) is None, "it is not the first view any more"
+    assert PserverView(Sync()).begins_in(new) == Async()
 
 
 def test_a_pserver_admits_whom_it_can_and_says_whom_not():

@@ -344,3 +344,46 @@ def test_a_begun_round_is_not_changed_under_its_members(make):
     push(rounds, A)
     with pytest.raises(MessageError, match="has begun"):
         rounds.switch(Async(), 0)
+
+
+def test_the_mode_may_change_at_the_open_round_until_somebody_arrived(make):
+    rounds = make(version=3)
+    assert [rounds.can_switch(version) for version in (2, 3, 4)] == [False, True, True]
+    push(rounds, A, weight=0.0)
+    assert [rounds.can_switch(version) for version in (2, 3, 4)] == [False, False, True]
+    with pytest.raises(MessageError, match="has begun"):
+        rounds.switch(Async(), 3)
+    fresh = make(version=3)
+    fresh.switch(Async(), 3)
+    assert (fresh.mode, fresh.version) == (Async(), 3)
+
+
+def test_values_that_are_there_may_be_pulled_at_once(make):
+    rounds = make(version=3)
+    assert [rounds.pull(A, version) for version in (2, 3, 4)] == [Pull.READY, Pull.READY, Pull.WAIT]
+
+
+def test_the_optimizer_may_run_when_the_last_missing_member_arrives(make):
+    rounds = make(members=(A, B))
+    assert not rounds.may_update(A, 0), "B is missing, too"
+    push(rounds, B)
+    assert rounds.may_update(A, 0)
+    assert not rounds.may_update(A, 1), "the open round is 0"
+    assert not rounds.may_update(B, 0), "it is here already"
+    assert not rounds.may_update(C, 0), "a stranger"
+    rounds.admit(C, 1)
+    assert not rounds.may_update(C, 0), "it starts later"
+    assert make(Sync(backup=1), members=(A, B)).may_update(A, 0)
+    assert make(Async()).may_update(A, 0)
+
+
+def test_a_copy_goes_its_own_way(make):
+    rounds = make()
+    push(rounds, A)
+    copy = rounds.copy()
+    push(copy, B, weight=2.0)
+    copy.remove(A)
+    copy.close()
+    assert (rounds.version, rounds.total_weight, rounds.waits_for()) == (0, 1.0, [B])
+    assert (copy.version, copy.waits_for()) == (1, [B])
+    copy.check()
