@@ -15,7 +15,7 @@ PYTEST := $(BIN)/python -m pytest
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help run test unit marked coverage lint format types layers check ci schemas fuzz storm bench clean etcd-server
+.PHONY: help run test unit marked coverage lint format types layers check ci schemas fuzz storm bench audit sbom clean etcd-server
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -66,6 +66,12 @@ storm: $(VENV)/.dev etcd-server ## Half an hour of faults, two at a time, in all
 
 bench: $(VENV)/.dev ## Measure on this machine
 	@$(BIN)/flightedl bench --help
+
+audit: $(VENV)/.dev ## Compare what is installed with the published vulnerabilities (needs the package index's database)
+	@$(PIP) pip-audit && $(BIN)/pip-audit --local
+
+sbom: $(VENV)/.dev ## Write what is installed to sbom.json (CycloneDX)
+	@$(PIP) cyclonedx-bom && $(BIN)/cyclonedx-py environment $(BIN)/python --output-file sbom.json && echo "wrote sbom.json"
 
 clean: ## Remove what was built and cached; .venv, runs/ and data/ stay
 	@rm -rf build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

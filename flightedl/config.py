@@ -10,6 +10,7 @@ glibc otherwise returns every received buffer to the kernel and faults it in aga
 
 from __future__ import annotations
 
+import ipaddress
 import math
 import os
 import re
@@ -26,6 +27,11 @@ _LOG_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
 _JOB_NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
 
 
+def is_job_name(text: str) -> bool:
+    """Whether a job may be called so."""
+    return _JOB_NAME.fullmatch(text) is not None
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommonSettings:
     """What every process of a job is told. Times in seconds."""
@@ -36,11 +42,18 @@ class CommonSettings:
     #: Time to live of the leases that name this process.
     lease_ttl_s: float = 5.0
     log_level: str = "INFO"
-    #: Directory with ca.pem, cert.pem, key.pem: mutual TLS for all Flight traffic. Empty: plain text.
+    #: Directory with ca.pem, cert.pem, key.pem, or with a directory of this process's role that has them
+    #: (``flightedl certs``): mutual TLS for all Flight traffic. Empty: plain text.
     tls_dir: str = ""
+    #: Directory with ca.pem, cert.pem, key.pem: TLS to etcd. Empty: plain text.
+    etcd_tls_dir: str = ""
+    #: Who comes in to etcd by a password; empty: nobody.
+    etcd_user: str = ""
+    #: File with the password of ``etcd_user``.
+    etcd_password_file: str = ""
 
     def __post_init__(self) -> None:
-        if not _JOB_NAME.fullmatch(self.job):
+        if not is_job_name(self.job):
             raise UsageError(
                 f"job name {self.job!r} is not usable: use 1-63 lower-case letters, digits and dashes (FLIGHTEDL_JOB)"
             )
@@ -52,6 +65,10 @@ class CommonSettings:
             host, _, port = part.strip().rpartition(":")
             if not host or not port.isdigit():
                 raise UsageError(f"etcd address {part!r} is not host:port (argument etcd or FLIGHTEDL_ETCD)")
+        if bool(self.etcd_user) != bool(self.etcd_password_file):
+            raise UsageError("etcd_user and etcd_password_file belong together: set both, or neither")
+        if self.etcd_user and not self.etcd_tls_dir:
+            raise UsageError("a password is only sent to etcd over TLS: set etcd_tls_dir (FLIGHTEDL_ETCD_TLS_DIR), too")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,6 +87,17 @@ class ServerSettings(CommonSettings):
     metrics_port: int = 0
     #: URL under which checkpoints and the dataset index are stored; empty: none.
     checkpoint: str = ""
+    #: Listen beyond loopback in plain text: everybody who reaches the port may ask everything.
+    insecure: bool = False
+
+    def __post_init__(self) -> None:
+        CommonSettings.__post_init__(self)
+        if not self.tls_dir and not self.insecure and not _is_loopback(self.bind):
+            raise UsageError(
+                f"bind is {self.bind}, and without TLS everybody who reaches it may ask everything: make certificates "
+                "with `flightedl certs create` and set tls_dir (FLIGHTEDL_TLS_DIR), or allow it by insecure "
+                "(--insecure or FLIGHTEDL_INSECURE=true) where only the job's processes reach this address"
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,7 +124,7 @@ class MasterSettings(ServerSettings):
     resume: bool = False
 
     def __post_init__(self) -> None:
-        CommonSettings.__post_init__(self)
+        ServerSettings.__post_init__(self)
         if self.recovery not in {"replay", "rollback"}:
             raise UsageError(f"recovery is {self.recovery!r}, but there are only replay and rollback")
         if self.follow_every_s <= 0:
@@ -122,6 +150,13 @@ class TrainerSettings(CommonSettings):
     output_dir: str = ""
     #: What the launcher calls this process, for ``flightedl status``; empty: nobody has a name for it.
     process_name: str = ""
+
+
+def _is_loopback(address: str) -> bool:
+    try:
+        return ipaddress.ip_address(address).is_loopback
+    except ValueError:
+        return True  # A name is refused where it would be bound.
 
 
 _Settings = TypeVar("_Settings", bound=CommonSettings)

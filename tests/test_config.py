@@ -23,12 +23,23 @@ from flightedl.errors import UsageError
         ({"pservers": 2.0}, "pservers is 2.0, but must be a whole number"),
         ({"pservers": True}, "pservers is True, but must be a whole number"),
         ({"resume": "yes"}, "resume is 'yes', but must be true or false"),
+        ({"bind": "0.0.0.0"}, "bind is 0.0.0.0, and without TLS everybody who reaches it may ask everything: make"),
+        ({"bind": "10.0.0.1"}, "allow it by insecure (--insecure or FLIGHTEDL_INSECURE=true)"),
+        ({"etcd_user": "me"}, "etcd_user and etcd_password_file belong together"),
+        ({"etcd_user": "me", "etcd_password_file": "f"}, "a password is only sent to etcd over TLS"),
     ],
 )
 def test_a_wrong_argument_is_one_sentence(arguments: dict[str, Any], text: str) -> None:
     with pytest.raises(UsageError) as caught:
         settings(MasterSettings, {}, **arguments)
     assert text in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "arguments", [{"bind": "::1"}, {"bind": "0.0.0.0", "insecure": True}, {"bind": "0.0.0.0", "tls_dir": "certs"}]
+)
+def test_beyond_loopback_by_tls_or_by_saying_so(arguments: dict[str, Any]) -> None:
+    assert settings(MasterSettings, {}, **arguments).bind == arguments["bind"]
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ from typing import Any
 import click
 
 from flightedl.adapters.clock import SystemClock
+from flightedl.adapters.etcd_access import EtcdAccess
 from flightedl.adapters.storage import open_storage
 from flightedl.config import CommonSettings, settings
 from flightedl.coordination.checkpoint_places import export_model
@@ -92,7 +93,7 @@ def save(timeout_s: float, **options: Any) -> int:
     values = settings(CommonSettings, **options)
     clock = SystemClock()
     deadline = clock.now() + timeout_s
-    with JobStatus(values.etcd, values.job, clock, values.tls_dir) as job:
+    with JobStatus(EtcdAccess.of(values), values.job, clock, values.tls_dir) as job:
         ticket: int | None = None
         while True:
             reply = job.checkpoint(CheckpointRequest(ticket=ticket, reason="a command", wait_s=2.0), _SLICE_S)

@@ -8,12 +8,12 @@ import click
 
 from flightedl.adapters.clock import SystemClock
 from flightedl.adapters.etcd import EtcdCoordinator
+from flightedl.adapters.etcd_access import EtcdAccess
 from flightedl.config import CommonSettings, settings
 from flightedl.coordination.keys import JobKeys
 from flightedl.launch import former
 from flightedl.launch.liveness import Liveness
-from flightedl.launch.status import is_master_answering
-from flightedl.rpc.authentication import Credentials
+from flightedl.launch.status import is_master_answering, tool_connector
 
 
 @click.command()
@@ -28,13 +28,13 @@ def forget(job: str, etcd: str | None, yes: bool) -> None:
     """
     chosen = settings(CommonSettings, job=job, etcd=etcd)
     keys, clock = JobKeys(chosen.job), SystemClock()
-    credentials = Credentials.load(chosen.tls_dir)
-    with contextlib.closing(EtcdCoordinator(chosen.etcd, clock=clock)) as coordinator:
+    connector = tool_connector(chosen.tls_dir)
+    with contextlib.closing(EtcdCoordinator(EtcdAccess.of(chosen), clock=clock)) as coordinator:
         Liveness(
             coordinator,
             keys,
             clock,
-            lambda record: is_master_answering(record, job, credentials),
+            lambda record: is_master_answering(record, job, connector),
             lambda sentence: click.echo(f"flightedl: {sentence}", err=True),
         ).require_gone()
         known = former.former_job(coordinator, keys)

@@ -9,6 +9,7 @@ import click
 import msgspec
 
 from flightedl.adapters.clock import SystemClock
+from flightedl.adapters.etcd_access import EtcdAccess
 from flightedl.config import CommonSettings, settings
 from flightedl.domain.consistency.modes import Async, Bounded, Mode, Sync
 from flightedl.errors import EXIT_FAILED, UnavailableError, UsageError
@@ -47,7 +48,7 @@ def mode(kind: str | None, timeout_s: float, as_json: bool, **options: Any) -> i
     clock = SystemClock()
     deadline = clock.now() + timeout_s
     request = ModeRequest(mode=None if wanted is None else wanted.to_json(), wait_s=2.0 if wanted else 0.0)
-    with JobStatus(values.etcd, values.job, clock, values.tls_dir) as job:
+    with JobStatus(EtcdAccess.of(values), values.job, clock, values.tls_dir) as job:
         while True:
             try:
                 reply = job.ask("set_mode", encode(request), ModeReply, _SLICE_S)

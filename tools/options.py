@@ -24,7 +24,8 @@ def server_options(function: Command) -> Command:
     """What both kinds of server are told."""
     for option in (
         click.option("--log-level", metavar="LEVEL", help="DEBUG, INFO, WARNING or ERROR [INFO]"),
-        click.option("--tls-dir", metavar="DIR", help="Directory with ca.pem, cert.pem and key.pem: mutual TLS"),
+        click.option("--insecure", is_flag=True, default=None, help="Allow to listen beyond loopback without TLS"),
+        click.option("--tls-dir", metavar="DIR", help="Directory of `flightedl certs`: mutual TLS"),
         click.option("--metrics-port", type=int, help="Port of the Prometheus page; 0: none [0]"),
         click.option("--lease-ttl-s", type=float, help="Time to live of this server's lease, in seconds [5]"),
         click.option("--checkpoint", metavar="URL", help="Where checkpoints go"),

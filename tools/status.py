@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from flightedl.adapters.clock import SystemClock
+from flightedl.adapters.etcd_access import EtcdAccess
 from flightedl.config import CommonSettings, settings
 from flightedl.launch.failed import alarms_of, joined, place_of, skipped_of
 from flightedl.launch.status import JobStatus
@@ -34,7 +35,7 @@ def status(as_json: bool, **options: Any) -> None:
     Its processes with their generations, the epoch, the tasks by state, the versions of the parameters.
     """
     values = settings(CommonSettings, **options)
-    with JobStatus(values.etcd, values.job, SystemClock(), values.tls_dir) as job:
+    with JobStatus(EtcdAccess.of(values), values.job, SystemClock(), values.tls_dir) as job:
         reply = job.read(_TIMEOUT_S)
     if as_json:
         click.echo(msgspec.json.encode(reply))

@@ -1,4 +1,5 @@
 """The outside world, one module per system. Each implements a protocol of ``ports``.
 
-``etcd``: the coordinator. ``storage``: files and stores over fsspec. ``clock``: time.
+``etcd``: the coordinator; ``etcd_access``: how it is reached. ``storage``: files and stores over fsspec. ``clock``:
+time. ``certificates``: a private authority for the members of a job.
 """

@@ -17,7 +17,7 @@ Rules:
 * A lease's renewal is answered within a quarter of its time to live or given up, so that its holder can try again, on
   another connection, before it has to count the lease as lost.
 
-Not guaranteed: TLS and passwords between this process and etcd; use a network that only the job can reach.
+How etcd is reached, in plain text or by TLS, and as whom, is :mod:`flightedl.adapters.etcd_access`.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ from typing import Any
 import etcd3.etcdrpc as rpc
 import grpc  # type: ignore[import-untyped]
 
+from flightedl.adapters.etcd_access import EtcdAccess
 from flightedl.domain.recovery.store_history import Sighting, Witness
 from flightedl.errors import (
     AuthenticationError,
@@ -69,7 +70,6 @@ _QUIET_S = 2.0
 _RENEWAL_FLOOR_S = 0.5
 _REOPEN_PAUSE_S = 0.2
 _NEVER_SENT = ("failed to connect to all addresses", "DNS resolution failed", "errors resolving ")
-_REPLY_LIMIT_BYTES = 64 << 20
 
 _Send = Callable[["_Connection", float], Any]
 
@@ -78,13 +78,15 @@ class EtcdCoordinator:
     """See ``ports.Coordinator``. ``transact`` with a Put on an ended lease raises LeaseLostError, nothing done.
 
     Args:
-        endpoints: ``host:port``, several separated by commas.
+        access: Where it is, and by what this process comes in; text: ``host:port``, several separated by commas, in
+            plain text.
         timeout_s: Time limit of each call.
         clock: The process's clock.
     """
 
-    def __init__(self, endpoints: str, *, timeout_s: float = 2.0, clock: Clock) -> None:
-        self._endpoints = tuple(part.strip() for part in endpoints.split(",") if part.strip())
+    def __init__(self, access: EtcdAccess | str, *, timeout_s: float = 2.0, clock: Clock) -> None:
+        self._access = EtcdAccess(access) if isinstance(access, str) else access
+        self._endpoints = self._access.each_endpoint
         if not self._endpoints:
             raise UsageError("no etcd address given: set FLIGHTEDL_ETCD to host:port")
         self._timeout_s = timeout_s
@@ -138,7 +140,7 @@ class EtcdCoordinator:
 
     def watch(self, prefix: str, after_revision: int) -> EtcdWatch:
         watch = EtcdWatch(
-            self._endpoints, prefix, after_revision, self._timeout_s, self._clock, self._history, self._forget
+            self._access, prefix, after_revision, self._timeout_s, self._clock, self._history, self._forget
         )
         with self._lock:
             self._watches.add(watch)
@@ -199,7 +201,7 @@ class EtcdCoordinator:
                 raise UnavailableError("the connection to etcd was closed by this process")
             index = self._current
             if index not in self._connections:
-                self._connections[index] = _Connection(self._endpoints[index], self._timeout_s)
+                self._connections[index] = _Connection(self._access, self._endpoints[index], self._timeout_s)
             return index, self._connections[index]
 
     def _turn_away(self, index: int, connection: _Connection, *, is_stuck: bool) -> None:
@@ -285,7 +287,7 @@ class EtcdWatch:
 
     def __init__(
         self,
-        endpoints: tuple[str, ...],
+        access: EtcdAccess,
         prefix: str,
         after_revision: int,
         timeout_s: float,
@@ -293,7 +295,7 @@ class EtcdWatch:
         history: _History,
         on_close: Callable[[EtcdWatch], None],
     ) -> None:
-        self._endpoints = endpoints
+        self._access = access
         self._range = _range(prefix)
         self._timeout_s = timeout_s
         self._clock = clock
@@ -367,13 +369,14 @@ class EtcdWatch:
         return None
 
     def _open(self) -> _Stream:
-        endpoint = self._endpoints[self._stream_count % len(self._endpoints)]
+        endpoints = self._access.each_endpoint
+        endpoint = endpoints[self._stream_count % len(endpoints)]
         self._stream_count += 1
         start, end = self._range
         # From the last revision seen, not the next: etcd before 3.4.34 and 3.5.15 loses a removal at the very revision
         # that it was compacted at, and tells only who asks from an earlier one.
         create = rpc.WatchCreateRequest(key=start, range_end=end, start_revision=max(self._revision, 1))
-        connection = _Connection(endpoint, self._timeout_s)
+        connection = _Connection(self._access, endpoint, self._timeout_s)
         return _Stream(connection, rpc.WatchRequest(create_request=create), self._received, self._ended)
 
     def _received(self, stream: _Stream, reply: Any) -> None:
@@ -451,19 +454,8 @@ class _Stream:
 class _Connection:
     """One gRPC channel, not shared with any other, and its stubs."""
 
-    def __init__(self, endpoint: str, timeout_s: float) -> None:
-        self._channel = grpc.insecure_channel(
-            endpoint,
-            options=(
-                ("grpc.use_local_subchannel_pool", 1),
-                ("grpc.initial_reconnect_backoff_ms", 50),
-                ("grpc.max_reconnect_backoff_ms", 500),
-                # Connecting is given up before the call is, so that the call's error says that nothing was sent.
-                ("grpc.min_reconnect_backoff_ms", int(timeout_s * 500)),
-                ("grpc.max_receive_message_length", _REPLY_LIMIT_BYTES),
-                ("grpc.enable_http_proxy", 0),
-            ),
-        )
+    def __init__(self, access: EtcdAccess, endpoint: str, timeout_s: float) -> None:
+        self._channel = access.channel(endpoint, timeout_s)
         self.kv = rpc.KVStub(self._channel)
         self.lease = rpc.LeaseStub(self._channel)
         self.watch = rpc.WatchStub(self._channel)

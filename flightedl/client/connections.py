@@ -22,9 +22,9 @@ from flightedl.errors import (
     NotReadyError,
 )
 from flightedl.ports import Entry
-from flightedl.rpc.authentication import Credentials
 from flightedl.rpc.client import Connection
-from flightedl.rpc.identity import Caller, ServerIdentity
+from flightedl.rpc.connector import Connector
+from flightedl.rpc.identity import ServerIdentity
 
 Result = TypeVar("Result")
 
@@ -37,24 +37,21 @@ class Servers:
 
     Args:
         job: The job's name.
-        trainer: Who calls.
         directory: Says where they are.
-        credentials: To reach them.
+        connector: Opens the connections.
         asks: Told which server the calling thread is about to ask.
     """
 
     def __init__(
         self,
         job: str,
-        trainer: str,
         directory: Directory,
-        credentials: Credentials | None,
+        connector: Connector,
         asks: Callable[[str], None] = lambda _: None,
     ) -> None:
         self._job = job
-        self._caller = Caller(role="trainer", name=trainer)
         self._directory = directory
-        self._credentials = credentials
+        self._connector = connector
         self._asks = asks
         self._lock = threading.Lock()
         self._connections: dict[tuple[str, int], tuple[ServerRecord, Connection]] = {}
@@ -74,7 +71,7 @@ class Servers:
                 connection for place, (record, connection) in self._connections.items() if present.get(place) != record
             ]
         for connection in left:
-            connection.abort_connections()
+            connection.abort_calls()
 
     def follow(self, election: Entry) -> None:
         """From now on work for the model that this election gave its first values, and no other."""
@@ -131,12 +128,7 @@ class Servers:
             if known is not None and known[0] == record:
                 return known[1]
             expected = ServerIdentity(job=self._job, role=role, index=index, generation=record.generation)
-            connection = Connection(
-                record.address,
-                expected=expected,
-                caller=self._caller,
-                credentials=self._credentials,
-            )
+            connection = self._connector.connect(record.address, expected)
             self._connections[role, index] = (record, connection)
             if known is not None:
                 self._retired.append(known[1])

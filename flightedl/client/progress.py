@@ -8,9 +8,9 @@ import threading
 from collections.abc import Callable, Mapping
 from typing import SupportsFloat
 
-from flightedl.errors import FlightedlError
+from flightedl.errors import FlightedlError, UsageError
 from flightedl.messages.base import encode
-from flightedl.messages.tasks import LogRequest
+from flightedl.messages.tasks import METRICS_LIMIT, LogRequest
 
 _EVERY_S = 0.5
 
@@ -55,8 +55,14 @@ class ProgressReporter:
             self._skipped += records
 
     def metrics(self, values: Mapping[str, SupportsFloat], weight: float) -> None:
-        """Metrics of a batch of this weight."""
+        """Metrics of a batch of this weight.
+
+        Raises:
+            UsageError: there are too many different ones.
+        """
         with self._lock:
+            if len(self._metrics.keys() | values.keys()) > METRICS_LIMIT:
+                raise UsageError(f"job.log takes at most {METRICS_LIMIT} different names: log fewer of them")
             for name, value in values.items():
                 total, weights = self._metrics.get(name, (0.0, 0.0))
                 self._metrics[name] = (total + float(value) * weight, weights + weight)

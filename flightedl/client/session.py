@@ -20,6 +20,7 @@ import pyarrow as pa
 
 from flightedl.adapters.clock import SystemClock
 from flightedl.adapters.etcd import EtcdCoordinator
+from flightedl.adapters.etcd_access import EtcdAccess
 from flightedl.adapters.storage import FsspecFiles
 from flightedl.client import arguments
 from flightedl.client.connections import SLICE_S, Servers, persistently
@@ -68,7 +69,9 @@ from flightedl.messages.declarations import (
 from flightedl.messages.tasks import TasksReply
 from flightedl.ports import Clock
 from flightedl.process import tuning as process_tuning
-from flightedl.rpc.authentication import Credentials
+from flightedl.rpc.authentication import Role
+from flightedl.rpc.connector import Connector
+from flightedl.rpc.identity import Caller
 from flightedl.rpc.request_stream import RequestStream
 
 Answer = TypeVar("Answer")
@@ -125,7 +128,7 @@ class Job:
         self._cover_s = chosen.lease_ttl_s + _TAKEOVER_S
         self._clock: Clock = SystemClock()
         self._keys = JobKeys(chosen.job)
-        self._coordinator = JobCoordinator(EtcdCoordinator(chosen.etcd, clock=self._clock), self._keys)
+        self._coordinator = JobCoordinator(EtcdCoordinator(EtcdAccess.of(chosen), clock=self._clock), self._keys)
         try:
             self._registration = Registration(
                 self._coordinator, self._clock, self._keys, chosen.lease_ttl_s, chosen.process_name
@@ -134,9 +137,9 @@ class Job:
             self._coordinator.close()
             raise
         self._directory = Directory(self._coordinator, self._keys, self._clock).start()
-        credentials = Credentials.load(chosen.tls_dir)
+        connector = Connector(Caller("trainer", self.trainer), Role.TRAINER, chosen.tls_dir)
         self._waits = Waits(self._clock, chosen.say_after_s, chosen.give_up_s, self._waits_for, job_over)
-        self._servers = Servers(chosen.job, self.trainer, self._directory, credentials, self._waits.asks)
+        self._servers = Servers(chosen.job, self._directory, connector, self._waits.asks)
         self._progress = ProgressReporter(
             self._send_progress, lambda: (self.trainer, self.generation), self._waits.look
         )

@@ -23,6 +23,7 @@ import msgspec
 
 from flightedl.adapters.clock import SystemClock
 from flightedl.adapters.etcd import EtcdCoordinator
+from flightedl.adapters.etcd_access import EtcdAccess
 from flightedl.config import ServerSettings
 from flightedl.coordination.keys import JobKeys
 from flightedl.coordination.lives import JobCoordinator
@@ -30,7 +31,8 @@ from flightedl.coordination.records import ServerRecord
 from flightedl.errors import EXIT_START_AGAIN, FlightedlError, exit_code_of
 from flightedl.ports import Clock
 from flightedl.process import tuning as process_tuning
-from flightedl.process.metrics_page import Figures, MetricsPage
+from flightedl.process.metrics_page import Figures, MetricsPage, TlsFiles
+from flightedl.rpc.authentication import FILES, Role, place_of
 
 Settings = TypeVar("Settings", bound=ServerSettings)
 
@@ -64,7 +66,7 @@ class ServerProcess(abc.ABC, Generic[Settings]):
         signal.signal(signal.SIGTERM, lambda *_: self.end(0, "terminated"))
         signal.signal(signal.SIGINT, lambda *_: self.end(0, "interrupted"))
         coordinator = JobCoordinator(
-            EtcdCoordinator(self._settings.etcd, clock=self._clock),
+            EtcdCoordinator(EtcdAccess.of(self._settings), clock=self._clock),
             self._keys,
             lambda error: self.end(exit_code_of(error), str(error)),
         )
@@ -83,7 +85,11 @@ class ServerProcess(abc.ABC, Generic[Settings]):
         if not port:
             return contextlib.nullcontext()
         labels = {"job": self._settings.job, "role": self.role, "index": str(index)}
-        return contextlib.closing(MetricsPage(self._settings.bind, port, labels, read))
+        tls = None
+        if self._settings.tls_dir:
+            place = place_of(self._settings.tls_dir, Role.SERVER)
+            tls = TlsFiles(*(str(place / name) for name in FILES))
+        return contextlib.closing(MetricsPage(self._settings.bind, port, labels, read, tls))
 
     def _record(self, port: int = 0, generation: int = 0) -> bytes:
         """What a key of this process says: where it can be called (port 0: nowhere yet), and which process it is."""
@@ -96,6 +102,7 @@ class ServerProcess(abc.ABC, Generic[Settings]):
 def run_server(process: type[ServerProcess[Settings]], chosen: Settings) -> int:
     """Run a process of this kind in this one; returns the exit code."""
     process_tuning.apply()
+    process_tuning.allow_many_connections()
     faulthandler.enable()
     logging.basicConfig(level=chosen.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s %(message)s")
     try:

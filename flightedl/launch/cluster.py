@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from flightedl.adapters.clock import SystemClock
 from flightedl.adapters.etcd import EtcdCoordinator
+from flightedl.adapters.etcd_access import EtcdAccess
 from flightedl.config import (
     CommonSettings,
     MasterSettings,
@@ -45,10 +46,9 @@ from flightedl.launch.lease_cleaner import LeaseCleaner
 from flightedl.launch.liveness import Liveness
 from flightedl.launch.policy import Account, Limits, Role, Slot
 from flightedl.launch.processes import Child, Children, OnLine
-from flightedl.launch.status import JobStatus, is_master_answering
+from flightedl.launch.status import JobStatus, is_master_answering, tool_connector
 from flightedl.launch.supervisor import OnEvent, Outcome, ProcessView, Starter, Supervisor
 from flightedl.ports import Coordinator, Storage
-from flightedl.rpc.authentication import Credentials
 
 if TYPE_CHECKING:
     from flightedl.client.session import Job
@@ -186,7 +186,7 @@ class LocalCluster:
 
     def status(self) -> JobStatus:
         """Asks the master how the job stands; close it after use."""
-        return JobStatus(self.etcd_address, self.job, self._clock, self._settings(CommonSettings).tls_dir)
+        return JobStatus(self._etcd(), self.job, self._clock, self._settings(CommonSettings).tls_dir)
 
     # Life
 
@@ -224,7 +224,7 @@ class LocalCluster:
                 self._etcd_address = etcd.address
                 starters[Slot(Role.ETCD, 0)] = lambda count: first if count == 1 else etcd.start_again()
             starters |= self._starters(children)
-            cleaner = LeaseCleaner(self.etcd_address, self.job, self._clock)
+            cleaner = LeaseCleaner(self._etcd(), self.job, self._clock)
             stack.callback(cleaner.close)
             account = stack.enter_context(self.status())
             self._supervisor = Supervisor(
@@ -289,7 +289,7 @@ class LocalCluster:
 
     def _begin_from_nothing(self) -> None:
         keys = JobKeys(self.job)
-        with contextlib.closing(EtcdCoordinator(self.etcd_address, clock=self._clock)) as coordinator:
+        with contextlib.closing(EtcdCoordinator(self._etcd(), clock=self._clock)) as coordinator:
             if coordinator.get(keys.job) is None:
                 return
             if self._storage is not None:
@@ -327,8 +327,9 @@ class LocalCluster:
 
     def _claim_name(self, etcd: str, stack: contextlib.ExitStack, is_unwanted: Callable[[], bool]) -> bool:
         """Become the one who starts this job, until ``stack`` is closed; False: that is not wanted any more."""
-        keys, chosen = JobKeys(self.job), self._settings(MasterSettings, checkpoint=self._checkpoint)
-        coordinator = stack.enter_context(contextlib.closing(EtcdCoordinator(etcd, clock=self._clock)))
+        keys = JobKeys(self.job)
+        chosen = self._settings(MasterSettings, checkpoint=self._checkpoint, etcd=etcd)
+        coordinator = stack.enter_context(contextlib.closing(EtcdCoordinator(EtcdAccess.of(chosen), clock=self._clock)))
         liveness = self._liveness(coordinator, is_unwanted)
         held = liveness.claim_name(chosen.lease_ttl_s)
         if held is None:
@@ -345,12 +346,12 @@ class LocalCluster:
         return True
 
     def _liveness(self, coordinator: Coordinator, is_unwanted: Callable[[], bool] = lambda: False) -> Liveness:
-        credentials = Credentials.load(self._settings(CommonSettings).tls_dir)
+        connector = tool_connector(self._settings(CommonSettings).tls_dir)
         return Liveness(
             coordinator,
             JobKeys(self.job),
             self._clock,
-            lambda record: is_master_answering(record, self.job, credentials),
+            lambda record: is_master_answering(record, self.job, connector),
             self._on_event or (lambda _: None),
             is_unwanted,
         )
@@ -389,9 +390,15 @@ class LocalCluster:
                 found[slot] = _starter(children, str(slot), program, environment, self._trainers.on_line)
         return found
 
+    def _etcd(self) -> EtcdAccess:
+        return EtcdAccess.of(self._settings(CommonSettings))
+
     def _settings(self, kind: type[_Settings], **own: Any) -> _Settings:
         names = {field.name for field in fields(kind)}
         more = {name: value for name, value in self._more.items() if name in names}
+        if self._given_etcd is None:
+            # One of its own is on loopback, and wants no proof.
+            more |= dict.fromkeys(("etcd_tls_dir", "etcd_user", "etcd_password_file"), "")
         return settings(kind, **{"etcd": self._etcd_address, "job": self.job, **own, **more})
 
     def _wait_until_ready(self, timeout_s: float) -> None:

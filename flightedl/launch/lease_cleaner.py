@@ -14,6 +14,7 @@ import socket
 import threading
 
 from flightedl.adapters.etcd import EtcdCoordinator
+from flightedl.adapters.etcd_access import EtcdAccess
 from flightedl.coordination.keys import JobKeys
 from flightedl.errors import FlightedlError
 from flightedl.launch.liveness import holder_of
@@ -27,12 +28,12 @@ class LeaseCleaner:
     """Deletes what the dead held. Thread-safe.
 
     Args:
-        etcd: ``host:port``.
+        etcd: How etcd is reached.
         job: The job's name.
         clock: Paces.
     """
 
-    def __init__(self, etcd: str, job: str, clock: Clock) -> None:
+    def __init__(self, etcd: EtcdAccess, job: str, clock: Clock) -> None:
         self._etcd = etcd
         self._prefix = JobKeys(job).prefix
         self._clock = clock

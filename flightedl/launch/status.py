@@ -13,6 +13,7 @@ from typing import Self, TypeVar
 import msgspec
 
 from flightedl.adapters.etcd import EtcdCoordinator
+from flightedl.adapters.etcd_access import EtcdAccess
 from flightedl.coordination.keys import JobKeys
 from flightedl.coordination.records import ServerRecord
 from flightedl.errors import FencedError, FlightedlError, NotFoundError
@@ -20,48 +21,52 @@ from flightedl.messages.base import decode, encode
 from flightedl.messages.checkpoints import CheckpointReply, CheckpointRequest
 from flightedl.messages.status import StatusReply
 from flightedl.ports import Clock
-from flightedl.rpc.authentication import Credentials
+from flightedl.rpc.authentication import Role
 from flightedl.rpc.client import Connection
+from flightedl.rpc.connector import Connector
 from flightedl.rpc.identity import Caller, ServerIdentity
 
 Answer = TypeVar("Answer", bound=msgspec.Struct)
 
-_CALLER = Caller(role="tool", name="status")
 _ANSWER_TIMEOUT_S = 2.0
 
 
+def tool_connector(tls_dir: str) -> Connector:
+    """How the tools that look after a job connect to it: as an admin."""
+    return Connector(Caller("tool", "status"), Role.ADMIN, tls_dir)
+
+
 def is_master_answering(
-    record: ServerRecord, job: str, credentials: Credentials | None, timeout_s: float = _ANSWER_TIMEOUT_S
+    record: ServerRecord, job: str, connector: Connector, timeout_s: float = _ANSWER_TIMEOUT_S
 ) -> bool:
     """Whether the very master of the record answers at its address. False: somebody else does, or nobody in time."""
     try:
-        with _connection(record, job, credentials) as connection:
+        with _connection(record, job, connector) as connection:
             connection.action("status", b"{}", timeout_s=timeout_s)
     except FlightedlError:
         return False
     return True
 
 
-def _connection(record: ServerRecord, job: str, credentials: Credentials | None) -> Connection:
-    expected = ServerIdentity(job, "master", 0, record.generation)
-    return Connection(record.address, expected=expected, caller=_CALLER, credentials=credentials)
+def _connection(record: ServerRecord, job: str, connector: Connector) -> Connection:
+    return connector.connect(record.address, ServerIdentity(job, "master", 0, record.generation))
 
 
 class JobStatus:
     """How one job stands. Thread-safe; one caller at a time is served.
 
     Args:
-        etcd: ``host:port`` of etcd, several separated by commas.
+        etcd: how etcd is reached.
         job: the job's name.
         clock: the process's clock.
-        tls_dir: directory with this process's credentials; empty: plain text.
+        tls_dir: directory with an admin's or a reader's certificate; empty: plain text.
     """
 
-    def __init__(self, etcd: str, job: str, clock: Clock, tls_dir: str = "") -> None:
+    def __init__(self, etcd: EtcdAccess, job: str, clock: Clock, tls_dir: str = "") -> None:
         self._job = job
-        self._etcd = etcd
+        self._etcd = etcd.endpoints
         self._coordinator = EtcdCoordinator(etcd, clock=clock)
-        self._credentials = Credentials.load(tls_dir)
+        self._connector = tool_connector(tls_dir)
         self._lock = threading.Lock()
         self._known: tuple[ServerRecord, Connection] | None = None
 
@@ -106,7 +111,7 @@ class JobStatus:
         if self._known is not None and self._known[0] == record:
             return self._known[1]
         self._disconnect()
-        connection = _connection(record, self._job, self._credentials)
+        connection = _connection(record, self._job, self._connector)
         self._known = (record, connection)
         return connection
 

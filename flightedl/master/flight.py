@@ -12,8 +12,21 @@ from flightedl.messages.checkpoints import CheckpointRequest, SaveModelRequest
 from flightedl.messages.declarations import DatasetDeclaration, EvaluationDeclaration, ModelDeclaration
 from flightedl.messages.parameters import PullTicket
 from flightedl.messages.tasks import FailedTasksRequest, JoinRequest, LogRequest, ModeRequest, TasksTicket
+from flightedl.rpc.authentication import Role
 from flightedl.rpc.routes import Answer, Call, Endpoint, Endpoints, Routes
 from flightedl.wire.rows import VALUES_SCHEMA
+
+_OF_A_TRAINER = (
+    *("declare_dataset", "declare_model", "declare_evaluation", "join", "tasks", "log", "end_growth", "stop"),
+    "save_model",
+)
+_OF_AN_ADMIN = ("set_mode", "checkpoint", "retry_failed", "drop_failed")
+_ROLES = {
+    **dict.fromkeys(_OF_A_TRAINER, (Role.TRAINER,)),
+    **dict.fromkeys(_OF_AN_ADMIN, (Role.ADMIN,)),
+    "status": tuple(Role),
+    "info": tuple(Role),
+}
 
 
 class MasterFlight:
@@ -51,6 +64,7 @@ class MasterFlight:
             gets={"tasks": self._get_tasks},
             request_streams={"tasks": self._ask_for_tasks},
             info=self._info,
+            roles=_ROLES,
         )
 
     def _log(self, body: bytes, _: Call) -> bytes:

@@ -23,8 +23,9 @@ from flightedl.master.metrics import figures
 from flightedl.master.recovery import read_state
 from flightedl.master.service import MasterService
 from flightedl.ports import Coordinator, ModifiedAt, Put
-from flightedl.rpc.authentication import Credentials
-from flightedl.rpc.identity import ServerIdentity
+from flightedl.rpc.authentication import Credentials, Role
+from flightedl.rpc.connector import Connector
+from flightedl.rpc.identity import Caller, ServerIdentity
 from flightedl.rpc.server import FlightServer
 
 _log = logging.getLogger(__name__)
@@ -69,7 +70,7 @@ class MasterProcess(ServerProcess[MasterSettings]):
         pserver_count = self._fix_pserver_count(coordinator, held)
         resuming.begin(checkpoints, coordinator, held, self._keys, pserver_count, resume=self._settings.resume)
         directory = Directory(coordinator, self._keys, self._clock).start()
-        credentials = Credentials.load(self._settings.tls_dir)
+        credentials = Credentials.load(self._settings.tls_dir, Role.SERVER)
         service = MasterService(
             self._settings,
             pserver_count=pserver_count,
@@ -81,7 +82,7 @@ class MasterProcess(ServerProcess[MasterSettings]):
             checkpoints=checkpoints,
             index_storage=open_storage(self._settings.checkpoint) if self._settings.checkpoint else None,
             clock=self._clock,
-            credentials=credentials,
+            connector=Connector(Caller("master", self._settings.job), Role.SERVER, self._settings.tls_dir),
             step_down=lambda reason: self.lost(f"steps down: {reason}"),
         )
         server = FlightServer(

@@ -30,9 +30,9 @@ from flightedl.messages.control import (
     ViewRequest,
 )
 from flightedl.messages.status import PserverStatusReply
-from flightedl.rpc.authentication import Credentials
 from flightedl.rpc.client import Connection
-from flightedl.rpc.identity import Caller, ServerIdentity
+from flightedl.rpc.connector import Connector
+from flightedl.rpc.identity import ServerIdentity
 
 _log = logging.getLogger(__name__)
 
@@ -53,20 +53,20 @@ class PserverLinks:
         state: Decides what is said.
         job: The job's name.
         directory: Says where they are.
-        credentials: To reach them.
+        connector: Opens the connections.
     """
 
-    def __init__(self, state: JobState, job: str, directory: Directory, credentials: Credentials | None) -> None:
+    def __init__(self, state: JobState, job: str, directory: Directory, connector: Connector) -> None:
         self._state = state
         self._job = job
         self._directory = directory
-        self._credentials = credentials
+        self._connector = connector
         self._links: list[PserverLink] = []
 
     def start(self) -> None:
         """Begin to talk to them."""
         self._links = [
-            PserverLink(index, self._job, self._state, self._directory, self._credentials)
+            PserverLink(index, self._job, self._state, self._directory, self._connector)
             for index in range(self._state.pserver_count)
         ]
 
@@ -89,14 +89,12 @@ class PserverLinks:
 class PserverLink:
     """The thread of one pserver."""
 
-    def __init__(
-        self, index: int, job: str, state: JobState, directory: Directory, credentials: Credentials | None
-    ) -> None:
+    def __init__(self, index: int, job: str, state: JobState, directory: Directory, connector: Connector) -> None:
         self._index = index
         self._job = job
         self._state = state
         self._directory = directory
-        self._credentials = credentials
+        self._connector = connector
         self._wake = threading.Event()
         self._is_stopping = False
         self._connection: tuple[str, int, Connection] | None = None
@@ -122,7 +120,7 @@ class PserverLink:
         """Called by the directory after changes."""
         connection, record = self._connection, self._directory.pservers().get(self._index)
         if connection is not None and (record is None or record.generation != connection[1]):
-            connection[2].abort_connections()
+            connection[2].abort_calls()
 
     def _run(self) -> None:
         pause_s = _STATUS_S
@@ -222,11 +220,6 @@ class PserverLink:
                 return self._connection[2]
             self._connection[2].close()
         expected = ServerIdentity(self._job, "pserver", self._index, generation)
-        connection = Connection(
-            address,
-            expected=expected,
-            caller=Caller("master", self._job),
-            credentials=self._credentials,
-        )
+        connection = self._connector.connect(address, expected)
         self._connection = (address, generation, connection)
         return connection

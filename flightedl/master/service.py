@@ -32,7 +32,7 @@ from flightedl.master.tasks import Tasks
 from flightedl.messages.status import StatusReply
 from flightedl.messages.tasks import LogRequest
 from flightedl.ports import Clock, Coordinator, Files, Storage
-from flightedl.rpc.authentication import Credentials
+from flightedl.rpc.connector import Connector
 
 _log = logging.getLogger(__name__)
 
@@ -56,7 +56,7 @@ class MasterService:
         checkpoints: Storage | None,
         index_storage: Storage | None,
         clock: Clock,
-        credentials: Credentials | None,
+        connector: Connector,
         step_down: Callable[[str], None],
     ) -> None:
         self._settings = chosen
@@ -78,7 +78,7 @@ class MasterService:
         state.carry = self._carry
         self._indexing = DatasetIndexing(files, clock, index_storage, follow_every_s=chosen.follow_every_s)
         self.growing = Growing(state, files, index_storage, chosen.follow_every_s)
-        self._links = PserverLinks(state, chosen.job, directory, credentials)
+        self._links = PserverLinks(state, chosen.job, directory, connector)
         self.declaring = Declaring(state, self.growing, self._indexing)
         self.checkpoints = CheckpointStore(checkpoints, state, chosen.job)
         self.tasks = Tasks(state)

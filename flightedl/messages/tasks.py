@@ -11,6 +11,11 @@ import msgspec
 
 from flightedl.messages.base import Name, Natural, Reply, Request, Sender, Text
 
+#: Different names of metrics in one message.
+METRICS_LIMIT = 200
+#: name -> [weighted sum, weight].
+Metrics = Annotated[dict[Name, tuple[float, float]], msgspec.Meta(max_length=METRICS_LIMIT)]
+
 
 class FinishedTask(Request, frozen=True, kw_only=True):
     """A piece of work whose every batch is acknowledged by every pserver of the generations given."""
@@ -21,7 +26,7 @@ class FinishedTask(Request, frozen=True, kw_only=True):
     #: By index, the oldest generation of each pserver that acknowledged a batch of this piece; 0: it holds no blocks.
     pservers: list[Natural] = []
     #: Evaluations only: name -> [weighted sum, weight] over the piece.
-    metrics: dict[Name, tuple[float, float]] = {}
+    metrics: Metrics = {}
 
 
 class FailedTask(Request, frozen=True, kw_only=True):
@@ -153,7 +158,7 @@ class LogRequest(Sender, frozen=True, kw_only=True):
     #: Records that were passed over, because their chunk is corrupt and the dataset says to skip such.
     skipped_records: Natural = 0
     #: name -> [weighted sum, weight].
-    metrics: dict[Name, tuple[float, float]] = {}
+    metrics: Metrics = {}
     host: Text = ""
     pid: Natural = 0
     #: What the trainer waits for, empty when it works.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Mapping
+from typing import NamedTuple
 
 from prometheus_client import CollectorRegistry, start_http_server
 from prometheus_client.core import GaugeMetricFamily
@@ -17,6 +18,14 @@ _log = logging.getLogger(__name__)
 Figures = Mapping[str, tuple[str, float | None]]
 
 
+class TlsFiles(NamedTuple):
+    """Paths of PEM files."""
+
+    ca: str
+    cert: str
+    key: str
+
+
 class MetricsPage(Collector):
     """Answers on a port of its own until it is closed.
 
@@ -25,18 +34,26 @@ class MetricsPage(Collector):
         port: Where.
         labels: Of all figures: the job, and which server this is.
         read: The figures as they are now.
+        tls: Files of a certificate, its key and the authorities: TLS, and only members may read; None: plain text.
 
     Raises:
         UsageError: the port is taken.
     """
 
-    def __init__(self, bind: str, port: int, labels: Mapping[str, str], read: Callable[[], Figures]) -> None:
+    def __init__(
+        self, bind: str, port: int, labels: Mapping[str, str], read: Callable[[], Figures], tls: TlsFiles | None = None
+    ) -> None:
         self._labels = dict(labels)
         self._read = read
         registry = CollectorRegistry()
         registry.register(self)
         try:
-            self._server, self._thread = start_http_server(port, bind, registry)
+            if tls is None:
+                self._server, self._thread = start_http_server(port, bind, registry)
+            else:
+                self._server, self._thread = start_http_server(
+                    port, bind, registry, tls.cert, tls.key, client_cafile=tls.ca, client_auth_required=True
+                )
         except OSError as error:
             raise UsageError(f"the metrics page cannot be served on {bind} port {port}: {error}") from None
 

@@ -26,6 +26,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import resource
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -58,6 +59,19 @@ def apply() -> TuningReport:
     if os.environ.get(GRPC_EXPERIMENTS) == tuned_environment()[GRPC_EXPERIMENTS]:
         _let_flight_read(_FOR_FLIGHT_ALONE)
     return report
+
+
+def allow_many_connections(wanted: int = 65_536) -> int:
+    """Let this process open so many files and sockets, as far as the system allows; returns how many it may.
+
+    The usual 1,024 are few for a server: each trainer has two connections, and a stranger may open some.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    may = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+    if soft == resource.RLIM_INFINITY or soft >= may:
+        return soft
+    resource.setrlimit(resource.RLIMIT_NOFILE, (may, hard))
+    return may
 
 
 class _LeftOut(MetaPathFinder):

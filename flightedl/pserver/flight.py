@@ -20,6 +20,7 @@ from flightedl.messages.parameters import InitHeader, InitReply, Outcome, PullTi
 from flightedl.ports import Clock
 from flightedl.pserver.service import PserverService
 from flightedl.pserver.shard import ShardState, Wanted
+from flightedl.rpc.authentication import Role
 from flightedl.rpc.routes import Call, ExchangeRoute, Outgoing, PutRoute, Routes
 from flightedl.rpc.streams import Exchange, Incoming
 from flightedl.wire.parts import STEP_END, STEP_SCHEMA, Part, attached_to, decode_parts, encode_parts
@@ -36,6 +37,13 @@ from flightedl.wire.rows import (
 _SLICE_S = 0.25
 #: Blocks whose values are not there yet, after which no others are looked for.
 _LOOK_AHEAD = 4
+
+_ROLES = {
+    **dict.fromkeys(("push", "init", "step"), (Role.TRAINER,)),
+    **dict.fromkeys(("view", "snapshot", "applied", "reload", "seal"), (Role.SERVER,)),
+    "pull": (Role.TRAINER, Role.READER, Role.ADMIN),
+    "status": tuple(Role),
+}
 
 
 class PserverFlight:
@@ -59,6 +67,7 @@ class PserverFlight:
             gets={"pull": self._pull},
             puts={"push": PutRoute(PUSH_SCHEMA, self._push), "init": PutRoute(PUSH_SCHEMA, self._init)},
             exchanges={"step": ExchangeRoute(STEP_SCHEMA, self._step)},
+            roles=_ROLES,
         )
 
     def _view(self, body: bytes, _: Call) -> bytes:

@@ -24,7 +24,7 @@ from flightedl.process.tuning import let_others_go_on
 from flightedl.pserver.flight import PserverFlight
 from flightedl.pserver.metrics import figures
 from flightedl.pserver.service import PserverService
-from flightedl.rpc.authentication import Credentials
+from flightedl.rpc.authentication import Credentials, Role
 from flightedl.rpc.identity import ServerIdentity
 from flightedl.rpc.server import FlightServer
 
@@ -56,7 +56,7 @@ class PserverProcess(ServerProcess[PserverSettings]):
             job_storage(self._settings.checkpoint, self._settings.job),
             self._clock,
         )
-        credentials = Credentials.load(self._settings.tls_dir)
+        credentials = Credentials.load(self._settings.tls_dir, Role.SERVER)
         server = FlightServer(
             PserverFlight(service, self._clock).routes(),
             ServerIdentity(self._settings.job, "pserver"),

@@ -3,8 +3,8 @@
 Reading order: ``routes`` (what a server is made of), ``server`` (its life and its admission), ``service`` and
 ``streams`` (how it answers), ``client`` and ``client_streams`` (how it is asked), ``request_stream`` (again and again),
 ``reuse`` (streams that stay open from one request to the next), ``errors`` (how they cross), ``validation`` (what is
-checked of every batch). ``identity`` says who talks to whom, ``authentication`` proves it; ``arrow_flight`` imports
-pyarrow.flight in the right order.
+checked of every batch). ``identity`` says who talks to whom, ``authentication`` proves it, and ``connector`` opens
+connections accordingly; ``arrow_flight`` imports pyarrow.flight in the right order.
 
 Rules that hold for every call:
 
@@ -24,9 +24,10 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from flightedl.rpc.authentication import Credentials, Tokens
+    from flightedl.rpc.authentication import Credentials, Role
     from flightedl.rpc.client import Connection
     from flightedl.rpc.client_streams import ClientExchange, Download
+    from flightedl.rpc.connector import Connector
     from flightedl.rpc.identity import Caller, ServerIdentity
     from flightedl.rpc.routes import (
         Answer,
@@ -51,6 +52,7 @@ _HOMES = {
     "Caller": "identity",
     "ClientExchange": "client_streams",
     "Connection": "client",
+    "Connector": "connector",
     "Credentials": "authentication",
     "Download": "client_streams",
     "Endpoint": "routes",
@@ -63,9 +65,9 @@ _HOMES = {
     "Message": "routes",
     "Outgoing": "routes",
     "PutRoute": "routes",
+    "Role": "authentication",
     "Routes": "routes",
     "ServerIdentity": "identity",
-    "Tokens": "authentication",
 }
 
 __all__ = [
@@ -75,6 +77,7 @@ __all__ = [
     "Caller",
     "ClientExchange",
     "Connection",
+    "Connector",
     "Credentials",
     "Download",
     "Endpoint",
@@ -87,9 +90,9 @@ __all__ = [
     "Message",
     "Outgoing",
     "PutRoute",
+    "Role",
     "Routes",
     "ServerIdentity",
-    "Tokens",
 ]
 
 

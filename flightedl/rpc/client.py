@@ -34,7 +34,6 @@ from flightedl.rpc.authentication import SERVER_NAME, Credentials
 from flightedl.rpc.client_streams import ClientCall, ClientExchange, Download, upload
 from flightedl.rpc.errors import FOREIGN_ERRORS, shortened
 from flightedl.rpc.identity import (
-    AUTHORIZATION_HEADER,
     CALLER_HEADER,
     CHECKSUM_HEADER,
     EXPECT_HEADER,
@@ -107,7 +106,6 @@ class Connection:
         expected: The server that is meant. Generation 0 accepts any generation; None accepts any server.
         caller: Who asks.
         credentials: Mutual TLS; None: plain text.
-        token: Proof of the caller's role, where servers want one.
     """
 
     def __init__(
@@ -117,15 +115,12 @@ class Connection:
         expected: ServerIdentity | None = None,
         caller: Caller | None = None,
         credentials: Credentials | None = None,
-        token: str = "",
     ) -> None:
         self.address = address
         self.expected = expected
         self._headers = [(CALLER_HEADER.encode(), (caller or Caller()).to_header().encode())]
         if expected is not None:
             self._headers.append((EXPECT_HEADER.encode(), expected.to_header().encode()))
-        if token:
-            self._headers.append((AUTHORIZATION_HEADER.encode(), f"Bearer {token}".encode()))
         self._replies = _Replies()
         self._is_severed = False
         GUARD.check()
@@ -159,7 +154,7 @@ class Connection:
         GUARD.check()
         self._client.close()
 
-    def abort_connections(self) -> None:
+    def abort_calls(self) -> None:
         """End the calls under way in other threads, because the server is known to be replaced.
 
         One that is frozen would hold them until their time is over. They raise as when the connection breaks; later

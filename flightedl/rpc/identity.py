@@ -26,7 +26,6 @@ EXPECT_HEADER = "flightedl-expect"
 CALLER_HEADER = "flightedl-caller"
 TIMEOUT_HEADER = "flightedl-timeout"
 CHECKSUM_HEADER = "flightedl-checksum"
-AUTHORIZATION_HEADER = "authorization"
 
 #: gRPC refuses more than 8 kB of headers in all.
 _NAME_LIMIT = 1024

@@ -11,15 +11,16 @@ A handler may block, but in slices of at most 20 s in all per call, and it ends 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import msgspec
 import pyarrow as pa
 
-from flightedl.errors import DeadlineError, MessageError, NotReadyError, UsageError
+from flightedl.errors import AuthenticationError, DeadlineError, MessageError, NotReadyError, UsageError
 from flightedl.ports import Clock
+from flightedl.rpc.authentication import Role
 from flightedl.rpc.identity import Caller
 from flightedl.rpc.validation import BatchLimits, check_flat
 
@@ -58,6 +59,7 @@ class Call:
     Attributes:
         verb: What is asked.
         caller: Who says to ask.
+        role: What the caller has proven to be; None: it could prove nothing, as there is no TLS.
         peer: The peer's address, as gRPC writes it.
         headers: The request's headers, without credentials.
         deadline: Instant of the server's clock, from the client's timeout and the server's limits.
@@ -76,6 +78,7 @@ class Call:
         "is_resting",
         "is_writing",
         "peer",
+        "role",
         "verb",
     )
 
@@ -84,6 +87,7 @@ class Call:
         *,
         verb: str,
         caller: Caller,
+        role: Role | None,
         peer: str,
         headers: Mapping[str, str],
         deadline: float,
@@ -93,6 +97,7 @@ class Call:
     ) -> None:
         self.verb = verb
         self.caller = caller
+        self.role = role
         self.peer = peer
         self.headers = headers
         self.deadline = deadline
@@ -223,8 +228,10 @@ class Routes:
     #: Requests that are asked again and again over one exchange of their verb. Each message is metadata alone,
     #: a request or its reply, sealed (see ``identity``): a batch would cost more than all the rest.
     request_streams: Mapping[str, Callable[[bytes, Call], bytes]] = field(default_factory=dict)
-    #: Answers GetFlightInfo; given the descriptor's command.
+    #: Answers GetFlightInfo; given the descriptor's command. Its verb is "info".
     info: Callable[[bytes, Call], Endpoints] | None = None
+    #: Verb -> the roles that it is open to. Where roles are proven, a verb that is missing here is closed.
+    roles: Mapping[str, Collection[Role]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         schemas = {verb: route.schema for verb, route in self.puts.items()}
@@ -234,6 +241,19 @@ class Routes:
                 check_flat(schema)
             except UsageError as error:
                 raise UsageError(f"route {verb!r}: {error}") from None
+        if strange := self.roles.keys() - self.verbs:
+            raise UsageError(f"roles are named for verbs that nobody serves: {', '.join(sorted(strange))}")
+
+    @property
+    def verbs(self) -> set[str]:
+        """All of them."""
+        named = {*self.actions, *self.gets, *self.puts, *self.exchanges, *self.request_streams}
+        return named if self.info is None else named | {"info"}
+
+    def check_open_to(self, role: Role, verb: str) -> None:
+        """AuthenticationError unless a member of this role may ask this."""
+        if role not in self.roles.get(verb, ()):
+            raise AuthenticationError(f"{verb} is not for members of the role {role}")
 
 
 class _Envelope(msgspec.Struct, frozen=True):

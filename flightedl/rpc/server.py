@@ -5,8 +5,9 @@ learns its generation, and calls ``start_serving``; ``stop`` refuses new calls, 
 lets running ones end for a grace time, then breaks their connections, and never blocks for ever. There is no blocking
 "serve": the main thread waits on its own event, so that signals arrive.
 
-Order of checks for each call, all before a handler runs: forked? closing? ready? token? meant for this generation?
-fewer running than the limit? Then verb and size. Each refusal says that nothing was done.
+Order of checks for each call, all before a handler runs: forked? closing? ready? a member of this job? meant for this
+generation? fewer running than the limit? Then size, verb, and whether it is open to the caller's role. Each refusal
+says that nothing was done.
 
 gRPC gives each running call a thread of its own, without bound: the admission limit is the bound. The server cannot
 interrupt a handler's own code; it only ends waits for the peer (:mod:`flightedl.process.socket_abort`).
@@ -37,7 +38,7 @@ from flightedl.process.fork_guard import GUARD
 from flightedl.process.free_memory import give_back
 from flightedl.process.socket_abort import abort_connections, port_of_peer
 from flightedl.rpc.arrow_flight import flight
-from flightedl.rpc.authentication import Credentials, Tokens
+from flightedl.rpc.authentication import Credentials, proven_role
 from flightedl.rpc.errors import shortened
 from flightedl.rpc.identity import (
     CALLER_HEADER,
@@ -69,8 +70,7 @@ class FlightServer:
         host: Numeric address to bind. A name could be bound by a second server on the same port unnoticed.
         port: 0: any free one.
         limits: What calls may use.
-        credentials: Mutual TLS; None: plain text.
-        tokens: Role tokens; None: roles are claimed, not proven.
+        credentials: Mutual TLS; None: plain text, and everybody may ask everything.
 
     Raises:
         UsageError: the host is not numeric, the port is taken, or this process was forked.
@@ -86,13 +86,11 @@ class FlightServer:
         port: int = 0,
         limits: Limits | None = None,
         credentials: Credentials | None = None,
-        tokens: Tokens | None = None,
     ) -> None:
         GUARD.check()
         _check_bindable(host, port)
         self.routes = routes
         self.limits = limits or Limits()
-        self.tokens = tokens
         #: Set when the server is about to stop.
         self.closing = threading.Event()
         self._clock = clock
@@ -106,6 +104,7 @@ class FlightServer:
         #: For so many times that memory is given back, there may be some of a refused message.
         self._givings_left = 0
         self._host = host
+        self._is_secured = credentials is not None
         # Calls arrive before the next line returns: everything above is what they need.
         self._service = Service(self, host, port, credentials)
         self.port: int = self._service.port
@@ -191,6 +190,7 @@ class FlightServer:
         """Check and count a call; whoever admits it releases it."""
         GUARD.check()
         self.require_serving()
+        role = proven_role(context.peer_identity(), self._identity.job) if self._is_secured else None
         caller = Caller.from_header(headers[CALLER_HEADER]) if CALLER_HEADER in headers else Caller()
         if EXPECT_HEADER in headers:
             self._identity.check_meant_by(ServerIdentity.from_header(headers[EXPECT_HEADER]))
@@ -199,6 +199,7 @@ class FlightServer:
         call = Call(
             verb=shortened(verb, 80),
             caller=caller,
+            role=role,
             peer=context.peer(),
             headers=headers,
             deadline=self._clock.now() + limit_s,

@@ -25,11 +25,8 @@ from flightedl.rpc.arrow_flight import flight
 from flightedl.rpc.authentication import Credentials
 from flightedl.rpc.errors import shortened, to_wire
 from flightedl.rpc.identity import (
-    AUTHORIZATION_HEADER,
-    CALLER_HEADER,
     CHECKSUM_HEADER,
     SERVER_HEADER,
-    Caller,
     check_undamaged,
     sealed,
 )
@@ -42,6 +39,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 ACKNOWLEDGEMENT_LIMIT_BYTES = 1024
+#: How the names of our headers begin.
+_OURS = "flightedl-"
 _Route = TypeVar("_Route")
 
 _Headers = Mapping[str, str]
@@ -51,7 +50,7 @@ _IPC_OPTIONS = pa.ipc.IpcWriteOptions()
 
 
 class Arrivals(flight.ServerMiddlewareFactory):  # type: ignore[misc]
-    """Refuses strangers, and keeps the headers of each call until its method takes them.
+    """Refuses damaged headers, and keeps the headers of each call until its method takes them.
 
     A call that it lets through without leaving headers would be refused by ``taken``.
     """
@@ -80,13 +79,11 @@ class Arrivals(flight.ServerMiddlewareFactory):  # type: ignore[misc]
 
     def _checked(self, method: flight.FlightMethod, headers: Mapping[str, Sequence[str | bytes]]) -> _Headers:
         texts = {name: values[0] for name, values in headers.items() if values and isinstance(values[0], str)}
-        if self._server.tokens is not None:
-            caller = Caller.from_header(texts[CALLER_HEADER]) if CALLER_HEADER in texts else Caller()
-            self._server.tokens.check(caller, headers)
+        if any(len(values) > 1 for name, values in headers.items() if name.startswith(_OURS)):
+            raise MessageError("a header of this protocol comes twice")
         if method == flight.FlightMethod.GET_SCHEMA:
             # Refused here, because whatever that method raises reaches the client with a traceback.
             raise MessageError("this server does not implement GetSchema")
-        texts.pop(AUTHORIZATION_HEADER, None)
         return texts
 
 
@@ -150,7 +147,7 @@ class Service(flight.FlightServerBase):  # type: ignore[misc]
         with self._admitted(context, action.type, server.limits.call_s) as call:
             # Its length first: the bytes are a copy.
             self._check_length(action.body.size)
-            handler = self._route(server.routes.actions, action.type)
+            handler = self._route(call, server.routes.actions, action.type)
             return [handler(self._request(call, action.body.to_pybytes()), call)]
 
     @_guarded
@@ -160,7 +157,7 @@ class Service(flight.FlightServerBase):  # type: ignore[misc]
         try:
             request = self._request(call, ticket.ticket)
             call.verb = verb_of(request)
-            outgoing = self._route(server.routes.gets, call.verb)(request, call)
+            outgoing = self._route(call, server.routes.gets, call.verb)(request, call)
             if isinstance(outgoing, Answer):
                 server.release(call)
                 return _whole(outgoing)
@@ -201,7 +198,7 @@ class Service(flight.FlightServerBase):  # type: ignore[misc]
         with self._admitted(context, "put", server.limits.stream_s) as call:
             request = self._command(call, descriptor)
             call.verb = verb_of(request)
-            route = self._route(server.routes.puts, call.verb)
+            route = self._route(call, server.routes.puts, call.verb)
             incoming = Incoming(reader, route.schema, call, server.limits.batches)
             try:
                 incoming.open()
@@ -225,7 +222,7 @@ class Service(flight.FlightServerBase):  # type: ignore[misc]
         with self._admitted(context, "exchange", server.limits.stream_s) as call:
             request = self._command(call, descriptor)
             call.verb = verb_of(request)
-            route = self._route(self._exchanges, call.verb)
+            route = self._route(call, self._exchanges, call.verb)
             exchange = Exchange(reader, writer, route.schema, call, server.limits.batches)
             try:
                 route.serve(request, exchange, call)
@@ -248,6 +245,7 @@ class Service(flight.FlightServerBase):  # type: ignore[misc]
         with self._admitted(context, "info", server.limits.call_s) as call:
             if server.routes.info is None:
                 raise MessageError("this server does not implement GetFlightInfo")
+            self._check_role(call, "info")
             return _flight_info(
                 descriptor, server.routes.info(self._command(call, descriptor), call), is_secured=self._is_secured
             )
@@ -286,12 +284,18 @@ class Service(flight.FlightServerBase):  # type: ignore[misc]
         check_undamaged(request, call.headers.get(CHECKSUM_HEADER))
         return request
 
-    def _route(self, routes: Mapping[str, _Route], verb: str) -> _Route:
+    def _route(self, call: Call, routes: Mapping[str, _Route], verb: str) -> _Route:
         try:
-            return routes[verb]
+            route = routes[verb]
         except KeyError:
             known = ", ".join(sorted(routes)) or "none"
             raise MessageError(f"unknown verb {shortened(verb, 80)!r}, known here: {known}") from None
+        self._check_role(call, verb)
+        return route
+
+    def _check_role(self, call: Call, verb: str) -> None:
+        if call.role is not None:
+            self._server.routes.check_open_to(call.role, verb)
 
 
 def _whole(answer: Answer) -> flight.RecordBatchStream:

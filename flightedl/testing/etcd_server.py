@@ -12,7 +12,8 @@ from typing import Self
 
 from flightedl.adapters.clock import SystemClock
 from flightedl.adapters.etcd import EtcdCoordinator
-from flightedl.errors import UnavailableError
+from flightedl.adapters.etcd_access import EtcdAccess
+from flightedl.errors import AuthenticationError, UnavailableError
 from flightedl.testing.processes import ServerProcess, free_port
 
 _START_TIMEOUT_S = 20.0
@@ -42,10 +43,15 @@ class EtcdServer:
     """One etcd on 127.0.0.1 with its data in a temporary directory; a context manager.
 
     Its address stays the same through ``kill`` and ``restart``.
+
+    Args:
+        binary: The etcd to start; None: see ``etcd_binary``.
+        tls_dir: Directory with ca.pem, cert.pem and key.pem: clients come by TLS and show a certificate of their own.
     """
 
-    def __init__(self, binary: str | None = None) -> None:
+    def __init__(self, binary: str | None = None, tls_dir: Path | None = None) -> None:
         self._binary = binary or etcd_binary()
+        self._tls_dir = tls_dir
         self._directory = Path()
         self._ports = (0, 0)
         self._process: ServerProcess | None = None
@@ -76,6 +82,11 @@ class EtcdServer:
     def address(self) -> str:
         """``host:port`` for clients."""
         return f"127.0.0.1:{self._ports[0]}"
+
+    @property
+    def access(self) -> EtcdAccess:
+        """As itself, by its own certificate where it has one."""
+        return EtcdAccess(self.address, "" if self._tls_dir is None else str(self._tls_dir))
 
     @property
     def process(self) -> ServerProcess:
@@ -121,14 +132,15 @@ class EtcdServer:
 
     def compact(self) -> None:
         """Forget all events up to now."""
-        coordinator = EtcdCoordinator(self.address, clock=SystemClock())
+        coordinator = EtcdCoordinator(self.access, clock=SystemClock())
         try:
             coordinator.compact()
         finally:
             coordinator.close()
 
     def _start(self) -> bool:
-        client, peer = (f"http://127.0.0.1:{port}" for port in self._ports)
+        scheme = "http" if self._tls_dir is None else "https"
+        client, peer = f"{scheme}://127.0.0.1:{self._ports[0]}", f"http://127.0.0.1:{self._ports[1]}"
         command = [
             self._binary,
             "--name=test",
@@ -145,6 +157,10 @@ class EtcdServer:
             "--log-level=error",
             "--logger=zap",
         ]
+        if self._tls_dir is not None:
+            files = {"trusted-ca-file": "ca.pem", "cert-file": "cert.pem", "key-file": "key.pem"}
+            command += [f"--{option}={self._tls_dir / name}" for option, name in files.items()]
+            command.append("--client-cert-auth")
         self._process = ServerProcess(command, self._directory / "log", environment={})
         return self._process.wait_until(self._answers, _START_TIMEOUT_S)
 
@@ -153,11 +169,13 @@ class EtcdServer:
             socket.create_connection(("127.0.0.1", self._ports[0]), timeout=1.0).close()
         except OSError:
             return False
-        coordinator = EtcdCoordinator(self.address, timeout_s=1.0, clock=SystemClock())
+        coordinator = EtcdCoordinator(self.access, timeout_s=1.0, clock=SystemClock())
         try:
             coordinator.get("/")
         except UnavailableError:
             return False
+        except AuthenticationError:
+            return True  # It runs, and knows users.
         finally:
             coordinator.close()
         return True

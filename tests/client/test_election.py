@@ -25,7 +25,7 @@ from flightedl.messages.base import decode, encode
 from flightedl.messages.declarations import ElectionRecord
 from flightedl.messages.parameters import InitHeader, InitReply
 from flightedl.ports import Delete, Entry, Put
-from flightedl.rpc import Call, FlightServer, Incoming, PutRoute, Routes, ServerIdentity
+from flightedl.rpc import Call, Caller, Connector, FlightServer, Incoming, PutRoute, Role, Routes, ServerIdentity
 from flightedl.testing.memory import MemoryCoordinator
 from flightedl.wire.rows import PUSH_SCHEMA
 
@@ -59,7 +59,9 @@ class Job:
         assert self.directory.wait_until(lambda d: d.pservers() or None, PATIENCE_S)
         self.registration = Registration(self.coordinator, SystemClock(), KEYS, 60.0)
         stack.callback(self.registration.close)
-        self.servers = Servers("demo", self.registration.trainer, self.directory, None)
+        self.servers = Servers(
+            "demo", self.directory, Connector(Caller("trainer", self.registration.trainer), Role.TRAINER)
+        )
         stack.callback(self.servers.close)
 
     def elect(self) -> Entry:

@@ -19,7 +19,7 @@ from flightedl.coordination.records import ServerRecord
 from flightedl.domain.trainer.retries import is_transient
 from flightedl.errors import FlightedlError, RolledBackError
 from flightedl.ports import Delete, Put
-from flightedl.rpc import Call, Connection, FlightServer, Routes, ServerIdentity
+from flightedl.rpc import Call, Caller, Connection, Connector, FlightServer, Role, Routes, ServerIdentity
 from flightedl.testing.memory import MemoryCoordinator
 
 LONG_S = 60.0
@@ -78,7 +78,7 @@ def servers(coordinator: MemoryCoordinator, place: Place) -> Iterator[Servers]:
     with ExitStack() as stack:
         directory = stack.enter_context(Directory(coordinator, KEYS, SystemClock()))
         assert directory.wait_until(lambda d: d.entry(place.key), LONG_S)
-        made = Servers("demo", "trainer-1", directory, None)
+        made = Servers("demo", directory, Connector(Caller("trainer", "trainer-1"), Role.TRAINER))
         stack.callback(made.close)
         yield made
 

@@ -9,6 +9,6 @@ from job_of_twins import Job, jobs
 
 
 @pytest.fixture
-def make_job(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Job]]:
-    with jobs(monkeypatch) as make:
+def make_job() -> Iterator[Callable[..., Job]]:
+    with jobs() as make:
         yield make

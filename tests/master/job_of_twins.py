@@ -15,7 +15,6 @@ from typing import Any, TypeVar
 
 import msgspec
 import pyarrow as pa
-import pytest
 
 from flightedl.adapters.clock import SystemClock
 from flightedl.config import MasterSettings
@@ -40,6 +39,7 @@ from flightedl.messages.control import (
 from flightedl.messages.declarations import DatasetDeclaration, ModelDeclaration, ParameterDeclaration
 from flightedl.messages.status import PserverStatusReply
 from flightedl.messages.tasks import Assignment, FinishedTask, JoinRequest, TasksReply, TasksTicket
+from flightedl.rpc import Caller, Connector, Role
 from flightedl.testing.contracts.coordinator import eventually
 from flightedl.testing.memory import MemoryCoordinator, MemoryFiles, MemoryStorage
 
@@ -131,7 +131,7 @@ class _TwinConnection:
 
     def close(self) -> None: ...
 
-    def abort_connections(self) -> None: ...
+    def abort_calls(self) -> None: ...
 
 
 class Job:
@@ -202,7 +202,7 @@ class Job:
         while self._masters:
             self._masters.pop().close()
 
-    def connect(self, address: str, **_: object) -> _TwinConnection:
+    def connect(self, address: str, expected: object) -> _TwinConnection:
         return _TwinConnection(self._twins[address])
 
     def close(self) -> None:
@@ -232,7 +232,7 @@ class Master:
             checkpoints=job.storage,
             index_storage=None,
             clock=clock,
-            credentials=None,
+            connector=job,
             step_down=lambda _: None,
         )
         self.service.start(read_state(job.coordinator, KEYS))
@@ -318,7 +318,7 @@ class LoneMaster:
             checkpoints=None,
             index_storage=None,
             clock=clock,
-            credentials=None,
+            connector=Connector(Caller("master", "demo"), Role.SERVER),
             step_down=lambda _: None,
         )
         self.service.start(read_state(coordinator, KEYS))
@@ -342,14 +342,13 @@ def until_ready(call: Callable[[], Result]) -> Result:
 
 
 @contextmanager
-def jobs(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Job]]:
+def jobs() -> Iterator[Callable[..., Job]]:
     """Makes jobs whose masters reach the twins; nothing of them is left afterwards."""
     made: list[Job] = []
     before = set(threading.enumerate())
 
     def make(*arguments: Any, **more: Any) -> Job:
         made.append(Job(*arguments, **more))
-        monkeypatch.setattr("flightedl.master.pservers.Connection", made[-1].connect)
         return made[-1]
 
     yield make

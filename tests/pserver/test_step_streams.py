@@ -208,7 +208,7 @@ def test_a_step_that_comes_while_the_server_stops_is_refused(stepper: Stepper) -
 
 def test_a_client_that_vanishes_between_two_steps_is_no_refusal(stepper: Stepper) -> None:
     stepper.step(stepper.header())
-    stepper.connection.abort_connections()
+    stepper.connection.abort_calls()
     eventually(lambda: stepper.server.running_calls == 0, "the stream ends")
     assert stepper.server.refusals == {}
 

@@ -1,8 +1,7 @@
-"""Servers and connections on 127.0.0.1, and certificates made by the openssl command."""
+"""Servers and connections on 127.0.0.1, and certificates."""
 
 from __future__ import annotations
 
-import subprocess
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -11,9 +10,11 @@ import pytest
 from pyarrow import flight
 from rpc_support import CALLER, IDENTITY, Handlers, eventually
 
+from flightedl.adapters.certificates import Member, create
 from flightedl.adapters.clock import SystemClock
 from flightedl.errors import UsageError
-from flightedl.rpc import Connection, Credentials, FlightServer, Routes, ServerIdentity
+from flightedl.rpc import Connection, Credentials, FlightServer, Role, Routes, ServerIdentity
+from flightedl.rpc.authentication import name_in_certificate
 
 
 @pytest.fixture(autouse=True)
@@ -71,40 +72,35 @@ def bare(server: FlightServer) -> Iterator[flight.FlightClient]:
 
 @pytest.fixture(scope="session")
 def certificates(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """Directories with ca.pem, cert.pem and key.pem: "job" twice the same authority, "stranger" another one."""
+    """Directories with ca.pem, cert.pem and key.pem: "job" has members of one authority, "stranger" of another one."""
     root = tmp_path_factory.mktemp("tls")
 
-    def openssl(*arguments: str) -> None:
-        subprocess.run(["openssl", *arguments], cwd=root, check=True, capture_output=True)
+    def proof(role: Role, job: str = IDENTITY.job) -> str:
+        return name_in_certificate(job, role)
 
-    def authority(name: str) -> None:
-        openssl("req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2",
-                "-subj", f"/CN={name}", "-keyout", f"{name}-ca.key", "-out", f"{name}-ca.pem")  # fmt: skip
-
-    def issue(authority_name: str, name: str, alternative: str) -> None:
-        directory = root / name
-        directory.mkdir()
-        openssl("req", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-subj", f"/CN={name}",
-                "-keyout", f"{name}/key.pem", "-out", f"{name}.csr")  # fmt: skip
-        (root / f"{name}.ext").write_text(f"subjectAltName=DNS:{alternative}\n")
-        openssl("x509", "-req", "-in", f"{name}.csr", "-CA", f"{authority_name}-ca.pem", "-CAkey",
-                f"{authority_name}-ca.key", "-CAcreateserial", "-days", "2", "-extfile", f"{name}.ext",
-                "-out", f"{name}/cert.pem")  # fmt: skip
-        (directory / "ca.pem").write_bytes((root / f"{authority_name}-ca.pem").read_bytes())
-
-    for name in ("job", "stranger"):
-        authority(name)
-    issue("job", "server", "flightedl")
-    issue("job", "trainer", "trainer")
-    issue("job", "wrong-name", "somebody")
-    issue("stranger", "outsider", "flightedl")
-    return root.joinpath
+    create(
+        root / "job",
+        [
+            Member("server", proof(Role.SERVER), ("flightedl",)),
+            Member("wrong-name", proof(Role.SERVER), ("somebody",)),
+            *(Member(role, proof(role)) for role in (Role.TRAINER, Role.READER, Role.ADMIN)),
+            Member("of-all-jobs", proof(Role.TRAINER, "*")),
+            Member("other-job", proof(Role.TRAINER, "other")),
+            Member("no-role", "", ("flightedl",)),
+            Member("unknown-role", f"flightedl://{IDENTITY.job}/owner"),
+            Member("no-uri", "", (f"{IDENTITY.job}.trainer",)),
+        ],
+        days=2,
+        authority_days=3,
+    )
+    create(root / "stranger", [Member("outsider", proof(Role.SERVER), ("flightedl",))], days=2, authority_days=3)
+    return lambda name: root / ("stranger" if name == "outsider" else "job") / name
 
 
 @pytest.fixture(scope="session")
 def credentials(certificates: Callable[[str], Path]) -> Callable[[str], Credentials]:
     def load(name: str) -> Credentials:
-        found = Credentials.load(str(certificates(name)))
+        found = Credentials.load(str(certificates(name)), Role.TRAINER)
         if found is None:
             raise UsageError("no credentials")
         return found

@@ -20,12 +20,14 @@ from flightedl.rpc import (
     Incoming,
     Outgoing,
     PutRoute,
+    Role,
     Routes,
     ServerIdentity,
 )
 
 SCHEMA = pa.schema([pa.field("id", pa.int64(), nullable=False), pa.field("values", pa.binary(), nullable=False)])
 IDENTITY = ServerIdentity("digits", "pserver", 1, 7)
+VERBS = ("echo", "wait", "fail", "numbers", "whole", "endless", "upload", "mirror", "answer", "info")
 CALLER = Caller("trainer", "trainer-1")
 #: Of calls that end by themselves: only one that hangs takes so long, so that a busy machine does not matter.
 TIMEOUT_S = 20.0
@@ -62,6 +64,7 @@ class Handlers:
             exchanges={"mirror": ExchangeRoute(SCHEMA, self.mirror), "fail": ExchangeRoute(SCHEMA, self.fail_exchange)},
             request_streams={"answer": self.answer},
             info=self.info,
+            roles=dict.fromkeys(VERBS, (Role.TRAINER,)),
         )
 
     def echo(self, body: bytes, call: Call) -> bytes:

@@ -1,4 +1,4 @@
-"""Who may ask: every method refuses every caller that is not proven."""
+"""Who may ask: every method refuses strangers, and members whose role it is not open to."""
 
 from __future__ import annotations
 
@@ -8,23 +8,10 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 from pyarrow import flight
-from rpc_support import BATCH, CALLER, IDENTITY, SCHEMA, TIMEOUT_S, Handlers, command, options
+from rpc_support import BATCH, IDENTITY, SCHEMA, TIMEOUT_S, Handlers, command, options
 
 from flightedl.errors import AuthenticationError, FlightedlError, OutcomeUnknownError, UsageError
-from flightedl.rpc import Caller, Connection, Credentials, FlightServer, Tokens
-
-TOKENS = Tokens({"trainer": "t" * 40, "master": "m" * 40})
-REFUSED: list[tuple[str, dict[str, str]]] = [
-    ("no credentials", {}),
-    ("no role", {"authorization": "Bearer " + "t" * 40}),
-    ("no token", {"flightedl_caller": "trainer/t1"}),
-    ("wrong token", {"flightedl_caller": "trainer/t1", "authorization": "Bearer wrong"}),
-    ("token of another role", {"flightedl_caller": "trainer/t1", "authorization": "Bearer " + "m" * 40}),
-    ("unknown role", {"flightedl_caller": "None/t1", "authorization": "Bearer None"}),
-    ("no Bearer", {"flightedl_caller": "trainer/t1", "authorization": "t" * 40}),
-    ("malformed role", {"flightedl_caller": "trainer", "authorization": "Bearer " + "t" * 40}),
-]
-ADMITTED = {"flightedl_caller": "trainer/t1", "authorization": "Bearer " + "t" * 40}
+from flightedl.rpc import Caller, Connection, Connector, Credentials, FlightServer, Role, Routes
 
 
 def put(client: flight.FlightClient, chosen: flight.FlightCallOptions) -> None:
@@ -59,54 +46,8 @@ METHODS: dict[str, Callable[[flight.FlightClient, flight.FlightCallOptions], obj
 }
 
 
-@pytest.mark.parametrize("method", list(METHODS))
-@pytest.mark.parametrize(("state", "headers"), REFUSED, ids=[state for state, _ in REFUSED])
-def test_every_method_refuses_the_unproven(
-    serve: Callable[..., FlightServer], handlers: Handlers, method: str, state: str, headers: dict[str, str]
-) -> None:
-    server = serve(handlers.routes(), tokens=TOKENS)
-    with (
-        flight.FlightClient(f"grpc://{server.address}") as client,
-        pytest.raises((flight.FlightError, OSError)) as caught,
-    ):
-        METHODS[method](client, options(**headers))
-    words = "role/name" if state == "malformed role" else "role and its token"
-    assert words in str(caught.value)
-    assert not handlers.calls
-    assert not handlers.uploads
-
-
-@pytest.mark.parametrize("method", ["do_action", "do_get", "get_flight_info", "list_actions"])
-def test_the_proven_pass(serve: Callable[..., FlightServer], handlers: Handlers, method: str) -> None:
-    server = serve(handlers.routes(), tokens=TOKENS)
-    with flight.FlightClient(f"grpc://{server.address}") as client:
-        METHODS[method](client, options(**ADMITTED))
-
-
-def test_connections_bring_their_token(serve: Callable[..., FlightServer], handlers: Handlers) -> None:
-    server = serve(handlers.routes(), tokens=TOKENS)
-    with Connection(server.address, expected=IDENTITY, caller=CALLER, token="t" * 40) as connection:
-        assert connection.action("echo", b"x", timeout_s=TIMEOUT_S) == b"x"
-    assert "authorization" not in handlers.calls[0].headers
-    with (
-        Connection(server.address, caller=Caller("master", "m"), token="t" * 40) as connection,
-        pytest.raises(AuthenticationError),
-    ):
-        connection.action("echo", b"x", timeout_s=TIMEOUT_S)
-
-
-@pytest.mark.parametrize("token", ["", "x" * 5000, "ä"])
-def test_tokens_fit_into_headers(token: str) -> None:
-    with pytest.raises(UsageError, match="token of role"):
-        Tokens({"trainer": token})
-
-
 def test_secrets_are_not_shown(credentials: Callable[[str], Credentials]) -> None:
-    assert "t" * 40 not in repr(TOKENS)
     assert "BEGIN" not in repr(credentials("server"))
-
-
-# --- TLS ---
 
 
 @pytest.fixture
@@ -170,15 +111,15 @@ def test_a_client_refuses_servers_that_are_not_the_jobs(
 
 
 def test_no_directory_means_plain_text() -> None:
-    assert Credentials.load("") is None
+    assert Credentials.load("", Role.TRAINER) is None
 
 
 def test_missing_and_wrong_files_are_named(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"ca\.pem cannot be read"):
-        Credentials.load(str(tmp_path))
+        Credentials.load(str(tmp_path), Role.TRAINER)
     (tmp_path / "ca.pem").write_text("no certificate")
     with pytest.raises(UsageError, match=r"ca\.pem is not PEM"):
-        Credentials.load(str(tmp_path))
+        Credentials.load(str(tmp_path), Role.TRAINER)
 
 
 def test_wrong_keys_are_a_clear_error(
@@ -188,3 +129,116 @@ def test_wrong_keys_are_a_clear_error(
     bad = Credentials(good.ca, good.cert, credentials("trainer").key)
     with pytest.raises(UsageError, match="cannot serve on"):
         serve(handlers.routes(), credentials=bad)
+
+
+# --- roles ---
+
+REFUSED = {
+    "other-job": "your certificate is for another job",
+    "no-role": "names no role of flightedl: make one with `flightedl certs create`",
+    "unknown-role": "names no role",
+    "no-uri": "names no role",
+    "reader": "not for members of the role reader",
+    "server": "not for members of the role server",
+}
+OPEN_TO_ALL = ("get_schema", "list_flights", "list_actions")
+
+
+def trusting(certificates: Callable[[str], Path], who: str, address: str) -> flight.FlightClient:
+    """A plain client that shows a certificate, and names itself whatever it likes."""
+    place = certificates(who)
+    return flight.FlightClient(
+        f"grpc+tls://{address}",
+        tls_root_certs=(place / "ca.pem").read_bytes(),
+        cert_chain=(place / "cert.pem").read_bytes(),
+        private_key=(place / "key.pem").read_bytes(),
+        override_hostname="flightedl",
+    )
+
+
+@pytest.mark.parametrize("method", [name for name in METHODS if name not in OPEN_TO_ALL])
+@pytest.mark.parametrize("who", list(REFUSED))
+def test_every_method_refuses_members_of_another_role(
+    secured: FlightServer, handlers: Handlers, certificates: Callable[[str], Path], method: str, who: str
+) -> None:
+    with (
+        trusting(certificates, who, secured.address) as client,
+        pytest.raises((flight.FlightError, OSError)) as caught,
+    ):
+        METHODS[method](client, options(flightedl_caller="trainer/t1"))
+    assert REFUSED[who] in str(caught.value)
+    assert not handlers.calls
+    assert not handlers.uploads
+
+
+@pytest.mark.parametrize("method", ["do_action", "do_get", "get_flight_info", "list_actions"])
+@pytest.mark.parametrize("who", ["trainer", "of-all-jobs"])
+def test_members_of_the_right_role_pass(
+    secured: FlightServer, certificates: Callable[[str], Path], method: str, who: str
+) -> None:
+    with trusting(certificates, who, secured.address) as client:
+        METHODS[method](client, options())
+
+
+def test_a_handler_is_told_what_the_caller_has_proven(
+    secured: FlightServer, handlers: Handlers, credentials: Callable[[str], Credentials]
+) -> None:
+    claimed = Caller("admin", "me")
+    with Connection(secured.address, caller=claimed, credentials=credentials("trainer")) as connection:
+        connection.action("echo", b"x", timeout_s=TIMEOUT_S)
+    assert handlers.calls[0].role is Role.TRAINER
+
+
+def test_a_verb_that_names_no_role_is_closed(
+    serve: Callable[..., FlightServer], handlers: Handlers, credentials: Callable[[str], Credentials]
+) -> None:
+    server = serve(Routes(actions={"echo": handlers.echo}), credentials=credentials("server"))
+    with (
+        Connection(server.address, credentials=credentials("trainer")) as connection,
+        pytest.raises(AuthenticationError, match="echo is not for members of the role trainer"),
+    ):
+        connection.action("echo", b"x", timeout_s=TIMEOUT_S)
+
+
+def test_roles_are_named_for_verbs_that_are_served() -> None:
+    with pytest.raises(UsageError, match="verbs that nobody serves: other"):
+        Routes(roles={"other": (Role.TRAINER,)})
+
+
+def test_a_header_that_comes_twice_is_refused(server: FlightServer, bare: flight.FlightClient) -> None:
+    twice = flight.FlightCallOptions(
+        timeout=TIMEOUT_S, headers=[(b"flightedl-caller", b"trainer/a"), (b"flightedl-caller", b"admin/b")]
+    )
+    with pytest.raises(flight.FlightError, match="comes twice"):
+        list(bare.do_action(flight.Action("echo", b""), twice))
+
+
+# --- the connector ---
+
+
+def copied(certificates: Callable[[str], Path], who: str, to: Path) -> None:
+    to.mkdir(exist_ok=True)
+    for name in ("ca.pem", "cert.pem", "key.pem"):
+        (to / name).write_bytes((certificates(who) / name).read_bytes())
+
+
+def test_a_connector_takes_the_certificate_of_its_role_and_takes_a_new_one(
+    secured: FlightServer, certificates: Callable[[str], Path], tmp_path: Path
+) -> None:
+    copied(certificates, "reader", tmp_path / "trainer")
+    connector = Connector(Caller("trainer", "t"), Role.TRAINER, str(tmp_path))
+    with connector.connect(secured.address, IDENTITY) as connection, pytest.raises(AuthenticationError):
+        connection.action("echo", b"x", timeout_s=TIMEOUT_S)
+    (tmp_path / "trainer" / "key.pem").write_bytes((certificates("trainer") / "key.pem").read_bytes())
+    with connector.connect(secured.address, IDENTITY) as connection, pytest.raises(AuthenticationError, match="reader"):
+        connection.action("echo", b"x", timeout_s=TIMEOUT_S)
+    copied(certificates, "trainer", tmp_path / "trainer")
+    with connector.connect(secured.address, IDENTITY) as connection:
+        assert connection.action("echo", b"x", timeout_s=TIMEOUT_S) == b"x"
+
+
+def test_a_key_of_another_certificate_is_told(certificates: Callable[[str], Path], tmp_path: Path) -> None:
+    copied(certificates, "trainer", tmp_path)
+    (tmp_path / "key.pem").write_bytes((certificates("reader") / "key.pem").read_bytes())
+    with pytest.raises(UsageError, match=r"key\.pem does not belong to cert\.pem"):
+        Credentials.load(str(tmp_path), Role.TRAINER)

@@ -143,3 +143,16 @@ print(pa.array([1, None]).to_pylist(), numba.njit(lambda a: a.sum())(np.ones(2))
 print("pandas" in sys.modules, "scipy" in sys.modules)
 """
     assert run(program).splitlines() == ["True True 1", "[1, None] 2.0", "False False"]
+
+
+def test_a_server_may_open_as_many_connections_as_the_system_allows() -> None:
+    program = """
+import resource
+from flightedl.process.tuning import allow_many_connections
+hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+resource.setrlimit(resource.RLIMIT_NOFILE, (256, hard))
+assert allow_many_connections(500) == 500
+assert resource.getrlimit(resource.RLIMIT_NOFILE) == (500, hard)
+assert allow_many_connections(300) == 500, "it is not made less"
+"""
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=60)

@@ -66,7 +66,7 @@ def test_a_held_call_ends_as_a_broken_one(
         held = pool.submit(call, connection)
         assert handlers.entered.wait(LONG_S)
         began = time.monotonic()
-        connection.abort_connections()
+        connection.abort_calls()
         with pytest.raises((OutcomeUnknownError, UnavailableError)):
             held.result(LONG_S)
         assert time.monotonic() - began < LONG_S / 6

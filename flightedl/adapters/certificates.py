@@ -1,0 +1,233 @@
+"""A private authority for a job's certificates, made with the library ``cryptography``.
+
+What lies in a directory of certificates, for an authority and each role:
+
+* ``ca.pem``: the authorities that members trust, the newest first. ``authority/key.pem`` is the newest one's private
+  key: whoever has it can make members. Only this module reads it; keep it off the machines of the job.
+* ``ROLE/ca.pem``, ``ROLE/cert.pem``, ``ROLE/key.pem``: what processes of that role need, and nothing else.
+
+Renewal replaces one file after the other. A process that reads in between finds a key that does not belong to the
+certificate, keeps what it had, and reads again at its next connection.
+
+The authority is replaced in two steps, so that nobody meets a certificate that it does not trust: ``renew_authority``
+adds the new one to what is trusted, and once all processes have that, ``renew`` makes certificates by it. Authorities
+that are over are dropped then.
+
+Keys are elliptic (P-256), as all TLS libraries know them. Files of keys are readable by their owner only.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import ipaddress
+import os
+import tempfile
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from flightedl.errors import UsageError
+
+try:
+    from cryptography import x509
+    from cryptography.hazmat.primitives import hashes, serialization
+    from cryptography.hazmat.primitives.asymmetric import ec
+    from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+except ImportError:
+    raise UsageError("certificates need the package cryptography: pip install 'flightedl[tls]'") from None
+
+_AUTHORITY = "authority"
+_BACKDATED = dt.timedelta(minutes=5)
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """What a certificate says of its owner.
+
+    Attributes:
+        name: Of its directory, and its common name.
+        proof: The first alternative name, a URI.
+        hosts: Further alternative names: host names and IP addresses.
+    """
+
+    name: str
+    proof: str
+    hosts: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Lifetime:
+    """What is told about a certificate that was made."""
+
+    name: str
+    path: Path
+    ends: dt.datetime
+
+
+def create(directory: Path, members: Sequence[Member], *, days: int, authority_days: int) -> list[Lifetime]:
+    """Make an authority and a certificate for each member.
+
+    Args:
+        directory: Made if need be.
+        members: Who gets one.
+        days: How long certificates hold.
+        authority_days: How long the authority holds.
+
+    Raises:
+        UsageError: there is an authority already, or the directory cannot be written.
+    """
+    if (directory / "ca.pem").exists():
+        raise UsageError(f"{directory} has an authority already: renew its certificates with `flightedl certs renew`")
+    _new_authority(directory, authority_days, trusted=())
+    return _issue(directory, members, days)
+
+
+def renew(directory: Path, members: Sequence[Member], *, days: int) -> list[Lifetime]:
+    """Make new certificates, and keys, by the newest authority; other processes go on with theirs until they end.
+
+    Raises:
+        UsageError: there is no authority here, or it ends before the certificates would.
+    """
+    return _issue(directory, members, days)
+
+
+def renew_authority(directory: Path, members: Sequence[Member], *, authority_days: int) -> None:
+    """Begin to trust another authority beside the present one; ``renew`` makes certificates by it.
+
+    Raises:
+        UsageError: there is no authority here.
+    """
+    trusted = _trusted(directory)
+    _new_authority(directory, authority_days, trusted=trusted)
+    for member in members:
+        _write(directory / member.name / "ca.pem", (directory / "ca.pem").read_bytes())
+
+
+def _new_authority(directory: Path, days: int, trusted: Iterable[x509.Certificate]) -> None:
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, f"flightedl authority {x509.random_serial_number():x}")])
+    usage = x509.KeyUsage(
+        digital_signature=False,
+        content_commitment=False,
+        key_encipherment=False,
+        data_encipherment=False,
+        key_agreement=False,
+        key_cert_sign=True,
+        crl_sign=True,
+        encipher_only=False,
+        decipher_only=False,
+    )
+    begins, ends = _span(days)
+    certificate = (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(begins)
+        .not_valid_after(ends)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        .add_extension(usage, critical=True)
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
+        .sign(key, hashes.SHA256())
+    )
+    _write(directory / _AUTHORITY / "key.pem", _pem_of_key(key), is_secret=True)
+    _write(directory / "ca.pem", _pem([certificate, *trusted]))
+
+
+def _issue(directory: Path, members: Sequence[Member], days: int) -> list[Lifetime]:
+    trusted = _trusted(directory)
+    authority, now = trusted[0], dt.datetime.now(dt.UTC)
+    try:
+        loaded = serialization.load_pem_private_key((directory / _AUTHORITY / "key.pem").read_bytes(), None)
+    except (OSError, ValueError):
+        raise UsageError(f"{directory / _AUTHORITY / 'key.pem'} cannot be read: it makes the certificates") from None
+    assert isinstance(loaded, ec.EllipticCurvePrivateKey), "the authority's key is an elliptic one"
+    begins, ends = _span(days)
+    if ends > authority.not_valid_after_utc:
+        raise UsageError(
+            f"the authority ends on {authority.not_valid_after_utc:%Y-%m-%d}, before certificates of {days} days: "
+            "renew it first with `flightedl certs renew --authority`, or make them shorter with --days"
+        )
+    still_good = _pem(each for each in trusted if each.not_valid_after_utc > now)
+    _write(directory / "ca.pem", still_good)
+    made = []
+    for member in members:
+        key = ec.generate_private_key(ec.SECP256R1())
+        certificate = _certificate(member, key, authority, loaded, begins, ends)
+        place = directory / member.name
+        _write(place / "ca.pem", still_good)
+        _write(place / "key.pem", _pem_of_key(key), is_secret=True)
+        _write(place / "cert.pem", _pem([certificate]))
+        made.append(Lifetime(member.name, place, ends))
+    return made
+
+
+def _certificate(
+    member: Member,
+    key: ec.EllipticCurvePrivateKey,
+    authority: x509.Certificate,
+    authority_key: ec.EllipticCurvePrivateKey,
+    begins: dt.datetime,
+    ends: dt.datetime,
+) -> x509.Certificate:
+    names: list[x509.GeneralName] = [x509.UniformResourceIdentifier(member.proof)] if member.proof else []
+    for host in member.hosts:
+        try:
+            names.append(x509.IPAddress(ipaddress.ip_address(host)))
+        except ValueError:
+            names.append(x509.DNSName(host))
+    return (
+        x509.CertificateBuilder()
+        .subject_name(x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, f"flightedl-{member.name}")]))
+        .issuer_name(authority.subject)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(begins)
+        .not_valid_after(ends)
+        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+        .add_extension(x509.SubjectAlternativeName(names), critical=False)
+        .add_extension(
+            x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH]), critical=False
+        )
+        .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(authority_key.public_key()), critical=False)
+        .sign(authority_key, hashes.SHA256())
+    )
+
+
+def _span(days: int) -> tuple[dt.datetime, dt.datetime]:
+    """From when to when; a little before now, since clocks differ."""
+    now = dt.datetime.now(dt.UTC)
+    return now - _BACKDATED, now + dt.timedelta(days=days)
+
+
+def _trusted(directory: Path) -> list[x509.Certificate]:
+    try:
+        return x509.load_pem_x509_certificates((directory / "ca.pem").read_bytes())
+    except (OSError, ValueError):
+        raise UsageError(
+            f"{directory} has no authority: make one, and certificates, with `flightedl certs create`"
+        ) from None
+
+
+def _pem(certificates: Iterable[x509.Certificate]) -> bytes:
+    return b"".join(each.public_bytes(serialization.Encoding.PEM) for each in certificates)
+
+
+def _pem_of_key(key: ec.EllipticCurvePrivateKey) -> bytes:
+    return key.private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    )
+
+
+def _write(path: Path, data: bytes, *, is_secret: bool = False) -> None:
+    """Replace a file in one step."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        number, name = tempfile.mkstemp(dir=path.parent)
+        with os.fdopen(number, "wb") as file:
+            os.fchmod(number, 0o600 if is_secret else 0o644)
+            file.write(data)
+        Path(name).replace(path)
+    except OSError as error:
+        raise UsageError(f"{path} cannot be written: {error.strerror}") from None

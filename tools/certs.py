@@ -1,0 +1,102 @@
+"""``flightedl certs``: the certificates by which the members of a job prove what they are."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+import msgspec
+
+from flightedl.config import is_job_name
+from flightedl.errors import UsageError
+from flightedl.rpc.authentication import ANY_JOB, SERVER_NAME, Role, name_in_certificate
+
+if TYPE_CHECKING:
+    from flightedl.adapters import certificates
+
+#: Beside the roles: for an etcd of the job's own. It proves nothing to masters and pservers.
+_ETCD = "etcd"
+_PLAN = "members.json"
+
+
+class _Plan(msgspec.Struct, frozen=True):
+    """What the certificates of a directory were made for; read when they are renewed."""
+
+    job: str
+    hosts: list[str]
+    days: int
+
+
+@click.group()
+def certs() -> None:
+    """Make and renew the certificates of a job.
+
+    There is a private authority, and a certificate for each role.
+
+    Roles: server (masters and pservers), trainer, reader (status and the model), admin (checkpoints, mode, failed
+    tasks); and one for an etcd of your own. Give each process the directory of its role, as FLIGHTEDL_TLS_DIR; keep
+    DIR/authority off the machines of the job.
+    """
+
+
+@certs.command()
+@click.argument("directory", type=click.Path(path_type=Path), metavar="DIR")
+@click.option("--job", metavar="NAME", help="The only job that they are good for [all jobs]")
+@click.option("--host", "hosts", multiple=True, metavar="HOST", help="Name or address of etcd; may be repeated")
+@click.option("--days", type=click.IntRange(min=1), default=90, show_default=True, help="How long they hold")
+@click.option(
+    "--authority-days", type=click.IntRange(min=1), default=3650, show_default=True, help="How long the authority holds"
+)
+def create(directory: Path, job: str | None, hosts: tuple[str, ...], days: int, authority_days: int) -> None:
+    """Make an authority and the certificates of all roles in DIR."""
+    from flightedl.adapters import certificates
+
+    if job is not None and not is_job_name(job):
+        raise UsageError(f"job name {job!r} is not usable: use 1-63 lower-case letters, digits and dashes")
+    plan = _Plan(job or ANY_JOB, list(hosts), days)
+    made = certificates.create(directory, _members(plan), days=days, authority_days=authority_days)
+    (directory / _PLAN).write_bytes(msgspec.json.encode(plan))
+    _tell(made)
+
+
+@certs.command()
+@click.argument("directory", type=click.Path(path_type=Path), metavar="DIR")
+@click.option("--days", type=click.IntRange(min=1), help="How long they hold [as long as those before]")
+@click.option("--authority", is_flag=True, help="Only begin to trust a new authority; renew again to use it")
+@click.option(
+    "--authority-days", type=click.IntRange(min=1), default=3650, show_default=True, help="How long the authority holds"
+)
+def renew(directory: Path, days: int | None, authority: bool, authority_days: int) -> None:
+    """Make new certificates for all roles in DIR.
+
+    A running job goes on: trainers and tools read them at their next connection; end the masters and pservers one after
+    the other, and each comes back with its new one.
+    """
+    from flightedl.adapters import certificates
+
+    try:
+        plan = msgspec.json.decode((directory / _PLAN).read_bytes(), type=_Plan)
+    except (OSError, msgspec.MsgspecError):
+        raise UsageError(f"{directory} has no certificates made by `flightedl certs create`") from None
+    if authority:
+        certificates.renew_authority(directory, _members(plan), authority_days=authority_days)
+        click.echo(
+            f"{directory}/ca.pem: a new authority is trusted beside the present one. When all processes were started "
+            f"again with it, make certificates by it: flightedl certs renew {directory}"
+        )
+        return
+    _tell(certificates.renew(directory, _members(plan), days=days or plan.days))
+
+
+def _members(plan: _Plan) -> list[certificates.Member]:
+    from flightedl.adapters.certificates import Member
+
+    hosts = {Role.SERVER: (SERVER_NAME,)}
+    roles = [Member(role, name_in_certificate(plan.job, role), hosts.get(role, ())) for role in Role]
+    return [*roles, Member(_ETCD, "", ("localhost", "127.0.0.1", *plan.hosts))]
+
+
+def _tell(made: list[certificates.Lifetime]) -> None:
+    for each in made:
+        click.echo(f"{each.path}  until {each.ends:%Y-%m-%d}")
