@@ -51,6 +51,8 @@ class CommonSettings:
     etcd_user: str = ""
     #: File with the password of ``etcd_user``.
     etcd_password_file: str = ""
+    #: Directory where the process records what happens to it, for ``flightedl replay``; empty: nothing is recorded.
+    record: str = ""
 
     def __post_init__(self) -> None:
         if not is_job_name(self.job):

@@ -30,6 +30,7 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
     "mode": ("flightedl_tools.mode", "mode", "Show or change the consistency mode of a running job."),
     "tasks": ("flightedl_tools.tasks", "tasks", "List failed tasks, retry them or let them go."),
     "certs": ("flightedl_tools.certs", "certs", "Make and renew the certificates of a job."),
+    "replay": ("flightedl_tools.replay", "replay_", "Run a recorded run again, and compare."),
     "forget": ("flightedl_tools.forget", "forget", "Remove what etcd keeps of a job that does not run any more."),
     "bench": ("flightedl_tools.bench", "bench", "Measure on this machine."),
 }

@@ -49,6 +49,7 @@ def resume_command(arguments: Sequence[str]) -> str:
 @click.option("--lease-ttl-s", type=float, help="After how long a process that fell silent counts as dead [5]")
 @click.option("--tls-dir", metavar="DIR", help="Directory with ca.pem, cert.pem and key.pem: mutual TLS")
 @click.option("--log-level", metavar="LEVEL", help="DEBUG, INFO, WARNING or ERROR [INFO]")
+@click.option("--record", metavar="DIR", type=click.Path(path_type=Path), help="Record the run, for `flightedl replay`")
 def run(
     *,
     script_or_module: str,
@@ -69,6 +70,7 @@ def run(
     lease_ttl_s: float | None,
     tls_dir: str | None,
     log_level: str | None,
+    record: Path | None,
 ) -> int:
     """Run a whole job on this machine: servers and trainers.
 
@@ -84,6 +86,7 @@ def run(
         "lease_ttl_s": lease_ttl_s,
         "tls_dir": tls_dir,
         "log_level": log_level,
+        "record": record,
         "checkpoint_every_s": checkpoint_every_s,
         "checkpoint_every_tasks": checkpoint_every_tasks,
         "checkpoint_keep": checkpoint_keep,

@@ -7,6 +7,7 @@ which it happened.
 
 from __future__ import annotations
 
+import contextlib
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
@@ -27,7 +28,7 @@ from flightedl.client.connections import SLICE_S, Servers, persistently
 from flightedl.client.data import evaluation
 from flightedl.client.data.dataset import Dataset
 from flightedl.client.data.evaluation import Measure
-from flightedl.client.data.feed import TaskFeed
+from flightedl.client.data.feed import Fetch, TaskFeed
 from flightedl.client.data.readings import batches_of
 from flightedl.client.data.skipped import telling
 from flightedl.client.model.declared import declared_arrays
@@ -69,6 +70,8 @@ from flightedl.messages.declarations import (
 from flightedl.messages.tasks import TasksReply
 from flightedl.ports import Clock
 from flightedl.process import tuning as process_tuning
+from flightedl.recording.trainer import trainer_feed
+from flightedl.recording.writer import recording_process
 from flightedl.rpc.authentication import Role
 from flightedl.rpc.connector import Connector
 from flightedl.rpc.identity import Caller
@@ -128,6 +131,11 @@ class Job:
         self._cover_s = chosen.lease_ttl_s + _TAKEOVER_S
         self._clock: Clock = SystemClock()
         self._keys = JobKeys(chosen.job)
+        self._recording = contextlib.ExitStack()
+        #: None: nothing is recorded.
+        self._recorder = self._recording.enter_context(
+            recording_process(chosen.record, "trainer", chosen.job, self._clock)
+        )
         self._coordinator = JobCoordinator(EtcdCoordinator(EtcdAccess.of(chosen), clock=self._clock), self._keys)
         try:
             self._registration = Registration(
@@ -135,6 +143,7 @@ class Job:
             )
         except BaseException:
             self._coordinator.close()
+            self._recording.close()
             raise
         self._directory = Directory(self._coordinator, self._keys, self._clock).start()
         connector = Connector(Caller("trainer", self.trainer), Role.TRAINER, chosen.tls_dir)
@@ -396,7 +405,7 @@ class Job:
             return last
 
         requests = self._request_stream()
-        self._evaluation = TaskFeed(fetch, requests.close_idle, self._clock, self._cover_s)
+        self._evaluation = self._task_feed(fetch, requests, name)
         try:
             evaluation.run(self._evaluation, read, measure, self._waits.begin())
         finally:
@@ -442,7 +451,11 @@ class Job:
     def _open_feed(self) -> TaskFeed:
         self._require_open()
         requests = self._request_stream()
-        return TaskFeed(partial(self._participation.fetch, requests), requests.close_idle, self._clock, self._cover_s)
+        return self._task_feed(partial(self._participation.fetch, requests), requests)
+
+    def _task_feed(self, fetch: Fetch, requests: RequestStream, evaluation: str = "") -> TaskFeed:
+        feed = trainer_feed(self._recorder, self._cover_s, self.trainer, evaluation)
+        return TaskFeed(fetch, requests.close_idle, self._clock, feed=feed)
 
     def _request_stream(self) -> RequestStream:
         return RequestStream("tasks", self._clock)
@@ -615,3 +628,4 @@ class Job:
         self._servers.close()
         self._directory.close()
         self._coordinator.close()
+        self._recording.close()

@@ -32,6 +32,7 @@ from flightedl.errors import EXIT_START_AGAIN, FlightedlError, exit_code_of
 from flightedl.ports import Clock
 from flightedl.process import tuning as process_tuning
 from flightedl.process.metrics_page import Figures, MetricsPage, TlsFiles
+from flightedl.recording.writer import Recorder, recording_process
 from flightedl.rpc.authentication import FILES, Role, place_of
 
 Settings = TypeVar("Settings", bound=ServerSettings)
@@ -50,6 +51,8 @@ class ServerProcess(abc.ABC, Generic[Settings]):
         self._stop = threading.Event()
         self._exit_code = 0
         self._reason = ""
+        #: Records what happens to this process; None: nothing does.
+        self._recorder: Recorder | None = None
 
     def end(self, exit_code: int, reason: str) -> None:
         """Ask the process to end; the first reason counts."""
@@ -70,10 +73,12 @@ class ServerProcess(abc.ABC, Generic[Settings]):
             self._keys,
             lambda error: self.end(exit_code_of(error), str(error)),
         )
-        try:
+        chosen = self._settings
+        with (
+            contextlib.closing(coordinator),
+            recording_process(chosen.record, self.role, chosen.job, self._clock) as self._recorder,
+        ):
             return self._serve(coordinator)
-        finally:
-            coordinator.close()
 
     @abc.abstractmethod
     def _serve(self, coordinator: JobCoordinator) -> int:

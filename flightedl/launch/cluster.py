@@ -87,6 +87,7 @@ class LocalCluster:
         trainers: the program to run as trainers beside the servers; None: no trainers.
         standby: start one more master and one more pserver, which take over from one that dies at once, without the
             time that starting takes.
+        record: directory in which every process records what happens to it, for ``flightedl replay``; None: nothing is.
         limits: when the supervisor gives up.
         on_event: is told in one sentence about each process that ends or is replaced.
         more: further settings of all processes, such as ``lease_ttl_s``.
@@ -105,6 +106,7 @@ class LocalCluster:
         output_dir: str | Path | None = None,
         trainers: TrainerProgram | None = None,
         standby: bool = False,
+        record: str | Path | None = None,
         limits: Limits | None = None,
         on_event: OnEvent | None = None,
         **more: Any,
@@ -122,6 +124,8 @@ class LocalCluster:
         self._standby = standby
         self._limits = limits
         self._on_event = on_event
+        if record is not None:
+            more["record"] = str(_directory_of(record, "record"))
         self._more = more
         known = {field.name for kind in (MasterSettings, PserverSettings, TrainerSettings) for field in fields(kind)}
         if unknown := sorted(more.keys() - known):
@@ -432,11 +436,11 @@ def make_directory(directory: Path) -> None:
         ) from None
 
 
-def _directory_of(value: Any) -> Path:
+def _directory_of(value: Any, name: str = "output_dir") -> Path:
     try:
         return Path(value).absolute()
     except TypeError:
-        raise UsageError(f"output_dir is {value!r:.80}, but must be a path") from None
+        raise UsageError(f"{name} is {value!r:.80}, but must be a path") from None
 
 
 def _account_of(status: JobStatus) -> Account | None:

@@ -84,6 +84,7 @@ class MasterProcess(ServerProcess[MasterSettings]):
             clock=self._clock,
             connector=Connector(Caller("master", self._settings.job), Role.SERVER, self._settings.tls_dir),
             step_down=lambda reason: self.lost(f"steps down: {reason}"),
+            recorder=self._recorder,
         )
         server = FlightServer(
             MasterFlight(service).routes(),

@@ -32,6 +32,7 @@ from flightedl.master.tasks import Tasks
 from flightedl.messages.status import StatusReply
 from flightedl.messages.tasks import LogRequest
 from flightedl.ports import Clock, Coordinator, Files, Storage
+from flightedl.recording.writer import Recorder
 from flightedl.rpc.connector import Connector
 
 _log = logging.getLogger(__name__)
@@ -58,6 +59,7 @@ class MasterService:
         clock: Clock,
         connector: Connector,
         step_down: Callable[[str], None],
+        recorder: Recorder | None = None,
     ) -> None:
         self._settings = chosen
         self._held = held
@@ -74,6 +76,7 @@ class MasterService:
             clock,
             EvaluationDatasets(lambda: DatasetIndexing(files, clock, index_storage), chosen.attempts_limit),
             keeps_checkpoints=checkpoints is not None,
+            recorder=recorder,
         )
         state.carry = self._carry
         self._indexing = DatasetIndexing(files, clock, index_storage, follow_every_s=chosen.follow_every_s)

@@ -33,6 +33,8 @@ from flightedl.master.indexing import IndexedDataset
 from flightedl.master.progress import JobProgress
 from flightedl.messages.base import encode
 from flightedl.ports import Clock, Coordinator
+from flightedl.recording.master import master_core
+from flightedl.recording.writer import Recorder
 
 _log = logging.getLogger(__name__)
 
@@ -66,6 +68,7 @@ class JobState:
         clock: Measures.
         evaluation_datasets: The datasets of evaluations.
         keeps_checkpoints: Whether there is anywhere to keep them.
+        recorder: Records the core; None: nothing does.
     """
 
     def __init__(
@@ -79,6 +82,7 @@ class JobState:
         evaluation_datasets: EvaluationDatasets,
         *,
         keeps_checkpoints: bool,
+        recorder: Recorder | None = None,
     ) -> None:
         self.clock = clock
         self.pserver_count = pserver_count
@@ -94,6 +98,8 @@ class JobState:
             checkpoints=settings_of(chosen),
             keeps_checkpoints=keeps_checkpoints,
         )
+        self._recorder = recorder
+        #: Until ``recover``, one that knows nothing.
         self.core = MasterCore(self._settings, clock.now())
         self.dataset: IndexedDataset | None = None
         #: So many of the dataset's arrivals are in etcd for certain; they are not looked at again.
@@ -122,7 +128,7 @@ class JobState:
         """
         tasks = None if dataset is None else self._tasks_of(dataset)
         with self.lock:
-            self.core = MasterCore(self._settings, self.clock.now(), stored, tasks)
+            self.core = master_core(self._recorder, self._settings, self.clock.now(), stored, tasks)
             self.dataset, self.arrivals_saved = dataset, arrivals_saved
 
     def _tasks_of(self, dataset: IndexedDataset) -> QueueSettings:

@@ -55,6 +55,7 @@ class PserverProcess(ServerProcess[PserverSettings]):
             lambda why: self.end(EXIT_START_AGAIN, why),
             job_storage(self._settings.checkpoint, self._settings.job),
             self._clock,
+            self._recorder,
         )
         credentials = Credentials.load(self._settings.tls_dir, Role.SERVER)
         server = FlightServer(

@@ -24,7 +24,6 @@ from flightedl.domain.model.optimizers import Optimizer
 from flightedl.domain.model.parameters import ParameterSpec
 from flightedl.domain.model.sharding import ShardPlan, plan_for
 from flightedl.domain.pserver import life_values as happens
-from flightedl.domain.pserver.life import PserverLife
 from flightedl.domain.recovery.replay import AppliedSummary
 from flightedl.errors import FlightedlError, UnavailableError
 from flightedl.kernels.compiled import block_kernels, kernel_for
@@ -47,6 +46,8 @@ from flightedl.pserver.restoring import load_newest
 from flightedl.pserver.shard import ShardState
 from flightedl.pserver.snapshots import Snapshots
 from flightedl.pserver.turns import Turns
+from flightedl.recording.pserver import pserver_life
+from flightedl.recording.writer import Recorder
 
 _log = logging.getLogger(__name__)
 
@@ -64,6 +65,7 @@ class PserverService:
         start_again: Ends it because its values are of no use any more; a successor can load them.
         storage: Where the checkpoints lie; None: there are none.
         clock: Measures, and paces what is tried again.
+        recorder: Records what happens; None: nothing does.
     """
 
     def __init__(
@@ -74,6 +76,7 @@ class PserverService:
         start_again: Callable[[str], None],
         storage: Storage | None,
         clock: Clock,
+        recorder: Recorder | None = None,
     ) -> None:
         self._is_held: Callable[[], bool] = lambda: False
         #: What the server counts, set once there is one.
@@ -85,7 +88,7 @@ class PserverService:
         self._fail = fail
         self._start_again = start_again
         self._lock = threading.Lock()
-        self._life = PserverLife(None if storage is None else storage.url)
+        self._life = pserver_life(recorder, None if storage is None else storage.url)
         #: What the thread has to do; None: to end.
         self._work: queue.SimpleQueue[happens.Effect | None] = queue.SimpleQueue()
         #: Makes the blocks, which compiles kernels, and loads a checkpoint; there is only ever one.

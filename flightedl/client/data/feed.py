@@ -27,15 +27,23 @@ class TaskFeed:
         rest: Tells that there will be nothing to fetch for a while.
         clock: Tells how long tasks take.
         cover_s: How long the tasks held should last while no master answers.
+        feed: What decides; None: one with this ``cover_s``.
     """
 
-    def __init__(self, fetch: Fetch, rest: Callable[[], None], clock: Clock, cover_s: float = 0.0) -> None:
+    def __init__(
+        self,
+        fetch: Fetch,
+        rest: Callable[[], None],
+        clock: Clock,
+        cover_s: float = 0.0,
+        feed: Feed | None = None,
+    ) -> None:
         self._fetch = fetch
         self._rest = rest
         self._clock = clock
         self._changed = threading.Condition()
         #: Under the lock.
-        self._feed = Feed(cover_s)
+        self._feed = Feed(cover_s) if feed is None else feed
         self._thread = threading.Thread(target=self._run, name="flightedl-tasks", daemon=True)
         self._thread.start()
 

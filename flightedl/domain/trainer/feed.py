@@ -74,6 +74,8 @@ class AssignedTask:
     """A piece of work as it was told once, and so one reading of it."""
 
     assignment: Assignment
+    #: Counts what its feed was told.
+    number: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,6 +139,7 @@ class Feed:
         #: By attempt, what this trainer holds: given and not yet reported, oldest first.
         self._held: dict[int, AssignedTask] = {}
         self._registration = 0
+        self._told_count = 0
         #: Those of them that nobody has begun.
         self._ready: deque[AssignedTask] = deque()
         #: Since when the oldest one held is the oldest.
@@ -334,7 +337,8 @@ class Feed:
         if not self._held:
             self._since_s = now
         for assignment in reply.assignments:
-            self._hold(AssignedTask(assignment))
+            self._told_count += 1
+            self._hold(AssignedTask(assignment, self._told_count))
 
     def _lose(self, attempts: set[int], now: float) -> None:
         """The master took these away."""

@@ -13,7 +13,7 @@ and snapshots. What is simulated is around it:
 * ``account``: *what must hold*, of all that is given out, done, stored and told;
 * ``job``: the ledger program, some of whose data nobody can train; ``evaluating``: what it evaluates before and after;
 * ``planted``, ``planted_trainer``, ``planted_queue``: bugs to plant in the product, ``flaws``: in these models;
-  ``strikes``: faults at random; ``runs``: many seeds on several processes.
+  ``strikes``: faults at random; ``runs``: many seeds on several processes; ``recorded``: recordings of the processes.
 
 What must hold, besides every ``check`` of the domain:
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from pathlib import Path
 
 from flightedl.adapters.clock import SystemClock
 from flightedl.testing.simulation.planted import BUGS
@@ -20,8 +21,12 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--recovery", choices=("replay", "rollback"), default="", help="instead of either")
     parser.add_argument("--planted", choices=sorted(BUGS), metavar="NAME", help="a bug to be found; see --list")
     parser.add_argument("--processes", type=int, default=2)
+    parser.add_argument("--record", type=Path, metavar="DIR", help="of one --seed: record it, for `flightedl replay`")
     parser.add_argument("--list", action="store_true", help="list the bugs that can be planted")
-    return parser.parse_args()
+    chosen = parser.parse_args()
+    if chosen.record is not None and chosen.seed is None:
+        parser.error("--record is for one run: give its --seed")
+    return chosen
 
 
 def main() -> int:
@@ -47,6 +52,7 @@ def main() -> int:
         recovery=chosen.recovery,
         processes=1 if len(seeds) < 50 else chosen.processes,
         progress=progress,
+        record=chosen.record,
     )
     if sys.stderr.isatty():
         sys.stderr.write("\n")

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass
+from pathlib import Path
 from random import Random
 
 from flightedl.domain.checkpoint.manifest import number_of
 from flightedl.domain.checkpoint.pointer import loadable_of
+from flightedl.recording.writer import Recorder
 from flightedl.testing.simulation.account import Account
 from flightedl.testing.simulation.etcd import STATE, Etcd
 from flightedl.testing.simulation.master import Master
 from flightedl.testing.simulation.pserver import Pserver
+from flightedl.testing.simulation.recorded import RunRecorder
 from flightedl.testing.simulation.scenario import drawn
 from flightedl.testing.simulation.store import Store
 from flightedl.testing.simulation.strikes import Strikes
@@ -45,9 +48,17 @@ class Cluster:
     """One run. Everything about it follows from the seed, the planted flaws and ``fault_scale``."""
 
     def __init__(
-        self, seed: int, flaws: Collection[str] = (), fault_scale: float = 1.0, mode: str = "", recovery: str = ""
+        self,
+        seed: int,
+        flaws: Collection[str] = (),
+        fault_scale: float = 1.0,
+        mode: str = "",
+        recovery: str = "",
+        record: Path | None = None,
     ) -> None:
+        """``record``: a directory for recordings of the processes; None: nothing is recorded."""
         self.world = world = World(seed)
+        self._recordings = None if record is None else RunRecorder(record, world)
         self.flaws = frozenset(flaws)
         self.scenario = scenario = drawn(seed, fault_scale, mode, recovery)
         self.shape = scenario.shape
@@ -81,6 +92,15 @@ class Cluster:
         strikes.plan_fates()
         if self.fault_scale:
             strikes.plan()
+
+    def recorder(self, process: str, name: str) -> Recorder | None:
+        """Records a process that begins now; None: nothing is recorded."""
+        return None if self._recordings is None else self._recordings.recorder(process, name)
+
+    def close(self) -> None:
+        """Close the recordings."""
+        if self._recordings is not None:
+            self._recordings.close()
 
     # who runs
 

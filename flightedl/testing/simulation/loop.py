@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from flightedl.domain.trainer.batches import CurrentBatch
-from flightedl.domain.trainer.feed import Ask, AssignedTask, Feed, LookAgain, Over, Rest
+from flightedl.domain.trainer.feed import Ask, AssignedTask, LookAgain, Over, Rest
 from flightedl.domain.trainer.readings import (
     BatchLoop,
     GiveUpSum,
@@ -24,6 +24,7 @@ from flightedl.domain.trainer.readings import (
 )
 from flightedl.errors import DataError
 from flightedl.messages.tasks import TasksReply
+from flightedl.recording.trainer import trainer_feed
 from flightedl.testing.simulation.world import Action, Violation
 
 if TYPE_CHECKING:
@@ -44,7 +45,7 @@ class Loop:
     def __init__(self, trainer: Trainer, cover_s: float) -> None:
         self.trainer = trainer
         self.world = trainer.world
-        self.feed = Feed(cover_s)
+        self.feed = trainer_feed(trainer.recorder, cover_s, trainer.name)
         self.steps: BatchLoop[None] = BatchLoop(self, self._current_of)
         #: The task that the body is at.
         self.at: Handed[None] | None = None

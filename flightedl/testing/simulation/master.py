@@ -41,6 +41,7 @@ from flightedl.messages.tasks import (
     TasksReply,
     TasksTicket,
 )
+from flightedl.recording.master import master_core
 from flightedl.testing.simulation.etcd import ADDRESS, DONE, INIT, LOCK, STATE, Transaction, claimed
 from flightedl.testing.simulation.job import declaration_of, tasks_of, with_tasks
 from flightedl.testing.simulation.world import Action, Process, Reply, Violation
@@ -83,6 +84,7 @@ class Master(Process):
         self.generation = 0
         self.is_leading = False
         self.core: MasterCore
+        self.recorder = cluster.recorder("master", name)
         self._durable = -1
         self._state_revision = 0
         self._is_writing = False
@@ -173,7 +175,7 @@ class Master(Process):
     def _take_over(self, stored: StoredState, task_count: int) -> None:
         tasks = self.cluster.shape.queue_settings(task_count)
         try:
-            self.core = MasterCore(self._settings(), self.world.now, stored, tasks)
+            self.core = master_core(self.recorder, self._settings(), self.world.now, stored, tasks)
         except FencedError:
             self.end("it heard late that it has the lock; a newer one had it since")
         else:

@@ -20,7 +20,6 @@ from flightedl.domain.exactly_once.applied import AppliedBatches
 from flightedl.domain.exactly_once.batches import Batch
 from flightedl.domain.pserver import life_values as happens
 from flightedl.domain.pserver.first_values import FirstValues
-from flightedl.domain.pserver.life import PserverLife
 from flightedl.domain.pserver.life_values import State
 from flightedl.domain.pserver.search import CheckpointSearch, Found, ListFiles, LoadBlocks, ReadManifest, Step
 from flightedl.domain.recovery.replay import AppliedSummary
@@ -38,6 +37,7 @@ from flightedl.messages.control import (
 )
 from flightedl.messages.declarations import JobDeclaration
 from flightedl.messages.status import PserverStatusReply
+from flightedl.recording.pserver import pserver_life
 from flightedl.testing.simulation.etcd import ADDRESS, DONE, INIT, STATE, Transaction, claimed
 from flightedl.testing.simulation.job import blocks_of, plan_of
 from flightedl.testing.simulation.store import StoredShard
@@ -99,7 +99,7 @@ class Pserver(Process):
         self.cluster = cluster
         self.flaws = cluster.flaws
         self.lease = cluster.etcd.grant(self, LEASE_TTL_S)
-        self.life = PserverLife("the store")
+        self.life = pserver_life(cluster.recorder("pserver", name), "the store")
         self.plan = plan_of(cluster.pserver_count, cluster.shape.cut_for)
         self.first_values = FirstValues()
         self.blocks: dict[int, Block] = {}

@@ -9,6 +9,7 @@ import traceback
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from flightedl.testing.simulation.cluster import Cluster, Outcome
 from flightedl.testing.simulation.planted import planted
@@ -64,18 +65,26 @@ class Summary:
 
 
 def run_seed(
-    seed: int, flaws: Collection[str] = (), fault_scale: float = 1.0, mode: str = "", recovery: str = ""
+    seed: int,
+    flaws: Collection[str] = (),
+    fault_scale: float = 1.0,
+    mode: str = "",
+    recovery: str = "",
+    record: Path | None = None,
 ) -> Outcome | Found:
-    """One run."""
+    """One run; ``record``: a directory for recordings of its processes."""
     cluster = None
     try:
         with planted(flaws):
-            cluster = Cluster(seed, flaws, fault_scale, mode, recovery)
+            cluster = Cluster(seed, flaws, fault_scale, mode, recovery, record)
             return cluster.run()
     except Exception as error:  # noqa: BLE001 - whatever a run raises is what it found
         story = "" if cluster is None else "\n".join(list(cluster.world.story())[-_STORY_LINES:])
         where = "".join(traceback.format_tb(error.__traceback__)[-3:])
         return Found(seed, f"{type(error).__name__}: {error}", f"{story}\n{where}")
+    finally:
+        if cluster is not None:
+            cluster.close()
 
 
 def run_seeds(
@@ -88,6 +97,7 @@ def run_seeds(
     processes: int = 1,
     stop_at: int = 1,
     progress: Callable[[Summary], None] = lambda _: None,
+    record: Path | None = None,
 ) -> Summary:
     """Run seeds until all are done, or ``stop_at`` of them found something.
 
@@ -100,6 +110,7 @@ def run_seeds(
         processes: More than 1: started anew ("spawn"), not forked.
         stop_at: See above.
         progress: Told now and then.
+        record: As of ``run_seed``, for a single seed.
     """
     summary = Summary()
     numbers = list(seeds)
@@ -110,7 +121,7 @@ def run_seeds(
         for chunk in chunks:
             with _uncollected():
                 for seed in chunk[0]:
-                    summary.add(run_seed(seed, *chunk[1:]))
+                    summary.add(run_seed(seed, *chunk[1:], record))
                     if len(summary.found) >= stop_at:
                         return summary
             progress(summary)

@@ -41,6 +41,7 @@ class Trainer(Process):
         super().__init__(cluster.world, name)
         self.cluster = cluster
         self.fault_scale = cluster.fault_scale
+        self.recorder = cluster.recorder("trainer", name)
         #: Of its own, so that what is drawn from it changes nothing else.
         self.own = Random(f"{cluster.world.seed} {name} {cluster.world.events}")  # noqa: S311 - repeatable on purpose
         #: How many batches it adds up in async mode: each as it likes, because pservers take any sum.

@@ -1,0 +1,129 @@
+"""Runs recorded events through the cores of this version, and finds the first effect that is another one."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import msgspec
+
+from flightedl.errors import CorruptError
+from flightedl.recording.master import MasterPlayer
+from flightedl.recording.pserver import LifePlayer
+from flightedl.recording.reader import ReadRecord, Recording
+from flightedl.recording.redaction import redacted
+from flightedl.recording.trainer import FeedPlayer
+from flightedl.recording.values import encode, tagged
+
+
+class Player(Protocol):
+    """A core to which recorded events happen."""
+
+    def play(self, at: float, name: str, event: msgspec.Raw) -> Sequence[object]:
+        """Let it happen; the effects.
+
+        Raises:
+            CorruptError: it is no event of this core.
+            Exception: whatever the core raises.
+        """
+        ...
+
+
+#: Kind of a core -> what plays one.
+PLAYERS: Mapping[str, Callable[[], Player]] = {"master": MasterPlayer, "life": LifePlayer, "feed": FeedPlayer}
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """The first effect of a process that is another one than was recorded."""
+
+    process: str
+    #: Number of the event in the file of the process, from 1.
+    number: int
+    at: float
+    core: str
+    #: What happened, and what came of it then and now, as JSON; None: nothing more did.
+    event: Any
+    #: Number among the effects of this event, from 1.
+    effect: int
+    expected: Any
+    actual: Any
+    #: Where an error came from that was not recorded.
+    trace: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Replayed:
+    """A process's events were replayed, up to the first difference."""
+
+    process: str
+    events: int
+    difference: Difference | None
+
+
+def replay(recording: Recording) -> Replayed:
+    """Run the events of a process through new cores, up to the first difference.
+
+    Raises:
+        CorruptError: the file is damaged, or has events that this version does not know.
+    """
+    players: dict[str, Player] = {}
+    count = 0
+    for number, record in recording.records():
+        kind = record.core.rpartition("-")[0]
+        if record.core not in players:
+            if kind not in PLAYERS:
+                raise CorruptError(f"{recording.path.name}: this flightedl has no core that is a {kind}")
+            players[record.core] = PLAYERS[kind]()
+        try:
+            found = _play(players[record.core], record)
+        except CorruptError as error:
+            raise CorruptError(f"{recording.path.name}, event {number}: {error}") from None
+        count = number
+        if found is not None:
+            effect, expected, actual, trace = found
+            event = msgspec.json.decode(encode(record.event))
+            return Replayed(
+                recording.name,
+                count,
+                Difference(recording.name, number, record.at, record.core, event, effect, expected, actual, trace),
+            )
+    return Replayed(recording.name, count, None)
+
+
+def _play(player: Player, record: ReadRecord) -> tuple[int, Any, Any, str] | None:
+    """(number of the effect, expected, actual, trace) of the first difference."""
+    try:
+        effects = player.play(record.at, record.name, record.fields)
+    except CorruptError:
+        raise
+    except Exception as error:  # noqa: BLE001 - whatever a core raises is what it does
+        raised = type(error).__name__
+        if raised == record.raised:
+            return None
+        trace = "".join(traceback.format_exception(error)[-3:])
+        return 1, _first_of(record), {"raised": raised, "text": str(error)}, trace
+    actual = encode([redacted(effect, tagged(effect)) for effect in effects])
+    if not record.raised and actual == bytes(record.effects):
+        return None
+    now = msgspec.json.decode(actual)
+    if record.raised:
+        return 1, {"raised": record.raised}, now[0] if now else None, ""
+    return first_difference(msgspec.json.decode(record.effects), now)
+
+
+def _first_of(record: ReadRecord) -> Any:
+    effects = msgspec.json.decode(record.effects)
+    return {"raised": record.raised} if record.raised else effects[0] if effects else None
+
+
+def first_difference(expected: Sequence[Any], actual: Sequence[Any]) -> tuple[int, Any, Any, str] | None:
+    """As of ``_play``; None: they are the same."""
+    for number in range(max(len(expected), len(actual))):
+        then = expected[number] if number < len(expected) else None
+        now = actual[number] if number < len(actual) else None
+        if then != now:
+            return number + 1, then, now, ""
+    return None

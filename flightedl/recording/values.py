@@ -1,0 +1,162 @@
+"""Events and effects as JSON, and events back from it.
+
+A value is written under the name of its class, ``{"WorkAsked": {...}}``, and so is a value within it wherever the field
+may hold values of several classes. Events are read by their classes; effects are never read: those of a replay are
+written the same way, and compared.
+
+* An error is written as the name of its class only: its text is for people, and may name files.
+* Which batches a task has is a function; it is written as runs of equal counts.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import typing
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, TypeVar
+
+import msgspec
+
+from flightedl.errors import CorruptError
+
+Value = TypeVar("Value")
+
+
+class BatchCounts:
+    """How many batches each task has, as runs of tasks with equal counts.
+
+    Args:
+        runs: (batches of a task, how many tasks in a row have so many), in the order of the tasks.
+    """
+
+    __slots__ = ("_ends", "runs")
+
+    def __init__(self, runs: Iterable[tuple[int, int]]) -> None:
+        self.runs = [(count, length) for count, length in runs]
+        self._ends: list[int] = []
+        end = 0
+        for _, length in self.runs:
+            end += length
+            self._ends.append(end)
+
+    @classmethod
+    def of(cls, batch_counts: Callable[[int], int], task_count: int) -> BatchCounts:
+        """Of the first tasks, as a function says."""
+        if isinstance(batch_counts, BatchCounts):
+            return batch_counts
+        runs: list[tuple[int, int]] = []
+        for task in range(task_count):
+            count = batch_counts(task)
+            if runs and runs[-1][0] == count:
+                runs[-1] = (count, runs[-1][1] + 1)
+            else:
+                runs.append((count, 1))
+        return cls(runs)
+
+    def __call__(self, task: int) -> int:
+        return self.runs[bisect_right(self._ends, task)][0]
+
+
+def with_counts(value: Value) -> Value:
+    """The same event or settings, with batch counts that can be written."""
+    known: Any = value
+    if (counts := getattr(known, "batch_counts", None)) is not None:
+        known = dataclasses.replace(known, batch_counts=BatchCounts.of(counts, known.task_count))
+    elif (tasks := getattr(known, "tasks", None)) is not None:
+        known = dataclasses.replace(known, tasks=with_counts(tasks))
+    found: Value = known
+    return found
+
+
+def tagged(value: object) -> object:
+    """A value that can be written: of an event or effect, its fields under the name of its class."""
+    if isinstance(value, set | frozenset):
+        return sorted(value)
+    if not isinstance(value, msgspec.Struct) and not dataclasses.is_dataclass(value):
+        return value
+    kind: Any = type(value)
+    plain, open_fields = _fields(kind)
+    if not open_fields:
+        return {kind.__name__: value}
+    fields = {name: getattr(value, name) for name in plain}
+    return {kind.__name__: fields | {name: tagged(getattr(value, name)) for name in open_fields}}
+
+
+_SETS = (set, frozenset)
+
+
+@functools.cache
+def _fields(kind: Any) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """(fields that are written as they are, fields that may hold sets or values of several classes)."""
+    hints = typing.get_type_hints(kind)
+    names = kind.__struct_fields__ if issubclass(kind, msgspec.Struct) else [f.name for f in dataclasses.fields(kind)]
+    is_open = {name: len(_classes(hints[name])) > 1 or typing.get_origin(hints[name]) in _SETS for name in names}
+    return tuple(n for n in names if not is_open[n]), tuple(n for n in names if is_open[n])
+
+
+def _classes(hint: Any) -> set[Any]:
+    """The classes with fields among those that a field may hold; a base class stands for many."""
+    members = typing.get_args(hint) if typing.get_origin(hint) is not None else (hint,)
+    found: set[Any] = set()
+    for member in members:
+        if member is msgspec.Struct or member is object:
+            return {msgspec.Struct, object}
+        if isinstance(member, type) and (issubclass(member, msgspec.Struct) or dataclasses.is_dataclass(member)):
+            found.add(member)
+    return found
+
+
+def _written(value: object) -> object:
+    if isinstance(value, range):
+        return [value.start, value.stop]
+    if isinstance(value, BatchCounts):
+        return value.runs
+    if isinstance(value, BaseException):
+        return {"error": type(value).__name__}
+    raise TypeError(f"a value of {type(value).__name__} cannot be recorded")
+
+
+def _read(kind: Any, value: Any) -> Any:
+    if kind is range:
+        return range(*value)
+    return BatchCounts(value)
+
+
+_encoder = msgspec.json.Encoder(enc_hook=_written)
+
+
+def encode(value: object) -> bytes:
+    """One line of JSON. TypeError: it cannot be written."""
+    return _encoder.encode(value)
+
+
+def builtins(value: object) -> Any:
+    """As dicts, lists and texts, which are written as the value is."""
+    return msgspec.to_builtins(value, enc_hook=_written, str_keys=True)
+
+
+@functools.cache
+def _decoder(kind: Any) -> msgspec.json.Decoder[Any]:
+    return msgspec.json.Decoder(kind, dec_hook=_read)
+
+
+def decode(data: bytes | msgspec.Raw, kind: type[Value]) -> Value:
+    """The value of a class.
+
+    Raises:
+        CorruptError: it is another one.
+    """
+    try:
+        known: Any = kind
+        found: Value = _decoder(known).decode(data)
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError, TypeError, ValueError) as error:
+        name = getattr(kind, "__name__", str(kind))
+        raise CorruptError(f"not a {name} of this version of flightedl: {str(error)[:200]}") from None
+    return found
+
+
+def by_name(classes: Iterable[type]) -> Mapping[str, type]:
+    """Classes by the names under which their values are written."""
+    return {kind.__name__: kind for kind in classes}

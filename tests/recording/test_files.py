@@ -1,0 +1,143 @@
+"""Files of recordings: written in the background, cut by a crash, and read again."""
+
+from __future__ import annotations
+
+import errno
+import logging
+from pathlib import Path
+from typing import Any, Self
+
+import pytest
+
+from flightedl.adapters.clock import SystemClock
+from flightedl.domain.master import events
+from flightedl.errors import CorruptError, NotFoundError, UsageError
+from flightedl.recording.reader import recordings_in
+from flightedl.recording.writer import BackgroundFile, Recorder, recording_process
+from flightedl.testing.contracts.coordinator import eventually
+
+
+def record(directory: Path, count: int) -> Path:
+    with recording_process(str(directory), "master", "demo", SystemClock()) as recorder:
+        assert recorder is not None
+        core = recorder.core("master")
+        for number in range(count):
+            core.record(float(number), events.WaitEnded(number))
+    (path,) = directory.iterdir()
+    return path
+
+
+def numbers(directory: Path) -> list[int]:
+    (recording,) = recordings_in(directory)
+    return [number for number, _ in recording.records()]
+
+
+def test_nothing_is_recorded_unless_it_is_wanted() -> None:
+    with recording_process("", "master", "demo", SystemClock()) as recorder:
+        assert recorder is None
+
+
+def test_all_is_there_at_the_end(tmp_path: Path) -> None:
+    record(tmp_path / "new" / "place", 1000)
+    (recording,) = recordings_in(tmp_path / "new" / "place")
+    found = [each for _, each in recording.records()]
+    assert (recording.header.process, recording.header.job) == ("master", "demo")
+    assert [each.at for each in found] == [float(number) for number in range(1000)]
+    assert {each.name for each in found} == {"WaitEnded"}
+
+
+def test_it_is_on_the_disk_soon(tmp_path: Path) -> None:
+    with recording_process(str(tmp_path), "master", "demo", SystemClock()) as recorder:
+        assert recorder is not None
+        recorder.core("master").record(0.0, events.TimePassed())
+        eventually(lambda: any(path.read_bytes().count(b"\n") == 2 for path in tmp_path.iterdir()))
+
+
+@pytest.mark.parametrize("cut", [1, 20, 60])
+def test_a_file_that_is_cut_is_read_to_its_last_whole_line(tmp_path: Path, cut: int) -> None:
+    path = record(tmp_path, 3)
+    path.write_bytes(path.read_bytes()[:-cut])
+    assert numbers(tmp_path) == [1, 2]
+
+
+def test_a_last_line_of_zeros_is_no_event(tmp_path: Path) -> None:
+    path = record(tmp_path, 2)
+    path.write_bytes(path.read_bytes() + b"\x00" * 50 + b"\n")
+    assert numbers(tmp_path) == [1, 2]
+
+
+def test_a_line_in_the_midst_that_is_damaged_is_an_error(tmp_path: Path) -> None:
+    path = record(tmp_path, 3)
+    lines = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(b"".join([*lines[:2], b"{}\n", *lines[3:]]))
+    with pytest.raises(CorruptError, match="event 2 is damaged"):
+        numbers(tmp_path)
+
+
+def test_a_process_that_died_at_once_has_no_recording(tmp_path: Path) -> None:
+    path = record(tmp_path, 0)
+    path.write_bytes(path.read_bytes()[:10])
+    with pytest.raises(NotFoundError, match="has no recordings"):
+        recordings_in(tmp_path)
+
+
+def test_another_format_is_refused(tmp_path: Path) -> None:
+    path = record(tmp_path, 0)
+    path.write_bytes(path.read_bytes().replace(b'"format":1', b'"format":2'))
+    with pytest.raises(CorruptError, match="format 2"):
+        recordings_in(tmp_path)
+
+
+def test_a_place_that_cannot_be_written_is_told_at_once(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with (
+        pytest.raises(UsageError, match="nothing can be recorded"),
+        recording_process(str(tmp_path / "file"), "master", "demo", SystemClock()),
+    ):
+        pass
+
+
+class FullDisk:
+    def write(self, _: Any) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+
+def test_training_goes_on_when_the_disk_is_full(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    file = BackgroundFile(tmp_path / "x")
+    file._file.close()
+    file._file = FullDisk()  # type: ignore[assignment]
+    recorder = Recorder("master", "1", "demo", SystemClock(), file.write)
+    core = recorder.core("master")
+    with caplog.at_level(logging.WARNING):
+        core.record(0.0, events.TimePassed())
+        eventually(lambda: file.write(b"") is False)
+        for _ in range(3):
+            core.record(0.0, events.TimePassed())
+        file.close()
+    assert caplog.text.count("recording has stopped, and training goes on") == 1
+    assert "No space left" in caplog.text
+
+
+def test_it_stops_at_the_limit_of_its_size(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    file = BackgroundFile(tmp_path / "x", limit_bytes=100)
+    with caplog.at_level(logging.WARNING):
+        while file.write(b"0123456789\n"):
+            pass
+        file.close()
+    assert "has reached its limit" in caplog.text
+
+
+def test_a_value_that_cannot_be_written_ends_the_recording_only(caplog: pytest.LogCaptureFixture) -> None:
+    lines: list[bytes] = []
+    recorder = Recorder("master", "1", "demo", SystemClock(), lines.append)
+    with caplog.at_level(logging.WARNING):
+        recorder.core("master").record(0.0, events.StatusTold([object()]))  # type: ignore[list-item]
+        recorder.core("master").record(0.0, events.TimePassed())
+    assert len(lines) == 1
+    assert "cannot be recorded" in caplog.text

@@ -1,0 +1,92 @@
+"""What a recording leaves out."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+
+import msgspec
+import pytest
+
+from flightedl.domain.master import effects as out
+from flightedl.domain.master import events
+from flightedl.domain.master.core import MasterCore
+from flightedl.domain.master.state import CoreSettings, StoredState
+from flightedl.domain.queue.values import FailedPiece, Quarantined, QueueSettings
+from flightedl.messages.declarations import DatasetDeclaration, DeclaredDataset, JobDeclaration
+from flightedl.messages.tasks import FailedTask, TasksTicket
+from flightedl.recording.redaction import redacted, stored_without, text_without, url_without
+from flightedl.recording.values import encode, tagged
+
+SECRET = "hunter2"
+
+
+def line(value: object) -> str:
+    return encode(redacted(value, tagged(value))).decode()
+
+
+@pytest.mark.parametrize(
+    ("url", "without"),
+    [
+        ("/data/train-*.parquet", "/data/train-*.parquet"),
+        ("s3://bucket/a", "s3://bucket/a"),
+        (f"https://me:{SECRET}@host/a", "https://host/a?"),
+        (f"https://host/a?token={SECRET}", "https://host/a?"),
+    ],
+)
+def test_a_url_is_written_without_what_opens_it(url: str, without: str) -> None:
+    assert url_without(url).startswith(without)
+    assert SECRET not in url_without(url)
+
+
+def test_a_text_is_its_class_and_a_digest_and_stays_that() -> None:
+    short = text_without(f"ValueError: {SECRET}")
+    assert short.startswith("ValueError: #")
+    assert SECRET not in short
+    assert text_without(short) == short
+    assert text_without(f"ValueError: {SECRET}") == short
+    assert text_without("") == ""
+
+
+def test_what_a_script_raised_is_not_told() -> None:
+    failed = FailedTask(epoch=0, position=0, attempt=1, error=SECRET, batch=None, place=SECRET)
+    assert SECRET not in line(events.WorkAsked(1, TasksTicket(trainer="a", generation=1, failed=[failed])))
+    piece = FailedPiece(0, 0, 0, 0, 1, 3, "a", SECRET)
+    assert SECRET not in line(out.QueueNews("", Quarantined(piece)))
+
+
+def test_declared_data_is_told_without_secrets() -> None:
+    declared = DatasetDeclaration(urls=[f"https://host/a?token={SECRET}"], batch_size=1, filter=[("user", "=", SECRET)])
+    assert SECRET not in line(events.DatasetDeclared(1, declared))
+    reply = DeclaredDataset(index_hash="i", task_count=1, record_count=1, schema="", declaration=declared)
+    assert SECRET not in line(out.Answer(1, reply, 0))
+    again = msgspec.convert(
+        json.loads(line(events.DatasetDeclared(1, declared)))["DatasetDeclared"]["declared"], DatasetDeclaration
+    )
+    assert line(events.DatasetDeclared(1, again)) == line(events.DatasetDeclared(1, declared))
+
+
+def test_what_a_predecessor_left_is_told_without_secrets() -> None:
+    declared = DatasetDeclaration(urls=[f"https://host/a?token={SECRET}"], batch_size=1)
+    reply = DeclaredDataset(index_hash="i", task_count=1, record_count=1, schema="", declaration=declared)
+    tasks = QueueSettings(1, lambda _: 1, attempts_limit=1, confirmations=0)
+    settings = CoreSettings(generation=1, pserver_count=1, keeps_checkpoints=False)
+    core = MasterCore(settings, 0.0, StoredState(declaration=JobDeclaration(dataset=reply)), tasks)
+    core.apply(events.LeasesSeen({"a": 1}, {}, 1), 0.0)
+    core.apply(events.WorkAsked(1, TasksTicket(trainer="a", generation=1, want=1)), 0.0)
+    failed = FailedTask(epoch=0, position=0, attempt=1, error=SECRET, batch=None)
+    core.apply(events.WorkAsked(2, TasksTicket(trainer="a", generation=1, want=0, failed=[failed])), 0.0)
+    core.apply(events.EvaluationIndexed("e", reply, tasks), 0.0)
+    encoded = core.encode()
+    stored = StoredState(
+        declaration=core.declaration,
+        queue=encoded["queue"],
+        failures=encoded["failures"],
+        evaluations=encoded["evaluations"],
+    )
+    assert SECRET.encode() in encoded["failures"]
+    assert SECRET.encode() in encoded["evaluations"]
+    safe = stored_without(stored)
+    told = (safe.failures, safe.evaluations, encode(safe.declaration))
+    assert not any(SECRET.encode() in (each or b"") for each in told)
+    MasterCore(dataclasses.replace(settings, generation=2), 0.0, safe, tasks).check()

@@ -1,0 +1,82 @@
+"""Simulated runs are recorded, and go the same way again; with a bug in the product they do not."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from flightedl.errors import CorruptError
+from flightedl.recording.reader import recordings_in
+from flightedl.recording.replay import Difference, first_difference, replay
+from flightedl.testing.simulation import Outcome, run_seed
+from flightedl.testing.simulation.planted import planted
+
+
+def record(seed: int, directory: Path) -> Path:
+    assert isinstance(run_seed(seed, record=directory), Outcome)
+    return directory
+
+
+def differences(directory: Path) -> list[Difference]:
+    found = [replay(recording) for recording in recordings_in(directory)]
+    assert sum(each.events for each in found) > 100
+    return [each.difference for each in found if each.difference is not None]
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_recorded_run_goes_the_same_way_again(tmp_path: Path, seed: int) -> None:
+    assert differences(record(seed, tmp_path)) == []
+
+
+def test_recording_changes_nothing(tmp_path: Path) -> None:
+    assert run_seed(3) == run_seed(3, record=tmp_path)
+
+
+def test_it_goes_the_same_way_where_texts_have_other_hashes(tmp_path: Path) -> None:
+    """What a core decides depends on no order of a set."""
+    record(5, tmp_path)
+    command = [sys.executable, "-m", "flightedl_tools", "replay", str(tmp_path)]
+    ended = subprocess.run(
+        command, env={"PYTHONHASHSEED": "1"}, capture_output=True, text=True, check=False, timeout=50
+    )
+    assert ended.returncode == 0, ended.stderr
+
+
+@pytest.mark.parametrize(
+    ("bug", "core"),
+    [
+        ("a member before all have agreed", "master"),
+        ("orders to go back are forgotten", "life"),
+        ("an epoch ends early", "master"),
+    ],
+)
+def test_a_bug_shows_when_the_run_is_replayed(tmp_path: Path, bug: str, core: str) -> None:
+    for seed in range(20):
+        directory = record(seed, tmp_path / str(seed))
+        with planted([bug]):
+            found = differences(directory)
+        if found:
+            assert found[0].core.startswith(core)
+            assert found[0].expected != found[0].actual
+            return
+    pytest.fail("the bug does not show")
+
+
+def test_the_first_effect_that_differs_is_named() -> None:
+    assert first_difference([1, 2], [1, 2]) is None
+    assert first_difference([1, 2], [1, 3]) == (2, 2, 3, "")
+    assert first_difference([1], [1, 3]) == (2, None, 3, "")
+    assert first_difference([1, 2], [1]) == (2, 2, None, "")
+
+
+def test_an_event_of_another_version_is_told(tmp_path: Path) -> None:
+    record(0, tmp_path)
+    path = max(tmp_path.iterdir(), key=lambda path: path.stat().st_size)
+    path.write_bytes(
+        path.read_bytes().replace(b'"TimePassed"', b'"TimePasses"').replace(b'"StepAsked"', b'"StepTaken"')
+    )
+    with pytest.raises(CorruptError, match=r"event \d+: no event of"):
+        differences(tmp_path)

@@ -1,0 +1,51 @@
+"""``flightedl replay``."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from flightedl.testing.simulation import Outcome, run_seed
+from flightedl.testing.simulation.planted import planted
+from flightedl_tools.main import run_command_line
+
+SEED = 2
+BUG = "a member before all have agreed"
+
+
+@pytest.fixture
+def recorded(tmp_path: Path) -> str:
+    assert isinstance(run_seed(SEED, record=tmp_path / "r"), Outcome)
+    return str(tmp_path / "r")
+
+
+def test_a_run_that_goes_the_same_way_again(recorded: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_command_line(["replay", recorded]) == 0
+    told = capsys.readouterr()
+    assert "events, the same" in told.out
+    assert not told.err
+
+
+def test_what_differs_is_told(recorded: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with planted([BUG]):
+        assert run_command_line(["replay", recorded]) == 1
+    told = capsys.readouterr()
+    assert "another effect at event" in told.out
+    assert "recorded:" in told.err
+    assert "master-1: event" in told.err
+
+
+def test_for_scripts(recorded: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with planted([BUG]):
+        assert run_command_line(["replay", recorded, "--json"]) == 1
+    found = json.loads(capsys.readouterr().out)["processes"]
+    differences = [each["difference"] for each in found if each["difference"] is not None]
+    assert differences[0]["core"] == "master-1"
+    assert differences[0]["expected"] != differences[0]["actual"]
+
+
+def test_a_place_without_recordings(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_command_line(["replay", str(tmp_path)]) == 2
+    assert "has no recordings" in capsys.readouterr().err

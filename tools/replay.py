@@ -1,0 +1,56 @@
+"""``flightedl replay``: runs recorded events again, and tells the story of a part of a run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+import msgspec
+
+from flightedl.errors import EXIT_FAILED
+from flightedl.recording.reader import recordings_in
+from flightedl.recording.replay import Difference, Replayed, replay
+
+
+@click.command("replay")
+@click.argument("directory", type=click.Path(path_type=Path, exists=True, file_okay=False))
+@click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
+def replay_(directory: Path, as_json: bool) -> int:
+    """Run a recorded run again, and compare.
+
+    DIRECTORY is where `flightedl run --record` (or `fe.local(record=)`) has put its recordings. Every event that
+    happened to a process happens again, and has to have the effects that it had then. Exit code 1: an effect is
+    another one; it is told on stderr.
+    """
+    found = [replay(recording) for recording in recordings_in(directory)]
+    differences = [each.difference for each in found if each.difference is not None]
+    if as_json:
+        click.echo(msgspec.json.encode({"processes": found}))
+    else:
+        for each in found:
+            click.echo(_line(each))
+        for difference in differences:
+            click.echo(text_of(difference), err=True)
+    return EXIT_FAILED if differences else 0
+
+
+def _line(found: Replayed) -> str:
+    verdict = "the same" if found.difference is None else f"another effect at event {found.difference.number}"
+    return f"{found.process}: {found.events} events, {verdict}"
+
+
+def text_of(difference: Difference) -> str:
+    """For people."""
+    lines = [
+        f"{difference.process}, {difference.core}: event {difference.number}, at {difference.at:.3f} s, differs",
+        f"  event:     {_json(difference.event)}",
+        f"  effect:    number {difference.effect}",
+        f"  recorded:  {_json(difference.expected)}",
+        f"  now:       {_json(difference.actual)}",
+    ]
+    return "\n".join([*lines, *(f"  {line}" for line in difference.trace.splitlines())])
+
+
+def _json(value: Any) -> str:
+    return "nothing" if value is None else msgspec.json.encode(value).decode()
