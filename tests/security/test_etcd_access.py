@@ -6,9 +6,8 @@ import dataclasses
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import etcd3.etcdrpc as rpc
 import pytest
-from etcd3.etcdrpc.auth_pb2 import Permission
+from etcd_users import enable
 
 from flightedl.adapters.certificates import Member, create
 from flightedl.adapters.clock import SystemClock
@@ -42,22 +41,8 @@ def places(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def etcd(places: Path) -> Iterator[EtcdServer]:
     """An etcd with a user for each of two jobs, who may only touch that job's keys."""
     with EtcdServer(tls_dir=places / "etcd") as server:
-        channel = server.access.channel(server.address, TIMEOUT_S)
-        auth = rpc.AuthStub(channel)
-        auth.UserAdd(rpc.AuthUserAddRequest(name="root", password="root"), timeout=TIMEOUT_S)
-        auth.UserGrantRole(rpc.AuthUserGrantRoleRequest(user="root", role="root"), timeout=TIMEOUT_S)
-        for job in ("job-a", "job-b"):
-            auth.RoleAdd(rpc.AuthRoleAddRequest(name=job), timeout=TIMEOUT_S)
-            for prefix in (JobKeys(job).prefix, JobKeys(job).state_prefix):
-                whole = Permission(
-                    permType=Permission.READWRITE, key=prefix.encode(), range_end=prefix[:-1].encode() + b"0"
-                )
-                auth.RoleGrantPermission(rpc.AuthRoleGrantPermissionRequest(name=job, perm=whole), timeout=TIMEOUT_S)
-            for user in (job, f"flightedl-{job}"):
-                auth.UserAdd(rpc.AuthUserAddRequest(name=user, password=PASSWORD), timeout=TIMEOUT_S)
-                auth.UserGrantRole(rpc.AuthUserGrantRoleRequest(user=user, role=job), timeout=TIMEOUT_S)
-        auth.AuthEnable(rpc.AuthEnableRequest(), timeout=TIMEOUT_S)
-        channel.close()
+        users = {job: (job, f"flightedl-{job}") for job in ("job-a", "job-b")}
+        enable(server, users, PASSWORD)
         yield server
 
 

@@ -14,6 +14,7 @@ import msgspec
 import numpy as np
 import psutil
 import pytest
+from etcd_users import enable
 
 import flightedl as fe
 from flightedl.adapters.clock import SystemClock
@@ -90,6 +91,7 @@ def test_certificates_are_renewed_while_the_job_runs(tmp_path: Path) -> None:
     certificates = tmp_path / "certs"
     run_command("certs", "create", str(certificates), "--job", "secured")
     with EtcdServer(tls_dir=certificates / "etcd") as etcd:
+        enable(etcd, {"secured": ("flightedl-server", "flightedl-etcd")}, "unused")
         cluster = fe.local(
             pservers=2,
             job="secured",
