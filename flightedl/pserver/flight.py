@@ -112,7 +112,7 @@ class PserverFlight:
                 if pushed.piece.outcome == Outcome.PARTLY_APPLIED and pushed.piece.values is not None:
                     bits = pushed.piece.values[: pushed.piece.offsets[1]].tobytes()
                     lacking.update(lacking_of(bits, 1 + len(header.further)))
-            shard.announce_changes()
+            shard.changes.announce()
         return encode(
             PushReply(
                 accepted=counts[Outcome.ACCEPTED],
@@ -184,7 +184,7 @@ class PserverFlight:
         """Push what one message carries; the outcomes, with about as many values as came, of those that can leave."""
         shard.counts.messages += 1
         pushed = shard.push_parts(header, parts)
-        shard.announce_changes()
+        shard.changes.announce()
         pieces = [one.piece for one in pushed]
         budget = sum(len(part.data) for part in parts) - sum(piece.size_bytes for piece in pieces) if waiting else 0
         while waiting and budget > 0:
@@ -216,7 +216,7 @@ class PserverFlight:
         """Values as their versions are reached, a message's worth at a time, until the deadline."""
         seen = -1
         while waiting:
-            known, seen = seen, shard.wait_for_change(seen, min(_SLICE_S, deadline - self._clock.now()))
+            known, seen = seen, shard.changes.wait(seen, min(_SLICE_S, deadline - self._clock.now()))
             # Rounds close in about the order in which their rows came: a few that are not there yet stop the search.
             # When nothing has changed for a while there is time to look at all.
             patience = len(waiting) if known in {-1, seen} else _LOOK_AHEAD

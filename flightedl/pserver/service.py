@@ -358,10 +358,9 @@ class PserverService:
         self._check(view)
         self._life.require_visible()
         shard = self._blocks()
-        verdict = shard.set_members(view)
-        shard.announce_changes()
-        highest = shard.highest_version() if verdict.refuses_mode else shard.highest_open_round()
-        return verdict.reply(view.serial, highest)
+        reply = shard.set_members(view)
+        shard.changes.announce()
+        return reply
 
     def snapshot(self, request: SnapshotRequest) -> SnapshotReply:
         """Carry out an order, or say how far the newest one is.

@@ -1,56 +1,46 @@
-"""The blocks that one pserver holds: their arrays, their rounds, and what is applied to them.
+"""The blocks that one pserver holds: their arrays, carried through what ``domain.pserver.blocks`` decides.
 
 Rules:
 
-* Neighbouring blocks with the same history are one *unit* (see ``units``), which has a lock. Under it: get all memory
-  that a push may take, mark the batch as applied, ask the round what to do with it, do the arithmetic, close the round
-  when it is full. So a block's values, slots, version and applied batches always belong together. What fails between
-  the mark and the end is the end of this shard (see ``soundness``).
-* Nothing is touched before a row was checked: a block of this shard, the right number of bytes, finite.
-* A version that has been reached wakes all waiters once per message (``announce_changes``), not once per block.
+* A span of the protocol is a *unit* (see ``units``), which has a lock. Under it: get all memory that a push may take,
+  let the protocol decide, carry its effects out. What fails between the decision and the last effect is the end of
+  this shard (see ``soundness``).
+* Nothing is touched before a row was checked (see ``incoming``): a block of this shard, the right number of bytes,
+  finite.
+* A version that has been reached wakes all waiters once per message (see ``changes``), not once per block.
 * Values leave as they lie in memory, lent under the unit's lock: what a reader gets is one version, never a mixture.
 * A view changes all blocks at once, under all their locks.
 
-Lock order: units by rising number, then the applied batches, then the change counter. No lock is held while waiting or
-sending.
+Lock order: units by rising number, then what they share, then the changes. No lock is held while waiting or sending.
 """
 
 from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from flightedl.domain.consistency.modes import Async, Mode, Sync
-from flightedl.domain.consistency.rounds import BlockRounds
-from flightedl.domain.consistency.rounds_values import (
-    Accumulate,
-    Apply,
-    Arrival,
-    Arrived,
-    NotMember,
-    Pull,
-    Repeated,
-    Stale,
-)
-from flightedl.domain.consistency.views import PserverView, ViewVerdict, view_of
-from flightedl.domain.exactly_once.accumulation import having_bits
+from flightedl.domain.consistency.modes import Mode
+from flightedl.domain.consistency.rounds_values import Pull
 from flightedl.domain.exactly_once.applied import AppliedBatches
-from flightedl.domain.exactly_once.batches import Batch
-from flightedl.domain.model.optimizers import LAMB, Optimizer
-from flightedl.domain.model.sharding import ShardPlan, runs_of
-from flightedl.domain.pserver.first_values import FirstValues
-from flightedl.errors import BusyError, CorruptError, FencedError, GradientError, MessageError
+from flightedl.domain.model.optimizers import Optimizer
+from flightedl.domain.model.sharding import ShardPlan
+from flightedl.domain.pserver.block_values import BlocksDue, CopyBlocks, Effect, EmptyRound, Needs, Push
+from flightedl.domain.pserver.block_values import Pushed as Decided
+from flightedl.domain.pserver.blocks import BlockProtocol
+from flightedl.errors import BusyError, CorruptError, FencedError, MessageError
 from flightedl.formats.shard_files import StoredBlock
-from flightedl.kernels.compiled import Update, block_kernels, half_kernels, kernel_for
-from flightedl.messages.control import ViewRequest
+from flightedl.messages.control import ViewReply, ViewRequest
 from flightedl.messages.parameters import Outcome, PushHeader
 from flightedl.pserver.arena import Arena
+from flightedl.pserver.building import units_of
+from flightedl.pserver.changes import Changes
+from flightedl.pserver.incoming import IncomingValues, covers
 from flightedl.pserver.snapshots import BlockCopies
 from flightedl.pserver.soundness import Soundness
 from flightedl.pserver.units import Unit, UnitBlock
@@ -58,8 +48,6 @@ from flightedl.wire.parts import Part
 from flightedl.wire.rows import Piece, Row, Rows
 
 Array = npt.NDArray[np.generic]
-#: The batches of a push, each with the number of batches of its task.
-Batches = Sequence[tuple[Batch, int]]
 
 
 @dataclass(slots=True)
@@ -86,19 +74,6 @@ class Pushed(NamedTuple):
     wanted: Wanted | None
 
 
-_OUTCOMES: dict[type[Arrival], Outcome] = {
-    Accumulate: Outcome.ACCEPTED,
-    Apply: Outcome.ACCEPTED,
-    Arrived: Outcome.ACCEPTED,
-    Repeated: Outcome.ALREADY_APPLIED,
-    Stale: Outcome.STALE,
-    NotMember: Outcome.NOT_MEMBER,
-}
-
-
-_ANSWERED = frozenset({Outcome.ACCEPTED, Outcome.ALREADY_APPLIED})
-
-
 class ShardState:
     """The blocks of one pserver. Thread-safe.
 
@@ -121,101 +96,35 @@ class ShardState:
         on_lost: Callable[[str], None] = lambda _: None,
     ) -> None:
         self.plan_hash = plan.hash
-        self._soundness = Soundness(on_lost)
         self.counts = Counts()
+        self.changes = Changes()
+        self._soundness = Soundness(on_lost)
         self._plan = plan
         self._index = index
-        self._set_mode(mode)
         self._arena = Arena()
-        #: In order; replaced, never changed, when one is split.
-        self._units = self._build(plan, index, optimizer, mode, wire)
-        self._structure = threading.Lock()
-        self._locks = [unit.lock for unit in self._units]
-        #: Block number -> its unit.
-        self._unit_of = {number: unit for unit in self._units for number in unit.numbers}
-        self._first_values = FirstValues()
-        self._applied = AppliedBatches(len(self._unit_of))
-        self._applied_lock = threading.Lock()
-        self._view = PserverView(mode)
+        units = units_of(plan, index, optimizer, mode, wire, self._arena)
+        self._locks = [unit.lock for unit in units]
+        self._numbers = [number for unit in units for number in unit.numbers]
+        #: Of what all units share: the applied batches, the units themselves, and which copies are being made.
+        self._shared_lock = threading.Lock()
+        self._protocol = BlockProtocol(units, mode, self._shared_lock)
+        self._incoming = IncomingValues(plan)
         #: The snapshot whose blocks are being copied; changed under all locks, read under any of them.
         self._copies: BlockCopies | None = None
-        self._is_restored = False
         #: Block number -> (version, updates) of blocks taken over from a checkpoint.
         self._restored: dict[int, tuple[int, int]] = {}
-        self._change = threading.Condition()
-        self._change_count = 0
-        #: Something has changed that others may wait for, and was not announced.
-        self._has_news = False
-
-    def _set_mode(self, mode: Mode) -> None:
-        self._mode = mode
-        self._is_mean = isinstance(mode, Sync) and mode.reduce == "mean"
-        self._is_synchronous = isinstance(mode, Sync)
-        self._is_deterministic = isinstance(mode, Sync) and mode.deterministic
-        self._scales_by_staleness = isinstance(mode, Async) and mode.staleness_scaled
-
-    def _build(self, plan: ShardPlan, index: int, optimizer: Optimizer, mode: Mode, wire: str) -> list[Unit]:
-        if wire or any(spec.short_kind for spec in plan.parameters):
-            half_kernels(wire)
-        updates: dict[tuple[Optimizer, str], Update] = {}
-        units: list[Unit] = []
-        local = 0
-        for run in runs_of(plan, index):
-            for numbers in self._of_one_rule(plan, run, optimizer):
-                spec = plan.parameters[plan.block(numbers.start).parameter]
-                rule, dtype = optimizer.for_parameter(spec.name), spec.storage_dtype
-                update = next((known for (r, d), known in updates.items() if (r, d) == (rule, dtype)), None)
-                if update is None:
-                    update = kernel_for(rule, dtype)
-                    updates[rule, dtype] = update
-                sizes = [plan.block(number).size for number in numbers]
-                total = sum(sizes)
-                units.append(
-                    Unit(
-                        numbers,
-                        range(local, local + len(numbers)),
-                        sizes,
-                        self._arena.allocate(total, dtype),
-                        [self._arena.allocate(total, dtype, slot.initial) for slot in rule.slots],
-                        BlockRounds(mode),
-                        update,
-                        block_kernels(dtype),
-                        self._arena,
-                        threading.Lock(),
-                        spec.short_kind or wire,
-                    )
-                )
-                local += len(numbers)
-        return units
-
-    @staticmethod
-    def _of_one_rule(plan: ShardPlan, run: range, optimizer: Optimizer) -> Iterator[range]:
-        """The parts of a run whose blocks can be updated by one kernel call."""
-        if isinstance(optimizer, LAMB):
-            # Its norms are those of a block.
-            yield from (range(number, number + 1) for number in run)
-            return
-        if not optimizer.overrides:
-            yield run
-            return
-        rules = [optimizer.for_parameter(plan.parameters[plan.block(n).parameter].name) for n in run]
-        start = 0
-        for place in range(1, len(run) + 1):
-            if place == len(run) or rules[place] != rules[start]:
-                yield run[start:place]
-                start = place
 
     # what it is
 
     @property
     def numbers(self) -> list[int]:
         """The blocks' numbers, rising."""
-        return list(self._unit_of)
+        return self._numbers
 
     @property
     def block_count(self) -> int:
         """Number of blocks."""
-        return len(self._unit_of)
+        return len(self._numbers)
 
     @property
     def size_bytes_total(self) -> int:
@@ -223,17 +132,12 @@ class ShardState:
         return self._arena.size_bytes
 
     def blocks(self) -> list[UnitBlock]:
-        """Every block with its state, as it lies in memory; for who knows that nobody pushes."""
-        return [unit.block(self._plan.block(number)) for unit in self._units for number in unit.numbers]
+        """Every block with its state, as it lies in memory; for a caller who knows that nobody pushes."""
+        return [unit.block(self._plan.block(number)) for unit in self._protocol.spans for number in unit.numbers]
 
     def version_range(self) -> tuple[int, int]:
         """Lowest and highest version."""
-        versions = [unit.rounds.version for unit in self._units]
-        return (min(versions), max(versions)) if versions else (0, 0)
-
-    def highest_open_round(self) -> int:
-        """What a member that joins now has to start at, or later."""
-        return max((unit.rounds.position for unit in self._units), default=0)
+        return self._protocol.version_range()
 
     @contextlib.contextmanager
     def _locked(self, number: int) -> Iterator[Unit]:
@@ -246,23 +150,13 @@ class ShardState:
         with unit.lock:
             self._soundness.require()
             # It may have been split before the lock was taken; its parts share the lock.
-            yield self._unit_of[number] if unit.is_split else unit
+            yield self._unit(number) if unit.is_split else unit
 
     def _unit(self, number: int) -> Unit:
-        unit = self._unit_of.get(number)
+        unit = self._protocol.span_of(number)
         if unit is None:
             raise MessageError(f"block {number} does not lie on this pserver")
         return unit
-
-    def _split(self, unit: Unit) -> None:
-        """Give every block a unit of its own; the unit's lock is held."""
-        if len(unit.numbers) == 1 or unit.is_split:
-            return
-        with self._soundness, self._structure:
-            parts = unit.split()
-            at = self._units.index(unit)
-            self._units = [*self._units[:at], *parts, *self._units[at + 1 :]]
-            self._unit_of.update((part.numbers.start, part) for part in parts)
 
     # first values
 
@@ -273,24 +167,15 @@ class ShardState:
             MessageError: not a block of this pserver, or of another size.
             GradientError: not finite.
         """
-        unit = self._unit(row.block)
-        place = self._plan.block(row.block)
-        spec = self._plan.parameters[place.parameter]
-        size_bytes = place.size * spec.seen_item_bytes
-        if len(row.values) != size_bytes:
-            raise MessageError(
-                f"block {row.block} of {self._name(row.block)!r} has {size_bytes} bytes, not {len(row.values)}"
-            )
-        sent = unit.incoming(row.values) if spec.short_kind else row.array(unit.values.dtype)
-        values = self._finite(unit, range(row.block, row.block + 1), sent)
+        values = self._incoming.first_values(self._unit(row.block), row)
         with self._locked(row.block) as unit:
-            if unit.updates == 0 and not self._is_restored and self._first_values.may_take(row.block, election):
+            if self._protocol.may_initialize(unit, row.block, election):
                 unit.writable()[unit.part(row.block)] = values
-                self._first_values.took(row.block, election)
+                self._protocol.initialized(row.block, election)
 
     def initialized_count(self, election: int) -> int:
         """Blocks that have the first values of this election."""
-        return self._first_values.count(election)
+        return self._protocol.initialized_count(election)
 
     # pushes
 
@@ -305,37 +190,37 @@ class ShardState:
                 A sum of several batches in another mode than async.
             GradientError: not finite; likewise.
         """
-        batches = self._batches(header)
+        push = Push.of(header)
         found: list[Pushed] = []
         position = 0
         while position < len(rows):
             unit = self._unit(rows.blocks[position])
             stop = position + len(unit.numbers)
-            if not _covers(unit, rows, position, stop):
+            if not covers(unit, rows, position, stop):
                 number = rows.blocks[position]
                 if len(data := rows.bytes_of(position, position + 1)):
-                    self._checked(unit, range(number, number + 1), data)
-                with unit.lock:
-                    self._split(unit)
-            elif (
-                pushed := self._push(header, batches, unit, rows.versions[position], rows.bytes_of(position, stop))
-            ) is not None:
+                    self._incoming.gradient(unit, range(number, number + 1), data)
+                with unit.lock, self._soundness:
+                    self._protocol.split(unit)
+                continue
+            data = rows.bytes_of(position, stop)
+            if (pushed := self._push(push, unit, rows.versions[position], data, header.pull)) is not None:
                 found.append(pushed)
                 position = stop
         return found
 
     def push_parts(self, header: PushHeader, parts: Sequence[Part]) -> list[Pushed]:
         """Likewise with the parts of one message of a step. A part is mostly a unit: then nothing is done per block."""
-        batches = self._batches(header)
-        if len(parts) > 1 and sum(len(part.blocks) for part in parts) > len(self._unit_of):
+        if len(parts) > 1 and sum(len(part.blocks) for part in parts) > self.block_count:
             raise MessageError("a message names more blocks than there are")
+        push = Push.of(header)
         found: list[Pushed] = []
         for part in parts:
             blocks, version, _, data = part
             unit = self._unit(blocks.start)
             pushed = None
             if blocks == unit.numbers and (len(data) == unit.offsets[-1] or not data):
-                pushed = self._push(header, batches, unit, version, data)
+                pushed = self._push(push, unit, version, data, header.pull)
             if pushed is not None:
                 found.append(pushed)
             else:
@@ -353,54 +238,35 @@ class ShardState:
         if offsets[-1] != len(part.data):
             first = part.blocks[0]
             raise MessageError(
-                f"{len(part.blocks)} blocks from block {first} of {self._name(first)!r} have {offsets[-1]} bytes, "
-                f"not {len(part.data)}"
+                f"{len(part.blocks)} blocks from block {first} of {self._incoming.name_of(first)!r} "
+                f"have {offsets[-1]} bytes, not {len(part.data)}"
             )
         count = len(part.blocks)
         return Rows(list(part.blocks), [part.version] * count, [0] * count, offsets, part.data)
 
-    def _batches(self, header: PushHeader) -> Batches:
-        named = (header.identity, *header.further) if header.further else (header.identity,)
-        if len(named) > 1 and not isinstance(self._mode, Async):
-            raise MessageError("sums of several batches are taken in async mode only: push each batch for itself")
-        return [(Batch(one.epoch, one.task, one.batch), one.batch_count) for one in named]
-
-    def _push(
-        self, header: PushHeader, batches: Batches, unit: Unit, base_version: int, data: memoryview
-    ) -> Pushed | None:
-        """All blocks of a unit; None: it was split meanwhile."""
-        numbers = unit.numbers
-        gradient = self._checked(unit, numbers, data) if len(data) else None
+    def _push(self, push: Push, unit: Unit, base_version: int, data: memoryview, pull: bool) -> Pushed | None:
+        """All blocks of a unit; None: it was split meanwhile. ``pull``: the sender wants the values that follow."""
+        gradient = self._incoming.gradient(unit, unit.numbers, data) if len(data) else None
+        protocol, has_gradient = self._protocol, gradient is not None
         with unit.lock:
+            self._soundness.require()
             if unit.is_split:
                 return None
-            if not self._view.is_member(header.member, header.trainer, header.generation):
-                self.counts.refused += len(numbers)
-                return Pushed(Piece(numbers, unit.rounds.version, Outcome.NOT_MEMBER, None, unit.offsets), None)
-            weight = 0.0 if gradient is None else header.weight if self._is_mean else 1.0
-            kept = self._get_memory(unit, header.member, base_version, gradient)
+            needs = protocol.prepare(unit, push, base_version, has_gradient=has_gradient)
+            kept = self._get_ready(unit, needs, gradient)
             with self._soundness:
-                is_new = self._mark(unit, batches)
-                if is_new is None:
+                decided = protocol.push(unit, push, base_version, has_gradient=has_gradient)
+                if decided is None:
                     return None
-                if isinstance(is_new, bytes):
-                    return self._refuse_sum(unit, is_new)
-                arrival = self._arrive(unit, header, batches, base_version, weight, is_new=is_new)
-                if gradient is not None:
-                    self._take(unit, batches[0][0], arrival, gradient if kept is None else kept, weight, header)
-                self._close_rounds(unit)
-                self._note_version(unit)
-            if not self._is_synchronous:
-                self._has_news = True
-            outcome = _OUTCOMES[type(arrival)]
-            if outcome == Outcome.ACCEPTED and not is_new:
-                outcome = Outcome.ALREADY_APPLIED
-            pushed = self._answer(unit, header, outcome, base_version)
-        self._count(outcome, len(numbers))
+                self._carry_out(unit, decided.effects, gradient if kept is None else kept, is_sent_next=pull)
+            if decided.is_news:
+                self.changes.note()
+            pushed = self._answer(unit, decided, pull)
+        self._count(decided.outcome, len(unit.numbers))
         return pushed
 
-    def _get_memory(self, unit: Unit, member: int, base_version: int, gradient: Array | None) -> Array | None:
-        """Have all memory that a push may take, before it is marked; the unit's lock is held.
+    def _get_ready(self, unit: Unit, needs: Needs, gradient: Array | None) -> Array | None:
+        """Have all memory that a push may take, before it is taken; the unit's lock is held.
 
         Returns:
             The gradient, where it is to be kept until the round closes.
@@ -408,155 +274,65 @@ class ShardState:
         Raises:
             BusyError: there is none.
         """
-        self._soundness.require()
+        copy, has_update, has_sum, is_kept = needs
         try:
-            if unit.rounds.may_update(member, base_version):
-                self._copy_if_due(unit)
+            if copy is not None:
+                self._copy(unit, copy)
+            if has_update:
                 unit.writable()
-            if gradient is not None and self._is_synchronous:
+            if has_sum:
                 unit.have_accumulator()
-                if self._is_deterministic:
-                    return unit.copy_of(gradient)
+            if is_kept and gradient is not None:
+                return unit.copy_of(gradient)
         except MemoryError:
+            name = self._incoming.name_of(unit.numbers.start)
             raise BusyError(
-                f"pserver {self._index} has no memory left for a gradient of {self._name(unit.numbers.start)!r}: "
+                f"pserver {self._index} has no memory left for a gradient of {name!r}: "
                 "give it more, or the job more pservers"
             ) from None
         return None
 
-    def _answer(self, unit: Unit, header: PushHeader, outcome: Outcome, base_version: int) -> Pushed:
-        """What became of a push to all blocks of a unit, with the values that follow it if they can leave."""
-        numbers, wanted = unit.numbers, None
-        if header.pull and outcome in _ANSWERED:
-            min_version = self.version_after(base_version)
-            if unit.rounds.pull(header.member, min_version) is Pull.READY:
-                return Pushed(unit.piece(numbers, outcome, is_for_many=self._is_synchronous), None)
-            wanted = Wanted(numbers, min_version)
-        return Pushed(Piece(numbers, unit.rounds.version, outcome, None, unit.offsets), wanted)
-
-    def _mark(self, unit: Unit, batches: Batches) -> bool | bytes | None:
-        """Mark the batches as applied, if no block has any of them.
-
-        Returns:
-            False: all blocks have all. None: blocks differ, and the unit was split. Bytes: which ones all blocks have.
-        """
-        with self._applied_lock:
-            if len(unit.local) == 1 and len(batches) == 1:
-                batch, batch_count = batches[0]
-                having = [0 if self._applied.mark(unit.local.start, batch, batch_count) else 1]
-            else:
-                having = self._applied.mark_together(unit.local, batches)
-            if not any(having):
-                if self._copies is not None:
-                    for place in unit.local:
-                        for batch, batch_count in batches:
-                            self._copies.marked(place, batch, batch_count)
-                return True
-        if any(0 < count < len(unit.local) for count in having):
-            self._split(unit)
-            return None
-        return False if all(having) else having_bits(map(bool, having))
-
-    def _refuse_sum(self, unit: Unit, bits: bytes) -> Pushed:
-        """Every block of the unit has some of a sum's batches: these bits."""
-        count = len(unit.numbers)
-        self.counts.refused += count
-        offsets = list(range(0, (count + 1) * len(bits), len(bits)))
-        values = np.frombuffer(bits * count, np.uint8)
-        return Pushed(Piece(unit.numbers, unit.rounds.version, Outcome.PARTLY_APPLIED, values, offsets), None)
-
-    def _arrive(
-        self, unit: Unit, header: PushHeader, batches: Batches, base_version: int, weight: float, *, is_new: bool
-    ) -> Arrival:
-        """Let the marked batches arrive, or take their marks back."""
-        keep = False
-        try:
-            arrival = unit.rounds.arrive(
-                header.member,
-                base_version,
-                weight,
-                already_applied=not is_new,
-                batch=batches[0][0],
-                batch_count=batches[0][1],
-                step=header.step,
-            )
-            keep = not isinstance(arrival, Stale | NotMember)
-        finally:
-            if is_new and not keep:
-                with self._applied_lock:
-                    for place in unit.local:
-                        for batch, batch_count in batches:
-                            self._applied.unmark(place, batch, batch_count)
-        return arrival
-
-    def _take(
-        self, unit: Unit, batch: Batch, arrival: Arrival, gradient: Array, weight: float, header: PushHeader
+    def _carry_out(
+        self, unit: Unit, effects: Sequence[Effect], gradient: Array | None = None, *, is_sent_next: bool = False
     ) -> None:
-        """Do with a gradient what its arrival says."""
-        if isinstance(arrival, Accumulate):
-            if self._is_deterministic:
-                unit.keep(batch, gradient, weight)
-            else:
-                unit.accumulate(gradient, weight, is_first=arrival.is_first)
-        elif isinstance(arrival, Apply):
-            rate_factor = 1.0 / (1.0 + arrival.staleness) if self._scales_by_staleness else 1.0
-            unit.run_optimizer(gradient, 1.0, rate_factor, is_sent_next=header.pull)
+        """Do what the protocol decided; the unit's lock is held."""
+        for effect in effects:
+            if isinstance(effect, CopyBlocks):
+                self._copy(unit, effect)
+            elif isinstance(effect, BlocksDue):
+                if (copies := self._copies) is not None:
+                    copies.note_due(effect.local)
+            elif not isinstance(effect, EmptyRound):
+                unit.carry_out(effect, gradient, is_sent_next=is_sent_next)
 
-    def _close_rounds(self, unit: Unit) -> None:
-        """Close what is full; the unit's lock is held."""
-        while unit.rounds.closable():
-            self._copy_if_due(unit)
-            closing = unit.rounds.close()
-            if closing.has_update:
-                unit.add_kept()
-                assert unit.accumulator is not None, "a round has contributions but no sum"
-                scale = 1.0 / closing.total_weight if self._is_mean else 1.0
-                unit.run_optimizer(unit.accumulator, scale, is_sent_next=True)
-            self._note_version(unit)
-            self._has_news = True
-
-    def _copy_if_due(self, unit: Unit) -> None:
-        """Let a snapshot copy the unit's blocks before they change; the unit's lock is held."""
+    def _copy(self, unit: Unit, copy: CopyBlocks) -> None:
+        """Copy blocks of the unit for a snapshot, before they change; the unit's lock is held."""
         # They may be complete, and dropped by the thread that writes them, at any moment.
         copies = self._copies
-        if copies is not None:
-            try:
-                for number in unit.numbers:
-                    copies.look_at(unit.block(self._plan.block(number)))
-            except MemoryError:
-                # Training goes on without them.
-                self.drop_copies(copies)
-                copies.give_up("there is no memory for the copies of its blocks")
+        if copies is None or copies.cut is not copy.cut:
+            return
+        try:
+            for local in copy.local:
+                number = unit.numbers[local - unit.local.start]
+                copies.copy(unit.block(self._plan.block(number)), copy.version, copy.updates)
+        except MemoryError:
+            # Training goes on without them.
+            self.drop_copies(copies)
+            copies.give_up("there is no memory for the copies of its blocks")
 
-    def _note_version(self, unit: Unit) -> None:
-        """Tell a snapshot that the unit's blocks may be due from now on; the unit's lock is held."""
-        copies = self._copies
-        if copies is not None:
-            for local in unit.local:
-                copies.note_version(local, unit.rounds.version)
-
-    def _checked(self, unit: Unit, numbers: range, data: memoryview) -> Array:
-        """The elements of neighbouring blocks of a unit."""
-        first = unit.numbers.start
-        start, stop = (unit.offsets[number - first] for number in (numbers.start, numbers.stop))
-        if len(data) != stop - start:
-            raise MessageError(
-                f"block {numbers.start} of {self._name(numbers.start)!r} has {stop - start} bytes, not {len(data)}"
+    def _answer(self, unit: Unit, decided: Decided, pull: bool) -> Pushed:
+        """What became of a push to all blocks of a unit, with the values that follow it if they can leave."""
+        numbers, outcome = unit.numbers, decided.outcome
+        if outcome is Outcome.PARTLY_APPLIED:
+            bits, count = decided.having, len(numbers)
+            offsets = list(range(0, (count + 1) * len(bits), len(bits)))
+            return Pushed(
+                Piece(numbers, decided.version, outcome, np.frombuffer(bits * count, np.uint8), offsets), None
             )
-        return self._finite(unit, numbers, unit.incoming(data))
-
-    def _finite(self, unit: Unit, numbers: range, array: Array) -> Array:
-        if not unit.kernels.all_finite(array):
-            first = unit.numbers.start
-            wrong = int(np.flatnonzero(~np.isfinite(array))[0])
-            number = next(n for n in numbers if wrong < unit.bounds[n + 1 - first] - unit.bounds[numbers.start - first])
-            raise GradientError(
-                f"{self._name(number)!r} has NaN or infinity in block {number}: nothing of it was applied"
-            )
-        return array
-
-    def _name(self, number: int) -> str:
-        return self._plan.parameters[self._plan.block(number).parameter].name
+        if pull and decided.is_ready:
+            return Pushed(unit.piece(numbers, outcome, is_for_many=self._protocol.is_synchronous), None)
+        wanted = Wanted(numbers, decided.follows) if pull and decided.follows is not None else None
+        return Pushed(Piece(numbers, decided.version, outcome, None, unit.offsets), wanted)
 
     def _count(self, outcome: Outcome, count: int) -> None:
         if outcome == Outcome.ACCEPTED:
@@ -567,10 +343,6 @@ class ShardState:
             self.counts.refused += count
 
     # pulls
-
-    def version_after(self, base_version: int) -> int:
-        """The version that the sender of a row of this base waits for."""
-        return base_version + 1 if self._is_synchronous else 0
 
     def wanted(self, blocks: Iterable[int], min_versions: Sequence[int]) -> list[Wanted]:
         """The blocks, neighbours of one unit and one version together.
@@ -605,13 +377,13 @@ class ShardState:
         while number < end:
             with self._locked(number) as unit:
                 numbers = range(number, min(unit.numbers.stop, end))
-                state = unit.rounds.pull(member, version)
+                state = self._protocol.pull(unit, member, version)
                 if state is Pull.WAIT:
                     rest.append(Wanted(numbers, version))
                 elif state is Pull.NOT_MEMBER:
                     pieces.append(Piece(numbers, unit.rounds.version, Outcome.NOT_MEMBER, None, ()))
                 else:
-                    pieces.append(unit.piece(numbers, Outcome.NONE, is_for_many=self._is_synchronous))
+                    pieces.append(unit.piece(numbers, Outcome.NONE, is_for_many=self._protocol.is_synchronous))
             number = numbers.stop
         return pieces, rest
 
@@ -620,51 +392,16 @@ class ShardState:
     @property
     def members(self) -> list[int]:
         """Whom the blocks know."""
-        return [member.member_id for member in self._view.members]
+        return self._protocol.members
 
-    def set_members(self, request: ViewRequest) -> ViewVerdict:
+    def set_members(self, request: ViewRequest) -> ViewReply:
         """Take over a view, in all blocks at once."""
-        view = view_of(request)
         with self._all_locks(), self._soundness:
-            if (first_mode := self._view.begins_in(view)) is not None:
-                self._begin_in(first_mode)
-            verdict = self._view.consider(
-                view,
-                lambda first_round: all(unit.rounds.can_admit(first_round) for unit in self._units),
-                lambda at_round: all(unit.rounds.can_switch(at_round) for unit in self._units),
-            )
-            admit = {member.member_id: member.first_round for member in verdict.admit}
-            if verdict.switch is not None:
-                self._switch(verdict.switch, verdict.switch_round, verdict.remove)
-                self._change_members(admit, ())
-            elif admit or verdict.remove:
-                self._change_members(admit, verdict.remove)
-            self._has_news = True
-        return verdict
-
-    def _change_members(self, admit: Mapping[int, int], remove: Sequence[int]) -> None:
-        for unit in self._units:
-            unit.rounds.change(admit, remove)
-            self._close_rounds(unit)
-
-    def _begin_in(self, mode: Mode) -> None:
-        """Nobody has been a member here: the blocks begin in this mode."""
-        self._set_mode(mode)
-        for unit in self._units:
-            unit.rounds = BlockRounds(mode, unit.rounds.version)
-
-    def _switch(self, mode: Mode, at_round: int, remove: Sequence[int]) -> None:
-        """Close under the old mode what is open, then begin all blocks at one round under the new one."""
-        self._change_members({}, remove)
-        self._set_mode(mode)
-        for unit in self._units:
-            unit.rounds.switch(mode, at_round)
-            self._close_rounds(unit)
-            self._note_version(unit)
-
-    def highest_version(self) -> int:
-        """The lowest round at which the mode can change, once there are no members."""
-        return max((unit.rounds.version for unit in self._units), default=0)
+            taken = self._protocol.take_view(request)
+            for unit, effects in taken.effects:
+                self._carry_out(unit, effects)
+            self.changes.note()
+        return taken.reply
 
     @contextlib.contextmanager
     def _all_locks(self) -> Iterator[None]:
@@ -679,43 +416,52 @@ class ShardState:
     @property
     def slot_count(self) -> int:
         """The most slots that any block has."""
-        return max((len(unit.slots) for unit in self._units), default=0)
+        return max((len(unit.slots) for unit in self._protocol.spans), default=0)
 
-    def begin_copies(self, begin: Callable[[Sequence[int], int, threading.Lock], BlockCopies | None]) -> None:
+    def begin_copies(self, begin: Callable[[Sequence[int], int], BlockCopies | None]) -> None:
         """Let ``begin`` decide, under all locks, whether blocks are to be copied from now on."""
         with self._all_locks():
-            versions = [unit.rounds.version for unit in self._units for _ in unit.numbers]
-            copies = begin(versions, self.highest_open_round(), self._applied_lock)
+            copies = begin(self._protocol.versions(), self._protocol.highest_open_round())
             if copies is not None:
                 self._copies = copies
+                copies.note_due(self._protocol.begin_cut(copies.cut))
 
     def copy_due_blocks(self, copies: BlockCopies) -> None:
         """Copy every block that is due now, unless other copies have taken the place of these."""
         self._soundness.require()
-        numbers = self.numbers
         while (local := copies.next_due()) is not None:
-            with self._locked(numbers[local]) as unit:
-                if self._copies is not copies:
-                    return
-                copies.look_at(unit.block(self._plan.block(numbers[local])), lead=0)
+            if not self.copy_one(copies, local):
+                return
+
+    def copy_one(self, copies: BlockCopies, local: int) -> bool:
+        """Copy a block unless it was copied since; False: other copies have taken the place of these."""
+        number = self._numbers[local]
+        with self._locked(number) as unit:
+            if self._copies is not copies:
+                return False
+            copy = self._protocol.copy(unit, local)
+            if copy is not None:
+                copies.copy(unit.block(self._plan.block(number)), copy.version, copy.updates, lead=0)
+        return True
 
     def visit(self, look: Callable[[UnitBlock], None]) -> None:
         """Show every block, each under its lock."""
-        for number in self.numbers:
+        for number in self._numbers:
             with self._locked(number) as unit:
                 look(unit.block(self._plan.block(number)))
 
     def end_copies(self, copies: BlockCopies) -> AppliedBatches | None:
         """What is applied to complete copies; None: newer ones took their place."""
-        with self._applied_lock:
-            if self._copies is not copies or self._soundness.is_lost:
-                return None
-            self._copies = None
-            return copies.take_applied(self._applied)
+        self._forget(copies)
+        return None if self._soundness.is_lost else self._protocol.end_cut(copies.cut)
 
     def drop_copies(self, copies: BlockCopies) -> None:
         """Copy nothing more for these, unless newer ones took their place."""
-        with self._applied_lock:
+        self._forget(copies)
+        self._protocol.drop_cut(copies.cut)
+
+    def _forget(self, copies: BlockCopies) -> None:
+        with self._shared_lock:
             if self._copies is copies:
                 self._copies = None
 
@@ -725,15 +471,12 @@ class ShardState:
         Raises:
             MessageError: the epoch has more tasks than that.
         """
-        with self._applied_lock:
-            for epoch, task_count in epochs:
-                self._applied.seal(epoch, task_count)
+        self._protocol.seal(epochs)
 
     def applied(self) -> AppliedBatches:
         """What is applied now: a copy."""
-        with self._applied_lock:
-            self._soundness.require()
-            return self._applied.copy()
+        self._soundness.require()
+        return self._protocol.applied()
 
     def restore_block(self, stored: StoredBlock) -> None:
         """Take a block over from a checkpoint, before anybody uses the shard.
@@ -755,50 +498,14 @@ class ShardState:
         self._restored[stored.number] = (stored.version, stored.updates)
 
     def restored(self, applied: AppliedBatches) -> None:
-        """All blocks were taken over; this is what is applied to them."""
-        if applied.block_count != self.block_count or len(self._restored) != self.block_count:
-            raise CorruptError(f"{applied.block_count} blocks were restored, not {self.block_count}")
-        for unit in self._units:
-            if len({self._restored[number] for number in unit.numbers}) > 1:
-                with unit.lock:
-                    self._split(unit)
-        for unit in self._units:
-            version, unit.updates = self._restored[unit.numbers.start]
-            unit.rounds = BlockRounds(self._mode, version)
-        self._applied = applied
-        self._is_restored = True
+        """All blocks were taken over; this is what is applied to them.
 
-    # waiting
-
-    def announce_changes(self) -> None:
-        """Wake everybody who waits for a version, if there is news for them."""
-        if not self._has_news:
-            return
-        # Before they are woken, so that whatever changes from here on is announced anew.
-        self._has_news = False
-        with self._change:
-            self._change_count += 1
-            self._change.notify_all()
-
-    def wait_for_change(self, seen: int, timeout_s: float) -> int:
-        """Return the change count, at once when it is not ``seen``, else after a change or the time."""
-        with self._change:
-            if self._change_count == seen and timeout_s > 0:
-                self._change.wait(timeout_s)
-            return self._change_count
+        Raises:
+            CorruptError: they are not all blocks.
+        """
+        self._protocol.restore(applied, self._restored)
 
     def require_plan(self, plan_hash: str) -> None:
         """Raise FencedError unless the sender means this shard's plan."""
         if self.plan_hash != plan_hash:
             raise FencedError("the shard plan is another one: read the job's declaration again")
-
-
-def _covers(unit: Unit, rows: Rows, start: int, stop: int) -> bool:
-    """Whether these rows are all blocks of the unit, at one version, all with values or all without."""
-    if stop - start == 1:
-        return True
-    versions = rows.versions[start:stop]
-    if rows.blocks[start:stop] != unit.number_list or versions.count(versions[0]) != len(versions):
-        return False
-    offsets = rows.offsets_of(start, stop)
-    return offsets == unit.offsets or offsets[-1] == 0

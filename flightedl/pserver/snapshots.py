@@ -3,8 +3,8 @@
 Theory of operation. An order makes a ``BlockCopies``. A thread copies the blocks that are due, one at a time under the
 lock of its unit, then writes the file. A push that is about to change a block that is due and not copied yet copies it
 first; so training waits for such blocks, and for nothing else. The thread goes on a few blocks behind the one that a
-push had to copy: so it runs ahead of this push, on another processor, and is mostly faster. What the file says is
-applied is ``SnapshotCut``'s business.
+push had to copy: so it runs ahead of this push, on another processor, and is mostly faster. When a block is due, and
+what the file says is applied to it, is decided by the protocol of the blocks.
 
 The memory of the copies is kept for the next ones and touched before the first ones (``prepare``): to get it from the
 kernel page by page takes several times as long as to copy. So a pserver that makes checkpoints takes twice the memory
@@ -30,9 +30,7 @@ import numpy.typing as npt
 from flightedl.domain.checkpoint.manifest import ShardFile
 from flightedl.domain.checkpoint.snapshot import PserverSnapshots, SnapshotCut
 from flightedl.domain.checkpoint.values import OrderNumber, SnapshotCommand, SnapshotProgress
-from flightedl.domain.consistency.rounds import BlockRounds
 from flightedl.domain.exactly_once.applied import AppliedBatches
-from flightedl.domain.exactly_once.batches import Batch
 from flightedl.domain.model.sharding import Block
 from flightedl.errors import FlightedlError, UnavailableError
 from flightedl.formats.shard_files import ShardHeader, StoredBlock, write_shard
@@ -54,12 +52,6 @@ class CopiedBlock(Protocol):
 
     @property
     def local(self) -> int: ...
-
-    @property
-    def rounds(self) -> BlockRounds: ...
-
-    @property
-    def updates(self) -> int: ...
 
     @property
     def values(self) -> Array: ...
@@ -98,60 +90,53 @@ class BlockCopies:
 
     Args:
         cut: Decides when a block is due, and what is applied to its copy.
-        versions: Of all blocks.
-        applied_lock: That of the applied sets.
+        block_count: Of the shard.
         memory: Where the copies lie.
     """
 
-    def __init__(
-        self,
-        cut: SnapshotCut,
-        versions: Sequence[int],
-        applied_lock: threading.Lock,
-        memory: CopyMemory | None = None,
-    ) -> None:
-        self._cut = cut
-        self._memory = memory or CopyMemory()
-        self._applied_lock = applied_lock
-        self._blocks: list[StoredBlock | None] = [None] * len(versions)
+    def __init__(self, cut: SnapshotCut, block_count: int, memory: CopyMemory) -> None:
+        self.cut = cut
+        self._memory = memory
+        self._blocks: list[StoredBlock | None] = [None] * block_count
+        self._left = block_count
         self._changed = threading.Condition()
         #: By block, 1: due and not copied.
-        self._due = bytearray(cut.is_due(local, version) for local, version in enumerate(versions))
+        self._due = bytearray(block_count)
         #: Where the thread goes on.
         self._next = 0
         #: Why they are not going to be complete.
         self._given_up = ""
         self.is_complete = threading.Event()
-        if cut.is_complete:
+        if not block_count:
             self.is_complete.set()
 
-    def look_at(self, block: CopiedBlock, *, lead: int = _LEAD) -> None:
-        """Copy the block if it is due; its lock is held. Called before it changes.
+    def note_due(self, positions: Iterable[int]) -> None:
+        """These blocks may be copied from now on; the lock of their unit is held."""
+        with self._changed:
+            for local in positions:
+                self._due[local] = 1
+            self._changed.notify_all()
 
-        ``lead``: so many blocks behind it are left to who is coming to them at once.
+    def copy(self, block: CopiedBlock, version: int, updates: int, *, lead: int = _LEAD) -> None:
+        """Copy a block, as the protocol says; the lock of its unit is held.
+
+        Args:
+            block: As it is now.
+            version: That its copy has.
+            updates: Of the optimizer, so far.
+            lead: So many blocks behind it are left to a push that is coming to them at once.
         """
-        local = block.local
-        if not self._due[local]:
-            return
+        local, place = block.local, block.place
         values, *slots = self._memory.copy(local, [block.values, *block.slots])
-        with self._applied_lock:
-            version = self._cut.cut(local, block.rounds.version, block.rounds.held)
-        place = block.place
         self._blocks[local] = StoredBlock(
-            place.number, place.parameter, place.start, place.stop, version, block.updates, values, tuple(slots)
+            place.number, place.parameter, place.start, place.stop, version, updates, values, tuple(slots)
         )
         with self._changed:
             self._due[local] = 0
             self._next = local + 1 + lead
-            if self._cut.is_complete:
+            self._left -= 1
+            if not self._left:
                 self.is_complete.set()
-                self._changed.notify_all()
-
-    def note_version(self, local: int, version: int) -> None:
-        """A round was closed: the block may be due from now on; its lock is held."""
-        if self._cut.is_due(local, version) and not self._due[local]:
-            with self._changed:
-                self._due[local] = 1
                 self._changed.notify_all()
 
     def next_due(self) -> int | None:
@@ -179,14 +164,6 @@ class BlockCopies:
                 raise UnavailableError(self._given_up)
             return self.is_complete.is_set()
 
-    def marked(self, local: int, batch: Batch, batch_count: int) -> None:
-        """A batch was marked on a block, for good or not; the lock of the applied sets is held."""
-        self._cut.marked(local, batch, batch_count)
-
-    def take_applied(self, current: AppliedBatches) -> AppliedBatches:
-        """What is applied to the copies; the lock of the applied sets is held."""
-        return self._cut.applied(current)
-
     def take_blocks(self) -> list[StoredBlock]:
         """The copies, once."""
         blocks, self._blocks = self._blocks, []
@@ -204,8 +181,8 @@ class CopiedShard(Protocol):
     @property
     def slot_count(self) -> int: ...
 
-    def begin_copies(self, begin: Callable[[Sequence[int], int, threading.Lock], BlockCopies | None]) -> None:
-        """Call ``begin(versions, highest open round, lock of the applied sets)`` under all locks; keep its copies."""
+    def begin_copies(self, begin: Callable[[Sequence[int], int], BlockCopies | None]) -> None:
+        """Call ``begin(versions, highest open round)`` under all locks; keep its copies."""
         ...
 
     def copy_due_blocks(self, copies: BlockCopies) -> None:
@@ -279,12 +256,12 @@ class Snapshots:
         """Take an order, unless it is known or old; how far the newest one is."""
         taken: list[BlockCopies] = []
 
-        def begin(versions: Sequence[int], highest_open_round: int, applied_lock: threading.Lock) -> BlockCopies | None:
+        def begin(versions: Sequence[int], highest_open_round: int) -> BlockCopies | None:
             with self._lock:
                 cut = self._state.take(order, versions, highest_open_round)
             if cut is None:
                 return None
-            taken.append(BlockCopies(cut, versions, applied_lock, self._memory))
+            taken.append(BlockCopies(cut, len(versions), self._memory))
             return taken[0]
 
         with self._lock:

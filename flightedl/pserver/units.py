@@ -26,7 +26,9 @@ import numpy.typing as npt
 from flightedl.domain.consistency.rounds import BlockRounds
 from flightedl.domain.exactly_once.batches import Batch
 from flightedl.domain.model.sharding import Block
-from flightedl.kernels.compiled import BlockKernels, Update, half_kernels
+from flightedl.domain.pserver.block_values import AddGradient, BlockSpan, Update
+from flightedl.kernels.compiled import BlockKernels, half_kernels
+from flightedl.kernels.compiled import Update as UpdateKernel
 from flightedl.kernels.half_precision import item_bytes
 from flightedl.messages.parameters import Outcome
 from flightedl.pserver.arena import Arena
@@ -37,7 +39,7 @@ Array = npt.NDArray[np.generic]
 
 @dataclass(frozen=True, slots=True)
 class UnitBlock:
-    """One block of a unit, for who copies it: views of the unit's arrays."""
+    """One block of a unit, to be copied: views of the unit's arrays."""
 
     place: Block
     local: int
@@ -47,7 +49,7 @@ class UnitBlock:
     slots: Sequence[Array]
 
 
-class Unit:
+class Unit(BlockSpan):
     """Blocks ``numbers`` of the plan, their arrays and state; everything under ``lock``.
 
     Args:
@@ -72,17 +74,12 @@ class Unit:
         "accumulator",
         "bounds",
         "contributions",
-        "is_split",
         "kernels",
-        "local",
         "lock",
         "number_list",
-        "numbers",
         "offsets",
-        "rounds",
         "slots",
         "update",
-        "updates",
         "values",
         "wire",
     )
@@ -95,15 +92,14 @@ class Unit:
         values: Array,
         slots: Sequence[Array],
         rounds: BlockRounds,
-        update: Update,
+        update: UpdateKernel,
         kernels: BlockKernels,
         arena: Arena,
         lock: threading.Lock,
         wire: str = "",
     ) -> None:
-        self.numbers = numbers
+        super().__init__(numbers, local, rounds)
         self.number_list = list(numbers)
-        self.local = local
         #: Where each block starts, in elements, and the last one ends.
         self.bounds: list[int] = [0, *np.cumsum(sizes).tolist()]
         self.wire = wire if values.dtype == np.float32 else ""
@@ -112,7 +108,6 @@ class Unit:
         self.offsets = [bound * element_bytes for bound in self.bounds]
         self.values = values
         self.slots = slots
-        self.rounds = rounds
         self.update = update
         self.kernels = kernels
         self._arena = arena
@@ -121,10 +116,6 @@ class Unit:
         self.accumulator: Array | None = None
         #: The open round's gradients with their weights, where their order counts.
         self.contributions: list[tuple[Batch, float, Array]] = []
-        #: Times the optimizer ran.
-        self.updates = 0
-        #: Other units have taken its blocks over.
-        self.is_split = False
         #: Views that readers may still have.
         self._lent: list[weakref.ref[Array]] = []
         #: The present values as they are sent, where they are kept for others.
@@ -203,8 +194,8 @@ class Unit:
                 self._lent = []
         return self.values
 
-    def split(self) -> list[Unit]:
-        """A unit for each block, with its part of everything."""
+    def parts(self) -> list[Unit]:
+        """A unit for each block, with its part of the arrays."""
         parts = []
         for place, number in enumerate(self.numbers):
             at = slice(self.bounds[place], self.bounds[place + 1])
@@ -214,7 +205,7 @@ class Unit:
                 [at.stop - at.start],
                 self.values[at],
                 [slot[at] for slot in self.slots],
-                self.rounds.copy(),
+                self.rounds,
                 self.update,
                 self.kernels,
                 self._arena,
@@ -223,10 +214,8 @@ class Unit:
             )
             part.accumulator = None if self.accumulator is None else self.accumulator[at]
             part.contributions = [(batch, weight, gradient[at]) for batch, weight, gradient in self.contributions]
-            part.updates = self.updates
             part._lent = list(self._lent)
             parts.append(part)
-        self.is_split = True
         self._sent = None
         return parts
 
@@ -245,31 +234,53 @@ class Unit:
         """A copy that may be kept when the message is gone."""
         return self._arena.copy(gradient)
 
-    def keep(self, batch: Batch, gradient: Array, weight: float) -> None:
-        """Keep a gradient of the open round, which nobody else has, to be added in the order of the batches."""
-        self.contributions.append((batch, weight, gradient))
+    def carry_out(self, effect: AddGradient | Update, gradient: Array | None, *, is_sent_next: bool) -> None:
+        """Change the values as the protocol says.
 
-    def add_kept(self) -> None:
+        Args:
+            effect: What to do.
+            gradient: (n,) of all blocks, finite; None: none was pushed.
+            is_sent_next: New values are about to be sent.
+        """
+        if isinstance(effect, AddGradient):
+            assert gradient is not None, "what has no gradient is not added"
+            if effect.is_ordered:
+                self.contributions.append((effect.batch, effect.weight, gradient))
+            else:
+                self.accumulate(gradient, effect.weight, is_first=effect.is_first)
+            return
+        if effect.is_of_round:
+            self._add_kept()
+            gradient = self.accumulator
+            is_sent_next = True
+        assert gradient is not None, "there is nothing to update from"
+        self.run_optimizer(gradient, effect.number, effect.scale, effect.rate_factor, is_sent_next=is_sent_next)
+
+    def _add_kept(self) -> None:
         """Add up what was kept."""
         for number, (_batch, weight, gradient) in enumerate(sorted(self.contributions, key=_batch_of)):
             self.accumulate(gradient, weight, is_first=number == 0)
         self.contributions.clear()
 
     def run_optimizer(
-        self, gradient: Array, scale: float = 1.0, rate_factor: float = 1.0, *, is_sent_next: bool = False
+        self, gradient: Array, number: int, scale: float = 1.0, rate_factor: float = 1.0, *, is_sent_next: bool = False
     ) -> None:
         """One update of all blocks, from a finite gradient (n,).
 
-        ``is_sent_next``: the new values are about to be sent, so their checksum is made along the way.
+        Args:
+            gradient: Or a sum of some.
+            number: Updates before this one.
+            scale: What the gradient is multiplied by.
+            rate_factor: What the learning rate is multiplied by.
+            is_sent_next: The new values are about to be sent, so their checksum is made along the way.
         """
         values = self.writable()
         if is_sent_next and not self.wire:
             checksum = RunningChecksum()
-            self.update(values, gradient, self.slots, self.updates, scale, rate_factor, checksum.update)
+            self.update(values, gradient, self.slots, number, scale, rate_factor, checksum.update)
             self._checksums.whole = checksum.intdigest()
         else:
-            self.update(values, gradient, self.slots, self.updates, scale, rate_factor)
-        self.updates += 1
+            self.update(values, gradient, self.slots, number, scale, rate_factor)
 
 
 def _batch_of(contribution: tuple[Batch, float, Array]) -> Batch:

@@ -125,7 +125,7 @@ class Loop:
         if not self.member:
             self._serial += 1
             self.member = self.generation = self._serial
-            first = max(shard.highest_open_round() for shard in self.cluster.shards)
+            first = max(shard._protocol.highest_open_round() for shard in self.cluster.shards)
             self.cluster.view(self.member, serial=self._serial, trainer=self.trainer, first_round=first)
             self.parameters.refresh()
         current.member, self.current = self.member, current

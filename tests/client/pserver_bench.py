@@ -145,7 +145,7 @@ class Cluster:
         self._view = ViewRequest(plan_hash=self.plan.hash, master_generation=1, serial=serial, members=messages)
         for shard in self.shards:
             shard.set_members(self._view)
-            shard.announce_changes()
+            shard.changes.announce()
 
     def header(self, batch: int, **wrong: object) -> PushHeader:
         """Of a step of the first member, to all blocks of the first pserver."""
@@ -185,6 +185,4 @@ class Cluster:
         for server in self.servers:
             server.stop(0.5)
         for shard in self.shards:
-            for unit in shard._units:
-                unit.rounds.check()
-            shard._applied.check()
+            shard._protocol.check()

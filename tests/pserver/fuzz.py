@@ -164,7 +164,7 @@ class Target:
             assert value == int(value), "something else than whole gradients was applied"
             assert 0 <= value <= self.pushed, "more was applied than was ever pushed"
             block.rounds.check()
-        self.shard._applied.check()
+        self.shard._protocol._applied.check()
 
     def require_healthy(self) -> None:
         """A correct sender's batch counts once on each block, and the values can be read."""

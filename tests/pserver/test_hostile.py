@@ -37,7 +37,7 @@ def test_very_many_damaged_messages_change_nothing(mode: str) -> None:
 def test_the_fuzzer_notices_what_it_is_there_for(mode: str) -> None:
     target = Target(MODES[mode])
     target.require_healthy()
-    target.shard._units[0].values[0] += 0.5
+    target.shard._protocol.spans[0].values[0] += 0.5
     with pytest.raises((AssertionError, ValueError)):
         target.check()
 

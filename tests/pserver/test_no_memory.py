@@ -93,9 +93,7 @@ def test_whichever_memory_is_lacking_the_batch_is_refused_and_counts_once_when_i
             assert short.values() == wanted, f"without memory {number}"
             assert not short.lost
             assert short.finished("written", "failed", "refused")
-            for unit in short.shard._units:
-                unit.rounds.check()
-            short.shard._applied.check()
+            short.shard._protocol.check()
 
 
 def test_a_snapshot_without_memory_is_given_up_and_the_push_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,6 +6,7 @@ import random
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -276,21 +277,22 @@ def test_of_16_bit_parameters_the_master_copy_is_kept(dtype: str) -> None:
         assert np.any(block.values.view(np.uint32) & 0x1FFF)
 
 
-def test_a_push_goes_on_while_complete_copies_are_dropped() -> None:
-    """The thread that writes takes the copies away between two blocks of a push."""
+def test_a_push_goes_on_while_complete_copies_are_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The thread that writes takes the copies away between the protocol's decision and the push's copy."""
     pserver = Pserver(MemoryStorage(), Async())
+    protocol = pserver.shard._protocol
+    prepare = protocol.prepare
 
-    class Dropping:
-        def look_at(self, block: object) -> None:
-            pserver.shard._copies = None
+    def dropped(*arguments: Any, **more: Any) -> Any:
+        needs = prepare(*arguments, **more)
+        assert needs.copy is not None
+        pserver.shard.drop_copies(snapshot.copies)
+        return needs
 
-        def note_version(self, local: int, version: int) -> None:
-            pserver.shard._copies = None
-
-    for unit in pserver.shard._units:
-        for look in (pserver.shard._copy_if_due, pserver.shard._note_version):
-            pserver.shard._copies = Dropping()  # type: ignore[assignment]
-            look(unit)
+    snapshot = ByHand(pserver)
+    monkeypatch.setattr(protocol, "prepare", dropped)
+    pserver.push_some(0, range(1))
+    monkeypatch.undo()
     pserver.push(0)
     assert pserver.has(0) == {True}
 
@@ -305,9 +307,9 @@ class ByHand:
         self.pserver = pserver
         self.copies: BlockCopies
 
-        def begin(versions: Sequence[int], _: int, applied_lock: threading.Lock) -> BlockCopies:
+        def begin(versions: Sequence[int], _: int) -> BlockCopies:
             cut = SnapshotCut(len(versions), at_round)
-            self.copies = BlockCopies(cut, versions, applied_lock, pserver.snapshots._memory)
+            self.copies = BlockCopies(cut, len(versions), pserver.snapshots._memory)
             return self.copies
 
         pserver.shard.begin_copies(begin)
@@ -316,9 +318,7 @@ class ByHand:
         """What the thread does next."""
         local = self.copies.next_due()
         if local is not None:
-            shard = self.pserver.shard
-            with shard._locked(shard.numbers[local]) as unit:
-                self.copies.look_at(unit.block(self.pserver.plan.block(shard.numbers[local])), lead=0)
+            self.pserver.shard.copy_one(self.copies, local)
         return local
 
     def end(self) -> tuple[list[StoredBlock], AppliedBatches]:
@@ -450,7 +450,7 @@ def test_copies_taken_while_others_push_hold_exactly_what_they_say() -> None:
         other.shard = ShardState(plan, 0, Momentum(lr=1.0, momentum=0.0), Async())
         assert other.restore() == number
         for block in other.shard.blocks():
-            applied = other.shard._applied
+            applied = other.shard._protocol._applied
             count = sum(applied.has(block.local, Batch(0, 0, batch)) for batch in range(100))
             assert set(block.values.tolist()) == {-float(count)}
     thread.join()

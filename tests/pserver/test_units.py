@@ -69,9 +69,7 @@ class Bench:
         return [(rows[i].version, float(rows[i].array(np.float32)[-1])) for i in range(len(rows))]
 
     def check(self) -> None:
-        for unit in self.shard._units:
-            unit.rounds.check()
-        self.shard._applied.check()
+        self.shard._protocol.check()
 
 
 @pytest.fixture(autouse=True, params=[False, True], ids=["rows", "parts"])
@@ -121,7 +119,7 @@ def test_rows_of_different_bases_are_taken_apart() -> None:
 
 def test_what_was_lent_never_changes_and_costs_a_copy_only_while_it_is_read() -> None:
     bench = Bench(Async())
-    (unit,) = bench.shard._units
+    (unit,) = bench.shard._protocol.spans
     bench.push(1, 0)
     memory = unit.values
     (lent,), _ = bench.shard.read(Wanted(ALL, 0), 0)
@@ -191,8 +189,8 @@ def test_a_message_may_carry_values_for_some_blocks_and_arrivals_for_others() ->
 
 
 def test_blocks_whose_settings_or_norms_differ_are_no_unit() -> None:
-    assert len(Bench(Async(), Adam(overrides={"p3": {"lr": 0.1}})).shard._units) == 3
-    assert len(Bench(Async(), LAMB(lr=0.1)).shard._units) == COUNT
+    assert len(Bench(Async(), Adam(overrides={"p3": {"lr": 0.1}})).shard._protocol.spans) == 3
+    assert len(Bench(Async(), LAMB(lr=0.1)).shard._protocol.spans) == COUNT
 
 
 def test_contributions_are_added_in_the_order_of_their_batches() -> None:
@@ -224,7 +222,7 @@ def test_every_block_is_in_one_run_and_runs_fit_a_message(pservers: int) -> None
 @pytest.mark.parametrize("wire", ["", "bfloat16"])
 def test_one_version_is_encoded_once_for_all_readers_and_anew_after_it_changed(wire: str) -> None:
     bench = Bench(Sync(), wire=wire)
-    unit = bench.shard._units[0]
+    unit = bench.shard._protocol.spans[0]
     first = unit.piece(unit.numbers, Outcome.NONE, is_for_many=True)
     second = unit.piece(unit.numbers, Outcome.NONE, is_for_many=True)
     assert second.values is first.values
@@ -233,12 +231,12 @@ def test_one_version_is_encoded_once_for_all_readers_and_anew_after_it_changed(w
     assert second.checksums.rows is not None
     assert encode_parts([first]) == encode_parts([second])
     assert second.checksums.whole is not None
-    unit.run_optimizer(np.ones(unit.values.size, np.float32))
+    unit.run_optimizer(np.ones(unit.values.size, np.float32), 0)
     third = unit.piece(unit.numbers, Outcome.NONE, is_for_many=True)
     assert not np.array_equal(third.values, first.values)
     assert not encode_pieces([third]).column(2).equals(encode_pieces([first]).column(2))
     decode_batch(encode_pieces([third]))
     decode_parts(*encode_parts([third]))
     del first, second, third
-    unit.run_optimizer(np.ones(unit.values.size, np.float32))
+    unit.run_optimizer(np.ones(unit.values.size, np.float32), 0)
     assert unit._sent is None

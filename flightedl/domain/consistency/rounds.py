@@ -309,7 +309,7 @@ class BlockRounds:
     def close(self) -> Closing:
         """Close the open round; call only when ``closable``. Without anything held this catches up in one step."""
         assert self.closable(), "this round still waits for members"
-        closing = Closing(self._version, self._total_weight, self._contributors, frozenset(self._arrived))
+        closing = Closing(self._version, self._total_weight, self._contributors, frozenset(self._arrived), self._held)
         is_empty = not self._contributors and not self._has_arrivals()
         self._version = self._next_start() if is_empty else self._version + 1
         self._arrived = set()

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
+
+from flightedl.domain.exactly_once.batches import Batch
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +71,8 @@ class Closing:
     contributors: Mapping[int, float]
     #: Members that arrived, with or without a contribution.
     arrived: frozenset[int]
+    #: The batches that were contributed, each with the number of batches of its task.
+    held: Sequence[tuple[Batch, int]]
 
     @property
     def has_update(self) -> bool:

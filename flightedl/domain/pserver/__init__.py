@@ -2,5 +2,7 @@
 
 * ``life``: from an index to the end: what it builds, loads, waits for and serves; ``life_values`` are its states, what
   happens to it and what follows.
+* ``blocks``: what pushes, pulls, views, snapshots and first values do to its blocks; ``block_values`` are what comes to
+  them, what they answer, and what follows for their values.
 * ``first_values``: which first values each block has. ``search``: which checkpoint is loaded.
 """

@@ -1,19 +1,19 @@
 """The whole cluster in one process, from one seed: masters, pservers, trainers, etcd, store, network and clock.
 
-What decides is the production code of ``flightedl.domain``: the cores of the master and of trainers as a whole
-(``domain.master``, ``domain.trainer``), of pservers their life (``domain.pserver``) and the rounds, views, applied sets
-and snapshots. What is simulated is around it:
+What decides is the production code of ``flightedl.domain``: the cores of masters, trainers and pservers
+(``domain.master``, ``domain.trainer``, ``domain.pserver``). What is simulated is around it:
 
 * ``world``: virtual time, processes that die and freeze, a network that loses, doubles, delays and parts;
 * ``etcd``, ``store``: models of the two outside systems, with outages, unknown outcomes and rot;
 * ``master`` drives the core as the master's process does; ``trainer`` (with ``loop`` and ``transfers``) as a program
-  does that reads ahead, raises, begins again and loses its registration; ``pserver`` is a shell around the machines
-  that its own is made of;
+  does that reads ahead, raises, begins again and loses its registration; ``pserver`` as the pserver's process does,
+  with ``shard`` for its blocks, whose values are a ``ledger``;
 * ``cluster``: who runs, and who is started again; ``scenario``: what a seed makes of the job and its world;
 * ``account``: *what must hold*, of all that is given out, done, stored and told;
 * ``job``: the ledger program, some of whose data nobody can train; ``evaluating``: what it evaluates before and after;
-* ``planted``, ``planted_trainer``, ``planted_queue``: bugs to plant in the product, ``flaws``: in these models;
-  ``strikes``: faults at random; ``runs``: many seeds on several processes; ``recorded``: recordings of the processes.
+* ``planted``, ``planted_trainer``, ``planted_queue``, ``planted_blocks``: bugs to plant in the product, ``flaws``: in
+  these models; ``strikes``: faults at random; ``runs``: many seeds on several processes; ``recorded``: recordings of
+  the processes.
 
 What must hold, besides every ``check`` of the domain:
 
@@ -22,7 +22,8 @@ What must hold, besides every ``check`` of the domain:
 3. No report counts that names a past generation of a pserver, or an attempt that is not current.
 4. No master that was deposed writes its state, and no pserver follows its view.
 5. A manifest that is newer than the pointer names complete files; so does the one that the pointer names, always.
-6. A round closes only with all its due members; a checkpoint at a round has all blocks at that round.
+6. A round closes only with all its due members; a checkpoint at a round has all blocks as they were at that round.
+   An update is of the batches that it names, and of nothing else.
 7. When faults end, the job ends; when it is said to be done, every pserver has everything, and no round waits.
 8. No audit finds that something is missing which counts as done; the audit mends it, and would hide it.
 9. What a trainer is told it holds or hands back, and under its present registration; an answer about one attempt takes

@@ -16,8 +16,9 @@ from flightedl.testing.simulation.world import Violation
 
 if TYPE_CHECKING:
     from flightedl.testing.simulation.cluster import Cluster
+    from flightedl.testing.simulation.ledger import Block
     from flightedl.testing.simulation.master import Master
-    from flightedl.testing.simulation.pserver import Block, Pserver
+    from flightedl.testing.simulation.pserver import Pserver
     from flightedl.testing.simulation.trainer import Trainer
 
 

@@ -18,6 +18,7 @@ class StoredShard:
 
     blocks: tuple[int, ...]
     versions: tuple[int, ...]
+    updates: tuple[int, ...]
     values: tuple[tuple[int, ...], ...]
     applied: bytes
     #: (life of the job, election): which first values they grew from; None: zeros of nobody.

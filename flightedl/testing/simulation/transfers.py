@@ -6,7 +6,9 @@ from collections.abc import Callable, Collection, Mapping
 from typing import TYPE_CHECKING, Any
 
 from flightedl.domain.exactly_once.batches import Batch
+from flightedl.domain.pserver.block_values import ANSWERED
 from flightedl.domain.trainer.batches import CurrentBatch
+from flightedl.messages.parameters import Outcome
 from flightedl.testing.simulation.job import blocks_of
 from flightedl.testing.simulation.pserver import PullRequest, Push
 
@@ -117,11 +119,11 @@ class Transfer:
                 self._later(index, 2 * _RETRY_S)
                 return
             for number, outcome, lacking in reply[1]:
-                if outcome not in {"done", "partly"}:
+                if outcome not in {*ANSWERED, Outcome.PARTLY_APPLIED}:
                     self._too_late(index)
                     return
                 self._pushes[index].discard(number)
-                if outcome == "partly":
+                if outcome is Outcome.PARTLY_APPLIED:
                     self._refusals.add(tuple(lacking))
                     current.note_answers({}, index, key.created)
                     continue

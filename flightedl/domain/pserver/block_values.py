@@ -1,0 +1,170 @@
+"""What comes to a pserver's blocks, what they answer, and what that does to their values; ``blocks`` decides.
+
+Effects are complete in themselves: whoever carries them out, in their order and before anything else happens to these
+blocks, needs to look at no state of the protocol, which is ahead of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Generic, NamedTuple, Self, TypeVar
+
+from flightedl.domain.checkpoint.snapshot import SnapshotCut
+from flightedl.domain.consistency.rounds import BlockRounds
+from flightedl.domain.consistency.views import ViewVerdict
+from flightedl.domain.exactly_once.batches import Batch
+from flightedl.messages.control import ViewReply
+from flightedl.messages.parameters import Outcome, PushHeader
+
+#: The blocks have the batch.
+ANSWERED = frozenset({Outcome.ACCEPTED, Outcome.ALREADY_APPLIED})
+#: Batches of a push, each with the number of batches of its task.
+Batches = Sequence[tuple[Batch, int]]
+
+
+class BlockSpan:
+    """Neighbouring blocks of one pserver with the same history: one version, one open round, the same batches.
+
+    A store derives from it and adds what the values are kept in.
+
+    Args:
+        numbers: Block numbers of the plan.
+        local: Their positions among the blocks of this pserver.
+        rounds: The consistency state that all of them share.
+    """
+
+    __slots__ = ("is_split", "local", "numbers", "rounds", "updates")
+
+    def __init__(self, numbers: range, local: range, rounds: BlockRounds) -> None:
+        self.numbers = numbers
+        self.local = local
+        self.rounds = rounds
+        #: How often their values were updated.
+        self.updates = 0
+        #: Other spans have taken its blocks over.
+        self.is_split = False
+
+    def parts(self) -> Sequence[Self]:
+        """A new span for each block, with its part of what the values are kept in."""
+        raise NotImplementedError
+
+
+Span = TypeVar("Span", bound=BlockSpan)
+
+
+@dataclass(slots=True)
+class Push:
+    """Who pushes what. Made for each message, so not frozen, which would triple what that costs; nobody changes it."""
+
+    trainer: str
+    generation: int
+    member: int
+    #: One, or those of a sum.
+    batches: Batches
+    #: Of the gradient in the mean of its round.
+    weight: float = 1.0
+    #: How many batches the trainer has begun since it was admitted.
+    step: int = 0
+
+    @classmethod
+    def of(cls, header: PushHeader) -> Push:
+        """What a trainer's message says."""
+        named = (header.identity, *header.further) if header.further else (header.identity,)
+        batches = [(Batch(one.epoch, one.task, one.batch), one.batch_count) for one in named]
+        return cls(header.trainer, header.generation, header.member, batches, header.weight, header.step)
+
+
+class CopyBlocks(NamedTuple):
+    """Copy these blocks for a snapshot, as they are now."""
+
+    cut: SnapshotCut
+    local: Sequence[int]
+    #: That the copies have in the file.
+    version: int
+    updates: int
+
+
+class BlocksDue(NamedTuple):
+    """A snapshot may copy these blocks from now on, and has to before they change."""
+
+    local: Sequence[int]
+
+
+class AddGradient(NamedTuple):
+    """Add the gradient that was pushed, times its weight, to the sum of the open round."""
+
+    batch: Batch
+    weight: float
+    #: Overwrite the sum: what is in it is of an older round.
+    is_first: bool
+    #: Keep the gradient by itself instead, to be added in the order of the batches when the round closes.
+    is_ordered: bool
+
+
+class Update(NamedTuple):
+    """Run the optimizer once, on the gradient that was pushed or on the sum of a round."""
+
+    from_version: int
+    to_version: int
+    #: Updates before this one.
+    number: int
+    #: That are in the values from now on.
+    batches: Batches
+    is_of_round: bool
+    #: What the gradient, or the sum, is multiplied by.
+    scale: float = 1.0
+    #: What the learning rate is multiplied by.
+    rate_factor: float = 1.0
+
+
+class EmptyRound(NamedTuple):
+    """A round was closed that has no gradient: only the version has changed."""
+
+    from_version: int
+    to_version: int
+
+
+Effect = CopyBlocks | BlocksDue | AddGradient | Update | EmptyRound
+
+
+class Needs(NamedTuple):
+    """What has to be done, and what memory has to be there, before a push is taken: then it cannot fail any more."""
+
+    copy: CopyBlocks | None = None
+    #: The values may change.
+    has_update: bool = False
+    #: The gradient is added to the sum of a round.
+    has_sum: bool = False
+    #: The gradient is kept by itself until its round closes.
+    is_kept: bool = False
+
+
+class Pushed(NamedTuple):
+    """What became of a push to the blocks of a span."""
+
+    outcome: Outcome
+    #: Of the blocks, after the effects.
+    version: int
+    effects: Sequence[Effect] = ()
+    #: Which batches of a sum the blocks have that did not take it, see ``accumulation.having_bits``.
+    having: bytes = b""
+    #: The version that the sender waits for; None: it gets no values.
+    follows: int | None = None
+    #: Whether it is there.
+    is_ready: bool = False
+    #: Whether somebody else may wait for what has changed.
+    is_news: bool = False
+
+
+class ViewTaken(NamedTuple, Generic[Span]):
+    """What became of a view."""
+
+    verdict: ViewVerdict
+    reply: ViewReply
+    #: What follows for each span; all are to be carried out before the locks are given back.
+    effects: Sequence[tuple[Span, Sequence[Effect]]]
+
+
+#: Block number -> (version, updates), of blocks from a checkpoint.
+Restored = Mapping[int, tuple[int, int]]

@@ -1,0 +1,467 @@
+"""The protocol of a pserver's blocks: what pushes, pulls, views and snapshots do to them.
+
+The blocks lie in *spans*, neighbours with the same history. While every push covers a span wholly, as training does, it
+is decided once for all of its blocks. The first push that covers only some of them, or finds that they differ, splits
+the span, for good, into one for each block; nothing is lost by that but speed.
+
+**A push** of one span:
+
+1. ``prepare`` says what is to be done before: blocks that a snapshot still has to copy are copied before they change,
+   and all memory is got. What may fail fails here, and nothing has happened.
+2. ``push`` decides. A stranger is refused. The batches are marked as applied if the blocks have none of them; if the
+   blocks have all, their sender only arrives; if they have some of a sum's, nothing is taken. The rounds say what
+   becomes of a batch that is new; where they refuse it, its marks are taken back. What is full closes.
+3. Its effects are carried out, in their order.
+
+All of it under one hold of the span's lock, so that values, versions and applied batches always belong together.
+
+**A snapshot** copies each block once, as it was when its turn came: at once, or when the round of the checkpoint opens.
+A block whose turn has come may be copied at any time until it changes, and is copied then at the latest.
+
+**Locks** are the caller's. It holds the lock of a span around each call about it *and* around its effects; the locks of
+all spans around ``take_view``, ``begin_cut`` and what is asked of all. ``guard``, which is entered under these, keeps
+what spans share.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import Generic
+
+from flightedl.domain.checkpoint.snapshot import SnapshotCut
+from flightedl.domain.consistency.modes import Async, Mode, Sync
+from flightedl.domain.consistency.rounds import BlockRounds
+from flightedl.domain.consistency.rounds_values import (
+    Accumulate,
+    Apply,
+    Arrival,
+    Arrived,
+    NotMember,
+    Pull,
+    Repeated,
+    Stale,
+)
+from flightedl.domain.consistency.views import PserverView, ViewVerdict, view_of
+from flightedl.domain.exactly_once.accumulation import having_bits
+from flightedl.domain.exactly_once.applied import AppliedBatches
+from flightedl.domain.pserver.block_values import (
+    ANSWERED,
+    AddGradient,
+    Batches,
+    BlocksDue,
+    CopyBlocks,
+    Effect,
+    EmptyRound,
+    Needs,
+    Push,
+    Pushed,
+    Restored,
+    Span,
+    Update,
+    ViewTaken,
+)
+from flightedl.domain.pserver.first_values import FirstValues
+from flightedl.errors import CorruptError, MessageError
+from flightedl.messages.control import ViewRequest
+from flightedl.messages.parameters import Outcome
+
+_OUTCOMES: Mapping[type[Arrival], Outcome] = {
+    Accumulate: Outcome.ACCEPTED,
+    Apply: Outcome.ACCEPTED,
+    Arrived: Outcome.ACCEPTED,
+    Repeated: Outcome.ALREADY_APPLIED,
+    Stale: Outcome.STALE,
+    NotMember: Outcome.NOT_MEMBER,
+}
+_NOTHING_NEEDED = Needs()
+#: Without and with an update.
+_NEEDS_OF_ARRIVALS = (_NOTHING_NEEDED, Needs(has_update=True))
+
+
+class BlockProtocol(Generic[Span]):
+    """The blocks of one pserver.
+
+    Args:
+        spans: All of them, by rising position.
+        mode: That they begin in.
+        guard: Entered around whatever spans share; not again inside.
+    """
+
+    def __init__(self, spans: Sequence[Span], mode: Mode, guard: AbstractContextManager[object]) -> None:
+        #: By rising position; replaced, never changed, when one is split.
+        self.spans = spans
+        self._span_of = {number: span for span in spans for number in span.numbers}
+        self._guard = guard
+        self._applied = AppliedBatches(len(self._span_of))
+        self._view = PserverView(mode)
+        self._first_values = FirstValues()
+        self._is_restored = False
+        #: The snapshot whose blocks are being copied.
+        self._cut: SnapshotCut | None = None
+        self._set_mode(mode)
+
+    def _set_mode(self, mode: Mode) -> None:
+        self.mode = mode
+        self.is_synchronous = isinstance(mode, Sync)
+        self._is_mean = isinstance(mode, Sync) and mode.reduce == "mean"
+        self._is_deterministic = isinstance(mode, Sync) and mode.deterministic
+        self._scales_by_staleness = isinstance(mode, Async) and mode.staleness_scaled
+        #: Of gradients, without and with an update: made once, since they are wanted for each message.
+        self._needs = tuple(
+            Needs(None, has_update, self.is_synchronous, self._is_deterministic) for has_update in (False, True)
+        )
+
+    # what there is
+
+    @property
+    def block_count(self) -> int:
+        """Number of blocks."""
+        return len(self._span_of)
+
+    @property
+    def members(self) -> list[int]:
+        """Whom the blocks know."""
+        return [member.member_id for member in self._view.members]
+
+    def span_of(self, number: int) -> Span | None:
+        """The span of a block; None: it does not lie here. It may have been split since, unless its lock is held."""
+        return self._span_of.get(number)
+
+    def versions(self) -> list[int]:
+        """Of all blocks, by position."""
+        return [span.rounds.version for span in self.spans for _ in span.numbers]
+
+    def version_range(self) -> tuple[int, int]:
+        """Lowest and highest version."""
+        versions = [span.rounds.version for span in self.spans]
+        return (min(versions), max(versions)) if versions else (0, 0)
+
+    def highest_open_round(self) -> int:
+        """What a member that joins now has to start at, or later."""
+        return max((span.rounds.position for span in self.spans), default=0)
+
+    def split(self, span: Span) -> None:
+        """Give every block a span of its own."""
+        if len(span.numbers) == 1 or span.is_split:
+            return
+        parts = span.parts()
+        for part in parts:
+            part.rounds = span.rounds.copy()
+            part.updates = span.updates
+        with self._guard:
+            span.is_split = True
+            at = self.spans.index(span)
+            self.spans = [*self.spans[:at], *parts, *self.spans[at + 1 :]]
+            self._span_of.update((part.numbers.start, part) for part in parts)
+
+    # first values
+
+    def may_initialize(self, span: Span, number: int, election: int) -> bool:
+        """Whether a block takes first values of this election now; then give it them, and say so: ``initialized``."""
+        return span.updates == 0 and not self._is_restored and self._first_values.may_take(number, election)
+
+    def initialized(self, number: int, election: int) -> None:
+        """A block has the first values of an election."""
+        self._first_values.took(number, election)
+
+    def initialized_count(self, election: int) -> int:
+        """Blocks that have the first values of this election."""
+        return self._first_values.count(election)
+
+    # pushes
+
+    def prepare(self, span: Span, push: Push, base_version: int, *, has_gradient: bool) -> Needs:
+        """What has to be done before ``push``; nothing is taken yet."""
+        if not self._view.is_member(push.member, push.trainer, push.generation):
+            return _NOTHING_NEEDED
+        has_update = span.rounds.may_update(push.member, base_version)
+        needs = (self._needs if has_gradient else _NEEDS_OF_ARRIVALS)[has_update]
+        if has_update and self._cut is not None and (copy := self._copy_due(span)) is not None:
+            return needs._replace(copy=copy)
+        return needs
+
+    def push(self, span: Span, push: Push, base_version: int, *, has_gradient: bool) -> Pushed | None:
+        """A push to all blocks of a span.
+
+        Returns:
+            What became of it; the same again is answered, never applied again. None: its blocks differ, so it was
+            split; push to each part.
+
+        Raises:
+            MessageError: a base version from the future; a sum of several batches in another mode than async; a batch
+                that cannot be. Nothing was done.
+        """
+        rounds, batches = span.rounds, push.batches
+        if not self._view.is_member(push.member, push.trainer, push.generation):
+            return Pushed(Outcome.NOT_MEMBER, rounds.version)
+        if len(batches) > 1 and not isinstance(self.mode, Async):
+            raise MessageError("sums of several batches are taken in async mode only: push each batch for itself")
+        is_new = self._mark(span, batches)
+        if is_new is None:
+            self.split(span)
+            return None
+        if isinstance(is_new, bytes):
+            return Pushed(Outcome.PARTLY_APPLIED, rounds.version, (), is_new)
+        weight = (push.weight if self._is_mean else 1.0) if has_gradient else 0.0
+        arrival = self._arrive(span, push, base_version, weight, is_new=is_new)
+        effects: list[Effect] = []
+        self._take(span, push, arrival, weight, effects)
+        is_news = self._close_rounds(span, effects) or not self.is_synchronous
+        outcome = _OUTCOMES[type(arrival)]
+        if outcome is Outcome.ACCEPTED and not is_new:
+            outcome = Outcome.ALREADY_APPLIED
+        if outcome in ANSWERED:
+            follows = self.mode.version_after(base_version)
+            is_ready = rounds.pull(push.member, follows) is Pull.READY
+            return Pushed(outcome, rounds.version, effects, b"", follows, is_ready, is_news)
+        return Pushed(outcome, rounds.version, effects, is_news=is_news)
+
+    def _mark(self, span: Span, batches: Batches) -> bool | bytes | None:
+        """Mark the batches as applied, if no block has any of them.
+
+        Returns:
+            False: all blocks have all. None: blocks differ. Bytes: which ones all blocks have.
+        """
+        local = span.local
+        with self._guard:
+            if len(local) == 1 and len(batches) == 1:
+                batch, batch_count = batches[0]
+                having = [0 if self._applied.mark(local.start, batch, batch_count) else 1]
+            else:
+                having = self._applied.mark_together(local, batches)
+            if not any(having):
+                if self._cut is not None:
+                    for position in local:
+                        for batch, batch_count in batches:
+                            self._cut.marked(position, batch, batch_count)
+                return True
+        if any(0 < count < len(local) for count in having):
+            return None
+        return False if all(having) else having_bits(map(bool, having))
+
+    def _unmark(self, span: Span, batches: Batches) -> None:
+        """Take marks back that were made just now."""
+        with self._guard:
+            for position in span.local:
+                for batch, batch_count in batches:
+                    self._applied.unmark(position, batch, batch_count)
+
+    def _arrive(self, span: Span, push: Push, base_version: int, weight: float, *, is_new: bool) -> Arrival:
+        """Let the marked batches arrive, or take their marks back."""
+        batch, batch_count = push.batches[0]
+        keep = False
+        try:
+            arrival = span.rounds.arrive(
+                push.member,
+                base_version,
+                weight,
+                already_applied=not is_new,
+                batch=batch,
+                batch_count=batch_count,
+                step=push.step,
+            )
+            keep = not isinstance(arrival, Stale | NotMember)
+        finally:
+            if is_new and not keep:
+                self._unmark(span, push.batches)
+        return arrival
+
+    def _take(self, span: Span, push: Push, arrival: Arrival, weight: float, effects: list[Effect]) -> None:
+        """What an arrival does with its gradient."""
+        if isinstance(arrival, Accumulate):
+            effects.append(AddGradient(push.batches[0][0], weight, arrival.is_first, self._is_deterministic))
+        elif isinstance(arrival, Apply):
+            version = span.rounds.version
+            rate_factor = 1.0 / (1.0 + arrival.staleness) if self._scales_by_staleness else 1.0
+            effects.append(Update(version - 1, version, span.updates, push.batches, False, 1.0, rate_factor))
+            span.updates += 1
+            self._note_due(span, effects)
+
+    # rounds
+
+    def _close_rounds(self, span: Span, effects: list[Effect]) -> bool:
+        """Close what is full; whether anything was."""
+        rounds = span.rounds
+        if not rounds.closable():
+            return False
+        while rounds.closable():
+            if (copy := self._copy_due(span)) is not None:
+                effects.append(copy)
+            closing = rounds.close()
+            if closing.has_update:
+                scale = 1.0 / closing.total_weight if self._is_mean else 1.0
+                update = Update(
+                    closing.round, rounds.version, span.updates, closing.held, is_of_round=True, scale=scale
+                )
+                effects.append(update)
+                span.updates += 1
+            else:
+                effects.append(EmptyRound(closing.round, rounds.version))
+            self._note_due(span, effects)
+        return True
+
+    # pulls
+
+    def pull(self, span: Span, member: int, min_version: int) -> Pull:
+        """Whether the values of a span may be read now; ``member`` 0 is anybody who only reads."""
+        return span.rounds.pull(member, min_version)
+
+    # views
+
+    def take_view(self, request: ViewRequest) -> ViewTaken[Span]:
+        """Take over a view, in all blocks at once.
+
+        Raises:
+            UsageError: its mode is none of ours.
+            MessageError: it contradicts the one before; nothing was done.
+        """
+        view = view_of(request)
+        if (first_mode := self._view.begins_in(view)) is not None:
+            self._begin_in(first_mode)
+        verdict = self._view.consider(
+            view,
+            lambda first_round: all(span.rounds.can_admit(first_round) for span in self.spans),
+            lambda at_round: all(span.rounds.can_switch(at_round) for span in self.spans),
+        )
+        admit = {member.member_id: member.first_round for member in verdict.admit}
+        effects: list[tuple[Span, Sequence[Effect]]] = []
+        for span in self.spans if admit or verdict.remove or verdict.switch is not None else ():
+            found: list[Effect] = []
+            if verdict.switch is not None:
+                self._switch(span, verdict, found)
+                self._change_members(span, admit, (), found)
+            else:
+                self._change_members(span, admit, verdict.remove, found)
+            effects.append((span, found))
+        if verdict.switch is not None:
+            self._set_mode(verdict.switch)
+        # A mode begins at a round that no block has reached, whoever is a member.
+        highest = self.version_range()[1] if verdict.refuses_mode else self.highest_open_round()
+        return ViewTaken(verdict, verdict.reply(request.serial, highest), effects)
+
+    def _begin_in(self, mode: Mode) -> None:
+        """Nobody has been a member here: the blocks begin in this mode."""
+        self._set_mode(mode)
+        for span in self.spans:
+            span.rounds = BlockRounds(mode, span.rounds.version)
+
+    def _change_members(
+        self, span: Span, admit: Mapping[int, int], remove: Sequence[int], effects: list[Effect]
+    ) -> None:
+        """Wait for others, and close what waited for those that go."""
+        span.rounds.change(admit, remove)
+        self._close_rounds(span, effects)
+
+    def _switch(self, span: Span, verdict: ViewVerdict, effects: list[Effect]) -> None:
+        """Close under the old mode what is open, then begin at the round of the view under the new one."""
+        assert verdict.switch is not None, "the mode stays"
+        self._change_members(span, {}, verdict.remove, effects)
+        span.rounds.switch(verdict.switch, verdict.switch_round)
+        self._close_rounds(span, effects)
+        self._note_due(span, effects)
+
+    # snapshots
+
+    def begin_cut(self, cut: SnapshotCut) -> list[int]:
+        """Copy blocks for a new snapshot from now on, no more for the one before; which are due at once."""
+        self._cut = cut
+        return [position for position, version in enumerate(self.versions()) if cut.is_due(position, version)]
+
+    def copy(self, span: Span, position: int) -> CopyBlocks | None:
+        """Copy a block now, if it is due; None: it is not, or was copied."""
+        cut = self._cut
+        if cut is None or not cut.is_due(position, span.rounds.version):
+            return None
+        return self._copied(span, cut, (position,))
+
+    def end_cut(self, cut: SnapshotCut) -> AppliedBatches | None:
+        """What is applied to complete copies; None: another snapshot has taken the place of theirs."""
+        with self._guard:
+            if self._cut is not cut:
+                return None
+            self._cut = None
+            return cut.applied(self._applied)
+
+    def drop_cut(self, cut: SnapshotCut) -> None:
+        """Copy nothing more for this snapshot."""
+        with self._guard:
+            if self._cut is cut:
+                self._cut = None
+
+    def _copy_due(self, span: Span) -> CopyBlocks | None:
+        """Copy the blocks that are due, because they are about to change."""
+        # Whoever writes a complete snapshot may drop it at any moment.
+        cut = self._cut
+        if cut is None:
+            return None
+        version = span.rounds.version
+        due = [position for position in span.local if cut.is_due(position, version)]
+        return self._copied(span, cut, due) if due else None
+
+    def _copied(self, span: Span, cut: SnapshotCut, positions: Sequence[int]) -> CopyBlocks:
+        version, held = span.rounds.version, span.rounds.held
+        with self._guard:
+            kept = [cut.cut(position, version, held) for position in positions]
+        return CopyBlocks(cut, positions, kept[0], span.updates)
+
+    def _note_due(self, span: Span, effects: list[Effect]) -> None:
+        """The version has changed: blocks may be due from now on."""
+        cut = self._cut
+        if cut is not None:
+            version = span.rounds.version
+            due = [position for position in span.local if cut.is_due(position, version)]
+            if due:
+                effects.append(BlocksDue(due))
+
+    # what is applied
+
+    def applied(self) -> AppliedBatches:
+        """What is applied now: a copy."""
+        with self._guard:
+            return self._applied.copy()
+
+    def seal(self, epochs: Iterable[tuple[int, int]]) -> None:
+        """(epoch, tasks) of epochs that get no more tasks, see ``AppliedBatches.seal``.
+
+        Raises:
+            MessageError: the epoch has more tasks than that.
+        """
+        with self._guard:
+            for epoch, task_count in epochs:
+                self._applied.seal(epoch, task_count)
+
+    def restore(self, applied: AppliedBatches, blocks: Restored) -> None:
+        """All blocks were taken over from a checkpoint, before anybody has seen them.
+
+        Args:
+            applied: What is applied to them.
+            blocks: Their versions and updates.
+
+        Raises:
+            CorruptError: they are not all blocks.
+        """
+        if applied.block_count != self.block_count or blocks.keys() != self._span_of.keys():
+            raise CorruptError(f"{applied.block_count} blocks were restored, not {self.block_count}")
+        for span in self.spans:
+            if len({blocks[number] for number in span.numbers}) > 1:
+                self.split(span)
+        for span in self.spans:
+            version, span.updates = blocks[span.numbers.start]
+            span.rounds = BlockRounds(self.mode, version)
+        self._applied = applied
+        self._is_restored = True
+
+    def check(self) -> None:
+        """Assert every invariant."""
+        self._applied.check()
+        positions = [position for span in self.spans for position in span.local]
+        assert positions == list(range(self.block_count)), "a block lies in no span, or in several"
+        for span in self.spans:
+            span.rounds.check()
+            assert not span.is_split, "a span that was split is still there"
+            assert all(self._span_of[number] is span for number in span.numbers), "a block is looked for elsewhere"
+            assert span.rounds.mode == self.mode, "a block has another mode than the others"
+            for batch, _ in span.rounds.held:
+                having = self._applied.count_having(span.local, batch)
+                assert having == len(span.local), "a gradient waits in a round, and its batch is not marked"

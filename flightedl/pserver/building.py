@@ -1,0 +1,76 @@
+"""From a shard plan to units: neighbouring blocks of one pserver in arrays that one kernel call can update."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+
+from flightedl.domain.consistency.modes import Mode
+from flightedl.domain.consistency.rounds import BlockRounds
+from flightedl.domain.model.optimizers import LAMB, Optimizer
+from flightedl.domain.model.sharding import ShardPlan, runs_of
+from flightedl.kernels.compiled import Update, block_kernels, half_kernels, kernel_for
+from flightedl.pserver.arena import Arena
+from flightedl.pserver.units import Unit
+
+
+def units_of(plan: ShardPlan, index: int, optimizer: Optimizer, mode: Mode, wire: str, arena: Arena) -> list[Unit]:
+    """The units of a pserver, by rising block numbers, with values of zero.
+
+    Args:
+        plan: Where every block lies.
+        index: Of the pserver.
+        optimizer: Of the model.
+        mode: That the blocks begin in.
+        wire: "bfloat16" or "float16" where float32 elements travel as such.
+        arena: Where memory comes from.
+    """
+    if wire or any(spec.short_kind for spec in plan.parameters):
+        half_kernels(wire)
+    updates: dict[tuple[Optimizer, str], Update] = {}
+    units: list[Unit] = []
+    local = 0
+    for run in runs_of(plan, index):
+        for numbers in _of_one_rule(plan, run, optimizer):
+            spec = plan.parameters[plan.block(numbers.start).parameter]
+            rule, dtype = optimizer.for_parameter(spec.name), spec.storage_dtype
+            update = next((known for (r, d), known in updates.items() if (r, d) == (rule, dtype)), None)
+            if update is None:
+                update = kernel_for(rule, dtype)
+                updates[rule, dtype] = update
+            sizes = [plan.block(number).size for number in numbers]
+            total = sum(sizes)
+            units.append(
+                Unit(
+                    numbers,
+                    range(local, local + len(numbers)),
+                    sizes,
+                    arena.allocate(total, dtype),
+                    [arena.allocate(total, dtype, slot.initial) for slot in rule.slots],
+                    BlockRounds(mode),
+                    update,
+                    block_kernels(dtype),
+                    arena,
+                    threading.Lock(),
+                    spec.short_kind or wire,
+                )
+            )
+            local += len(numbers)
+    return units
+
+
+def _of_one_rule(plan: ShardPlan, run: range, optimizer: Optimizer) -> Iterator[range]:
+    """The parts of a run whose blocks can be updated by one kernel call."""
+    if isinstance(optimizer, LAMB):
+        # Its norms are those of a block.
+        yield from (range(number, number + 1) for number in run)
+        return
+    if not optimizer.overrides:
+        yield run
+        return
+    rules = [optimizer.for_parameter(plan.parameters[plan.block(n).parameter].name) for n in run]
+    start = 0
+    for place in range(1, len(run) + 1):
+        if place == len(run) or rules[place] != rules[start]:
+            yield run[start:place]
+            start = place

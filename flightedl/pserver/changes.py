@@ -1,0 +1,36 @@
+"""Waiting for versions: all who wait are woken once for each message that changed something, not for each block."""
+
+from __future__ import annotations
+
+import threading
+
+
+class Changes:
+    """Counts changes that others may wait for. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._count = 0
+        #: Something has changed that was not announced.
+        self._has_news = False
+
+    def note(self) -> None:
+        """Something has changed; to be announced when the message is through."""
+        self._has_news = True
+
+    def announce(self) -> None:
+        """Wake everybody who waits if there is news for them."""
+        if not self._has_news:
+            return
+        # Before they are woken, so that whatever changes from here on is announced again.
+        self._has_news = False
+        with self._changed:
+            self._count += 1
+            self._changed.notify_all()
+
+    def wait(self, seen: int, timeout_s: float) -> int:
+        """Return the count, at once when it is not ``seen``, else after a change or the time."""
+        with self._changed:
+            if self._count == seen and timeout_s > 0:
+                self._changed.wait(timeout_s)
+            return self._count

@@ -1,0 +1,74 @@
+"""What was sent, before anything is done with it: does it fit the blocks, and is it finite?"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from flightedl.domain.model.sharding import ShardPlan
+from flightedl.errors import GradientError, MessageError
+from flightedl.pserver.units import Unit
+from flightedl.wire.rows import Row, Rows
+
+Array = npt.NDArray[np.generic]
+
+
+class IncomingValues:
+    """Checks the values that come for blocks.
+
+    Args:
+        plan: Of the blocks.
+    """
+
+    def __init__(self, plan: ShardPlan) -> None:
+        self._plan = plan
+
+    def name_of(self, number: int) -> str:
+        """The parameter of a block."""
+        return self._plan.parameters[self._plan.block(number).parameter].name
+
+    def gradient(self, unit: Unit, numbers: range, data: memoryview) -> Array:
+        """The elements of neighbouring blocks of a unit.
+
+        Raises:
+            MessageError: another number of bytes.
+            GradientError: NaN or infinity.
+        """
+        first = unit.numbers.start
+        start, stop = (unit.offsets[number - first] for number in (numbers.start, numbers.stop))
+        if len(data) != stop - start:
+            raise MessageError(
+                f"block {numbers.start} of {self.name_of(numbers.start)!r} has {stop - start} bytes, not {len(data)}"
+            )
+        return self._finite(unit, numbers, unit.incoming(data))
+
+    def first_values(self, unit: Unit, row: Row) -> Array:
+        """The elements of one block, which never travel narrower than they were declared. Errors as ``gradient``."""
+        place = self._plan.block(row.block)
+        spec = self._plan.parameters[place.parameter]
+        size_bytes = place.size * spec.seen_item_bytes
+        if len(row.values) != size_bytes:
+            raise MessageError(f"block {row.block} of {spec.name!r} has {size_bytes} bytes, not {len(row.values)}")
+        sent = unit.incoming(row.values) if spec.short_kind else row.array(unit.values.dtype)
+        return self._finite(unit, range(row.block, row.block + 1), sent)
+
+    def _finite(self, unit: Unit, numbers: range, array: Array) -> Array:
+        if not unit.kernels.all_finite(array):
+            first = unit.numbers.start
+            wrong = int(np.flatnonzero(~np.isfinite(array))[0])
+            number = next(n for n in numbers if wrong < unit.bounds[n + 1 - first] - unit.bounds[numbers.start - first])
+            raise GradientError(
+                f"{self.name_of(number)!r} has NaN or infinity in block {number}: nothing of it was applied"
+            )
+        return array
+
+
+def covers(unit: Unit, rows: Rows, start: int, stop: int) -> bool:
+    """Whether these rows are all blocks of the unit, at one version, all with values or all without."""
+    if stop - start == 1:
+        return True
+    versions = rows.versions[start:stop]
+    if rows.blocks[start:stop] != unit.number_list or versions.count(versions[0]) != len(versions):
+        return False
+    offsets = rows.offsets_of(start, stop)
+    return offsets == unit.offsets or offsets[-1] == 0

@@ -1,0 +1,284 @@
+"""The blocks of a simulated pserver: the product's protocol around a ledger, and around time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import nullcontext
+from random import Random
+
+from flightedl.domain.checkpoint.restoring import FilePart, applied_of
+from flightedl.domain.checkpoint.snapshot import PserverSnapshots, SnapshotCut
+from flightedl.domain.checkpoint.values import OrderNumber, SnapshotCommand, SnapshotProgress
+from flightedl.domain.consistency.modes import Mode, Sync
+from flightedl.domain.consistency.rounds import BlockRounds
+from flightedl.domain.consistency.rounds_values import Pull
+from flightedl.domain.exactly_once.accumulation import lacking_of
+from flightedl.domain.exactly_once.applied import AppliedBatches
+from flightedl.domain.exactly_once.batches import Batch
+from flightedl.domain.model.sharding import ShardPlan, runs_of
+from flightedl.domain.pserver.block_values import (
+    ANSWERED,
+    AddGradient,
+    BlocksDue,
+    CopyBlocks,
+    Effect,
+    EmptyRound,
+    Pushed,
+    Update,
+)
+from flightedl.domain.pserver.block_values import Push as BlockPush
+from flightedl.domain.pserver.blocks import BlockProtocol
+from flightedl.messages.control import ViewReply, ViewRequest
+from flightedl.messages.parameters import Outcome
+from flightedl.testing.simulation.job import JobShape
+from flightedl.testing.simulation.ledger import Block, LedgerSpan
+from flightedl.testing.simulation.store import StoredShard
+from flightedl.testing.simulation.world import Process, Reply, Violation
+
+_PULL_S = 1.0
+#: The longest time between the copies of two blocks.
+_COPY_S = 0.03
+
+
+class Shard:
+    """Carries out what the protocol decides, copies blocks now and then, and lets pulls wait.
+
+    Args:
+        process: The pserver.
+        plan: Of the job.
+        index: Of the pserver.
+        shape: Of the job.
+        mode: That the blocks begin in.
+        publish: Writes what a snapshot has become: the order, its name, the blocks.
+    """
+
+    def __init__(
+        self,
+        process: Process,
+        plan: ShardPlan,
+        index: int,
+        shape: JobShape,
+        mode: Mode,
+        publish: Callable[[OrderNumber, str, StoredShard], None],
+    ) -> None:
+        self._process = process
+        self._shape = shape
+        self._publish = publish
+        #: By position.
+        self.blocks: list[Block] = []
+        spans = []
+        for numbers in runs_of(plan, index):
+            blocks = [Block(number, [0] * shape.element_count) for number in numbers]
+            local = range(len(self.blocks), len(self.blocks) + len(blocks))
+            spans.append(LedgerSpan(numbers, local, BlockRounds(mode), blocks))
+            self.blocks += blocks
+        self.protocol = BlockProtocol(spans, mode, nullcontext())
+        #: Whom the blocks wait for: member -> first round.
+        self._first_rounds: dict[int, int] = {}
+        self._newest_view = (0, 0)
+        self.snapshots = PserverSnapshots()
+        #: Of its own, so that what is drawn from it changes nothing else: when blocks are copied.
+        self._copying = Random(f"{process.world.seed} {process.name}")  # noqa: S311 - repeatable on purpose
+        self._is_copying = False
+        #: Positions of blocks to be copied.
+        self._due: set[int] = set()
+        #: Position -> (version, updates, values).
+        self._copies: dict[int, tuple[int, int, tuple[int, ...]]] = {}
+        #: Of the snapshot under way.
+        self._file = ""
+        self._waiting: list[tuple[int, Sequence[tuple[int, int]], Reply, float]] = []
+
+    def _span(self, number: int) -> LedgerSpan:
+        span = self.protocol.span_of(number)
+        assert span is not None, "a trainer knows where blocks lie"
+        return span
+
+    # first values, and others from a checkpoint
+
+    def initialize(self, block: Block, election: int, model: tuple[int, int]) -> None:
+        """First values of a block."""
+        if self.protocol.may_initialize(block.span, block.number, election):
+            block.model = model
+            self.protocol.initialized(block.number, election)
+
+    def restore(self, found: list[tuple[FilePart, StoredShard]]) -> None:
+        """Take blocks over from files."""
+        sets = {part.file.name: AppliedBatches.decode(shard.applied) for part, shard in found}
+        blocks = {block.number: block for block in self.blocks}
+        restored: dict[int, tuple[int, int]] = {}
+        for part, shard in found:
+            for number in part.blocks:
+                block, place = blocks[number], shard.blocks.index(number)
+                block.values, block.model = list(shard.values[place]), shard.model
+                block.updates, block.updated_to = shard.updates[place], shard.versions[place]
+                restored[number] = (shard.versions[place], block.updates)
+        self.protocol.restore(applied_of([part for part, _ in found], sets), restored)
+
+    # what is decided
+
+    def take_view(self, request: ViewRequest) -> ViewReply:
+        """Take over what a master sends."""
+        taken = self.protocol.take_view(request)
+        for member in taken.verdict.remove:
+            self._first_rounds.pop(member, None)
+        self._first_rounds.update((member.member_id, member.first_round) for member in taken.verdict.admit)
+        number = (request.master_generation, request.serial)
+        if not taken.reply.outdated and number < self._newest_view:
+            raise Violation(f"{self._process.name} took view {number} after {self._newest_view}")
+        self._newest_view = max(number, self._newest_view)
+        for span, effects in taken.effects:
+            self._change(span, effects)
+        at_round = taken.verdict.switch_round
+        if taken.verdict.switch is not None and {block.rounds.version for block in self.blocks} - {at_round}:
+            raise Violation(f"{self._process.name} does not begin {taken.verdict.switch} at {at_round} in all blocks")
+        return taken.reply
+
+    def _change(self, span: LedgerSpan, effects: Sequence[Effect], pushed: Sequence[int] = ()) -> None:
+        """Carry effects out; ``pushed``: the elements of the batches that were pushed."""
+        mode = self.protocol.mode
+        backup = mode.backup if isinstance(mode, Sync) else 0
+        for effect in effects:
+            match effect:
+                case AddGradient():
+                    span.add(effect, pushed)
+                case Update():
+                    span.update(effect, pushed, [self._shape.element_of(batch) for batch, _ in effect.batches])
+                case CopyBlocks():
+                    self._copy(effect)
+                case BlocksDue(positions):
+                    self._due.update(positions)
+                    self._go_on_copying()
+            if isinstance(effect, EmptyRound) or (isinstance(effect, Update) and effect.is_of_round):
+                span.round_over(effect, self._first_rounds, backup)
+
+    def _push_span(self, span: LedgerSpan, push: BlockPush, base: int) -> Pushed | None:
+        """What becomes of a push to all blocks of a span; None: it was split."""
+        needs = self.protocol.prepare(span, push, base, has_gradient=True)
+        if needs.copy is not None:
+            self._copy(needs.copy)
+        before = span.rounds.version
+        pushed = self.protocol.push(span, push, base, has_gradient=True)
+        if pushed is not None:
+            if base == before and pushed.outcome in ANSWERED:
+                span.arrived.add(push.member)
+            elements = [self._shape.element_of(batch) for batch, _ in push.batches]
+            self._change(span, pushed.effects, elements)
+        return pushed
+
+    # snapshots
+
+    def take_order(self, order: SnapshotCommand) -> SnapshotProgress:
+        """Begin to copy, if the order is newer than all before; how far the newest one is."""
+        protocol = self.protocol
+        cut = self.snapshots.take(order, protocol.versions(), protocol.highest_open_round())
+        if cut is not None:
+            self._copies, self._due = {}, set(protocol.begin_cut(cut))
+            self._go_on_copying()
+            if not self.blocks:
+                self._process.later(0.0, lambda: self._save(cut))
+            self._file = order.name
+        progress = self.snapshots.progress
+        assert progress is not None
+        return progress
+
+    def _go_on_copying(self) -> None:
+        if self._due and not self._is_copying:
+            self._is_copying = True
+            self._process.later(_COPY_S * self._copying.random(), self._copy_next)
+
+    def _copy_next(self) -> None:
+        """Copy one of the blocks that are due: what pushes come to before is copied by them."""
+        self._is_copying = False
+        if self._due:
+            position = self._copying.choice(sorted(self._due))
+            copy = self.protocol.copy(self.blocks[position].span, position)
+            if copy is None:
+                raise Violation(f"{self._process.name} is to copy block {position}, and may not")
+            self._copy(copy)
+            self._go_on_copying()
+
+    def _copy(self, copy: CopyBlocks) -> None:
+        for position in copy.local:
+            block = self.blocks[position]
+            if block.updates != copy.updates or block.updated_to > copy.version:
+                made = (block.updates, block.updated_to)
+                raise Violation(f"block {block.number} is copied as {copy}, and has (updates, version) {made}")
+            self._copies[position] = (copy.version, copy.updates, tuple(block.values))
+            self._due.discard(position)
+        if len(self._copies) == len(self.blocks):
+            self._process.later(_COPY_S * self._copying.random(), lambda: self._save(copy.cut))
+
+    def _save(self, cut: SnapshotCut) -> None:
+        """All blocks are copied: write the file."""
+        progress = self.snapshots.progress
+        applied = self.protocol.end_cut(cut)
+        if applied is None or progress is None or not self.snapshots.taken(progress.order):
+            return
+        copies = [self._copies[position] for position in range(len(self.blocks))]
+        shard = StoredShard(
+            blocks=tuple(block.number for block in self.blocks),
+            versions=tuple(copy[0] for copy in copies),
+            updates=tuple(copy[1] for copy in copies),
+            values=tuple(copy[2] for copy in copies),
+            applied=applied.encode(),
+            model=next((block.model for block in self.blocks), None),
+        )
+        self._publish(progress.order, self._file, shard)
+
+    # trainers
+
+    def push(
+        self,
+        trainer: tuple[str, int, int],
+        batches: Iterable[tuple[Batch, int]],
+        rows: Sequence[tuple[int, int, float]],
+        step: int,
+    ) -> tuple[tuple[int, Outcome, Sequence[int]], ...]:
+        """Rows of a push, each (block, base version, weight), by (name, generation, member).
+
+        Returns:
+            (block, outcome, places of the batches that it lacks of a sum that it refused), of each row.
+        """
+        name, generation, member = trainer
+        named = list(batches)
+        outcomes: list[tuple[int, Outcome, Sequence[int]]] = []
+        while len(outcomes) < len(rows):
+            number, base, weight = rows[len(outcomes)]
+            span = self._span(number)
+            covering = rows[len(outcomes) : len(outcomes) + len(span.numbers)]
+            if covering != tuple((number, base, weight) for number in span.numbers):
+                self.protocol.split(span)
+                continue
+            push = BlockPush(name, generation, member, named, weight, step)
+            if (pushed := self._push_span(span, push, base)) is not None:
+                lacking = lacking_of(pushed.having, len(named)) if pushed.having else ()
+                outcomes += [(number, pushed.outcome, lacking) for number in span.numbers]
+        return tuple(outcomes)
+
+    def pull(self, member: int, wanted: Sequence[tuple[int, int]], reply: Reply) -> None:
+        """Blocks at or above versions: answers what can be read, when all can be or the time is up."""
+        if not self._answer(member, wanted, reply, is_last=False):
+            self._waiting.append((member, wanted, reply, self._process.world.now + _PULL_S))
+            self._process.later(_PULL_S, self.serve_waiting)
+
+    def _answer(self, member: int, wanted: Sequence[tuple[int, int]], reply: Reply, *, is_last: bool) -> bool:
+        ready = []
+        for number, version in wanted:
+            span = self._span(number)
+            state = self.protocol.pull(span, member, version)
+            if state is Pull.NOT_MEMBER:
+                reply(("not member",))
+                return True
+            if state is Pull.READY:
+                ready.append((number, span.rounds.version))
+        if len(ready) < len(wanted) and not is_last:
+            return False
+        reply(("pulled", tuple(ready)))
+        return True
+
+    def serve_waiting(self) -> None:
+        """Something may have changed: answer those who waited for it."""
+        waiting, self._waiting = self._waiting, []
+        for member, wanted, reply, deadline in waiting:
+            if not self._answer(member, wanted, reply, is_last=self._process.world.now >= deadline - 1e-9):
+                self._waiting.append((member, wanted, reply, deadline))

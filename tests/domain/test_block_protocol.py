@@ -1,0 +1,666 @@
+"""What pushes, pulls, views and snapshots do to a pserver's blocks: given these events, exactly these effects."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
+
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from flightedl.domain.checkpoint.snapshot import SnapshotCut
+from flightedl.domain.consistency.modes import Async, Bounded, Mode, Sync
+from flightedl.domain.consistency.rounds import BlockRounds
+from flightedl.domain.consistency.rounds_values import Pull
+from flightedl.domain.exactly_once.accumulation import lacking_of
+from flightedl.domain.exactly_once.applied import AppliedBatches
+from flightedl.domain.exactly_once.batches import Batch
+from flightedl.domain.pserver.block_values import (
+    AddGradient,
+    BlocksDue,
+    BlockSpan,
+    CopyBlocks,
+    Effect,
+    EmptyRound,
+    Needs,
+    Push,
+    Pushed,
+    Update,
+)
+from flightedl.domain.pserver.blocks import BlockProtocol
+from flightedl.errors import CorruptError, MessageError
+from flightedl.messages.control import ViewMemberMessage, ViewReply, ViewRequest
+from flightedl.messages.parameters import BatchIdentity, Outcome, PushHeader
+
+#: Numbers of the blocks: two spans.
+FIRST, SECOND = range(10, 13), range(20, 22)
+TASK_SIZE = 1000
+
+
+def batch(number: int) -> Batch:
+    return Batch(0, 0, number)
+
+
+class Span(BlockSpan):
+    """Which batches are in the values of each block, and in the sum of the open round."""
+
+    __slots__ = ("held", "values")
+
+    def __init__(self, numbers: range, local: range, rounds: BlockRounds) -> None:
+        super().__init__(numbers, local, rounds)
+        self.values: list[list[Batch]] = [[] for _ in numbers]
+        self.held: list[Batch] = []
+
+    def parts(self) -> list[Span]:
+        parts = []
+        for place, number in enumerate(self.numbers):
+            part = Span(range(number, number + 1), self.local[place : place + 1], self.rounds)
+            part.values, part.held = [self.values[place]], list(self.held)
+            parts.append(part)
+        return parts
+
+
+class Bench:
+    """A pserver's blocks, members that push to them, and a store that does what the effects say."""
+
+    def __init__(self, mode: Mode, *members: int, first_round: int = 0) -> None:
+        spans = [Span(FIRST, range(3), BlockRounds(mode)), Span(SECOND, range(3, 5), BlockRounds(mode))]
+        self.protocol = BlockProtocol(spans, mode, nullcontext())
+        self.serial = 0
+        self.effects: list[Effect] = []
+        #: Position -> (version, updates, batches) of its copy.
+        self.copies: dict[int, tuple[int, int, list[Batch]]] = {}
+        self.due: set[int] = set()
+        self.view(*members, first_round=first_round)
+
+    def view(self, *members: int, first_round: int = 0, mode: Mode | None = None, switch_round: int = 0) -> ViewReply:
+        self.serial += 1
+        known = {member.member_id: member.first_round for member in self.protocol._view.members}
+        request = ViewRequest(
+            plan_hash="p",
+            master_generation=1,
+            serial=self.serial,
+            members=[
+                ViewMemberMessage(trainer=f"t{m}", generation=m, member=m, first_round=known.get(m, first_round))
+                for m in members
+            ],
+            mode=None if mode is None else mode.to_json(),
+            switch_round=switch_round,
+        )
+        taken = self.protocol.take_view(request)
+        for span, effects in taken.effects:
+            self.carry_out(span, effects, ())
+        return taken.reply
+
+    def span(self, number: int) -> Span:
+        span = self.protocol.span_of(number)
+        assert span is not None
+        return span
+
+    def push(
+        self,
+        member: int,
+        *batches: int,
+        base: int = 0,
+        at: int = FIRST.start,
+        weight: float = 1.0,
+        has_gradient: bool = True,
+        step: int = 0,
+    ) -> Pushed | None:
+        """To the span that has block ``at``; None: it was split."""
+        span = self.span(at)
+        push = Push(f"t{member}", member, member, [(batch(n), TASK_SIZE) for n in batches], weight, step)
+        needs = self.protocol.prepare(span, push, base, has_gradient=has_gradient)
+        if needs.copy is not None:
+            self.carry_out(span, [needs.copy], ())
+        pushed = self.protocol.push(span, push, base, has_gradient=has_gradient)
+        if pushed is not None:
+            updates = [effect for effect in pushed.effects if isinstance(effect, Update)]
+            assert needs.has_update or not updates, "memory for an update was not asked for"
+            self.carry_out(span, pushed.effects, [batch(n) for n in batches])
+        return pushed
+
+    def push_all(self, member: int, *batches: int, base: int | None = 0, at: range = FIRST) -> set[Outcome]:
+        """To some blocks, each by itself where they do not lie together; base None: the version of each."""
+        outcomes: set[Outcome] = set()
+        number = at.start
+        while number < at.stop:
+            span = self.span(number)
+            if span.numbers.start < number or span.numbers.stop > at.stop:
+                self.protocol.split(span)
+                continue
+            present = span.rounds.version if base is None else base
+            if (pushed := self.push(member, *batches, base=present, at=number)) is not None:
+                outcomes.add(pushed.outcome)
+                number = span.numbers.stop
+        return outcomes
+
+    def carry_out(self, span: Span, effects: Sequence[Effect], pushed: Sequence[Batch]) -> None:
+        self.effects += effects
+        for effect in effects:
+            match effect:
+                case AddGradient(is_first=is_first):
+                    span.held = [*([] if is_first else span.held), *pushed]
+                case Update():
+                    new = span.held if effect.is_of_round else pushed
+                    assert sorted(new) == sorted(each for each, _ in effect.batches)
+                    for block_values in span.values:
+                        block_values.extend(new)
+                case CopyBlocks(_, positions, version, updates):
+                    for position in positions:
+                        values = span.values[position - span.local.start]
+                        self.copies[position] = (version, updates, list(values))
+                        self.due.discard(position)
+                case BlocksDue(positions):
+                    self.due.update(positions)
+
+    def cut(self, at_round: int | None = None) -> SnapshotCut:
+        cut = SnapshotCut(self.protocol.block_count, at_round)
+        self.copies, self.due = {}, set(self.protocol.begin_cut(cut))
+        return cut
+
+    def copy(self, position: int) -> bool:
+        span = next(span for span in self.protocol.spans if position in span.local)
+        copy = self.protocol.copy(span, position)
+        if copy is not None:
+            self.carry_out(span, [copy], ())
+        return copy is not None
+
+    def values(self, number: int) -> list[int]:
+        span = self.span(number)
+        return sorted(each.batch for each in span.values[number - span.numbers.start])
+
+    def versions(self) -> list[int]:
+        return self.protocol.versions()
+
+    def has(self, position: int, number: int) -> bool:
+        return self.protocol.applied().has(position, batch(number))
+
+
+@pytest.fixture(autouse=True)
+def bench_of(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Every test checks every invariant at its end."""
+    made: list[Bench] = []
+    init = Bench.__init__
+
+    def remember(self: Bench, *arguments: object, **more: object) -> None:
+        init(self, *arguments, **more)  # type: ignore[arg-type]
+        made.append(self)
+
+    monkeypatch.setattr(Bench, "__init__", remember)
+    yield
+    for bench in made:
+        bench.protocol.check()
+
+
+# pushes
+
+
+def test_a_gradient_waits_in_its_round_and_the_last_one_closes_it():
+    bench = Bench(Sync(), 1, 2)
+    first = bench.push(1, 7, weight=30.0)
+    assert first == Pushed(Outcome.ACCEPTED, 0, [AddGradient(batch(7), 30.0, True, False)], b"", 1)
+    last = bench.push(2, 8, weight=10.0)
+    update = Update(0, 1, 0, [(batch(7), TASK_SIZE), (batch(8), TASK_SIZE)], True, 1 / 40)
+    assert last == Pushed(Outcome.ACCEPTED, 1, [AddGradient(batch(8), 10.0, False, False), update], b"", 1, True, True)
+    assert bench.values(11) == [7, 8]
+    assert bench.versions() == [1, 1, 1, 0, 0]
+
+
+def test_a_sum_of_gradients_is_not_divided():
+    bench = Bench(Sync(reduce="sum"), 1)
+    pushed = bench.push(1, 0, weight=30.0)
+    assert pushed is not None
+    add, update = pushed.effects
+    assert add == AddGradient(batch(0), 1.0, True, False)
+    assert isinstance(update, Update)
+    assert update.scale == 1.0
+
+
+def test_what_is_ordered_is_kept_by_itself():
+    bench = Bench(Sync(deterministic=True), 1, 2)
+    pushed = bench.push(1, 0)
+    assert pushed is not None
+    assert pushed.effects == [AddGradient(batch(0), 1.0, True, True)]
+
+
+def test_async_applies_at_once_and_says_what_the_gradient_did_not_see():
+    bench = Bench(Async(staleness_scaled=True), 1, 2)
+    bench.push(1, 0)
+    pushed = bench.push(2, 1, base=0)
+    assert pushed is not None
+    assert pushed.effects == [Update(1, 2, 1, [(batch(1), TASK_SIZE)], False, 1.0, 0.5)]
+    assert (pushed.follows, pushed.is_ready, pushed.is_news) == (0, True, True)
+
+
+@pytest.mark.parametrize("mode", [Sync(), Async(), Bounded(staleness=1)], ids=["sync", "async", "bounded"])
+def test_the_same_again_is_answered_and_not_applied(mode):
+    bench = Bench(mode, 1, 2)
+    bench.push(1, 0, step=1)
+    before = len(bench.effects)
+    again = bench.push(1, 0, step=1)
+    assert again is not None
+    assert again.outcome is Outcome.ALREADY_APPLIED
+    assert len(bench.effects) == before
+    other = bench.push(2, 0, step=1)
+    assert other is not None
+    assert other.outcome is Outcome.ALREADY_APPLIED
+    assert bench.values(10) == [0]
+
+
+def test_a_stranger_changes_nothing_and_nothing_is_got_ready():
+    bench = Bench(Sync(), 1)
+    bench.cut()
+    span = bench.span(10)
+    for push in (
+        Push("t9", 9, 9, [(batch(0), 1)]),
+        Push("t1", 8, 1, [(batch(0), 1)]),
+        Push("t2", 1, 1, [(batch(0), 1)]),
+    ):
+        assert bench.protocol.prepare(span, push, 0, has_gradient=True) == Needs()
+        assert bench.protocol.push(span, push, 0, has_gradient=True) == Pushed(Outcome.NOT_MEMBER, 0)
+    assert not bench.has(0, 0)
+
+
+def test_what_a_round_refuses_is_not_marked():
+    bench = Bench(Sync(), 1)
+    bench.push(1, 0)
+    late = bench.push(1, 1, base=0)
+    assert late is not None
+    assert (late.outcome, late.follows, late.version) == (Outcome.STALE, None, 1)
+    assert not any(bench.has(position, 1) for position in range(3))
+    with pytest.raises(MessageError, match="future"):
+        bench.push(1, 1, base=5)
+    assert not bench.has(0, 1)
+    fresh = bench.push(1, 1, base=1)
+    assert fresh is not None
+    assert fresh.outcome is Outcome.ACCEPTED
+
+
+def test_a_refused_sum_is_unmarked_whole():
+    bench = Bench(Async(), 1)
+    ahead = bench.push(1, 0, 1, base=4)
+    assert ahead is not None
+    assert ahead.outcome is Outcome.STALE
+    assert not any(bench.has(position, number) for position in range(3) for number in (0, 1))
+
+
+def test_a_late_gradient_is_added_where_a_round_may_close_without_it():
+    bench = Bench(Sync(backup=1), 1, 2)
+    bench.push(1, 0)
+    late = bench.push(2, 1, base=0)
+    assert late is not None
+    assert (late.outcome, late.version) == (Outcome.ACCEPTED, 1)
+    bench.push(1, 2, base=1)
+    assert bench.values(10) == [0, 1, 2]
+
+
+def test_an_arrival_without_gradient_counts_and_adds_nothing():
+    bench = Bench(Sync(), 1, 2)
+    bench.push(1, 0)
+    arrived = bench.push(2, 1, has_gradient=False)
+    assert arrived is not None
+    assert (arrived.outcome, arrived.version) == (Outcome.ACCEPTED, 1)
+    assert bench.values(10) == [0]
+    assert bench.has(0, 1)
+
+
+def test_a_round_without_any_gradient_only_moves_the_version():
+    bench = Bench(Sync(), 1)
+    pushed = bench.push(1, 0, has_gradient=False)
+    assert pushed is not None
+    assert pushed.effects == [EmptyRound(0, 1)]
+    assert bench.span(10).updates == 0
+
+
+def test_what_has_to_be_there_before_a_push():
+    span_of = {mode: Bench(mode, 1, 2) for mode in (Sync(), Sync(deterministic=True), Async())}
+    push = Push("t1", 1, 1, [(batch(0), 1)])
+    needs = {
+        mode: bench.protocol.prepare(bench.span(10), push, 0, has_gradient=True) for mode, bench in span_of.items()
+    }
+    assert needs == {
+        Sync(): Needs(has_sum=True),
+        Sync(deterministic=True): Needs(has_sum=True, is_kept=True),
+        Async(): Needs(has_update=True),
+    }
+    alone = Bench(Sync(), 1)
+    assert alone.protocol.prepare(alone.span(10), push, 0, has_gradient=False) == Needs(has_update=True)
+
+
+# sums
+
+
+def test_a_block_takes_a_sum_whole_or_says_what_it_has():
+    bench = Bench(Async(), 1, 2)
+    assert bench.push_all(1, 0, 1) == {Outcome.ACCEPTED}
+    assert bench.values(10) == [0, 1]
+    refused = bench.push(2, 1, 2, 3)
+    assert refused is not None
+    assert (refused.outcome, refused.effects) == (Outcome.PARTLY_APPLIED, ())
+    assert lacking_of(refused.having, 3) == (1, 2)
+    assert bench.values(10) == [0, 1]
+    assert bench.push_all(2, 0, 1) == {Outcome.ALREADY_APPLIED}
+
+
+def test_sums_are_for_async_only_and_nobody_outside_hears_of_that():
+    bench = Bench(Sync(), 1)
+    with pytest.raises(MessageError, match="async mode only"):
+        bench.push(1, 0, 1)
+    stranger = bench.push(2, 0, 1)
+    assert stranger is not None
+    assert stranger.outcome is Outcome.NOT_MEMBER
+    assert not bench.has(0, 0)
+
+
+def test_a_header_names_all_batches_of_a_sum():
+    identity = BatchIdentity(epoch=2, task=3, batch=4, batch_count=9)
+    other = BatchIdentity(epoch=2, task=3, batch=5, batch_count=9)
+    header = PushHeader(
+        trainer="t", generation=7, plan_hash="p", member=6, identity=identity, further=[other], weight=8.0, rows=1
+    )
+    assert Push.of(header) == Push("t", 7, 6, [(Batch(2, 3, 4), 9), (Batch(2, 3, 5), 9)], 8.0, 0)
+
+
+# spans
+
+
+def test_blocks_that_differ_are_taken_apart_and_each_answers_for_itself():
+    bench = Bench(Async(), 1, 2)
+    assert bench.push_all(1, 0, at=range(11, 12)) == {Outcome.ACCEPTED}
+    assert [span.numbers for span in bench.protocol.spans] == [*(range(n, n + 1) for n in FIRST), SECOND]
+    assert bench.push_all(2, 0) == {Outcome.ACCEPTED, Outcome.ALREADY_APPLIED}
+    assert [bench.values(number) for number in FIRST] == [[0]] * 3
+
+
+def test_parts_of_a_span_go_on_with_its_open_round():
+    bench = Bench(Sync(), 1, 2)
+    bench.push(1, 0)
+    bench.push_all(2, 1, at=range(10, 12))
+    assert bench.versions() == [1, 1, 0, 0, 0]
+    assert bench.values(12) == []
+    bench.push_all(2, 1, at=range(12, 13))
+    assert [bench.values(number) for number in FIRST] == [[0, 1]] * 3
+    assert [span.updates for span in bench.protocol.spans] == [1, 1, 1, 0]
+
+
+def test_a_split_while_a_push_looks_for_its_blocks():
+    """Restored blocks may have the same version and other batches."""
+    bench = Bench(Async())
+    applied = AppliedBatches(5)
+    applied.mark(1, batch(0), TASK_SIZE)
+    bench.protocol.restore(applied, dict.fromkeys([*FIRST, *SECOND], (3, 2)))
+    bench.view(1)
+    assert bench.push(1, 0, base=3) is None
+    assert bench.push_all(1, 0, base=3) == {Outcome.ACCEPTED, Outcome.ALREADY_APPLIED}
+    assert [bench.values(number) for number in FIRST] == [[0], [], [0]]
+
+
+# pulls
+
+
+def test_who_may_read_what():
+    bench = Bench(Sync(), 1, 2)
+    protocol, span = bench.protocol, bench.span(10)
+    bench.push(1, 0)
+    assert [protocol.pull(span, member, 1) for member in (0, 1, 9)] == [Pull.WAIT, Pull.WAIT, Pull.NOT_MEMBER]
+    bench.push(2, 1)
+    assert [protocol.pull(span, member, 1) for member in (0, 1)] == [Pull.READY] * 2
+
+
+@pytest.mark.parametrize(("mode", "follows"), [(Sync(), 5), (Async(), 0), (Bounded(staleness=1), 0)])
+def test_which_version_follows_a_push(mode, follows):
+    assert mode.version_after(4) == follows
+
+
+# views
+
+
+def test_a_round_goes_on_without_those_who_leave():
+    bench = Bench(Sync(), 1, 2)
+    bench.push(1, 0)
+    assert bench.view(1).refused == []
+    assert bench.values(10) == [0]
+    assert bench.versions() == [1, 1, 1, 0, 0]
+    assert bench.protocol.members == [1]
+
+
+def test_a_member_is_refused_where_a_round_of_its_is_over():
+    bench = Bench(Sync(), 1)
+    bench.push(1, 0)
+    reply = bench.view(1, 2, first_round=0)
+    assert (reply.refused, reply.highest_open_round) == ([2], 1)
+    assert bench.view(1, 2, first_round=1).refused == []
+
+
+def test_an_older_view_changes_nothing():
+    bench = Bench(Sync(), 1)
+    bench.serial = -1
+    assert bench.view(2).outdated
+    assert bench.protocol.members == [1]
+
+
+def test_a_mode_begins_at_one_version_in_all_blocks():
+    bench = Bench(Async(), 1)
+    bench.push(1, 0)
+    bench.push(1, 1, base=1)
+    late = bench.view(2, mode=Sync(), switch_round=1, first_round=1)
+    assert (late.refuses_mode, late.highest_open_round) == (True, 2)
+    assert bench.protocol.members == []
+    assert not bench.view(2, mode=Sync(), switch_round=2, first_round=2).refuses_mode
+    assert bench.versions() == [2] * 5
+    assert bench.protocol.is_synchronous
+    pushed = bench.push(2, 2, base=2)
+    assert pushed is not None
+    assert pushed.follows == 3
+
+
+def test_a_mode_change_closes_what_is_open_under_the_old_one():
+    bench = Bench(Sync(), 1, 2)
+    bench.push(1, 0, weight=4.0)
+    bench.effects.clear()
+    assert not bench.view(3, mode=Async(), switch_round=3, first_round=3).refuses_mode
+    updates = [effect for effect in bench.effects if isinstance(effect, Update)]
+    assert [(update.from_version, update.to_version, update.scale) for update in updates] == [(0, 1, 0.25)]
+    assert bench.versions() == [3] * 5
+    assert bench.values(10) == [0]
+
+
+def test_the_first_view_says_in_which_mode_blocks_begin():
+    bench = Bench(Async())
+    bench.protocol._view = type(bench.protocol._view)(Async())
+    bench.view(1, mode=Sync())
+    assert bench.protocol.mode == Sync()
+    pushed = bench.push(1, 0)
+    assert pushed is not None
+    assert pushed.version == 1
+
+
+# first values
+
+
+def test_newer_first_values_replace_older_ones_and_never_what_has_grown():
+    bench = Bench(Async(), 1)
+    protocol, span = bench.protocol, bench.span(10)
+    for election, is_taken in ((5, True), (5, True), (7, True), (6, False)):
+        assert protocol.may_initialize(span, 10, election) == is_taken
+        if is_taken:
+            protocol.initialized(10, election)
+    assert (protocol.initialized_count(5), protocol.initialized_count(7)) == (0, 1)
+    bench.push(1, 0)
+    assert not protocol.may_initialize(span, 10, 8)
+    assert protocol.may_initialize(bench.span(20), 20, 8)
+
+
+# snapshots
+
+
+def test_a_block_that_is_due_is_copied_before_it_changes():
+    bench = Bench(Async(), 1)
+    bench.push(1, 0)
+    bench.cut()
+    assert bench.due == set(range(5))
+    bench.push(1, 1, base=1)
+    assert bench.copies == {position: (1, 1, [batch(0)]) for position in range(3)}
+    assert [bench.copy(position) for position in range(5)] == [False, False, False, True, True]
+
+
+def test_a_block_is_due_when_its_round_opens_and_what_waits_is_not_in_it():
+    bench = Bench(Sync(), 1, 2)
+    cut = bench.cut(at_round=1)
+    bench.push(1, 0)
+    bench.push(2, 1)
+    assert bench.due == {0, 1, 2}
+    bench.push(1, 2, base=1)
+    assert bench.copy(0)
+    bench.push(2, 3, base=1)
+    assert {copy[:2] for copy in bench.copies.values()} == {(1, 1)}
+    bench.view(1, 2, 3, first_round=3)
+    for member in (1, 2):
+        bench.push(member, member - 1, at=SECOND.start)
+    for position in (3, 4):
+        bench.copy(position)
+    applied = bench.protocol.end_cut(cut)
+    assert applied is not None
+    for position in range(5):
+        assert [applied.has(position, batch(n)) for n in range(4)] == [True, True, False, False]
+
+
+def test_a_snapshot_whose_place_was_taken_is_worth_nothing():
+    bench = Bench(Async(), 1)
+    old = bench.cut()
+    new = bench.cut()
+    assert bench.protocol.end_cut(old) is None
+    bench.protocol.drop_cut(old)
+    for position in range(5):
+        assert bench.copy(position)
+    assert bench.protocol.end_cut(new) is not None
+    assert not bench.copy(0)
+
+
+def test_a_snapshot_that_was_dropped_costs_nothing_more():
+    bench = Bench(Async(), 1)
+    bench.protocol.drop_cut(bench.cut())
+    bench.push(1, 0)
+    assert not bench.copies
+
+
+# from a checkpoint
+
+
+def test_restored_blocks_go_on_where_they_were_each_at_its_version():
+    bench = Bench(Sync())
+    applied = AppliedBatches(5)
+    applied.mark_many(range(5), batch(0), TASK_SIZE)
+    states = {10: (4, 3), 11: (4, 3), 12: (5, 4), 20: (4, 3), 21: (4, 3)}
+    bench.protocol.restore(applied, states)
+    assert bench.versions() == [4, 4, 5, 4, 4]
+    assert [len(span.numbers) for span in bench.protocol.spans] == [1, 1, 1, 2]
+    assert not bench.protocol.may_initialize(bench.span(10), 10, 9)
+    bench.view(1, first_round=5)
+    assert bench.versions() == [5] * 5
+    again, new = bench.push(1, 0, base=5), bench.push(1, 1, base=6)
+    assert again is not None
+    assert new is not None
+    assert (again.outcome, new.outcome) == (Outcome.ALREADY_APPLIED, Outcome.ACCEPTED)
+    (update,) = [effect for effect in bench.effects if isinstance(effect, Update)]
+    assert (update.number, update.from_version, update.to_version) == (3, 6, 7)
+
+
+def test_what_is_not_all_blocks_is_refused():
+    bench = Bench(Sync())
+    every = dict.fromkeys([*FIRST, *SECOND], (1, 1))
+    with pytest.raises(CorruptError):
+        bench.protocol.restore(AppliedBatches(4), every)
+    with pytest.raises(CorruptError):
+        bench.protocol.restore(AppliedBatches(5), {10: (1, 1)})
+
+
+def test_epochs_that_are_over_are_sealed():
+    bench = Bench(Async(), 1)
+    for at in (FIRST.start, SECOND.start):
+        span = bench.span(at)
+        bench.protocol.push(span, Push("t1", 1, 1, [(Batch(0, 0, 0), 1)]), 0, has_gradient=False)
+    bench.protocol.seal([(0, 1)])
+    assert bench.protocol.applied().through_task_count(0) == 1
+    with pytest.raises(MessageError):
+        bench.protocol.seal([(1, 0)])
+
+
+# any order of events
+
+
+class AnyOrder(RuleBasedStateMachine):
+    """Pushes to some blocks, views and copies in any order: values and applied batches belong together everywhere."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bench = Bench(Sync(), 1, 2, 3)
+        self.cut: SnapshotCut | None = None
+
+    @rule(
+        member=st.integers(1, 4),
+        number=st.integers(0, 12),
+        first=st.sampled_from([*FIRST, *SECOND]),
+        length=st.integers(1, 3),
+        behind=st.sampled_from((0, 0, 0, 0, 1)),
+    )
+    def push(self, member: int, number: int, first: int, length: int, behind: int) -> None:
+        blocks = FIRST if first in FIRST else SECOND
+        for at in range(first, min(first + length, blocks.stop)):
+            base = max(self.bench.span(at).rounds.version - behind, 0)
+            self.bench.push_all(member, number, base=base, at=range(at, at + 1))
+
+    @rule(member=st.integers(1, 4), number=st.integers(0, 12), blocks=st.sampled_from((FIRST, SECOND)))
+    def push_wholly(self, member: int, number: int, blocks: range) -> None:
+        self.bench.push_all(member, number, base=None, at=blocks)
+
+    @rule(members=st.sets(st.integers(1, 4)))
+    def view(self, members: set[int]) -> None:
+        self.bench.view(*members, first_round=self.bench.protocol.highest_open_round())
+
+    @rule(ahead=st.sampled_from((None, 0, 1)))
+    def order(self, ahead: int | None) -> None:
+        at_round = None if ahead is None else self.bench.protocol.highest_open_round() + ahead
+        self.cut = self.bench.cut(at_round)
+
+    @rule(position=st.integers(0, 4))
+    def copy(self, position: int) -> None:
+        is_due = position in self.bench.due
+        assert self.bench.copy(position) == is_due
+
+    @precondition(lambda self: self.cut is not None and self.cut.is_complete)
+    @rule()
+    def save(self) -> None:
+        assert self.cut is not None
+        applied = self.bench.protocol.end_cut(self.cut)
+        assert applied is not None
+        self.cut = None
+        for position, (_, _, values) in self.bench.copies.items():
+            assert [n for n in range(13) if applied.has(position, batch(n))] == sorted(each.batch for each in values)
+
+    @rule(change=st.sampled_from((Sync(), Sync(backup=1), Async(), Bounded(staleness=2))))
+    def change_mode(self, change: Mode) -> None:
+        if self.cut is None:
+            at_round = self.bench.protocol.highest_open_round() + 2
+            if change != self.bench.protocol.mode:
+                self.bench.view(5, 6, mode=change, switch_round=at_round, first_round=at_round)
+
+    @invariant()
+    def batches_and_values_belong_together(self) -> None:
+        self.bench.protocol.check()
+        applied = self.bench.protocol.applied()
+        for span in self.bench.protocol.spans:
+            for place, position in enumerate(span.local):
+                waiting = [each for each, _ in span.rounds.held]
+                there = sorted(each.batch for each in (*span.values[place], *waiting))
+                assert len(set(there)) == len(there), "a batch counts twice"
+                assert there == [n for n in range(13) if applied.has(position, batch(n))]
+
+
+TestAnyOrder = AnyOrder.TestCase
+TestAnyOrder.settings = settings(
+    max_examples=25, stateful_step_count=30, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
