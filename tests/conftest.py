@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 import time
 import uuid
@@ -17,6 +18,9 @@ from flightedl.testing.clock import FakeClock
 from flightedl.testing.etcd_server import EtcdServer
 from flightedl.testing.s3_server import S3Server
 
+# What is imported stays: looking for garbage among it is a tenth of all the work. See ``pytest_collection_finish``.
+gc.disable()
+
 settings.register_profile(
     "fast", max_examples=25, stateful_step_count=30, deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )
@@ -26,6 +30,11 @@ settings.load_profile("fast")
 #: Threads that libraries keep for the life of the process.
 LASTING_THREADS = ("fsspecIO", "asyncio_", "pytest_timeout", "tqdm_monitor")
 LEAK_PATIENCE_S = 5.0
+
+
+def pytest_collection_finish() -> None:
+    gc.freeze()
+    gc.enable()
 
 
 def threads() -> set[threading.Thread]:
