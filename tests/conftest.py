@@ -113,11 +113,19 @@ def s3_server() -> Iterator[S3Server]:
 
 
 @pytest.fixture
+def new_s3_client() -> Iterator[None]:
+    """For tests with variables of their own: the client that tests share, which takes long to make, is not theirs."""
+    file_system = fsspec.get_filesystem_class("s3")
+    file_system.clear_instance_cache()
+    yield
+    file_system.clear_instance_cache()
+
+
+@pytest.fixture
 def s3_url(s3_server: S3Server, monkeypatch: pytest.MonkeyPatch) -> str:
     """URL of a new, empty bucket; the variables that S3 clients read are set."""
     for name, value in s3_server.environment.items():
         monkeypatch.setenv(name, value)
-    fsspec.get_filesystem_class("s3").clear_instance_cache()
     bucket = f"bucket-{uuid.uuid4().hex[:12]}"
     s3_server.make_bucket(bucket)
     return f"s3://{bucket}"

@@ -88,7 +88,7 @@ class S3Server:
         import fsspec
 
         options = {"key": _ACCESS_KEY, "secret": _SECRET_KEY, "endpoint_url": self.endpoint}
-        fs = fsspec.filesystem("s3", **options, use_listings_cache=False, skip_instance_cache=True)
+        fs = fsspec.filesystem("s3", **options, use_listings_cache=False)
         deadline = time.monotonic() + _START_TIMEOUT_S
         while True:
             try:
@@ -136,6 +136,7 @@ class S3Server:
             f"-s3.config={self._directory / 'identities.json'}",
             f"-filer.localSocket={self._directory / 'filer.sock'}",
             "-master.telemetry=false",
+            "-master.electionTimeout=1s",
             "-master.volumeSizeLimitMB=64",
             "-volume.max=0",
             "-s3.port.iceberg=0",

@@ -129,8 +129,8 @@ def test_an_unknown_protocol_is_the_users_mistake() -> None:
 # --- S3 ---
 
 
+@pytest.mark.usefixtures("new_s3_client")
 def test_a_dead_s3_server_is_reported_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    fsspec.get_filesystem_class("s3").clear_instance_cache()
     monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{free_port()}")
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "visible-key")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "visible-secret")
@@ -140,10 +140,10 @@ def test_a_dead_s3_server_is_reported_in_time(monkeypatch: pytest.MonkeyPatch) -
         open_storage("s3://bucket").read("a")
     assert "visible" not in str(caught.value)
     assert time.monotonic() - start < 8
-    fsspec.get_filesystem_class("s3").clear_instance_cache()
 
 
 @pytest.mark.s3
+@pytest.mark.usefixtures("new_s3_client")
 def test_wrong_credentials_and_no_bucket_are_told_apart(s3_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(NotFoundError):
         open_storage("s3://no-such-bucket-here").read("a")
@@ -152,17 +152,16 @@ def test_wrong_credentials_and_no_bucket_are_told_apart(s3_url: str, monkeypatch
     with pytest.raises(UsageError, match=r"no access to s3://.*[^.]; check the credentials and rights$") as caught:
         open_storage(s3_url).publish("a", [b""])
     assert "wrong" not in str(caught.value)
-    fsspec.get_filesystem_class("s3").clear_instance_cache()
 
 
 @pytest.mark.s3
 @pytest.mark.faults
 @pytest.mark.slow
+@pytest.mark.usefixtures("new_s3_client")
 def test_an_s3_server_that_dies_and_comes_back(monkeypatch: pytest.MonkeyPatch) -> None:
     with S3Server() as server:
         for name, value in server.environment.items():
             monkeypatch.setenv(name, value)
-        fsspec.get_filesystem_class("s3").clear_instance_cache()
         server.make_bucket("bucket")
         storage = open_storage("s3://bucket/x")
         storage.publish("a", [b"1"])
@@ -178,7 +177,6 @@ def test_an_s3_server_that_dies_and_comes_back(monkeypatch: pytest.MonkeyPatch) 
             except UnavailableError:
                 assert time.monotonic() < deadline
         assert storage.read("a") == b"3"
-    fsspec.get_filesystem_class("s3").clear_instance_cache()
 
 
 @pytest.mark.s3
@@ -283,10 +281,10 @@ def test_credentials_in_an_s3_url_are_refused_and_not_repeated() -> None:
     assert "secret" not in str(raised.value)
 
 
+@pytest.mark.usefixtures("new_s3_client")
 def test_missing_credentials_are_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     for name in [name for name in os.environ if name.startswith("AWS_")]:
         monkeypatch.delenv(name)
-    fsspec.get_filesystem_class("s3").clear_instance_cache()  # other tests' connections have credentials
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
     monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "none"))
     monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "none"))

@@ -181,8 +181,12 @@ def verdict(output: str) -> tuple[int, int] | None:
 _LONG_TASKS = (
     "--kills 0 --stops 0 --lease 4 --records 6000 --per-task 1500 --batch-size 5 --read-pause 0.02 --pause 0.005"
 )
+#: Everybody is killed and frozen in turn.
+_MIXED = "--kills 8 --stops 2 --strike trainer+master=1 --strike trainer+pserver=1 --records 12000 --per-task 2000"
 #: A night's storms: each situation that is known to be hard, in the modes and with the optimizers that there are.
 SERIES = (
+    f"--mode sync --epochs 2 --every 1 {_MIXED}",
+    f"--mode async --epochs 2 --every 1 {_MIXED}",
     f"--mode async --optimizer adam --strike trainer+master=5 --strike same-name=4 --strike two=3 {_LONG_TASKS}",
     f"--mode sync --strike trainer+master=5 --strike same-name=4 --strike trainer+etcd=3 {_LONG_TASKS}",
     f"--mode mean --optimizer adam --strike two=8 --strike trainer+pserver=4 --s3 {_LONG_TASKS}",

@@ -1,4 +1,7 @@
-"""Whole jobs that lose what they stand on: every record has to count exactly once all the same."""
+"""Whole jobs that lose what they stand on: every record has to count exactly once all the same.
+
+Storms over all modes are in ``storm.SERIES``; the modes here are those in which most processes wait for each other.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,7 @@ pytestmark = [pytest.mark.etcd, pytest.mark.faults, pytest.mark.slow, pytest.mar
 def run(directory: Path, *options: str, arguments: tuple[str, ...] = (), wait: bool = True) -> subprocess.Popen[bytes]:
     command = [sys.executable, "-m", "flightedl", "run", "flightedl.examples.ledger", "--output", "out"]
     own = ["--lease-ttl-s", "2", "--checkpoint", str(directory / "ck"), "--checkpoint-every-s", "1", *options]
-    script = ["--records", "8000", "--per-task", "200", *arguments]
+    script = ["--records", "4000", "--per-task", "100", *arguments]
     with (directory / "log").open("ab") as log:
         process = subprocess.Popen(
             [*command, *own, "--", *script], cwd=directory, stdout=log, stderr=subprocess.STDOUT, env=dict(os.environ)
@@ -44,15 +47,14 @@ def until(condition: Callable[[], object], process: subprocess.Popen[bytes], dir
         time.sleep(0.1)
 
 
-@pytest.mark.parametrize("mode", ["sync", "async"])
-def test_killed_pservers_lose_nothing(tmp_path: Path, mode: str) -> None:
-    storm = Storm(tmp_path, mode, kills=4, roles=("pserver",), records=7_000, epochs=2, every_s=2.0, limit_s=240)
+def test_killed_pservers_lose_nothing(tmp_path: Path) -> None:
+    storm = Storm(tmp_path, "async", kills=4, roles=("pserver",), records=7_000, epochs=2, every_s=2.0, limit_s=240)
     code, output = storm.run()
     assert (code, verdict(output)) == (0, (0, 0)), output
     assert storm.done["kill pserver"] >= 2
 
 
-@pytest.mark.parametrize("mode", ["sync", "async", "bounded", "backup"])
+@pytest.mark.parametrize("mode", ["bounded", "backup"])
 def test_everybody_is_killed_and_frozen_in_turn(tmp_path: Path, mode: str) -> None:
     storm = Storm(tmp_path, mode, kills=8, stops=2, records=12_000, epochs=2, every_s=1.0, seed=1, limit_s=600)
     storm.per_task, storm.strikes = 2000, {"trainer+master": 1, "trainer+pserver": 1}

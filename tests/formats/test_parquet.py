@@ -61,23 +61,20 @@ def test_a_chunk_begins_with_the_first_page_of_its_row_group(table: pa.Table) ->
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("condition", "flips"), [((), (1, 2)), ((("number", ">", 3),), (1,))], ids=["all records", "with a condition"]
-)
-def test_damage_to_a_footer_raises(condition: tuple[tuple[str, str, int], ...], flips: tuple[int, ...]) -> None:
+@pytest.mark.parametrize("condition", [(), (("number", ">", 3),)], ids=["all records", "with a condition"])
+def test_damage_to_a_footer_raises(condition: tuple[tuple[str, str, int], ...]) -> None:
     """pyarrow ends the process when it is asked for some of what is damaged."""
     content = written(pa.table({"number": np.arange(30), "share": np.arange(30.0), "text": ["t"] * 30}), 10)
     spec = DatasetSpec((URL,), filter=condition, batch_size=30)
     expected = read(content, spec)
     raised = 0
     for place in range(len(content) - 8 - int.from_bytes(content[-8:-4], "little"), len(content)):
-        for flip in flips:
-            damaged = bytearray(content)
-            damaged[place] ^= flip
-            try:
-                assert read(bytes(damaged), spec) <= expected
-            except DataError:
-                raised += 1
+        damaged = bytearray(content)
+        damaged[place] ^= 1 + place % 2
+        try:
+            assert read(bytes(damaged), spec) <= expected
+        except DataError:
+            raised += 1
     assert raised > 100
 
 
