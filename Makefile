@@ -59,10 +59,10 @@ schemas: $(VENV)/.dev ## Write the protocol's contract files from the code
 	@$(BIN)/python -m flightedl_tools.schemas
 
 fuzz: $(VENV)/.dev ## 200,000 damaged messages to a pserver (MESSAGES=n)
-	@$(BIN)/python tests/pserver/fuzz.py --messages $(MESSAGES)
+	@$(BIN)/python -m tests.pserver.fuzz --messages $(MESSAGES)
 
 storm: $(VENV)/.dev etcd-server ## Half an hour of faults, two at a time, in all modes (SEED=n)
-	@$(BIN)/python tests/faults/storm.py --series --seed $(SEED) --directory $$(mktemp -d)
+	@$(BIN)/python -m tests.faults.storm --series --seed $(SEED) --directory $$(mktemp -d)
 
 bench: $(VENV)/.dev ## Measure on this machine
 	@$(BIN)/flightedl bench --help

@@ -8,7 +8,6 @@ from typing import Self
 
 import numpy as np
 import pyarrow as pa
-from pserver_bench import CLOCK, Cluster, waiting
 
 from flightedl.client.data.dataset import Dataset
 from flightedl.client.data.feed import TaskFeed
@@ -16,6 +15,8 @@ from flightedl.domain.trainer.batches import CurrentBatch
 from flightedl.domain.trainer.feed import Ask, AssignedTask
 from flightedl.messages.declarations import DatasetDeclaration, DeclaredDataset
 from flightedl.messages.tasks import Assignment, FinishedTask, ReturnedTask, TasksReply
+
+from .pserver_bench import CLOCK, Cluster, waiting
 
 _DECLARED = DeclaredDataset(
     index_hash="", task_count=1, record_count=1, schema="", declaration=DatasetDeclaration(urls=["data"], batch_size=1)

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-from loop_bench import gradients, value_of
-from pserver_bench import Cluster, waiting
 
 from flightedl.client.participation import Participation
 from flightedl.domain.consistency.modes import Async
@@ -14,6 +12,9 @@ from flightedl.domain.trainer.feed import Ask, Reports
 from flightedl.errors import BegunAnewError, UnavailableError
 from flightedl.messages.base import decode, encode
 from flightedl.messages.tasks import TasksReply, TasksTicket
+
+from .loop_bench import gradients, value_of
+from .pserver_bench import Cluster, waiting
 
 SHAPES = {"a": (4000,), "b": (4000,)}
 

@@ -6,12 +6,13 @@ import contextlib
 
 import numpy as np
 import pytest
-from loop_bench import Loop, gradients, value_of
-from pserver_bench import Cluster
 
 from flightedl.domain.consistency.modes import Async, Bounded, Mode, Sync
 from flightedl.domain.model.optimizers import Adam
 from flightedl.errors import BegunAnewError, GradientError, NotReadyError, UnavailableError
+
+from .loop_bench import Loop, gradients, value_of
+from .pserver_bench import Cluster
 
 #: "a" lies on the first of two pservers, "b" on the second.
 SHAPES = {"a": (4000,), "b": (4000,)}

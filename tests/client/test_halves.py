@@ -5,7 +5,6 @@ from __future__ import annotations
 import ml_dtypes
 import numpy as np
 import pytest
-from pserver_bench import Cluster
 
 from flightedl.client.model.declared import declared_arrays
 from flightedl.client.model.feedback import ErrorFeedback
@@ -15,6 +14,8 @@ from flightedl.domain.model.sharding import Block
 from flightedl.errors import GradientError, UsageError
 from flightedl.kernels.compiled import half_kernels
 from flightedl.kernels.half_precision import largest, too_large
+
+from .pserver_bench import Cluster
 
 DTYPES = {"bfloat16": ml_dtypes.bfloat16, "float16": np.float16}
 KINDS = sorted(DTYPES)

@@ -6,11 +6,12 @@ import threading
 
 import numpy as np
 import pytest
-from pserver_bench import Cluster
 
 from flightedl.domain.consistency.modes import Async, Bounded, Mode, Sync
 from flightedl.domain.model.optimizers import Adam
 from flightedl.errors import GradientError, UsageError
+
+from .pserver_bench import Cluster
 
 SHAPES = {"w": (300, 1000), "a": (7,), "b": (), "c": (3, 5), "big": (600_000,)}
 ONES = {name: np.full(shape, -1, np.float32) for name, shape in SHAPES.items()}

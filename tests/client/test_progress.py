@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from pserver_bench import Cluster
 
 from flightedl.client.participation import Participation
 from flightedl.client.progress import ProgressReporter
@@ -14,6 +13,8 @@ from flightedl.domain.consistency.modes import Async, Mode
 from flightedl.errors import UnavailableError
 from flightedl.messages.base import decode
 from flightedl.messages.tasks import LogRequest
+
+from .pserver_bench import Cluster
 
 
 def test_batches_that_gave_the_model_nothing_are_told_and_not_lost_with_a_message() -> None:

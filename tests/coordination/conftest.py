@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from process_clock import ProcessClock
 
 from flightedl.adapters.clock import SystemClock
 from flightedl.coordination.keys import JobKeys
 from flightedl.testing.memory import MemoryCoordinator
+
+from .process_clock import ProcessClock
 
 
 @pytest.fixture

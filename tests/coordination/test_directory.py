@@ -7,7 +7,6 @@ from collections.abc import Iterator
 
 import msgspec
 import pytest
-from process_clock import ProcessClock
 
 from flightedl.adapters.clock import SystemClock
 from flightedl.adapters.etcd import EtcdCoordinator
@@ -19,6 +18,8 @@ from flightedl.testing.contracts.coordinator import eventually, put
 from flightedl.testing.etcd_server import EtcdServer
 from flightedl.testing.memory import MemoryCoordinator
 from flightedl.testing.proxy import TcpProxy
+
+from .process_clock import ProcessClock
 
 
 def server(address: str, generation: int = 0) -> bytes:

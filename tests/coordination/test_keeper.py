@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from process_clock import ProcessClock
 
 from flightedl.adapters.clock import SystemClock
 from flightedl.adapters.etcd import EtcdCoordinator
@@ -19,6 +18,8 @@ from flightedl.testing.clock import FakeClock
 from flightedl.testing.contracts.coordinator import eventually
 from flightedl.testing.etcd_server import EtcdServer
 from flightedl.testing.memory import MemoryCoordinator
+
+from .process_clock import ProcessClock
 
 KEY = "/flightedl/demo/master/lock"
 OTHER = "/flightedl-state/demo/task_queues"

@@ -2,19 +2,19 @@
 
 In full, by hand (with Debian's etcd, which loses nothing when it is killed, on the path)::
 
-    python tests/faults/storm.py --mode sync --directory /tmp/storm --records 60000
-    python tests/faults/storm.py --mode async --directory /tmp/storm --s3
-    python tests/faults/storm.py --series --directory /tmp/storms
+    python -m tests.faults.storm --mode sync --directory /tmp/storm --records 60000
+    python -m tests.faults.storm --mode async --directory /tmp/storm --s3
+    python -m tests.faults.storm --series --directory /tmp/storms
 
 Two at once, with tasks of 200 batches that are read no faster than they are trained::
 
-    python tests/faults/storm.py --mode async --directory /tmp/storm --kills 0 --stops 0 --strike trainer+master=4 \\
+    python -m tests.faults.storm --mode async --directory /tmp/storm --kills 0 --stops 0 --strike trainer+master=4 \\
         --strike trainer+pserver=4 --lease 10 --records 5000 --per-task 1000 --batch-size 5 --pause 0.05
 
 Etcd restored from a backup that is older than what the job did since: the job has to refuse to go on, and to end exact
 when it is resumed from its checkpoints::
 
-    python tests/faults/storm.py --mode async --directory /tmp/storm --kills 4 --stops 0 --old-etcd --epochs 9
+    python -m tests.faults.storm --mode async --directory /tmp/storm --kills 4 --stops 0 --old-etcd --epochs 9
 
 What a single fault does not find, a pair may: a trainer that wakes with its lease given up meets a master that has just
 begun. ``strikes.STRIKES`` lists what there is. A storm that ends inexact prints what was struck and when, and which
@@ -38,12 +38,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from stored import stored_findings
-from strikes import STRIKES, Victims
-
 from flightedl.examples.ledger import MODES, batches_of
 from flightedl.testing.etcd_server import EtcdServer
 from flightedl.testing.s3_server import S3Server
+
+from .stored import stored_findings
+from .strikes import STRIKES, Victims
 
 
 @dataclass

@@ -8,13 +8,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from interposed import KINDS, Interposer, strike
 
 import flightedl as fe
 from flightedl.examples.ledger import balance
 from flightedl.launch.cluster import LocalCluster, TrainerProgram
 from flightedl.testing.etcd_server import EtcdServer
 from flightedl.testing.proxy import TcpProxy
+
+from .interposed import KINDS, Interposer, strike
 
 pytestmark = [pytest.mark.etcd, pytest.mark.faults, pytest.mark.slow, pytest.mark.timeout(300)]
 

@@ -14,10 +14,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from storm import Storm, verdict
 
 import flightedl as fe
 from flightedl.launch.cluster import TrainerProgram
+
+from .storm import Storm, verdict
 
 pytestmark = [pytest.mark.etcd, pytest.mark.faults, pytest.mark.slow, pytest.mark.timeout(700)]
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 import pytest
-from job_of_twins import Job, jobs
+
+from .job_of_twins import Job, jobs
 
 
 @pytest.fixture

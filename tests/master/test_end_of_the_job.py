@@ -6,12 +6,13 @@ from collections.abc import Callable
 
 import msgspec
 import pytest
-from job_of_twins import Job, Master, PserverTwin
 
 from flightedl.domain.checkpoint.manifest import candidates
 from flightedl.domain.checkpoint.values import CheckpointSettings
 from flightedl.messages.tasks import FailedTask
 from flightedl.testing.contracts.coordinator import eventually
+
+from .job_of_twins import Job, Master, PserverTwin
 
 MakeJob = Callable[..., Job]
 

@@ -6,7 +6,6 @@ from collections.abc import Callable
 
 import msgspec
 import pytest
-from job_of_twins import DATASET, Job, until_ready
 
 from flightedl.domain.master.effects import Outbox
 from flightedl.domain.master.evaluations import Evaluation, Evaluations
@@ -14,6 +13,8 @@ from flightedl.domain.queue.values import QueueSettings
 from flightedl.errors import DeclarationError, NotFoundError
 from flightedl.messages.declarations import DatasetDeclaration, DeclaredDataset, EvaluationDeclaration
 from flightedl.messages.tasks import Assignment, FinishedTask, TasksTicket
+
+from .job_of_twins import DATASET, Job, until_ready
 
 DECLARED = DeclaredDataset(
     index_hash="",

@@ -12,7 +12,6 @@ from typing import Any, TypeVar
 import msgspec
 import pyarrow as pa
 import pytest
-from job_of_twins import DATASET, KEYS, MODEL, LoneMaster, until_ready
 
 from flightedl.adapters.clock import SystemClock
 from flightedl.coordination.directory import Directory
@@ -26,6 +25,8 @@ from flightedl.messages.declarations import EvaluationDeclaration
 from flightedl.messages.tasks import FinishedTask, JoinRequest, TasksReply, TasksTicket
 from flightedl.testing.contracts.coordinator import eventually
 from flightedl.testing.memory import MemoryCoordinator, MemoryFiles
+
+from .job_of_twins import DATASET, KEYS, MODEL, LoneMaster, until_ready
 
 WAIT_S = 20.0
 Result = TypeVar("Result")

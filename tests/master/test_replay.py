@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-from job_of_twins import Job
 
 from flightedl.domain.master.effects import Outbox
 from flightedl.domain.master.pservers import Pservers
@@ -15,6 +14,8 @@ from flightedl.domain.recovery.replay import AppliedSummary
 from flightedl.errors import JobFailedError, NotFoundError
 from flightedl.messages.control import AppliedReply
 from flightedl.testing.contracts.coordinator import eventually
+
+from .job_of_twins import Job
 
 NOTHING = AppliedReply(summary=AppliedSummary().encode(), checkpoint=3)
 

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 
 import msgspec
 import pytest
-from job_of_twins import KEYS, LoneMaster, until_ready
 
 from flightedl.adapters.clock import SystemClock
 from flightedl.coordination.keeper import HeldKey
@@ -19,6 +18,8 @@ from flightedl.messages.tasks import FinishedTask, TasksReply, TasksTicket
 from flightedl.ports import Put
 from flightedl.testing.contracts.coordinator import eventually
 from flightedl.testing.memory import MemoryCoordinator, MemoryFiles
+
+from .job_of_twins import KEYS, LoneMaster, until_ready
 
 TRAINER = msgspec.json.encode(TrainerRecord(id="a"))
 ONE_EPOCH = DatasetDeclaration(urls=["a.csv"], batch_size=2)

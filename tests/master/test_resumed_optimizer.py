@@ -7,7 +7,6 @@ from typing import Any
 
 import msgspec
 import pytest
-from job_of_twins import KEYS, MODEL, TASKS, Job, Master
 
 from flightedl.domain.model.optimizers import SGD, Adam, Optimizer, RMSprop
 from flightedl.domain.model.schedules import Cosine
@@ -19,6 +18,8 @@ from flightedl.messages.declarations import DeclaredModel, JobDeclaration, Model
 from flightedl.messages.tasks import ModeRequest
 from flightedl.ports import Put
 from flightedl.testing.contracts.coordinator import eventually
+
+from .job_of_twins import KEYS, MODEL, TASKS, Job, Master
 
 MakeJob = Callable[..., Job]
 

@@ -12,9 +12,6 @@ from collections.abc import Callable
 import msgspec
 import pyarrow as pa
 import pytest
-from job_of_twins import KEYS, MODEL, Job, Master, PserverTwin, until_ready
-from test_resuming import resumed as resumed_from_checkpoint
-from test_resuming import saved
 
 from flightedl.client.data.readings import batches_of
 from flightedl.domain.queue.batching import record_order
@@ -31,6 +28,10 @@ from flightedl.messages.declarations import DatasetDeclaration, EvaluationDeclar
 from flightedl.messages.tasks import Assignment, FailedTask, TasksReply, TasksTicket
 from flightedl.ports import Put
 from flightedl.testing.contracts.coordinator import eventually
+
+from .job_of_twins import KEYS, MODEL, Job, Master, PserverTwin, until_ready
+from .test_resuming import resumed as resumed_from_checkpoint
+from .test_resuming import saved
 
 MakeJob = Callable[..., Job]
 TASKS, RECORDS = 8, 6

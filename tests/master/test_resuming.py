@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from job_of_twins import KEYS, TASKS, Job, Master, PserverTwin
-
 from flightedl.adapters.clock import SystemClock
 from flightedl.coordination.keeper import HeldKey
 from flightedl.domain.checkpoint.manifest import candidates, manifest_name
@@ -13,6 +11,8 @@ from flightedl.domain.checkpoint.pointer import decode_pointer
 from flightedl.master import resuming
 from flightedl.messages.checkpoints import CheckpointRequest
 from flightedl.testing.contracts.coordinator import eventually
+
+from .job_of_twins import KEYS, TASKS, Job, Master, PserverTwin
 
 MakeJob = Callable[..., Job]
 

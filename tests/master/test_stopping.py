@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 import pytest
-from job_of_twins import TASKS, Job, Master
 
 from flightedl.domain.master.work import Work
 from flightedl.domain.queue.tasks import TaskQueue
@@ -13,6 +12,8 @@ from flightedl.domain.queue.values import QueueSettings
 from flightedl.errors import NotReadyError
 from flightedl.messages.tasks import Assignment, FinishedTask, ReturnedTask, TasksTicket
 from flightedl.testing.contracts.coordinator import eventually
+
+from .job_of_twins import TASKS, Job, Master
 
 
 class Trainer:

@@ -6,12 +6,13 @@ from collections.abc import Callable
 
 import msgspec
 import pytest
-from job_of_twins import DATASET, KEYS, TASKS, Job, Master, PserverTwin
 
 from flightedl.errors import NotReadyError
 from flightedl.messages.control import ViewReply
 from flightedl.messages.tasks import FinishedTask
 from flightedl.testing.contracts.coordinator import eventually
+
+from .job_of_twins import DATASET, KEYS, TASKS, Job, Master, PserverTwin
 
 MakeJob = Callable[..., Job]
 

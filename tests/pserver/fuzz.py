@@ -1,6 +1,6 @@
 """Bytes from strangers, by the hundred thousand: a shard takes whole gradients of whole batches, or nothing.
 
-    python tests/pserver/fuzz.py --messages 200000
+    python -m tests.pserver.fuzz --messages 200000
 
 Every mutated message goes through what a server does with one: the header's JSON, Arrow's reader, the checks of
 ``rpc.validation``, the rows' checksums, the shard. A crash of the process is a find; so is anything applied that no

@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 import pytest
-from pserver_bench import CLOCK, Cluster
 
 from flightedl.coordination.directory import Directory
 from flightedl.coordination.keys import JobKeys
@@ -18,6 +17,8 @@ from flightedl.pserver.service import PserverService
 from flightedl.testing.memory import MemoryCoordinator
 from flightedl.wire.parts import STEP_SCHEMA, encode_parts
 from flightedl.wire.rows import PUSH_SCHEMA, Piece, encode_rows
+
+from ..client.pserver_bench import CLOCK, Cluster
 
 SIZE = 16
 NUMBERS = [0, 1]

@@ -5,11 +5,12 @@ from __future__ import annotations
 import random
 
 import pytest
-from test_snapshots import JOB, SPECS, Pserver, publish
 
 from flightedl.domain.consistency.modes import Async
 from flightedl.pserver.restoring import load_newest
 from flightedl.testing.memory import MemoryStorage
+
+from .test_snapshots import JOB, SPECS, Pserver, publish
 
 COUNT = 10_000
 

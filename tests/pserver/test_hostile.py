@@ -1,6 +1,6 @@
 """Bytes from strangers: refused, counted, nothing of them applied, and the pserver goes on.
 
-``FLIGHTEDL_FUZZ_MESSAGES`` sets how many mutated messages the long run makes; ``python tests/pserver/fuzz.py`` makes
+``FLIGHTEDL_FUZZ_MESSAGES`` sets how many mutated messages the long run makes; ``python -m tests.pserver.fuzz`` makes
 200,000 in a few minutes.
 """
 
@@ -10,11 +10,12 @@ import os
 
 import msgspec
 import pytest
-from fuzz import MODES, SIZES, Target, attack
 
 from flightedl.domain.consistency.modes import Async
 from flightedl.errors import FencedError
 from flightedl.messages.base import encode
+
+from .fuzz import MODES, SIZES, Target, attack
 
 
 @pytest.mark.parametrize("mode", MODES)

@@ -10,8 +10,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.flight as flight
 import pytest
-from fuzz import SIZES, mutated
-from pserver_bench import Cluster
 
 from flightedl.domain.consistency.modes import Async, Mode, Sync
 from flightedl.errors import FlightedlError, GradientError, MessageError
@@ -21,6 +19,9 @@ from flightedl.rpc import Connection, Limits, ServerIdentity
 from flightedl.rpc.routes import Message
 from flightedl.wire.parts import STEP_SCHEMA, encode_parts
 from flightedl.wire.rows import PUSH_SCHEMA, Piece, encode_rows
+
+from ..client.pserver_bench import Cluster
+from .fuzz import SIZES, mutated
 
 SHAPES = {f"p{i}": (size,) for i, size in enumerate(SIZES)}
 Arrays = list[np.ndarray]

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-from test_snapshots import Pserver
 
 from flightedl.domain.consistency.modes import Async, Mode, Sync
 from flightedl.errors import BusyError, FlightedlError, NotReadyError
@@ -17,6 +16,8 @@ from flightedl.pserver.snapshots import CopyMemory
 from flightedl.testing.faults import FaultPlan
 from flightedl.testing.memory import MemoryStorage
 from flightedl.wire.rows import Piece
+
+from .test_snapshots import Pserver
 
 MODES: dict[str, Mode] = {
     "sync": Sync(),

@@ -8,9 +8,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from fuzz import SIZES
-from pserver_bench import CLOCK, Cluster
-from rpc_support import eventually
 
 from flightedl.domain.consistency.modes import Async
 from flightedl.errors import DamagedError, FencedError, FlightedlError, MessageError, NotReadyError
@@ -20,6 +17,10 @@ from flightedl.rpc.client_streams import ClientExchange
 from flightedl.rpc.reuse import ReusableExchange
 from flightedl.wire.parts import STEP_END, STEP_SCHEMA, attached_to, decode_parts, encode_parts
 from flightedl.wire.rows import Piece
+
+from ..client.pserver_bench import CLOCK, Cluster
+from ..rpc.rpc_support import eventually
+from .fuzz import SIZES
 
 
 class Counted(ReusableExchange):

@@ -8,13 +8,14 @@ from pathlib import Path
 
 import pytest
 from pyarrow import flight
-from rpc_support import CALLER, IDENTITY, Handlers, eventually
 
 from flightedl.adapters.certificates import Member, create
 from flightedl.adapters.clock import SystemClock
 from flightedl.errors import UsageError
 from flightedl.rpc import Connection, Credentials, FlightServer, Role, Routes, ServerIdentity
 from flightedl.rpc.authentication import name_in_certificate
+
+from .rpc_support import CALLER, IDENTITY, Handlers, eventually
 
 
 @pytest.fixture(autouse=True)

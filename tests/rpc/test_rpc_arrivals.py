@@ -6,11 +6,12 @@ from collections.abc import Callable
 
 import pytest
 from pyarrow import flight
-from rpc_support import TIMEOUT_S, Handlers
 
 from flightedl.errors import InternalError
 from flightedl.rpc import Caller, Connection, FlightServer
 from flightedl.rpc.service import Arrivals, _Place
+
+from .rpc_support import TIMEOUT_S, Handlers
 
 
 def test_a_method_without_checked_headers_is_refused(server: FlightServer) -> None:

@@ -8,10 +8,11 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 from pyarrow import flight
-from rpc_support import BATCH, IDENTITY, SCHEMA, TIMEOUT_S, Handlers, command, options
 
 from flightedl.errors import AuthenticationError, FlightedlError, OutcomeUnknownError, UsageError
 from flightedl.rpc import Caller, Connection, Connector, Credentials, FlightServer, Role, Routes
+
+from .rpc_support import BATCH, IDENTITY, SCHEMA, TIMEOUT_S, Handlers, command, options
 
 
 def put(client: flight.FlightClient, chosen: flight.FlightCallOptions) -> None:

@@ -9,7 +9,12 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pyarrow as pa
 import pytest
-from rpc_support import (
+
+from flightedl.errors import OutcomeUnknownError, UsageError
+from flightedl.rpc import Connection, FlightServer, PutRoute, Routes
+from flightedl.rpc.validation import BatchLimits, Tally
+
+from .rpc_support import (
     BATCH,
     CALLER,
     IDENTITY,
@@ -21,10 +26,6 @@ from rpc_support import (
     make_batch,
     options,
 )
-
-from flightedl.errors import OutcomeUnknownError, UsageError
-from flightedl.rpc import Connection, FlightServer, PutRoute, Routes
-from flightedl.rpc.validation import BatchLimits, Tally
 
 
 def test_action_carries_bytes_both_ways(connection: Connection) -> None:

@@ -10,12 +10,13 @@ from collections.abc import Callable
 import pyarrow as pa
 import pytest
 from pyarrow import flight
-from rpc_support import SCHEMA, TIMEOUT_S, Handlers, command, options
 
 from flightedl import errors
 from flightedl.errors import ERRORS_BY_CODE, FlightedlError, InternalError
 from flightedl.rpc import Connection, FlightServer, Incoming
 from flightedl.rpc.errors import from_wire, to_wire
+
+from .rpc_support import SCHEMA, TIMEOUT_S, Handlers, command, options
 
 LEAKS = re.compile(r"Traceback|\.py\b|\.pyx\b|/srv|/usr|/home|site-packages|line \d+|secret")
 

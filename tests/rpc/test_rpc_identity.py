@@ -6,10 +6,11 @@ from collections.abc import Callable
 
 import pytest
 from pyarrow import flight
-from rpc_support import BATCH, IDENTITY, SCHEMA, TIMEOUT_S, Handlers, command, options
 
 from flightedl.errors import FencedError, MessageError
 from flightedl.rpc import Caller, Connection, FlightServer, ServerIdentity
+
+from .rpc_support import BATCH, IDENTITY, SCHEMA, TIMEOUT_S, Handlers, command, options
 
 OTHERS = [
     ServerIdentity("flights", "pserver", 1, 7),

@@ -11,7 +11,6 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 import pytest
 from pyarrow import flight
-from rpc_support import BATCH, IDENTITY, SCHEMA, TIMEOUT_S, Handlers, command, eventually, options
 
 from flightedl.adapters.clock import SystemClock
 from flightedl.errors import (
@@ -24,6 +23,8 @@ from flightedl.errors import (
     UsageError,
 )
 from flightedl.rpc import Call, Connection, FlightServer, Limits, Routes, ServerIdentity
+
+from .rpc_support import BATCH, IDENTITY, SCHEMA, TIMEOUT_S, Handlers, command, eventually, options
 
 
 @pytest.fixture

@@ -5,10 +5,10 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 from pyarrow import flight
-from rpc_support import BATCH, CALLER, IDENTITY, SCHEMA, TIMEOUT_S, Handlers, command, eventually, options
 
 from flightedl.errors import (
     BusyError,
@@ -24,6 +24,10 @@ from flightedl.rpc.identity import sealed, unsealed
 from flightedl.rpc.request_stream import RequestStream
 from flightedl.rpc.routes import NO_COLUMNS
 from flightedl.testing.clock import FakeClock
+
+from .rpc_support import BATCH, CALLER, IDENTITY, SCHEMA, TIMEOUT_S, Handlers, command, eventually, options
+
+ROOT = Path(__file__).parents[2]
 
 FIRST, SECOND = b"first", b"second"
 
@@ -125,7 +129,7 @@ def test_a_stream_whose_server_died_has_an_unknown_outcome_and_the_next_request_
 ) -> None:
     program = """
 import sys
-from rpc_support import Handlers, IDENTITY
+from tests.rpc.rpc_support import Handlers, IDENTITY
 from flightedl.adapters.clock import SystemClock
 from flightedl.rpc import FlightServer
 server = FlightServer(Handlers().routes(), IDENTITY, clock=SystemClock())
@@ -133,7 +137,7 @@ server.start_serving(IDENTITY)
 print(server.address, flush=True)
 sys.stdin.read()
 """
-    environment = {"PYTHONPATH": ":".join(sys.path)}
+    environment = {"PYTHONPATH": ":".join([*sys.path, str(ROOT)])}
     with subprocess.Popen(
         [sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
     ) as child:

@@ -9,9 +9,10 @@ from collections.abc import Callable, Iterator
 from types import FrameType
 
 import pytest
-from rpc_support import IDENTITY, TIMEOUT_S
 
 from flightedl.rpc import Connection, FlightServer, Routes
+
+from .rpc_support import IDENTITY, TIMEOUT_S
 
 WORK_S = 0.05
 

@@ -7,11 +7,12 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from rpc_support import BATCH, SCHEMA, Handlers, eventually
 
 from flightedl.errors import FlightedlError, OutcomeUnknownError, UnavailableError
 from flightedl.process.socket_abort import abort_calls_to
 from flightedl.rpc import Call, Connection, Exchange, ExchangeRoute, FlightServer, Outgoing, Routes
+
+from .rpc_support import BATCH, SCHEMA, Handlers, eventually
 
 LONG_S = 60.0
 

@@ -13,7 +13,6 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from pyarrow import flight
-from rpc_support import BATCH, IDENTITY, SCHEMA, TIMEOUT_S, Handlers, command, eventually, make_batch, options
 
 from flightedl.errors import (
     DeadlineError,
@@ -24,6 +23,8 @@ from flightedl.errors import (
 )
 from flightedl.rpc import BatchLimits, Call, Connection, FlightServer, Incoming, Limits, PutRoute, Routes
 from flightedl.rpc.validation import Tally
+
+from .rpc_support import BATCH, IDENTITY, SCHEMA, TIMEOUT_S, Handlers, command, eventually, make_batch, options
 
 UPLOAD = b'{"verb": "upload"}'
 

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from etcd_users import enable
 
 from flightedl.adapters.certificates import Member, create
 from flightedl.adapters.clock import SystemClock
@@ -17,6 +16,8 @@ from flightedl.coordination.keys import JobKeys
 from flightedl.errors import AuthenticationError, FlightedlError, UnavailableError, UsageError
 from flightedl.ports import Put
 from flightedl.testing.etcd_server import EtcdServer
+
+from .etcd_users import enable
 
 pytestmark = pytest.mark.etcd
 

@@ -14,7 +14,6 @@ import msgspec
 import numpy as np
 import psutil
 import pytest
-from etcd_users import enable
 
 import flightedl as fe
 from flightedl.adapters.clock import SystemClock
@@ -28,6 +27,8 @@ from flightedl.launch.cluster import LocalCluster, TrainerProgram
 from flightedl.launch.status import JobStatus
 from flightedl.messages.checkpoints import CheckpointRequest
 from flightedl.testing.etcd_server import EtcdServer
+
+from .etcd_users import enable
 
 pytestmark = [pytest.mark.etcd, pytest.mark.faults, pytest.mark.slow, pytest.mark.timeout(240)]
 

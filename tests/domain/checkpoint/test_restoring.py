@@ -6,7 +6,6 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from checkpoint_shell import shard_file
 
 from flightedl.domain.checkpoint.manifest import Manifest, shard_name
 from flightedl.domain.checkpoint.restoring import applied_of, recut, saved_plan
@@ -15,6 +14,8 @@ from flightedl.domain.exactly_once.batches import Batch
 from flightedl.domain.model.parameters import ParameterSpec
 from flightedl.domain.model.sharding import BLOCK_BYTES, plan_for, plan_shards, reassigned
 from flightedl.errors import UsageError
+
+from .checkpoint_shell import shard_file
 
 PARAMETERS = [
     ParameterSpec("w", (3_000, 1_000)),

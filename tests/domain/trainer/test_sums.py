@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from test_trainer_feed import assignment
-
 from flightedl.domain.trainer.batches import CurrentBatch
 from flightedl.domain.trainer.sums import BatchSums
 from flightedl.errors import UnavailableError
+
+from .test_feed import assignment
 
 
 def batches(count: int) -> list[CurrentBatch]:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from test_trainer_feed import assignment, reply
-
 from flightedl.domain.consistency.modes import Async, Sync
 from flightedl.domain.trainer.batches import CurrentBatch
 from flightedl.domain.trainer.membership import Denied, Joined, NotYet, TrainerMembership
 from flightedl.messages.tasks import JoinReply, TasksReply
+
+from .test_feed import assignment, reply
 
 
 def batch(attempt: int = 1) -> CurrentBatch:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import pytest
-from test_trainer_feed import assignment
 
 from flightedl.domain.exactly_once.accumulation import SumAgain
 from flightedl.domain.trainer.batches import CurrentBatch
@@ -22,6 +21,8 @@ from flightedl.domain.trainer.readings import (
     TaskEnd,
     Unreadable,
 )
+
+from .test_feed import assignment
 
 
 class Held:

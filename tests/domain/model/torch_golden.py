@@ -1,6 +1,6 @@
 """Writes ``golden_optimizers.json`` anew: what torch.optim makes of the same gradients. Needs torch, which tests don't.
 
-``python tests/domain/torch_golden.py`` writes the file, with ``--check`` it says how far the file is from torch's
+``python -m tests.domain.model.torch_golden`` writes the file, with ``--check`` it says how far the file is from torch's
 results and changes nothing. The first values and the gradients are the file's own.
 """
 

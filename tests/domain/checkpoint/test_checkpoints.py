@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-from checkpoint_shell import SETTINGS, World, shard_file
 
 from flightedl.domain.checkpoint.checkpoints import Checkpoints, next_number_after
 from flightedl.domain.checkpoint.manifest import Manifest, candidates
@@ -20,6 +19,8 @@ from flightedl.domain.checkpoint.values import (
     WriteManifest,
 )
 from flightedl.errors import CorruptError, UsageError
+
+from .checkpoint_shell import SETTINGS, World, shard_file
 
 
 def ordered(effects):

@@ -6,7 +6,6 @@ import random
 
 import msgspec
 import pytest
-from checkpoint_shell import shard_file
 
 from flightedl.domain.checkpoint.manifest import (
     Manifest,
@@ -20,6 +19,8 @@ from flightedl.domain.checkpoint.manifest import (
     without_manifest,
 )
 from flightedl.errors import CorruptError
+
+from .checkpoint_shell import shard_file
 
 
 def manifest(number=3, job="job", pserver_count=2) -> Manifest:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from cluster_of_rounds import FLAWS, FLAWS_OF_CHANGES, MODES, World
 
 from flightedl.domain.consistency.modes import Async, Bounded, Sync
 from flightedl.errors import MessageError
+
+from .cluster_of_rounds import FLAWS, FLAWS_OF_CHANGES, MODES, World
 
 SEEDS = 300
 

@@ -6,7 +6,6 @@ import random
 
 import msgspec
 import pytest
-from checkpoint_shell import shard_file
 
 from flightedl.domain.checkpoint.snapshot import PserverSnapshots, SnapshotCut
 from flightedl.domain.checkpoint.values import OrderNumber, SnapshotCommand, SnapshotProgress
@@ -15,6 +14,8 @@ from flightedl.domain.consistency.rounds import BlockRounds
 from flightedl.domain.consistency.rounds_values import Accumulate
 from flightedl.domain.exactly_once.applied import AppliedBatches
 from flightedl.domain.exactly_once.batches import Batch
+
+from .checkpoint_shell import shard_file
 
 BLOCKS = 3
 STEPS = 6
