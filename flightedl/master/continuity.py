@@ -21,7 +21,7 @@ from flightedl.coordination.keys import JobKeys
 from flightedl.coordination.records import HistoryRecord
 from flightedl.domain.checkpoint.manifest import Manifest, candidates, manifest_name
 from flightedl.domain.checkpoint.pointer import decode_pointer
-from flightedl.domain.recovery.store_history import Sighting, is_behind, life_after, older_than
+from flightedl.domain.recovery.store_history import BeginLife, Refuse, Sighting, judge
 from flightedl.errors import CorruptError, FlightedlError, RolledBackError, UnavailableError
 from flightedl.ports import Coordinator, Delete, Operation, Put, Storage
 
@@ -41,25 +41,25 @@ def settle(storage: Storage | None, coordinator: Coordinator, held: HeldKey, key
     stored = coordinator.get(keys.history)
     record = HistoryRecord() if stored is None else msgspec.json.decode(stored.value, type=HistoryRecord)
     pointer = coordinator.get(keys.checkpoint_latest)
-    has_state = pointer is not None or coordinator.get(keys.job) is not None
+    next_number: int | None = None
+    if pointer is not None:
+        next_number = decode_pointer(pointer.value).next_number
+    elif coordinator.get(keys.job) is not None:
+        next_number = 1
     number, newest = _newest(storage, keys.job_name)
     present = coordinator.sighting()
     assert present is not None, "etcd was asked a moment ago"
-    reason = ""
-    if has_state:
-        next_number = 1 if pointer is None else decode_pointer(pointer.value).next_number
-        reason = older_than(present, record.cluster, next_number, number, newest)
-    if reason and not (resume and number):
-        raise RolledBackError(f"{reason}. {_advice(number)}")
-    if reason:
-        _log.warning("the state in etcd is deleted, and the job goes on from checkpoint %d: %s", number, reason)
-    has_fallen_behind = newest is not None and resume and not has_state and is_behind(present, newest)
-    if not reason and not has_fallen_behind and record.cluster in {"", present.cluster}:
-        if not record.cluster:
-            held.write([_put(keys, HistoryRecord(life=record.life, cluster=present.cluster))])
-        return True
-    _begin_again(coordinator, held, keys, HistoryRecord(life=life_after(record.life, newest), cluster=present.cluster))
-    return False
+    match judge(present, record.life, record.cluster, next_number, number, newest, resume=resume):
+        case Refuse(why):
+            raise RolledBackError(f"{why}. {_advice(number)}")
+        case BeginLife(life, why):
+            if why:
+                _log.warning("the state in etcd is deleted, and the job goes on from checkpoint %d: %s", number, why)
+            _begin_again(coordinator, held, keys, HistoryRecord(life=life, cluster=present.cluster))
+            return False
+    if not record.cluster:
+        held.write([_put(keys, HistoryRecord(life=record.life, cluster=present.cluster))])
+    return True
 
 
 def _advice(number: int) -> str:

@@ -73,6 +73,61 @@ class Witness:
         return self.broken_because
 
 
+@dataclass(frozen=True, slots=True)
+class GoOn:
+    """The job goes on in its present life."""
+
+
+@dataclass(frozen=True, slots=True)
+class Refuse:
+    """Nobody may go on from what the store says of the job; says why."""
+
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class BeginLife:
+    """What the store says of the job is deleted, and it goes on from its newest checkpoint, in another life.
+
+    Attributes:
+        life: Its number.
+        why: What the stored state is not to be trusted for; empty: there is none.
+    """
+
+    life: int
+    why: str
+
+
+def judge(
+    present: Sighting,
+    life: int,
+    begun_on: str,
+    next_number: int | None,
+    newest_number: int,
+    newest: Sighting | None,
+    *,
+    resume: bool,
+) -> GoOn | Refuse | BeginLife:
+    """What a master does that has the lock, before it reads anything of the job's state.
+
+    Args:
+        present: The store now; its revision counts all lives of the job.
+        life: The present one.
+        begun_on: The cluster on which it was begun; empty: not known.
+        next_number: Of the stored state, see ``older_than``; None: there is no state of the job.
+        newest_number: Likewise.
+        newest: Likewise.
+        resume: Whether the job is to go on from its newest checkpoint.
+    """
+    why = "" if next_number is None else older_than(present, begun_on, next_number, newest_number, newest)
+    if why and not (resume and newest_number):
+        return Refuse(why)
+    has_fallen_behind = newest is not None and resume and next_number is None and is_behind(present, newest)
+    if why or has_fallen_behind or begun_on not in {"", present.cluster}:
+        return BeginLife(life_after(life, newest), why)
+    return GoOn()
+
+
 def older_than(present: Sighting, begun_on: str, next_number: int, newest_number: int, newest: Sighting | None) -> str:
     """Why the stored state of a job is older than its newest checkpoint, or not to be trusted; empty: it is neither.
 

@@ -4,16 +4,17 @@ What decides is the production code of ``flightedl.domain``: the cores of master
 (``domain.master``, ``domain.trainer``, ``domain.pserver``). What is simulated is around it:
 
 * ``world``: virtual time, processes that die and freeze, a network that loses, doubles, delays and parts;
-* ``etcd``, ``store``: models of the two outside systems, with outages, unknown outcomes and rot;
+* ``etcd``, ``store``: models of the two outside systems, with outages, unknown outcomes and rot; etcd may be restored
+  from an older backup, or lose what was not synced;
 * ``master`` drives the core as the master's process does; ``trainer`` (with ``loop`` and ``transfers``) as a program
   does that reads ahead, raises, begins again and loses its registration; ``pserver`` as the pserver's process does,
   with ``shard`` for its blocks, whose values are a ``ledger``;
 * ``cluster``: who runs, and who is started again; ``scenario``: what a seed makes of the job and its world;
 * ``account``: *what must hold*, of all that is given out, done, stored and told;
 * ``job``: the ledger program, some of whose data nobody can train; ``evaluating``: what it evaluates before and after;
-* ``planted``, ``planted_trainer``, ``planted_queue``, ``planted_blocks``: bugs to plant in the product, ``flaws``: in
-  these models; ``strikes``: faults at random; ``runs``: many seeds on several processes; ``recorded``: recordings of
-  the processes.
+* ``planted`` (with ``planted_trainer``, ``planted_queue``, ``planted_blocks``, ``planted_protocol``): bugs to plant in
+  the product, ``flaws``: in these models; ``strikes``: faults at random; ``runs``: many seeds on several processes;
+  ``recorded``: recordings of the processes.
 
 What must hold, besides every ``check`` of the domain:
 

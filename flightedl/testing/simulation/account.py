@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from flightedl.domain.checkpoint.manifest import Manifest, candidates, checksum, manifest_name, number_of
 from flightedl.domain.checkpoint.pointer import latest_of
+from flightedl.domain.exactly_once.applied import AppliedBatches
 from flightedl.domain.queue.values import FailedPiece
 from flightedl.errors import CorruptError
 from flightedl.messages.tasks import FinishedTask, TasksReply
@@ -16,10 +17,13 @@ from flightedl.testing.simulation.world import Violation
 
 if TYPE_CHECKING:
     from flightedl.testing.simulation.cluster import Cluster
-    from flightedl.testing.simulation.ledger import Block
     from flightedl.testing.simulation.master import Master
     from flightedl.testing.simulation.pserver import Pserver
+    from flightedl.testing.simulation.store import StoredShard
     from flightedl.testing.simulation.trainer import Trainer
+
+#: A store that failed so shortly ago may have been given up.
+_GIVEN_UP_S = 30.0
 
 
 class Account:
@@ -27,17 +31,17 @@ class Account:
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
-        #: (life of the job, evaluation, attempt) -> what a trainer was given under it.
-        self._attempts: dict[tuple[int, str, int], Any] = {}
+        #: (lives of the job and of etcd, evaluation, attempt) -> what a trainer was given under it.
+        self._attempts: dict[tuple[int, int, str, int], Any] = {}
         #: (epoch, task, batch) of all that was ever set aside, as masters told when they did.
         self._set_aside: set[tuple[int, int, int]] = set()
         #: Manifests written, results of evaluations heard, batches set aside, pservers that ended with all saved.
         self.checkpoints = self.evaluations = self.quarantined = self.drains = 0
 
-    def given(self, trainer: Trainer, evaluation: str, assignment: Any) -> None:
-        """A trainer was given a piece: only a successor of its name may be given this attempt again, for this piece."""
-        place = (trainer.name, assignment.epoch, assignment.position)
-        known = self._attempts.setdefault((self._cluster.life, evaluation, assignment.attempt), place)
+    def given(self, trainer: str, evaluation: str, assignment: Any) -> None:
+        """A trainer is given a piece: only a successor of its name may be given this attempt again, for this piece."""
+        place = (trainer, assignment.epoch, assignment.position)
+        known = self._attempts.setdefault((*self._cluster.lives, evaluation, assignment.attempt), place)
         if known != place:
             raise Violation(f"attempt {assignment.attempt} was given twice: {known} and {place}")
 
@@ -74,6 +78,7 @@ class Account:
 
     def state_stored(self, master: Master) -> None:
         """A master's state was stored: its pointer names a complete checkpoint."""
+        self._cluster.etcd.has_gone_back = False
         latest = master.core.checkpointing.checkpoints.latest
         state = self._cluster.etcd.keys.get(STATE)
         if state is not None:
@@ -106,14 +111,28 @@ class Account:
     def file_written(self, name: str) -> None:
         number = number_of(name)
         if number is None or name != manifest_name(number):
+            self._require_exact(name, self._cluster.store.files[name])
             return
         self.checkpoints += 1
         kept = self._cluster.pointer()
         if kept is None or number > kept:
             self._require_complete(number, None, "a manifest was written for")
 
+    def _require_exact(self, name: str, shard: StoredShard) -> None:
+        """A shard's applied sets have the batches that are in its values, and no others."""
+        shape, applied = self._cluster.shape, AppliedBatches.decode(shard.applied)
+        for place, (number, values) in enumerate(zip(shard.blocks, shard.values, strict=True)):
+            for batch in shape.batches():
+                if batch.task >= (applied.through_task_count(batch.epoch) or batch.task + 1):
+                    # It joined when this epoch was over.
+                    continue
+                is_marked = applied.has(place, batch)
+                if is_marked != bool(values[shape.element_of(batch)]):
+                    word = "has, and it lacks" if is_marked else "lacks, and it has"
+                    raise Violation(f"{name} was written, and says that block {number} {word} {batch}")
+
     def file_deleted(self, name: str) -> None:
-        pointer = self._cluster.pointer()
+        pointer = None if self._cluster.etcd.has_gone_back else self._cluster.pointer()
         if pointer is not None and pointer in candidates(self._cluster.store.files):
             self._require_complete(pointer, None, f"{name} was deleted, while the pointer names")
         elif pointer is not None and number_of(name) == pointer:
@@ -121,6 +140,8 @@ class Account:
 
     def drained(self, pserver: Pserver, values: Mapping[int, Sequence[int]]) -> None:
         """A pserver that was told to end says that a checkpoint has all that it had then."""
+        if self._cluster.etcd.has_gone_back:
+            return
         store, number = self._cluster.store, self._cluster.pointer()
         name = "" if number is None else manifest_name(number)
         if name not in store.files:
@@ -137,6 +158,7 @@ class Account:
     def told_done(self, master: Master) -> None:
         """A master says that all is done: every pserver process that it knows of has every batch."""
         self._cluster.world.note("{} says that all is done", master.name)
+        self._require_saved(master)
         for index in range(self._cluster.pserver_count):
             key = master.directory.get(f"ps/{index}")
             if key is None or not key.value.is_alive:
@@ -146,16 +168,35 @@ class Account:
             for block in key.value.ordered:
                 if block.rounds.held:
                     raise Violation(f"{master.name} says that all is done, and a round waits on {key.value.name}")
-                if missing := self._wrong(block, master):
+                if missing := self._wrong(block.values, master):
                     raise Violation(f"{master.name} says that all is done, but {key.value.name} lacks {missing}")
 
-    def _wrong(self, block: Block, master: Master) -> list[int]:
+    def _require_saved(self, leader: Master) -> None:
+        """The last checkpoint has everything, unless the store was given up."""
+        store, number, ticket = self._cluster.store, self._cluster.pointer(), leader.core.ending.final_ticket
+        is_satisfied = ticket is not None and leader.core.checkpointing.checkpoints.is_satisfied(ticket)
+        if not is_satisfied or number is None:
+            if self._cluster.world.now - store.failed_s < _GIVEN_UP_S:
+                return
+            raise Violation(f"the job is over, and {leader.name} has no checkpoint of its end")
+        name = manifest_name(number)
+        if self._cluster.etcd.has_gone_back or name in store.rotten:
+            return
+        for file in Manifest.decode(store.files[name]).shards:
+            shard = store.files[file.name]
+            if file.name in store.rotten:
+                continue
+            for block, values in zip(shard.blocks, shard.values, strict=True):
+                if found := self._wrong(values, leader):
+                    raise Violation(f"the job is over, and checkpoint {number} has not {found} of block {block}")
+
+    def _wrong(self, values: Sequence[int], master: Master) -> list[int]:
         """Elements of a block that do not have their batch exactly once, by this master's account of the tasks."""
         work = master.core.work
         assert work is not None, "a master that leads has a queue"
         if unknown := set_aside(work.queue) - self._set_aside:
             raise Violation(f"{master.name} counts {unknown} as set aside, which never failed")
-        return wrong(block.values, self._cluster.shape, work.queue, is_stopped=master.core.is_stopped)
+        return wrong(values, self._cluster.shape, work.queue, is_stopped=master.core.is_stopped)
 
     def job_ended(self, leader: Master, serving: Mapping[int, Pserver]) -> None:
         """All is done, and faults have stopped: everything is there."""
@@ -167,7 +208,7 @@ class Account:
             pserver.check()
             for block in pserver.ordered:
                 found += 1
-                if found_wrong := self._wrong(block, leader):
+                if found_wrong := self._wrong(block.values, leader):
                     counts = [(element, block.values[element]) for element in found_wrong[:5]]
                     raise Violation(f"block {block.number} on {pserver.name} ends with {counts}")
         if found != plan_of(self._cluster.pserver_count, self._cluster.shape.cut_for).block_count:

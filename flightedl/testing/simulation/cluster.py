@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 
-from flightedl.domain.checkpoint.manifest import number_of
+from flightedl.domain.checkpoint.manifest import candidates, number_of
 from flightedl.domain.checkpoint.pointer import loadable_of
 from flightedl.recording.writer import Recorder
 from flightedl.testing.simulation.account import Account
@@ -77,7 +77,13 @@ class Cluster:
         self.store.error_rate = scenario.store_error_rate
         self.store.written = self.account.file_written
         self.store.deleted = self.account.file_deleted
-        self.etcd = Etcd(world)
+        self.etcd = Etcd(world, 0)
+        self._etcd_count = 1
+        #: How often etcd went back.
+        self.rewinds = 0
+        #: Whether the job is to go on from its checkpoints where etcd has none of it, or something older.
+        self.is_resumed = False
+        self._is_operator_called = False
         self.processes: list[Process] = []
         #: How often the whole job was started anew.
         self.life = 0
@@ -145,6 +151,9 @@ class Cluster:
         loadable, now = self.loadable(), self.world.now
         # What was mended for another one a moment ago may still have been read as it was.
         self._damaged |= {number_of(name): now for name in self.store.rotten}
+        if self.etcd.has_gone_back:
+            self.ended(pserver)
+            return
         if loadable is None or all(now - self._damaged.get(number, -_MENDED_S) >= _MENDED_S for number in loadable):
             raise Violation(f"{pserver.name} gives the job up, and no checkpoint is damaged: {why}")
         self.store.mend()
@@ -176,7 +185,7 @@ class Cluster:
             # A trainer registers again when it asks the master next.
             looks = process.is_alive and not process.is_frozen and not isinstance(process, Trainer)
             if looks and not process.lease.is_held():  # type: ignore[attr-defined]
-                process.end("its lease was lost")  # type: ignore[attr-defined]
+                process.end("its lease was lost")
         self.world.after(1.0, self._look_at_leases)
 
     def loadable(self) -> range | None:
@@ -189,15 +198,42 @@ class Cluster:
         loadable = self.loadable()
         return None if loadable is None else loadable[-1]
 
-    def start_anew(self) -> None:
-        """All processes and etcd's data are gone; the job is started anew, maybe on other pservers, from the store."""
+    @property
+    def lives(self) -> tuple[int, int]:
+        """What has begun again may be counted from the beginning again."""
+        return self.life, self.rewinds
+
+    def next_etcd(self) -> int:
+        """Another cluster's number."""
+        self._etcd_count += 1
+        return self._etcd_count - 1
+
+    def refused(self, master: Master, why: str) -> None:
+        """A master does not go on from what etcd says; somebody sees to it, who stops what is left of the job."""
+        master.end(f"it goes on from nothing: {why}")
+
+        def see_to_it() -> None:
+            self._is_operator_called = False
+            self.start_anew(keeps_etcd=bool(candidates(self.store.files)))
+
+        if not self._is_operator_called:
+            self._is_operator_called = True
+            self.world.after(1.0 + 3.0 * self.world.random.random(), see_to_it)
+
+    def start_anew(self, *, keeps_etcd: bool = False) -> None:
+        """All processes and etcd's data are gone; the job is started anew, maybe on other pservers, from the store.
+
+        ``keeps_etcd``: its data has gone back.
+        """
         self.life += 1
         for process in tuple(self.processes):
             process.die()
         self.processes.clear()
-        self.etcd.die()
-        self.etcd = Etcd(self.world)
-        self.pserver_count = self.world.random.choice((1, 2, 3))
+        self.is_resumed = True
+        if not keeps_etcd:
+            self.etcd.die()
+            self.etcd = Etcd(self.world, self.next_etcd())
+            self.pserver_count = self.world.random.choice((1, 2, 3))
         self.world.note("the whole job starts anew, with {} pservers", self.pserver_count)
         self._boot()
 

@@ -9,10 +9,12 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+from flightedl.domain.recovery.store_history import LIFE_REVISIONS, Sighting
 from flightedl.testing.simulation.world import Process, Reply, Violation, World
 
 LOCK = "master/lock"
@@ -21,6 +23,18 @@ STATE = "state"
 #: Who gives the model its first values; ``DONE`` when they are there.
 INIT = "init_params"
 DONE = "done"
+#: A ``History``.
+HISTORY = "history"
+#: So many writes ago it can have been when it goes back.
+_KEPT = 400
+
+
+@dataclass(frozen=True, slots=True)
+class History:
+    """In which life the job is, and on which cluster that began; empty: that is not known."""
+
+    life: int = 0
+    cluster: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,14 +95,72 @@ class Etcd(Process):
 
     is_asked_twice = False
 
-    def __init__(self, world: World, is_fenced: bool = True) -> None:
+    def __init__(self, world: World, cluster_number: int) -> None:
         super().__init__(world, "etcd")
         self.revision = 1
         self.keys: dict[str, Key] = {}
         self.is_down = False
+        #: Stands for its cluster's id.
+        self.cluster_number = cluster_number
+        #: Of the job: the keys are of this one, see ``store_history``.
+        self.life = 0
+        #: Whether it went back, and no master has gone on from it yet.
+        self.has_gone_back = False
+        #: What it was like after each of its last writes.
+        self.history: deque[tuple[int, dict[str, Key]]] = deque(maxlen=_KEPT)
         self._leases: list[Lease] = []
         self._watchers: dict[Process, Callable[[], None]] = {}
-        self._is_fenced = is_fenced
+
+    # going back
+
+    def sighting(self) -> Sighting:
+        """What an answer says of it."""
+        return Sighting(f"{self.cluster_number:016x}", self.revision)
+
+    def restore(self, backup: tuple[int, dict[str, Key]], cluster_number: int) -> None:
+        """It is as it was once, with the leases of that time: those whose owners are gone end some time later."""
+        self.revision, self.keys = backup[0], dict(backup[1])
+        self.cluster_number = cluster_number
+        record = self.keys.get(HISTORY)
+        self.life = 0 if record is None else record.value.life
+        self.has_gone_back = True
+        self.history.clear()
+        kept = {key.lease for key in self.keys.values() if key.lease is not None}
+        for lease in [lease for lease in self._leases if lease.keys and lease not in kept]:
+            lease.is_ended = lease.is_lost = True
+            self._leases.remove(lease)
+        for lease in kept:
+            lease.keys = {name for name, key in self.keys.items() if key.lease is lease}
+            if lease.is_ended:
+                lease.is_ended = False
+                self._leases.append(lease)
+                lease.epoch += 1
+                self._end_later(lease, lease.ttl_s)
+        self.review()
+        self._changed("")
+
+    def _begin_life(self, life: int) -> None:
+        """All revisions are of another life from now on: nothing that was seen before is as new."""
+        base = (life - self.life) * LIFE_REVISIONS
+        self.life, self.has_gone_back = life, False
+        self.revision += base
+        self.history.clear()
+        for name, key in self.keys.items():
+            self.keys[name] = replace(key, created=key.created + base, modified=key.modified + base)
+
+    def heard_by(self, source: Process, done: Reply) -> Reply:
+        before = source.witness.seen
+        return lambda value: done(value) if self._is_the_same(source, before) else None
+
+    def _is_the_same(self, source: Process, before: Sighting | None) -> bool:
+        """Whether a process finds the etcd that it knew; else it ends."""
+        why = source.witness.saw(before, self.sighting())
+        if not why and source.etcd_life not in {None, self.life}:
+            why = "the job has begun another life"
+        source.etcd_life = self.life
+        if why and source.is_alive:
+            source.end(why)
+        return not why
 
     # requests
 
@@ -115,6 +187,9 @@ class Etcd(Process):
                 self._put(key, value, transaction)
             for key in transaction.deletes:
                 self._delete(key)
+            if (record := transaction.puts.get(HISTORY)) is not None and record.life != self.life:
+                self._begin_life(record.life)
+            self.history.append((self.revision, dict(self.keys)))
         reply((committed, self.revision, {key: self.keys.get(key) for key in about}))
 
     def read(self, names: Sequence[str], reply: Reply) -> None:
@@ -213,7 +288,7 @@ class Etcd(Process):
         def look() -> None:
             if self.is_down or self.is_frozen or not self.world.is_connected(process, self):
                 self.world.after(0.5, lambda: process.deliver(look))
-            else:
+            elif self._is_the_same(process, process.witness.seen):
                 process.directory = dict(self.keys)
                 self._watchers[process]()
 

@@ -7,7 +7,7 @@ adds an epoch's batches to the same elements, ends as the number of epochs.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 
@@ -118,6 +118,12 @@ class JobShape:
     def block_count(self) -> int:
         """Blocks on all pservers."""
         return plan_of(self.cut_for, self.cut_for).block_count
+
+    def batches(self) -> Iterator[Batch]:
+        """Those of all epochs."""
+        for epoch in range(self.epochs):
+            for task, count in enumerate(self.batch_counts):
+                yield from (Batch(epoch, task, batch) for batch in range(count))
 
     def element_of(self, batch: Batch) -> int:
         """The element that a batch of an epoch adds to."""

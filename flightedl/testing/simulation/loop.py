@@ -136,7 +136,6 @@ class Loop:
 
     def _take(self, ask: Ask, reply: TasksReply) -> None:
         for assignment in reply.assignments:
-            self.trainer.cluster.account.given(self.trainer, self.evaluation, assignment)
             self._told_to[assignment.attempt] = self.trainer.generation
         self.feed.answered(ask, reply, self.world.now)
         told = {assignment.attempt for assignment in reply.assignments}

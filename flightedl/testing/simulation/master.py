@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from flightedl.domain.checkpoint import values
 from flightedl.domain.checkpoint.checkpoints import Checkpoints, next_number_after
 from flightedl.domain.checkpoint.manifest import Manifest, candidates, checksum, examine, manifest_name
+from flightedl.domain.checkpoint.pointer import decode_pointer
 from flightedl.domain.checkpoint.values import Pointer
 from flightedl.domain.consistency.membership_values import Admitted
 from flightedl.domain.consistency.membership_values import Effect as MembershipEffect
@@ -26,7 +27,8 @@ from flightedl.domain.master.state import CoreSettings, StoredState
 from flightedl.domain.master.work import Work
 from flightedl.domain.queue.tasks import TaskQueue
 from flightedl.domain.queue.values import Effect, Expired, Quarantined
-from flightedl.errors import FencedError, FlightedlError, NotReadyError
+from flightedl.domain.recovery.store_history import BeginLife, Refuse, Sighting, judge
+from flightedl.errors import CorruptError, FencedError, FlightedlError, NotReadyError
 from flightedl.messages.base import decode, encode
 from flightedl.messages.checkpoints import CheckpointRequest
 from flightedl.messages.control import AppliedReply, SealRequest, SnapshotReply, ViewReply, ViewRequest
@@ -42,7 +44,17 @@ from flightedl.messages.tasks import (
     TasksTicket,
 )
 from flightedl.recording.master import master_core
-from flightedl.testing.simulation.etcd import ADDRESS, DONE, INIT, LOCK, STATE, Transaction, claimed
+from flightedl.testing.simulation.etcd import (
+    ADDRESS,
+    DONE,
+    HISTORY,
+    INIT,
+    LOCK,
+    STATE,
+    History,
+    Transaction,
+    claimed,
+)
 from flightedl.testing.simulation.job import declaration_of, tasks_of, with_tasks
 from flightedl.testing.simulation.world import Action, Process, Reply, Violation
 
@@ -141,14 +153,68 @@ class Master(Process):
         etcd = self.cluster.etcd
 
         def read(found: dict[str, Any]) -> None:
-            state = found[STATE]
-            if state is None:
-                self._begin_from_store()
-            else:
-                self._state_revision = state.modified
-                self._begin(state.value)
+            self._find_newest(lambda number, newest: self._judge(found[STATE], found[HISTORY], number, newest))
 
-        self.world.call(self, etcd, etcd.read, [STATE], read, lambda: self.later(0.2, self._recover))
+        self.world.call(self, etcd, etcd.read, [STATE, HISTORY], read, lambda: self.later(0.2, self._recover))
+
+    def _find_newest(self, done: Callable[[int, Sighting | None], None]) -> None:
+        """The newest checkpoint, and etcd as it was then; 0: there is none, or it cannot be told."""
+        store = self.cluster.store
+
+        def unreachable() -> None:
+            # That a store cannot be read while etcd goes back is what nobody promises to notice.
+            self.later(0.2, self._recover) if self.cluster.etcd.has_gone_back else done(0, None)
+
+        def look(numbers: Sequence[int]) -> None:
+            def read(found: tuple[bytes, bool] | None) -> None:
+                try:
+                    manifest = None if found is None else Manifest.decode(found[0])
+                except CorruptError:
+                    manifest = None
+                done(numbers[0], manifest.etcd) if manifest is not None else look(numbers[1:])
+
+            if numbers:
+                store.read(self, manifest_name(numbers[0]), read, unreachable)
+            else:
+                done(0, None)
+
+        store.list(self, lambda sizes: look(candidates(sizes)), unreachable)
+
+    def _judge(self, state: Any, history: Any, number: int, newest: Sighting | None) -> None:
+        """Whether to go on from what etcd says, which may have gone back."""
+        present = self.witness.seen
+        assert present is not None, "etcd was asked a moment ago"
+        record = History() if history is None else history.value
+        next_number = None if state is None else decode_pointer(state.value["checkpoints"]).next_number
+        resume = self.cluster.is_resumed
+        match judge(present, record.life, record.cluster, next_number, number, newest, resume=resume):
+            case Refuse(why):
+                self.cluster.refused(self, why)
+            case BeginLife(life, _):
+                election = self.directory.get(INIT)
+                going = (STATE, *((INIT,) if election is not None and election.lease is None else ()))
+                begun = Transaction({LOCK: self.generation}, {}, {HISTORY: History(life, present.cluster)}, going)
+                self._write_first(begun, lambda: self.end(f"it has begun life {life} of the job"))
+            case _ if not record.cluster:
+                known = Transaction({LOCK: self.generation}, {}, {HISTORY: History(record.life, present.cluster)})
+                self._write_first(known, lambda: self._go_on(state))
+            case _:
+                self._go_on(state)
+
+    def _write_first(self, transaction: Transaction, then: Action) -> None:
+        etcd = self.cluster.etcd
+
+        def answered(result: Any) -> None:
+            then() if result[0] else self.end("it lost the lock before it led")
+
+        self.world.call(self, etcd, etcd.transact, transaction, answered, lambda: self.end("etcd does not answer"))
+
+    def _go_on(self, state: Any) -> None:
+        if state is None:
+            self._begin_from_store()
+        else:
+            self._state_revision = state.modified
+            self._begin(state.value)
 
     def _settings(self) -> CoreSettings:
         return CoreSettings(
@@ -608,8 +674,11 @@ class Master(Process):
             self._begin_evaluation(ticket.evaluation)
 
         def answer(answered: Any) -> None:
-            if isinstance(answered, TasksReply) and answered.outcome == "epochs_done" and not ticket.evaluation:
-                self.cluster.account.told_done(self)
+            if isinstance(answered, TasksReply):
+                for assignment in answered.assignments:
+                    self.cluster.account.given(ticket.trainer, ticket.evaluation, assignment)
+                if answered.outcome == "epochs_done" and not ticket.evaluation:
+                    self.cluster.account.told_done(self)
             reply(answered)
 
         self._ask(lambda call: events.WorkAsked(call, ticket), ticket.wait_s, answer)
@@ -685,6 +754,7 @@ class Master(Process):
             self._queue.encode(),
             self.world.now,
             self.core.evaluations.encode_results(),
+            self.witness.seen,
         )
         data = manifest.encode()
 

@@ -33,6 +33,7 @@ from flightedl.domain.queue.tasks import TaskQueue
 from flightedl.domain.recovery.reinitialization import Reinitialize, RestartServers
 from flightedl.testing.simulation.flaws import FLAWS
 from flightedl.testing.simulation.planted_blocks import BLOCK_BUGS
+from flightedl.testing.simulation.planted_protocol import PROTOCOL_BUGS
 from flightedl.testing.simulation.planted_queue import QUEUE_BUGS
 from flightedl.testing.simulation.planted_trainer import TRAINER_BUGS
 
@@ -273,7 +274,7 @@ PLANTED: dict[str, Planted] = {
     ),
 }
 
-PLANTED |= {name: Planted(*bug) for name, bug in (BLOCK_BUGS | TRAINER_BUGS | QUEUE_BUGS).items()}
+PLANTED |= {name: Planted(*bug) for name, bug in (BLOCK_BUGS | TRAINER_BUGS | QUEUE_BUGS | PROTOCOL_BUGS).items()}
 
 
 #: All that a run can be given: name -> what goes wrong.

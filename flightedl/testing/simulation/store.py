@@ -5,6 +5,7 @@ What was asked for is done some time later, also when the asker is frozen or dea
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -39,6 +40,8 @@ class Store(Process):
         #: The chance that a request fails.
         self.error_rate = 0.0
         self.is_down = False
+        #: When a request failed last.
+        self.failed_s = -math.inf
         #: Told of each new and each deleted file.
         self.written: Callable[[str], None] = lambda _: None
         self.deleted: Callable[[str], None] = lambda _: None
@@ -46,6 +49,7 @@ class Store(Process):
     def _fails(self) -> bool:
         if self.is_down or (self.world.are_faults_on and self.world.random.random() < self.error_rate):
             self.world.fault("store error")
+            self.failed_s = self.world.now
             return True
         return False
 

@@ -16,6 +16,9 @@ if TYPE_CHECKING:
     from flightedl.testing.simulation.cluster import Cluster
 
 
+_LOST_WRITES = 30
+
+
 class Strikes:
     """Faults by their weights; on average as many as the cluster's ``fault_scale`` in two seconds."""
 
@@ -105,6 +108,7 @@ class Strikes:
             (6, self._steal),
             (6, self._etcd_down),
             (4, self._etcd_frozen),
+            (3, self._etcd_goes_back),
             (6, self._store_down),
             (8, self._rot),
             (2, self._lose_everything),
@@ -229,6 +233,20 @@ class Strikes:
             etcd.review()
 
         self._world.after(self._world.random.choice((0.5, 2.0, 4.0)), wake)
+
+    def _etcd_goes_back(self) -> None:
+        """It is restored from an older backup, as another cluster, or has lost its last writes in a power failure."""
+        cluster, etcd, random = self._cluster, self._cluster.etcd, self._world.random
+        has_lost_writes = random.random() < 0.5
+        # Who does not hear of it at once may find it further than it was: that nobody promises to notice.
+        may_miss_it = self._world.is_parted or any(process.is_frozen for process in cluster.processes)
+        if etcd.is_down or etcd.is_frozen or len(etcd.history) < _LOST_WRITES or (has_lost_writes and may_miss_it):
+            return
+        self._world.fault("etcd went back")
+        writes_ago = random.randint(5, _LOST_WRITES) if has_lost_writes else random.randint(1, len(etcd.history))
+        self._world.note("etcd is as it was {} writes ago", writes_ago)
+        cluster.rewinds += 1
+        etcd.restore(etcd.history[-writes_ago], etcd.cluster_number if has_lost_writes else cluster.next_etcd())
 
     def _store_down(self) -> None:
         if self._cluster.store.is_down:

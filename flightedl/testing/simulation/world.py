@@ -16,6 +16,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
+from flightedl.domain.recovery.store_history import Witness
+
 Action = Callable[[], None]
 Reply = Callable[[Any], None]
 Handler = Callable[[Any, Reply], None]
@@ -49,9 +51,20 @@ class Process:
         #: What it knows of etcd's keys: some moments old, or older.
         self.directory: dict[str, Any] = {}
         self._inbox: deque[Action] = deque()
+        #: What it has seen of etcd, and in which life of the job; None: it has asked nothing yet.
+        self.witness = Witness()
+        self.etcd_life: int | None = None
 
     def __str__(self) -> str:
         return self.name
+
+    def heard_by(self, _source: Process, done: Reply) -> Reply:
+        """What becomes of this process's answer to a request."""
+        return done
+
+    def end(self, why: str) -> None:
+        """Exit."""
+        raise NotImplementedError(why)
 
     def deliver(self, action: Action) -> None:
         """Let the process do something now, when it wakes, or never."""
@@ -178,6 +191,11 @@ class World:
             return True
         return not any(len(cut) == len(cut & {one.name, other.name, ""}) for cut in self._cuts)
 
+    @property
+    def is_parted(self) -> bool:
+        """Whether any two do not hear each other."""
+        return bool(self._cuts)
+
     def cut(self, *names: str) -> Action:
         """Part two processes, or one ("" as the other) from all; returns what mends it."""
         pair = frozenset(names)
@@ -195,7 +213,7 @@ class World:
         timeout_s: float = 2.0,
     ) -> None:
         """Ask ``server``; exactly one of ``done`` and ``failed`` is called, unless ``source`` dies."""
-        call = Call(source, server, handler, argument, done, failed)
+        call = Call(source, server, handler, argument, server.heard_by(source, done), failed)
         self.transmit(source, server, call.arrive)
         self.after(timeout_s, lambda: None if call.is_over else source.deliver(call.fail))
 

@@ -6,9 +6,13 @@ import pytest
 
 from flightedl.domain.recovery.store_history import (
     LIFE_REVISIONS,
+    BeginLife,
+    GoOn,
+    Refuse,
     Sighting,
     Witness,
     is_behind,
+    judge,
     life_after,
     life_of,
     older_than,
@@ -100,3 +104,30 @@ def test_generations_of_a_new_life_are_newer_than_all_before() -> None:
         assert life * LIFE_REVISIONS + 1 > newest.revision
         assert life_of(life * LIFE_REVISIONS + 1) == life
     assert life_after(0, None) == 1
+
+
+@pytest.mark.parametrize(
+    ("begun_on", "next_number", "newest", "resume", "verdict"),
+    [
+        ("", None, None, False, GoOn()),
+        (A, 4, Sighting(A, 20), False, GoOn()),
+        (A, 3, Sighting(A, 20), False, Refuse),
+        (A, 3, Sighting(A, 20), True, BeginLife),
+        (A, 4, Sighting(A, 31), True, BeginLife),
+        (B, 4, None, True, BeginLife),
+        (B, None, None, False, BeginLife(1, "")),
+        (A, None, Sighting(B, 20), False, GoOn()),
+        (A, None, Sighting(B, 20), True, BeginLife(1, "")),
+        (A, None, Sighting(A, 20), True, GoOn()),
+        (A, None, Sighting(A, 2 * LIFE_REVISIONS + 1), True, BeginLife(3, "")),
+    ],
+)
+def test_what_a_master_does_with_what_it_finds(
+    begun_on: str, next_number: int | None, newest: Sighting | None, resume: bool, verdict: object
+) -> None:
+    found = judge(Sighting(A, 30), 0, begun_on, next_number, 3, newest, resume=resume)
+    assert found == verdict or (isinstance(verdict, type) and isinstance(found, verdict))
+
+
+def test_without_a_checkpoint_there_is_nothing_to_go_on_from() -> None:
+    assert isinstance(judge(Sighting(A, 30), 0, B, 1, 0, None, resume=True), Refuse)
