@@ -2,27 +2,38 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import click
 import msgspec
 
-from flightedl.errors import EXIT_FAILED
+from flightedl.errors import EXIT_FAILED, NotFoundError
 from flightedl.recording.reader import recordings_in
 from flightedl.recording.replay import Difference, Replayed, replay
+from flightedl.recording.story import story, subject_of, text_of
 
 
 @click.command("replay")
 @click.argument("directory", type=click.Path(path_type=Path, exists=True, file_okay=False))
+@click.option(
+    "--story", "wanted", nargs=2, metavar="KIND ID", help="Tell of batch 3/17/2, task 3/17, block 5, trainer ID."
+)
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
-def replay_(directory: Path, as_json: bool) -> int:
+def replay_(directory: Path, wanted: tuple[str, str] | None, as_json: bool) -> int:
     """Run a recorded run again, and compare.
 
     DIRECTORY is where `flightedl run --record` (or `fe.local(record=)`) has put its recordings. Every event that
     happened to a process happens again, and has to have the effects that it had then. Exit code 1: an effect is
     another one; it is told on stderr.
+
+    With --story nothing is run: what all processes did with one batch (EPOCH/TASK/BATCH), task (EPOCH/TASK), block or
+    trainer is told in the order of time. Epochs are counted from 1.
     """
+    if wanted is not None:
+        _tell(directory, wanted, as_json=as_json)
+        return 0
     found = [replay(recording) for recording in recordings_in(directory)]
     differences = [each.difference for each in found if each.difference is not None]
     if as_json:
@@ -31,8 +42,22 @@ def replay_(directory: Path, as_json: bool) -> int:
         for each in found:
             click.echo(_line(each))
         for difference in differences:
-            click.echo(text_of(difference), err=True)
+            click.echo(_difference(difference), err=True)
     return EXIT_FAILED if differences else 0
+
+
+def _tell(directory: Path, wanted: tuple[str, str], *, as_json: bool) -> None:
+    found = story(recordings_in(directory), subject_of(*wanted))
+    if not found:
+        raise NotFoundError(f"nothing is recorded in {directory} of {' '.join(wanted)}")
+    if as_json:
+        moments = [{"at": each.at, "process": each.process, "text": text_of(each)} for each in found]
+        click.echo(msgspec.json.encode({"story": moments}))
+        return
+    width = max(len(each.process) for each in found)
+    for each in found:
+        at = datetime.fromtimestamp(each.at, UTC).strftime("%H:%M:%S.%f")[:-3]
+        click.echo(f"{at}  {each.process:{width}}  {text_of(each)}")
 
 
 def _line(found: Replayed) -> str:
@@ -40,7 +65,7 @@ def _line(found: Replayed) -> str:
     return f"{found.process}: {found.events} events, {verdict}"
 
 
-def text_of(difference: Difference) -> str:
+def _difference(difference: Difference) -> str:
     """For people."""
     lines = [
         f"{difference.process}, {difference.core}: event {difference.number}, at {difference.at:.3f} s, differs",

@@ -88,6 +88,7 @@ class PserverService:
         self._fail = fail
         self._start_again = start_again
         self._lock = threading.Lock()
+        self._recorder = recorder
         self._life = pserver_life(recorder, None if storage is None else storage.url)
         #: What the thread has to do; None: to end.
         self._work: queue.SimpleQueue[happens.Effect | None] = queue.SimpleQueue()
@@ -247,6 +248,8 @@ class PserverService:
                 Mode.from_json(model.present_mode),
                 model.declaration.wire,
                 lambda why: self._apply(happens.BlocksLost(why)),
+                self._recorder,
+                self._life.generation,
             )
         release_startup_memory()
         self._snapshots = Snapshots(

@@ -32,7 +32,6 @@ from flightedl.domain.model.optimizers import Optimizer
 from flightedl.domain.model.sharding import ShardPlan
 from flightedl.domain.pserver.block_values import BlocksDue, CopyBlocks, Effect, EmptyRound, Needs, Push
 from flightedl.domain.pserver.block_values import Pushed as Decided
-from flightedl.domain.pserver.blocks import BlockProtocol
 from flightedl.errors import BusyError, CorruptError, FencedError, MessageError
 from flightedl.formats.shard_files import StoredBlock
 from flightedl.messages.control import ViewReply, ViewRequest
@@ -44,6 +43,8 @@ from flightedl.pserver.incoming import IncomingValues, covers
 from flightedl.pserver.snapshots import BlockCopies
 from flightedl.pserver.soundness import Soundness
 from flightedl.pserver.units import Unit, UnitBlock
+from flightedl.recording.blocks import block_protocol
+from flightedl.recording.writer import Recorder
 from flightedl.wire.parts import Part
 from flightedl.wire.rows import Piece, Row, Rows
 
@@ -84,6 +85,8 @@ class ShardState:
         mode: That it begins in.
         wire: "bfloat16" or "float16" where float32 elements travel as such.
         on_lost: Told why when the blocks do not belong together any more: ends the process.
+        recorder: Records what happens to them; None: nothing does.
+        generation: Of the pserver's process, for that.
     """
 
     def __init__(
@@ -94,6 +97,8 @@ class ShardState:
         mode: Mode,
         wire: str = "",
         on_lost: Callable[[str], None] = lambda _: None,
+        recorder: Recorder | None = None,
+        generation: int = 0,
     ) -> None:
         self.plan_hash = plan.hash
         self.counts = Counts()
@@ -107,7 +112,7 @@ class ShardState:
         self._numbers = [number for unit in units for number in unit.numbers]
         #: Of what all units share: the applied batches, the units themselves, and which copies are being made.
         self._shared_lock = threading.Lock()
-        self._protocol = BlockProtocol(units, mode, self._shared_lock)
+        self._protocol = block_protocol(recorder, (index, generation), units, mode, self._shared_lock)
         self._incoming = IncomingValues(plan)
         #: The snapshot whose blocks are being copied; changed under all locks, read under any of them.
         self._copies: BlockCopies | None = None

@@ -10,6 +10,7 @@ from typing import Any, Protocol
 import msgspec
 
 from flightedl.errors import CorruptError
+from flightedl.recording.blocks import BlocksPlayer
 from flightedl.recording.master import MasterPlayer
 from flightedl.recording.pserver import LifePlayer
 from flightedl.recording.reader import ReadRecord, Recording
@@ -32,7 +33,12 @@ class Player(Protocol):
 
 
 #: Kind of a core -> what plays one.
-PLAYERS: Mapping[str, Callable[[], Player]] = {"master": MasterPlayer, "life": LifePlayer, "feed": FeedPlayer}
+PLAYERS: Mapping[str, Callable[[], Player]] = {
+    "master": MasterPlayer,
+    "life": LifePlayer,
+    "feed": FeedPlayer,
+    "blocks": BlocksPlayer,
+}
 
 
 @dataclass(frozen=True, slots=True)

@@ -77,6 +77,8 @@ class Storm:
     limit_s: float = 1200.0
     #: Of the job, in place of the launcher's own: it goes back to a backup from the middle of the storm at its end.
     etcd: EtcdServer | None = None
+    #: Where every process records what happens to it; empty: nowhere.
+    record: str = ""
     done: Counter[str] = field(default_factory=Counter)
     events: list[str] = field(default_factory=list)
 
@@ -86,6 +88,7 @@ class Storm:
             *(sys.executable, "-m", "flightedl", "run", "flightedl.examples.ledger"),
             *("--trainers", str(self.trainers), "--pservers", str(self.pservers), "--output", "out"),
             *("--lease-ttl-s", str(self.lease_s), "--checkpoint", self.checkpoint or str(self.directory / "ck")),
+            *(["--record", self.record] if self.record else []),
             *more,
             *("--", "--mode", self.mode, "--records", str(self.records), "--epochs", str(self.epochs)),
             *("--pause", str(self.pause_s), "--read-pause", str(self.read_pause_s), "--optimizer", self.optimizer),

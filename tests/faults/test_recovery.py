@@ -17,6 +17,9 @@ import pytest
 
 import flightedl as fe
 from flightedl.launch.cluster import TrainerProgram
+from flightedl.recording.reader import recordings_in
+from flightedl.recording.replay import replay
+from flightedl.recording.story import story, text_of
 
 from .storm import Storm, verdict
 
@@ -60,9 +63,22 @@ def test_everybody_is_killed_and_frozen_in_turn(tmp_path: Path, mode: str) -> No
     storm = Storm(tmp_path, mode, kills=8, stops=2, records=12_000, epochs=2, every_s=1.0, seed=1, limit_s=600)
     storm.per_task, storm.strikes = 2000, {"trainer+master": 1, "trainer+pserver": 1}
     storm.optimizer = "adam" if mode == "bounded" else "sgd"
+    storm.record = str(tmp_path / "recorded")
     code, output = storm.run()
     assert (code, verdict(output)) == (0, (0, 0)), output
     assert sum(storm.done.values()) >= 5
+    require_the_same_again(tmp_path / "recorded")
+
+
+def require_the_same_again(directory: Path) -> None:
+    """What was recorded goes the same way again, also of processes that were killed, and tells of every batch."""
+    recordings = recordings_in(directory)
+    found = [replay(recording) for recording in recordings]
+    assert [each.difference for each in found if each.difference is not None] == []
+    assert {each.header.process for each in recordings} == {"master", "pserver", "trainer"}
+    told = [text_of(each) for each in story(recordings, ("batch", 1, 0, 0))]
+    assert any("gives" in text for text in told)
+    assert any("takes block" in text and "1/0/0" in text for text in told)
 
 
 def test_a_stopped_job_goes_on_from_its_checkpoint_alone(tmp_path: Path) -> None:

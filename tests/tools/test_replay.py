@@ -49,3 +49,20 @@ def test_for_scripts(recorded: str, capsys: pytest.CaptureFixture[str]) -> None:
 def test_a_place_without_recordings(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run_command_line(["replay", str(tmp_path)]) == 2
     assert "has no recordings" in capsys.readouterr().err
+
+
+def test_the_story_of_a_task(recorded: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_command_line(["replay", recorded, "--story", "task", "1/0"]) == 0
+    told = capsys.readouterr().out
+    assert "of task 1/0" in told
+    assert run_command_line(["replay", recorded, "--story", "task", "1/0", "--json"]) == 0
+    moments = json.loads(capsys.readouterr().out)["story"]
+    assert len(moments) == len(told.splitlines())
+    assert [each["at"] for each in moments] == sorted(each["at"] for each in moments)
+
+
+def test_a_story_of_nothing(recorded: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_command_line(["replay", recorded, "--story", "task", "1/99"]) == 2
+    assert "nothing is recorded" in capsys.readouterr().err
+    assert run_command_line(["replay", recorded, "--story", "task", "x"]) == 2
+    assert "epochs count from 1" in capsys.readouterr().err

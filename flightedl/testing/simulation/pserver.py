@@ -79,7 +79,8 @@ class Pserver(Process):
         self.cluster = cluster
         self.flaws = cluster.flaws
         self.lease = cluster.etcd.grant(self, LEASE_TTL_S)
-        self.life = pserver_life(cluster.recorder("pserver", name), "the store")
+        self.recorder = cluster.recorder("pserver", name)
+        self.life = pserver_life(self.recorder, "the store")
         self.plan = plan_of(cluster.pserver_count, cluster.shape.cut_for)
         self.shard: Shard | None = None
         self._is_looking = False
@@ -128,7 +129,8 @@ class Pserver(Process):
                 self._apply(happens.PlanMade(self.plan.hash))
             case happens.MakeBlocks(model):
                 mode, shape = Mode.from_json(model.present_mode), self.cluster.shape
-                self.shard = Shard(self, self.plan, self.index, shape, mode, self._publish)
+                recorded = (self.recorder, (self.index, self.generation))
+                self.shard = Shard(self, self.plan, self.index, shape, mode, self._publish, *recorded)
                 self._apply(happens.BlocksMade(len(self.ordered)))
             case happens.Restore(loadable, rejected):
                 search = CheckpointSearch("job", loadable, rejected)

@@ -27,9 +27,10 @@ from flightedl.domain.pserver.block_values import (
     Update,
 )
 from flightedl.domain.pserver.block_values import Push as BlockPush
-from flightedl.domain.pserver.blocks import BlockProtocol
 from flightedl.messages.control import ViewReply, ViewRequest
 from flightedl.messages.parameters import Outcome
+from flightedl.recording.blocks import block_protocol
+from flightedl.recording.writer import Recorder
 from flightedl.testing.simulation.job import JobShape
 from flightedl.testing.simulation.ledger import Block, LedgerSpan
 from flightedl.testing.simulation.store import StoredShard
@@ -60,6 +61,8 @@ class Shard:
         shape: JobShape,
         mode: Mode,
         publish: Callable[[OrderNumber, str, StoredShard], None],
+        recorder: Recorder | None,
+        pserver: tuple[int, int],
     ) -> None:
         self._process = process
         self._shape = shape
@@ -72,7 +75,7 @@ class Shard:
             local = range(len(self.blocks), len(self.blocks) + len(blocks))
             spans.append(LedgerSpan(numbers, local, BlockRounds(mode), blocks))
             self.blocks += blocks
-        self.protocol = BlockProtocol(spans, mode, nullcontext())
+        self.protocol = block_protocol(recorder, pserver, spans, mode, nullcontext())
         #: Whom the blocks wait for: member -> first round.
         self._first_rounds: dict[int, int] = {}
         self._newest_view = (0, 0)

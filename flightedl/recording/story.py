@@ -1,0 +1,108 @@
+"""The story of one batch, task, block or trainer, over all processes of a recorded run, in the order of time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+
+from flightedl.errors import UsageError
+from flightedl.recording.moments import JOB, Known, Moment, Subject, moments_of
+from flightedl.recording.reader import Recording
+
+#: Of each kind, how many numbers are in its identity; a trainer is told by its id.
+_KINDS = {"batch": 3, "task": 2, "block": 1}
+#: Moments of one process that are the same but for the blocks, so close to each other, are told as one.
+_TOGETHER_S = 1.0
+
+
+def subject_of(kind: str, identity: str) -> Subject:
+    """Of whom a story is told: ``batch 3/17/2``, ``task 3/17``, ``block 5`` or ``trainer ID``; epochs count from 1.
+
+    Raises:
+        UsageError: it is none of these.
+    """
+    if kind == "trainer":
+        return (kind, identity)
+    numbers = identity.split("/")
+    if kind not in _KINDS or len(numbers) != _KINDS[kind] or not all(number.isdecimal() for number in numbers):
+        raise UsageError(
+            f"--story {kind} {identity}: a story is of batch EPOCH/TASK/BATCH, task EPOCH/TASK, block NUMBER "
+            "or trainer ID, where epochs count from 1"
+        )
+    return (kind, *map(int, numbers))
+
+
+def story(recordings: Iterable[Recording], subject: Subject) -> list[Moment]:
+    """What the recordings of a run tell of a subject, and what befell the job and those who took part meanwhile.
+
+    Raises:
+        CorruptError: a file is damaged.
+    """
+    known = Known()
+    # Masters first: they tell which task an attempt is at.
+    ordered = sorted(recordings, key=lambda each: each.header.process != "master")
+    told = sorted((m for each in ordered for m in moments_of(each, known)), key=lambda moment: moment.at)
+    own = [moment for moment in told if _is_of(moment, subject)]
+    if not own:
+        return []
+    first, last = own[0].at, own[-1].at
+    beside: set[Subject] = {JOB}
+    if subject[0] in {"batch", "task"}:
+        # Who had it, and whether they lived.
+        beside |= {each for moment in own for each in moment.subjects if each[0] == "trainer"}
+    mine = set(map(id, own))
+    found = [
+        moment for moment in told if id(moment) in mine or (first <= moment.at <= last and _befell(moment, beside))
+    ]
+    return _joined(found)
+
+
+def _is_of(moment: Moment, subject: Subject) -> bool:
+    if subject in moment.subjects:
+        return True
+    if subject[0] == "batch":
+        return ("task", *subject[1:3]) in moment.subjects
+    return subject[0] == "task" and any(each[0] == "batch" and each[1:3] == subject[1:] for each in moment.subjects)
+
+
+def _befell(moment: Moment, beside: set[Subject]) -> bool:
+    """Whether a moment is of the job as a whole, or of the life of one of these trainers."""
+    return bool(moment.subjects & beside) and all(each in beside or each[0] == "block" for each in moment.subjects)
+
+
+def _joined(moments: Sequence[Moment]) -> list[Moment]:
+    found: list[Moment] = []
+    for moment in moments:
+        same = next(
+            (
+                place
+                for place in range(len(found) - 1, max(len(found) - 9, -1), -1)
+                if moment.blocks
+                and (found[place].process, found[place].text) == (moment.process, moment.text)
+                and moment.at - found[place].at <= _TOGETHER_S
+                and set(found[place].blocks).isdisjoint(moment.blocks)
+            ),
+            None,
+        )
+        if same is None:
+            found.append(moment)
+        else:
+            found[same] = replace(found[same], blocks=(*found[same].blocks, *moment.blocks))
+    return found
+
+
+def text_of(moment: Moment) -> str:
+    """What happened, with the blocks."""
+    return moment.text.replace("{blocks}", _blocks(moment.blocks))
+
+
+def _blocks(places: Iterable[tuple[int, int]]) -> str:
+    ranges: list[tuple[int, int]] = []
+    for begin, end in sorted(places):
+        if ranges and ranges[-1][1] == begin:
+            ranges[-1] = (ranges[-1][0], end)
+        else:
+            ranges.append((begin, end))
+    names = [str(begin) if end - begin == 1 else f"{begin}-{end - 1}" for begin, end in ranges]
+    is_one = len(ranges) == 1 and ranges[0][1] - ranges[0][0] == 1
+    return f"block{'' if is_one else 's'} {', '.join(names)}"

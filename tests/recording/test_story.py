@@ -1,0 +1,247 @@
+"""The story of a batch, a task, a block or a trainer, over all processes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from flightedl.domain.checkpoint.snapshot import SnapshotCut
+from flightedl.domain.consistency.modes import Async, Mode, Sync
+from flightedl.domain.consistency.rounds import BlockRounds
+from flightedl.domain.exactly_once.batches import Batch
+from flightedl.domain.master import events
+from flightedl.domain.master.state import CoreSettings, StoredState
+from flightedl.domain.pserver.block_values import BlockSpan, Push
+from flightedl.domain.queue.values import QueueSettings
+from flightedl.errors import UsageError
+from flightedl.messages.control import ViewMemberMessage, ViewRequest
+from flightedl.messages.declarations import DeclaredModel, JobDeclaration, ModelDeclaration
+from flightedl.messages.tasks import FinishedTask, ReturnedTask, TasksReply, TasksTicket
+from flightedl.recording.blocks import block_protocol
+from flightedl.recording.master import master_core
+from flightedl.recording.reader import recordings_in
+from flightedl.recording.replay import replay
+from flightedl.recording.story import story, subject_of, text_of
+from flightedl.recording.trainer import trainer_feed
+from flightedl.recording.writer import SUFFIX, Recorder
+
+
+class Clock:
+    """One that a test sets; processes on different machines begin at different instants of their own clocks."""
+
+    def __init__(self, ahead_s: float = 0.0) -> None:
+        self.wall_s = 100.0
+        self._ahead_s = ahead_s
+
+    def now(self) -> float:
+        return self.wall_s + self._ahead_s
+
+    def wall_time(self) -> float:
+        return self.wall_s
+
+    def sleep(self, seconds: float) -> None:
+        raise AssertionError(seconds)
+
+
+class Run:
+    """Processes that are recorded, one clock for each."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.clocks: list[Clock] = []
+
+    def recorder(self, process: str) -> Recorder:
+        clock = Clock(10.0 * len(self.clocks))
+        self.clocks.append(clock)
+        path = self.directory / f"{process}-{len(self.clocks)}{SUFFIX}"
+        path.touch()
+
+        def write(line: bytes) -> None:
+            with path.open("ab") as file:
+                file.write(line)
+
+        return Recorder(process, "1", "demo", clock, write, is_strict=True)
+
+    def at(self, wall_s: float) -> None:
+        for clock in self.clocks:
+            clock.wall_s = wall_s
+
+    def told(self, kind: str, identity: str) -> list[str]:
+        found = story(recordings_in(self.directory), subject_of(kind, identity))
+        return [f"{each.at - 100:g} {each.process}: {text_of(each)}" for each in found]
+
+    def check(self) -> None:
+        assert [each.difference for each in map(replay, recordings_in(self.directory))] == [None] * len(self.clocks)
+
+
+class Span(BlockSpan):
+    def parts(self) -> list[Span]:
+        return [
+            Span(range(n, n + 1), range(at, at + 1), self.rounds)
+            for n, at in zip(self.numbers, self.local, strict=True)
+        ]
+
+
+class Pserver:
+    """Blocks 2 to 4, in two spans."""
+
+    def __init__(self, run: Run, mode: Mode) -> None:
+        self.spans = [Span(range(2, 4), range(2), BlockRounds(mode)), Span(range(4, 5), range(2, 3), BlockRounds(mode))]
+        self.protocol = block_protocol(run.recorder("pserver"), (0, 7), self.spans, mode, Nothing())
+
+    def view(self, serial: int, *members: tuple[str, int, int]) -> None:
+        named = [ViewMemberMessage(trainer=t, generation=1, member=m, first_round=r) for t, m, r in members]
+        self.protocol.take_view(
+            ViewRequest(plan_hash="p", master_generation=5, serial=serial, members=named, mode=None, switch_round=0)
+        )
+
+    def push(self, trainer: str, member: int, batch: Batch, base: int = 0) -> list[str]:
+        pushed = Push(trainer, 1, member, [(batch, 1)])
+        found = [self.protocol.push(span, pushed, base, has_gradient=True) for span in tuple(self.protocol.spans)]
+        return [each.outcome.name for each in found if each is not None]
+
+
+class Nothing:
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+
+def master_of(run: Run) -> Callable[[events.Event], list[TasksReply]]:
+    recorder = run.recorder("master")
+    clock = run.clocks[-1]
+    declared = ModelDeclaration(parameters=[], optimizer={}, mode=Async().to_json())
+    model = DeclaredModel(declaration=declared, pservers=1, plan_hash="p")
+    core = master_core(
+        recorder,
+        CoreSettings(generation=5, pserver_count=1, keeps_checkpoints=False),
+        clock.now(),
+        StoredState(declaration=JobDeclaration(model=model)),
+        QueueSettings(2, lambda _: 1),
+    )
+
+    def apply(event: events.Event) -> list[TasksReply]:
+        effects = core.apply(event, clock.now())
+        return [each.reply for each in effects if isinstance(getattr(each, "reply", None), TasksReply)]  # type: ignore[union-attr]
+
+    return apply
+
+
+def ticket(trainer: str, **more: object) -> TasksTicket:
+    return TasksTicket(trainer=trainer, generation=1, wait_s=0.0, **more)  # type: ignore[arg-type]
+
+
+def test_a_task_whose_trainer_dies_is_done_by_another_one(tmp_path: Path) -> None:
+    run = Run(tmp_path)
+    master, pserver = master_of(run), Pserver(run, Async())
+    feed = trainer_feed(run.recorder("trainer"), 0.0, "b")
+    master(events.LeasesSeen({"a": 1, "b": 1, "c": 1}, {0: 7}, 1))
+    run.at(101)
+    (reply,) = master(events.WorkAsked(1, ticket("a", want=1)))
+    (given,) = reply.assignments
+    pserver.view(1, ("a", 1, 0), ("b", 2, 0))
+    run.at(102)
+    assert pserver.push("a", 1, Batch(0, given.task, 0)) == ["ACCEPTED", "ACCEPTED"]
+    run.at(103)
+    master(events.LeasesSeen({"b": 1, "c": 1}, {0: 7}, 2))
+    run.at(103.5)
+    master(events.LeasesSeen({"b": 1}, {0: 7}, 2))
+    (reply,) = master(events.WorkAsked(2, ticket("b", want=1)))
+    run.at(104)
+    ask = feed.next_step(run.clocks[-1].now())
+    feed.answered(ask, reply, run.clocks[-1].now())  # type: ignore[arg-type]
+    task = feed.begin()
+    assert task is not None
+    run.at(105)
+    assert pserver.push("b", 2, Batch(0, given.task, 0)) == ["ALREADY_APPLIED", "ALREADY_APPLIED"]
+    run.at(106)
+    feed.finished(task, [7], run.clocks[-1].now())
+    run.at(107)
+    attempt = task.assignment.attempt
+    done = FinishedTask(epoch=0, position=given.position, attempt=attempt, pservers=[7])
+    master(events.WorkAsked(3, ticket("b", want=0, finished=[done])))
+    run.check()
+    name = f"1/{given.task}"
+    told = run.told("batch", f"{name}/0")
+    assert told == [
+        f"1 master 5: gives a attempt {given.attempt}: batches 0 to 0 of task {name}",
+        "1 pserver 0 (7): is told to wait for a from round 0, b from round 0",
+        f"2 pserver 0 (7): accepts a gradient of a for {name}/0 at blocks 2-4, base 0, member 1",
+        f"2 pserver 0 (7): takes blocks 2-4 from version 0 to 1, with {name}/0",
+        "3 master 5: sees that trainer a is gone, generation 1",
+        f"3.5 master 5: gives b attempt {attempt}: batches 0 to 0 of task {name}",
+        f"4 trainer b: begins to read task {name}, attempt {attempt}",
+        f"5 pserver 0 (7): has already, and acknowledges, a gradient of b for {name}/0 at blocks 2-4, base 0, member 2",
+        f"6 trainer b: has the answer of every block for task {name}",
+        f"7 master 5: hears of b that attempt {attempt} is finished, acknowledged by generations [7]",
+    ]
+    assert run.told("task", name) == told
+    assert not any("trainer c" in line for line in told), "what befell others is not of this task"
+    assert [line for line in run.told("trainer", "a") if "gone" in line] == [told[4]]
+
+
+def test_a_round_is_told_in_its_blocks(tmp_path: Path) -> None:
+    run = Run(tmp_path)
+    pserver = Pserver(run, Sync())
+    pserver.view(1, ("a", 1, 0), ("b", 2, 0))
+    run.at(101)
+    pserver.push("a", 1, Batch(1, 0, 0))
+    assert pserver.push("c", 9, Batch(1, 3, 0)) == ["NOT_MEMBER", "NOT_MEMBER"]
+    run.at(102)
+    pserver.push("b", 2, Batch(1, 1, 0))
+    run.at(103)
+    pserver.view(2, ("a", 1, 0))
+    run.check()
+    assert run.told("block", "3")[-4:] == [
+        "1 pserver 0 (7): refuses, as not of a member, a gradient of c for 2/3/0 at blocks 2-3, base 0, member 9",
+        "2 pserver 0 (7): accepts a gradient of b for 2/1/0 at blocks 2-3, base 0, member 2",
+        "2 pserver 0 (7): takes blocks 2-3 from version 0 to 1, with 2/0/0, 2/1/0",
+        "3 pserver 0 (7): is told to wait for a from round 0",
+    ]
+    assert run.told("batch", "2/0/0")[-1].startswith("2 pserver 0 (7): takes blocks 2-4")
+    assert run.told("batch", "9/9/9") == []
+
+
+def test_a_span_that_is_split_and_copied_replays(tmp_path: Path) -> None:
+    run = Run(tmp_path)
+    pserver = Pserver(run, Async())
+    pserver.view(1, ("a", 1, 0))
+    cut = SnapshotCut(3, None)
+    pserver.protocol.begin_cut(cut)
+    assert pserver.protocol.copy(pserver.spans[0], 1) is not None
+    first = pserver.spans[0]
+    pserver.protocol.split(first)
+    span = pserver.protocol.span_of(2)
+    assert span is not None
+    push = Push("a", 1, 1, [(Batch(0, 0, 0), 1)])
+    assert pserver.protocol.prepare(span, push, 0, has_gradient=True).copy is not None
+    pserver.protocol.push(span, push, 0, has_gradient=True)
+    assert pserver.protocol.copy(pserver.spans[1], 2) is not None
+    pserver.protocol.end_cut(cut)
+    pserver.protocol.seal([(0, 4)])
+    run.check()
+    assert any("at block 2," in line for line in run.told("block", "2"))
+    assert not any("0/0/0" in line or "1/0/0" in line for line in run.told("block", "3"))
+
+
+def test_what_is_handed_back_is_told(tmp_path: Path) -> None:
+    run = Run(tmp_path)
+    master = master_of(run)
+    master(events.LeasesSeen({"a": 1}, {}, 1))
+    (reply,) = master(events.WorkAsked(1, ticket("a", want=2)))
+    given = reply.assignments[0]
+    back = ReturnedTask(epoch=0, position=given.position, attempt=given.attempt)
+    master(events.WorkAsked(2, ticket("a", want=0, returned=[back])))
+    assert f"hears of a that attempt {given.attempt} is handed back" in run.told("task", f"1/{given.task}")[-1]
+
+
+@pytest.mark.parametrize(
+    ("kind", "identity"), [("batch", "3/17"), ("task", "3"), ("block", "a"), ("pserver", "1"), ("task", "3/-1")]
+)
+def test_a_story_is_of_something(kind: str, identity: str) -> None:
+    with pytest.raises(UsageError, match="a story is of"):
+        subject_of(kind, identity)
