@@ -107,7 +107,7 @@ class PserverFlight:
         for batch, _metadata in incoming:
             self._service.require_lease()
             shard.counts.messages += 1
-            for pushed in shard.push(header, decode_batch(batch, incoming.columns)):
+            for pushed in shard.push_rows(header, decode_batch(batch, incoming.columns)):
                 counts[Outcome(pushed.piece.outcome)] += len(pushed.piece.blocks)
                 if pushed.piece.outcome == Outcome.PARTLY_APPLIED and pushed.piece.values is not None:
                     bits = pushed.piece.values[: pushed.piece.offsets[1]].tobytes()
@@ -183,7 +183,7 @@ class PserverFlight:
     ) -> list[Piece]:
         """Push what one message carries; the outcomes, with about as many values as came, of those that can leave."""
         shard.counts.messages += 1
-        pushed = shard.push_parts(header, parts)
+        pushed = shard.push(header, parts)
         shard.changes.announce()
         pieces = [one.piece for one in pushed]
         budget = sum(len(part.data) for part in parts) - sum(piece.size_bytes for piece in pieces) if waiting else 0

@@ -8,7 +8,7 @@ import numpy.typing as npt
 from flightedl.domain.model.sharding import ShardPlan
 from flightedl.errors import GradientError, MessageError
 from flightedl.pserver.units import Unit
-from flightedl.wire.rows import Row, Rows
+from flightedl.wire.rows import Row
 
 Array = npt.NDArray[np.generic]
 
@@ -30,20 +30,23 @@ class IncomingValues:
     def gradient(self, unit: Unit, numbers: range, data: memoryview) -> Array:
         """The elements of neighbouring blocks of a unit.
 
+        Args:
+            unit: That has the blocks.
+            numbers: Of the blocks.
+            data: As many bytes as they have.
+
+        Raises:
+            GradientError: NaN or infinity.
+        """
+        return self._finite(unit, numbers, unit.incoming(data))
+
+    def first_values(self, unit: Unit, row: Row) -> Array:
+        """The elements of one block, which never travel narrower than they were declared.
+
         Raises:
             MessageError: another number of bytes.
             GradientError: NaN or infinity.
         """
-        first = unit.numbers.start
-        start, stop = (unit.offsets[number - first] for number in (numbers.start, numbers.stop))
-        if len(data) != stop - start:
-            raise MessageError(
-                f"block {numbers.start} of {self.name_of(numbers.start)!r} has {stop - start} bytes, not {len(data)}"
-            )
-        return self._finite(unit, numbers, unit.incoming(data))
-
-    def first_values(self, unit: Unit, row: Row) -> Array:
-        """The elements of one block, which never travel narrower than they were declared. Errors as ``gradient``."""
         place = self._plan.block(row.block)
         spec = self._plan.parameters[place.parameter]
         size_bytes = place.size * spec.seen_item_bytes
@@ -61,14 +64,3 @@ class IncomingValues:
                 f"{self.name_of(number)!r} has NaN or infinity in block {number}: nothing of it was applied"
             )
         return array
-
-
-def covers(unit: Unit, rows: Rows, start: int, stop: int) -> bool:
-    """Whether these rows are all blocks of the unit, at one version, all with values or all without."""
-    if stop - start == 1:
-        return True
-    versions = rows.versions[start:stop]
-    if rows.blocks[start:stop] != unit.number_list or versions.count(versions[0]) != len(versions):
-        return False
-    offsets = rows.offsets_of(start, stop)
-    return offsets == unit.offsets or offsets[-1] == 0

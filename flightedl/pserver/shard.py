@@ -39,13 +39,13 @@ from flightedl.messages.parameters import Outcome, PushHeader
 from flightedl.pserver.arena import Arena
 from flightedl.pserver.building import units_of
 from flightedl.pserver.changes import Changes
-from flightedl.pserver.incoming import IncomingValues, covers
+from flightedl.pserver.incoming import IncomingValues
 from flightedl.pserver.snapshots import BlockCopies
 from flightedl.pserver.soundness import Soundness
 from flightedl.pserver.units import Unit, UnitBlock
 from flightedl.recording.blocks import block_protocol
 from flightedl.recording.writer import Recorder
-from flightedl.wire.parts import Part
+from flightedl.wire.parts import Part, parts_of
 from flightedl.wire.rows import Piece, Row, Rows
 
 Array = npt.NDArray[np.generic]
@@ -184,38 +184,17 @@ class ShardState:
 
     # pushes
 
-    def push(self, header: PushHeader, rows: Rows) -> list[Pushed]:
-        """Take the rows of one message of a push, one after the other.
+    def push(self, header: PushHeader, parts: Sequence[Part]) -> list[Pushed]:
+        """Take the parts of one message, one after the other. A part is mostly a unit: nothing is done per block then.
 
         Returns:
-            What became of them; the same row again is answered, never applied again.
+            What became of them; the same part again is answered, never applied again.
 
         Raises:
-            MessageError: a foreign block, a wrong size, or a base version from the future. Rows before it were taken.
-                A sum of several batches in another mode than async.
+            MessageError: a foreign block, a wrong size, or a base version from the future; a sum of several batches in
+                another mode than async. Parts before it were taken.
             GradientError: not finite; likewise.
         """
-        push = Push.of(header)
-        found: list[Pushed] = []
-        position = 0
-        while position < len(rows):
-            unit = self._unit(rows.blocks[position])
-            stop = position + len(unit.numbers)
-            if not covers(unit, rows, position, stop):
-                number = rows.blocks[position]
-                if len(data := rows.bytes_of(position, position + 1)):
-                    self._incoming.gradient(unit, range(number, number + 1), data)
-                with unit.lock, self._soundness:
-                    self._protocol.split(unit)
-                continue
-            data = rows.bytes_of(position, stop)
-            if (pushed := self._push(push, unit, rows.versions[position], data, header.pull)) is not None:
-                found.append(pushed)
-                position = stop
-        return found
-
-    def push_parts(self, header: PushHeader, parts: Sequence[Part]) -> list[Pushed]:
-        """Likewise with the parts of one message of a step. A part is mostly a unit: then nothing is done per block."""
         if len(parts) > 1 and sum(len(part.blocks) for part in parts) > self.block_count:
             raise MessageError("a message names more blocks than there are")
         push = Push.of(header)
@@ -229,25 +208,50 @@ class ShardState:
             if pushed is not None:
                 found.append(pushed)
             else:
-                found.extend(self.push(header, self._rows_of(part)))
+                found.extend(self._push_by_unit(push, part, header.pull))
         return found
 
-    def _rows_of(self, part: Part) -> Rows:
-        """A part's blocks one by one. MessageError: a foreign block, or another number of bytes than theirs."""
-        offsets = [0]
-        for number in part.blocks:
+    def push_rows(self, header: PushHeader, rows: Rows) -> list[Pushed]:
+        """The same with the rows of a plain push, as any Flight client can send it."""
+        for place, number in enumerate(rows.blocks):
+            size_bytes = rows.offsets[place + 1] - rows.offsets[place]
+            if size_bytes and size_bytes != self._sent_bytes(range(number, number + 1)):
+                raise self._wrong_size(range(number, number + 1), size_bytes)
+        return self.push(header, list(parts_of(rows)))
+
+    def _push_by_unit(self, push: Push, part: Part, pull: bool) -> Iterator[Pushed]:
+        """A part that is not just one unit; units that it has only some blocks of are split."""
+        blocks, version, _, data = part
+        if data and len(data) != self._sent_bytes(blocks):
+            raise self._wrong_size(blocks, len(data))
+        number = blocks.start
+        while number < blocks.stop:
             unit = self._unit(number)
-            at = number - unit.numbers.start
-            size_bytes = unit.offsets[at + 1] - unit.offsets[at] if part.data else 0
-            offsets.append(offsets[-1] + size_bytes)
-        if offsets[-1] != len(part.data):
-            first = part.blocks[0]
-            raise MessageError(
-                f"{len(part.blocks)} blocks from block {first} of {self._incoming.name_of(first)!r} "
-                f"have {offsets[-1]} bytes, not {len(part.data)}"
-            )
-        count = len(part.blocks)
-        return Rows(list(part.blocks), [part.version] * count, [0] * count, offsets, part.data)
+            stop = min(unit.numbers.stop, blocks.stop)
+            size_bytes = self._sent_bytes(range(number, stop)) if data else 0
+            if number > unit.numbers.start or stop < unit.numbers.stop:
+                if data:
+                    self._incoming.gradient(unit, range(number, stop), data[:size_bytes])
+                with unit.lock, self._soundness:
+                    self._protocol.split(unit)
+            elif (pushed := self._push(push, unit, version, data[:size_bytes], pull)) is not None:
+                yield pushed
+                number, data = stop, data[size_bytes:]
+
+    def _sent_bytes(self, blocks: range) -> int:
+        """Of the values of neighbouring blocks. MessageError: one of them does not lie here."""
+        size_bytes, number = 0, blocks.start
+        while number < blocks.stop:
+            unit = self._unit(number)
+            first, stop = unit.numbers.start, min(unit.numbers.stop, blocks.stop)
+            size_bytes += unit.offsets[stop - first] - unit.offsets[number - first]
+            number = stop
+        return size_bytes
+
+    def _wrong_size(self, blocks: range, size_bytes: int) -> MessageError:
+        named = f"block {blocks.start} of {self._incoming.name_of(blocks.start)!r}"
+        more = f" and {len(blocks) - 1} behind it have" if len(blocks) > 1 else " has"
+        return MessageError(f"{named}{more} {self._sent_bytes(blocks)} bytes, not {size_bytes}")
 
     def _push(self, push: Push, unit: Unit, base_version: int, data: memoryview, pull: bool) -> Pushed | None:
         """All blocks of a unit; None: it was split meanwhile. ``pull``: the sender wants the values that follow."""

@@ -76,7 +76,6 @@ class Unit(BlockSpan):
         "contributions",
         "kernels",
         "lock",
-        "number_list",
         "offsets",
         "slots",
         "update",
@@ -99,7 +98,6 @@ class Unit(BlockSpan):
         wire: str = "",
     ) -> None:
         super().__init__(numbers, local, rounds)
-        self.number_list = list(numbers)
         #: Where each block starts, in elements, and the last one ends.
         self.bounds: list[int] = [0, *np.cumsum(sizes).tolist()]
         self.wire = wire if values.dtype == np.float32 else ""

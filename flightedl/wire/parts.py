@@ -19,16 +19,17 @@ Received values are read-only views of network memory at any address; they live 
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from struct import Struct
+from types import MappingProxyType
 from typing import NamedTuple
 
 import pyarrow as pa
 import xxhash
 
 from flightedl.errors import DamagedError, MessageError
-from flightedl.wire.rows import Piece
+from flightedl.wire.rows import Piece, Rows
 
 #: To the server ``version`` is the base version that the gradient was computed at; no values: an arrival without one.
 #: From the server no values: there are none to send yet.
@@ -45,6 +46,7 @@ _START = Struct("<QII")
 _PART = Struct("<iiqiIQ")
 _ONE = Struct("<IIiiqiIQ")
 _NOTHING = memoryview(b"")
+_NO_RUNS: Mapping[int, int] = MappingProxyType({})
 _digest = xxhash.xxh3_64_intdigest
 
 
@@ -141,6 +143,31 @@ def decode_parts(batch: pa.RecordBatch, header: bytes | None, columns: Sequence[
     if start != len(data):
         raise MessageError(f"a message's header tells of {start} bytes, {len(data)} came")
     return parts
+
+
+def parts_of(rows: Rows, run_of: Mapping[int, int] = _NO_RUNS) -> Iterator[Part]:
+    """Received rows as parts: neighbours with the same outcome and version, all with values or all without.
+
+    Args:
+        rows: As received.
+        run_of: Block -> its run: no part has blocks of two runs.
+    """
+    blocks, versions, outcomes, offsets = rows.blocks, rows.versions, rows.outcomes, rows.offsets
+    count = len(blocks)
+    start = 0
+    for place in range(1, count + 1):
+        if (
+            place == count
+            or blocks[place] != blocks[place - 1] + 1
+            or versions[place] != versions[start]
+            or outcomes[place] != outcomes[start]
+            or run_of.get(blocks[place]) != run_of.get(blocks[start])
+            or (offsets[place + 1] == offsets[place]) != (offsets[start + 1] == offsets[start])
+        ):
+            first = blocks[start]
+            found = range(first, first + place - start)
+            yield Part(found, versions[start], outcomes[start], rows.bytes_of(start, place))
+            start = place
 
 
 def attached_to(header: bytes | None) -> bytes:

@@ -115,7 +115,7 @@ class Target:
             parts = decode_parts(batch, packed, columns)
             request = decode(attached_to(packed), PushHeader)
             self.shard.require_plan(request.plan_hash)
-            return self.shard.push_parts(request, parts)
+            return self.shard.push(request, parts)
 
         return self._taken(push)
 
@@ -126,7 +126,7 @@ class Target:
             request = decode(header, PushHeader)
             self.shard.require_plan(request.plan_hash)
             batch, _ = _sound(message, PUSH_SCHEMA)
-            return self.shard.push(request, decode_batch(batch))
+            return self.shard.push_rows(request, decode_batch(batch))
 
         return self._taken(push)
 

@@ -177,7 +177,7 @@ def test_a_push_that_breaks_off_midway_ends_the_process(served: Served, monkeypa
     rows = decode_batch(encode_rows([0], [0], [np.ones(4, np.float32)]))
     monkeypatch.setattr(Update, "__call__", lambda *_: 1 / 0)
     with pytest.raises(ZeroDivisionError):
-        shard.push(header, rows)
+        shard.push_rows(header, rows)
     assert ["ZeroDivisionError" in why for why in served.ends] == [True]
     with pytest.raises(NotReadyError, match="ends"):
         served.send("view", orders(PLAN.hash)["view"])

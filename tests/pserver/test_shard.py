@@ -63,7 +63,7 @@ class Bench:
             rows=1,
         )
         array = np.empty(0, np.float32) if gradient is None else np.full(SIZE, gradient, np.float32)
-        (pushed,) = self.shard.push(header, one_row(0, base, memoryview(array).cast("B")))
+        (pushed,) = self.shard.push_rows(header, one_row(0, base, memoryview(array).cast("B")))
         return pushed.piece
 
     def values(self) -> tuple[int, float]:
@@ -193,9 +193,9 @@ def test_a_wrong_size_a_foreign_block_and_a_base_from_the_future_are_refused(syn
         rows=1,
     )
     with pytest.raises(MessageError, match="64 bytes, not 60"):
-        synchronous.shard.push(header, one_row(0, 0, memoryview(bytes(60))))
+        synchronous.shard.push_rows(header, one_row(0, 0, memoryview(bytes(60))))
     with pytest.raises(MessageError, match="block 7"):
-        synchronous.shard.push(header, one_row(7, 0, memoryview(bytes(64))))
+        synchronous.shard.push_rows(header, one_row(7, 0, memoryview(bytes(64))))
     with pytest.raises(MessageError, match="future"):
         synchronous.push(1, batch=0, gradient=-1, base=3)
     assert synchronous.values() == (0, 0.0)
@@ -268,10 +268,10 @@ class TestChangesOfTheMode:
         )
         array = np.full(SIZE, -1, np.float32)
         with pytest.raises(MessageError, match="in async mode only"):
-            bench.shard.push(header, one_row(0, 0, memoryview(array).cast("B")))
+            bench.shard.push_rows(header, one_row(0, 0, memoryview(array).cast("B")))
         assert bench.change(Async(), 1, 2)
         header = msgspec.structs.replace(header, trainer="t2", generation=2, member=2)
-        bench.shard.push(header, one_row(0, 0, memoryview(array).cast("B")))
+        bench.shard.push_rows(header, one_row(0, 0, memoryview(array).cast("B")))
         assert bench.push(2, 1, -1.0).outcome == Outcome.ALREADY_APPLIED
         assert bench.values() == (2, 1.0)
 

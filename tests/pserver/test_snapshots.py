@@ -93,7 +93,7 @@ class Pserver:
         ones = [np.full(self.plan.block(n).size, 1 + 2**-7, np.float32) for n in numbers]
         gradients = [shortened(one, kind) if kind else np.ones_like(one) for one in ones]
         rows = decode_batch(encode_rows(numbers, [base] * len(numbers), gradients))
-        return [pushed.piece for pushed in self.shard.push(header, rows)]
+        return [pushed.piece for pushed in self.shard.push_rows(header, rows)]
 
     def order(self, number: int, at_round: int | None = None, serial: int = 1) -> SnapshotProgress:
         name = f"c-{number}/shard-{self.index}-{serial}.arrow"

@@ -55,9 +55,9 @@ class Bench:
             sent = [
                 Piece(blocks[a:b], bases[a], Outcome.NONE, np.concatenate(arrays[a:b]), ()) for a, b in pairwise(cuts)
             ]
-            pushed = self.shard.push_parts(header, decode_parts(*encode_parts(sent)))
+            pushed = self.shard.push(header, decode_parts(*encode_parts(sent)))
         else:
-            pushed = self.shard.push(header, decode_batch(encode_rows(list(blocks), bases, arrays)))
+            pushed = self.shard.push_rows(header, decode_batch(encode_rows(list(blocks), bases, arrays)))
         pieces = [one.piece for one in pushed]
         return [(piece.blocks, piece.version, Outcome(piece.outcome)) for piece in pieces]
 
@@ -159,7 +159,7 @@ def test_a_wrong_row_in_a_run_is_named_and_nothing_of_the_run_is_applied() -> No
         rows=2,
     )
     with pytest.raises(MessageError, match="'p1'"):
-        bench.shard.push(header, short)
+        bench.shard.push_rows(header, short)
     assert bench.values()[1:] == [(0, 0.0)] * (COUNT - 1)
 
 
@@ -183,7 +183,7 @@ def test_a_message_may_carry_values_for_some_blocks_and_arrivals_for_others() ->
         rows=COUNT,
     )
     arrays = [None, None, np.full(SIZE, -1, np.float32), None, None]
-    bench.shard.push(header, decode_batch(encode_rows(list(ALL), [0] * COUNT, arrays)))
+    bench.shard.push_rows(header, decode_batch(encode_rows(list(ALL), [0] * COUNT, arrays)))
     assert bench.values() == [(1, 0.0), (1, 0.0), (1, 1.0), (1, 0.0), (1, 0.0)]
     bench.check()
 

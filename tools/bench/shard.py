@@ -78,7 +78,7 @@ class Pusher:
             )
             began, used = time.monotonic(), time.thread_time()
             zeros = [0] * len(numbers)
-            self._shard.push(header, Rows(numbers, zeros, zeros, self._offsets, self._gradient))
+            self._shard.push_rows(header, Rows(numbers, zeros, zeros, self._offsets, self._gradient))
             self.taken.append((began, time.monotonic() - began, time.thread_time() - used))
             batch += 1
 

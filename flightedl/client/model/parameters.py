@@ -29,7 +29,7 @@ from flightedl.client.connections import Servers
 from flightedl.client.model.accumulation import GradientSums
 from flightedl.client.model.feedback import ErrorFeedback
 from flightedl.client.model.gradients import GradientCheck
-from flightedl.client.model.transfers import Shard, ShardTransfer, at_one_version, forget, parts_of
+from flightedl.client.model.transfers import Shard, ShardTransfer, at_one_version, forget
 from flightedl.client.model.values import ModelValues
 from flightedl.client.waiting import Waiting
 from flightedl.domain.consistency.modes import Async, Mode, Sync
@@ -45,7 +45,16 @@ from flightedl.ports import Clock
 from flightedl.rpc.client import Connection
 from flightedl.rpc.client_streams import LOCK_STEP_LIMIT_BYTES
 from flightedl.rpc.reuse import ReusableExchange
-from flightedl.wire.parts import PARTS_LIMIT, STEP_END, STEP_SCHEMA, Part, attached_to, decode_parts, encode_parts
+from flightedl.wire.parts import (
+    PARTS_LIMIT,
+    STEP_END,
+    STEP_SCHEMA,
+    Part,
+    attached_to,
+    decode_parts,
+    encode_parts,
+    parts_of,
+)
 from flightedl.wire.rows import Piece, decode_batch
 
 if TYPE_CHECKING:

@@ -10,9 +10,6 @@ from typing import Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from flightedl.wire.parts import Part
-from flightedl.wire.rows import Rows
-
 Array = npt.NDArray[np.generic]
 _Value = TypeVar("_Value")
 
@@ -91,26 +88,6 @@ def at_one_version(
             start, version, is_empty = place, base[number], pushes[number] is None
         last = number
     yield start, len(numbers)
-
-
-def parts_of(rows: Rows, run_of: Mapping[int, int]) -> Iterator[Part]:
-    """Stretches of neighbouring blocks of one run with the same outcome and version, all with values or all without."""
-    blocks, versions, outcomes, offsets = rows.blocks, rows.versions, rows.outcomes, rows.offsets
-    count = len(blocks)
-    start = 0
-    for place in range(1, count + 1):
-        if (
-            place == count
-            or blocks[place] != blocks[place - 1] + 1
-            or versions[place] != versions[start]
-            or outcomes[place] != outcomes[start]
-            or run_of.get(blocks[place]) != run_of.get(blocks[start])
-            or (offsets[place + 1] == offsets[place]) != (offsets[start + 1] == offsets[start])
-        ):
-            first = blocks[start]
-            found = range(first, first + place - start)
-            yield Part(found, versions[start], outcomes[start], rows.bytes_of(start, place))
-            start = place
 
 
 def forget(table: dict[int, Any], blocks: range) -> None:
