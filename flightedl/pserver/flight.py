@@ -1,16 +1,14 @@
 """The pserver's verbs: decode, call the service, encode.
 
-``step`` (DoExchange) is push and pull in one stream: its first message brings the request, each message of rows is
-answered by one message that says what became of them, together with the values that can leave already; after the last
-row the values of blocks whose round closes within ``wait_s`` follow. The last message says that the step is over, and
-another step may come on the stream.
+``step`` (DoExchange) is push and pull in one stream (see ``steps``): its first message brings the request, each message
+is answered by one, and the last message says that the step is over; another step may come on the stream.
 ``push`` (DoPut) and ``pull`` (DoGet) are the same apart, for any Flight client.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 from flightedl.domain.exactly_once.accumulation import lacking_of
 from flightedl.errors import MessageError
@@ -19,24 +17,12 @@ from flightedl.messages.control import AppliedRequest, ReloadRequest, SealReques
 from flightedl.messages.parameters import InitHeader, InitReply, Outcome, PullTicket, PushHeader, PushReply
 from flightedl.ports import Clock
 from flightedl.pserver.service import PserverService
-from flightedl.pserver.shard import ShardState, Wanted
+from flightedl.pserver.steps import StepSession, awaited_values
 from flightedl.rpc.authentication import Role
 from flightedl.rpc.routes import Call, ExchangeRoute, Outgoing, PutRoute, Routes
 from flightedl.rpc.streams import Exchange, Incoming
 from flightedl.wire.parts import STEP_END, STEP_SCHEMA, Part, attached_to, decode_parts, encode_parts
-from flightedl.wire.rows import (
-    PUSH_SCHEMA,
-    TARGET_BYTES,
-    VALUES_SCHEMA,
-    Piece,
-    decode_batch,
-    decode_rows,
-    encode_pieces,
-)
-
-_SLICE_S = 0.25
-#: Blocks whose values are not there yet, after which no others are looked for.
-_LOOK_AHEAD = 4
+from flightedl.wire.rows import PUSH_SCHEMA, VALUES_SCHEMA, Piece, decode_batch, decode_rows, encode_pieces
 
 _ROLES = {
     **dict.fromkeys(("push", "init", "step"), (Role.TRAINER,)),
@@ -142,62 +128,34 @@ class PserverFlight:
         parts = decode_parts(batch, packed, exchange.columns)
         del batch
         header = decode(attached_to(packed), PushHeader)
-        shard = self._service.shard(header.plan_hash)
-        waiting: deque[Wanted] = deque()
-        left = header.rows
+        session = StepSession(self._service.shard(header.plan_hash), header)
         while True:
             self._service.require_lease()
-            left -= sum(len(part.blocks) for part in parts)
-            if left < 0:
-                raise MessageError(f"{header.rows} rows were announced, {-left} more came")
-            pieces = self._take_parts(shard, header, parts, waiting)
-            is_over = not left and not waiting
-            exchange.write(*encode_parts(pieces, STEP_END if is_over else b""))
+            pieces = session.feed(parts)
+            exchange.write(*encode_parts(pieces, STEP_END if session.is_over else b""))
             # The next message is to come into this one's memory, while that is in the processor's cache. And of values
             # that somebody holds, others' gradients make a copy first.
             del parts, pieces
-            if not left:
+            if session.has_all:
                 break
-            parts = self._next_parts(header, left, exchange)
-        if not is_over:
+            parts = self._next_parts(session, exchange)
+        if not session.is_over:
             deadline = min(self._clock.now() + header.wait_s, call.deadline)
-            for pieces in self._values(shard, header.member, waiting, deadline, call):
+            for pieces in _while_wanted(session.drain(self._clock, deadline), call):
                 exchange.write(*encode_parts(pieces))
             exchange.write_metadata(STEP_END)
         return True
 
     @staticmethod
-    def _next_parts(header: PushHeader, left: int, exchange: Exchange) -> list[Part]:
+    def _next_parts(session: StepSession, exchange: Exchange) -> list[Part]:
         """Those of the next message of a step."""
         batch, packed = exchange.read() or (None, None)
         if batch is None:
-            raise MessageError(f"{header.rows} rows were announced, {left} of them did not come")
+            raise MessageError(session.missing)
         parts = decode_parts(batch, packed, exchange.columns)
         if attached_to(packed):
-            raise MessageError(f"a step begins before the one before it ended: {left} of its rows did not come")
+            raise MessageError(f"a step begins before the one before it ended: {session.missing}")
         return parts
-
-    @staticmethod
-    def _take_parts(
-        shard: ShardState, header: PushHeader, parts: Sequence[Part], waiting: deque[Wanted]
-    ) -> list[Piece]:
-        """Push what one message carries; the outcomes, with about as many values as came, of those that can leave."""
-        shard.counts.messages += 1
-        pushed = shard.push(header, parts)
-        shard.changes.announce()
-        pieces = [one.piece for one in pushed]
-        budget = sum(len(part.data) for part in parts) - sum(piece.size_bytes for piece in pieces) if waiting else 0
-        while waiting and budget > 0:
-            # Rounds close in about the order in which their rows come: what is not there yet stops the search.
-            ready, rest = shard.read(waiting[0], header.member)
-            pieces.extend(ready)
-            budget -= sum(piece.size_bytes for piece in ready)
-            waiting.popleft()
-            if rest:
-                waiting.extendleft(reversed(rest))
-                break
-        waiting.extend(one.wanted for one in pushed if one.wanted is not None)
-        return pieces
 
     def _pull(self, ticket: bytes, call: Call) -> Outgoing:
         request = decode(ticket, PullTicket)
@@ -207,32 +165,14 @@ class PserverFlight:
             raise MessageError(f"{len(blocks)} blocks, but {len(request.min_versions)} min_versions")
         waiting = deque(shard.wanted(blocks, request.min_versions))
         deadline = min(self._clock.now() + request.wait_s, call.deadline)
-        found = self._values(shard, request.member, waiting, deadline, call)
-        return Outgoing(VALUES_SCHEMA, ((encode_pieces(pieces), None) for pieces in found))
+        found = awaited_values(shard, request.member, waiting, self._clock, deadline)
+        return Outgoing(VALUES_SCHEMA, ((encode_pieces(pieces), None) for pieces in _while_wanted(found, call)))
 
-    def _values(
-        self, shard: ShardState, member: int, waiting: deque[Wanted], deadline: float, call: Call
-    ) -> Iterator[list[Piece]]:
-        """Values as their versions are reached, a message's worth at a time, until the deadline."""
-        seen = -1
-        while waiting:
-            known, seen = seen, shard.changes.wait(seen, min(_SLICE_S, deadline - self._clock.now()))
-            # Rounds close in about the order in which their rows came: a few that are not there yet stop the search.
-            # When nothing has changed for a while there is time to look at all.
-            patience = len(waiting) if known in {-1, seen} else _LOOK_AHEAD
-            pieces: list[Piece] = []
-            missing: list[Wanted] = []
-            while waiting and len(missing) < patience:
-                ready, rest = shard.read(waiting.popleft(), member)
-                missing.extend(rest)
-                if pieces and sum(piece.size_bytes for piece in (*pieces, *ready)) > TARGET_BYTES:
-                    yield pieces
-                    pieces = []
-                pieces.extend(ready)
-            waiting.extendleft(reversed(missing))
-            if pieces:
-                yield pieces
-            if self._clock.now() >= deadline:
-                return
-            if not pieces or call.closing.is_set():
-                call.check()
+
+def _while_wanted(found: Iterator[list[Piece]], call: Call) -> Iterator[list[Piece]]:
+    """Messages that have something in them, as long as somebody waits for them."""
+    for pieces in found:
+        if pieces:
+            yield pieces
+        if not pieces or call.closing.is_set():
+            call.check()

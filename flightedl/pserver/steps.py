@@ -1,0 +1,132 @@
+"""A trainer's step on the side of the pserver, and values that somebody waits for, whatever they travel by.
+
+A step brings parts in one message after the other. Each message is answered with what became of its parts, and with
+about as many values as it brought, of those that can leave already. When all have come, the values of blocks whose
+rounds close in time follow. So both sides are busy all the time, and neither has to hold more than a few messages.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Sequence
+
+from flightedl.errors import MessageError
+from flightedl.messages.parameters import PushHeader
+from flightedl.ports import Clock
+from flightedl.pserver.shard import ShardState, Wanted
+from flightedl.wire.parts import Part
+from flightedl.wire.rows import TARGET_BYTES, Piece
+
+_SLICE_S = 0.25
+#: Blocks whose values are not there yet, after which no others are looked for.
+_LOOK_AHEAD = 4
+
+
+class StepSession:
+    """One step: ``feed`` it what comes until it ``has_all``, then ``drain`` it unless it ``is_over``.
+
+    Args:
+        shard: The blocks.
+        header: What the trainer asks for.
+    """
+
+    def __init__(self, shard: ShardState, header: PushHeader) -> None:
+        self._shard = shard
+        self._header = header
+        self._left = header.rows
+        #: Values that the trainer wants and that have not left, in the order in which their rows came.
+        self._waiting: deque[Wanted] = deque()
+
+    @property
+    def has_all(self) -> bool:
+        """Whether everything that was announced has come."""
+        return not self._left
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing is to come from either side."""
+        return not self._left and not self._waiting
+
+    @property
+    def missing(self) -> str:
+        """What has not come, for people."""
+        return f"{self._header.rows} rows were announced, {self._left} of them did not come"
+
+    def feed(self, parts: Sequence[Part]) -> list[Piece]:
+        """Push what one message carries.
+
+        Returns:
+            The outcomes, and values of some blocks.
+
+        Raises:
+            FlightedlError: as ``ShardState.push``; MessageError: more came than was announced.
+        """
+        shard = self._shard
+        self._left -= sum(len(part.blocks) for part in parts)
+        if self._left < 0:
+            raise MessageError(f"{self._header.rows} rows were announced, {-self._left} more came")
+        shard.counts.messages += 1
+        pushed = shard.push(self._header, parts)
+        shard.changes.announce()
+        pieces = [one.piece for one in pushed]
+        if self._waiting:
+            budget_bytes = sum(len(part.data) for part in parts) - sum(piece.size_bytes for piece in pieces)
+            pieces += self._ready(budget_bytes)
+        self._waiting.extend(one.wanted for one in pushed if one.wanted is not None)
+        return pieces
+
+    def _ready(self, budget_bytes: int) -> list[Piece]:
+        """About so much of the values that are there by now."""
+        found: list[Piece] = []
+        while self._waiting and budget_bytes > 0:
+            # Rounds close in about the order in which their rows come: what is not there yet stops the search.
+            ready, rest = self._shard.read(self._waiting.popleft(), self._header.member)
+            found += ready
+            budget_bytes -= sum(piece.size_bytes for piece in ready)
+            if rest:
+                self._waiting.extendleft(reversed(rest))
+                break
+        return found
+
+    def drain(self, clock: Clock, deadline: float) -> Iterator[list[Piece]]:
+        """The values that are still wanted, see ``awaited_values``."""
+        return awaited_values(self._shard, self._header.member, self._waiting, clock, deadline)
+
+
+def awaited_values(
+    shard: ShardState, member: int, waiting: deque[Wanted], clock: Clock, deadline: float
+) -> Iterator[list[Piece]]:
+    """Values as their versions are reached, a message's worth at a time, until the deadline.
+
+    Args:
+        shard: The blocks.
+        member: Who wants them.
+        waiting: What is wanted; what has been found is taken out of it.
+        clock: Of the deadline.
+        deadline: When to give up what is not there.
+
+    Yields:
+        What can leave now. Nothing: there was no change for a while; time to see whether anybody still waits.
+    """
+    seen = -1
+    while waiting:
+        known, seen = seen, shard.changes.wait(seen, min(_SLICE_S, deadline - clock.now()))
+        # Rounds close in about the order in which their rows came: a few that are not there yet stop the search.
+        # When nothing has changed for a while there is time to look at all.
+        patience = len(waiting) if known in {-1, seen} else _LOOK_AHEAD
+        pieces: list[Piece] = []
+        missing: list[Wanted] = []
+        while waiting and len(missing) < patience:
+            ready, rest = shard.read(waiting.popleft(), member)
+            missing.extend(rest)
+            if pieces and sum(piece.size_bytes for piece in (*pieces, *ready)) > TARGET_BYTES:
+                yield pieces
+                pieces = []
+            pieces.extend(ready)
+        waiting.extendleft(reversed(missing))
+        if pieces:
+            yield pieces
+        if clock.now() >= deadline:
+            return
+        if not pieces:
+            yield pieces

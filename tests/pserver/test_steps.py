@@ -1,0 +1,147 @@
+"""A step below its stream: what each message is answered with, and what follows."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+
+from flightedl.domain.consistency.modes import Async, Mode, Sync
+from flightedl.domain.model.optimizers import LAMB
+from flightedl.domain.model.parameters import ParameterSpec
+from flightedl.domain.model.sharding import plan_shards
+from flightedl.errors import MessageError
+from flightedl.messages.control import ViewMemberMessage, ViewRequest
+from flightedl.messages.parameters import BatchIdentity, Outcome, PushHeader
+from flightedl.pserver.shard import ShardState, Wanted
+from flightedl.pserver.steps import StepSession, awaited_values
+from flightedl.testing.clock import FakeClock
+from flightedl.wire.parts import Part
+from flightedl.wire.rows import Piece
+
+COUNT, SIZE = 4, 16
+
+
+class Bench:
+    """One shard of single blocks, and members that step."""
+
+    def __init__(self, mode: Mode, *members: int) -> None:
+        plan = plan_shards([ParameterSpec(f"p{i}", (SIZE,)) for i in range(COUNT)], 1)
+        self.shard = ShardState(plan, 0, LAMB(lr=0.1), mode)
+        self.clock = FakeClock()
+        known = [ViewMemberMessage(trainer=f"t{m}", generation=m, member=m, first_round=0) for m in members]
+        self.shard.set_members(ViewRequest(plan_hash="p", master_generation=1, serial=1, members=known))
+
+    def step(self, member: int, batch: int, rows: int = COUNT, *, pull: bool = True) -> StepSession:
+        header = PushHeader(
+            trainer=f"t{member}",
+            generation=member,
+            plan_hash=self.shard.plan_hash,
+            member=member,
+            identity=BatchIdentity(epoch=0, task=0, batch=batch, batch_count=100),
+            weight=1.0,
+            rows=rows,
+            pull=pull,
+        )
+        return StepSession(self.shard, header)
+
+    def drained(self, session: StepSession, timeout_s: float = 0.0) -> list[list[Piece]]:
+        return list(session.drain(self.clock, self.clock.now() + timeout_s))
+
+
+def part(*blocks: int, base: int = 0) -> Part:
+    values = np.ones(SIZE * len(blocks), np.float32)
+    return Part(range(blocks[0], blocks[-1] + 1), base, 0, memoryview(values).cast("B"))
+
+
+def found(pieces: Sequence[Piece]) -> list[tuple[range, int, int, bool]]:
+    return [(piece.blocks, piece.version, piece.outcome, piece.values is not None) for piece in pieces]
+
+
+def one(block: int) -> range:
+    return range(block, block + 1)
+
+
+def test_values_that_are_there_leave_with_the_answer() -> None:
+    bench = Bench(Async(), 1)
+    session = bench.step(1, 0)
+    for block in range(COUNT):
+        assert not session.has_all
+        assert found(session.feed([part(block)])) == [(one(block), 1, Outcome.ACCEPTED, True)]
+    assert session.has_all
+    assert session.is_over
+
+
+def test_values_whose_round_closes_later_leave_with_a_later_answer() -> None:
+    bench = Bench(Sync(), 1, 2)
+    first, second = bench.step(1, 0), bench.step(2, 1)
+    assert found(first.feed([part(0)])) == [(one(0), 0, Outcome.ACCEPTED, False)]
+    second.feed([part(0)])
+    assert found(first.feed([part(1)])) == [
+        (one(1), 0, Outcome.ACCEPTED, False),
+        (one(0), 1, Outcome.NONE, True),
+    ]
+
+
+def test_what_is_not_there_yet_stops_the_search() -> None:
+    bench = Bench(Sync(), 1, 2)
+    first, second = bench.step(1, 0), bench.step(2, 1)
+    first.feed([part(0)])
+    first.feed([part(1)])
+    second.feed([part(1)])
+    assert found(first.feed([part(2)])) == [(one(2), 0, Outcome.ACCEPTED, False)]
+
+
+def test_what_is_still_wanted_follows_when_all_has_come() -> None:
+    bench = Bench(Sync(), 1, 2)
+    first, second = bench.step(1, 0), bench.step(2, 1)
+    first.feed([part(*range(COUNT))])
+    assert first.has_all
+    assert not first.is_over
+    second.feed([part(0, 1)])
+    (pieces,) = bench.drained(first)
+    assert found(pieces) == [(one(0), 1, Outcome.NONE, True), (one(1), 1, Outcome.NONE, True)]
+    assert not first.is_over, "two blocks did not come in time"
+    second.feed([part(2, 3)])
+    bench.drained(first)
+    assert first.is_over
+
+
+def test_who_wants_no_values_gets_none() -> None:
+    bench = Bench(Async(), 1)
+    session = bench.step(1, 0, pull=False)
+    pieces = session.feed([part(*range(COUNT))])
+    assert not any(piece.values is not None for piece in pieces)
+    assert session.is_over
+
+
+def test_more_or_less_than_was_announced_is_told() -> None:
+    bench = Bench(Async(), 1)
+    session = bench.step(1, 0, rows=2)
+    session.feed([part(0)])
+    assert session.missing == "2 rows were announced, 1 of them did not come"
+    with pytest.raises(MessageError, match="1 more came"):
+        session.feed([part(1, 2)])
+    assert bench.shard.version_range() == (0, 1), "nothing of it was taken"
+
+
+def test_a_membership_that_has_ended_is_answered_at_once() -> None:
+    bench = Bench(Sync(), 1, 2)
+    session = bench.step(1, 0)
+    session.feed([part(*range(COUNT))])
+    bench.shard.set_members(ViewRequest(plan_hash="p", master_generation=1, serial=2, members=[]))
+    (pieces,) = bench.drained(session)
+    assert {piece.outcome for piece in pieces} == {Outcome.NOT_MEMBER}
+    assert session.is_over
+
+
+def test_without_a_change_a_reader_is_asked_whether_it_still_waits() -> None:
+    bench = Bench(Sync(), 1)
+    waiting = deque([Wanted(range(COUNT), 1)])
+    awaited = awaited_values(bench.shard, 0, waiting, bench.clock, bench.clock.now() + 1e-9)
+    assert next(awaited) == []
+    bench.clock.advance(1.0)
+    assert list(awaited) == []
+    assert [wanted.blocks for wanted in waiting] == [one(block) for block in range(COUNT)]
