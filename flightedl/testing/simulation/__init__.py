@@ -32,7 +32,9 @@ What must hold, besides every ``check`` of the domain:
 10. Batches that nobody can train are set aside one by one, and where nothing else goes wrong no others are.
 11. The result of an evaluation has each of its batches once, whoever measured it and however often.
 12. A pserver that was told to end, and says that a checkpoint has all that it had then, is right.
-13. At the end all blocks have grown from the first values of one election, however often the model began anew.
+13. Nobody adds to a round before all blocks that wait for it have closed the round before, but with ``backup``, and
+    unless its program gave up a push: so all that a batch is computed from is of one round.
+14. At the end all blocks have grown from the first values of one election, however often the model began anew.
 
 Not covered: threads within a process, and bytes (streams, files): those have tests of their own.
 

@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from flightedl.testing.simulation.cluster import Cluster
     from flightedl.testing.simulation.master import Master
     from flightedl.testing.simulation.pserver import Pserver
-    from flightedl.testing.simulation.store import StoredShard
     from flightedl.testing.simulation.trainer import Trainer
 
 #: A store that failed so shortly ago may have been given up.
@@ -35,6 +34,8 @@ class Account:
         self._attempts: dict[tuple[int, int, str, int], Any] = {}
         #: (epoch, task, batch) of all that was ever set aside, as masters told when they did.
         self._set_aside: set[tuple[int, int, int]] = set()
+        #: Members whose program has left its loop, or gone on after a push that failed.
+        self.out_of_step: set[int] = set()
         #: Manifests written, results of evaluations heard, batches set aside, pservers that ended with all saved.
         self.checkpoints = self.evaluations = self.quarantined = self.drains = 0
 
@@ -44,6 +45,18 @@ class Account:
         known = self._attempts.setdefault((*self._cluster.lives, evaluation, assignment.attempt), place)
         if known != place:
             raise Violation(f"attempt {assignment.attempt} was given twice: {known} and {place}")
+
+    def contributed(self, member: int, round_number: int) -> None:
+        """A gradient was added to the sum of a round: every block that waits for its trainer has got there, too."""
+        if member in self.out_of_step:
+            return
+        for pserver in self._cluster.serving().values():
+            for block in pserver.ordered:
+                if member in block.rounds.members and block.rounds.version < round_number:
+                    raise Violation(
+                        f"member {member} is in round {round_number}, and block {block.number} on {pserver.name} "
+                        f"waits for it in round {block.rounds.version}"
+                    )
 
     def evaluated(self, trainer: Trainer, name: str, reply: TasksReply) -> None:
         """A trainer has the result of an evaluation: each batch is in it once."""
@@ -81,7 +94,7 @@ class Account:
         self._cluster.etcd.has_gone_back = False
         latest = master.core.checkpointing.checkpoints.latest
         state = self._cluster.etcd.keys.get(STATE)
-        if state is not None:
+        if state is not None and "checkpoints" in state.value:
             pointer = latest_of(state.value["checkpoints"])
             if pointer is not None and (latest is None or pointer.number >= latest.number):
                 self._require_complete(pointer.number, pointer.manifest_checksum, "the pointer names")
@@ -111,25 +124,44 @@ class Account:
     def file_written(self, name: str) -> None:
         number = number_of(name)
         if number is None or name != manifest_name(number):
-            self._require_exact(name, self._cluster.store.files[name])
+            shard = self._cluster.store.files[name]
+            blocks = dict(zip(shard.blocks, shard.values, strict=True))
+            self._require_exact(name, blocks, AppliedBatches.decode(shard.applied))
             return
         self.checkpoints += 1
         kept = self._cluster.pointer()
         if kept is None or number > kept:
             self._require_complete(number, None, "a manifest was written for")
 
-    def _require_exact(self, name: str, shard: StoredShard) -> None:
-        """A shard's applied sets have the batches that are in its values, and no others."""
-        shape, applied = self._cluster.shape, AppliedBatches.decode(shard.applied)
-        for place, (number, values) in enumerate(zip(shard.blocks, shard.values, strict=True)):
+    def serves(self, pserver: Pserver) -> None:
+        """A pserver begins to serve, maybe what it has put together from several files."""
+        blocks = {block.number: block.values for block in pserver.ordered}
+        assert pserver.shard is not None, "who serves has blocks"
+        self._require_exact(pserver.name, blocks, pserver.shard.protocol.applied())
+
+    def admitted(self, master: Master, member_id: int) -> None:
+        """A master says that somebody is a member: all pservers know it, unless a later master has told them more."""
+        for pserver in self._cluster.serving().values():
+            assert pserver.shard is not None, "who serves has blocks"
+            is_present = master.core.pservers.present.get(pserver.index) == pserver.generation
+            has_heard_more = pserver.shard.newest_master > master.generation
+            if is_present and not has_heard_more and member_id not in pserver.shard.protocol.members:
+                raise Violation(f"{master.name} has admitted member {member_id}, and {pserver.name} has not")
+
+    def _require_exact(self, name: str, blocks: Mapping[int, Sequence[int]], applied: AppliedBatches) -> None:
+        """Applied sets have the batches that are in the values of the blocks, and no others."""
+        shape = self._cluster.shape
+        for place, (number, values) in enumerate(blocks.items()):
             for batch in shape.batches():
-                if batch.task >= (applied.through_task_count(batch.epoch) or batch.task + 1):
-                    # It joined when this epoch was over.
+                if not shape.has_gradient(batch) or batch.task >= (
+                    applied.through_task_count(batch.epoch) or batch.task + 1
+                ):
+                    # There is nothing to have, or it joined when this epoch was over.
                     continue
                 is_marked = applied.has(place, batch)
                 if is_marked != bool(values[shape.element_of(batch)]):
                     word = "has, and it lacks" if is_marked else "lacks, and it has"
-                    raise Violation(f"{name} was written, and says that block {number} {word} {batch}")
+                    raise Violation(f"{name} says that block {number} {word} {batch}")
 
     def file_deleted(self, name: str) -> None:
         pointer = None if self._cluster.etcd.has_gone_back else self._cluster.pointer()
@@ -173,6 +205,8 @@ class Account:
 
     def _require_saved(self, leader: Master) -> None:
         """The last checkpoint has everything, unless the store was given up."""
+        if not self._cluster.scenario.keeps_checkpoints:
+            return
         store, number, ticket = self._cluster.store, self._cluster.pointer(), leader.core.ending.final_ticket
         is_satisfied = ticket is not None and leader.core.checkpointing.checkpoints.is_satisfied(ticket)
         if not is_satisfied or number is None:

@@ -191,7 +191,8 @@ class Cluster:
     def loadable(self) -> range | None:
         """The checkpoints that may be loaded, as etcd names them."""
         state = self.etcd.keys.get(STATE)
-        return None if state is None else loadable_of(state.value["checkpoints"])
+        pointer = None if state is None else state.value.get("checkpoints")
+        return None if pointer is None else loadable_of(pointer)
 
     def pointer(self) -> int | None:
         """The checkpoint that etcd names."""
@@ -264,7 +265,7 @@ class Cluster:
                 raise Violation("the job does not end: " + self.describe())
         leader = self.leader()
         assert leader is not None, "a run ends under a master"
-        self.account.job_ended(leader, self._serving())
+        self.account.job_ended(leader, self.serving())
         return Outcome(
             seed=world.seed,
             events=world.events,
@@ -300,7 +301,7 @@ class Cluster:
 
     def _is_quiet(self) -> bool:
         """Whether all pservers are there, nothing waits in an accumulator, and no evaluation is under way."""
-        serving, leader = self._serving(), self.leader()
+        serving, leader = self.serving(), self.leader()
         assert leader is not None, "a job that is done has a master"
         if not all(each.is_done for each in leader.core.evaluations.status()):
             return False
@@ -308,7 +309,8 @@ class Cluster:
             not block.rounds.held for pserver in serving.values() for block in pserver.ordered
         )
 
-    def _serving(self) -> dict[int, Pserver]:
+    def serving(self) -> dict[int, Pserver]:
+        """The pservers that hold their index and have values."""
         keys = self.etcd.keys
         return {
             p.index: p

@@ -185,7 +185,7 @@ class Master(Process):
         present = self.witness.seen
         assert present is not None, "etcd was asked a moment ago"
         record = History() if history is None else history.value
-        next_number = None if state is None else decode_pointer(state.value["checkpoints"]).next_number
+        next_number = None if state is None else _next_number(state.value.get("checkpoints"))
         resume = self.cluster.is_resumed
         match judge(present, record.life, record.cluster, next_number, number, newest, resume=resume):
             case Refuse(why):
@@ -223,6 +223,7 @@ class Master(Process):
             trainer_count=self.cluster.scenario.trainer_count,
             recovery=self.cluster.shape.recovery,  # type: ignore[arg-type]
             checkpoints=self.cluster.scenario.checkpoints,
+            keeps_checkpoints=self.cluster.scenario.keeps_checkpoints,
         )
 
     def _begin(self, stored: dict[str, bytes]) -> None:
@@ -232,7 +233,7 @@ class Master(Process):
             failures=stored["failures"],
             membership=stored["membership"],
             recovery=stored["recovery"],
-            checkpoints=stored["checkpoints"],
+            checkpoints=stored.get("checkpoints"),
             evaluations=stored.get("evaluations"),
             is_stopped="stopped" in stored,
         )
@@ -358,7 +359,10 @@ class Master(Process):
         self._admitted = {each.member_id for each in known if each.is_admitted}
 
         def observed(effects: Sequence[MembershipEffect]) -> None:
-            self._admitted.update(each.member_id for each in effects if isinstance(each, Admitted))
+            for each in effects:
+                if isinstance(each, Admitted):
+                    self._admitted.add(each.member_id)
+                    self.cluster.account.admitted(self, each.member_id)
             perform(effects)
 
         members.perform = observed  # type: ignore[method-assign]
@@ -793,6 +797,11 @@ class Text:
 
     def __str__(self) -> str:
         return self._text % self._values
+
+
+def _next_number(pointer: bytes | None) -> int:
+    """Of checkpoints, by what is stored of them; None: the job keeps none."""
+    return 1 if pointer is None else decode_pointer(pointer).next_number
 
 
 def _done_at(queue: TaskQueue, report: FinishedTask) -> object:

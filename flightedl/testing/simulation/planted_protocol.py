@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from flightedl.domain.checkpoint.checkpoints import Checkpoints
@@ -107,10 +107,6 @@ def _by_place_in_the_file(original: Original) -> Original:
     return rebuilt
 
 
-def _property(value: Callable[[Any], object]) -> Callable[[Original], Original]:
-    return lambda _original: property(value)  # type: ignore[return-value]
-
-
 PROTOCOL_BUGS: Bugs = {
     "a join at a round gone by": (
         "a pserver admits a member to rounds that it has closed",
@@ -159,10 +155,6 @@ PROTOCOL_BUGS: Bugs = {
     "answered before it is stored": (
         "a trainer is given work that a successor does not know of",
         ((MasterCore, "apply", _answered_at_once),),
-    ),
-    "the end does not wait for rounds": (
-        "all is said to be done while pservers wait for members that have left",
-        ((Membership, "is_quiet", _property(lambda _: True)),),
     ),
     "the last checkpoint is not waited for": (
         "all is said to be done before a checkpoint has all of it",

@@ -80,7 +80,7 @@ class Pserver(Process):
         self.flaws = cluster.flaws
         self.lease = cluster.etcd.grant(self, LEASE_TTL_S)
         self.recorder = cluster.recorder("pserver", name)
-        self.life = pserver_life(self.recorder, "the store")
+        self.life = pserver_life(self.recorder, "the store" if cluster.scenario.keeps_checkpoints else None)
         self.plan = plan_of(cluster.pserver_count, cluster.shape.cut_for)
         self.shard: Shard | None = None
         self._is_looking = False
@@ -131,6 +131,7 @@ class Pserver(Process):
                 mode, shape = Mode.from_json(model.present_mode), self.cluster.shape
                 recorded = (self.recorder, (self.index, self.generation))
                 self.shard = Shard(self, self.plan, self.index, shape, mode, self._publish, *recorded)
+                self.shard.contributed = self.cluster.account.contributed
                 self._apply(happens.BlocksMade(len(self.ordered)))
             case happens.Restore(loadable, rejected):
                 search = CheckpointSearch("job", loadable, rejected)
@@ -145,6 +146,7 @@ class Pserver(Process):
                 self.world.note("{} serves election {} from checkpoint {}", self.name, election, checkpoint)
                 if any(block.model is None for block in self.ordered):
                     raise Violation(f"{self.name} serves blocks that have no first values")
+                self.cluster.account.serves(self)
             case happens.Fail(why):
                 self.cluster.gave_up(self, why)
             case happens.StartAgain(why):
@@ -211,7 +213,7 @@ class Pserver(Process):
             init, state = found[INIT], found[STATE]
             model = None if state is None else decode(state.value["declaration"], JobDeclaration).model
             election = init.created if init is not None and init.value == DONE else None
-            pointer = None if state is None else state.value["checkpoints"]
+            pointer = None if state is None else state.value.get("checkpoints")
             loadable = None if pointer is None else loadable_of(pointer)
             rejected = frozenset() if pointer is None else rejected_of(pointer)
             done(happens.Facts(model, election, loadable, rejected))

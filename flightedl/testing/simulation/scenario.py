@@ -14,6 +14,7 @@ _MANY_TASKS_SHARE = 0.2
 _GROWING_SHARE = 0.25
 _STOPPED_SHARE = 0.1
 _EVALUATED_SHARE = 0.25
+_NO_CHECKPOINTS_SHARE = 0.07
 _FAULTY_DATA_SHARE = 0.15
 #: Of those: nothing else goes wrong, so no other batch may be set aside.
 _FAULTY_DATA_ALONE_SHARE = 0.4
@@ -37,6 +38,8 @@ class Scenario:
     pserver_count: int
     trainer_count: int
     checkpoints: CheckpointSettings
+    #: Whether there is anywhere to keep them: else the model begins anew when a pserver dies.
+    keeps_checkpoints: bool
     network: NetworkFaults
     #: 0: no faults; 1: as meant.
     fault_scale: float
@@ -92,6 +95,7 @@ def drawn(seed: int, fault_scale: float = 1.0, mode: str = "", recovery: str = "
             retry_floor_s=0.3,
             retry_ceiling_s=2.0,
         ),
+        keeps_checkpoints=data.random() >= _NO_CHECKPOINTS_SHARE,
         network=NetworkFaults(
             drop=0.10 * fault_scale * random.random(),
             duplicate=0.12 * fault_scale * random.random(),

@@ -67,6 +67,8 @@ class Shard:
         self._process = process
         self._shape = shape
         self._publish = publish
+        #: Told of the member, and of the round, of each gradient that is added to a sum.
+        self.contributed: Callable[[int, int], None] = lambda _member, _round: None
         #: By position.
         self.blocks: list[Block] = []
         spans = []
@@ -90,6 +92,11 @@ class Shard:
         #: Of the snapshot under way.
         self._file = ""
         self._waiting: list[tuple[int, Sequence[tuple[int, int]], Reply, float]] = []
+
+    @property
+    def newest_master(self) -> int:
+        """Of the view that it has."""
+        return self._newest_view[0]
 
     def _span(self, number: int) -> LedgerSpan:
         span = self.protocol.span_of(number)
@@ -138,8 +145,7 @@ class Shard:
 
     def _change(self, span: LedgerSpan, effects: Sequence[Effect], pushed: Sequence[int] = ()) -> None:
         """Carry effects out; ``pushed``: the elements of the batches that were pushed."""
-        mode = self.protocol.mode
-        backup = mode.backup if isinstance(mode, Sync) else 0
+        backup = self._backup
         for effect in effects:
             match effect:
                 case AddGradient():
@@ -156,17 +162,29 @@ class Shard:
 
     def _push_span(self, span: LedgerSpan, push: BlockPush, base: int) -> Pushed | None:
         """What becomes of a push to all blocks of a span; None: it was split."""
-        needs = self.protocol.prepare(span, push, base, has_gradient=True)
+        has_gradient = self._has_gradient(push)
+        needs = self.protocol.prepare(span, push, base, has_gradient=has_gradient)
         if needs.copy is not None:
             self._copy(needs.copy)
         before = span.rounds.version
-        pushed = self.protocol.push(span, push, base, has_gradient=True)
+        pushed = self.protocol.push(span, push, base, has_gradient=has_gradient)
         if pushed is not None:
             if base == before and pushed.outcome in ANSWERED:
                 span.arrived.add(push.member)
             elements = [self._shape.element_of(batch) for batch, _ in push.batches]
             self._change(span, pushed.effects, elements)
+            if any(isinstance(effect, AddGradient) for effect in pushed.effects) and not self._backup:
+                self.contributed(push.member, before)
         return pushed
+
+    def _has_gradient(self, push: BlockPush) -> bool:
+        """Of some batches alone the blocks get none."""
+        return len(push.batches) > 1 or self._shape.has_gradient(push.batches[0][0])
+
+    @property
+    def _backup(self) -> int:
+        mode = self.protocol.mode
+        return mode.backup if isinstance(mode, Sync) else 0
 
     # snapshots
 

@@ -79,6 +79,8 @@ class Strikes:
             trainer = self._programs.choice(trainers)
             self._world.fault(name)
             self._world.note("{} {}", trainer.name, name)
+            # What it pushes may have come to some blocks and not to others.
+            self._cluster.account.out_of_step.add(trainer.membership.member)
             strike(trainer)
 
     def _take_registration(self, trainer: Trainer) -> None:
@@ -134,6 +136,8 @@ class Strikes:
             process = self._any()
             self._world.fault("told to end")
             self._world.note("{} is told to end", process.name)
+            if isinstance(process, Trainer):
+                self._cluster.account.out_of_step.add(process.membership.member)
             process.deliver(process.told_to_end)  # type: ignore[attr-defined]
 
     def _freeze(self) -> None:
