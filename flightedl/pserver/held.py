@@ -1,0 +1,235 @@
+"""The blocks that one pserver holds: units with their locks, what is decided about them carried out, their copies.
+
+Lock order: units by rising number, then what they share. What a pserver is asked is ``shard``'s business.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterator, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from flightedl.domain.consistency.modes import Mode
+from flightedl.domain.exactly_once.applied import AppliedBatches
+from flightedl.domain.model.optimizers import Optimizer
+from flightedl.domain.model.sharding import ShardPlan
+from flightedl.domain.pserver.block_values import BlocksDue, CopyBlocks, Effect, EmptyRound
+from flightedl.errors import CorruptError, MessageError
+from flightedl.formats.shard_files import StoredBlock
+from flightedl.pserver.arena import Arena
+from flightedl.pserver.building import units_of
+from flightedl.pserver.snapshots import BlockCopies
+from flightedl.pserver.soundness import Soundness
+from flightedl.pserver.units import Unit, UnitBlock
+from flightedl.recording.blocks import block_protocol
+from flightedl.recording.writer import Recorder
+
+Array = npt.NDArray[np.generic]
+
+
+class HeldBlocks:
+    """All blocks of one pserver. Thread-safe.
+
+    Args:
+        plan: Where every block lies.
+        index: Of the pserver.
+        optimizer: Of the model.
+        mode: That it begins in.
+        wire: "bfloat16" or "float16" where float32 elements travel as such.
+        on_lost: Told why when the blocks do not belong together any more: ends the process.
+        recorder: Records what happens to them; None: nothing does.
+        generation: Of the pserver's process, for that.
+    """
+
+    def __init__(
+        self,
+        plan: ShardPlan,
+        index: int,
+        optimizer: Optimizer,
+        mode: Mode,
+        wire: str = "",
+        on_lost: Callable[[str], None] = lambda _: None,
+        recorder: Recorder | None = None,
+        generation: int = 0,
+    ) -> None:
+        self.plan_hash = plan.hash
+        self._soundness = Soundness(on_lost)
+        self._plan = plan
+        self._index = index
+        self._arena = Arena()
+        units = units_of(plan, index, optimizer, mode, wire, self._arena)
+        self._locks = [unit.lock for unit in units]
+        self._numbers = [number for unit in units for number in unit.numbers]
+        #: Of what all units share: the applied batches, the units themselves, and which copies are being made.
+        self._shared_lock = threading.Lock()
+        self._protocol = block_protocol(recorder, (index, generation), units, mode, self._shared_lock)
+        #: The snapshot whose blocks are being copied; changed under all locks, read under any of them.
+        self._copies: BlockCopies | None = None
+        #: Block number -> (version, updates) of blocks taken over from a checkpoint.
+        self._restored: dict[int, tuple[int, int]] = {}
+
+    # what they are
+
+    @property
+    def numbers(self) -> list[int]:
+        """The blocks' numbers, rising."""
+        return self._numbers
+
+    @property
+    def block_count(self) -> int:
+        """Number of blocks."""
+        return len(self._numbers)
+
+    @property
+    def size_bytes_total(self) -> int:
+        """Bytes of values, slots and accumulators."""
+        return self._arena.size_bytes
+
+    def blocks(self) -> list[UnitBlock]:
+        """Every block with its state, as it lies in memory; for a caller who knows that nobody pushes."""
+        return [unit.block(self._plan.block(number)) for unit in self._protocol.spans for number in unit.numbers]
+
+    def version_range(self) -> tuple[int, int]:
+        """Lowest and highest version."""
+        return self._protocol.version_range()
+
+    @contextlib.contextmanager
+    def _locked(self, number: int) -> Iterator[Unit]:
+        """The unit that has a block, with its lock held.
+
+        Raises:
+            MessageError: the block is not of this pserver.
+        """
+        unit = self._unit(number)
+        with unit.lock:
+            self._soundness.require()
+            # It may have been split before the lock was taken; its parts share the lock.
+            yield self._unit(number) if unit.is_split else unit
+
+    def _unit(self, number: int) -> Unit:
+        unit = self._protocol.span_of(number)
+        if unit is None:
+            raise MessageError(f"block {number} does not lie on this pserver")
+        return unit
+
+    @contextlib.contextmanager
+    def _all_locks(self) -> Iterator[None]:
+        with contextlib.ExitStack() as held:
+            for lock in self._locks:
+                held.enter_context(lock)
+            self._soundness.require()
+            yield
+
+    # what is decided about them
+
+    def _carry_out(
+        self, unit: Unit, effects: Sequence[Effect], gradient: Array | None = None, *, is_sent_next: bool = False
+    ) -> None:
+        """Do what the protocol decided; the unit's lock is held."""
+        for effect in effects:
+            if isinstance(effect, CopyBlocks):
+                self._copy(unit, effect)
+            elif isinstance(effect, BlocksDue):
+                if (copies := self._copies) is not None:
+                    copies.note_due(effect.local)
+            elif not isinstance(effect, EmptyRound):
+                unit.carry_out(effect, gradient, is_sent_next=is_sent_next)
+
+    def _copy(self, unit: Unit, copy: CopyBlocks) -> None:
+        """Copy blocks of the unit for a snapshot, before they change; the unit's lock is held."""
+        # They may be complete, and dropped by the thread that writes them, at any moment.
+        copies = self._copies
+        if copies is None or copies.cut is not copy.cut:
+            return
+        try:
+            for local in copy.local:
+                number = unit.numbers[local - unit.local.start]
+                copies.copy(unit.block(self._plan.block(number)), copy.version, copy.updates)
+        except MemoryError:
+            # Training goes on without them.
+            self.drop_copies(copies)
+            copies.give_up("there is no memory for the copies of its blocks")
+
+    # checkpoints
+
+    @property
+    def slot_count(self) -> int:
+        """The most slots that any block has."""
+        return max((len(unit.slots) for unit in self._protocol.spans), default=0)
+
+    def begin_copies(self, begin: Callable[[Sequence[int], int], BlockCopies | None]) -> None:
+        """Let ``begin`` decide, under all locks, whether blocks are to be copied from now on."""
+        with self._all_locks():
+            copies = begin(self._protocol.versions(), self._protocol.highest_open_round())
+            if copies is not None:
+                self._copies = copies
+                copies.note_due(self._protocol.begin_cut(copies.cut))
+
+    def copy_due_blocks(self, copies: BlockCopies) -> None:
+        """Copy every block that is due now, unless other copies have taken the place of these."""
+        self._soundness.require()
+        while (local := copies.next_due()) is not None:
+            if not self.copy_one(copies, local):
+                return
+
+    def copy_one(self, copies: BlockCopies, local: int) -> bool:
+        """Copy a block unless it was copied since; False: other copies have taken the place of these."""
+        number = self._numbers[local]
+        with self._locked(number) as unit:
+            if self._copies is not copies:
+                return False
+            copy = self._protocol.copy(unit, local)
+            if copy is not None:
+                copies.copy(unit.block(self._plan.block(number)), copy.version, copy.updates, lead=0)
+        return True
+
+    def visit(self, look: Callable[[UnitBlock], None]) -> None:
+        """Show every block, each under its lock."""
+        for number in self._numbers:
+            with self._locked(number) as unit:
+                look(unit.block(self._plan.block(number)))
+
+    def end_copies(self, copies: BlockCopies) -> AppliedBatches | None:
+        """What is applied to complete copies; None: newer ones took their place."""
+        self._forget(copies)
+        return None if self._soundness.is_lost else self._protocol.end_cut(copies.cut)
+
+    def drop_copies(self, copies: BlockCopies) -> None:
+        """Copy nothing more for these, unless newer ones took their place."""
+        self._forget(copies)
+        self._protocol.drop_cut(copies.cut)
+
+    def _forget(self, copies: BlockCopies) -> None:
+        with self._shared_lock:
+            if self._copies is copies:
+                self._copies = None
+
+    def restore_block(self, stored: StoredBlock) -> None:
+        """Take a block over from a checkpoint, before anybody uses the shard.
+
+        Raises:
+            CorruptError: it is another block, or of another optimizer.
+        """
+        unit = self._unit(stored.number)
+        place, at = self._plan.block(stored.number), unit.part(stored.number)
+        if (
+            (stored.parameter, stored.start, stored.stop) != (place.parameter, place.start, place.stop)
+            or (stored.values.size, stored.values.dtype) != (place.size, unit.values.dtype)
+            or [(slot.size, slot.dtype) for slot in stored.slots] != [(place.size, slot.dtype) for slot in unit.slots]
+        ):
+            raise CorruptError(f"block {stored.number} is not the one of this job's model and optimizer")
+        np.copyto(unit.values[at], stored.values)
+        for slot, saved in zip(unit.slots, stored.slots, strict=True):
+            np.copyto(slot[at], saved)
+        self._restored[stored.number] = (stored.version, stored.updates)
+
+    def restored(self, applied: AppliedBatches) -> None:
+        """All blocks were taken over; this is what is applied to them.
+
+        Raises:
+            CorruptError: they are not all blocks.
+        """
+        self._protocol.restore(applied, self._restored)
