@@ -15,13 +15,9 @@ from typing import TypeVar
 from flightedl.client.waiting import Waiting
 from flightedl.coordination.directory import Directory
 from flightedl.coordination.records import ServerRecord
+from flightedl.domain.trainer.first_values import Elected, FollowedElection
 from flightedl.domain.trainer.retries import is_transient
-from flightedl.errors import (
-    BegunAnewError,
-    FlightedlError,
-    NotReadyError,
-)
-from flightedl.ports import Entry
+from flightedl.errors import FlightedlError, NotReadyError
 from flightedl.rpc.client import Connection
 from flightedl.rpc.connector import Connector
 from flightedl.rpc.identity import ServerIdentity
@@ -57,8 +53,8 @@ class Servers:
         self._connections: dict[tuple[str, int], tuple[ServerRecord, Connection]] = {}
         #: Connections to servers that are gone; another thread may still be inside a call.
         self._retired: list[Connection] = []
-        #: Who gave the model its first values, under which key; None: not known yet.
-        self._election: Entry | None = None
+        #: Which first values the model has that this trainer works for, and the key that says so; None: not known yet.
+        self._election: tuple[str, FollowedElection] | None = None
         directory.subscribe(self._leave_replaced)
 
     def _leave_replaced(self) -> None:
@@ -73,22 +69,20 @@ class Servers:
         for connection in left:
             connection.abort_calls()
 
-    def follow(self, election: Entry) -> None:
-        """From now on work for the model that this election gave its first values, and no other."""
-        self._election = election
+    def follow(self, key: str, elected: Elected) -> None:
+        """From now on work for the model of this election, and no other; ``key``: the election's."""
+        self._election = key, FollowedElection(elected)
 
     def _require_same_model(self) -> None:
-        self._directory.require_followed()
-        election = self._election
-        if election is None:
+        directory = self._directory
+        directory.require_followed()
+        if self._election is None:
             return
-        now = self._directory.entry(election.key)
-        if now is None and self._directory.revision < election.mod_revision:
-            return
-        if now is None or now.create_revision > election.create_revision:
-            raise BegunAnewError(
-                "the model begins anew, because a pserver died before there was a checkpoint: start this trainer again"
-            )
+        key, followed = self._election
+        # Read before the key: what comes in between is seen by the next call.
+        revision = directory.revision
+        now = directory.entry(key)
+        followed.require_same(None if now is None else now.create_revision, revision)
 
     def master(self) -> Connection:
         """The connection to the present master.

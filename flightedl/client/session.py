@@ -330,7 +330,7 @@ class Job:
             servers=self._servers,
             waiting=self._waits.begin,
         )
-        self._servers.follow(election)
+        self._servers.follow(self._keys.init_params, election)
         present_mode = Mode.from_json(declared.present_mode)
         clip_norm = Optimizer.from_json(declared.declaration.optimizer).clip_norm
         self._parameters = Parameters(

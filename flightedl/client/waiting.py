@@ -114,6 +114,24 @@ class Waiting:
         self._ended()
 
 
+class Pauses:
+    """A wait whose attempts are somebody else's: a pause after each reason."""
+
+    def __init__(self, waiting: Waiting) -> None:
+        self._waiting = waiting
+        self._steps = waiting.steps()
+        next(self._steps)
+
+    def because(self, reason: str) -> None:
+        """Wait a little, for this reason. Errors as ``Waiting.because``."""
+        self._waiting.because(reason)
+        next(self._steps)
+
+    def over(self) -> None:
+        """The wait is over."""
+        self._waiting.over()
+
+
 class Waits:
     """The waits of all threads of a trainer, one of each at a time. Thread-safe.
 

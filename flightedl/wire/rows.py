@@ -25,6 +25,7 @@ import pyarrow as pa
 import xxhash
 
 from flightedl.errors import DamagedError, MessageError
+from flightedl.messages.parameters import Outcome as Outcome  # noqa: PLC0414 - a row has one
 
 #: 1 MiB batches are the fastest on Flight; half loses little, four times loses nothing but memory.
 TARGET_BYTES = 1 << 20

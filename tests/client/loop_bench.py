@@ -13,6 +13,7 @@ from flightedl.client.data.dataset import Dataset
 from flightedl.client.data.feed import TaskFeed
 from flightedl.domain.trainer.batches import CurrentBatch
 from flightedl.domain.trainer.feed import Ask, AssignedTask
+from flightedl.domain.trainer.membership import TrainerMembership
 from flightedl.messages.declarations import DatasetDeclaration, DeclaredDataset
 from flightedl.messages.tasks import Assignment, FinishedTask, ReturnedTask, TasksReply
 
@@ -75,7 +76,9 @@ class Loop:
         **more: object,
     ) -> None:
         self.cluster, self.master = cluster, Master(tasks, batches)
-        self.trainer, self.generation, self.member = "t1", 1, 1
+        self.trainer, self.generation = "t1", 1
+        self.membership = TrainerMembership()
+        self.membership.member = 1
         self.current: CurrentBatch | None = None
         self._batches, self._records = batches, records
         self._serial = 1
@@ -117,33 +120,28 @@ class Loop:
     def require_final(self, index: int, generation: int) -> None:
         """The job has not ended."""
 
-    def lost_membership(self) -> None:
-        self.member = 0
-
     # what the dataset tells
 
     def open_batch(self, current: CurrentBatch) -> bool:
-        if not self.member:
+        membership = self.membership
+        if not membership.member:
             self._serial += 1
-            self.member = self.generation = self._serial
+            membership.member = self.generation = self._serial
             first = max(shard._protocol.highest_open_round() for shard in self.cluster.shards)
-            self.cluster.view(self.member, serial=self._serial, trainer=self.trainer, first_round=first)
+            self.cluster.view(membership.member, serial=self._serial, trainer=self.trainer, first_round=first)
             self.parameters.refresh()
-        current.member, self.current = self.member, current
+        current.member, self.current = membership.member, current
         return True
 
     def close_batch(self, current: CurrentBatch) -> None:
         self.current = None
-        if current.must_repeat:
-            self.parameters.leave_out(current)
-        else:
-            self.parameters.arrive(current)
+        self.parameters.run(self.parameters.steps.close_batch(current))
 
     def push_sum(self) -> None:
-        self.parameters.push_sum()
+        self.parameters.run(self.parameters.steps.push_sum())
 
     def give_up_sum(self) -> None:
-        self.parameters.give_up_sum()
+        self.parameters.steps.give_up_sum()
 
     def __enter__(self) -> Self:
         return self

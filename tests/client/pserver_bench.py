@@ -16,6 +16,7 @@ from flightedl.domain.model.optimizers import SGD, Optimizer
 from flightedl.domain.model.parameters import ParameterSpec
 from flightedl.domain.model.sharding import ShardPlan, plan_shards
 from flightedl.domain.trainer.batches import CurrentBatch
+from flightedl.domain.trainer.membership import TrainerMembership
 from flightedl.errors import FencedError, FlightedlError
 from flightedl.messages.control import ViewMemberMessage, ViewRequest
 from flightedl.messages.parameters import BatchIdentity, PushHeader
@@ -54,29 +55,33 @@ class Trainer:
     """One member's parameters; also the scope that they ask."""
 
     def __init__(self, cluster: Cluster, member: int, **more: object) -> None:
-        self.trainer, self.generation, self.member = f"t{member}", member, member
+        self.trainer, self.generation = f"t{member}", member
+        self.membership = TrainerMembership()
+        self.membership.member = self._member = member
         self.current: CurrentBatch | None = None
-        self.lost = 0
         self.parameters = cluster.parameters(self, **more)
         self.parameters.refresh()
 
     def require_final(self, index: int, generation: int) -> None:
         """The job has not ended."""
 
-    def lost_membership(self) -> None:
-        self.lost += 1
+    @property
+    def lost(self) -> bool:
+        """Whether it has to join again."""
+        return self.membership.member == 0
 
     def begin(self, batch: int, of: int = 100) -> CurrentBatch:
         assignment = Assignment(
             epoch=0, position=0, task=0, attempt=0, first_batch=0, end_batch=of, batch_count=of, seed=None
         )
-        self.current = CurrentBatch(assignment, batch, 1, member=self.member, step=batch + 1)
+        self.current = CurrentBatch(assignment, batch, 1, member=self._member, step=batch + 1)
         return self.current
 
     def step(self, batch: int, gradients: Mapping[str, np.ndarray]) -> None:
         self.parameters.step(gradients)
         assert self.current is not None
-        self.parameters.arrive(self.current)
+        if not self.current.must_repeat:
+            self.parameters.run(self.parameters.steps.close_batch(self.current))
 
 
 def waiting(give_up_s: float = 20.0) -> Waiting:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from flightedl.client.model.accumulation import GradientSums
-from flightedl.domain.consistency.modes import Async
 from flightedl.domain.trainer.batches import CurrentBatch
+from flightedl.domain.trainer.sums import BatchSums
 from flightedl.messages.tasks import Assignment
 
 ASSIGNMENT = Assignment(epoch=0, position=0, task=0, attempt=1, first_batch=0, end_batch=9, batch_count=9, seed=None)
@@ -14,13 +14,15 @@ ASSIGNMENT = Assignment(epoch=0, position=0, task=0, attempt=1, first_batch=0, e
 
 def summed(*batches: tuple[int, float]) -> dict[str, np.ndarray]:
     """What is pushed for batches of (records, gradient)."""
-    sums = GradientSums(Async(push_every=len(batches)))
+    sums, arrays = BatchSums(len(batches)), GradientSums()
     for number, (records, value) in enumerate(batches):
         current = CurrentBatch(ASSIGNMENT, number, records)
-        sums.add(current, {"w": np.full(3, value, np.float32)})
+        weight = sums.add(current, {"w"})
+        arrays.add(sums.identity, {"w": np.full(3, value, np.float32)}, weight)
         sums.complete(current)
     assert sums.is_full
-    return sums.take_all()[1]
+    _, divisors = sums.take()
+    return arrays.take(sums.identity, divisors)
 
 
 def test_a_mean_is_weighted_by_records() -> None:
@@ -33,3 +35,12 @@ def test_a_batch_without_records_has_no_part_in_a_mean() -> None:
 
 def test_a_mean_of_no_records_at_all_is_no_gradient() -> None:
     assert summed((0, 99.0), (0, 98.0)) == {}
+
+
+def test_what_was_added_to_a_sum_that_was_given_up_is_in_no_other() -> None:
+    arrays = GradientSums()
+    arrays.add("first", {"w": np.ones(3, np.float32)}, 1)
+    arrays.add("second", {"v": np.ones(3, np.float32)}, 1)
+    assert arrays.take("second", {}).keys() == {"v"}
+    arrays.add("third", {"w": np.ones(3, np.float32)}, 1)
+    assert arrays.take("fourth", {}) == {}

@@ -117,7 +117,7 @@ class TestWhatASumCountsThatIsDoneAgain:
     def test_where_a_block_refuses_it_the_others_count_what_they_would_have(self) -> None:
         with Cluster(SHAPES, Async(push_every=4), pservers=2, members=2) as cluster, Loop(cluster, 4) as loop:
             other = cluster.trainer(2)
-            other.parameters.change_mode(Async())
+            other.parameters.steps.change_mode(Async())
             other.begin(1, of=4)
             other.parameters.push({"a": gradients(cluster, -100.0)["a"]})
             handed = []
@@ -134,7 +134,7 @@ class TestWhatASumCountsThatIsDoneAgain:
     def test_any_one_batch_of_it_may_be_the_one_that_a_block_lacks(self, lacking: int) -> None:
         with Cluster(SHAPES, Async(push_every=4), pservers=2, members=2) as cluster, Loop(cluster, 6) as loop:
             other = cluster.trainer(2)
-            other.parameters.change_mode(Async())
+            other.parameters.steps.change_mode(Async())
             for number in {0, 1, 2, 3} - {lacking}:
                 other.begin(number, of=6)
                 other.parameters.push({"a": gradients(cluster, -100.0)["a"]})
@@ -149,7 +149,7 @@ class TestWhatASumCountsThatIsDoneAgain:
     def test_what_different_blocks_lack_is_pushed_apart(self) -> None:
         with Cluster(SHAPES, Async(push_every=4), pservers=2, members=2) as cluster, Loop(cluster, 4) as loop:
             other = cluster.trainer(2)
-            other.parameters.change_mode(Async())
+            other.parameters.steps.change_mode(Async())
             for name, numbers in {"a": [1, 3], "b": [0, 3]}.items():
                 for number in numbers:
                     other.begin(number, of=4)
@@ -207,7 +207,7 @@ class TestLateBatches:
             for number in loop:
                 handed.append(number)
                 if handed == [0, 1, 2]:
-                    versions = loop.parameters._values.versions
+                    versions = loop.parameters.steps.versions
                     versions.update({block: version - 1 for block, version in versions.items()})
                 loop.parameters.step(gradients(cluster))
             assert handed == [0, 1, 2, 2, 3]

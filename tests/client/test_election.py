@@ -20,11 +20,12 @@ from flightedl.coordination.keys import JobKeys
 from flightedl.coordination.records import ServerRecord
 from flightedl.domain.model.parameters import ParameterSpec
 from flightedl.domain.model.sharding import plan_for
+from flightedl.domain.trainer.first_values import Elected
 from flightedl.errors import FencedError, UnavailableError
 from flightedl.messages.base import decode, encode
 from flightedl.messages.declarations import ElectionRecord
 from flightedl.messages.parameters import InitHeader, InitReply
-from flightedl.ports import Delete, Entry, Put
+from flightedl.ports import Delete, Put
 from flightedl.rpc import Call, Caller, Connector, FlightServer, Incoming, PutRoute, Role, Routes, ServerIdentity
 from flightedl.testing.memory import MemoryCoordinator
 from flightedl.wire.rows import PUSH_SCHEMA
@@ -64,7 +65,7 @@ class Job:
         )
         stack.callback(self.servers.close)
 
-    def elect(self) -> Entry:
+    def elect(self) -> Elected:
         return elect_and_initialize(
             PLAN,
             {"w": np.zeros(4, np.float32)},
@@ -75,6 +76,17 @@ class Job:
             servers=self.servers,
             waiting=lambda: Waiting(SystemClock(), GIVE_UP_S, GIVE_UP_S, lambda _: None),
         )
+
+    def elected(self) -> Elected:
+        """As it is stored."""
+        stored = self.coordinator.get(KEYS.init_params)
+        assert stored is not None
+        return Elected(stored.create_revision, stored.mod_revision)
+
+    def record(self) -> ElectionRecord:
+        stored = self.coordinator.get(KEYS.init_params)
+        assert stored is not None
+        return decode(stored.value, ElectionRecord)
 
     def overtaken(self) -> None:
         """Another trainer gives the model its first values, because this one's lease has ended."""
@@ -100,17 +112,17 @@ def job() -> Iterator[Job]:
 
 def test_the_first_trainer_gives_the_first_values(job: Job) -> None:
     election = job.elect()
-    assert job.uploads == [election.create_revision]
-    stored = job.coordinator.get(KEYS.init_params)
-    assert stored is not None
-    assert decode(stored.value, ElectionRecord) == ElectionRecord(trainer=job.registration.trainer, done=True)
+    assert job.uploads == [election.election]
+    assert election == job.elected()
+    assert job.record() == ElectionRecord(trainer=job.registration.trainer, done=True)
 
 
 def test_whoever_is_overtaken_takes_the_values_of_the_newer_election(job: Job) -> None:
     job.meanwhile = job.overtaken
     began = time.monotonic()
     election = job.elect()
-    assert decode(election.value, ElectionRecord) == ElectionRecord(trainer="other", done=True)
+    assert election == job.elected()
+    assert job.record() == ElectionRecord(trainer="other", done=True)
     assert len(job.uploads) == 1
     assert time.monotonic() - began < PATIENCE_S
 
@@ -122,15 +134,15 @@ def test_an_upload_ends_when_the_pserver_dies_and_another_trainer_has_won(job: J
         raise UnavailableError("killed")
 
     job.meanwhile = dies
-    election = job.elect()
-    assert decode(election.value, ElectionRecord).trainer == "other"
+    assert job.elect() == job.elected()
+    assert job.record().trainer == "other"
 
 
 def test_a_lease_that_ended_unseen_is_taken_again(job: Job) -> None:
     before = job.registration.generation
     job.coordinator.end_lease(job.registration.held.lease_id)
     election = job.elect()
-    assert job.uploads == [election.create_revision]
+    assert job.uploads == [election.election]
     assert job.registration.generation > before
     # Whoever asks first learns of it: what was held under the old registration is somebody else's.
     assert job.registration.renewed()

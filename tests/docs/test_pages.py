@@ -39,7 +39,7 @@ LINKED = [*PAGES, ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "deploy" 
 #: What the session calls, public only to the package.
 OF_THE_SESSION = {
     "data": {"close", "fail_current", "registered_again"},
-    "model": {"arrive", "change_mode", "close", "give_up_sum", "leave_out", "push_sum", "refresh"},
+    "model": {"carry_out", "close", "refresh", "run"},
 }
 
 

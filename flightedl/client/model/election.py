@@ -1,29 +1,32 @@
-"""Init election: exactly one trainer's values become the model's first values.
-
-The winner holds ``init_params`` on its lease while it uploads to every pserver, then overwrites the key without a
-lease and with ``done`` in one transaction that names its election. A winner that dies leaves no key, and another one
-wins; its upload, of a newer election, replaces whatever the first had sent. Losers wait for ``done``. A winner that was
-overtaken while it was frozen or cut off becomes a loser: its upload is over, and it looks at the election again.
-"""
+"""Carries out the election of first values (``domain.trainer.first_values``): etcd, uploads, and waits."""
 
 from __future__ import annotations
 
-import dataclasses
-import functools
 from collections.abc import Callable, Mapping
+from typing import assert_never
 
 import numpy as np
 import numpy.typing as npt
 
-from flightedl.client.connections import SLICE_S, Servers, persistently
+from flightedl.client.connections import SLICE_S, Servers
 from flightedl.client.model.declared import sendable
 from flightedl.client.registration import Registration
-from flightedl.client.waiting import Waiting
+from flightedl.client.waiting import Pauses, Waiting
 from flightedl.coordination.directory import Directory
 from flightedl.coordination.keys import JobKeys
 from flightedl.domain.model.sharding import ShardPlan
-from flightedl.domain.trainer.retries import is_transient
-from flightedl.errors import FencedError, FlightedlError, NotReadyError
+from flightedl.domain.trainer.first_values import (
+    Candidate,
+    Confirm,
+    Elected,
+    ElectionOfFirstValues,
+    Look,
+    Pause,
+    Stand,
+    Upload,
+    WaitFor,
+)
+from flightedl.errors import FlightedlError
 from flightedl.messages.base import decode, encode
 from flightedl.messages.declarations import ElectionRecord
 from flightedl.messages.parameters import InitHeader, InitReply
@@ -33,10 +36,6 @@ from flightedl.wire.rows import PUSH_SCHEMA, encode_rows, group_by_size
 _UPLOAD_S = 120.0
 #: Of a transaction.
 _CONDITIONS_LIMIT = 127
-
-
-class _OvertakenError(FencedError):
-    """A newer election has begun since this trainer won one: nothing it sends counts any more."""
 
 
 def elect_and_initialize(
@@ -49,102 +48,122 @@ def elect_and_initialize(
     directory: Directory,
     servers: Servers,
     waiting: Callable[[], Waiting],
-) -> Entry:
-    """Return when the model has its first values, from this trainer or another; the election as it was then."""
-    wait = waiting()
-    for _ in wait.steps():
-        try:
-            entry = _stand(registration, coordinator, keys)
-            record = decode(entry.value, ElectionRecord)
-            if record.done:
+) -> Elected:
+    """Return when the model has its first values, from this trainer or another."""
+    driver = _Driver(plan, values, registration, coordinator, keys, directory, servers)
+    wait = Pauses(waiting())
+    uploading: Upload | None = None
+    while True:
+        match driver.election.next_step(driver.newest()):
+            case Elected() as elected:
                 wait.over()
-                return entry
-            if record.trainer == registration.trainer:
-                # A pserver that dies between its upload and the end takes its values along: then all is sent again.
-                received = [
-                    CreatedAt(
-                        keys.pserver(index),
-                        _upload(plan, index, values, entry, registration, directory, servers, waiting),
-                    )
-                    for index in range(plan.pserver_count)
-                ]
-                done = ElectionRecord(trainer=registration.trainer, done=True)
-                won = coordinator.transact(
-                    [CreatedAt(keys.init_params, entry.create_revision), *received[:_CONDITIONS_LIMIT]],
-                    [Put(keys.init_params, encode(done))],
-                )
-                if won.committed:
-                    wait.over()
-                    return dataclasses.replace(entry, mod_revision=won.revision)
-            else:
-                directory.wait_until(functools.partial(_is_settled, keys.init_params, record), SLICE_S)
-                wait.because(f"trainer {record.trainer} to send the first values")
-        except FlightedlError as error:
-            # Overtaken: somebody else gives the first values, so look at the election again.
-            if not is_transient(error) and not isinstance(error, _OvertakenError):
-                raise
-            wait.because(error)
-    raise AssertionError("unreachable")
+                return elected
+            case Pause(why):
+                wait.because(why)
+            case WaitFor(candidate):
+                driver.await_other(candidate)
+                wait.because(f"trainer {candidate.trainer} to send the first values")
+            case step:
+                if isinstance(step, Upload) and step != uploading:
+                    # The one before has taken as long as it took.
+                    uploading, wait = step, Pauses(waiting())
+                try:
+                    driver.carry_out(step)
+                except FlightedlError as error:
+                    driver.election.failed(error)
 
 
-def _stand(registration: Registration, coordinator: Coordinator, keys: JobKeys) -> Entry:
-    """The election's key: this trainer's, if it was free."""
-    entry = coordinator.get(keys.init_params)
-    if entry is not None:
-        return entry
-    record = encode(ElectionRecord(trainer=registration.trainer))
-    registration.under_lease(
-        lambda held: coordinator.transact([Absent(keys.init_params)], [Put(keys.init_params, record, held.lease_id)])
-    )
-    entry = coordinator.get(keys.init_params)
-    if entry is None:
-        raise NotReadyError("who stood for the election of the first values is gone already: stand again")
-    return entry
+class _Driver:
+    """Carries out single steps. Arguments: as of ``elect_and_initialize``."""
 
+    def __init__(
+        self,
+        plan: ShardPlan,
+        values: Mapping[str, npt.NDArray[np.generic]],
+        registration: Registration,
+        coordinator: Coordinator,
+        keys: JobKeys,
+        directory: Directory,
+        servers: Servers,
+    ) -> None:
+        self.election = ElectionOfFirstValues(registration.trainer, plan.pserver_count)
+        self._plan = plan
+        self._values = values
+        self._registration = registration
+        self._coordinator = coordinator
+        self._keys = keys
+        self._directory = directory
+        self._servers = servers
 
-def _is_settled(key: str, seen: ElectionRecord, directory: Directory) -> bool | None:
-    """True when it is worth looking again: done, or no longer the same candidate's."""
-    entry = directory.entry(key)
-    return True if entry is None or decode(entry.value, ElectionRecord) != seen else None
+    def newest(self) -> int:
+        """The newest election that the directory knows of; 0: none."""
+        entry = self._directory.entry(self._keys.init_params)
+        return 0 if entry is None else entry.create_revision
 
+    def carry_out(self, step: Look | Stand | Upload | Confirm) -> None:
+        """Do it, and say what came of it."""
+        match step:
+            case Look():
+                entry = self._coordinator.get(self._keys.init_params)
+                self.election.looked(None if entry is None else _candidate(entry))
+            case Stand():
+                self._stand()
+                self.election.stood()
+            case Upload(index, election):
+                generation, reply = self._upload(index, election)
+                self.election.uploaded(generation, reply.initialized, reply.blocks)
+            case Confirm(election, generations):
+                self.election.confirmed(self._confirm(election, generations))
+            case _:
+                assert_never(step)
 
-def _upload(
-    plan: ShardPlan,
-    index: int,
-    values: Mapping[str, npt.NDArray[np.generic]],
-    election: Entry,
-    registration: Registration,
-    directory: Directory,
-    servers: Servers,
-    waiting: Callable[[], Waiting],
-) -> int:
-    """The blocks of one pserver, until it says that it has them all; its generation.
+    def await_other(self, candidate: Candidate) -> None:
+        """Until the election is done, or not this candidate's any more; for a slice of time."""
 
-    Raises:
-        _OvertakenError: this trainer's election is over.
-    """
-    blocks = [plan.block(number) for number in plan.blocks_of(index).numbers.tolist()]
-    slices = [sendable(values[plan.parameters[b.parameter].name]).reshape(-1)[b.start : b.stop] for b in blocks]
-    groups = group_by_size([part.nbytes for part in slices])
+        def has_changed(directory: Directory) -> bool | None:
+            entry = directory.entry(self._keys.init_params)
+            return True if entry is None or entry.mod_revision != candidate.modified else None
 
-    def attempt() -> int:
-        newest = directory.entry(election.key)
-        if newest is not None and newest.create_revision > election.create_revision:
-            raise _OvertakenError("another trainer gives the first values")
+        self._directory.wait_until(has_changed, SLICE_S)
+
+    def _stand(self) -> None:
+        key, record = self._keys.init_params, encode(ElectionRecord(trainer=self._registration.trainer))
+        self._registration.under_lease(
+            lambda held: self._coordinator.transact([Absent(key)], [Put(key, record, held.lease_id)])
+        )
+
+    def _upload(self, index: int, election: int) -> tuple[int, InitReply]:
+        """The blocks of one pserver; its generation, and what it has of this election then."""
+        plan = self._plan
+        blocks = [plan.block(number) for number in plan.blocks_of(index).numbers.tolist()]
+        slices = [
+            sendable(self._values[plan.parameters[b.parameter].name]).reshape(-1)[b.start : b.stop] for b in blocks
+        ]
         header = InitHeader(
-            trainer=registration.trainer,
-            generation=registration.generation,
+            trainer=self._registration.trainer,
+            generation=self._registration.generation,
             plan_hash=plan.hash,
-            election=election.create_revision,
+            election=election,
             rows=len(blocks),
         )
+        groups = group_by_size([part.nbytes for part in slices])
         batches = (
             (encode_rows([blocks[i].number for i in g], [0] * len(g), [slices[i] for i in g]), None) for g in groups
         )
-        generation, connection = servers.pserver(index)
-        reply = decode(connection.put(encode(header), PUSH_SCHEMA, batches, timeout_s=_UPLOAD_S), InitReply)
-        if reply.initialized != reply.blocks:
-            raise _OvertakenError("a pserver has values of a newer election")
-        return generation
+        generation, connection = self._servers.pserver(index)
+        return generation, decode(connection.put(encode(header), PUSH_SCHEMA, batches, timeout_s=_UPLOAD_S), InitReply)
 
-    return persistently(waiting(), attempt)
+    def _confirm(self, election: int, generations: tuple[int, ...]) -> int | None:
+        """The revision at which it was stored; None: it was not."""
+        done = ElectionRecord(trainer=self._registration.trainer, done=True)
+        received = [CreatedAt(self._keys.pserver(index), made) for index, made in enumerate(generations)]
+        won = self._coordinator.transact(
+            [CreatedAt(self._keys.init_params, election), *received[:_CONDITIONS_LIMIT]],
+            [Put(self._keys.init_params, encode(done))],
+        )
+        return won.revision if won.committed else None
+
+
+def _candidate(entry: Entry) -> Candidate:
+    record = decode(entry.value, ElectionRecord)
+    return Candidate(record.trainer, record.done, entry.create_revision, entry.mod_revision)

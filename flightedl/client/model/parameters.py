@@ -1,96 +1,52 @@
 """The model as trainers see it: a mapping of arrays, pushed to and pulled from the pservers.
 
-Theory of operation. Received rows are copied once, to the arrays that the user reads. A push goes to all pservers in
-parallel, one stream each, which is kept open from step to step, in lock-step: a few messages ahead, then one reply read
-for each message written, which keeps the data in cache and cannot deadlock. In synchronous mode a block's fresh values
-come when its round has closed; what has not come by the end of a step is asked for again, in slices.
-
-Everything sent is idempotent: a push is known by its batch, so a stream that broke is simply repeated. Every batch gets
-an answer from every block: blocks that the user's code did not push to get the batch's *arrival* (weight zero), because
-the others' rounds wait for it.
-
-A push that fails may be in some blocks and not in others. Its batch never arrives without its gradient: it is done
-again as a whole, whatever the user's code makes of the error. Where trying again cannot help, its task is undone: the
-error is raised again when the batch is closed, which ends the loop over the data.
+What a call sends and asks for is decided by :class:`~flightedl.domain.trainer.steps.Steps`. Here are the arrays: they
+are checked before anything of them is sent, clipped, added up, encoded, and handed to the clients of the pservers, all
+of which work in parallel. Received rows are copied once, to the arrays that the user reads.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor, wait
-from types import MappingProxyType
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
-import pyarrow as pa
 
 from flightedl.client.connections import Servers
 from flightedl.client.model.accumulation import GradientSums
 from flightedl.client.model.feedback import ErrorFeedback
 from flightedl.client.model.gradients import GradientCheck
-from flightedl.client.model.transfers import Shard, ShardTransfer, at_one_version, forget
+from flightedl.client.model.shard_client import Model, Outgoing, Sender, ShardClient
 from flightedl.client.model.values import ModelValues
 from flightedl.client.waiting import Waiting
-from flightedl.domain.consistency.modes import Async, Mode, Sync
-from flightedl.domain.exactly_once.accumulation import lacking_of
+from flightedl.domain.consistency.modes import Mode
 from flightedl.domain.model.settings import Limits, checked
 from flightedl.domain.model.sharding import ShardPlan, runs_of
 from flightedl.domain.trainer.batches import CurrentBatch
-from flightedl.domain.trainer.retries import is_transient
-from flightedl.errors import FlightedlError, GradientError, MessageError, UsageError
-from flightedl.messages.base import encode
-from flightedl.messages.parameters import Outcome, PullTicket, PushHeader
+from flightedl.domain.trainer.membership import TrainerMembership
+from flightedl.domain.trainer.steps import Effect, Steps, TakeSum, Work, carried_out
+from flightedl.domain.trainer.transfers import Transfer
+from flightedl.errors import UsageError
 from flightedl.ports import Clock
-from flightedl.rpc.client import Connection
-from flightedl.rpc.client_streams import LOCK_STEP_LIMIT_BYTES
-from flightedl.rpc.reuse import ReusableExchange
-from flightedl.wire.parts import (
-    PARTS_LIMIT,
-    STEP_END,
-    STEP_SCHEMA,
-    Part,
-    attached_to,
-    decode_parts,
-    encode_parts,
-    parts_of,
-)
-from flightedl.wire.rows import Piece, decode_batch
 
 if TYPE_CHECKING:
     from flightedl.kernels.compiled import HalfKernels
 
 Array = npt.NDArray[np.generic]
-_NO_ARRAYS: Mapping[int, npt.NDArray[np.generic]] = MappingProxyType({})
-
-_SLICE_S = 2.0
-_STREAM_S = 30.0
+_Result = TypeVar("_Result")
+_NOTHING = Outgoing()
 
 
-class Scope(Protocol):
+class Scope(Sender, Protocol):
     """Under whose name, and for which batch, the parameters push now."""
 
     @property
-    def trainer(self) -> str: ...
-
-    @property
-    def generation(self) -> int: ...
-
-    @property
-    def member(self) -> int:
-        """The membership in the view; 0: none."""
-        ...
+    def membership(self) -> TrainerMembership: ...
 
     @property
     def current(self) -> CurrentBatch | None: ...
-
-    def lost_membership(self) -> None:
-        """A pserver does not know this member any more: join again before the next batch."""
-        ...
-
-    def require_final(self, index: int, generation: int) -> None:
-        """Outside of a batch: after the job's end, raise unless this process of a pserver has all that was trained."""
-        ...
 
 
 class Parameters(Mapping[str, npt.NDArray[np.generic]]):
@@ -121,38 +77,28 @@ class Parameters(Mapping[str, npt.NDArray[np.generic]]):
         error_feedback: bool = False,
     ) -> None:
         self._plan = plan
-        self._set_mode(mode)
+        self._scope = scope
         halves = _half_kernels(wire) if wire else None
         self._feedback = ErrorFeedback(halves) if error_feedback and halves is not None else None
-        self._servers = servers
-        self._scope = scope
-        self._waiting = waiting
-        self._specs = {spec.name: spec for spec in plan.parameters}
         self._blocks = {number: plan.block(number) for number in range(plan.block_count)}
         #: Searching the plan costs as much as sending a small parameter does.
-        self._ranges = {name: plan.block_range(name) for name in self._specs}
+        self._ranges = {spec.name: plan.block_range(spec.name) for spec in plan.parameters}
         self._values = ModelValues(plan, self._blocks, halves)
         runs = [runs_of(plan, index) for index in range(plan.pserver_count)]
-        largest = max(self._values.sent_bytes(run) for shard_runs in runs for run in shard_runs)
-        #: Messages written ahead of the answers read: two at least.
-        self._window = max(2, LOCK_STEP_LIMIT_BYTES // max(largest, 1))
-        self._shards = [Shard.of(index, runs[index]) for index in range(plan.pserver_count)]
-        #: Of each pserver; steps follow each other on it.
-        self._streams = [ReusableExchange("step", STEP_SCHEMA, clock) for _ in self._shards]
+        model = Model(plan.hash, self._blocks, self._values)
+        self._shards = [
+            ShardClient(index, shard_runs, model, servers, scope, waiting, clock)
+            for index, shard_runs in enumerate(runs)
+        ]
         self._pool = ThreadPoolExecutor(plan.pserver_count, "flightedl-parameters")
+        self._check = GradientCheck(plan, runs, self._values.dtypes, wire, clip_norm, self._pool)
+        self._sums = GradientSums()
+        #: What is pushed when, and what is pulled.
+        self.steps = Steps([[n for run in shard_runs for n in run] for shard_runs in runs], scope.membership, mode)
+        #: The gradients of the push that is under way.
+        self._outgoing = _NOTHING
         #: Why the session is over; empty: it is not.
         self._closed = ""
-        self._check = GradientCheck(plan, runs, self._values.dtypes, wire, clip_norm, self._pool)
-
-    def _set_mode(self, mode: Mode) -> None:
-        self._mode = mode
-        self._is_synchronous = isinstance(mode, Sync)
-        #: All blocks are pushed with one base, see ``domain.consistency.rounds``.
-        self._has_one_base = isinstance(mode, Sync) and mode.backup > 0
-        self._pull_every = mode.pull_every if isinstance(mode, Async) else 1
-        self._steps_since_pull = 0
-        #: None where every batch is pushed for itself.
-        self._sums = GradientSums(mode) if isinstance(mode, Async) and mode.push_every > 1 else None
 
     # Mapping
 
@@ -172,7 +118,7 @@ class Parameters(Mapping[str, npt.NDArray[np.generic]]):
     def versions(self) -> dict[str, int]:
         """Version of each parameter's values held here (of its oldest block)."""
         oldest: dict[str, int] = {}
-        for number, version in self._values.versions.items():
+        for number, version in self.steps.versions.items():
             name = self._plan.parameters[self._blocks[number].parameter].name
             oldest[name] = min(version, oldest.get(name, version))
         return oldest
@@ -194,15 +140,11 @@ class Parameters(Mapping[str, npt.NDArray[np.generic]]):
             UnavailableError: a pserver stayed away for longer than ``give_up_s``. Others may have the gradients: a loop
                 that goes on all the same gets this batch again.
         """
-        self._steps_since_pull += 1
-        pull = self._steps_since_pull >= self._pull_every
-        self._push(gradients, pull=pull, complete=True)
-        if pull:
-            self._steps_since_pull = 0
+        self._push(gradients, is_complete=True)
 
     def push(self, gradients: Mapping[str, npt.ArrayLike]) -> None:
         """Push the current batch's gradients of some parameters. Errors as ``step``."""
-        self._push(gradients, pull=False, complete=False)
+        self._push(gradients, is_complete=False)
 
     def pull(self, names: Iterable[str] | None = None, *, min_version: int = 0) -> None:
         """Refresh values. In synchronous mode after a push this waits for the round of the current batch.
@@ -218,23 +160,15 @@ class Parameters(Mapping[str, npt.NDArray[np.generic]]):
         """
         self._require_open()
         checked("min_version", min_version, int, Limits(at_least=0))
-        current = self._scope.current
-        if current is not None and current.answered and self._is_synchronous and not current.must_repeat:
-            self._send(current, {}, self._unanswered(current), pull=False)
-        wanted = dict.fromkeys(self._blocks if names is None else self._blocks_of(names), min_version)
-        if current is not None and self._is_synchronous and not current.must_repeat:
-            after = self._mode.version_after
-            wanted |= {n: max(after(base), min_version) for n, base in current.answered.items() if n in wanted}
-        member = 0 if current is None else current.member
-        # A batch that waits in a sum is not done again for a membership that ended.
-        self._transfer(None if current is None or current.waits else current, {}, [], wanted, pull=True, member=member)
+        wanted = self._blocks if names is None else self._blocks_of(names)
+        self.run(self.steps.pull(self._scope.current, wanted, min_version))
 
     def _blocks_of(self, names: Iterable[str]) -> list[int]:
         if not isinstance(names, Iterable):
             raise UsageError(f"names is {names!r:.80}, but must be names of parameters")
         chosen = [names] if isinstance(names, str) else list(names)
         for name in chosen:
-            if name not in self._specs:
+            if name not in self._ranges:
                 raise UsageError(self._check.unknown(name))
         return [number for name in chosen for number in self._ranges[name]]
 
@@ -242,59 +176,34 @@ class Parameters(Mapping[str, npt.NDArray[np.generic]]):
 
     def refresh(self) -> None:
         """Pull all blocks: as a member at or above its first round, else at whatever version they are."""
-        self._transfer(None, {}, [], dict.fromkeys(self._blocks, 0), pull=True, member=self._scope.member)
+        self.run(self.steps.refresh())
 
-    def push_sum(self) -> None:
-        """Push what was added up, of however many batches."""
-        if self._sums is not None and self._sums.has_batches:
-            self._push_sum(self._sums, pull=False)
+    def run(self, work: Work[_Result], outgoing: Outgoing | None = None) -> _Result:
+        """Do what the core says, which is about this trainer's gradients."""
+        self._outgoing = _NOTHING if outgoing is None else outgoing
+        try:
+            return carried_out(work, self.carry_out)
+        finally:
+            self._outgoing = _NOTHING
 
-    def give_up_sum(self) -> None:
-        """Forget what was added up: its batches are somebody else's."""
-        if self._sums is not None:
-            self._sums.give_up()
-
-    def leave_out(self, current: CurrentBatch) -> None:
-        """The batch is done again: nothing that it has pushed so far may be in a sum.
+    def carry_out(self, effect: Effect) -> None:
+        """One effect of ``steps``, other than those about joining.
 
         Raises:
-            BaseException: what ended its push, where doing it again cannot help.
+            GradientError: a sum cannot be pushed.
+            FlightedlError: a transfer failed.
         """
-        if self._sums is not None and self._sums.is_at(current):
-            self._sums.give_up()
-        if current.failure is not None:
-            raise current.failure
-
-    def change_mode(self, mode: Mode) -> None:
-        """The job has another mode, from the next batch on; what was added up under the old one is done again."""
-        if self._sums is not None:
-            self._sums.give_up()
-        self._set_mode(mode)
-
-    def arrive(self, current: CurrentBatch) -> None:
-        """Make the batch arrive at the blocks that it was not pushed to, and have the values that follow it.
-
-        Never one that is done again: its gradient could not follow.
-        """
-        if current.must_repeat:
-            return
-        if self._sums is not None:
-            if not current.waits and not self._sums.is_pushed(current):
-                self._add_batch(self._sums, current, pull=self._pull_every == 1)
-            return
-        self._send(current, {}, self._unanswered(current), pull=self._pull_every == 1)
-        if self._is_synchronous and not current.must_repeat:
-            versions, after = self._values.versions, self._mode.version_after
-            behind = {n: after(base) for n, base in current.answered.items() if versions[n] < after(base)}
-            if behind:
-                self._transfer(current, {}, [], behind, pull=True, member=current.member)
+        if isinstance(effect, Transfer):
+            self._transfer(effect)
+        elif isinstance(effect, TakeSum):
+            self._outgoing = self._sum(effect)
 
     def close(self, why: str = "this session is over") -> None:
         """Stop the threads, and let go of the streams; the values stay. ``why`` is told to whoever still asks."""
         self._closed = why
         self._pool.shutdown(wait=True, cancel_futures=True)
-        for kept in self._streams:
-            kept.close_idle()
+        for shard in self._shards:
+            shard.close()
 
     # one batch to all pservers
 
@@ -302,303 +211,74 @@ class Parameters(Mapping[str, npt.NDArray[np.generic]]):
         if self._closed:
             raise UsageError(self._closed)
 
-    def _push(self, gradients: Mapping[str, npt.ArrayLike], *, pull: bool, complete: bool) -> None:
+    def _push(self, gradients: Mapping[str, npt.ArrayLike], *, is_complete: bool) -> None:
         self._require_open()
-        current = self._scope.current
+        current, steps = self._scope.current, self.steps
         if current is None:
             raise UsageError("there is no current batch: push and step belong inside `for batch in job.dataset(...)`")
-        checked = self._check.flattened(gradients)
-        together: Mapping[int, Array] = self._check.require_sound(checked, current)
+        arrays = self._check.flattened(gradients)
+        together = self._check.require_sound(arrays, current)
         current.has_gradient = True
-        if self._sums is not None:
-            if current.must_repeat:
-                return
-            self._sums.add(current, checked)
-            if complete:
-                self._add_batch(self._sums, current, pull=pull)
-            return
-        arrays = self._check.clipped(checked)
-        if arrays is not checked:
-            together = {}
         if current.must_repeat:
             return
-        if current.answered:
-            for name in arrays:
-                if not current.answered.keys().isdisjoint(self._ranges[name]):
-                    raise UsageError(f"the gradient of {name!r} was already pushed for this batch ({current})")
-        pushes, together = self._as_sent(self._by_block(arrays), together)
-        has_rest = complete and len(pushes) < len(self._blocks)
-        arrivals = [n for n in self._unanswered(current) if n not in pushes] if has_rest else []
-        self._send(current, pushes, arrivals, together, pull=pull)
+        if steps.sums is not None:
+            weight = steps.sums.add(current, arrays.keys())
+            self._sums.add(steps.sums.identity, arrays, weight)
+            if is_complete:
+                self.run(steps.step(current))
+            return
+        self._require_first(arrays, current)
+        outgoing = self._as_sent(arrays, together)
+        self.run(steps.step(current) if is_complete else steps.push(current, outgoing.gradients.keys()), outgoing)
 
-    def _add_batch(self, sums: GradientSums, current: CurrentBatch, *, pull: bool) -> None:
-        """All gradients of a batch are in the sum: push it, if it is time."""
-        sums.complete(current)
-        if sums.is_full:
-            self._push_sum(sums, pull=pull)
-        elif pull:
-            self._transfer(None, {}, [], dict.fromkeys(self._blocks, 0), pull=True, member=current.member)
+    def _require_first(self, arrays: Mapping[str, Array], current: CurrentBatch) -> None:
+        """UsageError if the batch has had a gradient for one of these parameters."""
+        for name in arrays if current.answered else ():
+            if not current.answered.keys().isdisjoint(self._ranges[name]):
+                raise UsageError(f"the gradient of {name!r} was already pushed for this batch ({current})")
 
-    def _push_sum(self, sums: GradientSums, *, pull: bool) -> None:
-        """One push for several batches: each block takes all of them, or none."""
-        together, gradients = sums.take_all()
-        clipped = self._check.clipped(gradients)
-        try:
-            joined: Mapping[int, Array] = self._check.require_sound(
-                clipped, f"the sum of {1 + len(together.further)} batches"
-            )
-            pushes, joined = self._as_sent(self._by_block(clipped), joined)
-        except GradientError:
-            sums.split()
-            raise
-        arrivals = [number for number in self._blocks if number not in pushes]
-        try:
-            refusals = self._send(together, pushes, arrivals, joined, pull=pull)
-        except BaseException as error:
-            sums.push_failed(error)
-            raise
-        sums.settle(together, refusals)
-
-    def _by_block(self, arrays: Mapping[str, Array]) -> dict[int, Array]:
-        """Block -> the (n,) gradient of its whole parameter."""
-        pushes: dict[int, Array] = {}
-        for name, array in arrays.items():
-            for number in self._ranges[name]:
-                pushes[number] = array
-        return pushes
+    def _sum(self, taken: TakeSum) -> Outgoing:
+        """The gradients of a sum, ready to be sent."""
+        arrays = self._check.clipped(self._sums.take(taken.identity, taken.divisors))
+        together = self._check.require_sound(arrays, f"the sum of {1 + len(taken.together.further)} batches")
+        return self._as_sent(arrays, together, is_clipped=True)
 
     def _as_sent(
-        self, pushes: dict[int, Array], together: Mapping[int, Array]
-    ) -> tuple[dict[int, Array], Mapping[int, Array]]:
-        """What is sent of the gradients. Encoded once: whatever is sent again is the same bytes.
+        self, arrays: dict[str, Array], together: Mapping[int, Array], *, is_clipped: bool = False
+    ) -> Outgoing:
+        """The gradients as they are sent.
 
         Raises:
             GradientError: beyond what 16 bits can say; nothing was sent.
         """
-        if self._feedback is None:
-            return pushes, together
-        return self._feedback.encode(pushes, self._blocks), _NO_ARRAYS
+        sent = arrays if is_clipped else self._check.clipped(arrays)
+        gradients = {number: array for name, array in sent.items() for number in self._ranges[name]}
+        if self._feedback is not None:
+            return Outgoing(self._feedback.encode(gradients, self._blocks))
+        return Outgoing(gradients, together) if sent is arrays else Outgoing(gradients)
 
-    def _unanswered(self, current: CurrentBatch) -> list[int]:
-        return [number for number in self._blocks if number not in current.answered]
-
-    def _send(
-        self,
-        current: CurrentBatch,
-        pushes: Mapping[int, Array],
-        arrivals: Sequence[int],
-        together: Mapping[int, Array] = _NO_ARRAYS,
-        *,
-        pull: bool,
-    ) -> set[tuple[int, ...]]:
+    def _transfer(self, transfer: Transfer) -> None:
+        """All pservers in parallel."""
+        outgoing = self._outgoing
+        pairs = list(zip(self._shards, transfer.shards, strict=True))
         try:
-            return self._transfer(current, pushes, arrivals, {}, together, pull=pull, member=current.member)
-        except BaseException as error:
-            if not current.answered.keys() >= {*pushes, *arrivals}:
-                current.push_failed(error)
-            raise
-        finally:
-            if self._feedback is not None:
-                self._feedback.settle(current.answered)
-
-    def _transfer(
-        self,
-        current: CurrentBatch | None,
-        pushes: Mapping[int, Array],
-        arrivals: Sequence[int],
-        pulls: Mapping[int, int],
-        together: Mapping[int, Array] = _NO_ARRAYS,
-        *,
-        pull: bool,
-        member: int,
-    ) -> set[tuple[int, ...]]:
-        """All pservers in parallel. Returns what blocks lack of a sum that they did not take."""
-        if current is not None and self._has_one_base and not current.answered:
-            current.base_version = min(self._values.versions.values())
-        answers: dict[int, Array | None] = {**pushes, **dict.fromkeys(arrivals)}
-        transfers = [
-            ShardTransfer(dict(shard.own(answers)), dict(shard.own(pulls)), pull, member, together=together)
-            for shard in self._shards
-        ]
-        if len(self._shards) == 1:
-            self._finish(self._shards[0], transfers[0], current)
-        else:
-            futures = [
-                self._pool.submit(self._finish, shard, transfer, current)
-                for shard, transfer in zip(self._shards, transfers, strict=True)
-            ]
+            if len(pairs) == 1:
+                shard, part = pairs[0]
+                shard.carry_out(part, transfer, outgoing)
+                return
+            futures = [self._pool.submit(shard.carry_out, part, transfer, outgoing) for shard, part in pairs]
             try:
                 errors = [error for future in futures if (error := future.exception()) is not None]
             except BaseException:
                 # Ctrl-C: what arrived later would be taken for values of the batch that comes next.
-                for transfer in transfers:
-                    transfer.is_given_up = True
+                transfer.is_given_up = True
                 wait(futures)
                 raise
             if errors:
                 raise errors[0]
-        if any(transfer.must_repeat for transfer in transfers):
-            self._scope.lost_membership()
-            if current is not None:
-                current.must_repeat = True
-        return set().union(*(transfer.refusals for transfer in transfers))
-
-    def _finish(self, shard: Shard, transfer: ShardTransfer, current: CurrentBatch | None) -> None:
-        """One pserver, until everything is answered or has to be repeated."""
-        waiting = self._waiting()
-        for _ in waiting.steps():
-            try:
-                transfer.generation, connection = self._servers.pserver(shard.index)
-                if current is None:
-                    self._scope.require_final(shard.index, transfer.generation)
-                if transfer.pushes and current is not None:
-                    self._stream(shard, transfer, current, connection)
-                elif transfer.pulls:
-                    self._pull(shard, transfer, connection)
-                reason = f"pserver {shard.index}: the other trainers' gradients of this round"
-            except FlightedlError as error:
-                if not is_transient(error):
-                    waiting.over()
-                    raise
-                if not transfer.is_given_up:
-                    waiting.because(error)
-                    continue
-            if transfer.is_given_up or transfer.must_repeat or not (transfer.pushes or transfer.pulls):
-                break
-            waiting.patiently(reason)
-        waiting.over()
-
-    def _stream(self, shard: Shard, transfer: ShardTransfer, current: CurrentBatch, connection: Connection) -> None:
-        """One step of a lock-step DoExchange: rows up, outcomes and values down."""
-        numbers = sorted(transfer.pushes)
-        header = PushHeader(
-            trainer=self._scope.trainer,
-            generation=self._scope.generation,
-            plan_hash=self._plan.hash,
-            member=transfer.member,
-            identity=current.identity,
-            further=list(current.further),
-            step=current.step,
-            weight=float(current.record_count),
-            rows=len(numbers),
-            pull=transfer.pull_after_push,
-            wait_s=_SLICE_S,
-        )
-        base = self._bases(numbers, current)
-        pieces = (found for run in shard.by_run(numbers) for found in self._messages(run, base, transfer))
-        with self._streams[shard.index].use(connection, timeout_s=_STREAM_S) as exchange:
-            for batch, packed in exchange.lock_step(_encoded(pieces, encode(header)), ahead=self._window):
-                said = packed
-                if batch is not None:
-                    self._take(decode_parts(batch, packed, exchange.columns), shard, transfer, current)
-                    said = attached_to(packed)
-                    # The next answer is to come into this one's memory, while that is in the processor's cache.
-                    del batch
-                if said == STEP_END:
-                    return
-
-    def _messages(
-        self, numbers: Sequence[int], base: Mapping[int, int], transfer: ShardTransfer
-    ) -> Iterator[Sequence[Piece]]:
-        """Some blocks of a run, by message. What lies in one piece of memory is sent as it lies there."""
-        pieces: list[Piece] = []
-        for start, stop in at_one_version(numbers, base, transfer.pushes):
-            blocks = range(numbers[start], numbers[stop - 1] + 1)
-            for part, gradient in self._joined(blocks, transfer):
-                if len(pieces) == PARTS_LIMIT:
-                    yield pieces
-                    pieces = []
-                pieces.append(Piece(part, base[part.start], Outcome.NONE, gradient, ()))
-        yield pieces
-
-    def _joined(self, blocks: range, transfer: ShardTransfer) -> Iterator[tuple[range, Array | None]]:
-        """The gradients of neighbouring blocks, of as many as possible together."""
-        first, last = self._blocks[blocks[0]], self._blocks[blocks[-1]]
-        gradient = transfer.pushes[first.number]
-        if gradient is None:
-            yield blocks, None
-        elif first.parameter == last.parameter:
-            yield blocks, self._values.outgoing(gradient[first.start : last.stop])
-        elif (joined := transfer.together.get(first.number)) is not None and joined.nbytes == self._values.nbytes(
-            blocks
-        ):
-            yield blocks, self._values.outgoing(joined)
-        else:
-            for number in blocks:
-                block, gradient = self._blocks[number], transfer.pushes[number]
-                assert gradient is not None, "blocks without and with a gradient are apart"
-                yield range(number, number + 1), self._values.outgoing(gradient[block.start : block.stop])
-
-    def _take(self, parts: Iterable[Part], shard: Shard, transfer: ShardTransfer, current: CurrentBatch | None) -> None:
-        run_of = shard.run_of
-        for blocks, version, outcome, data in parts:
-            run = run_of.get(blocks[0])
-            if run is None or run_of.get(blocks[-1]) != run:
-                raise MessageError(f"pserver {shard.index} sent {blocks}, which are not its own")
-            if outcome in _TOO_LATE:
-                transfer.must_repeat = True
-                forget(transfer.pushes, blocks)
-                forget(transfer.pulls, blocks)
-            elif outcome == Outcome.PARTLY_APPLIED and current is not None:
-                forget(transfer.pushes, blocks)
-                bits = data[: len(data) // len(blocks)].tobytes()
-                transfer.refusals.add(lacking_of(bits, 1 + len(current.further)))
-                current.note_answers({}, shard.index, transfer.generation)
-                continue
-            elif outcome != Outcome.NONE:
-                self._note_answers(shard, blocks, transfer, current, has_values=bool(data))
-            if data:
-                self._values.store(blocks, data, version)
-                forget(transfer.pulls, blocks)
-
-    def _note_answers(
-        self, shard: Shard, blocks: range, transfer: ShardTransfer, current: CurrentBatch | None, *, has_values: bool
-    ) -> None:
-        """Neighbouring blocks have the batch; their values have come with the answer, or are to be pulled."""
-        forget(transfer.pushes, blocks)
-        base = self._bases(blocks, current)
-        versions = {block: base[block] for block in blocks}
-        if current is not None:
-            current.note_answers(versions, shard.index, transfer.generation)
-        if transfer.pull_after_push and not has_values:
-            after = self._mode.version_after
-            transfer.pulls.update((block, after(versions[block])) for block in blocks)
-
-    def _bases(self, blocks: Iterable[int], current: CurrentBatch | None) -> Mapping[int, int]:
-        """At least these blocks -> the version that the current batch's gradient was computed at.
-
-        Of each block until newer values of it are stored.
-        """
-        if current is not None and current.base_version is not None:
-            return dict.fromkeys(blocks, current.base_version)
-        return self._values.versions
-
-    def _pull(self, shard: Shard, transfer: ShardTransfer, connection: Connection) -> None:
-        blocks = list(transfer.pulls)
-        versions = [transfer.pulls[n] for n in blocks]
-        everything = len(blocks) == len(shard.run_of) and len(set(versions)) == 1
-        ticket = PullTicket(
-            plan_hash=self._plan.hash,
-            member=transfer.member,
-            blocks=None if everything else blocks,
-            min_versions=versions[:1] if everything else versions,
-            wait_s=_SLICE_S,
-        )
-        with connection.get(encode(ticket), timeout_s=_STREAM_S) as stream:
-            for batch, _ in stream:
-                if batch is not None:
-                    rows = decode_batch(batch)
-                    self._take(parts_of(rows, shard.run_of), shard, transfer, None)
-
-
-def _encoded(messages: Iterable[Sequence[Piece]], request: bytes) -> Iterator[tuple[pa.RecordBatch, bytes, int]]:
-    """The messages of a step, the first of which brings its request."""
-    for pieces in messages:
-        yield *encode_parts(pieces, request), sum(piece.size_bytes for piece in pieces)
-        request = b""
-
-
-_TOO_LATE = frozenset({Outcome.STALE, Outcome.NOT_MEMBER})
+        finally:
+            if self._feedback is not None and transfer.current is not None:
+                self._feedback.settle(transfer.current.answered)
 
 
 def _half_kernels(kind: str) -> HalfKernels:

@@ -19,7 +19,7 @@ Array = npt.NDArray[np.generic]
 
 
 class ModelValues:
-    """Values and versions of all blocks, and how their elements are converted on their way.
+    """Values of all blocks, and how their elements are converted on their way.
 
     Args:
         plan: Where every block lies.
@@ -40,8 +40,6 @@ class ModelValues:
         self.dtypes: dict[str, np.dtype[Any]] = {name: array.dtype for name, array in arrays.items()}
         #: Parameter -> its values, read-only.
         self.views = {name: _read_only(array) for name, array in arrays.items()}
-        #: block -> version of the values held here.
-        self.versions: dict[int, int] = dict.fromkeys(blocks, 0)
         self._is_float32 = [self.dtypes[spec.name] == np.float32 for spec in plan.parameters]
         self._parameters = {number: block.parameter for number, block in blocks.items()}
         #: block -> where it starts and ends in the line, in bytes.
@@ -62,7 +60,7 @@ class ModelValues:
         """What converts the blocks of a run on their way; None: they travel as they are."""
         return self._half if self._is_float32[self._parameters[blocks[0]]] else None
 
-    def store(self, blocks: range, data: memoryview, version: int) -> None:
+    def store(self, blocks: range, data: memoryview) -> None:
         """Take over values of neighbouring blocks of one run, which lie next to each other here as in the message.
 
         Raises:
@@ -77,7 +75,6 @@ class ModelValues:
             halves.to_float32(np.frombuffer(data, np.uint16), target.view(np.float32))
         else:
             np.copyto(target, np.frombuffer(data, np.uint8))
-        self.versions.update(dict.fromkeys(blocks, version))
 
     def outgoing(self, gradient: Array) -> Array:
         """A gradient as it is sent."""

@@ -7,10 +7,11 @@ sum (``CurrentBatch.turn``).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from flightedl.domain.exactly_once.accumulation import BatchGroup, SumAgain
 from flightedl.domain.trainer.batches import CurrentBatch
+from flightedl.errors import UsageError
 
 
 class BatchSums:
@@ -18,16 +19,24 @@ class BatchSums:
 
     Args:
         push_every: So many batches are pushed at once.
+        is_mean: What is pushed is the mean, weighted by records, over the batches that had a gradient for the
+            parameter; else the plain sum.
     """
 
-    def __init__(self, push_every: int) -> None:
+    def __init__(self, push_every: int, *, is_mean: bool = True) -> None:
         self._group: BatchGroup[CurrentBatch] = BatchGroup(push_every)
+        self._is_mean = is_mean
+        #: Another one for each sum that is begun: whoever has gradients of another sum forgets them.
+        self.identity = object()
         #: The present sum is one that is done again.
         self._again: SumAgain | None = None
+        #: Parameter -> records of the batches in the sum that have a gradient for it.
+        self._weights: dict[str, int] = {}
         #: What the sum that was taken was divided by.
         self._divisors: Mapping[str, int] = {}
-        #: The batch at hand, which is not complete.
+        #: The batch at hand, which is not complete, and the parameters that it has gradients for.
         self._current: CurrentBatch | None = None
+        self._names: set[str] = set()
         #: The last batch that was pushed.
         self._pushed: CurrentBatch | None = None
 
@@ -54,10 +63,30 @@ class BatchSums:
         """Whether the batch was in the sum that was pushed last."""
         return self._pushed is current
 
+    def add(self, current: CurrentBatch, names: Collection[str]) -> int:
+        """Gradients of this batch, for these parameters, are added; what each is multiplied by: 0 of what has no part.
+
+        Raises:
+            UsageError: the batch has had a gradient for one of them; nothing was added.
+        """
+        known = self._names if self.is_at(current) else set()
+        for name in names:
+            if name in known or current.waits or self.is_pushed(current):
+                raise UsageError(f"the gradient of {name!r} was already pushed for this batch ({current})")
+        self.begin(current)
+        self._names = known | set(names)
+        # Where no record of the batch met the filter, it has no part in a mean, as in a synchronous round.
+        weight = current.record_count if self._is_mean else 1
+        if weight:
+            self._weights.update({name: self._weights.get(name, 0) + weight for name in names})
+        return weight
+
     def begin(self, current: CurrentBatch) -> None:
-        """Gradients of this batch are added."""
+        """This batch is at hand."""
         if self._current is None and not self.has_batches:
             self._again = current.again
+            self._weights = {}
+            self.identity = object()
         assert self._again is current.again, "batches of two sums are done again at one time"
         self._current = current
 
@@ -69,13 +98,16 @@ class BatchSums:
         current.waits = True
         self._group.add(current, None if self._again is None else self._again.batch_count)
 
-    def take(self, divisors: Mapping[str, int]) -> CurrentBatch:
-        """What is to be pushed: all batches as one. Its means are divided by these."""
+    def take(self) -> tuple[CurrentBatch, Mapping[str, int]]:
+        """What is to be pushed: all batches as one, and parameter -> what the sum of its gradients is divided by."""
         members = self._group.members
         first, last = members[0], members[-1]
-        self._divisors = divisors
+        self._divisors = {}
+        if self._is_mean:
+            # Parameters that had no gradient before are divided by what has one now.
+            self._divisors = self._weights if self._again is None else {**self._weights, **self._again.divisors}
         self._pushed = last
-        return CurrentBatch(
+        together = CurrentBatch(
             first.assignment,
             first.number,
             sum(member.record_count for member in members),
@@ -83,6 +115,7 @@ class BatchSums:
             step=last.step,
             further=tuple(member.identity for member in members[1:]),
         )
+        return together, self._divisors
 
     def settle(self, together: CurrentBatch, refusals: Iterable[Sequence[int]]) -> None:
         """The push is through: its batches wait no more. Each refusal is what a block lacks that did not take it."""

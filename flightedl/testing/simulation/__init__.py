@@ -6,9 +6,10 @@ What decides is the production code of ``flightedl.domain``: the cores of master
 * ``world``: virtual time, processes that die and freeze, a network that loses, doubles, delays and parts;
 * ``etcd``, ``store``: models of the two outside systems, with outages, unknown outcomes and rot; etcd may be restored
   from an older backup, or lose what was not synced;
-* ``master`` drives the core as the master's process does; ``trainer`` (with ``loop`` and ``transfers``) as a program
-  does that reads ahead, raises, begins again and loses its registration; ``pserver`` as the pserver's process does,
-  with ``shard`` for its blocks, whose values are a ``ledger``;
+* ``master`` drives the core as the master's process does; ``trainer`` is a program that reads ahead (``loop``), pushes
+  and pulls in its own way (``body``), raises, swallows errors, begins again and loses its registration. ``worker``
+  carries out what its core asks for, with ``transfers``; ``first_values`` its part in the election. ``pserver`` is as
+  the pserver's process is, with ``shard`` for its blocks, whose values are a ``ledger``;
 * ``cluster``: who runs, and who is started again; ``scenario``: what a seed makes of the job and its world;
 * ``account``: *what must hold*, of all that is given out, done, stored and told;
 * ``job``: the ledger program, some of whose data nobody can train; ``evaluating``: what it evaluates before and after;
@@ -34,7 +35,8 @@ What must hold, besides every ``check`` of the domain:
 12. A pserver that was told to end, and says that a checkpoint has all that it had then, is right.
 13. Nobody adds to a round before all blocks that wait for it have closed the round before, but with ``backup``, and
     unless its program gave up a push: so all that a batch is computed from is of one round.
-14. At the end all blocks have grown from the first values of one election, however often the model began anew.
+14. Who reads the result of a job that has ended reads all that was trained.
+15. At the end all blocks have grown from the first values of one election, however often the model began anew.
 
 Not covered: threads within a process, and bytes (streams, files): those have tests of their own.
 

@@ -32,6 +32,8 @@ class Account:
         self._cluster = cluster
         #: (lives of the job and of etcd, evaluation, attempt) -> what a trainer was given under it.
         self._attempts: dict[tuple[int, int, str, int], Any] = {}
+        #: Lives of the job and of etcd -> what was there whenever a master said that all is done.
+        self._results: dict[tuple[int, int], set[int]] = {}
         #: (epoch, task, batch) of all that was ever set aside, as masters told when they did.
         self._set_aside: set[tuple[int, int, int]] = set()
         #: Members whose program has left its loop, or gone on after a push that failed.
@@ -191,6 +193,8 @@ class Account:
         """A master says that all is done: every pserver process that it knows of has every batch."""
         self._cluster.world.note("{} says that all is done", master.name)
         self._require_saved(master)
+        result = set(self._wrong([0] * self._cluster.shape.element_count, master))
+        self._results[self._cluster.lives] = self._results.get(self._cluster.lives, result) & result
         for index in range(self._cluster.pserver_count):
             key = master.directory.get(f"ps/{index}")
             if key is None or not key.value.is_alive:
@@ -223,6 +227,13 @@ class Account:
             for block, values in zip(shard.blocks, shard.values, strict=True):
                 if found := self._wrong(values, leader):
                     raise Violation(f"the job is over, and checkpoint {number} has not {found} of block {block}")
+
+    def result_read(self, trainer: Trainer, pserver: Pserver) -> None:
+        """A trainer that knows of the end has read values: all that counted as done is in them."""
+        result = self._results.get(self._cluster.lives, set())
+        for block in pserver.ordered:
+            if missing := {element for element in result if not block.values[element]}:
+                raise Violation(f"{trainer.name} takes what {pserver.name} has for the result, which lacks {missing}")
 
     def _wrong(self, values: Sequence[int], master: Master) -> list[int]:
         """Elements of a block that do not have their batch exactly once, by this master's account of the tasks."""

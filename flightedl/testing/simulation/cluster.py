@@ -67,9 +67,9 @@ class Cluster:
         #: Tasks whose files are there.
         self.joined = self.shape.first_count
         # Of their own, so that what is drawn from them changes nothing else.
-        self._habits, self._holding, self.fates = (
+        self._holding, self.fates = (
             Random(f"{kind} {seed}")  # noqa: S311 - repeatable on purpose
-            for kind in ("habits", "holding", "fates of")
+            for kind in ("holding", "fates of")
         )
         world.network = scenario.network
         self.account = Account(self)
@@ -121,10 +121,6 @@ class Cluster:
     def _name(self, role: str) -> str:
         self._names += 1
         return f"{role}-{self._names}"
-
-    def push_every(self) -> int:
-        """How many batches a trainer adds up."""
-        return self._habits.choice((1, 2, 2, 3))
 
     def cover_s(self) -> float:
         """How long the work that a trainer holds should last."""
@@ -256,10 +252,10 @@ class Cluster:
                 continue
             next_look_s = world.now + 0.5
             self._look_at_audit()
-            if world.are_faults_on and (world.now > _FAULTY_S or (world.now > linger_s and self._is_done())):
+            if world.are_faults_on and (world.now > _FAULTY_S or (world.now > linger_s and self.is_done)):
                 self._calm()
                 limit_s = world.now + _CALM_S
-            elif not world.are_faults_on and self._is_done() and self._is_quiet():
+            elif not world.are_faults_on and self.is_done and self._is_quiet():
                 break
             elif world.now > limit_s:
                 raise Violation("the job does not end: " + self.describe())
@@ -295,7 +291,9 @@ class Cluster:
         """The master that leads, by its own word and etcd's."""
         return next((p for p in self.processes if isinstance(p, Master) and p.is_leading and p.lease.is_held()), None)
 
-    def _is_done(self) -> bool:
+    @property
+    def is_done(self) -> bool:
+        """Whether the master that leads says that all is done."""
         leader = self.leader()
         return leader is not None and leader.core.ending.may_end
 

@@ -289,7 +289,7 @@ class Etcd(Process):
             if self.is_down or self.is_frozen or not self.world.is_connected(process, self):
                 self.world.after(0.5, lambda: process.deliver(look))
             elif self._is_the_same(process, process.witness.seen):
-                process.directory = dict(self.keys)
+                process.directory, process.directory_revision = dict(self.keys), self.revision
                 self._watchers[process]()
 
         latency_s = 0.002 + 0.02 * self.world.random.random()

@@ -10,10 +10,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
+from random import Random
 
 from msgspec.structs import replace
 
-from flightedl.domain.consistency.modes import Mode
+from flightedl.domain.consistency.modes import Async, Mode
 from flightedl.domain.exactly_once.batches import Batch
 from flightedl.domain.model.parameters import ParameterSpec
 from flightedl.domain.model.sharding import ShardPlan, plan_for
@@ -133,6 +134,11 @@ class JobShape:
     def element_of(self, batch: Batch) -> int:
         """The element that a batch of an epoch adds to."""
         return batch.epoch * sum(self.batch_counts) + sum(self.batch_counts[: batch.task]) + batch.batch
+
+
+def some_async(random: Random) -> Async:
+    """Of how many batches a push is, and how many steps lie between two pulls."""
+    return Async(push_every=random.choice((1, 2, 2, 3)), pull_every=random.choice((1, 1, 2, 3)))
 
 
 def declaration_of(mode: Mode, pserver_count: int, cut_for: int) -> JobDeclaration:

@@ -6,11 +6,19 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from flightedl.domain.consistency.modes import Mode
 from flightedl.domain.exactly_once.accumulation import BatchGroup, Settled
 from flightedl.domain.trainer.batches import CurrentBatch
 from flightedl.domain.trainer.feed import Feed
+from flightedl.domain.trainer.first_values import Confirm, ElectionOfFirstValues, FollowedElection, Upload
+from flightedl.domain.trainer.membership import Joined, TrainerMembership
 from flightedl.domain.trainer.readings import BatchLoop, Handed, ReadBatch, Reading
+from flightedl.domain.trainer.steps import Steps
 from flightedl.domain.trainer.sums import BatchSums
+from flightedl.domain.trainer.transfers import AskAgain, Over, ShardTransfer
+from flightedl.errors import FlightedlError, OutcomeUnknownError
+from flightedl.messages.parameters import Outcome
+from flightedl.messages.tasks import JoinReply
 
 Original = Callable[..., Any]
 #: Name -> what goes wrong, and (class, method, original -> what takes its place).
@@ -127,7 +135,119 @@ def _kept_in_the_queue(_original: Original) -> Original:
     return lose
 
 
+def _all_but_the_first(original: Original) -> Original:
+    def answered(self: ShardTransfer, *arguments: Any, **more: Any) -> None:
+        before = self.refusals
+        self.refusals = set()
+        original(self, *arguments, **more)
+        self.refusals = before | {places[1:] for places in self.refusals}
+
+    return answered
+
+
+def _unknown_is_settled(original: Original) -> Original:
+    def failed(self: ShardTransfer, error: FlightedlError) -> Any:
+        if isinstance(error, OutcomeUnknownError):
+            for block in sorted(self._pushes):
+                self.answered(range(block, block + 1), Outcome.ACCEPTED)
+        return original(self, error)
+
+    return failed
+
+
+def _refused_is_settled(original: Original) -> Original:
+    def answered(self: ShardTransfer, blocks: range, outcome: int, *arguments: Any, **more: Any) -> None:
+        is_refused = outcome in {Outcome.STALE, Outcome.NOT_MEMBER} and self._pushes
+        original(self, blocks, Outcome.ACCEPTED if is_refused else outcome, *arguments, **more)
+
+    return answered
+
+
+def _the_first_is_enough(original: Original) -> Original:
+    def failed(self: ShardTransfer, error: FlightedlError) -> Any:
+        verdict = original(self, error)
+        others = [shard for shard in self._whole.shards if shard is not self]
+        has_answer = any(shard.generation and not shard._pushes for shard in others)  # noqa: SLF001 - a planted bug
+        return Over() if isinstance(verdict, AskAgain) and has_answer else verdict
+
+    return failed
+
+
+def _failed_is_settled(_original: Original) -> Original:
+    def push_failed(self: BatchSums, _error: BaseException) -> None:
+        for member in self._group.clear():
+            member.waits = False
+
+    return push_failed
+
+
+def _old_mode(original: Original) -> Original:
+    def join_answered(self: TrainerMembership, reply: JoinReply) -> Any:
+        joined = original(self, reply)
+        return Joined(None) if isinstance(joined, Joined) else joined
+
+    return join_answered
+
+
+def _dropped_with_the_mode(original: Original) -> Original:
+    def change_mode(self: Steps, mode: Mode) -> None:
+        for member in self.sums._group.clear() if self.sums is not None else ():  # noqa: SLF001 - a planted bug
+            member.waits = False
+        original(self, mode)
+
+    return change_mode
+
+
+def _after_the_first(original: Original) -> Original:
+    def uploaded(self: ElectionOfFirstValues, generation: int, initialized: int, blocks: int) -> None:
+        original(self, generation, initialized, blocks)
+        if isinstance(self._step, Upload):
+            self._step = Confirm(self._step.election, (generation,))
+
+    return uploaded
+
+
 TRAINER_BUGS: TrainerBugs = {
+    "a deferred push is dropped when the mode changes": (
+        "batches that wait in a sum are forgotten with their mode",
+        ((Steps, "change_mode", _dropped_with_the_mode),),
+    ),
+    "first values on one pserver": (
+        "the election is done when the first pserver has the values",
+        ((ElectionOfFirstValues, "uploaded", _after_the_first),),
+    ),
+    "the old model is trained on": (
+        "a trainer stays when the model has got other first values",
+        ((FollowedElection, "require_same", _nothing),),
+    ),
+    "the first batch of a refused sum is lost": (
+        "what a block lacks of a sum is pushed again, but for the sum's first batch",
+        ((ShardTransfer, "answered", _all_but_the_first),),
+    ),
+    "an unknown outcome counts as settled": (
+        "a push that nobody answered is not sent again",
+        ((ShardTransfer, "failed", _unknown_is_settled),),
+    ),
+    "a refused push counts as settled": (
+        "a gradient that came too late, or of somebody who is no member, is not computed again",
+        ((ShardTransfer, "answered", _refused_is_settled),),
+    ),
+    "a batch settles when the first pserver has answered": (
+        "a pserver that does not answer is passed over when another one has",
+        ((ShardTransfer, "failed", _the_first_is_enough),),
+    ),
+    "a sum that failed counts as taken": (
+        "a sum whose push failed half-way is not done again",
+        ((BatchSums, "push_failed", _failed_is_settled),),
+    ),
+    "a batch that failed arrives all the same": (
+        "a batch whose push failed half-way arrives without its gradient where that is missing",
+        ((CurrentBatch, "push_failed", _nothing),),
+    ),
+    "sums of an old mode": (
+        "a trainer goes on under the mode that it had",
+        ((TrainerMembership, "join_answered", _old_mode),),
+    ),
     "what is told again goes on where it was": (
         "an attempt told again under the same number counts for the first reading, of which the rest was dropped",
         (

@@ -241,8 +241,7 @@ class Pserver(Process):
         if not breaks:
             given = self._blocks().protocol.initialized_count(election)
             self._apply(happens.FirstValuesCame(election, given))
-            if self.life.first_value_count(election, given) == len(self.ordered):
-                reply(("given",))
+            reply(("given", self.life.first_value_count(election, given), len(self.ordered)))
 
     # loading
 

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from random import Random
 
 from flightedl.domain.checkpoint.values import CheckpointSettings
-from flightedl.domain.consistency.modes import Async, Bounded, Mode, Sync
-from flightedl.testing.simulation.job import JobShape
+from flightedl.domain.consistency.modes import Bounded, Mode, Sync
+from flightedl.testing.simulation.job import JobShape, some_async
 from flightedl.testing.simulation.world import NetworkFaults
 
 _MANY_TASKS_SHARE = 0.2
@@ -111,7 +111,7 @@ def drawn(seed: int, fault_scale: float = 1.0, mode: str = "", recovery: str = "
 def _mode(random: Random, name: str) -> Mode:
     if name == "sync":
         return random.choice((Sync(), Sync(), Sync(backup=1), Sync(deterministic=True)))
-    return Async() if name == "async" else Bounded(random.randrange(3))
+    return some_async(random) if name == "async" else Bounded(random.randrange(3))
 
 
 def _batch_counts(random: Random, has_many_tasks: bool, has_faulty_data: bool) -> tuple[int, ...]:
@@ -119,7 +119,7 @@ def _batch_counts(random: Random, has_many_tasks: bool, has_faulty_data: bool) -
         return (1,) * random.randint(12, 24)
     if has_faulty_data:
         return tuple(random.choice((1, 2, 4, 7)) for _ in range(random.randint(2, 4)))
-    return tuple(random.choice((1, 1, 2, 3)) for _ in range(random.randint(2, 5)))
+    return tuple(random.choice((1, 1, 2, 3, 5)) for _ in range(random.randint(2, 5)))
 
 
 def _faulty(random: Random, batch_counts: tuple[int, ...]) -> dict[tuple[int, int], bool]:

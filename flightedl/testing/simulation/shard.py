@@ -162,7 +162,7 @@ class Shard:
 
     def _push_span(self, span: LedgerSpan, push: BlockPush, base: int) -> Pushed | None:
         """What becomes of a push to all blocks of a span; None: it was split."""
-        has_gradient = self._has_gradient(push)
+        has_gradient = bool(push.weight) and self._has_gradient(push)
         needs = self.protocol.prepare(span, push, base, has_gradient=has_gradient)
         if needs.copy is not None:
             self._copy(needs.copy)
@@ -255,7 +255,7 @@ class Shard:
         rows: Sequence[tuple[int, int, float]],
         step: int,
     ) -> tuple[tuple[int, Outcome, Sequence[int]], ...]:
-        """Rows of a push, each (block, base version, weight), by (name, generation, member).
+        """Rows of a push, each (block, base version, weight: 0 of an arrival), by (name, generation, member).
 
         Returns:
             (block, outcome, places of the batches that it lacks of a sum that it refused), of each row.

@@ -6,8 +6,9 @@ from collections.abc import Callable
 from random import Random
 from typing import TYPE_CHECKING, Any
 
-from flightedl.domain.consistency.modes import Async, Bounded, Mode, Sync
+from flightedl.domain.consistency.modes import Bounded, Mode, Sync
 from flightedl.testing.simulation.etcd import LOCK, STATE
+from flightedl.testing.simulation.job import some_async
 from flightedl.testing.simulation.pserver import Pserver
 from flightedl.testing.simulation.trainer import Trainer
 from flightedl.testing.simulation.world import Process
@@ -124,11 +125,13 @@ class Strikes:
 
     def _kill(self) -> None:
         if self._cluster.processes:
-            process = self._any()
-            self._world.fault("killed")
-            self._world.note("kill -9 {}", process.name)
-            self._cluster.revoke_for(process)
-            self._cluster.etcd.review()
+            self._kill_process(self._any())
+
+    def _kill_process(self, process: Process) -> None:
+        self._world.fault("killed")
+        self._world.note("kill -9 {}", process.name)
+        self._cluster.revoke_for(process)
+        self._cluster.etcd.review()
 
     def _tell_to_end(self) -> None:
         """SIGTERM."""
@@ -271,7 +274,8 @@ class Strikes:
         self._world.fault("mode changed")
         choices: tuple[Mode, ...] = (
             self._cluster.fates.choice((Sync(), Sync(backup=1))),
-            Async(),
+            some_async(self._cluster.fates),
+            some_async(self._cluster.fates),
             Bounded(self._world.random.randrange(3)),
         )
         leader.change_mode(self._world.random.choice(choices))
@@ -284,6 +288,10 @@ class Strikes:
             self._world.fault("file torn")
             self._world.note("{} rots", name)
             self._cluster.store.rot(name, self._world.random.random() < 0.5)
+            if self._cluster.is_done:
+                # What was trained is nowhere else than in the pservers, of which one dies.
+                pservers = [process for process in self._cluster.processes if isinstance(process, Pserver)]
+                self._kill_process(self._world.random.choice(pservers))
 
     def _lose_everything(self) -> None:
         self._world.fault("whole job restarted")

@@ -7,22 +7,27 @@ registration and come back under the same name with a new generation.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+import math
+from collections.abc import Callable
 from random import Random
 from typing import TYPE_CHECKING, Any
 
-from flightedl.domain.consistency.modes import Async, Mode
 from flightedl.domain.trainer.batches import CurrentBatch
-from flightedl.domain.trainer.feed import Ask
-from flightedl.domain.trainer.membership import Denied, Joined, NotYet, TrainerMembership
+from flightedl.domain.trainer.ending import JobEnd
+from flightedl.domain.trainer.feed import Ask, Reports
+from flightedl.domain.trainer.first_values import Elected, FollowedElection
+from flightedl.domain.trainer.membership import TrainerMembership
 from flightedl.domain.trainer.retries import is_transient
-from flightedl.domain.trainer.sums import BatchSums
+from flightedl.domain.trainer.steps import Steps
 from flightedl.errors import DeadlineError, FlightedlError, UnavailableError
 from flightedl.messages.tasks import JoinReply, TasksReply
-from flightedl.testing.simulation.etcd import ADDRESS, DONE, INIT, STATE, Transaction, claimed
+from flightedl.testing.simulation.body import Body
+from flightedl.testing.simulation.etcd import ADDRESS, INIT, STATE, Transaction, claimed
 from flightedl.testing.simulation.evaluating import Evaluating
+from flightedl.testing.simulation.first_values import FirstValues
+from flightedl.testing.simulation.job import blocks_of
 from flightedl.testing.simulation.loop import Loop
-from flightedl.testing.simulation.transfers import Transfer
+from flightedl.testing.simulation.worker import Worker
 from flightedl.testing.simulation.world import Action, Process
 
 if TYPE_CHECKING:
@@ -44,32 +49,32 @@ class Trainer(Process):
         self.recorder = cluster.recorder("trainer", name)
         #: Of its own, so that what is drawn from it changes nothing else.
         self.own = Random(f"{cluster.world.seed} {name} {cluster.world.events}")  # noqa: S311 - repeatable on purpose
-        #: How many batches it adds up in async mode: each as it likes, because pservers take any sum.
-        self._push_every = cluster.push_every()
         self._cover_s = cluster.cover_s()
         self.lease = cluster.etcd.grant(self, LEASE_TTL_S)
         self.generation = 0
         self.membership = TrainerMembership()
-        self._take_mode(cluster.shape.mode)
-        self.membership.has_model(self.mode)
-        self.versions: dict[int, int] = dict.fromkeys(range(cluster.shape.block_count), 0)
+        mode, count = cluster.shape.mode, cluster.pserver_count
+        self.membership.has_model(mode)
+        shards = [blocks_of(count, cluster.shape.cut_for, index) for index in range(count)]
+        self.steps = Steps(shards, self.membership, mode)
+        self.job_end = JobEnd()
+        #: Whether what it pulls now is the result of the job.
+        self.reads_result = False
+        #: How long its program bears with a pserver that does not answer.
+        self.give_up_s = self.own.choice((math.inf, 0.5, 3.0))
+        self.worker = Worker(self)
+        #: What the program does with the batch that it has.
+        self.body: Body | None = None
+        #: Whose first values the model has that it works on.
+        self._elected: FollowedElection | None = None
         self.loop: Loop | None = None
         #: Those that were left and have something to report.
         self._left: list[Loop] = []
         self._evaluating: Evaluating | None = None
         self._when_over: Action = lambda: None
-        self._transfer: Transfer | None = None
-        #: What the loop's body works on, and what is about to be handed to it.
-        self._current: CurrentBatch | None = None
-        self._opening: CurrentBatch | None = None
         self._is_claiming = False
-        #: Rises with each upload: late answers to an older one are not heard.
-        self._upload_number = 0
-        #: Whose first values the model has that it works on.
-        self.election = 0
-        self._has_seen_election = False
         cluster.etcd.watch(self, lambda: None)
-        self._register(self._stand, lambda _: self.later(0.3, lambda: self.end("no answer to its claim")))
+        self._register(self._await_model, lambda _: self.later(0.3, lambda: self.end("no answer to its claim")))
 
     def end(self, why: str) -> None:
         """Exit; the supervisor starts another one."""
@@ -129,66 +134,34 @@ class Trainer(Process):
         if not self.cluster.etcd.is_down and not self.cluster.etcd.is_frozen:
             self.cluster.etcd.revoke(self.lease)
 
-    # first values
+    # the model
 
-    def _stand(self) -> None:
-        """Give the model its first values, or hear that somebody has."""
-        if not self.lease.is_held():
-            self.end("its lease was lost before it had a model")
-            return
-        init = self.directory.get(INIT)
-        if init is not None and init.value == DONE:
-            self.election = init.created
-            self._begin_loop()
-        elif init is not None and init.value is self:
-            self._upload(init.created)
-        elif init is not None or STATE not in self.cluster.etcd.keys:
-            # A master has answered that the model is declared, which it does when that is stored; nobody watches it.
-            self.later(0.3, self._stand)
+    def _await_model(self) -> None:
+        """Wait until the model is declared; then give it its first values, or hear that somebody has."""
+        if STATE in self.cluster.etcd.keys:
+            FirstValues(self, self._begin).go_on()
         else:
-            etcd = self.cluster.etcd
-            transaction = Transaction(created={INIT: 0}, puts={INIT: self}, lease=self.lease)
+            # A master has answered that the model is declared, which it does when that is stored; nobody watches it.
+            self.later(0.3, self._await_model)
 
-            def again(_: Any = None) -> None:
-                self.later(0.1, self._stand)
+    def _begin(self, elected: Elected) -> None:
+        """The model has its first values."""
+        self._elected = FollowedElection(elected)
+        self.worker.run(self.steps.refresh(), lambda _: self._begin_loop())
 
-            self.world.call(self, etcd, etcd.transact, transaction, again, again)
-
-    def _upload(self, election: int) -> None:
-        """Send them to all pservers, then say so, if these are still there."""
-        cluster, etcd = self.cluster, self.cluster.etcd
-        keys = {f"ps/{index}": self.directory.get(f"ps/{index}") for index in range(cluster.pserver_count)}
-        left = set(keys)
-        self._upload_number += 1
-        number = self._upload_number
-
-        def again(_: Any = None) -> None:
-            if self._upload_number == number:
-                self._upload_number += 1
-                self.later(0.3, self._stand)
-
-        def given(name: str) -> None:
-            left.discard(name)
-            if not left and self._upload_number == number:
-                named = {name: key.created for name, key in present.items()}
-                done = Transaction(created={INIT: election, **named}, puts={INIT: DONE})
-                self.world.call(self, etcd, etcd.transact, done, again, again)
-
-        present = {name: key for name, key in keys.items() if key is not None}
-        if len(present) < len(keys):
-            again()
-            return
-        for name, key in present.items():
-            message = (key.created, election)
-            self.world.call(self, key.value, key.value.initialize, message, lambda _, n=name: given(n), again)  # type: ignore[misc]
+    def require_same_model(self) -> None:
+        """BegunAnewError when the model begins again."""
+        if self._elected is not None:
+            init = self.directory.get(INIT)
+            self._elected.require_same(None if init is None else init.created, self.directory_revision)
 
     def is_of_this_model(self) -> bool:
-        """False: the model begins anew, and this process ends."""
-        init = self.directory.get(INIT)
-        self._has_seen_election = self._has_seen_election or (init is not None and init.created == self.election)
-        if (init is None and self._has_seen_election) or (init is not None and init.created > self.election):
+        """False: the model begins again, and this process ends."""
+        try:
+            self.require_same_model()
+        except FlightedlError as error:
             if self.is_alive:
-                self.end("the model begins anew")
+                self.end(str(error))
             return False
         return True
 
@@ -207,7 +180,9 @@ class Trainer(Process):
             member = self.membership.member
 
             def heard(reply: TasksReply | FlightedlError) -> None:
-                if isinstance(reply, TasksReply) and not evaluation:
+                if isinstance(reply, TasksReply):
+                    if not evaluation:
+                        self.job_end.heard(reply)
                     self.membership.tasks_answered(member, reply)
                 answered(reply)
 
@@ -218,98 +193,52 @@ class Trainer(Process):
 
         self._register(lambda: self.later(0.0, send), lambda error: self.later(0.0, lambda: answered(error)))
 
-    def open_batch(self, current: CurrentBatch, opened: Action, denied: Action) -> None:
-        """Be a member, with values that a member may have."""
-        self._opening = current
-        self._open(current, opened, denied)
+    def ask_for_end(self, answered: Callable[[TasksReply | Exception], None]) -> None:
+        """How far the job is; reports nothing and takes no work."""
+        self.ask_master(Ask(Reports(), (), 0, 0.0, 0), answered)
 
-    def _open(  # noqa: C901 - one conversation with the master
-        self, current: CurrentBatch, opened: Action, denied: Action
-    ) -> None:
-        if current is not self._opening:
-            return
-        if self.membership.begin_batch(current):
-            opened()
-            return
+    def ask_to_join(self, current: CurrentBatch, answered: Callable[[JoinReply], None]) -> None:
+        """Ask until there is an answer."""
 
         def again(_: Any = None) -> None:
-            self.later(0.1, lambda: self._open(current, opened, denied))
+            self.later(0.1, lambda: self.ask_to_join(current, answered))
 
         def heard(reply: JoinReply | FlightedlError) -> None:
-            if current is not self._opening:
-                return
-            if isinstance(reply, FlightedlError):
-                again() if is_transient(reply) else self.end(f"it may not join: {reply}")
-                return
-            match self.membership.join_answered(reply):
-                case Joined(new_mode):
-                    if new_mode is not None:
-                        self.give_up_sum()
-                        self._take_mode(new_mode)
-                    self._pull(dict.fromkeys(self.versions, 0), lambda: self._open(current, opened, denied))
-                case Denied():
-                    denied()
-                case NotYet():
-                    again()
+            if not isinstance(reply, FlightedlError):
+                answered(reply)
+            elif is_transient(reply):
+                again()
+            else:
+                self.end(f"it may not join: {reply}")
 
-        self._register(lambda: self._ask_to_join(current, heard, again), again)
+        def send() -> None:
+            address = self.directory.get(ADDRESS)
+            if address is None:
+                again()
+            elif self.is_of_this_model():
+                request = self.membership.join_request(self.name, self.generation, current)
+                timeout_s = _CALL_S + request.wait_s
+                self.world.call(self, address.value, address.value.join, request, heard, again, timeout_s=timeout_s)
 
-    def _ask_to_join(self, current: CurrentBatch, heard: Callable[[Any], None], again: Action) -> None:
-        address = self.directory.get(ADDRESS)
-        if address is None:
-            again()
-        elif self.is_of_this_model():
-            request = self.membership.join_request(self.name, self.generation, current)
-            timeout_s = _CALL_S + request.wait_s
-            self.world.call(self, address.value, address.value.join, request, heard, again, timeout_s=timeout_s)
+        self._register(send, again)
 
     # batches
 
-    def _take_mode(self, mode: Mode) -> None:
-        self.mode = mode
-        is_summing = isinstance(mode, Async) and self._push_every > 1
-        self._sums = BatchSums(self._push_every) if is_summing else None
-
-    def _pull(self, wanted: dict[int, int], then: Action) -> None:
-        self._transfer = Transfer(self, None, wanted, self.membership.member, False, lambda _: then())
+    def open_batch(self, current: CurrentBatch, opened: Action, denied: Action) -> None:
+        """Be a member, with values that a member may have."""
+        self.worker.run(self.steps.open_batch(current), lambda is_open: opened() if is_open else denied())
 
     def work(self, current: CurrentBatch, then: Action) -> None:
-        """The loop's body: compute, push, and have the values that follow."""
-
-        def push() -> None:
-            if current is not self._current:
-                return
-            if self._sums is None:
-                self._transfer = Transfer(self, current, {}, current.member, True, lambda _: then())
-                return
-            self._sums.complete(current)
-            self._sums.check()
-            if self._sums.is_full:
-                self.push_sum(then)
-            else:
-                then()
-
-        self._current = current
-        self.later(0.02 * self.own.random(), push)
+        """The loop's body, until the next batch is asked for."""
+        self.body = Body(self, current, then)
 
     def push_sum(self, then: Action) -> None:
         """All batches that wait, as one push."""
-        sums = self._sums
-        if sums is None or not sums.has_batches:
-            then()
-            return
-        together = sums.take({})
-
-        def done(refusals: Collection[tuple[int, ...]]) -> None:
-            sums.settle(together, refusals)
-            then()
-
-        self._transfer = Transfer(self, together, {}, together.member, True, done)
+        self.worker.run(self.steps.push_sum(), lambda _: then())
 
     def give_up_sum(self) -> None:
         """Its batches are somebody else's, or are done again."""
-        if self._sums is not None:
-            self._sums.give_up()
+        self.steps.give_up_sum()
 
     # loops
 
@@ -353,12 +282,17 @@ class Trainer(Process):
             self.later(0.0, self._when_over)
 
     def all_done(self, loop: Loop) -> None:
-        """The loop has ended by itself; the program does something else for a while, and ends."""
+        """The loop has ended by itself; the program reads the result, does something else for a while, and ends."""
+
+        def read(then: Action) -> None:
+            self.worker.run(self.steps.pull(None, self.steps.versions), lambda _: then())
 
         def over() -> None:
-            self._evaluate("after", lambda: self.end("all is done"))
+            self._evaluate("after", lambda: read(lambda: self.end("all is done")))
 
-        self._close(loop, 1.0 + self.own.random(), over)
+        self.reads_result = True
+        pause_s = 1.0 + self.own.random()
+        read(lambda: self._close(loop, pause_s, over))
 
     def leave_loop(self, *, is_begun_again: bool, raises: bool) -> None:
         """The program leaves its loop, now or with an error; then it begins another, or ends."""
@@ -368,7 +302,8 @@ class Trainer(Process):
         if raises:
             loop.fail()
         loop.leave()
-        self._give_up_transfer()
+        self.body = None
+        self.worker.drop()
         then = self._go_on if is_begun_again else lambda: self.end("its program is over")
         self._close(loop, 2.0 * self.own.random(), then)
 
@@ -402,26 +337,10 @@ class Trainer(Process):
         self.later(pause_s, close)
 
     def _go_on(self) -> None:
-        self.membership.lost()
-        self.give_up_sum()
+        self.steps.abandon_batch()
         self._begin_loop()
 
-    def _give_up_transfer(self) -> None:
-        self._current = self._opening = None
-        if self._transfer is not None:
-            self._transfer.give_up()
-
     def swallow_error(self) -> None:
-        """A push fails, of which the program takes no notice."""
-        transfer, sums, loop = self._transfer, self._sums, self.loop
-        current = None if loop is None or loop.at is None or loop.is_left else loop.at.current
-        if transfer is None or transfer.is_over or current is None or current is not self._current:
-            return
-        assert loop is not None
-        transfer.give_up()
-        error = UnavailableError("gave up")
-        if sums is not None:
-            sums.push_failed(error)
-        else:
-            current.push_failed(error)
-        loop.go_on()
+        """What the loop's body waits for fails, of which the program takes no notice."""
+        if self.body is not None:
+            self.body.fail(UnavailableError("gave up"))

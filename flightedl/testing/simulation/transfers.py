@@ -1,155 +1,184 @@
-"""One push, pull, or both, of a simulated trainer to all pservers: what is left of it, and what they answered."""
+"""Carries out a ``Transfer`` of a simulated trainer: messages to the pservers, and their answers."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING, Any
 
+from flightedl.domain.exactly_once.accumulation import having_bits
 from flightedl.domain.exactly_once.batches import Batch
-from flightedl.domain.pserver.block_values import ANSWERED
-from flightedl.domain.trainer.batches import CurrentBatch
+from flightedl.domain.trainer import transfers as core
+from flightedl.errors import DeadlineError, FlightedlError, NotReadyError, ReplacedError, UnavailableError
 from flightedl.messages.parameters import Outcome
-from flightedl.testing.simulation.job import blocks_of
+from flightedl.messages.tasks import TasksReply
 from flightedl.testing.simulation.pserver import PullRequest, Push
+from flightedl.testing.simulation.world import Action
 
 if TYPE_CHECKING:
     from flightedl.testing.simulation.trainer import Trainer
 
 _RETRY_S = 0.1
-_ABSENT_S = 0.3
+_REFUSALS: dict[str, FlightedlError] = {
+    "fenced": ReplacedError("another process has this index"),
+    "not ready": NotReadyError("the pserver has no values yet"),
+}
 
 
-class Transfer:
-    """Begins at once; ``then`` is called when every pserver has answered for all of its blocks, or for none.
+class Travel:
+    """A transfer on its way, to all pservers at once.
 
     Args:
         trainer: Whose it is.
-        current: What is pushed; None: values are pulled only.
-        pulls: Block -> the least version wanted.
-        member: Under which membership.
-        pull_after_push: Values that follow the push.
-        then: Given what blocks lack of a sum that they did not take.
+        transfer: What is sent and asked for.
+        gradients: Blocks that there is a gradient of; the others that are pushed get the batch's arrival.
+        done: Called when it is over.
+        failed: Called instead, when it is over and has failed.
     """
 
     def __init__(
         self,
         trainer: Trainer,
-        current: CurrentBatch | None,
-        pulls: Mapping[int, int],
-        member: int,
-        pull_after_push: bool,
-        then: Callable[[Collection[tuple[int, ...]]], None],
+        transfer: core.Transfer,
+        gradients: Collection[int],
+        done: Action,
+        failed: Callable[[FlightedlError], None],
     ) -> None:
         self._trainer = trainer
-        self._current = current
-        self._member = member
-        self._pull_after_push = pull_after_push
-        self._then = then
-        self._refusals: set[tuple[int, ...]] = set()
-        self._must_repeat = False
-        self.is_given_up = False
-        cluster = trainer.cluster
-        count, cut_for = cluster.pserver_count, cluster.shape.cut_for
-        self._blocks = {index: blocks_of(count, cut_for, index) for index in range(count)}
-        self._pushes = {index: set(blocks if current else ()) for index, blocks in self._blocks.items()}
-        self._pulls = {index: {n: pulls[n] for n in blocks if n in pulls} for index, blocks in self._blocks.items()}
-        self._open = set(self._blocks)
-        for index in self._blocks:
-            self._go_on(index)
+        self._transfer = transfer
+        self._gradients = frozenset(gradients)
+        self._done = done
+        self._failed = failed
+        self._open = {shard.index for shard in transfer.shards}
+        self._error: FlightedlError | None = None
+        #: Pserver -> since when it has not answered.
+        self._trouble_since: dict[int, float] = {}
 
-    @property
-    def is_over(self) -> bool:
-        """Whether nothing is waited for any more."""
-        return self.is_given_up or not self._open
+    def begin(self) -> None:
+        """Ask all pservers."""
+        for shard in self._transfer.shards:
+            self._ask(shard)
 
     def give_up(self) -> None:
         """Whatever is answered from now on is of no interest."""
-        self.is_given_up = True
+        self._transfer.is_given_up = True
 
-    def _later(self, index: int, delay_s: float) -> None:
-        self._trainer.later(delay_s, lambda: self._go_on(index))
-
-    def _go_on(self, index: int) -> None:
+    def _ask(self, shard: core.ShardTransfer) -> None:
+        """Ask the process that holds the index now, once."""
         trainer = self._trainer
-        if self.is_over or index not in self._open or not trainer.is_of_this_model():
+        if shard.is_over:
+            self._close(shard)
             return
-        if not self._pushes[index] and not self._pulls[index]:
-            self._close(index)
+        try:
+            trainer.require_same_model()
+            key = trainer.directory.get(f"ps/{shard.index}")
+            if key is None:
+                raise NotReadyError(f"nobody holds index {shard.index}")
+        except FlightedlError as error:
+            self._judge(shard, shard.failed(error))
             return
-        key = trainer.directory.get(f"ps/{index}")
-        if key is None:
-            self._later(index, _ABSENT_S)
-        elif self._pushes[index]:
-            self._push(index, key)
+        if self._transfer.current is None and not trainer.job_end.may_read(shard.index, key.created):
+            self._look_at_end(shard, key)
         else:
-            self._pull(index, key)
+            self._call(shard, key)
 
-    def _close(self, index: int) -> None:
-        self._open.discard(index)
-        if not self._open:
-            if self._must_repeat:
-                self._trainer.membership.lost()
-                if self._current is not None:
-                    self._current.must_repeat = True
-            self._then(self._refusals)
+    def _look_at_end(self, shard: core.ShardTransfer, key: Any) -> None:
+        """Ask the master whether this process has everything, and only then this process."""
 
-    def _too_late(self, index: int) -> None:
-        self._must_repeat = True
-        self._close(index)
+        def heard(reply: TasksReply | Exception) -> None:
+            try:
+                if isinstance(reply, Exception):
+                    raise reply
+                self._trainer.job_end.require(reply, shard.index, key.created)
+            except FlightedlError as error:
+                self._judge(shard, shard.failed(error))
+            else:
+                self._call(shard, key)
 
-    def _push(self, index: int, key: Any) -> None:
-        trainer, current = self._trainer, self._current
-        assert current is not None
-        identities = (current.identity, *current.further)
-        push = Push(
-            trainer.name,
-            trainer.generation,
-            self._member,
+        self._trainer.ask_for_end(heard)
+
+    def _call(self, shard: core.ShardTransfer, key: Any) -> None:
+        trainer = self._trainer
+
+        def late() -> None:
+            self._judge(shard, shard.failed(DeadlineError(f"{key.value.name} did not answer")))
+
+        def answered(reply: Any) -> None:
+            if shard.is_over:
+                return
+            if (refusal := _REFUSALS.get(reply[0])) is not None:
+                self._judge(shard, shard.failed(refusal))
+                return
+            self._take(shard, key.value, call, reply)
+            self._judge(shard, shard.ended())
+
+        match call := shard.next_call(key.created):
+            case core.Push():
+                trainer.world.call(trainer, key.value, key.value.push, self._push(call, key), answered, late)
+            case core.Pull(wanted):
+                request = PullRequest(self._transfer.member, key.created, tuple(sorted(wanted.items())))
+                trainer.world.call(trainer, key.value, key.value.pull, request, answered, late)
+
+    def _push(self, call: core.Push, key: Any) -> Push:
+        current = call.current
+        return Push(
+            self._trainer.name,
+            self._trainer.generation,
+            self._transfer.member,
             key.created,
-            tuple(Batch(each.epoch, each.task, each.batch) for each in identities),
+            tuple(Batch(each.epoch, each.task, each.batch) for each in (current.identity, *current.further)),
             current.assignment.batch_count,
-            tuple((number, trainer.versions[number], 1.0) for number in sorted(self._pushes[index])),
+            tuple((number, call.bases[number], float(number in self._gradients)) for number in call.blocks),
             current.step,
         )
 
-        def answered(reply: Any) -> None:
-            if self.is_over:
-                return
-            if reply[0] != "pushed":
-                self._later(index, 2 * _RETRY_S)
-                return
-            for number, outcome, lacking in reply[1]:
-                if outcome not in {*ANSWERED, Outcome.PARTLY_APPLIED}:
-                    self._too_late(index)
-                    return
-                self._pushes[index].discard(number)
-                if outcome is Outcome.PARTLY_APPLIED:
-                    self._refusals.add(tuple(lacking))
-                    current.note_answers({}, index, key.created)
-                    continue
-                version = trainer.versions[number]
-                current.note_answers({number: version}, index, key.created)
-                if self._pull_after_push:
-                    self._pulls[index][number] = trainer.mode.version_after(version)
-            self._go_on(index)
+    def _take(self, shard: core.ShardTransfer, pserver: Any, call: core.Call, reply: Any) -> None:
+        """Say what was answered."""
+        kind, *rows = reply
+        if kind == "pushed":
+            for number, outcome, lacking in rows[0]:
+                assert isinstance(call, core.Push)
+                having = [place not in lacking for place in range(1 + len(call.current.further))]
+                shard.answered(range(number, number + 1), outcome, having=having_bits(having))
+        elif kind == "not member":
+            assert isinstance(call, core.Pull)
+            for number in call.wanted:
+                shard.answered(range(number, number + 1), Outcome.NOT_MEMBER)
+        else:
+            if self._transfer.current is None and self._trainer.reads_result:
+                self._trainer.cluster.account.result_read(self._trainer, pserver)
+            for number, version in rows[0]:
+                shard.answered(range(number, number + 1), Outcome.NONE, version)
 
-        trainer.world.call(trainer, key.value, key.value.push, push, answered, lambda: self._later(index, _RETRY_S))
+    def _judge(self, shard: core.ShardTransfer, verdict: core.Verdict) -> None:
+        """Go on as the core says, for as long as the program has patience."""
+        trainer, now = self._trainer, self._trainer.world.now
+        match verdict:
+            case core.Over():
+                self._close(shard)
+            case core.Refused(error):
+                self._error = self._error or error
+                self._close(shard)
+            case core.AskAgain(error):
+                since = self._trouble_since.setdefault(shard.index, now)
+                if now - since >= trainer.give_up_s:
+                    self._error = self._error or UnavailableError(f"gave up: {error}")
+                    self._close(shard)
+                else:
+                    trainer.later(_RETRY_S, lambda: self._ask(shard))
+            case core.KeepWaiting():
+                self._trouble_since.pop(shard.index, None)
+                trainer.later(_RETRY_S / 2, lambda: self._ask(shard))
 
-    def _pull(self, index: int, key: Any) -> None:
-        trainer = self._trainer
-        request = PullRequest(self._member, key.created, tuple(sorted(self._pulls[index].items())))
-
-        def answered(reply: Any) -> None:
-            if self.is_over:
-                return
-            if reply[0] == "not member":
-                self._too_late(index)
-            elif reply[0] == "pulled":
-                for number, version in reply[1]:
-                    trainer.versions[number] = version
-                    self._pulls[index].pop(number, None)
-                self._later(index, _RETRY_S / 2) if self._pulls[index] else self._close(index)
-            else:
-                self._later(index, _ABSENT_S)
-
-        trainer.world.call(trainer, key.value, key.value.pull, request, answered, lambda: self._later(index, _RETRY_S))
+    def _close(self, shard: core.ShardTransfer) -> None:
+        """Nothing more is asked of this pserver."""
+        if self._transfer.is_given_up or shard.index not in self._open:
+            return
+        self._open.discard(shard.index)
+        if self._open:
+            return
+        if self._error is None:
+            self._done()
+        else:
+            # What it pushes may have come to some blocks and not to others.
+            self._trainer.cluster.account.out_of_step.add(self._transfer.member)
+            self._failed(self._error)

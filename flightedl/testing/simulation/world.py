@@ -50,6 +50,8 @@ class Process:
         self.is_frozen = False
         #: What it knows of etcd's keys: some moments old, or older.
         self.directory: dict[str, Any] = {}
+        #: Up to which revision it knows them.
+        self.directory_revision = 0
         self._inbox: deque[Action] = deque()
         #: What it has seen of etcd, and in which life of the job; None: it has asked nothing yet.
         self.witness = Witness()

@@ -27,7 +27,7 @@ def test_a_sum_is_pushed_when_it_is_full_under_all_of_its_identities() -> None:
     added(sums, second)
     assert sums.is_full
     second.member, second.step = 7, 4
-    together = sums.take({})
+    together = sums.take()[0]
     assert (together.number, together.further, together.member, together.step) == (0, (second.identity,), 7, 4)
     assert sums.is_pushed(second)
     together.note_answers({}, 0, 5)
@@ -39,8 +39,11 @@ def test_a_sum_is_pushed_when_it_is_full_under_all_of_its_identities() -> None:
 
 def test_what_a_block_lacks_is_done_again_in_a_sum_of_its_own() -> None:
     sums, members = BatchSums(3), batches(3)
-    added(sums, *members)
-    sums.settle(sums.take({"w": 3}), [(0, 2)])
+    for member in members:
+        member.begin()
+        assert sums.add(member, {"w"}) == 1
+        sums.complete(member)
+    sums.settle(sums.take()[0], [(0, 2)])
     assert [member.must_repeat for member in members] == [True, False, True]
     first, _, third = members
     assert first.again is third.again
@@ -55,7 +58,7 @@ def test_what_a_block_lacks_is_done_again_in_a_sum_of_its_own() -> None:
 def test_a_sum_is_done_again_as_one_when_the_membership_was_lost() -> None:
     sums, members = BatchSums(2), batches(2)
     added(sums, *members)
-    together = sums.take({})
+    together = sums.take()[0]
     together.must_repeat = True
     sums.settle(together, [])
     assert all(member.must_repeat and member.again is members[0].again for member in members)
@@ -64,7 +67,7 @@ def test_a_sum_is_done_again_as_one_when_the_membership_was_lost() -> None:
 def test_a_push_that_failed_is_done_again() -> None:
     sums, members = BatchSums(2), batches(2)
     added(sums, *members)
-    sums.take({})
+    sums.take()
     sums.push_failed(UnavailableError("gone"))
     assert all(member.must_repeat and member.failure is None for member in members)
     assert not sums.is_pushed(members[1])
@@ -73,7 +76,7 @@ def test_a_push_that_failed_is_done_again() -> None:
 def test_a_sum_that_cannot_be_pushed_is_split() -> None:
     sums, members = BatchSums(2), batches(2)
     added(sums, *members)
-    sums.take({})
+    sums.take()
     sums.split()
     assert [member.again.batch_count for member in members if member.again] == [1, 1]
 

@@ -10,21 +10,14 @@ While a job trains, values are read as they are.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from flightedl.errors import BegunAnewError, NotReadyError
 from flightedl.messages.tasks import TasksReply
 
 
 class JobEnd:
-    """What the master said of the end. Thread-safe.
+    """What the master said of the end. One thread at a time hears, any may ask."""
 
-    Args:
-        ask: Asks the master how far the job is; what it answers is also given to ``heard``.
-    """
-
-    def __init__(self, ask: Callable[[], TasksReply]) -> None:
-        self._ask = ask
+    def __init__(self) -> None:
         #: The generation of each pserver that has everything; None: it is not known that all is done.
         self._final: tuple[int, ...] | None = None
 
@@ -33,25 +26,23 @@ class JobEnd:
         if reply.outcome == "epochs_done":
             self._final = tuple(reply.pservers)
 
-    def require_final(self, index: int, generation: int) -> None:
-        """Let this process of a pserver be read, unless the job has ended and it may lack something.
+    def may_read(self, index: int, generation: int) -> bool:
+        """Whether this process of a pserver may be read; if not, ask the master how far the job is, and ``require``."""
+        final = self._final
+        return final is None or index >= len(final) or final[index] == generation
+
+    def require(self, reply: TasksReply, index: int, generation: int) -> None:
+        """The master's answer, which was also given to ``heard``, has to say that this process has everything.
 
         Raises:
-            NotReadyError: it is not known yet whether it does; look for the pserver again.
+            NotReadyError: it is not known yet whether it has; look for the pserver again.
             BegunAnewError: what it lacks is done again.
-            FlightedlError: the master cannot be asked.
         """
-        if self._is_final(index, generation):
+        if self.may_read(index, generation):
             return
-        reply = self._ask()
         if reply.outcome != "epochs_done" and not reply.is_ending:
             raise BegunAnewError(
                 f"pserver {index} was replaced after the job's end, and lacks some of what was done, "
                 "which is done again: start this trainer again"
             )
-        if not self._is_final(index, generation):
-            raise NotReadyError(f"pserver {index} was replaced after the job's end: the master looks what it has")
-
-    def _is_final(self, index: int, generation: int) -> bool:
-        final = self._final
-        return final is None or index >= len(final) or final[index] == generation
+        raise NotReadyError(f"pserver {index} was replaced after the job's end: the master looks what it has")

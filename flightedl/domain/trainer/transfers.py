@@ -1,0 +1,249 @@
+"""One push or pull, or both, to all pservers: what is left of it, and what each answer and each failure means for it.
+
+Everything that a trainer sends is idempotent: a push is known by its batch. So whatever fails on the way is simply sent
+again, to whichever process holds the pserver's index by then, and only what was *answered* counts:
+
+* A block that has the batch (from this copy or an earlier one) is settled. Where fresh values are wanted, it is pulled,
+  unless they came with the answer.
+* A block at which the gradient came too late, or that does not know the sender as a member, has nothing of it. The
+  batch has to be computed again, under a new membership; nothing else of this transfer is of any use.
+* A block that has some batches of a sum takes none, and says which it has. The sum's owner pushes the others again.
+* No answer, an unknown outcome, an address of a process that is gone: the same request once more. Any other error is
+  final: the request would be refused for ever.
+
+A transfer is carried out one pserver at a time or all at once: a :class:`ShardTransfer` is about one of them and shares
+nothing that changes with the others, except that each writes down what its own blocks have.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from flightedl.domain.consistency.modes import Mode
+from flightedl.domain.exactly_once.accumulation import lacking_of
+from flightedl.domain.trainer.batches import CurrentBatch
+from flightedl.domain.trainer.retries import is_transient
+from flightedl.errors import FlightedlError
+from flightedl.messages.parameters import Outcome
+
+_TOO_LATE = frozenset({Outcome.STALE, Outcome.NOT_MEMBER})
+
+
+@dataclass(frozen=True, slots=True)
+class Push:
+    """Send the batch to blocks of a pserver, and give each answer to ``answered``."""
+
+    current: CurrentBatch
+    #: Rising.
+    blocks: Sequence[int]
+    #: Of these blocks, and maybe others: the version that the gradient was computed at.
+    bases: Mapping[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Pull:
+    """Ask a pserver for values, and give them to ``answered``."""
+
+    #: Block -> the lowest version wanted.
+    wanted: Mapping[int, int]
+
+
+Call = Push | Pull
+
+
+@dataclass(frozen=True, slots=True)
+class Over:
+    """Nothing more is asked of this pserver."""
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """Raise the error: asking again cannot help."""
+
+    error: FlightedlError
+
+
+@dataclass(frozen=True, slots=True)
+class AskAgain:
+    """Look up who holds the index and ask again, a little later; give up when that has lasted too long."""
+
+    error: FlightedlError
+
+
+@dataclass(frozen=True, slots=True)
+class KeepWaiting:
+    """All is in order: ask for the rest again, for as long as it takes."""
+
+    for_what: str
+
+
+Verdict = Over | Refused | AskAgain | KeepWaiting
+_OVER = Over()
+
+
+class ShardTransfer:
+    """What one pserver still has to be sent and asked for.
+
+    Args:
+        index: Of the pserver.
+        whole: What it is a part of.
+        pushes: Its blocks that the batch goes to.
+        pulls: Its block -> the lowest version wanted.
+    """
+
+    __slots__ = ("_pulls", "_pushes", "_whole", "generation", "index", "must_repeat", "refusals")
+
+    def __init__(self, index: int, whole: Transfer, pushes: set[int], pulls: dict[int, int]) -> None:
+        self.index = index
+        self._whole = whole
+        #: Blocks that have not answered for the batch, and those whose values are wanted.
+        self._pushes, self._pulls = pushes, pulls
+        #: Of the process that was asked last.
+        self.generation = 0
+        #: The gradient was too late, or the membership is gone.
+        self.must_repeat = False
+        #: What each block lacks that did not take a sum: places of the sum's batches.
+        self.refusals: set[tuple[int, ...]] = set()
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing more is asked of this pserver."""
+        return self._whole.is_given_up or self.must_repeat or not (self._pushes or self._pulls)
+
+    def next_call(self, generation: int) -> Call:
+        """What to ask the process that holds the index now; ``generation``: its own."""
+        self.generation = generation
+        current = self._whole.current
+        if self._pushes and current is not None:
+            blocks = sorted(self._pushes)
+            return Push(current, blocks, self._bases(blocks))
+        return Pull(dict(self._pulls))
+
+    def answered(self, blocks: range, outcome: int, version: int | None = None, having: bytes = b"") -> None:
+        """Neighbouring blocks have answered.
+
+        Args:
+            blocks: Their numbers.
+            outcome: What became of the batch there.
+            version: Of the values that came with the answer and are stored; None: none came.
+            having: Of a sum that was not taken: which of its batches the blocks have, see ``having_bits``.
+        """
+        current = self._whole.current
+        if outcome in _TOO_LATE:
+            self.must_repeat = True
+            self._forget(blocks)
+        elif outcome == Outcome.PARTLY_APPLIED and current is not None:
+            self._pushes.difference_update(blocks)
+            self.refusals.add(lacking_of(having, 1 + len(current.further)))
+            current.note_answers({}, self.index, self.generation)
+            return
+        elif outcome != Outcome.NONE:
+            self._settle(blocks, has_values=version is not None)
+        if version is not None:
+            self._whole.versions.update(dict.fromkeys(blocks, version))
+            for block in blocks if self._pulls else ():
+                self._pulls.pop(block, None)
+
+    def _settle(self, blocks: range, *, has_values: bool) -> None:
+        """They have the batch; their values have come with the answer, or are to be pulled."""
+        self._pushes.difference_update(blocks)
+        whole, bases = self._whole, self._bases(blocks)
+        versions = dict(zip(blocks, map(bases.__getitem__, blocks), strict=True))
+        if whole.current is not None:
+            whole.current.note_answers(versions, self.index, self.generation)
+        if whole.pull_after_push and not has_values:
+            after = whole.mode.version_after
+            self._pulls.update({block: after(version) for block, version in versions.items()})
+
+    def _forget(self, blocks: Iterable[int]) -> None:
+        self._pushes.difference_update(blocks)
+        for block in blocks if self._pulls else ():
+            self._pulls.pop(block, None)
+
+    def _bases(self, blocks: Iterable[int]) -> Mapping[int, int]:
+        """At least these blocks -> the version that the batch's gradient was computed at.
+
+        Of each block until newer values of it are noted.
+        """
+        current = self._whole.current
+        if current is not None and current.base_version is not None:
+            return dict.fromkeys(blocks, current.base_version)
+        return self._whole.versions
+
+    def ended(self) -> Verdict:
+        """The call is through; what was not answered for takes longer."""
+        if self.is_over:
+            return _OVER
+        return KeepWaiting(f"pserver {self.index}: the other trainers' gradients of this round")
+
+    def failed(self, error: FlightedlError) -> Verdict:
+        """The call failed, or nobody holds the index. What was answered before counts."""
+        if not is_transient(error):
+            return Refused(error)
+        return _OVER if self.is_over else AskAgain(error)
+
+
+class Transfer:
+    """What is sent to and asked of all pservers.
+
+    Args:
+        shards: Of each pserver, its blocks.
+        versions: Block -> the version of the values that are held; kept up to date.
+        mode: Says which version follows a push.
+        current: The batch that is pushed, or at whose rounds values are pulled; None: values are only read.
+        member: Under which membership; 0: as a reader.
+        pushes: Blocks that the batch goes to.
+        pulls: Block -> the lowest version wanted.
+        pull_after_push: Whether fresh values are wanted of blocks that have taken the batch.
+    """
+
+    __slots__ = ("current", "is_given_up", "member", "mode", "pull_after_push", "shards", "versions")
+
+    def __init__(
+        self,
+        shards: Sequence[frozenset[int]],
+        versions: dict[int, int],
+        mode: Mode,
+        current: CurrentBatch | None,
+        member: int,
+        pushes: Collection[int] = (),
+        pulls: Mapping[int, int] | None = None,
+        *,
+        pull_after_push: bool = False,
+    ) -> None:
+        self.versions = versions
+        self.mode = mode
+        self.current = current
+        self.member = member
+        self.pull_after_push = pull_after_push
+        #: Nobody waits for it any more.
+        self.is_given_up = False
+        wanted = {} if pulls is None else pulls
+        if len(shards) == 1:
+            self.shards = [ShardTransfer(0, self, set(pushes), dict(wanted))]
+        else:
+            self.shards = [
+                ShardTransfer(
+                    index,
+                    self,
+                    set(blocks.intersection(pushes)),
+                    {block: version for block, version in wanted.items() if block in blocks} if wanted else {},
+                )
+                for index, blocks in enumerate(shards)
+            ]
+
+    @property
+    def must_repeat(self) -> bool:
+        """The batch has to be computed again, under a new membership."""
+        return any(shard.must_repeat for shard in self.shards)
+
+    @property
+    def refusals(self) -> set[tuple[int, ...]]:
+        """What blocks lack of a sum that they did not take."""
+        return set().union(*(shard.refusals for shard in self.shards))
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing is waited for any more."""
+        return all(shard.is_over for shard in self.shards)

@@ -1,0 +1,99 @@
+"""The body of a simulated program's loop: what it calls for one batch, and what it makes of errors."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from flightedl.domain.trainer.batches import CurrentBatch
+from flightedl.domain.trainer.steps import Work
+from flightedl.testing.simulation.world import Action
+
+if TYPE_CHECKING:
+    from flightedl.testing.simulation.trainer import Trainer
+
+#: How often a program takes no notice of an error.
+_SWALLOWED_SHARE = 0.7
+#: What computing a batch takes at most, mostly and now and then.
+_LONGEST_S = 0.02
+_SLOWEST_S = 2.0
+_SLOW_SHARE = 0.06
+
+
+class Body:
+    """One time through the loop's body, with one batch.
+
+    Mostly that is a step; now and then it is pushed in two parts, pulled before, or pulled after. Every block gets a
+    gradient, unless a push fails.
+
+    Args:
+        trainer: Whose program it is.
+        current: The batch.
+        then: Called when the next batch is asked for, and the core is through with this one.
+    """
+
+    def __init__(self, trainer: Trainer, current: CurrentBatch, then: Action) -> None:
+        self.current = current
+        self._trainer = trainer
+        self._then = then
+        self._swallows_next = False
+        self._calls = self._drawn()
+        is_slow = trainer.own.random() < _SLOW_SHARE and trainer.world.are_faults_on
+        trainer.later((_SLOWEST_S if is_slow else _LONGEST_S) * trainer.own.random(), self._go_on)
+
+    def fail(self, error: Exception) -> None:
+        """What it waits for fails, of which the program takes no notice."""
+        if self._trainer.worker.is_travelling:
+            self._swallows_next = True
+            self._trainer.worker.fail(error)
+            self._swallows_next = False
+
+    def _go_on(self) -> None:
+        """The next call, or the next batch."""
+        trainer = self._trainer
+        if self is not trainer.body:
+            return
+        if self._calls:
+            self._calls.pop(0)()
+        else:
+            trainer.body = None
+            trainer.worker.run(trainer.steps.close_batch(self.current), lambda _: self._then())
+
+    def _failed(self, error: Exception) -> None:
+        if self._swallows_next or self._trainer.own.random() < _SWALLOWED_SHARE:
+            self._go_on()
+        else:
+            self._trainer.end(f"its program ended with {type(error).__name__}: {error}")
+
+    def _drawn(self) -> list[Action]:
+        random, blocks = self._trainer.own, sorted(self._trainer.steps.versions)
+        kind = random.random()
+        if kind > 0.9:
+            return [lambda: self._push(blocks, is_complete=False), self._pull]
+        calls: list[Action] = [self._pull] if kind < 0.1 else []
+        count = random.randrange(len(blocks)) if kind > 0.8 else 0
+        if count:
+            calls.append(lambda: self._push(blocks[:count], is_complete=False))
+        calls.append(lambda: self._push(blocks[count:], is_complete=True))
+        return calls
+
+    def _pull(self) -> None:
+        steps = self._trainer.steps
+        self._run(steps.pull(self.current, steps.versions))
+
+    def _push(self, blocks: Sequence[int], *, is_complete: bool) -> None:
+        """As ``Parameters.push`` and ``step`` do."""
+        current, steps = self.current, self._trainer.steps
+        if current.must_repeat:
+            self._go_on()
+            return
+        if steps.sums is not None:
+            steps.sums.add(current, [str(number) for number in blocks])
+            steps.sums.check()
+            self._trainer.worker.add(steps.sums.identity, blocks)
+            self._run(steps.step(current)) if is_complete else self._go_on()
+        else:
+            self._run(steps.step(current) if is_complete else steps.push(current, blocks), blocks)
+
+    def _run(self, work: Work[None], gradients: Sequence[int] = ()) -> None:
+        self._trainer.worker.run(work, lambda _: self._go_on(), self._failed, gradients)

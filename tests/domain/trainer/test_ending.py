@@ -1,0 +1,48 @@
+"""Which pservers' values are the result."""
+
+from __future__ import annotations
+
+import pytest
+
+from flightedl.domain.trainer.ending import JobEnd
+from flightedl.errors import BegunAnewError, NotReadyError
+from flightedl.messages.tasks import TasksReply
+
+
+def done(*pservers: int) -> TasksReply:
+    return TasksReply(assignments=[], outcome="epochs_done", pservers=list(pservers))
+
+
+ENDING = TasksReply(assignments=[], outcome="none_now", is_ending=True)
+REOPENED = TasksReply(assignments=[], outcome="none_now")
+
+
+def test_while_a_job_trains_whoever_is_there_is_read() -> None:
+    end = JobEnd()
+    end.heard(ENDING)
+    assert end.may_read(0, 1)
+
+
+def test_after_the_end_the_processes_that_have_everything_are_read() -> None:
+    end = JobEnd()
+    end.heard(done(3, 4))
+    assert end.may_read(0, 3)
+    assert not end.may_read(1, 5)
+    assert not end.may_read(1, 3), "one that is over"
+    end.require(done(3, 4), 1, 4)
+
+
+def test_one_that_took_over_is_read_when_the_master_says_so() -> None:
+    end = JobEnd()
+    end.heard(done(3, 4))
+    with pytest.raises(NotReadyError):
+        end.require(ENDING, 1, 7)
+    end.heard(done(3, 7))
+    end.require(done(3, 7), 1, 7)
+
+
+def test_what_it_lacks_is_done_again_by_others() -> None:
+    end = JobEnd()
+    end.heard(done(3, 4))
+    with pytest.raises(BegunAnewError, match="start this trainer again"):
+        end.require(REOPENED, 1, 7)

@@ -1,0 +1,127 @@
+"""Who gives the model its first values."""
+
+from __future__ import annotations
+
+import pytest
+
+from flightedl.domain.trainer.first_values import (
+    Candidate,
+    Confirm,
+    Elected,
+    ElectionOfFirstValues,
+    FollowedElection,
+    Look,
+    Pause,
+    Stand,
+    Upload,
+    WaitFor,
+)
+from flightedl.errors import BegunAnewError, FencedError, NotReadyError, OutcomeUnknownError
+
+
+def standing(pservers: int = 2) -> ElectionOfFirstValues:
+    """One that has won election 5."""
+    election = ElectionOfFirstValues("me", pservers)
+    assert election.next_step() == Look()
+    election.looked(None)
+    assert election.next_step() == Stand()
+    election.stood()
+    assert election.next_step() == Look()
+    election.looked(Candidate("me", False, 5, 5))
+    return election
+
+
+def test_the_winner_sends_its_values_to_all_and_says_so() -> None:
+    election = standing()
+    assert election.next_step() == Upload(0, 5)
+    election.uploaded(11, 3, 3)
+    assert election.next_step() == Upload(1, 5)
+    election.uploaded(12, 2, 2)
+    assert election.next_step() == Confirm(5, (11, 12))
+    election.confirmed(30)
+    assert election.next_step() == Elected(5, 30)
+
+
+def test_a_loser_waits_for_the_winner() -> None:
+    election, other = ElectionOfFirstValues("me", 1), Candidate("other", False, 4, 4)
+    election.looked(other)
+    assert election.next_step() == WaitFor(other)
+    assert election.next_step() == Look()
+    election.looked(Candidate("other", True, 4, 9))
+    assert election.next_step() == Elected(4, 9)
+
+
+def test_a_winner_that_has_gone_again_lets_others_stand() -> None:
+    election = ElectionOfFirstValues("me", 1)
+    election.looked(None)
+    election.stood()
+    election.looked(None)
+    assert isinstance(election.next_step(), Pause)
+    assert election.next_step() == Look()
+    election.looked(None)
+    assert election.next_step() == Stand()
+
+
+def test_an_upload_ends_when_a_newer_election_is_known() -> None:
+    election = standing()
+    assert election.next_step(newest=5) == Upload(0, 5)
+    assert election.next_step(newest=6) == Pause("another trainer gives the first values")
+    assert election.next_step(newest=6) == Look()
+
+
+def test_an_upload_ends_when_a_pserver_has_newer_values() -> None:
+    election = standing()
+    election.next_step()
+    election.uploaded(11, 2, 3)
+    assert isinstance(election.next_step(), Pause)
+    assert election.next_step() == Look()
+
+
+def test_a_pserver_that_does_not_answer_is_sent_its_values_again() -> None:
+    election = standing()
+    election.uploaded(11, 3, 3)
+    election.failed(OutcomeUnknownError("cut"))
+    assert election.next_step() == Pause("cut")
+    assert election.next_step() == Upload(1, 5)
+
+
+def test_what_trying_again_cannot_help_is_raised() -> None:
+    with pytest.raises(FencedError):
+        standing().failed(FencedError("another plan"))
+
+
+def test_when_a_pserver_was_replaced_all_is_sent_again() -> None:
+    election = standing(1)
+    election.uploaded(11, 3, 3)
+    assert election.next_step() == Confirm(5, (11,))
+    election.confirmed(None)
+    assert isinstance(election.next_step(), Pause)
+    assert election.next_step() == Look()
+    election.looked(Candidate("me", False, 5, 5))
+    assert election.next_step() == Upload(0, 5)
+    election.uploaded(15, 3, 3)
+    assert election.next_step() == Confirm(5, (15,))
+
+
+def test_whether_it_was_stored_is_looked_up_when_nobody_answers() -> None:
+    election = standing(1)
+    election.uploaded(11, 3, 3)
+    election.failed(NotReadyError("etcd is away"))
+    assert election.next_step() == Pause("etcd is away")
+    assert election.next_step() == Look()
+
+
+class TestTheModelThatATrainerWorksFor:
+    followed = FollowedElection(Elected(5, 30))
+
+    def test_is_the_one_of_its_election(self) -> None:
+        self.followed.require_same(5, 40)
+
+    def test_is_not_known_here_yet(self) -> None:
+        self.followed.require_same(None, 29)
+        self.followed.require_same(4, 20)
+
+    @pytest.mark.parametrize(("election", "revision"), [(6, 40), (None, 30)])
+    def test_is_over(self, election: int | None, revision: int) -> None:
+        with pytest.raises(BegunAnewError):
+            self.followed.require_same(election, revision)
