@@ -55,14 +55,13 @@ def with_gaps_filled(positions: IntervalSet, obstacles: IntervalSet, limit: int)
 
     More are left only where obstacles are in the way.
     """
-    surplus = positions.interval_count - limit
-    if surplus <= 0:
+    if positions.interval_count <= limit:
         return positions
     intervals = list(positions)
     gaps = [(end, start) for (_, end), (start, _) in pairwise(intervals)]
     gaps = [gap for gap in gaps if not obstacles.overlaps(*gap)]
     gaps.sort(key=lambda gap: gap[1] - gap[0])
-    filled = sorted(gaps[:surplus])
+    filled = sorted(gaps[: positions.interval_count - limit])
     # Rebuilt in one go: filling one by one would move the list's tail each time.
     joined = dict(filled)
     merged: list[tuple[int, int]] = []

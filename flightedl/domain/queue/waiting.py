@@ -90,9 +90,6 @@ class WaitingPieces:
         #: Suspect pieces, by place.
         self._suspects: list[BatchRange] = []
 
-    def __bool__(self) -> bool:
-        return bool(self._runs or self._parts or self._suspects)
-
     @property
     def lowest_epoch(self) -> int | None:
         """The earliest epoch of which something waits."""

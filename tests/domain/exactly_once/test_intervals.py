@@ -107,6 +107,7 @@ def test_sets_that_begin_or_end_alike_are_not_equal():
 
 def test_an_empty_stretch_inside_of_an_interval_is_nothing():
     intervals = IntervalSet([(0, 6)])
+    assert [intervals.add(place, place) for place in (3, 6, 9)] == [0, 0, 0]
     assert intervals.remove(3, 3) == 0
     assert list(intervals) == [(0, 6)]
     assert list(intervals.within(3, 3)) == []

@@ -23,8 +23,12 @@ def test_no_such_batch() -> None:
     assert batch_range(10, 4, 2) == range(8, 10)
     with pytest.raises(ValueError, match="no batch 3"):
         batch_range(10, 4, 3)
+    with pytest.raises(ValueError, match="no batch -1"):
+        batch_range(10, 4, -1)
     with pytest.raises(ValueError, match="no batches of 0"):
         batch_count(10, 0)
+    with pytest.raises(ValueError, match="in -1 records"):
+        batch_count(-1, 4)
 
 
 @given(st.integers(0, 300), st.integers(-(2**70), 2**70), st.integers(0, 100), st.integers(0, 10**7))

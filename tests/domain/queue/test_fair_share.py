@@ -16,6 +16,10 @@ def test_what_is_wanted_covers_the_time():
     assert wanted_count(0.0, 3.5) == HOLDING_CEILING
 
 
+def test_it_is_asked_for_when_a_third_is_missing():
+    assert [count_to_ask_for(6, held) for held in (6, 5, 4, 0)] == [0, 0, 2, 6]
+
+
 @given(pace_s=st.floats(0.001, 100.0), cover_s=st.floats(0.0, 60.0))
 def test_whenever_it_does_not_ask_enough_are_left(pace_s, cover_s):
     wanted = wanted_count(pace_s, cover_s)

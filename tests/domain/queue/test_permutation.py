@@ -78,6 +78,8 @@ def test_outside_is_refused(position):
         permutation.at(position)
     with pytest.raises(IndexError, match="outside of 0 … 4"):
         permutation.position_of(position)
+    with pytest.raises(IndexError, match="outside of 0 … 4"):
+        permutation.positions_of(np.array([0, min(position, 5)]))
 
 
 def test_arrays_outside_are_refused():

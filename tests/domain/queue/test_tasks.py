@@ -1,5 +1,6 @@
 """The task queue: given these events, expect exactly these answers. Every test ends with all invariants checked."""
 
+import json
 import random
 from dataclasses import replace
 
@@ -9,6 +10,7 @@ import pytest
 from flightedl.domain.exactly_once.intervals import IntervalSet
 from flightedl.domain.queue.permutation import KeyedPermutation, key_of
 from flightedl.domain.queue.reopening import with_gaps_filled
+from flightedl.domain.queue.storage import is_over
 from flightedl.domain.queue.tasks import TaskQueue
 from flightedl.domain.queue.values import (
     AlreadyDone,
@@ -131,6 +133,23 @@ def test_shuffled_epochs_follow_the_keyed_permutation(make):
         assert tasks[50 * epoch : 50 * epoch + 50] == [permutation.at(position) for position in range(50)]
 
 
+def test_an_epoch_has_begun_when_the_one_before_is_done(make):
+    queue = make(2, epochs=2)
+    begun = [queue.begun_epochs]
+    for _ in range(4):
+        run(queue, count=1)
+        begun.append(queue.begun_epochs)
+    assert begun == [1, 1, 2, 2, 2]
+
+
+def test_the_batches_of_a_task_that_does_not_exist_are_not_told(make):
+    queue = make(2)
+    assert queue.batches(0, 1).todo == ((0, 4),)
+    for task in (-1, 2):
+        with pytest.raises(UsageError, match=f"there is no task {task}"):
+            queue.batches(0, task)
+
+
 def test_endless_epochs_go_on(make):
     queue = make(2, epochs=None)
     assert len(run(queue, count=9)) == 9
@@ -166,6 +185,15 @@ def test_a_lost_reply_is_told_again(make):
     assert take(queue, known={known.attempt}) == lost
     assert queue.revision == revision
     assert isinstance(queue.request("a", 0.0, known={known.attempt, lost.attempt}), NoTaskNow)
+
+
+def test_who_is_told_again_learns_whether_it_is_a_copy(near_end):
+    queue, _, waiting = near_end
+    assert queue.request("slow", 101.0, known=()) == TaskGiven(queue.holders()["slow"][0], is_copy=False)
+    copy = queue.request("fast", 120.0)
+    assert copy.is_copy
+    assert copy.assignment.task == waiting.task
+    assert queue.request("fast", 120.0, known=()) == copy
 
 
 def test_revision_rises_with_changes_only(make):
@@ -209,6 +237,25 @@ def test_reports_of_what_is_not_held_are_refused(make):
             with pytest.raises(FencedError):
                 report(queue, wrong, trainer)
     assert queue.encode() == before
+
+
+def test_reports_of_work_that_was_never_given_are_refused(make):
+    queue = make(3, epochs=2)
+    run(queue, count=1)
+    held = take(queue)
+    for epoch, position, attempt in [(0, 2, 1), (0, 2, held.attempt), (1, 0, 1), (0, 0, held.attempt + 1), (0, 0, 99)]:
+        with pytest.raises(FencedError):
+            queue.finish("a", epoch, position, attempt, 0.0)
+    assert queue.finish("a", 0, 0, 1, 0.0) == AlreadyDone()
+
+
+def test_a_repeated_report_of_a_part_is_already_done_while_another_part_waits(make):
+    queue = make(3)
+    run(queue)
+    queue.reopen(0, [], {0: [(0, 1), (2, 3)]})
+    part = take(queue)
+    finish(queue, part)
+    assert finish(queue, part) == AlreadyDone()
 
 
 def test_a_repeated_report_is_already_done(make):
@@ -288,11 +335,20 @@ def test_an_unknown_duration_is_not_averaged(make):
     queue = make()
     assignment = take(queue, now=9000.0)
     restored = TaskQueue.decode(queue.encode(), QueueSettings(task_count=3, batch_counts=four))
-    finish(restored, assignment, now=5.0)
+    restored.tick(5.0)
+    finish(restored, assignment, now=9.0)
     assert restored.average_s is None
 
 
 # --- what runs and what waits ---
+
+
+def test_a_part_of_a_task_is_not_averaged(make):
+    queue = make(3)
+    run(queue)
+    queue.reopen(0, [], {0: [(0, 1)]})
+    finish(queue, take(queue, now=100.0), now=150.0)
+    assert queue.average_s is None
 
 
 def test_a_piece_begins_when_the_one_before_it_was_reported(make):
@@ -434,6 +490,7 @@ def test_an_idle_trainer_gets_a_copy_of_what_only_waits_then_of_the_slowest(near
     finish(queue, answer.assignment, "fast", 103.5)
     assert queue.average_s == 6.0
     assert queue.request("fast", 103.5) == NoTaskNow(1.0)
+    assert queue.request("fast", 106.0) == NoTaskNow(0.05), "so long do they take"
     assert queue.request("fast", 105.5) == NoTaskNow(0.5)
     assert take(queue, "fast", 106.5).task == slowest.task
 
@@ -487,6 +544,21 @@ def test_copies_of_what_waits_are_of_the_longest_line(make):
     for number in range(60 - 8):
         take(queue, f"other-{number}")
     assert take(queue, "idle").task == last.task
+
+
+def test_of_lines_of_one_length_the_last_piece_of_the_first_is_copied(make):
+    queue = make(4)
+    lines = {trainer: [take(queue, trainer) for _ in range(2)] for trainer in "ab"}
+    assert take(queue, "idle").task == lines["a"][1].task
+
+
+def test_a_suspect_is_not_copied(make):
+    queue = make(2, attempts_limit=1, batch_counts=lambda _: 1)
+    finish(queue, take(queue), now=1.0)
+    fail(queue, take(queue, now=1.0), now=1.0)
+    suspect = take(queue, now=1.0)
+    assert isinstance(queue.request("b", 500.0), NoTaskNow), "only one trainer is to die of it"
+    assert queue.is_current("a", suspect.attempt)
 
 
 def test_copies_can_be_off(make):
@@ -620,6 +692,14 @@ def test_too_many_failures_stop_the_job(make):
     assert take(queue).task == 3
 
 
+def test_what_is_quarantined_is_told_by_epoch(make):
+    queue = make(3, attempts_limit=1, confirmations=0, batch_counts=lambda _: 1, epochs=2)
+    run(queue, count=1)
+    fail(queue, take(queue))
+    run(queue, count=2)
+    assert [list(queue.quarantined(epoch)) for epoch in range(2)] == [[(1, 2)], []]
+
+
 def test_failures_of_old_epochs_are_forgotten_first(make):
     queue = make(2, attempts_limit=1, confirmations=0, batch_counts=lambda _: 1, failed_limit=3, epochs=None)
     for _ in range(20):
@@ -654,6 +734,53 @@ def test_parts_of_tasks_are_reopened(make):
     assert queue.is_done
 
 
+def test_what_is_done_of_a_task_that_is_open_in_part_is_reopened_too(make):
+    queue = make(3)
+    run(queue)
+    assert queue.reopen(0, [], {0: [(1, 3)], 1: [(1, 3)]}) == 2
+    assert queue.reopen(0, [(0, 1)]) == 1
+    assert [queue.batches(0, task).todo for task in range(3)] == [((0, 4),), ((1, 3),), ()]
+
+
+def test_what_is_reopened_in_two_steps_waits_once(make):
+    queue = make(6)
+    run(queue)
+    assert queue.reopen(0, [(1, 3)]) == 2
+    fail(queue, take(queue))
+    assert queue.reopen(0, [(0, 6)]) == 4, "task 1 has failed and waits, task 2 waits"
+    queue.check()
+    assert [task for _, task, _, _ in run(queue)] == list(range(6))
+
+
+def test_a_failure_in_another_epoch_does_not_keep_a_task_from_being_reopened(make):
+    queue = make(3, epochs=2)
+    run(queue, count=3)
+    fail(queue, take(queue))
+    assert queue.reopen(0, [(0, 1)]) == 1
+    assert queue.reopen(1, [(0, 1)]) == 0, "it waits already"
+
+
+def test_a_part_of_a_task_that_has_not_begun_is_todo_anyway(make):
+    queue = make(3)
+    run(queue, count=1)
+    assert queue.reopen(0, [], {1: [(0, 1)]}) == 0
+    assert [queue.batches(0, task).todo for task in range(3)] == [(), ((0, 4),), ((0, 4),)]
+
+
+def test_a_reopened_epoch_is_not_over_while_a_task_of_it_waits(make):
+    queue = make(3, epochs=3)
+    run(queue, count=4)
+    queue.reopen(0, [(1, 3)])
+    assert finish(queue, take(queue)) == Finished()
+    assert finish(queue, take(queue)) == Finished((EpochFinished(0),))
+
+
+def test_what_is_given_back_in_the_current_epoch_is_not_reopened(make):
+    queue = make(3)
+    give_back(queue, take(queue))
+    assert (queue.counts().reopened, queue.counts().retries) == (0, 1)
+
+
 def test_an_earlier_epoch_is_reopened_and_ends_again(make):
     queue = make(3, epochs=3)
     run(queue, count=4)
@@ -686,6 +813,7 @@ def test_reopening_what_is_not_done_changes_nothing(make):
         (0, [(2, 4)], {}),
         (0, [(-1, 1)], {}),
         (0, [], {3: [(0, 1)]}),
+        (0, [], {-1: [(0, 1)]}),
         (0, [], {0: [(3, 5)]}),
         (0, [(0, 1)], {0: [(0, 1)]}),
     ],
@@ -735,6 +863,7 @@ def test_gaps_between_reopened_runs_are_filled_where_all_is_done():
     runs = IntervalSet([(0, 1), (2, 3), (6, 7), (8, 9), (20, 30)])
     obstacles = IntervalSet([(1, 2)])
     assert with_gaps_filled(runs, obstacles, 5) == runs
+    assert list(with_gaps_filled(runs, obstacles, 4)) == [(0, 1), (2, 3), (6, 9), (20, 30)]
     assert list(with_gaps_filled(runs, obstacles, 3)) == [(0, 1), (2, 9), (20, 30)]
     assert list(with_gaps_filled(runs, obstacles, 1)) == [(0, 1), (2, 30)]
 
@@ -784,6 +913,31 @@ def test_the_last_epoch_of_a_followed_dataset_waits_for_more(make):
     assert queue.end_growth() == ()
     with pytest.raises(UsageError, match="before its last epoch"):
         queue.grow(3)
+
+
+@pytest.mark.parametrize("begun", [0, 1])
+def test_tasks_that_join_before_an_epoch_has_begun_are_shuffled_with_it(make, begun):
+    queue = make(4, shuffle=True, follow=True, seed=5)
+    tasks = [task for _, task, _, _ in run(queue, count=begun)]
+    queue.grow(9)
+    tasks += [task for _, task, _, _ in run(queue)]
+    base = 4 if begun else 9
+    shuffled = KeyedPermutation(base, key_of(5, 0))
+    assert tasks == [*(shuffled.at(position) for position in range(base)), *range(base, 9)]
+
+
+def test_a_dataset_that_is_not_followed_does_not_grow(make):
+    queue = make(3)
+    with pytest.raises(UsageError, match="only to a dataset that is followed"):
+        queue.grow(4)
+
+
+def test_an_epoch_without_tasks_waits_for_the_first_one(make):
+    queue = make(0, follow=True, epochs=None)
+    again = TaskQueue.decode(queue.encode(), queue._state.settings)
+    assert (again.epoch, again.revision) == (0, 0)
+    again.grow(1)
+    assert run(again, count=3) == [(epoch, 0, 0, 4) for epoch in range(3)]
 
 
 def test_an_empty_followed_dataset_can_end(make):
@@ -877,6 +1031,32 @@ def test_the_stored_state_is_small_at_a_million_tasks(trainers):
     assert largest < 4096 + 200 * trainers
 
 
+def test_the_end_of_an_epoch_changes_nothing_that_is_stored_apart(make):
+    queue = make(2, epochs=3)
+    apart = queue.encode_parts()[1]
+    run(queue, count=5)
+    assert queue.encode_parts()[1] == apart
+
+
+def test_a_stored_queue_tells_whether_it_was_done(make):
+    def is_over_now(queue, epochs=1):
+        return is_over(queue.encode_parts()[0], epochs)
+
+    queue = make(3)
+    assert not is_over_now(queue)
+    run(queue)
+    assert [is_over_now(queue, epochs) for epochs in (1, 2, None)] == [True, False, False]
+    queue.reopen(0, [(0, 1)])
+    assert not is_over_now(queue), "a whole task waits"
+    held = take(queue)
+    assert not is_over_now(queue), "it is out"
+    finish(queue, held)
+    queue.reopen(0, [], {0: [(0, 1)]})
+    assert not is_over_now(queue), "a part of a task waits"
+    followed = make(0, follow=True)
+    assert not is_over_now(followed, 0), "tasks may still join"
+
+
 def test_failures_are_stored_apart(make):
     queue = make(500, attempts_limit=1, confirmations=0, batch_counts=lambda _: 1)
     for _ in range(300):
@@ -948,6 +1128,78 @@ def test_damaged_state_is_refused(make):
     assert refused > 50
 
 
+def decoded(task_count=70, **changes):
+    """A queue of which every task of epoch 0 and all but one of epoch 1 were handed out, with other things stored."""
+    settings = QueueSettings(task_count=task_count, batch_counts=four, epochs=3)
+    document = {"version": 4, "seeds": [[0, None]], "revision": 1, "epoch": 1, "cursor": task_count - 1}
+    document |= {"next_attempt": 500, "sizes": [[0, task_count, task_count]], "growth_ended": True}
+    failures = json.dumps({"version": 4, "serial": 0}).encode()
+    queue = TaskQueue.decode(json.dumps(document | changes).encode(), settings, failures)
+    queue.check()
+    return queue
+
+
+def held(*row):
+    return {"held": {"a": [0, [list(row)]]}}
+
+
+@pytest.mark.parametrize(
+    ("changes", "held_count"),
+    [
+        ({}, 0),
+        ({"sizes": [[0, 68, 70], [1, 70, 70]]}, 0),
+        (held(1, 68, 1, 0, 5), 1),
+        (held(1, 0, 64, 0, 5), 64),
+        (held(1, 68, 1, 0, 5, 1, 3), 1),
+        ({"runs": [[1, 68, 69, 0]]}, 0),
+        ({"parts": [[1, 68, 1, 3, 0]]}, 0),
+    ],
+)
+def test_possible_state_is_taken(changes, held_count):
+    assert decoded(**changes).held_count("a") == held_count
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"sizes": []}, "impossible numbers of tasks"),
+        ({"sizes": [[0, 70, 70], [0, 70, 70]]}, "impossible numbers of tasks"),
+        ({"sizes": [[1, 70, 70], [0, 70, 70]]}, "impossible numbers of tasks"),
+        ({"sizes": [[0, 71, 71], [1, 70, 70]]}, "impossible numbers of tasks"),
+        ({"sizes": [[2, 70, 70]]}, "impossible numbers of tasks"),
+        ({"sizes": [[0, 71, 70]]}, "impossible numbers of tasks"),
+        ({"seeds": []}, "impossible seeds"),
+        ({"seeds": [[1, None]]}, "impossible seeds"),
+        ({"seeds": [[0, None], [0, None]]}, "impossible seeds"),
+        ({"seeds": [[0, 5], [3, None]]}, "impossible seeds"),
+        (held(1, 0, 0, 0, 5), "has 0 pieces from position 0"),
+        (held(1, 0, 65, 0, 5), "has 65 pieces from position 0"),
+        (held(2, 0, 1, 0, 5), "from position 0 at one trainer"),
+        (held(1, 69, 1, 0, 5), "from position 69 at one trainer"),
+        (held(1, 67, 3, 0, 5), "from position 67 at one trainer"),
+        (held(2, 0, 1, 0, 5, 1, 3), "which is not begun"),
+        (held(1, 69, 1, 0, 5, 1, 3), "which is not begun"),
+        ({"held": {"a": [0, [[1, 0, 1, 0, 5]]], "b": [0, [[1, 1, 1, 0, 5]]]}}, "an attempt twice"),
+        ({"held": {"a": [0, [[1, 0, 1, 0, 5]]], "b": [0, [[1, 0, 1, 1, 6]]]}}, "two pieces at position 0"),
+        ({"runs": [[1, 5, 5, 0]]}, "an empty run"),
+        ({"parts": [[2, 0, 1, 3, 0]]}, "which is not begun"),
+        ({"parts": [[1, 69, 1, 3, 0]]}, "which is not begun"),
+        ({"failures_serial": 1}, "not of the same moment"),
+    ],
+)
+def test_impossible_state_is_refused(changes, words):
+    with pytest.raises(CorruptError, match=words):
+        decoded(**changes)
+
+
+def test_a_dataset_that_was_followed_has_to_be_followed_still():
+    settings = QueueSettings(task_count=3, batch_counts=four, follow=True)
+    data = TaskQueue(settings).encode()
+    assert TaskQueue.decode(data, settings).is_growing
+    with pytest.raises(UsageError, match="declare it with follow"):
+        TaskQueue.decode(data, replace(settings, follow=False))
+
+
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
@@ -988,6 +1240,8 @@ def test_seeds_of_any_size_are_stored(make):
         {"epochs": 0},
         {"attempts_limit": 0},
         {"confirmations": -1},
+        {"failed_limit": -1},
+        {"timeout_floor_s": 0.0},
         {"timeout_floor_s": 10.0, "timeout_ceiling_s": 5.0},
         {"timeout_factor": 0.0},
     ],
@@ -995,3 +1249,15 @@ def test_seeds_of_any_size_are_stored(make):
 def test_wrong_settings_are_refused(wrong):
     with pytest.raises(UsageError):
         QueueSettings(**({"task_count": 1, "batch_counts": four} | wrong))
+
+
+def test_the_lowest_settings_are_possible():
+    QueueSettings(
+        task_count=1,
+        batch_counts=four,
+        attempts_limit=1,
+        confirmations=0,
+        failed_limit=0,
+        timeout_floor_s=0.5,
+        timeout_ceiling_s=0.5,
+    )
