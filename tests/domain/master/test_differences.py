@@ -26,8 +26,24 @@ def test_the_difference_is_named() -> None:
     assert "another job name" in str(caught.value)
 
 
+def test_as_many_differences_as_are_shown_need_no_count() -> None:
+    known = DatasetDeclaration(urls=["a"], batch_size=1)
+    declared = DatasetDeclaration(urls=["a"], batch_size=2, epochs=3, shuffle=True, seed=4)
+    with pytest.raises(DeclarationError, match=r"not True\. Declare the same"):
+        require_same("dataset", known, declared)
+
+
 def test_many_differences_are_counted() -> None:
     known = DatasetDeclaration(urls=["a"], batch_size=1)
     declared = DatasetDeclaration(urls=["b"], batch_size=2, epochs=3, shuffle=True, seed=4, format="csv")
     with pytest.raises(DeclarationError, match=r"and 2 more"):
         require_same("dataset", known, declared)
+
+
+def test_lists_of_other_lengths_differ_as_a_whole() -> None:
+    known = DatasetDeclaration(urls=["a", "b"], batch_size=1)
+    with pytest.raises(DeclarationError, match=r"urls is \['a', 'b'\], not \['a'\]"):
+        require_same("dataset", known, DatasetDeclaration(urls=["a"], batch_size=1))
+    columns = DatasetDeclaration(urls=["a", "b"], batch_size=1, columns=["x"])
+    with pytest.raises(DeclarationError, match=r"columns is None, not \['x'\]"):
+        require_same("dataset", known, columns)

@@ -1,0 +1,105 @@
+"""Who waits for whom at the beginning of an epoch, so that runs are bit-identical."""
+
+from __future__ import annotations
+
+import pytest
+
+from flightedl.domain.consistency.modes import Async, Sync
+from flightedl.domain.master.deterministic_schedule import DeterministicSchedule
+from flightedl.domain.queue.tasks import TaskQueue
+from flightedl.domain.queue.values import QueueSettings, TaskGiven
+
+ALIVE = {"a": 1, "b": 2, "c": 3}
+
+
+@pytest.fixture
+def queue() -> TaskQueue:
+    return TaskQueue(QueueSettings(task_count=4, batch_counts=lambda _: 1, epochs=2, copies=False))
+
+
+def do(queue: TaskQueue, trainer: str, count: int) -> None:
+    for _ in range(count):
+        answer = queue.request(trainer, 0.0)
+        assert isinstance(answer, TaskGiven)
+        given = answer.assignment
+        queue.finish(trainer, given.epoch, given.position, given.attempt, 0.0)
+
+
+def test_it_is_on_for_deterministic_rounds_of_a_known_number_of_trainers() -> None:
+    assert DeterministicSchedule(2).is_on(Sync(deterministic=True))
+    assert not DeterministicSchedule(0).is_on(Sync(deterministic=True))
+    assert not DeterministicSchedule(2).is_on(Sync())
+    assert not DeterministicSchedule(2).is_on(Async())
+    assert not DeterministicSchedule(2).is_on(None)
+
+
+def test_an_epoch_begins_when_all_trainers_ask(queue: TaskQueue) -> None:
+    schedule = DeterministicSchedule(2)
+    assert not schedule.begins(queue, "a", ALIVE, 0.0)
+    assert schedule.pieces_for(queue, "a", 5) == 0, "not all are there"
+    assert not schedule.begins(queue, "a", ALIVE, 1.0), "the same one again"
+    assert not schedule.begins(queue, "gone", ALIVE, 1.0), "its lease has ended"
+    assert schedule.begins(queue, "b", ALIVE, 2.0)
+    assert not schedule.begins(queue, "a", ALIVE, 2.0), "once"
+
+
+def test_a_trainer_gets_one_task_when_it_holds_none(queue: TaskQueue) -> None:
+    schedule = DeterministicSchedule(1)
+    assert schedule.begins(queue, "a", ALIVE, 0.0)
+    assert [schedule.pieces_for(queue, "a", want) for want in (0, 1, 5)] == [0, 1, 1]
+    queue.request("a", 0.0)
+    assert schedule.pieces_for(queue, "a", 5) == 0, "it has one"
+    assert schedule.pieces_for(queue, "b", 5) == 1
+    for trainer in ("b", "c", "d"):
+        queue.request(trainer, 0.0)
+    assert schedule.pieces_for(queue, "e", 5) == 0, "no copies"
+
+
+def test_the_next_epoch_begins_with_all_again(queue: TaskQueue) -> None:
+    schedule = DeterministicSchedule(2)
+    schedule.begins(queue, "a", ALIVE, 0.0)
+    schedule.begins(queue, "b", ALIVE, 0.0)
+    do(queue, "a", 4)
+    assert not schedule.begins(queue, "b", ALIVE, 1.0)
+    assert schedule.pieces_for(queue, "b", 1) == 0
+    assert schedule.begins(queue, "a", ALIVE, 2.0)
+    assert schedule.pieces_for(queue, "b", 1) == 1
+    do(queue, "a", 4)
+    assert queue.is_done
+    assert not schedule.begins(queue, "a", ALIVE, 3.0)
+    assert schedule.pieces_for(queue, "a", 3) == 3, "to hear that all is done"
+
+
+def test_who_works_on_begins_nothing(queue: TaskQueue) -> None:
+    schedule = DeterministicSchedule(1)
+    queue.request("a", 0.0)
+    assert not schedule.begins(queue, "a", ALIVE, 0.0), "it was given that by a master before this one"
+    assert schedule.begins(queue, "b", ALIVE, 0.0)
+
+
+def test_after_a_minute_an_epoch_begins_with_those_who_are_there(queue: TaskQueue) -> None:
+    schedule = DeterministicSchedule(2)
+    assert not schedule.begins(queue, "a", ALIVE, 100.0)
+    assert not schedule.begins(queue, "a", ALIVE, 160.0)
+    assert schedule.begins(queue, "a", ALIVE, 160.1)
+    do(queue, "a", 4)
+    assert not schedule.begins(queue, "a", ALIVE, 300.0), "another minute for the next epoch"
+
+
+def test_all_are_admitted_at_once(queue: TaskQueue) -> None:
+    schedule = DeterministicSchedule(2)
+    assert schedule.joins(queue, "a", 1, ALIVE, 0.0) == {}
+    assert schedule.joins(queue, "b", 9, ALIVE, 0.0) == {}, "a registration that is not alive"
+    assert schedule.joins(queue, "b", 2, ALIVE, 0.0) == {"a": 1, "b": 2}
+    assert schedule.joins(queue, "c", 3, ALIVE, 0.0) == {"c": 3}, "who comes later is admitted at once"
+    do(queue, "a", 4)
+    assert schedule.joins(queue, "a", 1, ALIVE, 1.0) == {}
+    assert schedule.joins(queue, "a", 1, ALIVE, 61.0) == {}
+    assert schedule.joins(queue, "a", 1, ALIVE, 61.1) == {"a": 1}, "after a minute"
+
+
+def test_no_more_are_waited_for_than_there_are_tasks(queue: TaskQueue) -> None:
+    schedule = DeterministicSchedule(9)
+    alive = dict.fromkeys("abcd", 1)
+    joined = [schedule.joins(queue, name, 1, alive, 0.0) for name in "abcd"]
+    assert joined == [{}, {}, {}, alive]

@@ -1,0 +1,133 @@
+"""Evaluations: begun once, counted once, kept for a while, and stored."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from flightedl.domain.master.effects import Outbox
+from flightedl.domain.master.evaluations import KEPT, Evaluation, Evaluations
+from flightedl.domain.queue.values import QueueSettings
+from flightedl.errors import NotFoundError
+from flightedl.messages.declarations import DatasetDeclaration, DeclaredDataset
+from flightedl.messages.tasks import FinishedTask, TasksTicket
+
+ALIVE = {"a": 20}
+
+
+@pytest.fixture
+def evaluations() -> Evaluations:
+    return Evaluations(Outbox())
+
+
+def begin(evaluations: Evaluations, name: str = "test", task_count: int = 2, **settings: Any) -> Evaluation:
+    declared = DeclaredDataset(
+        index_hash="i",
+        task_count=task_count,
+        record_count=task_count,
+        schema="",
+        declaration=DatasetDeclaration(urls=["file:///x"], batch_size=1),
+    )
+    tasks = QueueSettings(task_count=task_count, batch_counts=lambda _: 1, **settings)
+    return evaluations.begin(name, declared, tasks, ALIVE, 0.0)
+
+
+def do(evaluations: Evaluations, found: Evaluation, count: int = 1, total: float = 3.0) -> None:
+    for _ in range(count):
+        assert found.work is not None
+        (given,), _, _ = found.work.hand_out(TasksTicket(trainer="a", generation=20), 0.0, 1)
+        report = FinishedTask(
+            epoch=0, position=given.position, attempt=given.attempt, pservers=[], metrics={"loss": (total, 2.0)}
+        )
+        found.work.take_reports(TasksTicket(trainer="a", generation=20, finished=[report]), 0.0)
+        evaluations.settle(found)
+
+
+def test_one_that_is_through_has_its_result_and_no_queue(evaluations: Evaluations) -> None:
+    assert not evaluations
+    found = begin(evaluations)
+    assert evaluations
+    do(evaluations, found)
+    assert (found.is_done, found.metrics) == (False, {"loss": 1.5})
+    assert evaluations.encode_results() is None
+    assert begin(evaluations) is found, "it runs"
+    (status,) = evaluations.status()
+    assert (status.is_done, status.tasks.todo, status.tasks.done, status.tasks.total) == (False, 1, 1, 2)
+    do(evaluations, found, total=5.0)
+    assert (found.is_done, found.work, found.metrics) == (True, None, {"loss": 2.0})
+    evaluations.settle(found)
+    assert begin(evaluations).work is None, "it is not begun again"
+    (status,) = evaluations.status()
+    assert (status.is_done, status.tasks.done, status.tasks.failed) == (True, 2, 0)
+
+
+def test_a_name_that_is_not_declared_is_not_found(evaluations: Evaluations) -> None:
+    begin(evaluations)
+    assert evaluations.known("test") is evaluations.find("test")
+    assert evaluations.known("other") is None
+    with pytest.raises(NotFoundError, match="other"):
+        evaluations.find("other")
+
+
+def test_metrics_without_weight_are_left_out(evaluations: Evaluations) -> None:
+    found = begin(evaluations)
+    found.take({"none": (0.0, 0.0), "loss": (4.0, 2.0)})
+    found.take({"loss": (2.0, 1.0)})
+    assert found.metrics == {"loss": 2.0}
+
+
+def test_only_the_newest_results_are_kept_and_all_that_run(evaluations: Evaluations) -> None:
+    begin(evaluations, "running")
+    names = [f"n{number}" for number in range(KEPT + 2)]
+    for name in names:
+        do(evaluations, begin(evaluations, name, task_count=1))
+    begin(evaluations, "last")
+    assert [each.name for each in evaluations.status()] == ["running", *names[2:], "last"]
+
+
+def test_a_successor_goes_on_with_what_runs_and_knows_what_is_through(evaluations: Evaluations) -> None:
+    do(evaluations, begin(evaluations, "through", task_count=1))
+    do(evaluations, begin(evaluations, "running"))
+    later = Evaluations(Outbox())
+    later.recover(evaluations.encode())
+    assert [(each.name, each.is_done, each.tasks.done) for each in later.status()] == [
+        ("through", True, 1),
+        ("running", False, 0),
+    ]
+    assert later.encode() == evaluations.encode()
+    found = begin(later, "running")
+    assert found.work is not None
+    assert found.work.queue.counts().done == 1
+    do(later, found)
+    assert found.metrics == {"loss": 1.5}
+    results = Evaluations(Outbox())
+    restored = evaluations.encode_results()
+    assert restored is not None
+    results.recover(restored)
+    assert [each.name for each in results.status()] == ["through"], "what runs is begun anew"
+
+
+def test_what_a_trainer_held_that_is_gone_is_handed_out_again(evaluations: Evaluations) -> None:
+    do(evaluations, begin(evaluations, "through", task_count=1))
+    found = begin(evaluations, task_count=1, attempts_limit=1, confirmations=0)
+    assert found.work is not None
+    found.work.hand_out(TasksTicket(trainer="a", generation=20), 0.0, 1)
+    evaluations.trainer_gone("a", 1.0, is_graceful=True)
+    assert not found.is_done
+    found.work.hand_out(TasksTicket(trainer="a", generation=20), 1.0, 1)
+    evaluations.trainer_gone("a", 2.0)
+    assert (found.is_done, found.failed) == (True, 1), "its only task has failed"
+    status = evaluations.status()[-1]
+    assert (status.tasks.done, status.tasks.failed) == (0, 1)
+
+
+def test_what_is_out_for_too_long_goes_back(evaluations: Evaluations) -> None:
+    do(evaluations, begin(evaluations, "through", task_count=1))
+    found = begin(evaluations, task_count=1, attempts_limit=1, confirmations=0)
+    assert found.work is not None
+    found.work.hand_out(TasksTicket(trainer="a", generation=20), 0.0, 1)
+    assert not evaluations.tick(1.0)
+    assert not found.is_done
+    assert evaluations.tick(10_000.0)
+    assert found.is_done

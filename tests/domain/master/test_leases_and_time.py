@@ -1,0 +1,128 @@
+"""What leases and the clock change in the master's core, and what they leave as it is."""
+
+from __future__ import annotations
+
+import pytest
+
+from flightedl.domain.consistency.modes import Sync
+from flightedl.domain.master import effects as out
+from flightedl.domain.master import events
+from flightedl.domain.master.core import MasterCore
+from flightedl.domain.master.state import CoreSettings, StoredState
+from flightedl.domain.queue.values import QueueSettings
+from flightedl.errors import NotFoundError, NotReadyError
+from flightedl.messages.tasks import FailedTask, FailedTasksRequest
+
+from .test_core import MASTER, PSERVER, A, B, Bench, declaration_in
+
+
+def test_time_changes_only_what_is_out_for_too_long() -> None:
+    bench = Bench(tasks=1)
+    bench.take()
+    before = bench.core.revision
+    bench.now = 1.0
+    bench.apply(events.TimePassed())
+    assert bench.core.revision == before
+    bench.now = 10_000.0
+    bench.apply(events.TimePassed())
+    assert bench.core.revision > before
+    assert bench.take("b", B).task == 0
+    empty = MasterCore(CoreSettings(generation=MASTER, pserver_count=1, keeps_checkpoints=False), 0.0)
+    empty.apply(events.TimePassed(), 1.0)
+    assert empty.revision == 0
+
+
+def test_the_first_leases_change_nothing_where_nobody_died() -> None:
+    core = MasterCore(
+        CoreSettings(generation=MASTER, pserver_count=1, keeps_checkpoints=False),
+        0.0,
+        StoredState(),
+        QueueSettings(2, lambda _: 1),
+    )
+    core.apply(events.LeasesSeen({"a": A}, {}, 100), 0.0)
+    assert core.revision == 0
+
+
+def test_the_same_leases_again_change_nothing() -> None:
+    bench = Bench()
+    before = bench.core.revision
+    assert bench.see({"a": A, "b": B}, {0: PSERVER}) == []
+    assert bench.core.revision == before
+
+
+def test_members_that_died_without_a_master_are_members_no_more() -> None:
+    bench = Bench()
+    bench.serve()
+    for trainer, generation in (("a", A), ("b", B)):
+        bench.take(trainer, generation)
+        bench.join(trainer, generation)
+    stored = bench.core.encode()
+    successor = MasterCore(
+        CoreSettings(generation=MASTER + 1, pserver_count=1, keeps_checkpoints=False),
+        0.0,
+        StoredState(
+            declaration=declaration_in(Sync()),
+            queue=stored["queue"],
+            failures=stored["failures"],
+            membership=stored["membership"],
+            recovery=stored["recovery"],
+        ),
+        QueueSettings(2, lambda _: 1),
+    )
+    successor.apply(events.LeasesSeen({"b": B}, {0: PSERVER}, 100), 0.0)
+    assert successor.members is not None
+    assert [member.trainer for member in successor.members.membership.members] == ["b"]
+
+
+def test_a_pserver_that_is_gone_or_beyond_the_count_has_no_view() -> None:
+    bench = Bench()
+    bench.serve()
+    members = bench.core.members
+    assert members is not None
+    assert members.membership.is_quiet
+    bench.see({"a": A, "b": B}, {0: PSERVER, 1: PSERVER + 1})
+    assert members.membership.is_quiet
+    assert isinstance(bench.control(), out.NothingToSay)
+    bench.see({"a": A, "b": B}, {})
+    assert not members.membership.is_quiet
+
+
+def test_a_deterministic_epoch_begins_with_all_trainers_at_one_round() -> None:
+    bench = Bench(Sync(deterministic=True), tasks=4, trainer_count=2)
+    bench.serve()
+    first = bench.reply(bench.ask("a", A, want=5))
+    assert (first.assignments, first.outcome, first.retry_after_s) == ([], "none_now", 0.5)
+    bench.ask("b", B, want=0)
+    assert not bench.reply(bench.ask("a", A)).assignments, "b has only reported"
+    assert [each.task for each in bench.reply(bench.ask("b", B, want=5)).assignments] == [0]
+    assert [each.task for each in bench.reply(bench.ask("a", A, want=5)).assignments] == [1]
+    joining = bench.join("a", A)
+    bench.serve()
+    assert joining not in bench.answers, "b has work, too"
+    both = [joining, bench.join("b", B)]
+    bench.serve()
+    assert all(bench.reply(call).member for call in both)
+    members = bench.core.members
+    assert members is not None
+    assert len({member.first_round for member in members.membership.members}) == 1
+
+
+@pytest.mark.parametrize("is_dropped", [True, False])
+def test_quarantined_batches_are_dropped_or_done_again(is_dropped: bool) -> None:
+    bench = Bench(tasks=1)
+    request = FailedTasksRequest(task=0)
+    assert isinstance(bench.reply(bench.call(events.FailedWorkAsked, request, is_dropped)), NotFoundError)
+    for _ in range(5):
+        held = bench.take()
+        failed = FailedTask(epoch=0, position=held.position, attempt=held.attempt, error="broken")
+        bench.ask(failed=[failed], want=0)
+    before = bench.core.revision
+    assert bench.reply(bench.call(events.FailedWorkAsked, request, is_dropped)).batches == 1
+    assert bench.core.revision > before
+    assert bench.core.work is not None
+    counts = bench.core.work.queue.counts()
+    assert (counts.failed_batches, counts.dropped_batches) == (0, int(is_dropped))
+    empty = MasterCore(CoreSettings(generation=MASTER, pserver_count=1), 0.0)
+    (answer,) = empty.apply(events.FailedWorkAsked(1, request, is_dropped), 0.0)
+    assert isinstance(answer, out.Answer)
+    assert isinstance(answer.reply, NotReadyError)

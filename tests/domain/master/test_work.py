@@ -1,0 +1,111 @@
+"""A queue as trainers meet it: reports in, assignments out, also of a job that is stopped."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from flightedl.domain.master.work import Work
+from flightedl.domain.queue.tasks import TaskQueue
+from flightedl.domain.queue.values import QueueSettings
+from flightedl.messages.tasks import Assignment, FinishedTask, ReturnedTask, TasksTicket
+
+A, B = 20, 21
+
+
+@pytest.fixture
+def work() -> Work:
+    return work_of(6)
+
+
+def work_of(task_count: int, **settings: Any) -> Work:
+    queue = TaskQueue(QueueSettings(**({"task_count": task_count, "batch_counts": lambda _: 1} | settings)))
+    return Work(queue, lambda _: None)
+
+
+def ticket(trainer: str = "a", generation: int = A, **more: Any) -> TasksTicket:
+    return TasksTicket(trainer=trainer, generation=generation, **more)
+
+
+def take(work: Work, count: int, trainer: str = "a", generation: int = A) -> list[Assignment]:
+    """So many pieces more than the trainer holds."""
+    holding = [each.attempt for each in work.queue.holders().get(trainer, ())]
+    given, outcome, _ = work.hand_out(ticket(trainer, generation, want=count, holding=holding), 0.0, 1)
+    assert (len(given), outcome) == (count, "given")
+    return given
+
+
+def finished(*done: Assignment) -> list[FinishedTask]:
+    return [FinishedTask(epoch=each.epoch, position=each.position, attempt=each.attempt, pservers=[]) for each in done]
+
+
+def test_what_a_trainer_holds_no_more_comes_back(work: Work) -> None:
+    mine, lost = take(work, 2)
+    work.trainer_gone("a", 0.0)
+    (again,) = take(work, 1)
+    holding = [mine.attempt, lost.attempt, again.attempt]
+    assert [each.attempt for each in work.take_reports(ticket(holding=holding), 0.0)] == holding[:2]
+
+
+def test_only_work_of_epochs_gone_by_counts_as_repeated() -> None:
+    work = work_of(2, epochs=2)
+    first, second = take(work, 2)
+    assert work.take_reports(ticket(finished=finished(first, second)), 0.0) == []
+    assert (work.take_finished(), work.take_finished(), work.repeated_count) == (2, 0, 0)
+    work.queue.reopen(0, [(0, 1)])
+    work.take_reports(ticket(finished=finished(*take(work, 1))), 0.0)
+    assert (work.take_finished(), work.repeated_count) == (1, 1)
+
+
+def test_a_stopped_job_takes_back_what_the_trainer_has_not_heard_of() -> None:
+    work = work_of(40)
+    attempts = [each.attempt for each in take(work, 2)]
+    (unheard,) = take(work, 1)
+    assert work.take_back_unbegun(ticket(holding=attempts), 0.0) == []
+    work.is_stopped = True
+    assert work.take_back_unbegun(ticket(holding=attempts, want=0), 0.0) == [], "it does not say all that it holds"
+    lost = work.take_back_unbegun(ticket(holding=attempts), 0.0)
+    assert lost == [ReturnedTask(epoch=0, position=2, attempt=unheard.attempt)]
+    assert [each.attempt for each in work.queue.holders()["a"]] == attempts
+    assert work.take_back_unbegun(ticket(generation=A + 1), 0.0) == [], "another registration holds it"
+
+
+def test_of_a_stopped_job_a_trainer_keeps_what_it_trains_and_what_it_reads() -> None:
+    work = work_of(40)
+    attempts = [each.attempt for each in take(work, 4)]
+    work.is_stopped = True
+    lost = work.take_back_unbegun(ticket(holding=attempts), 0.0)
+    assert [each.attempt for each in lost] == attempts[2:]
+    assert work.hand_out(ticket(), 0.0, 1) == ([], "none_now", 0.1)
+    for each in work.queue.holders()["a"]:
+        work.queue.finish("a", each.epoch, each.position, each.attempt, 0.0, generation=A)
+    assert work.is_over
+    assert work.hand_out(ticket(), 0.0, 1)[:2] == ([], "epochs_done")
+
+
+def test_who_only_reports_is_told_whether_all_is_done(work: Work) -> None:
+    assert work.hand_out(ticket(want=0), 0.0, 1) == ([], "none_now", 0.0)
+    work.take_reports(ticket(finished=finished(*take(work, 2))), 0.0)
+    while not work.is_over:
+        work.take_reports(ticket(finished=finished(*take(work, 1))), 0.0)
+    assert work.hand_out(ticket(want=0), 0.0, 1) == ([], "epochs_done", 0.0)
+
+
+@pytest.mark.parametrize(
+    ("alive", "is_graceful", "has_failed"),
+    [({}, False, True), ({}, True, False), ({"a": A + 1}, False, False)],
+    ids=["dead", "not known", "registered again"],
+)
+def test_only_who_is_known_to_have_died_is_blamed(alive, is_graceful, has_failed) -> None:
+    work = work_of(1, attempts_limit=1, confirmations=0)
+    take(work, 1)
+    assert not work.forget_the_dead({"a": A}, 0.0)
+    assert work.forget_the_dead(alive, 0.0, is_graceful=is_graceful)
+    assert bool(work.queue.failed()) == has_failed
+
+
+def test_what_is_out_for_too_long_is_told(work: Work) -> None:
+    take(work, 1)
+    assert not work.tick(1.0)
+    assert work.tick(10_000.0)
