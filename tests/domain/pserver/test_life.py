@@ -528,3 +528,8 @@ def test_what_it_has_is_told_with_where_it_comes_from(lived: Lived):
     reply = lived.life.applied(lambda: AppliedSummary.of(applied))
     assert AppliedSummary.decode(reply.summary).done == {0: b"\x01"}
     assert (reply.checkpoint, reply.rejected, reply.lacks_election) == (None, [], None)
+
+
+def test_a_pserver_without_the_model_says_that_it_has_not_read_it() -> None:
+    with pytest.raises(NotReadyError, match="has not read the model's declaration yet"):
+        Lived().life.require_blocks(HASH)

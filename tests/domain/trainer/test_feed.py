@@ -263,3 +263,25 @@ def test_the_way_to_the_master_is_let_go_of_once_after_a_silence() -> None:
     assert feed.next_step(1.0) == LookAgain(2.0)
     assert feed.next_step(2.0) == Rest()
     assert feed.next_step(2.0) == LookAgain(math.inf)
+
+
+def test_a_feed_that_has_been_told_nothing_has_no_news_and_is_not_done() -> None:
+    feed = Feed()
+    assert not feed.has_news
+    assert not feed.is_done
+
+
+def test_a_report_does_not_wait_for_the_time_to_ask_again() -> None:
+    feed = Feed()
+    told(feed, reply(1))
+    told(feed, reply(retry_after_s=5.0))
+    assert isinstance(feed.next_step(1.0), Rest | LookAgain)
+    feed.finished(begun(feed), [], 1.0)
+    assert [report.attempt for report in asks(feed, 1.0).reports.finished] == [1]
+
+
+def test_its_pace_counts_from_when_it_was_given_work() -> None:
+    feed = Feed(3.5)
+    told(feed, reply(1, 2), 100.0)
+    feed.finished(begun(feed), [], 100.5)
+    assert asks(feed, 100.5).want == 10

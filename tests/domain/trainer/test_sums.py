@@ -90,3 +90,11 @@ def test_a_sum_that_is_given_up_is_done_again_as_if_it_had_not_begun() -> None:
     assert not sums.is_at(members[1])
     assert (members[0].must_repeat, members[0].waits, members[0].again) == (True, False, None)
     assert not members[1].must_repeat
+
+
+def test_a_batch_that_is_done_again_is_not_the_one_pushed_last() -> None:
+    for lacking, is_pushed in [((0, 1), False), ((0,), True)]:
+        sums, (first, second) = BatchSums(2), batches(2)
+        added(sums, first, second)
+        sums.settle(sums.take()[0], [lacking])
+        assert sums.is_pushed(second) == is_pushed
