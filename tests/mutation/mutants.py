@@ -1,0 +1,319 @@
+"""Do the unit tests notice when a guard of the domain is wrong? ``mutants.py [--sample N] [PACKAGE ...]``.
+
+Each mutant (see ``operators``) is one wrong guard. The tests that reach its lines run, quickest first, until one fails.
+A mutant that none of them notices *survives*: a test is missing, or the guard is superfluous, or the mutant is
+*equivalent*, which means that nobody could tell it from the product. ``equivalent.toml`` lists those with the reasons.
+
+No mutant costs a new process of pytest. The tests are collected once and run once under coverage, which says which of
+them reach a line. Then each mutant is a fork of this process in which one function has the mutant's code. hypothesis
+tries the same examples in each run and does not shrink them. A test that takes several times as long as without the
+mutant, in seconds of CPU, is stopped, and the mutant counts as killed: something does not end.
+
+Exit code 1: a mutant survives that is not listed, or one is listed that is killed or does not exist.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import gc
+import math
+import os
+import re
+import resource
+import sys
+import time
+import tomllib
+import traceback
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import CodeType, FunctionType
+
+import coverage
+import pytest
+from operators import Mutant, mutants_of
+
+ROOT = Path(__file__).resolve().parents[2]
+DOMAIN = ROOT / "flightedl" / "domain"
+TESTS = ROOT / "tests" / "domain"
+EQUIVALENT = Path(__file__).with_name("equivalent.toml")
+#: The packages in which something is decided.
+PACKAGES = ("queue", "consistency", "exactly_once", "recovery", "checkpoint", "master", "trainer", "pserver")
+MARKED = "etcd or s3 or faults or slow or seeds"
+#: Beside the test modules that import from a package: its unit tests with twins of what is around it.
+TESTS_BESIDE = {"master": ROOT / "tests" / "master"}
+#: A mutant has to pass its quickest tests, which take so long together.
+BUDGET_S = 3.0
+MEMORY_LIMIT_BYTES = 4 << 30
+#: Outcomes, as exit codes of the child. BROKEN is a mistake of this program.
+KILLED, SURVIVED, BROKEN, ENDLESS = range(4)
+
+#: A function's file, qualified name and first line.
+Place = tuple[str, str, int]
+Functions = dict[Place, list[FunctionType]]
+
+
+@dataclass(slots=True)
+class Results:
+    """What became of the mutants, by module."""
+
+    killed: dict[str, list[Mutant]] = field(default_factory=lambda: defaultdict(list))
+    survived: dict[str, list[Mutant]] = field(default_factory=lambda: defaultdict(list))
+    is_complete: bool = False
+
+
+class Mutation:
+    """A pytest plugin that runs the tests once, then each mutant against those that reach it.
+
+    Args:
+        paths: Modules to change.
+        sample: So many mutants, spread evenly; None: all.
+    """
+
+    def __init__(self, paths: list[Path], sample: int | None) -> None:
+        self._paths, self._sample = paths, sample
+        self._coverage = coverage.Coverage(data_file=None, include=[str(path) for path in paths], config_file=False)
+        #: What each test costs of CPU, under coverage.
+        self._seconds: dict[str, float] = {}
+        self._failed = False
+        #: Whether no mutant is there: then every failure is told.
+        self._is_unchanged = True
+        self.results = Results()
+
+    # --- pytest's hooks ---
+
+    def pytest_internalerror(self, excrepr: object) -> None:
+        _say(str(excrepr))
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_sessionstart(self) -> None:
+        from hypothesis import Phase, settings  # Not before pytest, which wants to rewrite what its plugins assert.
+
+        phases = [Phase.explicit, Phase.generate]
+        settings.register_profile("mutants", settings.default, derandomize=True, database=None, phases=phases)
+        settings.load_profile("mutants")
+
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        if report.failed:
+            _say(f"{report.longrepr}\n")
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.failed:
+            self._failed = True
+            if self._is_unchanged:
+                _say(f"{report.longreprtext}\n{report.nodeid} fails without any mutant\n")
+
+    def pytest_runtestloop(self, session: pytest.Session) -> bool:
+        if session.testsfailed:
+            return True
+        tests_of_line = self._run_unchanged(session)
+        if self._failed:
+            return True
+        by_id = {item.nodeid: item for item in session.items}
+        gc.unfreeze()  # What is frozen is not listed.
+        functions = _functions(self._paths)
+        caches = [thing for thing in gc.get_objects() if isinstance(thing, functools._lru_cache_wrapper)]
+        gc.collect()
+        gc.freeze()
+        if self._outcome(None, session.items, functions, caches) != SURVIVED:
+            _say("the tests fail in a child of this process\n")
+            return True
+        self._is_unchanged = False
+        for mutant in self._mutants():
+            lines = range(mutant.lines[0], mutant.lines[1] + 1)
+            items = self._quickest(by_id[test] for line in lines for test in tests_of_line[mutant.path, line])
+            outcome = self._outcome(mutant, items, functions, caches) if items else SURVIVED
+            (self.results.survived if outcome == SURVIVED else self.results.killed)[mutant.path].append(mutant)
+            _say("s" if outcome == SURVIVED else ".")
+        _say("\n")
+        self.results.is_complete = True
+        return True
+
+    # --- what it does ---
+
+    def _run_unchanged(self, session: pytest.Session) -> dict[tuple[str, int], set[str]]:
+        """All tests once; which of them reach which line of which file."""
+        self._coverage.start()
+        for item, following in zip(session.items, [*session.items[1:], None], strict=True):
+            self._coverage.switch_context(item.nodeid)
+            began = time.process_time()
+            item.config.hook.pytest_runtest_protocol(item=item, nextitem=following)
+            self._seconds[item.nodeid] = time.process_time() - began
+        self._coverage.stop()
+        data = self._coverage.get_data()
+        reaching: dict[tuple[str, int], set[str]] = defaultdict(set)
+        for path in data.measured_files():
+            for line, tests in data.contexts_by_lineno(path).items():
+                reaching[str(Path(path).relative_to(ROOT)), line].update(test for test in tests if test)
+        return reaching
+
+    def _mutants(self) -> list[Mutant]:
+        found = [
+            mutant
+            for path in self._paths
+            for mutant in mutants_of(str(path.relative_to(ROOT)), path.read_text())
+            if mutant.function
+        ]
+        if self._sample is None or self._sample >= len(found):
+            return found
+        return [found[number * len(found) // self._sample] for number in range(self._sample)]
+
+    def _quickest(self, items: Iterable[pytest.Item]) -> list[pytest.Item]:
+        """Rising by what they cost, as many as ``BUDGET_S`` allows, and at least one if there is any."""
+        found: list[pytest.Item] = []
+        seconds = 0.0
+        for item in sorted(set(items), key=lambda item: (self._seconds[item.nodeid], item.nodeid)):
+            seconds += self._seconds[item.nodeid]
+            if found and seconds > BUDGET_S:
+                break
+            found.append(item)
+        return found
+
+    def _outcome(
+        self,
+        mutant: Mutant | None,
+        items: list[pytest.Item],
+        functions: Functions,
+        caches: list[functools._lru_cache_wrapper[object]],
+    ) -> int:
+        """Runs the tests in a child of this process: KILLED, SURVIVED or ENDLESS."""
+        child = os.fork()
+        if child == 0:
+            outcome = BROKEN
+            try:
+                resource.setrlimit(resource.RLIMIT_DATA, (MEMORY_LIMIT_BYTES, MEMORY_LIMIT_BYTES))
+                if mutant is not None:
+                    _change(mutant, functions)
+                for cache in caches:
+                    cache.cache_clear()
+                outcome = KILLED  # Also when pytest itself fails, for want of memory.
+                outcome = KILLED if self._fails(items) else SURVIVED
+            except BaseException:  # noqa: BLE001 - the child ends here, whatever happened
+                if outcome == BROKEN:
+                    traceback.print_exc()
+            finally:
+                os._exit(outcome)
+        _, status = os.waitpid(child, 0)
+        outcome = os.WEXITSTATUS(status) if os.WIFEXITED(status) else ENDLESS
+        assert outcome != BROKEN, f"this mutant could not be run: {mutant and described(mutant)}"
+        return outcome
+
+    def _fails(self, items: list[pytest.Item]) -> bool:
+        began = time.process_time()
+        for item, following in zip(items, [*items[1:], None], strict=True):
+            used = time.process_time() - began
+            limit_s = math.ceil(used + 1 + 3 * self._seconds[item.nodeid])
+            resource.setrlimit(resource.RLIMIT_CPU, (limit_s, resource.RLIM_INFINITY))
+            item.config.hook.pytest_runtest_protocol(item=item, nextitem=following)
+            if self._failed:
+                return True
+        return False
+
+
+def _functions(paths: list[Path]) -> Functions:
+    """The functions of these files that are loaded, however they are decorated."""
+    functions: Functions = defaultdict(list)
+    files = {str(path) for path in paths}
+    for thing in gc.get_objects():
+        if isinstance(thing, FunctionType) and thing.__code__.co_filename in files:
+            code = thing.__code__
+            functions[code.co_filename, code.co_qualname, code.co_firstlineno].append(thing)
+    return functions
+
+
+def _change(mutant: Mutant, functions: Functions) -> None:
+    """Gives the function that the mutant changes its code."""
+    file = str(ROOT / mutant.path)
+    is_found = False
+    for code in _codes(compile(mutant.source, file, "exec", dont_inherit=True)):
+        if code.co_qualname == mutant.function:
+            for function in functions[file, code.co_qualname, code.co_firstlineno]:
+                function.__code__ = code
+                is_found = True
+    assert is_found, "the mutant's function is not loaded"
+
+
+def _codes(code: CodeType) -> Iterator[CodeType]:
+    yield code
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from _codes(constant)
+
+
+def described(mutant: Mutant) -> str:
+    """For people."""
+    return f"{mutant.path}:{mutant.lines[0]} {mutant.function}\n    - {mutant.before}\n    + {mutant.after}"
+
+
+def _say(text: str) -> None:
+    sys.__stdout__.write(text)
+    sys.__stdout__.flush()
+
+
+def tests_of(packages: Iterable[str]) -> list[Path]:
+    """The test modules that are about these packages of the domain."""
+    imports = re.compile(rf"^from flightedl\.domain\.({'|'.join(packages)})\b", re.MULTILINE)
+    found = [path for path in TESTS.rglob("test_*.py") if imports.search(path.read_text())]
+    for package in set(packages) & TESTS_BESIDE.keys():
+        found += TESTS_BESIDE[package].rglob("test_*.py")
+    return sorted(set(found))
+
+
+def equivalents() -> dict[tuple[str, str, str, str], str]:
+    """(path, function, line before, line after) -> why it is equivalent."""
+    entries = tomllib.loads(EQUIVALENT.read_text())["equivalent"]
+    return {(each["path"], each["function"], each["before"], each["after"]): each["reason"] for each in entries}
+
+
+def report(results: Results, *, is_sample: bool) -> int:
+    """Prints a row for each module, and what is not as it should be; returns the exit code."""
+    known = equivalents()
+    rows = []
+    for path in sorted({*results.killed, *results.survived}):
+        survived = results.survived.get(path, [])
+        equivalent = sum(mutant.key in known for mutant in survived)
+        rows.append((path, len(results.killed.get(path, [])), equivalent, len(survived) - equivalent))
+    print("| module | mutants | killed | equivalent | survive |\n|---|---|---|---|---|")
+    together = [sum(row[column] for row in rows) for column in (1, 2, 3)]
+    for path, killed, equivalent, left in [*rows, ("together", *together)]:
+        name = path.removeprefix("flightedl/domain/").removesuffix(".py")
+        print(f"| {name} | {killed + equivalent + left} | {killed} | {equivalent} | {left} |")
+    survivors = [mutant for mutants in results.survived.values() for mutant in mutants]
+    wrong = [f"survives: {described(mutant)}" for mutant in survivors if mutant.key not in known]
+    if not is_sample:
+        keys = {mutant.key for mutant in survivors}
+        paths = {path for path, *_ in rows}
+        wrong += [
+            f"listed as equivalent, but killed or gone: {key}" for key in known if key[0] in paths and key not in keys
+        ]
+    print("\n".join(wrong))
+    return 1 if wrong else 0
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("packages", nargs="*", metavar="PACKAGE", help="of flightedl.domain; none: all that decide")
+    parser.add_argument("--module", help="only this one of the packages' modules")
+    parser.add_argument("--sample", type=int, help="only so many, spread evenly")
+    arguments = parser.parse_args()
+    packages = arguments.packages or PACKAGES
+    paths = [path for package in packages for path in sorted((DOMAIN / package).glob(f"{arguments.module or '*'}.py"))]
+    mutation = Mutation(paths, arguments.sample)
+    os.chdir(ROOT)
+    # Time is limited in seconds of CPU: this may be the least of what a machine does.
+    options = ["-o", "addopts=", "-o", "timeout=0", "--import-mode=importlib", "-m", f"not ({MARKED})"]
+    for plugin in ("cacheprovider", "xdist", "terminal"):
+        options += ["-p", f"no:{plugin}"]
+    began = time.monotonic()
+    pytest.main([*options, *map(str, tests_of(packages))], plugins=[mutation])
+    if not mutation.results.is_complete:
+        return 2
+    code = report(mutation.results, is_sample=arguments.sample is not None)
+    print(f"{time.monotonic() - began:.0f} s")
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

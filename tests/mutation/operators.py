@@ -1,0 +1,203 @@
+"""What is changed in the guards of the domain: cosmic-ray's operators, and three that it lacks.
+
+A mutant differs from the product by one token or one negation: a condition is negated, a comparison moves its boundary
+or turns round, ``and`` becomes ``or``, a ``not`` goes, a number that is compared with is one more or one less. What
+only words a message, what an ``assert`` holds, and the checks of invariants, are not changed.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import parso
+from cosmic_ray.ast import ast_nodes, get_ast, is_number
+from cosmic_ray.operators.boolean_replacer import ReplaceAndWithOr, ReplaceOrWithAnd
+from cosmic_ray.operators.number_replacer import NumberReplacer
+from cosmic_ray.operators.operator import Example, Operator
+from cosmic_ray.plugins import get_operator
+from parso.python.tree import IfStmt, WhileStmt
+from parso.tree import BaseNode, Leaf, NodeOrLeaf
+
+Position = tuple[int, int]
+
+#: cosmic-ray can replace every comparison by every other one; boundary and negation are what a mistake looks like.
+COMPARISONS = (
+    "Eq_NotEq", "NotEq_Eq", "Is_IsNot", "IsNot_Is",
+    "Lt_LtE", "Lt_GtE", "LtE_Lt", "LtE_Gt", "Gt_GtE", "Gt_LtE", "GtE_Gt", "GtE_Lt",
+)  # fmt: skip
+
+
+class NegateCondition(Operator):
+    """Negates the conditions that are neither a comparison nor negated; those are the other operators'.
+
+    cosmic-ray's ``AddNot`` sees neither elif nor the filter of a comprehension, and negates only the first part of
+    ``a and b``.
+    """
+
+    @staticmethod
+    def _conditions(node: NodeOrLeaf) -> Iterator[int]:
+        """The indices, among the node's children, of conditions."""
+        places: list[int] = []
+        if isinstance(node, IfStmt | WhileStmt):
+            places = [place + 1 for place, child in enumerate(node.children) if child in {"if", "elif", "while"}]
+        elif node.type == "comp_if":
+            places = [1]
+        elif node.type == "test":  # A if B else C
+            places = [2]
+        yield from (place for place in places if node.children[place].type not in {"comparison", "not_test"})
+
+    def mutation_positions(self, node: NodeOrLeaf) -> Iterator[tuple[Position, Position]]:
+        for place in self._conditions(node):
+            condition = node.children[place]
+            yield condition.start_pos, condition.end_pos
+
+    def mutate(self, node: NodeOrLeaf, index: int) -> NodeOrLeaf:
+        place = list(self._conditions(node))[index]
+        node.children[place] = parso.parse(f" not ({node.children[place].get_code().strip()})")
+        return node
+
+    @classmethod
+    def examples(cls) -> tuple[Example, ...]:
+        return (
+            Example("if a or b: pass", "if not (a or b): pass"),
+            Example("[x for x in y if x]", "[x for x in y if not (x)]"),
+        )
+
+
+class ReplaceMembership(Operator):
+    """``in`` becomes ``not in``, and the reverse."""
+
+    @staticmethod
+    def _operators(node: NodeOrLeaf) -> Iterator[int]:
+        if node.type == "comparison":
+            for index in range(1, len(node.children), 2):
+                if " ".join(node.children[index].get_code().split()) in {"in", "not in"}:
+                    yield index
+
+    def mutation_positions(self, node: NodeOrLeaf) -> Iterator[tuple[Position, Position]]:
+        for index in self._operators(node):
+            yield node.children[index].start_pos, node.children[index].end_pos
+
+    def mutate(self, node: NodeOrLeaf, index: int) -> NodeOrLeaf:
+        place = list(self._operators(node))[index]
+        is_negated = "not" in node.children[place].get_code()
+        node.children[place] = parso.parse(" in" if is_negated else " not in")
+        return node
+
+    @classmethod
+    def examples(cls) -> tuple[Example, ...]:
+        return (Example("a in b", "a not in b"), Example("a not in b", "a in b"))
+
+
+class ReplaceComparedNumber(NumberReplacer):
+    """A number is one more or one less, where it stands on a side of a comparison."""
+
+    def mutation_positions(self, node: NodeOrLeaf) -> Iterator[tuple[Position, Position]]:
+        if is_number(node) and node.parent is not None and node.parent.type == "comparison":
+            yield from super().mutation_positions(node)
+
+
+def _operators() -> dict[str, Operator]:
+    operators: dict[str, Operator] = {
+        "negate": NegateCondition(),
+        "and to or": ReplaceAndWithOr(),
+        "or to and": ReplaceOrWithAnd(),
+        "drop not": get_operator("core/ReplaceUnaryOperator_Delete_Not")(),
+        "membership": ReplaceMembership(),
+        "number": ReplaceComparedNumber(),
+    }
+    for name in COMPARISONS:
+        operators[name] = get_operator(f"core/ReplaceComparisonOperator_{name}")()
+    return operators
+
+
+OPERATORS = _operators()
+
+
+@dataclass(frozen=True, slots=True)
+class Mutant:
+    """One change of one module."""
+
+    path: str
+    #: Dotted name of the outermost function, with its class; "" outside of functions.
+    function: str
+    operator: str
+    #: First and last line, from 1, of what is changed.
+    lines: tuple[int, int]
+    #: The first changed line before and after, without indentation.
+    before: str
+    after: str
+    source: str
+
+    @property
+    def key(self) -> tuple[str, str, str, str]:
+        """What tells this mutant, wherever its lines move."""
+        return (self.path, self.function, self.before, self.after)
+
+
+def mutants_of(path: str, source: str) -> Iterator[Mutant]:
+    """All changes of one module, in the order of its lines."""
+    spared = _spared(ast.parse(source))
+    tree = get_ast(source)
+    found = [
+        (start, end, name, node, index)
+        for node in ast_nodes(tree)
+        for name, operator in OPERATORS.items()
+        for index, (start, end) in enumerate(operator.mutation_positions(node))
+        if not any(first <= start and end <= last for first, last in spared)
+    ]
+    for start, end, name, node, index in sorted(found, key=lambda each: each[:3]):
+        mutated = _mutated(tree, node, OPERATORS[name], index)
+        before, after = _changed_line(source, mutated)
+        yield Mutant(path, _function_of(node), name, (start[0], end[0]), before, after, mutated)
+
+
+def _mutated(tree: BaseNode, node: NodeOrLeaf, operator: Operator, index: int) -> str:
+    """The code of the tree with one change; the tree is as before afterwards."""
+    siblings = node.parent.children
+    kept = [(each.children, list(each.children)) for each in (node.parent, node) if isinstance(each, BaseNode)]
+    leaves = [(leaf, leaf.value) for leaf in ast_nodes(node) if isinstance(leaf, Leaf)]
+    # By identity: two keywords of one word are equal.
+    place = next(place for place, sibling in enumerate(siblings) if sibling is node)
+    siblings[place] = operator.mutate(node, index)
+    code = str(tree.get_code())
+    for children, before in kept:
+        children[:] = before
+    for leaf, value in leaves:
+        leaf.value = value
+    return code
+
+
+def _changed_line(source: str, mutated: str) -> tuple[str, str]:
+    for before, after in zip(source.splitlines(), mutated.splitlines(), strict=True):
+        if before != after:
+            return before.strip(), after.strip()
+    raise AssertionError("the mutant is the product")
+
+
+def _function_of(node: NodeOrLeaf) -> str:
+    names: list[str] = []
+    while node is not None:
+        if node.type == "funcdef":
+            names = [node.name.value]
+        elif node.type == "classdef" and names:
+            names.insert(0, node.name.value)
+        node = node.parent
+    return ".".join(names)
+
+
+def _spared(tree: ast.Module) -> list[tuple[Position, Position]]:
+    """What is not changed: messages, asserts, ``check()``, and what only types see."""
+    spared: list[ast.AST] = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Assert | ast.JoinedStr | ast.Raise):
+            spared.append(node)
+        elif isinstance(node, ast.FunctionDef) and node.name.startswith(("check", "_check")):
+            # What raises instead is a guard.
+            if any(isinstance(inner, ast.Assert) for inner in ast.walk(node)):
+                spared.append(node)
+        elif isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
+            spared.append(node)
+    return [((node.lineno, node.col_offset), (node.end_lineno, node.end_col_offset)) for node in spared]
