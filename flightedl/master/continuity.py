@@ -38,6 +38,9 @@ def settle(storage: Storage | None, coordinator: Coordinator, held: HeldKey, key
         RolledBackError: the state is older than the newest checkpoint, or of another cluster.
         FencedError: the lock is lost.
     """
+    # First: a predecessor that does not know yet that it is deposed may write a manifest at any time, which names
+    # what it has seen of etcd by then. What is asked of etcd after the manifest was read is as new as that.
+    number, newest = _newest(storage, keys.job_name)
     stored = coordinator.get(keys.history)
     record = HistoryRecord() if stored is None else msgspec.json.decode(stored.value, type=HistoryRecord)
     pointer = coordinator.get(keys.checkpoint_latest)
@@ -46,7 +49,6 @@ def settle(storage: Storage | None, coordinator: Coordinator, held: HeldKey, key
         next_number = decode_pointer(pointer.value).next_number
     elif coordinator.get(keys.job) is not None:
         next_number = 1
-    number, newest = _newest(storage, keys.job_name)
     present = coordinator.sighting()
     assert present is not None, "etcd was asked a moment ago"
     match judge(present, record.life, record.cluster, next_number, number, newest, resume=resume):

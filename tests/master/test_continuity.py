@@ -47,6 +47,12 @@ class Job:
         """The job makes this checkpoint, and more changes of its state afterwards."""
         coordinator = JobCoordinator(self.store.another(), KEYS)
         self._point(coordinator, number - 1, number + 1)
+        self.write_manifest(coordinator, number)
+        self._point(coordinator, number, number + 1)
+        coordinator.transact([], [Put(KEYS.task_queues, b"queue")])
+
+    def write_manifest(self, coordinator: JobCoordinator, number: int) -> None:
+        """As a master does that has seen so much of etcd."""
         manifest = Manifest(
             job="demo",
             number=number,
@@ -59,8 +65,6 @@ class Job:
             etcd=coordinator.sighting(),
         )
         self.storage.publish(manifest_name(number), [manifest.encode()])
-        self._point(coordinator, number, number + 1)
-        coordinator.transact([], [Put(KEYS.task_queues, b"queue")])
 
     def _point(self, coordinator: JobCoordinator, latest: int, next_number: int) -> None:
         pointer = PointerRecord(FORMAT, next_number, (latest, "x") if latest else None, [])
@@ -97,6 +101,25 @@ def test_a_job_notes_the_etcd_that_it_begins_on_and_goes_on_there(job: Job) -> N
     assert job.begin()
     job.reach(2)
     assert job.begin(resume=True)
+    assert KEYS.task_queues in job.stored()
+
+
+def test_a_manifest_that_a_deposed_master_finishes_meanwhile_is_no_proof_of_a_lost_state(
+    job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert job.begin()
+    job.reach(1)
+    job.reach(2)
+    deposed = JobCoordinator(job.store.another(), KEYS)
+    list_files = job.storage.list
+
+    def finished_meanwhile(prefix: str) -> object:
+        deposed.transact([], [Put(KEYS.ps_desired, b"3")])
+        job.write_manifest(deposed, 2)
+        return list_files(prefix)
+
+    monkeypatch.setattr(job.storage, "list", finished_meanwhile)
+    assert job.begin()
     assert KEYS.task_queues in job.stored()
 
 
