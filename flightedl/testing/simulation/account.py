@@ -7,11 +7,23 @@ from typing import TYPE_CHECKING, Any
 
 from flightedl.domain.checkpoint.manifest import Manifest, candidates, checksum, manifest_name, number_of
 from flightedl.domain.checkpoint.pointer import latest_of
+from flightedl.domain.consistency.membership_values import Admitted
+from flightedl.domain.consistency.membership_values import Effect as MembershipEffect
 from flightedl.domain.exactly_once.applied import AppliedBatches
+from flightedl.domain.master.members import Members
+from flightedl.domain.master.work import Work
+from flightedl.domain.queue.tasks import TaskQueue
 from flightedl.domain.queue.values import FailedPiece
 from flightedl.errors import CorruptError
-from flightedl.messages.tasks import FinishedTask, TasksReply
-from flightedl.testing.simulation.etcd import STATE
+from flightedl.messages.tasks import (
+    FinishedTask,
+    ReturnedTask,
+    TasksReply,
+    TasksTicket,
+)
+from flightedl.testing.simulation.etcd import (
+    STATE,
+)
 from flightedl.testing.simulation.job import plan_of, set_aside, wrong
 from flightedl.testing.simulation.world import Violation
 
@@ -31,11 +43,13 @@ class Account:
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
         #: (lives of the job and of etcd, evaluation, attempt) -> what a trainer was given under it.
-        self._attempts: dict[tuple[int, int, str, int], Any] = {}
+        self._attempts: dict[tuple[int, int, int, str, int], Any] = {}
         #: Lives of the job and of etcd -> what was there whenever a master said that all is done.
-        self._results: dict[tuple[int, int], set[int]] = {}
+        self._results: dict[tuple[int, int, int], set[int]] = {}
         #: (epoch, task, batch) of all that was ever set aside, as masters told when they did.
         self._set_aside: set[tuple[int, int, int]] = set()
+        #: Members that all pservers have agreed to.
+        self._admitted: set[int] = set()
         #: Members whose program has left its loop, or gone on after a push that failed.
         self.out_of_step: set[int] = set()
         #: Manifests written, results of evaluations heard, batches set aside, pservers that ended with all saved.
@@ -47,6 +61,55 @@ class Account:
         known = self._attempts.setdefault((*self._cluster.lives, evaluation, assignment.attempt), place)
         if known != place:
             raise Violation(f"attempt {assignment.attempt} was given twice: {known} and {place}")
+
+    def watch(self, master: Master) -> None:
+        """A master has a core: look at every report that counts, and at who is admitted."""
+        core = master.core
+        assert core.work is not None, "a master that leads has a queue"
+        assert core.members is not None, "... and a membership"
+        self._watch_reports(master, core.work)
+        self._watch_members(master, core.members)
+
+    def _watch_reports(self, master: Master, work: Work) -> None:
+        take, queue = work.take_reports, work.queue
+
+        def observed(ticket: TasksTicket, now: float) -> list[ReturnedTask]:
+            # A trainer may report what it was given in an epoch that this queue, of an older checkpoint, has not begun.
+            reports = [each for each in ticket.finished if each.epoch < queue.begun_epochs]
+            current = {
+                (each.epoch, each.position): each
+                for each in reports
+                if queue.is_current(ticket.trainer, each.attempt, ticket.generation)
+            }
+            before = [_done_at(queue, each) for each in reports]
+            lost = take(ticket, now)
+            for report, done in zip(reports, before, strict=True):
+                if _done_at(queue, report) != done:
+                    # Of two reports of the same task, one may be old.
+                    counted = current.get((report.epoch, report.position))
+                    self.accepted(master, counted or report, counted is not None)
+            return lost
+
+        work.take_reports = observed  # type: ignore[method-assign]
+
+    def _watch_members(self, master: Master, members: Members) -> None:
+        perform = members.perform
+        known = members.membership.members
+        self._admitted |= {each.member_id for each in known if each.is_admitted}
+
+        def observed(effects: Sequence[MembershipEffect]) -> None:
+            for each in effects:
+                if isinstance(each, Admitted):
+                    self._admitted.add(each.member_id)
+                    self.admitted(master, each.member_id)
+            perform(effects)
+
+        members.perform = observed  # type: ignore[method-assign]
+
+    def told_member(self, master: Master, member_id: int) -> None:
+        """A trainer is told of its membership."""
+        if member_id not in {0, *self._admitted}:
+            raise Violation(f"{master.name} tells of member {member_id}, which not all pservers have agreed to")
 
     def contributed(self, member: int, round_number: int) -> None:
         """A gradient was added to the sum of a round: every block that waits for its trainer has got there, too."""
@@ -259,3 +322,8 @@ class Account:
         if found != plan_of(self._cluster.pserver_count, self._cluster.shape.cut_for).block_count:
             raise Violation(f"only {found} blocks are there at the end")
         leader.core.check()
+
+
+def _done_at(queue: TaskQueue, report: FinishedTask) -> object:
+    """Which batches of the reported task are done."""
+    return queue.batches(report.epoch, queue._state.order(report.epoch).at(report.position)).done  # noqa: SLF001

@@ -196,9 +196,9 @@ class Cluster:
         return None if loadable is None else loadable[-1]
 
     @property
-    def lives(self) -> tuple[int, int]:
+    def lives(self) -> tuple[int, int, int]:
         """What has begun again may be counted from the beginning again."""
-        return self.life, self.rewinds
+        return self.life, self.rewinds, self.etcd.life
 
     def next_etcd(self) -> int:
         """Another cluster's number."""
@@ -332,6 +332,6 @@ class Cluster:
                 lines.append(
                     f"{process.name} {counts} members {members} settled {core.pservers.is_everybody_settled} "
                     f"may end {core.ending.may_end} trouble {core.checkpointing.checkpoints.trouble!r} "
-                    f"durable {process._durable}/{core.revision}"  # noqa: SLF001
+                    f"durable {process.durable}/{core.revision}"
                 )
         return "; ".join(lines)

@@ -6,7 +6,5 @@ from __future__ import annotations
 FLAWS: dict[str, str] = {
     "hashes are not compared": "a damaged shard file is loaded",
     "reported before it is written": "a pserver reports its file before it is in the store",
-    "dispatch before durable": "a trainer is given work before that is stored",
-    "pointer before manifest": "the pointer moves before the manifest is there",
     "writes are not fenced": "a master's writes do not compare the lock",
 }

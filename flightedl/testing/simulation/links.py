@@ -1,0 +1,141 @@
+"""What a simulated master says to one pserver: one call at a time, as by a thread."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from flightedl.domain.master import effects as out
+from flightedl.domain.master import events
+from flightedl.errors import FlightedlError
+from flightedl.messages.control import AppliedReply, SealRequest, SnapshotReply, ViewReply, ViewRequest
+from flightedl.messages.status import PserverStatusReply
+from flightedl.testing.simulation.world import Violation
+
+if TYPE_CHECKING:
+    from flightedl.testing.simulation.master import Master
+
+_CALL_S = 1.0
+_RETRY_S = 0.1
+_STATUS_S = 0.5
+
+
+class PserverLink:
+    """The way to the pserver of an index, whichever process that is."""
+
+    def __init__(self, master: Master, index: int) -> None:
+        self._master = master
+        self._index = index
+        self._is_busy = False
+        #: Whether there may be something to say since it became busy.
+        self._is_woken = False
+        #: Rises with each call and each pause: what belongs to an older one is not heard.
+        self._token = 0
+        #: Which process is called.
+        self._generation = 0
+        #: What the pserver last said of itself; None: it cannot be reached.
+        self.said: PserverStatusReply | None = None
+
+    @property
+    def key(self) -> Any:
+        """As far as the master knows; None: there is no such process."""
+        return self._master.directory.get(f"ps/{self._index}")
+
+    def looked_around(self) -> None:
+        """Other processes may be there: the call to an old one is cut off, which may be frozen."""
+        if self._is_busy and (self.key is None or self.key.created != self._generation):
+            self.pause(0.0)
+
+    def wake(self) -> None:
+        """There may be something to say."""
+        if self._is_busy:
+            self._is_woken = True
+        elif self._master.is_leading:
+            self.pause(0.0)
+
+    def pause(self, pause_s: float) -> None:
+        """Talk to the pserver again after some time."""
+        self._is_busy = False
+        self._token += 1
+        token = self._token
+        pause_s, self._is_woken = 0.0 if self._is_woken else pause_s, False
+        self._master.later(pause_s, lambda: self.talk() if self._token == token else None)
+
+    def talk(self) -> None:
+        """Say the next thing that there is to say."""
+        key = self.key
+        if not self._master.is_held():
+            return
+        if key is None:
+            self.pause(1.0)
+            return
+        effects = self._master.core.apply(events.ControlAsked(self._index, key.created), self._master.world.now)
+        self._master.carry_out(effects)
+        (call,) = [each for each in effects if isinstance(each, out.ControlCall | out.NothingToSay)]
+        if isinstance(call, out.NothingToSay):
+            self._ask_how_it_is(key, call.pause_s)
+            return
+        self._is_busy, self._generation = True, key.created
+        self._token += 1
+        token, made_at = self._token, self._master.core.revision
+        self._master.after_stored(call.revision, lambda: self._say(call, key.value, token, made_at))
+
+    def _ask_how_it_is(self, key: Any, pause_s: float) -> None:
+        """In quiet times; then pause."""
+        if pause_s < _STATUS_S:
+            self.pause(pause_s)
+            return
+        self._is_busy, self._generation = True, key.created
+        self._token += 1
+        token = self._token
+
+        def answered(said: PserverStatusReply | None) -> None:
+            if self._token == token:
+                self.said = said
+                self.pause(pause_s)
+
+        self._master.world.call(
+            self._master, key.value, key.value.status, key.created, answered, lambda: answered(None), timeout_s=_CALL_S
+        )
+
+    def _say(self, call: out.ControlCall, pserver: Any, token: int, made_at: int) -> None:
+        if isinstance(call.request, ViewRequest) and self._master.durable < made_at:
+            raise Violation(f"{self._master.name} tells a pserver of members that a successor does not know")
+
+        def over(pause_s: float) -> None:
+            if self._token == token:
+                self.pause(pause_s)
+
+        def failed() -> None:
+            if isinstance(call.request, ViewRequest):
+                lost = events.ViewLost(call.index, call.generation, call.request.serial)
+                self._master.later(_RETRY_S, lambda: self._master.apply(lost))
+            over(_RETRY_S)
+
+        def answered(reply: Any) -> None:
+            if isinstance(reply, FlightedlError):
+                failed()
+            elif self._master.is_held():
+                self._heard(call, reply)
+                over(call.pause_s)
+
+        # What is not waited for any more is not heard either.
+        self._master.world.call(
+            self._master,
+            pserver,
+            pserver.control,
+            (call.generation, call.request),
+            lambda reply: answered(reply) if self._token == token else None,
+            lambda: failed() if self._token == token else None,
+            timeout_s=_CALL_S,
+        )
+
+    def _heard(self, call: out.ControlCall, reply: Any) -> None:
+        index, generation = call.index, call.generation
+        if isinstance(reply, ViewReply):
+            self._master.apply(events.ViewAnswered(index, generation, reply))
+        elif isinstance(reply, AppliedReply):
+            self._master.apply(events.AppliedAnswered(index, generation, call.audit, reply))
+        elif isinstance(reply, SnapshotReply):
+            self._master.apply(events.SnapshotAnswered(index, generation, reply))
+        elif isinstance(call.request, SealRequest):
+            self._master.apply(events.SealAnswered(index, generation, call.request.epochs[-1][0] + 1))

@@ -1,0 +1,210 @@
+"""How a simulated master takes over that has the lock: from what etcd says, or from a checkpoint, or from nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from flightedl.domain.checkpoint.checkpoints import Checkpoints, next_number_after
+from flightedl.domain.checkpoint.manifest import Manifest, candidates, checksum, examine, manifest_name
+from flightedl.domain.checkpoint.pointer import decode_pointer
+from flightedl.domain.checkpoint.values import Pointer
+from flightedl.domain.consistency.modes import Mode
+from flightedl.domain.master.state import CoreSettings, StoredState
+from flightedl.domain.recovery.store_history import BeginLife, Refuse, Sighting, judge
+from flightedl.errors import CorruptError, FencedError
+from flightedl.messages.base import decode
+from flightedl.messages.declarations import JobDeclaration
+from flightedl.recording.master import master_core
+from flightedl.testing.simulation.etcd import (
+    DONE,
+    HISTORY,
+    INIT,
+    LOCK,
+    STATE,
+    History,
+    Transaction,
+)
+from flightedl.testing.simulation.job import declaration_of, tasks_of
+from flightedl.testing.simulation.world import Action
+
+if TYPE_CHECKING:
+    from flightedl.testing.simulation.master import Master
+
+
+class TakingOver:
+    """Until there is a core, with which the master leads, or it ends."""
+
+    def __init__(self, master: Master) -> None:
+        self._master = master
+        self._cluster, self._world = master.cluster, master.world
+        self._etcd, self._store = master.cluster.etcd, master.cluster.store
+        #: Of the state that it goes on from; 0: there is none.
+        self._state_revision = 0
+        #: What goes into etcd with the first state.
+        self._first_puts: dict[str, Any] = {}
+
+    def begin(self) -> None:
+        """Look for the newest checkpoint, and then at what etcd says."""
+        self._find_newest(self._read)
+
+    def _read(self, number: int, newest: Sighting | None) -> None:
+        def read(found: dict[str, Any]) -> None:
+            self._judge(found[STATE], found[HISTORY], number, newest)
+
+        def failed() -> None:
+            self._master.later(0.2, self.begin)
+
+        self._world.call(self._master, self._etcd, self._etcd.read, [STATE, HISTORY], read, failed)
+
+    def _find_newest(self, done: Callable[[int, Sighting | None], None]) -> None:
+        """The newest checkpoint, and etcd as it was then; 0: there is none, or it cannot be told."""
+        store = self._store
+
+        def unreachable() -> None:
+            # That a store cannot be read while etcd goes back is what nobody promises to notice.
+            self._master.later(0.2, self.begin) if self._etcd.has_gone_back else done(0, None)
+
+        def look(numbers: Sequence[int]) -> None:
+            def read(found: tuple[bytes, bool] | None) -> None:
+                try:
+                    manifest = None if found is None else Manifest.decode(found[0])
+                except CorruptError:
+                    manifest = None
+                done(numbers[0], manifest.etcd) if manifest is not None else look(numbers[1:])
+
+            if numbers:
+                store.read(self._master, manifest_name(numbers[0]), read, unreachable)
+            else:
+                done(0, None)
+
+        store.list(self._master, lambda sizes: look(candidates(sizes)), unreachable)
+
+    def _judge(self, state: Any, history: Any, number: int, newest: Sighting | None) -> None:
+        """Whether to go on from what etcd says, which may have gone back."""
+        present = self._master.witness.seen
+        assert present is not None, "etcd was asked a moment ago"
+        record = History() if history is None else history.value
+        next_number = None if state is None else _next_number(state.value.get("checkpoints"))
+        resume, fence = self._cluster.is_resumed, {LOCK: self._master.generation}
+        match judge(present, record.life, record.cluster, next_number, number, newest, resume=resume):
+            case Refuse(why):
+                self._cluster.refused(self._master, why)
+            case BeginLife(life, _):
+                election = self._master.directory.get(INIT)
+                going = (STATE, *((INIT,) if election is not None and election.lease is None else ()))
+                begun = Transaction(fence, {}, {HISTORY: History(life, present.cluster)}, going)
+                self._write_first(begun, lambda: self._master.end(f"it has begun life {life} of the job"))
+            case _ if not record.cluster:
+                known = Transaction(fence, {}, {HISTORY: History(record.life, present.cluster)})
+                self._write_first(known, lambda: self._go_on(state))
+            case _:
+                self._go_on(state)
+
+    def _write_first(self, transaction: Transaction, then: Action) -> None:
+        def answered(result: Any) -> None:
+            then() if result[0] else self._master.end("it lost the lock before it led")
+
+        def failed() -> None:
+            self._master.end("etcd does not answer")
+
+        self._world.call(self._master, self._etcd, self._etcd.transact, transaction, answered, failed)
+
+    def _go_on(self, state: Any) -> None:
+        if state is None:
+            self._begin_from_store()
+        else:
+            self._state_revision = state.modified
+            self._begin(state.value)
+
+    def _settings(self) -> CoreSettings:
+        return CoreSettings(
+            generation=self._master.generation,
+            pserver_count=self._cluster.pserver_count,
+            trainer_count=self._cluster.scenario.trainer_count,
+            recovery=self._cluster.shape.recovery,  # type: ignore[arg-type]
+            checkpoints=self._cluster.scenario.checkpoints,
+            keeps_checkpoints=self._cluster.scenario.keeps_checkpoints,
+        )
+
+    def _begin(self, stored: dict[str, bytes]) -> None:
+        state = StoredState(
+            declaration=decode(stored["declaration"], JobDeclaration),
+            queue=stored["queue"],
+            failures=stored["failures"],
+            membership=stored["membership"],
+            recovery=stored["recovery"],
+            checkpoints=stored.get("checkpoints"),
+            evaluations=stored.get("evaluations"),
+            is_stopped="stopped" in stored,
+        )
+        self._take_over(state, int(stored["tasks"]))
+
+    def _take_over(self, stored: StoredState, task_count: int) -> None:
+        tasks = self._cluster.shape.queue_settings(task_count)
+        try:
+            core = master_core(self._master.recorder, self._settings(), self._world.now, stored, tasks)
+        except FencedError:
+            self._master.end("it heard late that it has the lock; a newer one had it since")
+        else:
+            self._master.lead(core, self._state_revision, self._first_puts)
+
+    def _begin_from_store(self) -> None:
+        """The job's etcd is new: go on from the newest checkpoint that there is."""
+
+        def listed(sizes: dict[str, int]) -> None:
+            self._choose(candidates(sizes), sizes, [])
+
+        self._store.list(self._master, listed, self._begin_from_store_later)
+
+    def _begin_from_store_later(self) -> None:
+        self._master.later(0.2, self._begin_from_store)
+
+    def _choose(self, numbers: tuple[int, ...], sizes: dict[str, int], rejected: list[int]) -> None:
+        if not numbers:
+            self._begin_new(None, sizes, rejected)
+            return
+
+        def read(found: tuple[bytes, bool] | None) -> None:
+            result = None if found is None else examine(numbers[0], found[0], sizes, "job")
+            if isinstance(result, Manifest):
+                self._begin_new(result, sizes, rejected)
+            else:
+                self._choose(numbers[1:], sizes, [*rejected, numbers[0]])
+
+        self._store.read(
+            self._master, manifest_name(numbers[0]), read, lambda: self._master.later(0.2, self._begin_from_store)
+        )
+
+    def _begin_new(self, manifest: Manifest | None, sizes: dict[str, int], rejected: list[int]) -> None:
+        shape, count, now = self._cluster.shape, self._cluster.pserver_count, self._world.now
+        mode, task_count = shape.mode, shape.first_count
+        if manifest is not None:
+            saved = decode(bytes(manifest.declaration), JobDeclaration)
+            assert saved.model is not None, "a checkpoint has a model"
+            mode, task_count = Mode.from_json(saved.model.present_mode), tasks_of(saved)
+            if manifest.stored_queue is not None:
+                self._first_puts = {INIT: DONE}
+        checkpoints = Checkpoints(
+            self._cluster.scenario.checkpoints,
+            self._master.generation,
+            count,
+            now,
+            next_number=next_number_after(list(sizes)),
+            latest=None if manifest is None else Pointer(manifest.number, checksum(manifest.encode())),
+            rejected=rejected,
+            first=0 if manifest is None else manifest.first,
+        )
+        state = StoredState(
+            declaration=declaration_of(mode, count, shape.cut_for),
+            queue=None if manifest is None else manifest.stored_queue,
+            checkpoints=checkpoints.encode(),
+            evaluations=None if manifest is None else manifest.stored_evaluations,
+            is_resumed=True,
+        )
+        self._take_over(state, task_count)
+
+
+def _next_number(pointer: bytes | None) -> int:
+    """Of checkpoints, by what is stored of them; None: the job keeps none."""
+    return 1 if pointer is None else decode_pointer(pointer).next_number
