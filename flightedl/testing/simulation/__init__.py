@@ -7,9 +7,10 @@ What decides is the production code of ``flightedl.domain``: the cores of master
 * ``etcd``, ``store``: models of the two outside systems, with outages, unknown outcomes and rot; etcd may be restored
   from an older backup, or lose what was not synced;
 * ``master`` drives the core as the master's process does (``taking_over`` until there is one, ``links`` to pservers,
-  ``store_worker``); ``trainer`` is a program that reads ahead (``loop``), pushes and pulls in its own way (``body``), raises, swallows errors, begins again and loses its registration. ``worker``
-  carries out what its core asks for, with ``transfers``; ``first_values`` its part in the election. ``pserver`` is as
-  the pserver's process is, with ``shard`` for its blocks, whose values are a ``ledger``;
+  ``store_worker``); ``trainer`` is a program that reads ahead (``loop``), pushes and pulls in its own way (``body``),
+  raises, swallows errors, begins again and loses its registration. ``worker`` carries out what its core asks for, with
+  ``transfers``; ``first_values`` its part in the election. ``pserver`` is as the pserver's process is, with ``shard``
+  for its blocks, whose values are a ``ledger``;
 * ``cluster``: who runs, and who is started again; ``scenario``: what a seed makes of the job and its world;
 * ``account``: *what must hold*, of all that is given out, done, stored and told;
 * ``job``: the ledger program, some of whose data nobody can train; ``evaluating``: what it evaluates before and after;

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from random import Random
 from typing import TYPE_CHECKING, Any
 
+from flightedl.domain.checkpoint.manifest import number_of
 from flightedl.domain.consistency.modes import Bounded, Mode, Sync
 from flightedl.testing.simulation.etcd import LOCK, STATE
 from flightedl.testing.simulation.job import some_async
@@ -253,6 +254,8 @@ class Strikes:
         writes_ago = random.randint(5, _LOST_WRITES) if has_lost_writes else random.randint(1, len(etcd.history))
         self._world.note("etcd is as it was {} writes ago", writes_ago)
         cluster.rewinds += 1
+        # Nobody promises to notice it by a manifest that cannot be read.
+        cluster.store.mend()
         etcd.restore(etcd.history[-writes_ago], etcd.cluster_number if has_lost_writes else cluster.next_etcd())
 
     def _store_down(self) -> None:
@@ -282,9 +285,15 @@ class Strikes:
 
     def _rot(self) -> None:
         """A stored file is torn or flipped."""
-        names = sorted(self._cluster.store.files)
+        if self._cluster.etcd.has_gone_back:
+            return
+        random, pointer = self._world.random, self._cluster.pointer()
+        names = sorted(self._cluster.store.files)[-6:]
+        if pointer is not None and random.random() < 0.5:
+            # What is loaded next.
+            names = [name for name in sorted(self._cluster.store.files) if number_of(name) == pointer] or names
         if names:
-            name = self._world.random.choice(names[-6:])
+            name = random.choice(names)
             self._world.fault("file torn")
             self._world.note("{} rots", name)
             self._cluster.store.rot(name, self._world.random.random() < 0.5)
