@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import _thread
+import signal
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -39,6 +41,15 @@ def cell(data: Dataset, model: Parameters, *, interrupt_at: int | None = None, a
             time.sleep(5.0)
 
 
+@pytest.fixture
+def interruptible() -> Iterator[None]:
+    """Also where the tests run in the background of a shell, which ignores interruptions then."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("interruptible")
 def test_cells(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     url = str(tmp_path / "a.parquet")
     pq.write_table(pa.table({"k": np.arange(RECORDS)}), url)

@@ -10,8 +10,8 @@ import pytest
 
 from flightedl.testing.simulation import BUGS, Found, Outcome, run_seed, run_seeds
 
-#: Seeds within which each planted bug is found.
-WITHIN = 300
+from .found_at import seeds_for
+
 #: Those that are found quickly enough to be looked for in every run of the tests.
 QUICK = (
     "no dedupe",
@@ -77,14 +77,14 @@ def test_a_seed_is_a_run():
 
 @pytest.mark.parametrize("flaw", QUICK)
 def test_a_planted_bug_is_found(flaw):
-    assert run_seeds(range(WITHIN), flaws=[flaw]).found, BUGS[flaw]
+    assert run_seeds(seeds_for(flaw), flaws=[flaw]).found, BUGS[flaw]
 
 
 @pytest.mark.seeds
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("flaw", [flaw for flaw in BUGS if flaw not in QUICK])
 def test_a_planted_bug_is_found_sooner_or_later(flaw):
-    assert run_seeds(range(WITHIN), flaws=[flaw]).found, BUGS[flaw]
+    assert run_seeds(seeds_for(flaw), flaws=[flaw]).found, BUGS[flaw]
 
 
 def test_the_command_says_which_seed_it_was():
