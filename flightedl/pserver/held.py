@@ -21,7 +21,7 @@ from flightedl.errors import CorruptError, MessageError
 from flightedl.formats.shard_files import StoredBlock
 from flightedl.pserver.arena import Arena
 from flightedl.pserver.building import units_of
-from flightedl.pserver.snapshots import BlockCopies
+from flightedl.pserver.snapshots import SnapshotCopier
 from flightedl.pserver.soundness import Soundness
 from flightedl.pserver.units import Unit, UnitBlock
 from flightedl.recording.blocks import block_protocol
@@ -67,7 +67,7 @@ class HeldBlocks:
         self._shared_lock = threading.Lock()
         self._protocol = block_protocol(recorder, (index, generation), units, mode, self._shared_lock)
         #: The snapshot whose blocks are being copied; changed under all locks, read under any of them.
-        self._copies: BlockCopies | None = None
+        self._copies: SnapshotCopier | None = None
         #: Block number -> (version, updates) of blocks taken over from a checkpoint.
         self._restored: dict[int, tuple[int, int]] = {}
 
@@ -160,7 +160,7 @@ class HeldBlocks:
         """The most slots that any block has."""
         return max((len(unit.slots) for unit in self._protocol.spans), default=0)
 
-    def begin_copies(self, begin: Callable[[Sequence[int], int], BlockCopies | None]) -> None:
+    def begin_copies(self, begin: Callable[[Sequence[int], int], SnapshotCopier | None]) -> None:
         """Let ``begin`` decide, under all locks, whether blocks are to be copied from now on."""
         with self._all_locks():
             copies = begin(self._protocol.versions(), self._protocol.highest_open_round())
@@ -168,14 +168,14 @@ class HeldBlocks:
                 self._copies = copies
                 copies.note_due(self._protocol.begin_cut(copies.cut))
 
-    def copy_due_blocks(self, copies: BlockCopies) -> None:
+    def copy_due_blocks(self, copies: SnapshotCopier) -> None:
         """Copy every block that is due now, unless other copies have taken the place of these."""
         self._soundness.require()
         while (local := copies.next_due()) is not None:
             if not self.copy_one(copies, local):
                 return
 
-    def copy_one(self, copies: BlockCopies, local: int) -> bool:
+    def copy_one(self, copies: SnapshotCopier, local: int) -> bool:
         """Copy a block unless it was copied since; False: other copies have taken the place of these."""
         number = self._numbers[local]
         with self._locked(number) as unit:
@@ -192,17 +192,17 @@ class HeldBlocks:
             with self._locked(number) as unit:
                 look(unit.block(self._plan.block(number)))
 
-    def end_copies(self, copies: BlockCopies) -> AppliedBatches | None:
+    def end_copies(self, copies: SnapshotCopier) -> AppliedBatches | None:
         """What is applied to complete copies; None: newer ones took their place."""
         self._forget(copies)
         return None if self._soundness.is_lost else self._protocol.end_cut(copies.cut)
 
-    def drop_copies(self, copies: BlockCopies) -> None:
+    def drop_copies(self, copies: SnapshotCopier) -> None:
         """Copy nothing more for these, unless newer ones took their place."""
         self._forget(copies)
         self._protocol.drop_cut(copies.cut)
 
-    def _forget(self, copies: BlockCopies) -> None:
+    def _forget(self, copies: SnapshotCopier) -> None:
         with self._shared_lock:
             if self._copies is copies:
                 self._copies = None

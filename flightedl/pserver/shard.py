@@ -102,7 +102,7 @@ class ShardState(HeldBlocks):
         values = self._incoming.first_values(self._unit(row.block), row)
         with self._locked(row.block) as unit:
             if self._protocol.may_initialize(unit, row.block, election):
-                unit.writable()[unit.part(row.block)] = values
+                unit.detach_for_write()[unit.part(row.block)] = values
                 self._protocol.initialized(row.block, election)
 
     def initialized_count(self, election: int) -> int:
@@ -215,7 +215,7 @@ class ShardState(HeldBlocks):
             if copy is not None:
                 self._copy(unit, copy)
             if has_update:
-                unit.writable()
+                unit.detach_for_write()
             if has_sum:
                 unit.have_accumulator()
             if is_kept and gradient is not None:

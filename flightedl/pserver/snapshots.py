@@ -1,8 +1,8 @@
 """Copies of a pserver's blocks, and the files that they become.
 
-Theory of operation. An order makes a ``BlockCopies``. A thread copies the blocks that are due, one at a time under the
-lock of its unit, then writes the file. A push that is about to change a block that is due and not copied yet copies it
-first; so training waits for such blocks, and for nothing else. The thread goes on a few blocks behind the one that a
+Theory of operation. An order makes a ``SnapshotCopier``. A thread copies the blocks that are due, one at a time under
+the lock of its unit, then writes the file. A push that is about to change a block that is due and not copied yet copies
+it first; so training waits for such blocks, and for nothing else. The thread goes on a few blocks behind the one that a
 push had to copy: so it runs ahead of this push, on another processor, and is mostly faster. When a block is due, and
 what the file says is applied to it, is decided by the protocol of the blocks.
 
@@ -85,7 +85,7 @@ class CopyMemory:
         return known
 
 
-class BlockCopies:
+class SnapshotCopier:
     """One snapshot while its blocks are copied. Thread-safe.
 
     Args:
@@ -181,11 +181,11 @@ class CopiedShard(Protocol):
     @property
     def slot_count(self) -> int: ...
 
-    def begin_copies(self, begin: Callable[[Sequence[int], int], BlockCopies | None]) -> None:
+    def begin_copies(self, begin: Callable[[Sequence[int], int], SnapshotCopier | None]) -> None:
         """Call ``begin(versions, highest open round)`` under all locks; keep its copies."""
         ...
 
-    def copy_due_blocks(self, copies: BlockCopies) -> None:
+    def copy_due_blocks(self, copies: SnapshotCopier) -> None:
         """Copy every block that is due now, each under its lock, as long as no other copies have taken their place."""
         ...
 
@@ -193,11 +193,11 @@ class CopiedShard(Protocol):
         """Show every block, each under its lock."""
         ...
 
-    def end_copies(self, copies: BlockCopies) -> AppliedBatches | None:
+    def end_copies(self, copies: SnapshotCopier) -> AppliedBatches | None:
         """What is applied to complete copies; marks are no longer told. None: others took their place."""
         ...
 
-    def drop_copies(self, copies: BlockCopies) -> None:
+    def drop_copies(self, copies: SnapshotCopier) -> None:
         """These are not wanted any more."""
         ...
 
@@ -254,14 +254,14 @@ class Snapshots:
 
     def order(self, order: SnapshotCommand) -> SnapshotProgress:
         """Take an order, unless it is known or old; how far the newest one is."""
-        taken: list[BlockCopies] = []
+        taken: list[SnapshotCopier] = []
 
-        def begin(versions: Sequence[int], highest_open_round: int) -> BlockCopies | None:
+        def begin(versions: Sequence[int], highest_open_round: int) -> SnapshotCopier | None:
             with self._lock:
                 cut = self._state.take(order, versions, highest_open_round)
             if cut is None:
                 return None
-            taken.append(BlockCopies(cut, len(versions), self._memory))
+            taken.append(SnapshotCopier(cut, len(versions), self._memory))
             return taken[0]
 
         with self._lock:
@@ -285,7 +285,7 @@ class Snapshots:
 
     # the thread
 
-    def _carry_out(self, order: SnapshotCommand, copies: BlockCopies) -> None:
+    def _carry_out(self, order: SnapshotCommand, copies: SnapshotCopier) -> None:
         try:
             applied = self._copy(order, copies)
             if applied is None:
@@ -301,7 +301,7 @@ class Snapshots:
             with self._lock:
                 self._state.written(order.order, file)
 
-    def _copy(self, order: SnapshotCommand, copies: BlockCopies) -> AppliedBatches | None:
+    def _copy(self, order: SnapshotCommand, copies: SnapshotCopier) -> AppliedBatches | None:
         """What is applied to the copies, when all are made; None: nobody wants them any more."""
         began = self._clock.now()
         while not copies.wait(_WAIT_SLICE_S):

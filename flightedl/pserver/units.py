@@ -5,12 +5,12 @@ round, the same batches applied. While every message covers a unit wholly, as tr
 updated and sent in one go. The first row that covers only some of its blocks splits it, for good, into one unit for
 each block; nothing is lost by that but speed.
 
-**Values leave without a copy.** A reader is lent a view of the unit's own memory (``lend``), and the memory does not
-change while a view is alive: ``writable`` first moves the values elsewhere, if somebody still reads. What is lent is so
-one version, however long its sending takes. Views die when the transport has let go of them, so that mostly nothing has
-to be moved: in training everybody has read a version before the next one comes.
+**Values leave without a copy.** A reader borrows a view of the unit's own memory (``borrow``), and the memory does not
+change while a view is alive: ``detach_for_write`` first moves the values elsewhere if somebody still reads. So what is
+borrowed is one version, however long its sending takes. Views die when the transport has let go of them, so that mostly
+nothing has to be moved: in training everybody has read a version before the next one comes.
 
-Everything here belongs to who holds ``lock``. The units that came from one share its lock.
+Everything here belongs to the thread that holds ``lock``. The units that came from one share its lock.
 """
 
 from __future__ import annotations
@@ -141,7 +141,7 @@ class Unit(BlockSpan):
         start = self.offsets[first]
         return [offset - start for offset in self.offsets[first : first + len(numbers) + 1]]
 
-    def lend(self, numbers: range) -> Array:
+    def borrow(self, numbers: range) -> Array:
         """The values of some neighbouring blocks, (n,), which stay as they are while the result is alive."""
         first = self.numbers.start
         view = self.values[self.bounds[numbers.start - first] : self.bounds[numbers.stop - first]]
@@ -167,7 +167,7 @@ class Unit(BlockSpan):
 
     def _outgoing(self, numbers: range) -> Array:
         """The values of some neighbouring blocks as they are sent: lent, or shortened to 16 bits."""
-        lent = self.lend(numbers)
+        lent = self.borrow(numbers)
         if not self.wire:
             return lent
         bits = np.empty(lent.size, np.uint16)
@@ -182,7 +182,7 @@ class Unit(BlockSpan):
         half_kernels(self.wire).to_float32(np.frombuffer(data, np.uint16), wide)
         return wide
 
-    def writable(self) -> Array:
+    def detach_for_write(self) -> Array:
         """The values, where they may be changed: nobody reads this memory any more."""
         self._sent, self._checksums = None, Checksums()
         if self._lent:
@@ -272,7 +272,7 @@ class Unit(BlockSpan):
             rate_factor: What the learning rate is multiplied by.
             is_sent_next: The new values are about to be sent, so their checksum is made along the way.
         """
-        values = self.writable()
+        values = self.detach_for_write()
         if is_sent_next and not self.wire:
             checksum = RunningChecksum()
             self.update(values, gradient, self.slots, number, scale, rate_factor, checksum.update)

@@ -29,7 +29,7 @@ from flightedl.messages.parameters import BatchIdentity, Outcome, PushHeader
 from flightedl.ports import StoredFile
 from flightedl.pserver.restoring import load_newest
 from flightedl.pserver.shard import ShardState
-from flightedl.pserver.snapshots import _LEAD, BlockCopies, Snapshots
+from flightedl.pserver.snapshots import _LEAD, SnapshotCopier, Snapshots
 from flightedl.testing.memory import MemoryStorage
 from flightedl.wire.rows import Piece, decode_batch, encode_rows
 
@@ -305,11 +305,11 @@ class ByHand:
 
     def __init__(self, pserver: Pserver, number: int = 1, at_round: int | None = None) -> None:
         self.pserver = pserver
-        self.copies: BlockCopies
+        self.copies: SnapshotCopier
 
-        def begin(versions: Sequence[int], _: int) -> BlockCopies:
+        def begin(versions: Sequence[int], _: int) -> SnapshotCopier:
             cut = SnapshotCut(len(versions), at_round)
-            self.copies = BlockCopies(cut, len(versions), pserver.snapshots._memory)
+            self.copies = SnapshotCopier(cut, len(versions), pserver.snapshots._memory)
             return self.copies
 
         pserver.shard.begin_copies(begin)
