@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import nullcontext
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -43,6 +42,19 @@ def batch(number: int) -> Batch:
     return Batch(0, 0, number)
 
 
+class Guard:
+    """A lock that its holder may not take again."""
+
+    is_held = False
+
+    def __enter__(self) -> None:
+        assert not self.is_held
+        self.is_held = True
+
+    def __exit__(self, *_: object) -> None:
+        self.is_held = False
+
+
 class Span(BlockSpan):
     """Which batches are in the values of each block, and in the sum of the open round."""
 
@@ -67,7 +79,7 @@ class Bench:
 
     def __init__(self, mode: Mode, *members: int, first_round: int = 0) -> None:
         spans = [Span(FIRST, range(3), BlockRounds(mode)), Span(SECOND, range(3, 5), BlockRounds(mode))]
-        self.protocol = BlockProtocol(spans, mode, nullcontext())
+        self.protocol = BlockProtocol(spans, mode, Guard())
         self.serial = 0
         self.effects: list[Effect] = []
         #: Position -> (version, updates, batches) of its copy.
@@ -375,6 +387,26 @@ def test_blocks_that_differ_are_taken_apart_and_each_answers_for_itself():
     assert [bench.values(number) for number in FIRST] == [[0]] * 3
 
 
+def test_a_span_is_split_once_and_a_single_block_never():
+    bench = Bench(Async())
+    first = bench.span(10)
+    bench.protocol.split(first)
+    spans = bench.protocol.spans
+    bench.protocol.split(first)
+    bench.protocol.split(bench.span(10))
+    assert bench.protocol.spans is spans
+    assert first.is_split
+
+
+def test_a_single_block_has_all_of_a_sum_too():
+    bench = Bench(Async(), 1)
+    bench.push_all(1, 0, 1, at=range(11, 12))
+    assert [bench.has(1, number) for number in (0, 1)] == [True, True]
+    again = bench.push(1, 1, base=1, at=11)
+    assert again is not None
+    assert again.outcome is Outcome.ALREADY_APPLIED
+
+
 def test_parts_of_a_span_go_on_with_its_open_round():
     bench = Bench(Sync(), 1, 2)
     bench.push(1, 0)
@@ -440,6 +472,25 @@ def test_an_older_view_changes_nothing():
     bench.serial = -1
     assert bench.view(2).outdated
     assert bench.protocol.members == [1]
+
+
+def test_the_same_view_again_does_nothing():
+    bench = Bench(Sync(), 1)
+    bench.serial -= 1
+    bench.view(1)
+    member = ViewMemberMessage(trainer="t1", generation=1, member=1, first_round=0)
+    request = ViewRequest(plan_hash="p", master_generation=1, serial=bench.serial, members=[member])
+    taken = bench.protocol.take_view(request)
+    assert (list(taken.effects), taken.reply.refused) == ([], [])
+
+
+def test_a_member_joins_at_the_slowest_ones_clock_and_a_mode_begins_behind_every_version():
+    bench = Bench(Bounded(staleness=9), 1)
+    for number in range(3):
+        bench.push(1, number, base=number, step=1)
+        bench.push(1, number, base=number, step=1, at=SECOND.start)
+    assert bench.view(1, 2, first_round=5).highest_open_round == 1
+    assert bench.view(3, mode=Sync(), switch_round=2, first_round=2).highest_open_round == 3
 
 
 def test_a_mode_begins_at_one_version_in_all_blocks():
