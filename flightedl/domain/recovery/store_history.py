@@ -12,7 +12,9 @@ that it replaces, and a late report of a lost process like the word of a newer o
    and nothing of an earlier life is ever taken for something newer.
 
 Not guaranteed: that a store is recognized which has overtaken, before it is asked, all that a process had seen; from a
-backup that is only some writes old that is possible. What such a process then writes still names its own key.
+backup that is only some writes old that is possible. What such a process then writes still names its own key. Nor that
+a state is recognized as older which has forgotten only that its newest checkpoint is complete: where the one before was
+swept by then, the job ends because no pserver finds a checkpoint, and goes on after ``forget`` with ``--resume``.
 """
 
 from __future__ import annotations

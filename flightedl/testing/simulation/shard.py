@@ -138,8 +138,10 @@ class Shard:
         self._newest_view = max(number, self._newest_view)
         for span, effects in taken.effects:
             self._change(span, effects)
+        # Rounds that nobody is due in are passed over at once.
         at_round = taken.verdict.switch_round
-        if taken.verdict.switch is not None and {block.rounds.version for block in self.blocks} - {at_round}:
+        first = min((member.first_round for member in taken.verdict.admit), default=at_round)
+        if taken.verdict.switch is not None and {block.rounds.version for block in self.blocks} - {at_round, first}:
             raise Violation(f"{self._process.name} does not begin {taken.verdict.switch} at {at_round} in all blocks")
         return taken.reply
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from random import Random
 from typing import TYPE_CHECKING, Any
 
-from flightedl.domain.checkpoint.manifest import number_of
+from flightedl.domain.checkpoint.manifest import candidates, manifest_name, number_of
+from flightedl.domain.checkpoint.pointer import decode_pointer, latest_of
 from flightedl.domain.consistency.modes import Bounded, Mode, Sync
-from flightedl.testing.simulation.etcd import LOCK, STATE
+from flightedl.testing.simulation.etcd import LOCK, STATE, Key
 from flightedl.testing.simulation.job import some_async
 from flightedl.testing.simulation.pserver import Pserver
 from flightedl.testing.simulation.trainer import Trainer
@@ -250,13 +251,27 @@ class Strikes:
         may_miss_it = self._world.is_parted or any(process.is_frozen for process in cluster.processes)
         if etcd.is_down or etcd.is_frozen or len(etcd.history) < _LOST_WRITES or (has_lost_writes and may_miss_it):
             return
-        self._world.fault("etcd went back")
         writes_ago = random.randint(5, _LOST_WRITES) if has_lost_writes else random.randint(1, len(etcd.history))
+        if self._names_what_is_gone(etcd.history[-writes_ago][1]):
+            return
+        self._world.fault("etcd went back")
         self._world.note("etcd is as it was {} writes ago", writes_ago)
         cluster.rewinds += 1
         # Nobody promises to notice it by a manifest that cannot be read.
         cluster.store.mend()
         etcd.restore(etcd.history[-writes_ago], etcd.cluster_number if has_lost_writes else cluster.next_etcd())
+
+    def _names_what_is_gone(self, keys: Mapping[str, Key]) -> bool:
+        """Whether a backup is of the moment between a checkpoint's order and its pointer, and the one before is gone.
+
+        It does not look older than the newest checkpoint, and the one that it names was swept: no pserver finds one.
+        """
+        state, files = keys.get(STATE), self._cluster.store.files
+        pointer = None if state is None else state.value.get("checkpoints")
+        latest = None if pointer is None else latest_of(pointer)
+        if pointer is None or latest is None or manifest_name(latest.number) in files:
+            return False
+        return decode_pointer(pointer).next_number > max(candidates(files), default=0)
 
     def _store_down(self) -> None:
         if self._cluster.store.is_down:
