@@ -34,6 +34,7 @@ class Participation:
         began_anew: The registration is another one: what was held under the old one is somebody else's.
         batch_done: A batch of so many records was worked through; whether the model got nothing from it.
         requests: Makes a way to ask the master for tasks.
+        membership: Decides about it; None: a new one.
     """
 
     def __init__(
@@ -44,6 +45,7 @@ class Participation:
         began_anew: Callable[[], None],
         batch_done: Callable[[int, bool], None],
         requests: Callable[[], RequestStream],
+        membership: TrainerMembership | None = None,
     ) -> None:
         self._registration = registration
         self._servers = servers
@@ -55,7 +57,7 @@ class Participation:
         self._parameters: Parameters | None = None
         self._current: CurrentBatch | None = None
         #: In the view.
-        self.membership = TrainerMembership()
+        self.membership = TrainerMembership() if membership is None else membership
 
     def take(self, parameters: Parameters, mode: Mode) -> None:
         """The job has parameters, to which batches are pushed from now on."""

@@ -70,6 +70,8 @@ from flightedl.messages.declarations import (
 from flightedl.messages.tasks import TasksReply
 from flightedl.ports import Clock
 from flightedl.process import tuning as process_tuning
+from flightedl.recording.loops import batch_loop
+from flightedl.recording.membership import trainer_membership
 from flightedl.recording.trainer import trainer_feed
 from flightedl.recording.writer import recording_process
 from flightedl.rpc.authentication import Role
@@ -162,6 +164,7 @@ class Job:
             self._began_anew,
             self._progress.batch,
             self._request_stream,
+            trainer_membership(self._recorder, self.trainer),
         )
         self._files = FsspecFiles()
         self._once = OnceNames(self._coordinator, self._keys, self._registration, self._waits.begin)
@@ -257,6 +260,7 @@ class Job:
             _CLOSE_S,
             self._end_growth,
             self._begin_again,
+            partial(batch_loop, self._recorder, self.trainer),
         )
         return self._dataset
 

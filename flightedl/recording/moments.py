@@ -307,9 +307,42 @@ def _of_blocks(place: tuple[int, int]) -> list[Subject]:
 
 
 def _batches(named: Iterable[Any]) -> tuple[list[Subject], str]:
-    found = [(epoch + 1, task, batch) for (epoch, task, batch), _ in named]
+    found = sorted((epoch + 1, task, batch) for (epoch, task, batch), _ in named)
     subjects: list[Subject] = [("batch", *each) for each in found]
     return subjects, ", ".join(f"{epoch}/{task}/{batch}" for epoch, task, batch in found)
+
+
+class _Loop(_Core):
+    def __init__(self, process: str, known: Known) -> None:
+        super().__init__(process, known)
+        self._trainer: Subject = ("trainer", "")
+
+    def tell(self, name: str, event: Any, effects: Sequence[Mapping[str, Any]]) -> Iterator[Moment]:
+        if name == "LoopBegun":
+            self.process, self._trainer = f"trainer {event['trainer']}", ("trainer", event["trainer"])
+        for each in effects:
+            said = each.get("LoopSaid", {})
+            if said.get("step") == "HandOut":
+                batch = said["epoch"] + 1, said["task"], said["batch"]
+                again = " again" if _is_again(event["batches"], said["batch"]) else ""
+                yield self.moment(
+                    "hands {}/{}/{} to the script{}".format(*batch, again), ("batch", *batch), self._trainer
+                )
+            elif said.get("step") == "GiveUpSum":
+                yield self.moment(
+                    "forgets the gradients that were added up: their task is somebody else's", self._trainer
+                )
+
+
+def _is_again(states: Iterable[Any], number: int) -> bool:
+    return any(state["number"] == number and state["must_repeat"] for state in states)
+
+
+class _Membership(_Core):
+    """What it decides is told by the master and the pservers."""
+
+    def tell(self, name: str, event: Any, effects: Sequence[Mapping[str, Any]]) -> Iterator[Moment]:  # noqa: ARG002
+        return iter(())
 
 
 _CORES: Mapping[str, Callable[[str, Known], _Core]] = {
@@ -317,6 +350,8 @@ _CORES: Mapping[str, Callable[[str, Known], _Core]] = {
     "feed": _Feed,
     "life": _Life,
     "blocks": _Blocks,
+    "loop": _Loop,
+    "membership": _Membership,
 }
 
 

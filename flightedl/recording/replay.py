@@ -11,7 +11,9 @@ import msgspec
 
 from flightedl.errors import CorruptError
 from flightedl.recording.blocks import BlocksPlayer
+from flightedl.recording.loops import LoopPlayer
 from flightedl.recording.master import MasterPlayer
+from flightedl.recording.membership import MembershipPlayer
 from flightedl.recording.pserver import LifePlayer
 from flightedl.recording.reader import ReadRecord, Recording
 from flightedl.recording.redaction import redacted
@@ -38,6 +40,8 @@ PLAYERS: Mapping[str, Callable[[], Player]] = {
     "life": LifePlayer,
     "feed": FeedPlayer,
     "blocks": BlocksPlayer,
+    "loop": LoopPlayer,
+    "membership": MembershipPlayer,
 }
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from flightedl.errors import CorruptError
 from flightedl.recording.reader import recordings_in
-from flightedl.recording.replay import Difference, first_difference, replay
+from flightedl.recording.replay import PLAYERS, Difference, first_difference, replay
 from flightedl.testing.simulation import Outcome, run_seed
 from flightedl.testing.simulation.planted import planted
 
@@ -26,19 +26,29 @@ def differences(directory: Path) -> list[Difference]:
     return [each.difference for each in found if each.difference is not None]
 
 
-@pytest.mark.parametrize("seed", range(4))
-def test_a_recorded_run_goes_the_same_way_again(tmp_path: Path, seed: int) -> None:
-    assert differences(record(seed, tmp_path)) == []
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """Recorded runs of some seeds."""
+    return [record(seed, tmp_path_factory.mktemp(f"seed-{seed}")) for seed in range(6)]
+
+
+def test_recorded_runs_go_the_same_way_again(recorded: list[Path]) -> None:
+    for directory in recorded:
+        assert differences(directory) == []
+
+
+def test_every_kind_of_core_is_recorded(recorded: list[Path]) -> None:
+    records = (each for directory in recorded for run in recordings_in(directory) for _, each in run.records())
+    assert {each.core.rpartition("-")[0] for each in records} == set(PLAYERS)
 
 
 def test_recording_changes_nothing(tmp_path: Path) -> None:
     assert run_seed(3) == run_seed(3, record=tmp_path)
 
 
-def test_it_goes_the_same_way_where_texts_have_other_hashes(tmp_path: Path) -> None:
+def test_it_goes_the_same_way_where_texts_have_other_hashes(recorded: list[Path]) -> None:
     """What a core decides depends on no order of a set."""
-    record(5, tmp_path)
-    command = [sys.executable, "-m", "flightedl_tools", "replay", str(tmp_path)]
+    command = [sys.executable, "-m", "flightedl_tools", "replay", str(recorded[5])]
     ended = subprocess.run(
         command, env={"PYTHONHASHSEED": "1"}, capture_output=True, text=True, check=False, timeout=50
     )
@@ -49,13 +59,15 @@ def test_it_goes_the_same_way_where_texts_have_other_hashes(tmp_path: Path) -> N
     ("bug", "core"),
     [
         ("a member before all have agreed", "master"),
-        ("orders to go back are forgotten", "life"),
         ("an epoch ends early", "master"),
+        ("orders to go back are forgotten", "life"),
+        ("a round closes too early", "blocks"),
+        ("work of an old registration is kept", "feed"),
+        ("a denial is about everything", "loop"),
     ],
 )
-def test_a_bug_shows_when_the_run_is_replayed(tmp_path: Path, bug: str, core: str) -> None:
-    for seed in range(20):
-        directory = record(seed, tmp_path / str(seed))
+def test_a_bug_shows_when_the_run_is_replayed(recorded: list[Path], bug: str, core: str) -> None:
+    for directory in recorded:
         with planted([bug]):
             found = differences(directory)
         if found:

@@ -30,6 +30,7 @@ from flightedl.domain.trainer.readings import (
     BatchLoop,
     GiveUpSum,
     HandOut,
+    Holder,
     NeedItem,
     PushSum,
     ReadBatch,
@@ -75,6 +76,8 @@ class BatchListener(Protocol):
 
 #: Reads the batches of a task, in order.
 ReadTask = Callable[[AssignedTask], Iterator[pa.RecordBatch]]
+#: Makes what decides about a loop.
+LoopOf = Callable[[Holder, Callable[[ReadBatch[pa.RecordBatch]], CurrentBatch]], BatchLoop[pa.RecordBatch]]
 Item = readings.Item[pa.RecordBatch]
 Handed = readings.Handed[pa.RecordBatch]
 
@@ -96,6 +99,7 @@ class Dataset:
         grace_s: float,
         end_growth: Callable[[], object],
         begin_again: str = "",
+        loop_of: LoopOf = BatchLoop,
     ) -> None:
         self._declared = declared
         self._feed_factory = feed_factory
@@ -105,6 +109,7 @@ class Dataset:
         self._grace_s = grace_s
         self._end_growth = end_growth
         self._begin_again = begin_again
+        self._loop_of = loop_of
         self._is_finished = False
         #: The loop over the data, from its beginning.
         self._loop: Generator[pa.RecordBatch, None, None] | None = None
@@ -206,7 +211,7 @@ class Dataset:
             )
 
     def _batches(self, feed: TaskFeed) -> Iterator[pa.RecordBatch]:
-        loop: BatchLoop[pa.RecordBatch] = BatchLoop(feed, self._current_of)
+        loop = self._loop_of(feed, self._current_of)
         while True:
             match loop.next_step():
                 case NeedItem():

@@ -24,6 +24,7 @@ from flightedl.domain.trainer.readings import (
 )
 from flightedl.errors import DataError
 from flightedl.messages.tasks import TasksReply
+from flightedl.recording.loops import batch_loop
 from flightedl.recording.trainer import trainer_feed
 from flightedl.testing.simulation.world import Action, Violation
 
@@ -46,7 +47,7 @@ class Loop:
         self.trainer = trainer
         self.world = trainer.world
         self.feed = trainer_feed(trainer.recorder, cover_s, trainer.name)
-        self.steps: BatchLoop[None] = BatchLoop(self, self._current_of)
+        self.steps: BatchLoop[None] = batch_loop(trainer.recorder, trainer.name, self, self._current_of)
         #: The task that the body is at.
         self.at: Handed[None] | None = None
         self.is_left = False

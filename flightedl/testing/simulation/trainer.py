@@ -16,11 +16,11 @@ from flightedl.domain.trainer.batches import CurrentBatch
 from flightedl.domain.trainer.ending import JobEnd
 from flightedl.domain.trainer.feed import Ask, Reports
 from flightedl.domain.trainer.first_values import Elected, FollowedElection
-from flightedl.domain.trainer.membership import TrainerMembership
 from flightedl.domain.trainer.retries import is_transient
 from flightedl.domain.trainer.steps import Steps
 from flightedl.errors import DeadlineError, FlightedlError, UnavailableError
 from flightedl.messages.tasks import JoinReply, TasksReply
+from flightedl.recording.membership import trainer_membership
 from flightedl.testing.simulation.body import Body
 from flightedl.testing.simulation.etcd import ADDRESS, INIT, STATE, Transaction, claimed
 from flightedl.testing.simulation.evaluating import Evaluating
@@ -52,7 +52,7 @@ class Trainer(Process):
         self._cover_s = cluster.cover_s()
         self.lease = cluster.etcd.grant(self, LEASE_TTL_S)
         self.generation = 0
-        self.membership = TrainerMembership()
+        self.membership = trainer_membership(self.recorder, name)
         mode, count = cluster.shape.mode, cluster.pserver_count
         self.membership.has_model(mode)
         shards = [blocks_of(count, cluster.shape.cut_for, index) for index in range(count)]

@@ -1,0 +1,290 @@
+"""A trainer's loop over its batches, and its membership, that are recorded, and ones that are made from a recording.
+
+What the loop reads of a batch besides (whether it waits in a sum, has to be done again, and who answered for it) is
+changed by whoever pushes it, so it is a part of each event that looks at it, and so is what the feed said.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, TypeVar
+
+import msgspec
+
+from flightedl.domain.exactly_once.accumulation import SumAgain
+from flightedl.domain.trainer.batches import CurrentBatch
+from flightedl.domain.trainer.feed import AssignedTask
+from flightedl.domain.trainer.readings import (
+    BatchLoop,
+    Handed,
+    HandOut,
+    Holder,
+    Item,
+    LoopStep,
+    ReadBatch,
+    ReadFailure,
+    TaskEnd,
+    Unreadable,
+)
+from flightedl.errors import CorruptError, DataError
+from flightedl.messages.tasks import Assignment
+from flightedl.recording.values import by_name, decode
+from flightedl.recording.writer import Recorder
+
+Records = TypeVar("Records")
+
+
+class _Event(msgspec.Struct, frozen=True):
+    """What happens to a loop; a task is the number that it was told under."""
+
+
+class LoopBegun(_Event, frozen=True):
+    """The first event."""
+
+    trainer: str
+
+
+class ItemTaken(_Event, frozen=True):
+    """As ``BatchLoop.take``. ``kind``: batch, end or failure."""
+
+    kind: str
+    task: int
+    #: Of the task: epoch, number, first batch, end batch, attempt.
+    place: tuple[int, int, int, int, int]
+    #: Of the batch.
+    number: int
+    held: list[bool]
+
+
+class BatchState(msgspec.Struct, frozen=True):
+    """What a batch is by now that the user's code had."""
+
+    number: int
+    waits: bool
+    must_repeat: bool
+    generations: dict[int, int]
+    #: (first batch, how many) of the sum that it has to be pushed in again; None: none.
+    again: tuple[int, int] | None
+
+
+class LoopAsked(_Event, frozen=True):
+    """As ``BatchLoop.next_step``."""
+
+    batches: list[BatchState]
+    held: list[bool]
+
+
+class BatchDenied(_Event, frozen=True):
+    """As ``BatchLoop.denied``."""
+
+    number: int
+
+
+class LoopSaid(msgspec.Struct, frozen=True):
+    """What the loop does next; with a batch, which one."""
+
+    step: str
+    epoch: int = 0
+    task: int = 0
+    batch: int | None = None
+
+
+class TaskReported(msgspec.Struct, frozen=True):
+    """A task is reported to the feed; ``pservers`` None: it is handed back."""
+
+    task: int
+    pservers: list[int] | None
+
+
+_EVENTS = by_name(_Event.__subclasses__())
+
+
+class _Answers:
+    """The feed as a loop sees it: remembers what it said, and what it was told."""
+
+    def __init__(self, feed: Holder) -> None:
+        self._feed = feed
+        self.held: list[bool] = []
+        self.reported: list[TaskReported] = []
+
+    def clear(self) -> None:
+        self.held, self.reported = [], []
+
+    def is_held(self, task: AssignedTask) -> bool:
+        self.held.append(self._feed.is_held(task))
+        return self.held[-1]
+
+    def finished(self, task: AssignedTask, pservers: Sequence[int]) -> None:
+        self._feed.finished(task, pservers)
+        self.reported.append(TaskReported(task.number, list(pservers)))
+
+    def hand_back(self, task: AssignedTask) -> None:
+        self._feed.hand_back(task)
+        self.reported.append(TaskReported(task.number, None))
+
+
+def _said(step: LoopStep[Any]) -> LoopSaid:
+    name = type(step).__name__
+    if isinstance(step, HandOut):
+        item = step.handed.item
+        given = item.task.assignment
+        return LoopSaid(name, given.epoch, given.task, item.number)
+    return LoopSaid(name, batch=step.failure.number) if isinstance(step, Unreadable) else LoopSaid(name)
+
+
+class RecordedLoop(BatchLoop[Records]):
+    """Records what happens to it; arguments as of ``batch_loop``."""
+
+    def __init__(
+        self,
+        recorder: Recorder,
+        trainer: str,
+        feed: Holder,
+        current_of: Callable[[ReadBatch[Records]], CurrentBatch],
+    ) -> None:
+        self._answers = _Answers(feed)
+        super().__init__(self._answers, current_of)
+        self._recorder = recorder.core("loop")
+        self._now = recorder.now
+        self._recorder.record(self._now(), LoopBegun(trainer))
+
+    def take(self, item: Item[Records]) -> None:
+        self._answers.clear()
+        super().take(item)
+        given = item.task.assignment
+        place = given.epoch, given.task, given.first_batch, given.end_batch, given.attempt
+        kind = {ReadBatch: "batch", TaskEnd: "end", ReadFailure: "failure"}[type(item)]
+        number = 0 if isinstance(item, TaskEnd) else item.number
+        self._recorder.record(self._now(), ItemTaken(kind, item.task.number, place, number, self._answers.held))
+
+    def next_step(self) -> LoopStep[Records]:
+        self._answers.clear()
+        states = [] if self.reading is None else [_state(handed) for handed in self.reading.handed]
+        step = super().next_step()
+        event = LoopAsked(states, self._answers.held)
+        self._recorder.record(self._now(), event, [*self._answers.reported, _said(step)])
+        return step
+
+    def denied(self, handed: Handed[Records]) -> None:
+        self._answers.clear()
+        super().denied(handed)
+        self._recorder.record(self._now(), BatchDenied(handed.item.number), self._answers.reported)
+
+
+def _state(handed: Handed[Any]) -> BatchState:
+    current = handed.current
+    again = None if current.again is None else (current.again.first, current.again.batch_count)
+    return BatchState(
+        handed.item.number, current.waits, current.must_repeat, dict(sorted(current.generations.items())), again
+    )
+
+
+def batch_loop(
+    recorder: Recorder | None,
+    trainer: str,
+    feed: Holder,
+    current_of: Callable[[ReadBatch[Records]], CurrentBatch],
+) -> BatchLoop[Records]:
+    """A loop, which is recorded where there is something to record it.
+
+    Args:
+        recorder: Of the process.
+        trainer: Its id.
+        feed: As of ``BatchLoop``.
+        current_of: Likewise.
+    """
+    return BatchLoop(feed, current_of) if recorder is None else RecordedLoop(recorder, trainer, feed, current_of)
+
+
+class _Script:
+    """A feed that says what was recorded."""
+
+    def __init__(self) -> None:
+        self.held: list[bool] = []
+        self.reported: list[TaskReported] = []
+
+    def begin(self, held: Iterable[bool]) -> None:
+        self.held, self.reported = list(held), []
+
+    def is_held(self, _: AssignedTask) -> bool:
+        # Asked more often than it was then, it differs already: what it says counts no more.
+        return self.held.pop(0) if self.held else False
+
+    def finished(self, task: AssignedTask, pservers: Sequence[int]) -> None:
+        self.reported.append(TaskReported(task.number, list(pservers)))
+
+    def hand_back(self, task: AssignedTask) -> None:
+        self.reported.append(TaskReported(task.number, None))
+
+
+class LoopPlayer:
+    """A loop to which recorded events happen."""
+
+    def __init__(self) -> None:
+        self._script = _Script()
+        self._loop: BatchLoop[None] = BatchLoop(self._script, _current_of)
+        #: The newest one that was spoken of.
+        self._task: AssignedTask | None = None
+
+    def play(self, _at: float, name: str, event: msgspec.Raw) -> Sequence[object]:
+        """Let it happen; the effects."""
+        if name not in _EVENTS:
+            raise CorruptError(f"no event of a trainer's loop: {name}")
+        happened: Any = decode(event, _EVENTS[name])
+        match happened:
+            case ItemTaken(kind, task, place, number, held):
+                self._script.begin(held)
+                self._loop.take(self._item(kind, self._task_of(task, place), number))
+                return ()
+            case LoopAsked(states, held):
+                self._script.begin(held)
+                self._set(states)
+                step = self._loop.next_step()
+                self._loop.check()
+                return [*self._script.reported, _said(step)]
+            case BatchDenied(number):
+                self._script.begin(())
+                self._loop.denied(self._handed(number))
+                return self._script.reported
+            case _:
+                return ()
+
+    def _task_of(self, number: int, place: tuple[int, int, int, int, int]) -> AssignedTask:
+        if self._task is None or self._task.number != number:
+            epoch, task, first, end, attempt = place
+            given = Assignment(
+                epoch=epoch,
+                position=0,
+                task=task,
+                seed=None,
+                attempt=attempt,
+                first_batch=first,
+                end_batch=end,
+                batch_count=end,
+            )
+            self._task = AssignedTask(given, number)
+        return self._task
+
+    @staticmethod
+    def _item(kind: str, task: AssignedTask, number: int) -> Item[None]:
+        if kind == "batch":
+            return ReadBatch(task, number, None)
+        return TaskEnd(task) if kind == "end" else ReadFailure(task, number, DataError(""))
+
+    def _handed(self, number: int) -> Handed[None]:
+        handed = () if self._loop.reading is None else self._loop.reading.handed
+        for each in handed:
+            if each.item.number == number:
+                return each
+        raise LookupError(f"batch {number} was never handed out")
+
+    def _set(self, states: Iterable[BatchState]) -> None:
+        for state in states:
+            current = self._handed(state.number).current
+            current.waits, current.must_repeat = state.waits, state.must_repeat
+            current.generations = dict(state.generations)
+            current.again = None if state.again is None else SumAgain(*state.again, {})
+
+
+def _current_of(item: ReadBatch[None]) -> CurrentBatch:
+    return CurrentBatch(item.task.assignment, item.number, 1)
