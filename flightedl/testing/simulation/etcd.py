@@ -125,7 +125,8 @@ class Etcd(Process):
         self.life = 0 if record is None else record.value.life
         self.has_gone_back = True
         self.history.clear()
-        kept = {key.lease for key in self.keys.values() if key.lease is not None}
+        # In order, which a set of leases has none of: a seed is a run.
+        kept = dict.fromkeys(key.lease for key in self.keys.values() if key.lease is not None)
         for lease in [lease for lease in self._leases if lease.keys and lease not in kept]:
             lease.is_ended = lease.is_lost = True
             self._leases.remove(lease)
