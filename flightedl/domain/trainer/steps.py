@@ -147,7 +147,8 @@ class Steps:
             if not current.waits and not sums.is_pushed(current):
                 yield from self._complete(sums, current, pull=self._pull_every == 1)
         else:
-            yield from self._send(current, self._unanswered(current), pull=self._pull_every == 1)
+            if rest := self._unanswered(current):
+                yield from self._send(current, rest, pull=self._pull_every == 1)
             yield from self._catch_up(current)
 
     def _leave_out(self, current: CurrentBatch) -> None:
@@ -163,7 +164,8 @@ class Steps:
             versions, answered = self.versions, current.answered
             after = {base: self._mode.version_after(base) for base in set(answered.values())}
             behind = {block: after[base] for block, base in answered.items() if versions[block] < after[base]}
-            yield from self._transfer(current, current.member, pulls=behind)
+            if behind:
+                yield from self._transfer(current, current.member, pulls=behind)
 
     def abandon_batch(self) -> None:
         """The loop was left in the midst of a batch: the next one is opened under a membership of its own.
