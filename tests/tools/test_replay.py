@@ -11,7 +11,7 @@ from flightedl.testing.simulation import Outcome, run_seed
 from flightedl.testing.simulation.planted import planted
 from flightedl_tools.main import run_command_line
 
-SEED = 2
+SEED = 6
 BUG = "a member before all have agreed"
 
 
