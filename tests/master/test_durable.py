@@ -66,9 +66,11 @@ def test_those_who_shared_a_write_share_the_next_one(counter: Counter, monkeypat
     # A moment that is long enough on a machine that is busy with something else.
     monkeypatch.setattr("flightedl.master.durable._GATHER_S", 0.1)
     count, rounds = 8, 20
-    lock = threading.Lock()
+    lock, together = threading.Lock(), threading.Barrier(count)
 
     def ask() -> None:
+        # One who begins before the others could be through with all of its rounds alone.
+        together.wait()
         for _ in range(rounds):
             with lock:
                 counter.value += 1
