@@ -15,7 +15,7 @@ from flightedl.coordination.keys import JobKeys
 from flightedl.coordination.records import ServerRecord, TrainerRecord
 from flightedl.errors import NotReadyError, UsageError
 from flightedl.launch.liveness import Liveness
-from flightedl.launch.status import is_master_answering
+from flightedl.launch.status import is_master_answering, tool_connector
 from flightedl.ports import Absent, Lease, Put
 from flightedl.rpc import Call, FlightServer, Routes, ServerIdentity
 from flightedl.testing.clock import FakeClock
@@ -272,7 +272,7 @@ def test_only_the_recorded_master_itself_answers(
     server.start_serving(identity)
     try:
         record = ServerRecord(address=server.address, generation=asked.generation)
-        assert is_master_answering(record, asked.job, None) is is_answering
+        assert is_master_answering(record, asked.job, tool_connector("")) is is_answering
     finally:
         server.stop(0.2)
 
@@ -280,6 +280,8 @@ def test_only_the_recorded_master_itself_answers(
 def test_nobody_and_somebody_else_do_not_answer() -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         address = f"127.0.0.1:{silent.getsockname()[1]}"
-        assert not is_master_answering(ServerRecord(address=address, generation=7), "demo", None, timeout_s=0.2)
-    assert not is_master_answering(ServerRecord(address=address, generation=7), "demo", None)
-    assert not is_master_answering(ServerRecord(address="no address", generation=7), "demo", None)
+        assert not is_master_answering(
+            ServerRecord(address=address, generation=7), "demo", tool_connector(""), timeout_s=0.2
+        )
+    assert not is_master_answering(ServerRecord(address=address, generation=7), "demo", tool_connector(""))
+    assert not is_master_answering(ServerRecord(address="no address", generation=7), "demo", tool_connector(""))
