@@ -246,6 +246,8 @@ class Account:
         if name in store.rotten:
             return
         shard = Manifest.decode(store.files[name]).shards[pserver.index]
+        if shard.name in store.rotten:
+            return
         saved = store.files[shard.name]
         for block, kept in zip(saved.blocks, saved.values, strict=True):
             if any(now < before for now, before in zip(kept, values[block], strict=True)):
