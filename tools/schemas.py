@@ -17,7 +17,7 @@ from flightedl.formats.chunks import CHUNK_SCHEMA
 from flightedl.messages import base, checkpoints, control, declarations, parameters, status, tasks
 from flightedl.messages.parameters import Outcome
 from flightedl.wire.parts import STEP_SCHEMA, encode_parts
-from flightedl.wire.rows import PUSH_SCHEMA, VALUES_SCHEMA, Piece, encode_rows
+from flightedl.wire.rows import PUSH_SCHEMA, VALUES_SCHEMA, OutgoingBlocks, encode_rows
 
 _JOB = "<job>"
 _MESSAGES = (checkpoints, declarations, control, parameters, status, tasks, records)
@@ -79,7 +79,7 @@ def _keys() -> dict[str, str]:
 
 def _golden() -> dict[str, Any]:
     batch = encode_rows([7], [3], [np.array([1.0, -2.5], np.float32)])
-    parts, packed = encode_parts([Piece(range(7, 9), 3, Outcome.NONE, np.array([1.0, -2.5], np.float32), ())])
+    parts, packed = encode_parts([OutgoingBlocks(range(7, 9), 3, Outcome.NONE, np.array([1.0, -2.5], np.float32), ())])
     identity = parameters.BatchIdentity(epoch=1, task=2, batch=3, batch_count=4)
     header = parameters.PushHeader(
         trainer="t", generation=5, plan_hash="p", member=6, identity=identity, weight=32.0, rows=1

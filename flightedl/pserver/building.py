@@ -1,4 +1,4 @@
-"""From a shard plan to units: neighbouring blocks of one pserver in arrays that one kernel call can update."""
+"""From a shard plan to spans: neighbouring blocks of one pserver in arrays that one kernel call can update."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from flightedl.domain.model.optimizers import LAMB, Optimizer
 from flightedl.domain.model.sharding import ShardPlan, runs_of
 from flightedl.kernels.compiled import Update, block_kernels, half_kernels, kernel_for
 from flightedl.pserver.arena import Arena
-from flightedl.pserver.units import Unit
+from flightedl.pserver.spans import ArraySpan
 
 
-def units_of(plan: ShardPlan, index: int, optimizer: Optimizer, mode: Mode, wire: str, arena: Arena) -> list[Unit]:
-    """The units of a pserver, by rising block numbers, with values of zero.
+def units_of(plan: ShardPlan, index: int, optimizer: Optimizer, mode: Mode, wire: str, arena: Arena) -> list[ArraySpan]:
+    """The spans of a pserver, by rising block numbers, with values of zero.
 
     Args:
         plan: Where every block lies.
@@ -28,7 +28,7 @@ def units_of(plan: ShardPlan, index: int, optimizer: Optimizer, mode: Mode, wire
     if wire or any(spec.short_kind for spec in plan.parameters):
         half_kernels(wire)
     updates: dict[tuple[Optimizer, str], Update] = {}
-    units: list[Unit] = []
+    spans: list[ArraySpan] = []
     local = 0
     for run in runs_of(plan, index):
         for numbers in _of_one_rule(plan, run, optimizer):
@@ -40,8 +40,8 @@ def units_of(plan: ShardPlan, index: int, optimizer: Optimizer, mode: Mode, wire
                 updates[rule, dtype] = update
             sizes = [plan.block(number).size for number in numbers]
             total = sum(sizes)
-            units.append(
-                Unit(
+            spans.append(
+                ArraySpan(
                     numbers,
                     range(local, local + len(numbers)),
                     sizes,
@@ -56,7 +56,7 @@ def units_of(plan: ShardPlan, index: int, optimizer: Optimizer, mode: Mode, wire
                 )
             )
             local += len(numbers)
-    return units
+    return spans
 
 
 def _of_one_rule(plan: ShardPlan, run: range, optimizer: Optimizer) -> Iterator[range]:

@@ -21,8 +21,8 @@ from flightedl.pserver.steps import StepSession, awaited_values
 from flightedl.rpc.authentication import Role
 from flightedl.rpc.routes import Call, ExchangeRoute, Outgoing, PutRoute, Routes
 from flightedl.rpc.streams import Exchange, Incoming
-from flightedl.wire.parts import STEP_END, STEP_SCHEMA, Part, attached_to, decode_parts, encode_parts
-from flightedl.wire.rows import PUSH_SCHEMA, VALUES_SCHEMA, Piece, decode_batch, decode_rows, encode_pieces
+from flightedl.wire.parts import STEP_END, STEP_SCHEMA, ReceivedBlocks, attached_to, decode_parts, encode_parts
+from flightedl.wire.rows import PUSH_SCHEMA, VALUES_SCHEMA, OutgoingBlocks, decode_batch, decode_rows, encode_pieces
 
 _ROLES = {
     **dict.fromkeys(("push", "init", "step"), (Role.TRAINER,)),
@@ -147,7 +147,7 @@ class PserverFlight:
         return True
 
     @staticmethod
-    def _next_parts(session: StepSession, exchange: Exchange) -> list[Part]:
+    def _next_parts(session: StepSession, exchange: Exchange) -> list[ReceivedBlocks]:
         """Those of the next message of a step."""
         batch, packed = exchange.read() or (None, None)
         if batch is None:
@@ -169,7 +169,7 @@ class PserverFlight:
         return Outgoing(VALUES_SCHEMA, ((encode_pieces(pieces), None) for pieces in _while_wanted(found, call)))
 
 
-def _while_wanted(found: Iterator[list[Piece]], call: Call) -> Iterator[list[Piece]]:
+def _while_wanted(found: Iterator[list[OutgoingBlocks]], call: Call) -> Iterator[list[OutgoingBlocks]]:
     """Messages that have something in them, as long as somebody waits for them."""
     for pieces in found:
         if pieces:

@@ -1,6 +1,6 @@
-"""The blocks that one pserver holds: units with their locks, what is decided about them carried out, their copies.
+"""The blocks that one pserver holds: spans with their locks, what is decided about them carried out, their copies.
 
-Lock order: units by rising number, then what they share. What a pserver is asked is ``shard``'s business.
+Lock order: spans by rising number, then what they share. What a pserver is asked is ``shard``'s business.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from flightedl.pserver.arena import Arena
 from flightedl.pserver.building import units_of
 from flightedl.pserver.snapshots import SnapshotCopier
 from flightedl.pserver.soundness import Soundness
-from flightedl.pserver.units import Unit, UnitBlock
+from flightedl.pserver.spans import ArraySpan, BlockArrays
 from flightedl.recording.blocks import block_protocol
 from flightedl.recording.writer import Recorder
 
@@ -60,12 +60,12 @@ class HeldBlocks:
         self._plan = plan
         self._index = index
         self._arena = Arena()
-        units = units_of(plan, index, optimizer, mode, wire, self._arena)
-        self._locks = [unit.lock for unit in units]
-        self._numbers = [number for unit in units for number in unit.numbers]
-        #: Of what all units share: the applied batches, the units themselves, and which copies are being made.
+        spans = units_of(plan, index, optimizer, mode, wire, self._arena)
+        self._locks = [span.lock for span in spans]
+        self._numbers = [number for span in spans for number in span.numbers]
+        #: Of what all spans share: the applied batches, the spans themselves, and which copies are being made.
         self._shared_lock = threading.Lock()
-        self._protocol = block_protocol(recorder, (index, generation), units, mode, self._shared_lock)
+        self._protocol = block_protocol(recorder, (index, generation), spans, mode, self._shared_lock)
         #: The snapshot whose blocks are being copied; changed under all locks, read under any of them.
         self._copies: SnapshotCopier | None = None
         #: Block number -> (version, updates) of blocks taken over from a checkpoint.
@@ -88,32 +88,32 @@ class HeldBlocks:
         """Bytes of values, slots and accumulators."""
         return self._arena.size_bytes
 
-    def blocks(self) -> list[UnitBlock]:
+    def blocks(self) -> list[BlockArrays]:
         """Every block with its state, as it lies in memory; for a caller who knows that nobody pushes."""
-        return [unit.block(self._plan.block(number)) for unit in self._protocol.spans for number in unit.numbers]
+        return [span.block(self._plan.block(number)) for span in self._protocol.spans for number in span.numbers]
 
     def version_range(self) -> tuple[int, int]:
         """Lowest and highest version."""
         return self._protocol.version_range()
 
     @contextlib.contextmanager
-    def _locked(self, number: int) -> Iterator[Unit]:
-        """The unit that has a block, with its lock held.
+    def _locked(self, number: int) -> Iterator[ArraySpan]:
+        """The span that has a block, with its lock held.
 
         Raises:
             MessageError: the block is not of this pserver.
         """
-        unit = self._unit(number)
-        with unit.lock:
+        span = self._span(number)
+        with span.lock:
             self._soundness.require()
             # It may have been split before the lock was taken; its parts share the lock.
-            yield self._unit(number) if unit.is_split else unit
+            yield self._span(number) if span.is_split else span
 
-    def _unit(self, number: int) -> Unit:
-        unit = self._protocol.span_of(number)
-        if unit is None:
+    def _span(self, number: int) -> ArraySpan:
+        span = self._protocol.span_of(number)
+        if span is None:
             raise MessageError(f"block {number} does not lie on this pserver")
-        return unit
+        return span
 
     @contextlib.contextmanager
     def _all_locks(self) -> Iterator[None]:
@@ -126,28 +126,28 @@ class HeldBlocks:
     # what is decided about them
 
     def _carry_out(
-        self, unit: Unit, effects: Sequence[Effect], gradient: Array | None = None, *, is_sent_next: bool = False
+        self, span: ArraySpan, effects: Sequence[Effect], gradient: Array | None = None, *, is_sent_next: bool = False
     ) -> None:
-        """Do what the protocol decided; the unit's lock is held."""
+        """Do what the protocol decided; the span's lock is held."""
         for effect in effects:
             if isinstance(effect, CopyBlocks):
-                self._copy(unit, effect)
+                self._copy(span, effect)
             elif isinstance(effect, BlocksDue):
                 if (copies := self._copies) is not None:
                     copies.note_due(effect.local)
             elif not isinstance(effect, EmptyRound):
-                unit.carry_out(effect, gradient, is_sent_next=is_sent_next)
+                span.carry_out(effect, gradient, is_sent_next=is_sent_next)
 
-    def _copy(self, unit: Unit, copy: CopyBlocks) -> None:
-        """Copy blocks of the unit for a snapshot, before they change; the unit's lock is held."""
+    def _copy(self, span: ArraySpan, copy: CopyBlocks) -> None:
+        """Copy blocks of the span for a snapshot, before they change; the span's lock is held."""
         # They may be complete, and dropped by the thread that writes them, at any moment.
         copies = self._copies
         if copies is None or copies.cut is not copy.cut:
             return
         try:
             for local in copy.local:
-                number = unit.numbers[local - unit.local.start]
-                copies.copy(unit.block(self._plan.block(number)), copy.version, copy.updates)
+                number = span.numbers[local - span.local.start]
+                copies.copy(span.block(self._plan.block(number)), copy.version, copy.updates)
         except MemoryError:
             # Training goes on without them.
             self.drop_copies(copies)
@@ -158,7 +158,7 @@ class HeldBlocks:
     @property
     def slot_count(self) -> int:
         """The most slots that any block has."""
-        return max((len(unit.slots) for unit in self._protocol.spans), default=0)
+        return max((len(span.slots) for span in self._protocol.spans), default=0)
 
     def begin_copies(self, begin: Callable[[Sequence[int], int], SnapshotCopier | None]) -> None:
         """Let ``begin`` decide, under all locks, whether blocks are to be copied from now on."""
@@ -178,19 +178,19 @@ class HeldBlocks:
     def copy_one(self, copies: SnapshotCopier, local: int) -> bool:
         """Copy a block unless it was copied since; False: other copies have taken the place of these."""
         number = self._numbers[local]
-        with self._locked(number) as unit:
+        with self._locked(number) as span:
             if self._copies is not copies:
                 return False
-            copy = self._protocol.copy(unit, local)
+            copy = self._protocol.copy(span, local)
             if copy is not None:
-                copies.copy(unit.block(self._plan.block(number)), copy.version, copy.updates, lead=0)
+                copies.copy(span.block(self._plan.block(number)), copy.version, copy.updates, lead=0)
         return True
 
-    def visit(self, look: Callable[[UnitBlock], None]) -> None:
+    def visit(self, look: Callable[[BlockArrays], None]) -> None:
         """Show every block, each under its lock."""
         for number in self._numbers:
-            with self._locked(number) as unit:
-                look(unit.block(self._plan.block(number)))
+            with self._locked(number) as span:
+                look(span.block(self._plan.block(number)))
 
     def end_copies(self, copies: SnapshotCopier) -> AppliedBatches | None:
         """What is applied to complete copies; None: newer ones took their place."""
@@ -213,16 +213,16 @@ class HeldBlocks:
         Raises:
             CorruptError: it is another block, or of another optimizer.
         """
-        unit = self._unit(stored.number)
-        place, at = self._plan.block(stored.number), unit.part(stored.number)
+        span = self._span(stored.number)
+        place, at = self._plan.block(stored.number), span.part(stored.number)
         if (
             (stored.parameter, stored.start, stored.stop) != (place.parameter, place.start, place.stop)
-            or (stored.values.size, stored.values.dtype) != (place.size, unit.values.dtype)
-            or [(slot.size, slot.dtype) for slot in stored.slots] != [(place.size, slot.dtype) for slot in unit.slots]
+            or (stored.values.size, stored.values.dtype) != (place.size, span.values.dtype)
+            or [(slot.size, slot.dtype) for slot in stored.slots] != [(place.size, slot.dtype) for slot in span.slots]
         ):
             raise CorruptError(f"block {stored.number} is not the one of this job's model and optimizer")
-        np.copyto(unit.values[at], stored.values)
-        for slot, saved in zip(unit.slots, stored.slots, strict=True):
+        np.copyto(span.values[at], stored.values)
+        for slot, saved in zip(span.slots, stored.slots, strict=True):
             np.copyto(slot[at], saved)
         self._restored[stored.number] = (stored.version, stored.updates)
 

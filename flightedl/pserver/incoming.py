@@ -7,7 +7,7 @@ import numpy.typing as npt
 
 from flightedl.domain.model.sharding import ShardPlan
 from flightedl.errors import GradientError, MessageError
-from flightedl.pserver.units import Unit
+from flightedl.pserver.spans import ArraySpan
 from flightedl.wire.rows import Row
 
 Array = npt.NDArray[np.generic]
@@ -27,20 +27,20 @@ class IncomingValues:
         """The parameter of a block."""
         return self._plan.parameters[self._plan.block(number).parameter].name
 
-    def gradient(self, unit: Unit, numbers: range, data: memoryview) -> Array:
-        """The elements of neighbouring blocks of a unit.
+    def gradient(self, span: ArraySpan, numbers: range, data: memoryview) -> Array:
+        """The elements of neighbouring blocks of a span.
 
         Args:
-            unit: That has the blocks.
+            span: That has the blocks.
             numbers: Of the blocks.
             data: As many bytes as they have.
 
         Raises:
             GradientError: NaN or infinity.
         """
-        return self._finite(unit, numbers, unit.incoming(data))
+        return self._finite(span, numbers, span.incoming(data))
 
-    def first_values(self, unit: Unit, row: Row) -> Array:
+    def first_values(self, span: ArraySpan, row: Row) -> Array:
         """The elements of one block, which never travel narrower than they were declared.
 
         Raises:
@@ -52,14 +52,14 @@ class IncomingValues:
         size_bytes = place.size * spec.seen_item_bytes
         if len(row.values) != size_bytes:
             raise MessageError(f"block {row.block} of {spec.name!r} has {size_bytes} bytes, not {len(row.values)}")
-        sent = unit.incoming(row.values) if spec.short_kind else row.array(unit.values.dtype)
-        return self._finite(unit, range(row.block, row.block + 1), sent)
+        sent = span.incoming(row.values) if spec.short_kind else row.array(span.values.dtype)
+        return self._finite(span, range(row.block, row.block + 1), sent)
 
-    def _finite(self, unit: Unit, numbers: range, array: Array) -> Array:
-        if not unit.kernels.all_finite(array):
-            first = unit.numbers.start
+    def _finite(self, span: ArraySpan, numbers: range, array: Array) -> Array:
+        if not span.kernels.all_finite(array):
+            first = span.numbers.start
             wrong = int(np.flatnonzero(~np.isfinite(array))[0])
-            number = next(n for n in numbers if wrong < unit.bounds[n + 1 - first] - unit.bounds[numbers.start - first])
+            number = next(n for n in numbers if wrong < span.bounds[n + 1 - first] - span.bounds[numbers.start - first])
             raise GradientError(
                 f"{self.name_of(number)!r} has NaN or infinity in block {number}: nothing of it was applied"
             )

@@ -2,16 +2,16 @@
 
 Rules:
 
-* A span of the protocol is a *unit* (see ``units``), which has a lock. Under it: get all memory that a push may take,
+* A span of the protocol has its arrays here (see ``spans``), and a lock. Under it: get all memory that a push may take,
   let the protocol decide, carry its effects out. What fails between the decision and the last effect is the end of
   this shard (see ``soundness``).
 * Nothing is touched before a row was checked (see ``incoming``): a block of this shard, the right number of bytes,
   finite.
 * A version that has been reached wakes all waiters once per message (see ``changes``), not once per block.
-* Values leave as they lie in memory, lent under the unit's lock: what a reader gets is one version, never a mixture.
+* Values leave as they lie in memory, lent under the span's lock: what a reader gets is one version, never a mixture.
 * A view changes all blocks at once, under all their locks.
 
-Lock order: units by rising number, then what they share, then the changes. No lock is held while waiting or sending.
+Lock order: spans by rising number, then what they share, then the changes. No lock is held while waiting or sending.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ from flightedl.messages.parameters import Outcome, PushHeader
 from flightedl.pserver.changes import Changes
 from flightedl.pserver.held import HeldBlocks
 from flightedl.pserver.incoming import IncomingValues
-from flightedl.pserver.units import Unit
+from flightedl.pserver.spans import ArraySpan
 from flightedl.recording.writer import Recorder
-from flightedl.wire.parts import Part, parts_of
-from flightedl.wire.rows import Piece, Row, Rows
+from flightedl.wire.parts import ReceivedBlocks, parts_of
+from flightedl.wire.rows import OutgoingBlocks, Row, Rows
 
 Array = npt.NDArray[np.generic]
 
@@ -64,7 +64,7 @@ class Wanted(NamedTuple):
 class Pushed(NamedTuple):
     """What became of neighbouring rows: the answer, and what is still to come."""
 
-    piece: Piece
+    piece: OutgoingBlocks
     wanted: Wanted | None
 
 
@@ -99,10 +99,10 @@ class ShardState(HeldBlocks):
             MessageError: not a block of this pserver, or of another size.
             GradientError: not finite.
         """
-        values = self._incoming.first_values(self._unit(row.block), row)
-        with self._locked(row.block) as unit:
-            if self._protocol.may_initialize(unit, row.block, election):
-                unit.detach_for_write()[unit.part(row.block)] = values
+        values = self._incoming.first_values(self._span(row.block), row)
+        with self._locked(row.block) as span:
+            if self._protocol.may_initialize(span, row.block, election):
+                span.detach_for_write()[span.part(row.block)] = values
                 self._protocol.initialized(row.block, election)
 
     def initialized_count(self, election: int) -> int:
@@ -111,8 +111,8 @@ class ShardState(HeldBlocks):
 
     # pushes
 
-    def push(self, header: PushHeader, parts: Sequence[Part]) -> list[Pushed]:
-        """Take the parts of one message, one after the other. A part is mostly a unit: nothing is done per block then.
+    def push(self, header: PushHeader, parts: Sequence[ReceivedBlocks]) -> list[Pushed]:
+        """Take the parts of one message, one after the other. A part is mostly a span: nothing is done per block then.
 
         Returns:
             What became of them; the same part again is answered, never applied again.
@@ -128,14 +128,14 @@ class ShardState(HeldBlocks):
         found: list[Pushed] = []
         for part in parts:
             blocks, version, _, data = part
-            unit = self._unit(blocks.start)
+            span = self._span(blocks.start)
             pushed = None
-            if blocks == unit.numbers and (len(data) == unit.offsets[-1] or not data):
-                pushed = self._push(push, unit, version, data, header.pull)
+            if blocks == span.numbers and (len(data) == span.offsets[-1] or not data):
+                pushed = self._push(push, span, version, data, header.pull)
             if pushed is not None:
                 found.append(pushed)
             else:
-                found.extend(self._push_by_unit(push, part, header.pull))
+                found.extend(self._push_by_span(push, part, header.pull))
         return found
 
     def push_rows(self, header: PushHeader, rows: Rows) -> list[Pushed]:
@@ -146,22 +146,22 @@ class ShardState(HeldBlocks):
                 raise self._wrong_size(range(number, number + 1), size_bytes)
         return self.push(header, list(parts_of(rows)))
 
-    def _push_by_unit(self, push: Push, part: Part, pull: bool) -> Iterator[Pushed]:
-        """A part that is not just one unit; units that it has only some blocks of are split."""
+    def _push_by_span(self, push: Push, part: ReceivedBlocks, pull: bool) -> Iterator[Pushed]:
+        """A part that is not just one span; spans that it has only some blocks of are split."""
         blocks, version, _, data = part
         if data and len(data) != self._sent_bytes(blocks):
             raise self._wrong_size(blocks, len(data))
         number = blocks.start
         while number < blocks.stop:
-            unit = self._unit(number)
-            stop = min(unit.numbers.stop, blocks.stop)
+            span = self._span(number)
+            stop = min(span.numbers.stop, blocks.stop)
             size_bytes = self._sent_bytes(range(number, stop)) if data else 0
-            if number > unit.numbers.start or stop < unit.numbers.stop:
+            if number > span.numbers.start or stop < span.numbers.stop:
                 if data:
-                    self._incoming.gradient(unit, range(number, stop), data[:size_bytes])
-                with unit.lock, self._soundness:
-                    self._protocol.split(unit)
-            elif (pushed := self._push(push, unit, version, data[:size_bytes], pull)) is not None:
+                    self._incoming.gradient(span, range(number, stop), data[:size_bytes])
+                with span.lock, self._soundness:
+                    self._protocol.split(span)
+            elif (pushed := self._push(push, span, version, data[:size_bytes], pull)) is not None:
                 yield pushed
                 number, data = stop, data[size_bytes:]
 
@@ -169,9 +169,9 @@ class ShardState(HeldBlocks):
         """Of the values of neighbouring blocks. MessageError: one of them does not lie here."""
         size_bytes, number = 0, blocks.start
         while number < blocks.stop:
-            unit = self._unit(number)
-            first, stop = unit.numbers.start, min(unit.numbers.stop, blocks.stop)
-            size_bytes += unit.offsets[stop - first] - unit.offsets[number - first]
+            span = self._span(number)
+            first, stop = span.numbers.start, min(span.numbers.stop, blocks.stop)
+            size_bytes += span.offsets[stop - first] - span.offsets[number - first]
             number = stop
         return size_bytes
 
@@ -180,29 +180,29 @@ class ShardState(HeldBlocks):
         more = f" and {len(blocks) - 1} behind it have" if len(blocks) > 1 else " has"
         return MessageError(f"{named}{more} {self._sent_bytes(blocks)} bytes, not {size_bytes}")
 
-    def _push(self, push: Push, unit: Unit, base_version: int, data: memoryview, pull: bool) -> Pushed | None:
-        """All blocks of a unit; None: it was split meanwhile. ``pull``: the sender wants the values that follow."""
-        gradient = self._incoming.gradient(unit, unit.numbers, data) if len(data) else None
+    def _push(self, push: Push, span: ArraySpan, base_version: int, data: memoryview, pull: bool) -> Pushed | None:
+        """All blocks of a span; None: it was split meanwhile. ``pull``: the sender wants the values that follow."""
+        gradient = self._incoming.gradient(span, span.numbers, data) if len(data) else None
         protocol, has_gradient = self._protocol, gradient is not None
-        with unit.lock:
+        with span.lock:
             self._soundness.require()
-            if unit.is_split:
+            if span.is_split:
                 return None
-            needs = protocol.prepare(unit, push, base_version, has_gradient=has_gradient)
-            kept = self._get_ready(unit, needs, gradient)
+            needs = protocol.prepare(span, push, base_version, has_gradient=has_gradient)
+            kept = self._get_ready(span, needs, gradient)
             with self._soundness:
-                decided = protocol.push(unit, push, base_version, has_gradient=has_gradient)
+                decided = protocol.push(span, push, base_version, has_gradient=has_gradient)
                 if decided is None:
                     return None
-                self._carry_out(unit, decided.effects, gradient if kept is None else kept, is_sent_next=pull)
+                self._carry_out(span, decided.effects, gradient if kept is None else kept, is_sent_next=pull)
             if decided.is_news:
                 self.changes.note()
-            pushed = self._answer(unit, decided, pull)
-        self._count(decided.outcome, len(unit.numbers))
+            pushed = self._answer(span, decided, pull)
+        self._count(decided.outcome, len(span.numbers))
         return pushed
 
-    def _get_ready(self, unit: Unit, needs: Needs, gradient: Array | None) -> Array | None:
-        """Have all memory that a push may take, before it is taken; the unit's lock is held.
+    def _get_ready(self, span: ArraySpan, needs: Needs, gradient: Array | None) -> Array | None:
+        """Have all memory that a push may take, before it is taken; the span's lock is held.
 
         Returns:
             The gradient, where it is to be kept until the round closes.
@@ -213,34 +213,34 @@ class ShardState(HeldBlocks):
         copy, has_update, has_sum, is_kept = needs
         try:
             if copy is not None:
-                self._copy(unit, copy)
+                self._copy(span, copy)
             if has_update:
-                unit.detach_for_write()
+                span.detach_for_write()
             if has_sum:
-                unit.have_accumulator()
+                span.have_accumulator()
             if is_kept and gradient is not None:
-                return unit.copy_of(gradient)
+                return span.copy_of(gradient)
         except MemoryError:
-            name = self._incoming.name_of(unit.numbers.start)
+            name = self._incoming.name_of(span.numbers.start)
             raise BusyError(
                 f"pserver {self._index} has no memory left for a gradient of {name!r}: "
                 "give it more, or the job more pservers"
             ) from None
         return None
 
-    def _answer(self, unit: Unit, decided: Decided, pull: bool) -> Pushed:
-        """What became of a push to all blocks of a unit, with the values that follow it if they can leave."""
-        numbers, outcome = unit.numbers, decided.outcome
+    def _answer(self, span: ArraySpan, decided: Decided, pull: bool) -> Pushed:
+        """What became of a push to all blocks of a span, with the values that follow it if they can leave."""
+        numbers, outcome = span.numbers, decided.outcome
         if outcome is Outcome.PARTLY_APPLIED:
             bits, count = decided.having, len(numbers)
             offsets = list(range(0, (count + 1) * len(bits), len(bits)))
             return Pushed(
-                Piece(numbers, decided.version, outcome, np.frombuffer(bits * count, np.uint8), offsets), None
+                OutgoingBlocks(numbers, decided.version, outcome, np.frombuffer(bits * count, np.uint8), offsets), None
             )
         if pull and decided.is_ready:
-            return Pushed(unit.piece(numbers, outcome, is_for_many=self._protocol.is_synchronous), None)
+            return Pushed(span.piece(numbers, outcome, is_for_many=self._protocol.is_synchronous), None)
         wanted = Wanted(numbers, decided.follows) if pull and decided.follows is not None else None
-        return Pushed(Piece(numbers, decided.version, outcome, None, unit.offsets), wanted)
+        return Pushed(OutgoingBlocks(numbers, decided.version, outcome, None, span.offsets), wanted)
 
     def _count(self, outcome: Outcome, count: int) -> None:
         if outcome == Outcome.ACCEPTED:
@@ -253,7 +253,7 @@ class ShardState(HeldBlocks):
     # pulls
 
     def wanted(self, blocks: Iterable[int], min_versions: Sequence[int]) -> list[Wanted]:
-        """The blocks, neighbours of one unit and one version together.
+        """The blocks, neighbours of one span and one version together.
 
         Args:
             blocks: Numbers; rising ones are found together.
@@ -263,35 +263,35 @@ class ShardState(HeldBlocks):
             MessageError: a foreign block.
         """
         found: list[Wanted] = []
-        last: Unit | None = None
+        last: ArraySpan | None = None
         for place, number in enumerate(blocks):
-            unit = self._unit(number)
+            span = self._span(number)
             version = min_versions[place if len(min_versions) > 1 else 0]
-            if unit is last and found[-1].blocks.stop == number and found[-1].min_version == version:
+            if span is last and found[-1].blocks.stop == number and found[-1].min_version == version:
                 found[-1] = Wanted(range(found[-1].blocks.start, number + 1), version)
             else:
                 found.append(Wanted(range(number, number + 1), version))
-            last = unit
+            last = span
         return found
 
-    def read(self, wanted: Wanted, member: int) -> tuple[list[Piece], list[Wanted]]:
+    def read(self, wanted: Wanted, member: int) -> tuple[list[OutgoingBlocks], list[Wanted]]:
         """What is there of the wanted blocks, and what is not yet there.
 
         Outcome NOT_MEMBER: the membership is gone, and there are no values.
         """
-        pieces: list[Piece] = []
+        pieces: list[OutgoingBlocks] = []
         rest: list[Wanted] = []
         number, end, version = wanted.blocks.start, wanted.blocks.stop, wanted.min_version
         while number < end:
-            with self._locked(number) as unit:
-                numbers = range(number, min(unit.numbers.stop, end))
-                state = self._protocol.pull(unit, member, version)
+            with self._locked(number) as span:
+                numbers = range(number, min(span.numbers.stop, end))
+                state = self._protocol.pull(span, member, version)
                 if state is Pull.WAIT:
                     rest.append(Wanted(numbers, version))
                 elif state is Pull.NOT_MEMBER:
-                    pieces.append(Piece(numbers, unit.rounds.version, Outcome.NOT_MEMBER, None, ()))
+                    pieces.append(OutgoingBlocks(numbers, span.rounds.version, Outcome.NOT_MEMBER, None, ()))
                 else:
-                    pieces.append(unit.piece(numbers, Outcome.NONE, is_for_many=self._protocol.is_synchronous))
+                    pieces.append(span.piece(numbers, Outcome.NONE, is_for_many=self._protocol.is_synchronous))
             number = numbers.stop
         return pieces, rest
 
@@ -306,8 +306,8 @@ class ShardState(HeldBlocks):
         """Take over a view, in all blocks at once."""
         with self._all_locks(), self._soundness:
             taken = self._protocol.take_view(request)
-            for unit, effects in taken.effects:
-                self._carry_out(unit, effects)
+            for span, effects in taken.effects:
+                self._carry_out(span, effects)
             self.changes.note()
         return taken.reply
 

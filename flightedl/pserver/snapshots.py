@@ -1,7 +1,7 @@
 """Copies of a pserver's blocks, and the files that they become.
 
 Theory of operation. An order makes a ``SnapshotCopier``. A thread copies the blocks that are due, one at a time under
-the lock of its unit, then writes the file. A push that is about to change a block that is due and not copied yet copies
+the lock of its span, then writes the file. A push that is about to change a block that is due and not copied yet copies
 it first; so training waits for such blocks, and for nothing else. The thread goes on a few blocks behind the one that a
 push had to copy: so it runs ahead of this push, on another processor, and is mostly faster. When a block is due, and
 what the file says is applied to it, is decided by the protocol of the blocks.
@@ -45,7 +45,7 @@ Array = npt.NDArray[np.generic]
 
 
 class CopiedBlock(Protocol):
-    """What is copied of a block; the lock of its unit is held meanwhile."""
+    """What is copied of a block; the lock of its span is held meanwhile."""
 
     @property
     def place(self) -> Block: ...
@@ -67,7 +67,7 @@ class CopyMemory:
         self._arrays: dict[tuple[int, int], Array] = {}
 
     def copy(self, local: int, arrays: Sequence[Array]) -> list[Array]:
-        """Copies of a block's arrays; the lock of its unit is held."""
+        """Copies of a block's arrays; the lock of its span is held."""
         return [self._copied(local, place, array) for place, array in enumerate(arrays)]
 
     def reserve(self, local: int, place: int, size: int, dtype: np.dtype[np.generic]) -> None:
@@ -111,14 +111,14 @@ class SnapshotCopier:
             self.is_complete.set()
 
     def note_due(self, positions: Iterable[int]) -> None:
-        """These blocks may be copied from now on; the lock of their unit is held."""
+        """These blocks may be copied from now on; the lock of their span is held."""
         with self._changed:
             for local in positions:
                 self._due[local] = 1
             self._changed.notify_all()
 
     def copy(self, block: CopiedBlock, version: int, updates: int, *, lead: int = _LEAD) -> None:
-        """Copy a block, as the protocol says; the lock of its unit is held.
+        """Copy a block, as the protocol says; the lock of its span is held.
 
         Args:
             block: As it is now.

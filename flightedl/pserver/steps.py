@@ -14,8 +14,8 @@ from flightedl.errors import MessageError
 from flightedl.messages.parameters import PushHeader
 from flightedl.ports import Clock
 from flightedl.pserver.shard import ShardState, Wanted
-from flightedl.wire.parts import Part
-from flightedl.wire.rows import TARGET_BYTES, Piece
+from flightedl.wire.parts import ReceivedBlocks
+from flightedl.wire.rows import TARGET_BYTES, OutgoingBlocks
 
 _SLICE_S = 0.25
 #: Blocks whose values are not there yet, after which no others are looked for.
@@ -52,7 +52,7 @@ class StepSession:
         """What has not come, for people."""
         return f"{self._header.rows} rows were announced, {self._left} of them did not come"
 
-    def feed(self, parts: Sequence[Part]) -> list[Piece]:
+    def feed(self, parts: Sequence[ReceivedBlocks]) -> list[OutgoingBlocks]:
         """Push what one message carries.
 
         Returns:
@@ -75,9 +75,9 @@ class StepSession:
         self._waiting.extend(one.wanted for one in pushed if one.wanted is not None)
         return pieces
 
-    def _ready(self, budget_bytes: int) -> list[Piece]:
+    def _ready(self, budget_bytes: int) -> list[OutgoingBlocks]:
         """About so much of the values that are there by now."""
-        found: list[Piece] = []
+        found: list[OutgoingBlocks] = []
         while self._waiting and budget_bytes > 0:
             # Rounds close in about the order in which their rows come: what is not there yet stops the search.
             ready, rest = self._shard.read(self._waiting.popleft(), self._header.member)
@@ -88,14 +88,14 @@ class StepSession:
                 break
         return found
 
-    def drain(self, clock: Clock, deadline: float) -> Iterator[list[Piece]]:
+    def drain(self, clock: Clock, deadline: float) -> Iterator[list[OutgoingBlocks]]:
         """The values that are still wanted, see ``awaited_values``."""
         return awaited_values(self._shard, self._header.member, self._waiting, clock, deadline)
 
 
 def awaited_values(
     shard: ShardState, member: int, waiting: deque[Wanted], clock: Clock, deadline: float
-) -> Iterator[list[Piece]]:
+) -> Iterator[list[OutgoingBlocks]]:
     """Values as their versions are reached, a message's worth at a time, until the deadline.
 
     Args:
@@ -114,7 +114,7 @@ def awaited_values(
         # Rounds close in about the order in which their rows came: a few that are not there yet stop the search.
         # When nothing has changed for a while there is time to look at all.
         patience = len(waiting) if known in {-1, seen} else _LOOK_AHEAD
-        pieces: list[Piece] = []
+        pieces: list[OutgoingBlocks] = []
         missing: list[Wanted] = []
         while waiting and len(missing) < patience:
             ready, rest = shard.read(waiting.popleft(), member)

@@ -29,7 +29,7 @@ import pyarrow as pa
 import xxhash
 
 from flightedl.errors import DamagedError, MessageError
-from flightedl.wire.rows import Piece, Rows
+from flightedl.wire.rows import OutgoingBlocks, Rows
 
 #: To the server ``version`` is the base version that the gradient was computed at; no values: an arrival without one.
 #: From the server no values: there are none to send yet.
@@ -50,7 +50,7 @@ _NO_RUNS: Mapping[int, int] = MappingProxyType({})
 _digest = xxhash.xxh3_64_intdigest
 
 
-class Part(NamedTuple):
+class ReceivedBlocks(NamedTuple):
     """Neighbouring blocks as they were received."""
 
     blocks: range
@@ -60,7 +60,7 @@ class Part(NamedTuple):
     data: memoryview
 
 
-def encode_parts(pieces: Sequence[Piece], attached: bytes = b"") -> tuple[pa.RecordBatch, bytes]:
+def encode_parts(pieces: Sequence[OutgoingBlocks], attached: bytes = b"") -> tuple[pa.RecordBatch, bytes]:
     """A message: its batch and its header, with what is attached to it.
 
     No values are copied where only one piece carries any.
@@ -85,7 +85,7 @@ def _offsets(size_bytes: int) -> pa.Buffer:
     return pa.py_buffer(array("i", (0, size_bytes)))
 
 
-def _fields(piece: Piece, filled: list[memoryview]) -> tuple[int, int, int, int, int, int]:
+def _fields(piece: OutgoingBlocks, filled: list[memoryview]) -> tuple[int, int, int, int, int, int]:
     blocks, values = piece.blocks, piece.values
     if values is None or not values.size:
         return blocks.start, len(blocks), piece.version, piece.outcome, 0, 0
@@ -102,7 +102,7 @@ def _fields(piece: Piece, filled: list[memoryview]) -> tuple[int, int, int, int,
     return blocks.start, len(blocks), piece.version, piece.outcome, len(data), checksum
 
 
-def decode_parts(batch: pa.RecordBatch, header: bytes | None, columns: Sequence[pa.Array] = ()) -> list[Part]:
+def decode_parts(batch: pa.RecordBatch, header: bytes | None, columns: Sequence[pa.Array] = ()) -> list[ReceivedBlocks]:
     """The parts of a received message (its batch validated against ``STEP_SCHEMA``), with all checksums verified.
 
     Args:
@@ -125,7 +125,7 @@ def decode_parts(batch: pa.RecordBatch, header: bytes | None, columns: Sequence[
     if _digest(memoryview(header)[8:]) != checksum:
         raise DamagedError("a message's header does not match its checksum")
     data = _value(columns[0] if columns else batch.column(0))
-    parts: list[Part] = []
+    parts: list[ReceivedBlocks] = []
     start = 0
     for first, length, version, outcome, size_bytes, expected in _PART.iter_unpack(
         memoryview(header)[_START.size : end]
@@ -138,14 +138,14 @@ def decode_parts(batch: pa.RecordBatch, header: bytes | None, columns: Sequence[
         values = data[start:stop] if size_bytes else _NOTHING
         if size_bytes and _digest(values) != expected:
             raise DamagedError(f"the values of blocks {first} to {first + length - 1} do not match their checksum")
-        parts.append(Part(range(first, first + length), version, outcome, values))
+        parts.append(ReceivedBlocks(range(first, first + length), version, outcome, values))
         start = stop
     if start != len(data):
         raise MessageError(f"a message's header tells of {start} bytes, {len(data)} came")
     return parts
 
 
-def parts_of(rows: Rows, run_of: Mapping[int, int] = _NO_RUNS) -> Iterator[Part]:
+def parts_of(rows: Rows, run_of: Mapping[int, int] = _NO_RUNS) -> Iterator[ReceivedBlocks]:
     """Received rows as parts: neighbours with the same outcome and version, all with values or all without.
 
     Args:
@@ -166,7 +166,7 @@ def parts_of(rows: Rows, run_of: Mapping[int, int] = _NO_RUNS) -> Iterator[Part]
         ):
             first = blocks[start]
             found = range(first, first + place - start)
-            yield Part(found, versions[start], outcomes[start], rows.bytes_of(start, place))
+            yield ReceivedBlocks(found, versions[start], outcomes[start], rows.bytes_of(start, place))
             start = place
 
 

@@ -103,7 +103,7 @@ class Checksums:
 
 
 @dataclass(slots=True)
-class Piece:
+class OutgoingBlocks:
     """Rows of neighbouring blocks, of one version and outcome, to be sent. Not frozen, for the same reason as ``Rows``.
 
     ``values``: their (n,) elements next to each other, or None for empty rows; must not change until the batch is gone.
@@ -160,7 +160,7 @@ def encode_rows(
     return _batch(blocks, versions, sums, offsets, filled, outcomes)
 
 
-def encode_pieces(pieces: Sequence[Piece]) -> pa.RecordBatch:
+def encode_pieces(pieces: Sequence[OutgoingBlocks]) -> pa.RecordBatch:
     """A batch of ``VALUES_SCHEMA``; nothing is copied where only one piece carries values."""
     if len(pieces) == 1:
         return _one_piece(pieces[0])
@@ -188,7 +188,7 @@ def encode_pieces(pieces: Sequence[Piece]) -> pa.RecordBatch:
     return _batch(blocks, versions, sums, offsets, filled, outcomes)
 
 
-def _one_piece(piece: Piece) -> pa.RecordBatch:
+def _one_piece(piece: OutgoingBlocks) -> pa.RecordBatch:
     """What most messages are. Columns that are the same in every step are made once."""
     blocks, values = piece.blocks, piece.values
     count = len(blocks)
@@ -208,7 +208,7 @@ def _one_piece(piece: Piece) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(columns, schema=VALUES_SCHEMA)
 
 
-def _checksums(piece: Piece, data: memoryview) -> array[int]:
+def _checksums(piece: OutgoingBlocks, data: memoryview) -> array[int]:
     """Of each row. Two threads may both make them; they are equal."""
     known = piece.checksums
     if known is not None and known.rows is not None:

@@ -35,7 +35,7 @@ from flightedl.messages.parameters import BatchIdentity, Outcome, PullTicket, Pu
 from flightedl.pserver.shard import Pushed, ShardState, Wanted
 from flightedl.rpc.validation import BatchLimits, Tally, check_schema
 from flightedl.wire.parts import STEP_SCHEMA, attached_to, decode_parts, encode_parts
-from flightedl.wire.rows import PUSH_SCHEMA, Piece, decode_batch, encode_rows
+from flightedl.wire.rows import PUSH_SCHEMA, OutgoingBlocks, decode_batch, encode_rows
 
 SIZES = (16, 16, 3, 40)
 #: What lengths and offsets are most afraid of.
@@ -101,7 +101,9 @@ class Target:
         together = chance.random() < 0.5 and len(set(versions)) == 1
         ranges = [range(len(SIZES))] if together else [range(n, n + 1) for n in range(len(SIZES))]
         pieces = [
-            Piece(blocks, versions[blocks[0]], Outcome.NONE, np.full(sum(SIZES[n] for n in blocks), -1, np.float32), ())
+            OutgoingBlocks(
+                blocks, versions[blocks[0]], Outcome.NONE, np.full(sum(SIZES[n] for n in blocks), -1, np.float32), ()
+            )
             for blocks in ranges
         ]
         batch, packed = encode_parts(pieces, request)

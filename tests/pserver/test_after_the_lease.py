@@ -16,7 +16,7 @@ from flightedl.messages.parameters import InitHeader, Outcome
 from flightedl.pserver.service import PserverService
 from flightedl.testing.memory import MemoryCoordinator
 from flightedl.wire.parts import STEP_SCHEMA, encode_parts
-from flightedl.wire.rows import PUSH_SCHEMA, Piece, encode_rows
+from flightedl.wire.rows import PUSH_SCHEMA, OutgoingBlocks, encode_rows
 
 from ..client.pserver_bench import CLOCK, Cluster
 
@@ -54,7 +54,7 @@ class Bench:
 
     def step(self, between: Callable[[], None] = lambda: None) -> None:
         """One message for each block."""
-        pieces = [Piece(range(n, n + 1), 0, Outcome.NONE, np.full(SIZE, -1, np.float32), ()) for n in NUMBERS]
+        pieces = [OutgoingBlocks(range(n, n + 1), 0, Outcome.NONE, np.full(SIZE, -1, np.float32), ()) for n in NUMBERS]
         with self.connection.exchange(b'{"verb": "step"}', STEP_SCHEMA, timeout_s=10.0) as exchange:
             exchange.write(*encode_parts(pieces[:1], self.header("step")))
             exchange.answer()

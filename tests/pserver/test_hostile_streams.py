@@ -18,7 +18,7 @@ from flightedl.messages.parameters import BatchIdentity, PullTicket, PushHeader
 from flightedl.rpc import Connection, Limits, ServerIdentity
 from flightedl.rpc.routes import Message
 from flightedl.wire.parts import STEP_SCHEMA, encode_parts
-from flightedl.wire.rows import PUSH_SCHEMA, Piece, encode_rows
+from flightedl.wire.rows import PUSH_SCHEMA, OutgoingBlocks, encode_rows
 
 from ..client.pserver_bench import Cluster
 from .fuzz import SIZES, mutated
@@ -235,7 +235,7 @@ def test_a_client_that_vanishes_in_the_middle_leaves_nothing_running(attack: Att
 _ONES = np.full(8, -1, np.float32)
 
 
-def _begun(attack: Attack, *pieces: Piece) -> Message:
+def _begun(attack: Attack, *pieces: OutgoingBlocks) -> Message:
     """The first message of a step."""
     return encode_parts(pieces, encode(attack.header()))
 
@@ -243,13 +243,13 @@ def _begun(attack: Attack, *pieces: Piece) -> Message:
 @pytest.mark.parametrize(
     "message",
     [
-        lambda a: _begun(a, Piece(range(a.numbers[0], a.numbers[0] + 1), 0, 0, _ONES, ())),
-        lambda a: _begun(a, Piece(range(a.numbers[0], a.cluster.plan.block_count), 0, 0, None, ())),
-        lambda a: _begun(a, Piece(range(99_999, 100_000), 0, 0, None, ())),
-        lambda a: _begun(a, *(Piece(range(n, n + 1), 0, 0, None, ()) for n in a.numbers for _ in range(2))),
-        lambda a: (_begun(a, Piece(range(a.numbers[0], a.numbers[0] + 1), 0, 0, a.arrays()[0], ()))[0], b"{}"),
-        lambda a: (_begun(a, Piece(range(a.numbers[0], a.numbers[0] + 1), 0, 0, a.arrays()[0], ()))[0], None),
-        lambda a: _begun(a, Piece(range(a.numbers[0], a.numbers[0] + 1), 0, 0, a.arrays()[0] * np.nan, ())),
+        lambda a: _begun(a, OutgoingBlocks(range(a.numbers[0], a.numbers[0] + 1), 0, 0, _ONES, ())),
+        lambda a: _begun(a, OutgoingBlocks(range(a.numbers[0], a.cluster.plan.block_count), 0, 0, None, ())),
+        lambda a: _begun(a, OutgoingBlocks(range(99_999, 100_000), 0, 0, None, ())),
+        lambda a: _begun(a, *(OutgoingBlocks(range(n, n + 1), 0, 0, None, ()) for n in a.numbers for _ in range(2))),
+        lambda a: (_begun(a, OutgoingBlocks(range(a.numbers[0], a.numbers[0] + 1), 0, 0, a.arrays()[0], ()))[0], b"{}"),
+        lambda a: (_begun(a, OutgoingBlocks(range(a.numbers[0], a.numbers[0] + 1), 0, 0, a.arrays()[0], ()))[0], None),
+        lambda a: _begun(a, OutgoingBlocks(range(a.numbers[0], a.numbers[0] + 1), 0, 0, a.arrays()[0] * np.nan, ())),
     ],
     ids=["size", "foreign neighbours", "no block", "more than all", "header", "no header", "nan"],
 )

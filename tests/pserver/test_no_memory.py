@@ -15,7 +15,7 @@ from flightedl.pserver.shard import Wanted
 from flightedl.pserver.snapshots import CopyMemory
 from flightedl.testing.faults import FaultPlan
 from flightedl.testing.memory import MemoryStorage
-from flightedl.wire.rows import Piece
+from flightedl.wire.rows import OutgoingBlocks
 
 from .test_snapshots import Pserver
 
@@ -37,7 +37,7 @@ class Short(Pserver):
         self.view(1, 2, first_round=0)
         self.faults = plan
         # What a member was sent last, and is still reading when the next gradient comes.
-        self.lent: list[list[Piece]] = []
+        self.lent: list[list[OutgoingBlocks]] = []
 
         def short(original: Callable[..., object]) -> Callable[..., object]:
             def allocate(*arguments: object, **named: object) -> object:

@@ -16,7 +16,7 @@ from flightedl.errors import GradientError, MessageError
 from flightedl.messages.control import ViewMemberMessage, ViewRequest
 from flightedl.messages.parameters import BatchIdentity, Outcome, PushHeader
 from flightedl.pserver.shard import ShardState, Wanted
-from flightedl.wire.rows import Piece, Row, Rows
+from flightedl.wire.rows import OutgoingBlocks, Row, Rows
 
 SIZE = 16
 
@@ -52,7 +52,9 @@ class Bench:
         )
         return not self.shard.set_members(request).refuses_mode
 
-    def push(self, member: int, batch: int, gradient: float | None, base: int = 0, weight: float = 1.0) -> Piece:
+    def push(
+        self, member: int, batch: int, gradient: float | None, base: int = 0, weight: float = 1.0
+    ) -> OutgoingBlocks:
         header = PushHeader(
             trainer=f"t{member}",
             generation=member,

@@ -31,7 +31,7 @@ from flightedl.pserver.restoring import load_newest
 from flightedl.pserver.shard import ShardState
 from flightedl.pserver.snapshots import _LEAD, SnapshotCopier, Snapshots
 from flightedl.testing.memory import MemoryStorage
-from flightedl.wire.rows import Piece, decode_batch, encode_rows
+from flightedl.wire.rows import OutgoingBlocks, decode_batch, encode_rows
 
 SPECS = [ParameterSpec("w", (40_000,)), ParameterSpec("b", (3,))]
 JOB = "j"
@@ -74,10 +74,10 @@ class Pserver:
             )
         )
 
-    def push(self, batch: int, base: int = 0, member: int = 1) -> list[Piece]:
+    def push(self, batch: int, base: int = 0, member: int = 1) -> list[OutgoingBlocks]:
         return self.push_some(batch, range(self.shard.block_count), base, member)
 
-    def push_some(self, batch: int, places: range, base: int = 0, member: int = 1) -> list[Piece]:
+    def push_some(self, batch: int, places: range, base: int = 0, member: int = 1) -> list[OutgoingBlocks]:
         """To the blocks at these places."""
         header = PushHeader(
             trainer=f"t{member}",

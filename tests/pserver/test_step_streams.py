@@ -16,7 +16,7 @@ from flightedl.messages.parameters import Outcome
 from flightedl.rpc.client_streams import ClientExchange
 from flightedl.rpc.reuse import ReusableExchange
 from flightedl.wire.parts import STEP_END, STEP_SCHEMA, attached_to, decode_parts, encode_parts
-from flightedl.wire.rows import Piece
+from flightedl.wire.rows import OutgoingBlocks
 
 from ..client.pserver_bench import CLOCK, Cluster
 from ..rpc.rpc_support import eventually
@@ -48,9 +48,11 @@ class Stepper:
         self.batch += 1
         return encode(self.cluster.header(self.batch, **wrong))
 
-    def pieces(self) -> list[Piece]:
+    def pieces(self) -> list[OutgoingBlocks]:
         return [
-            Piece(range(block.place.number, block.place.number + 1), block.rounds.version, 0, -np.ones(n, "f4"), ())
+            OutgoingBlocks(
+                range(block.place.number, block.place.number + 1), block.rounds.version, 0, -np.ones(n, "f4"), ()
+            )
             for block in self.shard.blocks()
             for n in [block.place.size]
         ]

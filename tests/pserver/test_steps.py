@@ -18,8 +18,8 @@ from flightedl.messages.parameters import BatchIdentity, Outcome, PushHeader
 from flightedl.pserver.shard import ShardState, Wanted
 from flightedl.pserver.steps import StepSession, awaited_values
 from flightedl.testing.clock import FakeClock
-from flightedl.wire.parts import Part
-from flightedl.wire.rows import Piece
+from flightedl.wire.parts import ReceivedBlocks
+from flightedl.wire.rows import OutgoingBlocks
 
 COUNT, SIZE = 4, 16
 
@@ -47,16 +47,16 @@ class Bench:
         )
         return StepSession(self.shard, header)
 
-    def drained(self, session: StepSession, timeout_s: float = 0.0) -> list[list[Piece]]:
+    def drained(self, session: StepSession, timeout_s: float = 0.0) -> list[list[OutgoingBlocks]]:
         return list(session.drain(self.clock, self.clock.now() + timeout_s))
 
 
-def part(*blocks: int, base: int = 0) -> Part:
+def part(*blocks: int, base: int = 0) -> ReceivedBlocks:
     values = np.ones(SIZE * len(blocks), np.float32)
-    return Part(range(blocks[0], blocks[-1] + 1), base, 0, memoryview(values).cast("B"))
+    return ReceivedBlocks(range(blocks[0], blocks[-1] + 1), base, 0, memoryview(values).cast("B"))
 
 
-def found(pieces: Sequence[Piece]) -> list[tuple[range, int, int, bool]]:
+def found(pieces: Sequence[OutgoingBlocks]) -> list[tuple[range, int, int, bool]]:
     return [(piece.blocks, piece.version, piece.outcome, piece.values is not None) for piece in pieces]
 
 

@@ -11,17 +11,17 @@ import xxhash
 
 from flightedl.errors import DamagedError, MessageError
 from flightedl.messages.parameters import Outcome
-from flightedl.wire.parts import STEP_SCHEMA, Part, attached_to, decode_parts, encode_parts
-from flightedl.wire.rows import Checksums, Piece
+from flightedl.wire.parts import STEP_SCHEMA, ReceivedBlocks, attached_to, decode_parts, encode_parts
+from flightedl.wire.rows import Checksums, OutgoingBlocks
 
 VALUES = np.arange(6, dtype=np.float32)
 
 
-def _pieces() -> list[Piece]:
+def _pieces() -> list[OutgoingBlocks]:
     return [
-        Piece(range(3, 5), 1 << 40, Outcome.ACCEPTED, VALUES[:4], ()),
-        Piece(range(9, 10), 2, Outcome.STALE, None, ()),
-        Piece(range(5, 6), 7, Outcome.NONE, VALUES[4:], ()),
+        OutgoingBlocks(range(3, 5), 1 << 40, Outcome.ACCEPTED, VALUES[:4], ()),
+        OutgoingBlocks(range(9, 10), 2, Outcome.STALE, None, ()),
+        OutgoingBlocks(range(5, 6), 7, Outcome.NONE, VALUES[4:], ()),
     ]
 
 
@@ -39,19 +39,19 @@ def _batch(*values: bytes) -> pa.RecordBatch:
 
 
 @pytest.mark.parametrize("pieces", [_pieces(), _pieces()[:1], _pieces()[1:2]], ids=["three", "one", "empty"])
-def test_parts_arrive_as_they_were_sent(pieces: list[Piece]) -> None:
+def test_parts_arrive_as_they_were_sent(pieces: list[OutgoingBlocks]) -> None:
     batch, header = encode_parts(pieces)
     assert batch.schema == STEP_SCHEMA
     batch.validate(full=True)
     received = pa.ipc.read_record_batch(batch.serialize(), STEP_SCHEMA)
     assert decode_parts(received, header) == [
-        Part(p.blocks, p.version, p.outcome, memoryview(b"" if p.values is None else p.values.tobytes()))
+        ReceivedBlocks(p.blocks, p.version, p.outcome, memoryview(b"" if p.values is None else p.values.tobytes()))
         for p in pieces
     ]
 
 
 @pytest.mark.parametrize("pieces", [_pieces(), _pieces()[:1], _pieces()[1:2]], ids=["three", "one", "empty"])
-def test_what_is_attached_arrives_beside_the_parts(pieces: list[Piece]) -> None:
+def test_what_is_attached_arrives_beside_the_parts(pieces: list[OutgoingBlocks]) -> None:
     batch, header = encode_parts(pieces, b"a request")
     assert attached_to(header) == b"a request"
     plain, plain_header = encode_parts(pieces)
@@ -75,7 +75,7 @@ def test_a_slice_of_a_batch_is_the_slice() -> None:
 
 def test_a_checksum_is_made_once_for_values_that_are_sent_again() -> None:
     known = Checksums(whole=42)
-    _, header = encode_parts([Piece(range(1), 0, 0, VALUES, (), known)])
+    _, header = encode_parts([OutgoingBlocks(range(1), 0, 0, VALUES, (), known)])
     assert header.endswith((42).to_bytes(8, "little"))
 
 
@@ -89,7 +89,7 @@ def test_no_bit_of_a_header_may_change(place: int) -> None:
 
 
 def test_values_that_changed_are_refused() -> None:
-    batch, header = encode_parts([Piece(range(3, 5), 1, 0, VALUES, ())])
+    batch, header = encode_parts([OutgoingBlocks(range(3, 5), 1, 0, VALUES, ())])
     data = bytearray(batch.column(0)[0].as_py())
     data[7] ^= 1
     with pytest.raises(DamagedError, match="blocks 3 to 4"):

@@ -36,13 +36,13 @@ from flightedl.wire.parts import (
     PARTS_LIMIT,
     STEP_END,
     STEP_SCHEMA,
-    Part,
+    ReceivedBlocks,
     attached_to,
     decode_parts,
     encode_parts,
     parts_of,
 )
-from flightedl.wire.rows import Piece, decode_batch
+from flightedl.wire.rows import OutgoingBlocks, decode_batch
 
 Array = npt.NDArray[np.generic]
 
@@ -208,15 +208,15 @@ class ShardClient:
 
     def _messages(
         self, blocks: Sequence[int], bases: Mapping[int, int], outgoing: Outgoing
-    ) -> Iterator[Sequence[Piece]]:
+    ) -> Iterator[Sequence[OutgoingBlocks]]:
         """Some blocks of a run, by message."""
-        pieces: list[Piece] = []
+        pieces: list[OutgoingBlocks] = []
         for stretch in _at_one_version(blocks, bases, outgoing.gradients):
             for part, gradient in self._joined(stretch, outgoing):
                 if len(pieces) == PARTS_LIMIT:
                     yield pieces
                     pieces = []
-                pieces.append(Piece(part, bases[part.start], Outcome.NONE, gradient, ()))
+                pieces.append(OutgoingBlocks(part, bases[part.start], Outcome.NONE, gradient, ()))
         yield pieces
 
     def _joined(self, blocks: range, outgoing: Outgoing) -> Iterator[tuple[range, Array | None]]:
@@ -258,7 +258,7 @@ class ShardClient:
 
     # answers
 
-    def _take(self, parts: Iterable[Part], transfer: ShardTransfer) -> None:
+    def _take(self, parts: Iterable[ReceivedBlocks], transfer: ShardTransfer) -> None:
         """Store the values that came, and say what was answered."""
         for blocks, version, outcome, data in parts:
             run = self._run_of.get(blocks[0])
@@ -273,7 +273,9 @@ class ShardClient:
                 transfer.answered(blocks, outcome)
 
 
-def _encoded(messages: Iterable[Sequence[Piece]], request: bytes) -> Iterator[tuple[pa.RecordBatch, bytes, int]]:
+def _encoded(
+    messages: Iterable[Sequence[OutgoingBlocks]], request: bytes
+) -> Iterator[tuple[pa.RecordBatch, bytes, int]]:
     """The messages of a step, the first of which brings its request."""
     for pieces in messages:
         yield *encode_parts(pieces, request), sum(piece.size_bytes for piece in pieces)

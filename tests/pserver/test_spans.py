@@ -16,7 +16,7 @@ from flightedl.messages.control import ViewMemberMessage, ViewRequest
 from flightedl.messages.parameters import BatchIdentity, Outcome, PushHeader
 from flightedl.pserver.shard import ShardState, Wanted
 from flightedl.wire.parts import decode_parts, encode_parts
-from flightedl.wire.rows import Piece, Row, Rows, decode_batch, encode_pieces, encode_rows
+from flightedl.wire.rows import OutgoingBlocks, Row, Rows, decode_batch, encode_pieces, encode_rows
 
 COUNT, SIZE = 5, 16
 ALL = range(COUNT)
@@ -53,7 +53,8 @@ class Bench:
         if self.has_parts:
             cuts = [0, *(i for i in range(1, len(blocks)) if bases[i] != bases[i - 1]), len(blocks)]
             sent = [
-                Piece(blocks[a:b], bases[a], Outcome.NONE, np.concatenate(arrays[a:b]), ()) for a, b in pairwise(cuts)
+                OutgoingBlocks(blocks[a:b], bases[a], Outcome.NONE, np.concatenate(arrays[a:b]), ())
+                for a, b in pairwise(cuts)
             ]
             pushed = self.shard.push(header, decode_parts(*encode_parts(sent)))
         else:
@@ -78,7 +79,7 @@ def _way_in(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(Bench, "has_parts", request.param)
 
 
-def test_neighbouring_tiny_parameters_are_one_unit_and_one_answer() -> None:
+def test_neighbouring_tiny_parameters_are_one_span_and_one_answer() -> None:
     bench = Bench(Async())
     assert bench.push(1, 0) == [(ALL, 1, Outcome.ACCEPTED)]
     assert bench.values() == [(1, float(i + 1)) for i in ALL]
@@ -86,7 +87,7 @@ def test_neighbouring_tiny_parameters_are_one_unit_and_one_answer() -> None:
     bench.check()
 
 
-def test_a_push_of_some_blocks_splits_the_unit_and_the_rest_follows() -> None:
+def test_a_push_of_some_blocks_splits_the_span_and_the_rest_follows() -> None:
     bench = Bench(Async())
     bench.push(1, 0)
     assert [p[0] for p in bench.push(1, 1, range(1, 3))] == [range(1, 2), range(2, 3)]
@@ -96,7 +97,7 @@ def test_a_push_of_some_blocks_splits_the_unit_and_the_rest_follows() -> None:
     bench.check()
 
 
-def test_a_unit_split_in_an_open_round_keeps_its_contributions() -> None:
+def test_a_span_split_in_an_open_round_keeps_its_contributions() -> None:
     for mode in (Sync(reduce="sum"), Sync(reduce="sum", deterministic=True)):
         bench = Bench(mode)
         bench.push(1, 0)
@@ -119,22 +120,22 @@ def test_rows_of_different_bases_are_taken_apart() -> None:
 
 def test_what_was_lent_never_changes_and_costs_a_copy_only_while_it_is_read() -> None:
     bench = Bench(Async())
-    (unit,) = bench.shard._protocol.spans
+    (span,) = bench.shard._protocol.spans
     bench.push(1, 0)
-    memory = unit.values
+    memory = span.values
     (lent,), _ = bench.shard.read(Wanted(ALL, 0), 0)
     sent = encode_pieces([lent])
     del lent
     bench.push(1, 1)
-    assert unit.values is not memory, "somebody reads: the values moved"
+    assert span.values is not memory, "somebody reads: the values moved"
     assert decode_batch(sent)[0].array(np.float32)[0] == 1.0
-    moved = unit.values
+    moved = span.values
     bench.push(1, 2)
-    assert unit.values is moved, "nobody reads the new place"
+    assert span.values is moved, "nobody reads the new place"
     assert bench.values()[0] == (3, 3.0)
 
 
-def test_a_lent_view_survives_the_split_of_its_unit() -> None:
+def test_a_lent_view_survives_the_split_of_its_span() -> None:
     bench = Bench(Async())
     bench.push(1, 0)
     (lent,), _ = bench.shard.read(Wanted(ALL, 0), 0)
@@ -188,7 +189,7 @@ def test_a_message_may_carry_values_for_some_blocks_and_arrivals_for_others() ->
     bench.check()
 
 
-def test_blocks_whose_settings_or_norms_differ_are_no_unit() -> None:
+def test_blocks_whose_settings_or_norms_differ_are_no_span() -> None:
     assert len(Bench(Async(), Adam(overrides={"p3": {"lr": 0.1}})).shard._protocol.spans) == 3
     assert len(Bench(Async(), LAMB(lr=0.1)).shard._protocol.spans) == COUNT
 
@@ -222,21 +223,21 @@ def test_every_block_is_in_one_run_and_runs_fit_a_message(pservers: int) -> None
 @pytest.mark.parametrize("wire", ["", "bfloat16"])
 def test_one_version_is_encoded_once_for_all_readers_and_anew_after_it_changed(wire: str) -> None:
     bench = Bench(Sync(), wire=wire)
-    unit = bench.shard._protocol.spans[0]
-    first = unit.piece(unit.numbers, Outcome.NONE, is_for_many=True)
-    second = unit.piece(unit.numbers, Outcome.NONE, is_for_many=True)
+    span = bench.shard._protocol.spans[0]
+    first = span.piece(span.numbers, Outcome.NONE, is_for_many=True)
+    second = span.piece(span.numbers, Outcome.NONE, is_for_many=True)
     assert second.values is first.values
     assert encode_pieces([first]).equals(encode_pieces([second]))
     assert second.checksums is first.checksums
     assert second.checksums.rows is not None
     assert encode_parts([first]) == encode_parts([second])
     assert second.checksums.whole is not None
-    unit.run_optimizer(np.ones(unit.values.size, np.float32), 0)
-    third = unit.piece(unit.numbers, Outcome.NONE, is_for_many=True)
+    span.run_optimizer(np.ones(span.values.size, np.float32), 0)
+    third = span.piece(span.numbers, Outcome.NONE, is_for_many=True)
     assert not np.array_equal(third.values, first.values)
     assert not encode_pieces([third]).column(2).equals(encode_pieces([first]).column(2))
     decode_batch(encode_pieces([third]))
     decode_parts(*encode_parts([third]))
     del first, second, third
-    unit.run_optimizer(np.ones(unit.values.size, np.float32), 0)
-    assert unit._sent is None
+    span.run_optimizer(np.ones(span.values.size, np.float32), 0)
+    assert span._sent is None

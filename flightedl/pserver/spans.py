@@ -1,16 +1,16 @@
 """Runs of blocks that are updated as one: what makes a thousand tiny parameters as cheap as a big one.
 
-A *unit* holds neighbouring blocks of one pserver that have had the same history so far: the same version, the same open
-round, the same batches applied. While every message covers a unit wholly, as training does, the unit is checked,
-updated and sent in one go. The first row that covers only some of its blocks splits it, for good, into one unit for
+A *span* holds neighbouring blocks of one pserver that have had the same history so far: the same version, the same open
+round, the same batches applied. While every message covers a span wholly, as training does, the span is checked,
+updated and sent in one go. The first row that covers only some of its blocks splits it, for good, into one span for
 each block; nothing is lost by that but speed.
 
-**Values leave without a copy.** A reader borrows a view of the unit's own memory (``borrow``), and the memory does not
+**Values leave without a copy.** A reader borrows a view of the span's own memory (``borrow``), and the memory does not
 change while a view is alive: ``detach_for_write`` first moves the values elsewhere if somebody still reads. So what is
 borrowed is one version, however long its sending takes. Views die when the transport has let go of them, so that mostly
 nothing has to be moved: in training everybody has read a version before the next one comes.
 
-Everything here belongs to the thread that holds ``lock``. The units that came from one share its lock.
+Everything here belongs to the thread that holds ``lock``. The spans that came from one share its lock.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ from flightedl.kernels.compiled import Update as UpdateKernel
 from flightedl.kernels.half_precision import item_bytes
 from flightedl.messages.parameters import Outcome
 from flightedl.pserver.arena import Arena
-from flightedl.wire.rows import Checksums, Piece, RunningChecksum
+from flightedl.wire.rows import Checksums, OutgoingBlocks, RunningChecksum
 
 Array = npt.NDArray[np.generic]
 
 
 @dataclass(frozen=True, slots=True)
-class UnitBlock:
-    """One block of a unit, to be copied: views of the unit's arrays."""
+class BlockArrays:
+    """One block of a span, to be copied: views of the span's arrays."""
 
     place: Block
     local: int
@@ -49,7 +49,7 @@ class UnitBlock:
     slots: Sequence[Array]
 
 
-class Unit(BlockSpan):
+class ArraySpan(BlockSpan):
     """Blocks ``numbers`` of the plan, their arrays and state; everything under ``lock``.
 
     Args:
@@ -121,12 +121,12 @@ class Unit(BlockSpan):
         #: Of the present values as they are sent, once they are known.
         self._checksums = Checksums()
 
-    def block(self, place: Block) -> UnitBlock:
+    def block(self, place: Block) -> BlockArrays:
         """One of the blocks."""
         at = self.part(place.number)
         local = self.local[place.number - self.numbers.start]
         slots = [slot[at] for slot in self.slots]
-        return UnitBlock(place, local, self.rounds, self.updates, self.values[at], slots)
+        return BlockArrays(place, local, self.rounds, self.updates, self.values[at], slots)
 
     def part(self, number: int) -> slice:
         """Where a block lies in the arrays."""
@@ -149,7 +149,7 @@ class Unit(BlockSpan):
         self._lent.append(weakref.ref(view))
         return view
 
-    def piece(self, numbers: range, outcome: Outcome, *, is_for_many: bool) -> Piece:
+    def piece(self, numbers: range, outcome: Outcome, *, is_for_many: bool) -> OutgoingBlocks:
         """Rows with the values of some neighbouring blocks.
 
         Args:
@@ -159,11 +159,11 @@ class Unit(BlockSpan):
         """
         version = self.rounds.version
         if numbers != self.numbers:
-            return Piece(numbers, version, outcome, self._outgoing(numbers), self.offsets_of(numbers))
+            return OutgoingBlocks(numbers, version, outcome, self._outgoing(numbers), self.offsets_of(numbers))
         values = self._outgoing(numbers) if self._sent is None else self._sent
         if is_for_many:
             self._sent = values
-        return Piece(numbers, version, outcome, values, self.offsets, self._checksums)
+        return OutgoingBlocks(numbers, version, outcome, values, self.offsets, self._checksums)
 
     def _outgoing(self, numbers: range) -> Array:
         """The values of some neighbouring blocks as they are sent: lent, or shortened to 16 bits."""
@@ -192,12 +192,12 @@ class Unit(BlockSpan):
                 self._lent = []
         return self.values
 
-    def parts(self) -> list[Unit]:
-        """A unit for each block, with its part of the arrays."""
+    def parts(self) -> list[ArraySpan]:
+        """A span for each block, with its part of the arrays."""
         parts = []
         for place, number in enumerate(self.numbers):
             at = slice(self.bounds[place], self.bounds[place + 1])
-            part = Unit(
+            part = ArraySpan(
                 range(number, number + 1),
                 self.local[place : place + 1],
                 [at.stop - at.start],
