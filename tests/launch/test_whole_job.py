@@ -248,7 +248,7 @@ def test_a_cluster_that_cannot_start_says_why() -> None:
     limits = Limits(first_delay_s=0.01)
     with (
         pytest.raises(JobFailedError, match=r"cannot listen on 192\.0\.2\.1"),
-        fe.local(limits=limits, bind="192.0.2.1"),
+        fe.local(limits=limits, bind="192.0.2.1", insecure=True),
     ):
         pass
 
