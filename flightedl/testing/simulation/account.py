@@ -218,13 +218,11 @@ class Account:
         shape = self._cluster.shape
         for place, (number, values) in enumerate(blocks.items()):
             for batch in shape.batches():
-                if not shape.has_gradient(batch) or batch.task >= (
-                    applied.through_task_count(batch.epoch) or batch.task + 1
-                ):
-                    # There is nothing to have, or it joined when this epoch was over.
-                    continue
                 is_marked = applied.has(place, batch)
-                if is_marked != bool(values[shape.element_of(batch)]):
+                if not shape.has_gradient(batch) or is_marked == bool(values[shape.element_of(batch)]):
+                    continue
+                task_count = AppliedBatches.rebuilt([(applied, place)]).through_task_count(batch.epoch)
+                if task_count is None or batch.task < task_count:  # Else its file joined when this epoch was over.
                     word = "has, and it lacks" if is_marked else "lacks, and it has"
                     raise Violation(f"{name} says that block {number} {word} {batch}")
 
