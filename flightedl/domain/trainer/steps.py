@@ -133,6 +133,9 @@ class Steps:
                     return False
                 case NotYet(waiting_for):
                     yield WaitToJoin(waiting_for)
+        if self.sums is not None and self.sums.is_of_others(current):
+            # The rest of a sum that is done again: its other batches were pushed for themselves, under another mode.
+            yield from self._push_sum(self.sums, pull=False)
         return True
 
     def close_batch(self, current: CurrentBatch) -> Work[None]:

@@ -55,6 +55,10 @@ class BatchSums:
         """What the present sum was before, where it is done again."""
         return self._again
 
+    def is_of_others(self, current: CurrentBatch) -> bool:
+        """Whether what waits to be pushed can have no part of this batch, as one of the two is done again."""
+        return self.has_batches and self._again is not current.again
+
     def is_at(self, current: CurrentBatch) -> bool:
         """Whether gradients of the batch are in the sum, and it is not complete."""
         return self._current is current

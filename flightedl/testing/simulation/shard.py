@@ -90,7 +90,7 @@ class Shard:
         #: Position -> (version, updates, values).
         self._copies: dict[int, tuple[int, int, tuple[int, ...]]] = {}
         #: Of the snapshot under way.
-        self._file = ""
+        self._command: SnapshotCommand | None = None
         self._waiting: list[tuple[int, Sequence[tuple[int, int]], Reply, float]] = []
 
     @property
@@ -195,11 +195,10 @@ class Shard:
         protocol = self.protocol
         cut = self.snapshots.take(order, protocol.versions(), protocol.highest_open_round())
         if cut is not None:
-            self._copies, self._due = {}, set(protocol.begin_cut(cut))
+            self._copies, self._due, self._command = {}, set(protocol.begin_cut(cut)), order
             self._go_on_copying()
             if not self.blocks:
-                self._process.later(0.0, lambda: self._save(cut))
-            self._file = order.name
+                self._process.later(0.0, lambda: self._save(cut, order))
         progress = self.snapshots.progress
         assert progress is not None
         return progress
@@ -228,14 +227,15 @@ class Shard:
                 raise Violation(f"block {block.number} is copied as {copy}, and has (updates, version) {made}")
             self._copies[position] = (copy.version, copy.updates, tuple(block.values))
             self._due.discard(position)
+        command = self._command
+        assert command is not None, "blocks are copied for a snapshot"
         if len(self._copies) == len(self.blocks):
-            self._process.later(_COPY_S * self._copying.random(), lambda: self._save(copy.cut))
+            self._process.later(_COPY_S * self._copying.random(), lambda: self._save(copy.cut, command))
 
-    def _save(self, cut: SnapshotCut) -> None:
+    def _save(self, cut: SnapshotCut, command: SnapshotCommand) -> None:
         """All blocks are copied: write the file."""
-        progress = self.snapshots.progress
         applied = self.protocol.end_cut(cut)
-        if applied is None or progress is None or not self.snapshots.taken(progress.order):
+        if applied is None or not self.snapshots.taken(command.order):
             return
         copies = [self._copies[position] for position in range(len(self.blocks))]
         shard = StoredShard(
@@ -246,7 +246,7 @@ class Shard:
             applied=applied.encode(),
             model=next((block.model for block in self.blocks), None),
         )
-        self._publish(progress.order, self._file, shard)
+        self._publish(command.order, command.name, shard)
 
     # trainers
 

@@ -281,6 +281,30 @@ class TestSums:
         bench.run(bench.steps.close_batch(second))
         assert first.must_repeat
 
+    def test_the_rest_of_a_sum_that_is_done_again_is_pushed_before_another_batch(self) -> None:
+        bench = Bench(Async(push_every=2))
+        first, second = bench.batch(0), bench.batch(1)
+        bench.answer = lambda _: Outcome.STALE
+        for current in (first, second):
+            bench.steps.sums.add(current, ["w"])
+            bench.run(bench.steps.step(current))
+            bench.run(bench.steps.close_batch(current))
+        assert first.must_repeat
+        assert second.must_repeat
+        # The first one is done again in a mode that adds nothing up, and the second one when the old mode is back.
+        bench.steps.change_mode(Async())
+        bench.steps.change_mode(Async(push_every=2))
+        bench.answer = lambda _: Outcome.ACCEPTED
+        second.begin()
+        bench.steps.sums.add(second, ["w"])
+        bench.run(bench.steps.step(second))
+        bench.said()
+        third = bench.batch(2)
+        bench.joins = [JoinReply(member=9, mode=Async(push_every=2).to_json())]
+        bench.run(bench.steps.open_batch(third))
+        assert "take 1 {'w': 2}" in bench.said()
+        bench.steps.sums.add(third, ["w"])
+
 
 class TestABatchThatIsOpened:
     def test_needs_nothing_of_a_member(self) -> None:
