@@ -337,8 +337,11 @@ class Feed:
         if not self._held:
             self._since_s = now
         for assignment in reply.assignments:
-            self._told_count += 1
-            self._hold(AssignedTask(assignment, self._told_count))
+            # What is reported since the question was sent goes that way; a master that does not take the report tells
+            # the attempt again. Attempts are given a second time where etcd went back.
+            if assignment.attempt not in self._reports.attempts:
+                self._told_count += 1
+                self._hold(AssignedTask(assignment, self._told_count))
 
     def _lose(self, attempts: set[int], now: float) -> None:
         """The master took these away."""

@@ -297,7 +297,7 @@ class Trainer(Process):
     def leave_loop(self, *, is_begun_again: bool, raises: bool) -> None:
         """The program leaves its loop, now or with an error; then it begins another, or ends."""
         loop = self.loop
-        if loop is None or loop.is_left:
+        if loop is None or loop.is_left or self.reads_result:
             return
         if raises:
             loop.fail()

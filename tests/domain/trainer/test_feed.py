@@ -176,6 +176,18 @@ def test_the_same_attempt_told_again_is_another_reading() -> None:
     assert [report.pservers for report in feed.reports.finished] == [[2]]
 
 
+def test_what_was_handed_back_since_the_question_is_not_held_again() -> None:
+    """As where etcd went back, and its new master gives an attempt's number a second time."""
+    feed = Feed()
+    told(feed, reply(1, 2))
+    ask = Ask(feed.reports, (1, 2), 1, 0.0, 0)
+    feed.hand_back(begun(feed), 1.0)
+    feed.answered(ask, reply(1, 3), 1.0)
+    feed.check()
+    assert attempts(feed) == [2, 3]
+    assert returned(feed) == [1]
+
+
 def test_told_again_before_it_was_begun_it_is_begun_once() -> None:
     feed = Feed()
     told(feed, reply(1))
