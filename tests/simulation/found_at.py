@@ -49,7 +49,10 @@ def main() -> None:
                 noted.pop(flaw, None)
             else:
                 noted[flaw] = seed
-            FILE.write_text(json.dumps(noted, indent=2, sort_keys=True) + "\n")
+            # In one step: the other process reads it.
+            part = FILE.with_suffix(".part")
+            part.write_text(json.dumps(noted, indent=2, sort_keys=True) + "\n")
+            part.replace(FILE)
 
 
 if __name__ == "__main__":

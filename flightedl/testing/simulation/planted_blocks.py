@@ -12,7 +12,6 @@ from flightedl.domain.exactly_once.applied import AppliedBatches
 from flightedl.domain.exactly_once.cohorts import Cohort
 from flightedl.domain.pserver.block_values import Batches, BlockSpan, Effect, Push, Pushed, Restored, Update
 from flightedl.domain.pserver.blocks import BlockProtocol
-from flightedl.domain.pserver.first_values import FirstValues
 from flightedl.messages.parameters import Outcome
 
 Original = Callable[..., Any]
@@ -227,14 +226,6 @@ BLOCK_BUGS: BlockBugs = {
     "restored as the first of them": (
         "blocks that lie together are restored at the version and with the updates of the first of them",
         ((BlockProtocol, "restore", _of_one_version),),
-    ),
-    "older first values replace newer ones": (
-        "a block takes first values of an election that is over",
-        ((FirstValues, "may_take", _always(True)),),
-    ),
-    "first values replace restored ones": (
-        "a block that has grown takes first values",
-        ((BlockProtocol, "may_initialize", _always(True)),),
     ),
     "rounds of the removed stay open": (
         "a view removes a member, and its rounds go on waiting",

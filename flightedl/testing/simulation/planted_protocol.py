@@ -168,10 +168,6 @@ PROTOCOL_BUGS: Bugs = {
         "a process does not notice that its etcd has gone back",
         ((store_history.Witness, "saw", _whatever_it_says),),
     ),
-    "revisions are taken as they are": (
-        "a job that is resumed on another etcd begins no other life",
-        ((store_history, "is_behind", always(False)),),
-    ),
     "drained by any checkpoint": (
         "a pserver that was told to end does not wait for a checkpoint that has what it has",
         ((PserverLife, "is_drained", _by_any_checkpoint),),

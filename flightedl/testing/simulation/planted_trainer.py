@@ -6,14 +6,12 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from flightedl.domain.consistency.modes import Mode
 from flightedl.domain.exactly_once.accumulation import BatchGroup, Settled
 from flightedl.domain.trainer.batches import CurrentBatch
 from flightedl.domain.trainer.feed import Feed
 from flightedl.domain.trainer.first_values import Confirm, ElectionOfFirstValues, FollowedElection, Upload
 from flightedl.domain.trainer.membership import Joined, TrainerMembership
 from flightedl.domain.trainer.readings import BatchLoop, Handed, ReadBatch, Reading
-from flightedl.domain.trainer.steps import Steps
 from flightedl.domain.trainer.sums import BatchSums
 from flightedl.domain.trainer.transfers import AskAgain, Over, ShardTransfer
 from flightedl.errors import FlightedlError, OutcomeUnknownError
@@ -189,15 +187,6 @@ def _old_mode(original: Original) -> Original:
     return join_answered
 
 
-def _dropped_with_the_mode(original: Original) -> Original:
-    def change_mode(self: Steps, mode: Mode) -> None:
-        for member in self.sums._group.clear() if self.sums is not None else ():  # noqa: SLF001 - a planted bug
-            member.waits = False
-        original(self, mode)
-
-    return change_mode
-
-
 def _after_the_first(original: Original) -> Original:
     def uploaded(self: ElectionOfFirstValues, generation: int, initialized: int, blocks: int) -> None:
         original(self, generation, initialized, blocks)
@@ -208,10 +197,6 @@ def _after_the_first(original: Original) -> Original:
 
 
 TRAINER_BUGS: TrainerBugs = {
-    "a deferred push is dropped when the mode changes": (
-        "batches that wait in a sum are forgotten with their mode",
-        ((Steps, "change_mode", _dropped_with_the_mode),),
-    ),
     "first values on one pserver": (
         "the election is done when the first pserver has the values",
         ((ElectionOfFirstValues, "uploaded", _after_the_first),),
