@@ -21,8 +21,8 @@ from typing import Any, Self
 import etcd3.etcdrpc as rpc
 import grpc  # type: ignore[import-untyped]
 
+from flightedl.adapters.pem_files import FILES, read_file
 from flightedl.config import CommonSettings
-from flightedl.errors import UsageError
 
 _TOKEN_HEADER = "token"  # noqa: S105 - the name of a header
 _REPLY_LIMIT_BYTES = 64 << 20
@@ -71,22 +71,12 @@ class EtcdAccess:
         )
         if not self.tls_dir:
             return grpc.insecure_channel(endpoint, options=options)
-        ca, cert, key = (_read(Path(self.tls_dir) / name, "FLIGHTEDL_ETCD_TLS_DIR") for name in _FILES)
+        ca, cert, key = (read_file(Path(self.tls_dir) / name, "FLIGHTEDL_ETCD_TLS_DIR") for name in FILES)
         channel = grpc.secure_channel(endpoint, grpc.ssl_channel_credentials(ca, key, cert), options=options)
         if not self.user:
             return channel
-        password = _read(Path(self.password_file), "FLIGHTEDL_ETCD_PASSWORD_FILE").decode().rstrip("\r\n")
+        password = read_file(Path(self.password_file), "FLIGHTEDL_ETCD_PASSWORD_FILE").decode().rstrip("\r\n")
         return grpc.intercept_channel(channel, _WithToken(channel, self.user, password, timeout_s))
-
-
-_FILES = ("ca.pem", "cert.pem", "key.pem")
-
-
-def _read(path: Path, setting: str) -> bytes:
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise UsageError(f"{path} cannot be read ({error.strerror}): set {setting} rightly") from None
 
 
 class _Details(

@@ -24,6 +24,7 @@ import msgspec
 from flightedl.adapters.clock import SystemClock
 from flightedl.adapters.etcd import EtcdCoordinator
 from flightedl.adapters.etcd_access import EtcdAccess
+from flightedl.adapters.pem_files import FILES
 from flightedl.config import ServerSettings
 from flightedl.coordination.keys import JobKeys
 from flightedl.coordination.lives import JobCoordinator
@@ -33,7 +34,7 @@ from flightedl.ports import Clock
 from flightedl.process import tuning as process_tuning
 from flightedl.process.metrics_page import Figures, MetricsPage, TlsFiles
 from flightedl.recording.writer import Recorder, recording_process
-from flightedl.rpc.authentication import FILES, Role, place_of
+from flightedl.rpc.authentication import Role, place_of
 
 Settings = TypeVar("Settings", bound=ServerSettings)
 

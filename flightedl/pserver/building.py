@@ -14,7 +14,7 @@ from flightedl.pserver.arena import Arena
 from flightedl.pserver.spans import ArraySpan
 
 
-def units_of(plan: ShardPlan, index: int, optimizer: Optimizer, mode: Mode, wire: str, arena: Arena) -> list[ArraySpan]:
+def spans_of(plan: ShardPlan, index: int, optimizer: Optimizer, mode: Mode, wire: str, arena: Arena) -> list[ArraySpan]:
     """The spans of a pserver, by rising block numbers, with values of zero.
 
     Args:

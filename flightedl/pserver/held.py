@@ -20,7 +20,7 @@ from flightedl.domain.pserver.block_values import BlocksDue, CopyBlocks, Effect,
 from flightedl.errors import CorruptError, MessageError
 from flightedl.formats.shard_files import StoredBlock
 from flightedl.pserver.arena import Arena
-from flightedl.pserver.building import units_of
+from flightedl.pserver.building import spans_of
 from flightedl.pserver.snapshots import SnapshotCopier
 from flightedl.pserver.soundness import Soundness
 from flightedl.pserver.spans import ArraySpan, BlockArrays
@@ -60,7 +60,7 @@ class HeldBlocks:
         self._plan = plan
         self._index = index
         self._arena = Arena()
-        spans = units_of(plan, index, optimizer, mode, wire, self._arena)
+        spans = spans_of(plan, index, optimizer, mode, wire, self._arena)
         self._locks = [span.lock for span in spans]
         self._numbers = [number for span in spans for number in span.numbers]
         #: Of what all spans share: the applied batches, the spans themselves, and which copies are being made.

@@ -25,6 +25,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import quote, unquote
 
+from flightedl.adapters.pem_files import FILES, read_file
 from flightedl.errors import AuthenticationError, UsageError
 
 #: The name that a server's certificate must carry.
@@ -33,8 +34,6 @@ SERVER_NAME = "flightedl"
 ANY_JOB = "*"
 
 _SCHEME = "flightedl://"
-#: What makes up a directory of credentials.
-FILES = ("ca.pem", "cert.pem", "key.pem")
 
 
 class Role(enum.StrEnum):
@@ -112,10 +111,7 @@ def place_of(directory: str, role: Role) -> Path:
 
 
 def _read_pem(path: Path) -> bytes:
-    try:
-        data = path.read_bytes()
-    except OSError as error:
-        raise UsageError(f"TLS file {path} cannot be read ({error.strerror}): set FLIGHTEDL_TLS_DIR rightly") from None
+    data = read_file(path, "FLIGHTEDL_TLS_DIR")
     if b"-----BEGIN " not in data:
         raise UsageError(f"TLS file {path} is not PEM")
     return data

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import threading
 
+from flightedl.adapters.pem_files import FILES
 from flightedl.errors import UsageError
-from flightedl.rpc.authentication import FILES, Credentials, Role, place_of
+from flightedl.rpc.authentication import Credentials, Role, place_of
 from flightedl.rpc.client import Connection
 from flightedl.rpc.identity import Caller, ServerIdentity
 
