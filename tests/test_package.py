@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import importlib.util
 import json
 import re
 import subprocess
@@ -59,6 +60,12 @@ def test_settings_of_optimizers_need_no_kernels() -> None:
 
 def test_a_trainer_loads_no_kernels() -> None:
     assert loaded_by("import flightedl as fe; fe.connect") & {"numba", "llvmlite", "s3fs"} == set()
+
+
+def test_reading_parquet_loads_no_pandas() -> None:
+    program = "import flightedl as fe; fe.connect; from flightedl.formats import reader; import pyarrow as pa"
+    assert importlib.util.find_spec("pandas"), "the examples install it, so pyarrow could load it"
+    assert loaded_by(program) & {"pandas"} == set()
 
 
 def test_the_help_of_the_command_loads_nothing_of_a_server() -> None:

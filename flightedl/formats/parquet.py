@@ -20,7 +20,6 @@ from typing import ClassVar
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 
 from flightedl.formats.chunks import Chunk, ChunkColumns, FileIndex, IndexOptions
@@ -136,6 +135,9 @@ class Footer:
             name, wanted = described.column(leaf).path, described.column(leaf).physical_type
             if name in columns and (found := group.column(leaf).physical_type) != wanted:
                 raise ValueError(f"column {name} is {found} there and {wanted} in the schema")
+        # It imports pandas where that is installed, which takes longer than all else that a trainer imports.
+        import pyarrow.dataset as ds
+
         fragment = ds.ParquetFileFormat().make_fragment(pa.BufferReader(self._tail), row_groups=[number])
         return not fragment.subset(filter=where, schema=self.schema).row_groups
 
