@@ -30,6 +30,7 @@ from flightedl.domain.model.optimizers import Optimizer
 from flightedl.domain.model.sharding import ShardPlan
 from flightedl.domain.pserver.block_values import Needs, Push
 from flightedl.domain.pserver.block_values import Pushed as Decided
+from flightedl.domain.pserver.blocks import around
 from flightedl.errors import BusyError, FencedError, MessageError
 from flightedl.messages.control import ViewReply, ViewRequest
 from flightedl.messages.parameters import Outcome, PushHeader
@@ -160,7 +161,7 @@ class ShardState(HeldBlocks):
                 if data:
                     self._incoming.gradient(span, range(number, stop), data[:size_bytes])
                 with span.lock, self._soundness:
-                    self._protocol.split(span)
+                    self._protocol.split(span, around(span.numbers, range(number, stop)))
             elif (pushed := self._push(push, span, version, data[:size_bytes], pull)) is not None:
                 yield pushed
                 number, data = stop, data[size_bytes:]

@@ -2,8 +2,8 @@
 
 A *span* holds neighbouring blocks of one pserver that have had the same history so far: the same version, the same open
 round, the same batches applied. While every message covers a span wholly, as training does, the span is checked,
-updated and sent in one go. The first row that covers only some of its blocks splits it, for good, into one span for
-each block; nothing is lost by that but speed.
+updated and sent in one go. What covers only some of its blocks splits it, for good, into spans that it covers and spans
+that it does not; nothing is lost by that but speed.
 
 **Values leave without a copy.** A reader borrows a view of the span's own memory (``borrow``), and the memory does not
 change while a view is alive: ``detach_for_write`` first moves the values elsewhere if somebody still reads. So what is
@@ -192,15 +192,17 @@ class ArraySpan(BlockSpan):
                 self._lent = []
         return self.values
 
-    def parts(self) -> list[ArraySpan]:
-        """A span for each block, with its part of the arrays."""
+    def parts(self, into: Sequence[range]) -> list[ArraySpan]:
+        """A span for each stretch of blocks, with its part of the arrays."""
         parts = []
-        for place, number in enumerate(self.numbers):
-            at = slice(self.bounds[place], self.bounds[place + 1])
+        for numbers in into:
+            first, stop = numbers.start - self.numbers.start, numbers.stop - self.numbers.start
+            bounds = self.bounds[first : stop + 1]
+            at = slice(bounds[0], bounds[-1])
             part = ArraySpan(
-                range(number, number + 1),
-                self.local[place : place + 1],
-                [at.stop - at.start],
+                numbers,
+                self.local_of(numbers),
+                np.diff(bounds).tolist(),
                 self.values[at],
                 [slot[at] for slot in self.slots],
                 self.rounds,

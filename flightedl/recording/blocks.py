@@ -58,9 +58,10 @@ class BlocksPushed(_Event, frozen=True):
 
 
 class SpanSplit(_Event, frozen=True):
-    """As ``BlockProtocol.split``."""
+    """As ``BlockProtocol.split``. ``into``: (first block, how many) of each part."""
 
     span: int
+    into: list[tuple[int, int]]
 
 
 class FirstValuesTaken(_Event, frozen=True):
@@ -118,6 +119,12 @@ class PushAnswered(msgspec.Struct, frozen=True):
     is_ready: bool
 
 
+class Apart(msgspec.Struct, frozen=True):
+    """Spans that an event has left or made, each as (first block, how many)."""
+
+    spans: list[tuple[int, int]]
+
+
 class Due(msgspec.Struct, frozen=True):
     """Positions of blocks that are to be copied at once."""
 
@@ -140,9 +147,15 @@ def _effects(effects: Iterable[values.Effect]) -> list[object]:
     ]
 
 
-def _pushed(pushed: values.Pushed | None) -> list[object]:
+def _apart(blocks: BlockProtocol[Any], numbers: range | None = None) -> Apart:
+    """The spans of these blocks; None: of all."""
+    found = (span.numbers for span in blocks.spans)
+    return Apart([(each.start, len(each)) for each in found if numbers is None or each.start in numbers])
+
+
+def _pushed(blocks: BlockProtocol[Any], numbers: range, pushed: values.Pushed | None) -> list[object]:
     if pushed is None:
-        return []
+        return [_apart(blocks, numbers)]
     answer = PushAnswered(pushed.outcome.name, pushed.version, pushed.having, pushed.follows, pushed.is_ready)
     return [answer, *_effects(pushed.effects)]
 
@@ -197,14 +210,15 @@ class RecordedBlocks(BlockProtocol[Span]):
                 raise
             finally:
                 self._depth -= 1
-            self._record(event, _pushed(pushed))
+            self._record(event, _pushed(self, span.numbers, pushed))
         return pushed
 
-    def split(self, span: Span) -> None:
+    def split(self, span: Span, into: Sequence[range]) -> None:
         with self._order:
-            super().split(span)
-            if not self._depth:
-                self._record(SpanSplit(span.numbers.start))
+            was_split = span.is_split
+            super().split(span, into)
+            if span.is_split and not was_split and not self._depth:
+                self._record(SpanSplit(span.numbers.start, [(part.start, len(part)) for part in into]))
 
     def initialized(self, number: int, election: int) -> None:
         with self._order:
@@ -267,7 +281,7 @@ class RecordedBlocks(BlockProtocol[Span]):
                 super().restore(applied, blocks)
             finally:
                 self._depth -= 1
-            self._record(event)
+            self._record(event, [_apart(self)])
 
 
 def block_protocol(
@@ -294,9 +308,8 @@ def block_protocol(
 class _PlainSpan(BlockSpan):
     """Blocks without values."""
 
-    def parts(self) -> Sequence[_PlainSpan]:
-        pairs = zip(self.numbers, self.local, strict=True)
-        return [_PlainSpan(range(n, n + 1), range(at, at + 1), self.rounds) for n, at in pairs]
+    def parts(self, into: Sequence[range]) -> Sequence[_PlainSpan]:
+        return [_PlainSpan(numbers, self.local_of(numbers), self.rounds) for numbers in into]
 
 
 class BlocksPlayer:
@@ -321,12 +334,13 @@ class BlocksPlayer:
     def _happens(self, blocks: BlockProtocol[_PlainSpan], event: Any) -> Sequence[object]:
         match event:
             case BlocksPushed(first, push, base, has_gradient):
-                return _pushed(blocks.push(self._span(blocks, first), push, base, has_gradient=has_gradient))
+                span = self._span(blocks, first)
+                return _pushed(blocks, span.numbers, blocks.push(span, push, base, has_gradient=has_gradient))
             case PushPrepared(first, push, base, has_gradient):
                 needs = blocks.prepare(self._span(blocks, first), push, base, has_gradient=has_gradient)
                 return _effects([] if needs.copy is None else [needs.copy])
-            case SpanSplit(first):
-                blocks.split(self._span(blocks, first))
+            case SpanSplit(first, into):
+                blocks.split(self._span(blocks, first), [range(start, start + count) for start, count in into])
             case FirstValuesTaken(block, election):
                 blocks.initialized(block, election)
             case ViewCame(request):
@@ -335,6 +349,7 @@ class BlocksPlayer:
                 blocks.seal(epochs)
             case BlocksRestored(applied, restored):
                 blocks.restore(AppliedBatches.decode(applied), restored)
+                return [_apart(blocks)]
             case _:
                 return self._copies(blocks, event)
         return ()

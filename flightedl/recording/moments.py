@@ -237,10 +237,11 @@ class _Blocks(_Core):
         elif name == "BlocksPushed":
             yield from self._pushed(event, effects)
         elif name == "SpanSplit":
-            self._split(event["span"])
+            self._split(event["into"])
         elif name == "ViewCame":
             yield from self._viewed(event["request"], effects)
         elif name == "BlocksRestored":
+            self._split(effects[0]["Apart"]["spans"])
             yield self.moment("takes {blocks} over from a checkpoint", *self._all(), blocks=self._spans.values())
         elif name == "FirstValuesTaken":
             place = (event["block"], event["block"] + 1)
@@ -249,14 +250,13 @@ class _Blocks(_Core):
     def _all(self) -> list[Subject]:
         return [JOB, *(subject for place in self._spans.values() for subject in _of_blocks(place))]
 
-    def _split(self, first: int) -> None:
-        begin, end = self._spans[first]
-        self._spans |= {number: (number, number + 1) for number in range(begin, end)}
+    def _split(self, into: Iterable[tuple[int, int]]) -> None:
+        self._spans |= {first: (first, first + count) for first, count in into}
 
     def _pushed(self, event: Any, effects: Sequence[Mapping[str, Any]]) -> Iterator[Moment]:
         place, push = self._spans[event["span"]], event["push"]
-        if not effects:
-            self._split(event["span"])
+        if "Apart" in effects[0]:
+            self._split(effects[0]["Apart"]["spans"])
             return
         answer = effects[0]["PushAnswered"]
         outcome = _OUTCOMES.get(answer["outcome"], answer["outcome"])

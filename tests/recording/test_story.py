@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -77,11 +77,8 @@ class Run:
 
 
 class Span(BlockSpan):
-    def parts(self) -> list[Span]:
-        return [
-            Span(range(n, n + 1), range(at, at + 1), self.rounds)
-            for n, at in zip(self.numbers, self.local, strict=True)
-        ]
+    def parts(self, into: Sequence[range]) -> list[Span]:
+        return [Span(numbers, self.local_of(numbers), self.rounds) for numbers in into]
 
 
 class Pserver:
@@ -214,7 +211,7 @@ def test_a_span_that_is_split_and_copied_replays(tmp_path: Path) -> None:
     pserver.protocol.begin_cut(cut)
     assert pserver.protocol.copy(pserver.spans[0], 1) is not None
     first = pserver.spans[0]
-    pserver.protocol.split(first)
+    pserver.protocol.split(first, [range(2, 3), range(3, 4)])
     span = pserver.protocol.span_of(2)
     assert span is not None
     push = Push("a", 1, 1, [(Batch(0, 0, 0), 1)])

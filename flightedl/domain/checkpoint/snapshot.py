@@ -40,8 +40,8 @@ class SnapshotCut:
         #: Version of each block's copy; None: not cut yet.
         self._versions: list[int | None] = [None] * block_count
         self._left = block_count
-        #: Marks that are in the shared sets and not in the copies: (block, batch, batches of its task).
-        self._excluded: list[tuple[int, Batch, int]] = []
+        #: Marks that are in the shared sets and not in the copies: (blocks, batch, batches of its task).
+        self._excluded: list[tuple[Sequence[int], Batch, int]] = []
 
     @property
     def is_complete(self) -> bool:
@@ -57,35 +57,37 @@ class SnapshotCut:
         """Whether the block is to be cut now; ask when the order came, and after each closed round or update."""
         return self._versions[block] is None and (self.at_round is None or version >= self.at_round)
 
-    def cut(self, block: int, version: int, held: Iterable[tuple[Batch, int]]) -> int:
-        """The block is copied now.
+    def cut(self, blocks: Sequence[int], version: int, held: Iterable[tuple[Batch, int]]) -> int:
+        """Blocks of one history are copied now.
 
         Args:
-            block: Its position.
+            blocks: Their positions.
             version: As it is.
             held: Batches, each with the count of its task, that are marked but wait in the accumulator.
 
         Returns:
-            The version of the copy: the round itself where a block jumped past it.
+            The version of the copies: the round itself where the blocks jumped past it.
         """
-        assert self._versions[block] is None, "a block is cut twice"
         kept = version if self.at_round is None else min(version, self.at_round)
-        self._versions[block] = kept
-        self._left -= 1
-        self._excluded += [(block, batch, batch_count) for batch, batch_count in held]
+        for block in blocks:
+            assert self._versions[block] is None, "a block is cut twice"
+            self._versions[block] = kept
+        self._left -= len(blocks)
+        self._excluded += [(blocks, batch, batch_count) for batch, batch_count in held]
         return kept
 
-    def marked(self, block: int, batch: Batch, batch_count: int) -> None:
-        """A batch was newly marked on the block; call it for every mark that stays, until ``applied`` was called."""
-        if self._versions[block] is not None:
-            self._excluded.append((block, batch, batch_count))
+    def marked(self, blocks: Iterable[int], batches: Iterable[tuple[Batch, int]]) -> None:
+        """Batches were newly marked on blocks; call it for every mark that stays, until ``applied`` was called."""
+        cut = [block for block in blocks if self._versions[block] is not None]
+        if cut:
+            self._excluded += [(cut, batch, batch_count) for batch, batch_count in batches]
 
     def applied(self, current: AppliedBatches) -> AppliedBatches:
         """What is in the copies. Call it when complete, with the sets as they are now; they are not changed."""
         assert self.is_complete, "not all blocks are cut"
         copy = current.copy()
-        for block, batch, batch_count in self._excluded:
-            copy.unmark(block, batch, batch_count)
+        for blocks, batch, batch_count in self._excluded:
+            copy.unmark(blocks, batch, batch_count)
         return copy
 
 

@@ -107,6 +107,21 @@ class AppliedBatches:
         """How many of the blocks have taken in the batch."""
         return sum((cohort.mask(batch) & mask).bit_count() for cohort, mask in self._masks_of(blocks))
 
+    def alike(self, blocks: range) -> list[range]:
+        """Neighbouring blocks in stretches whose blocks all have the same batches."""
+        found: list[range] = []
+        masks = {id(cohort): cohort.partial_masks() for cohort in self._cohorts}
+        last: tuple[int, tuple[bool, ...]] | None = None
+        for block in blocks:
+            cohort, bit = id(self._of[block]), self._bits[block]
+            present = (cohort, tuple(mask & bit != 0 for mask in masks[cohort]))
+            if present == last:
+                found[-1] = range(found[-1].start, block + 1)
+            else:
+                found.append(range(block, block + 1))
+            last = present
+        return found
+
     def _masks_of(self, blocks: Iterable[int]) -> list[tuple[Cohort, int]]:
         """The blocks' bits in each of their cohorts; of stretches they are kept: each push asks for the same ones."""
         if isinstance(blocks, range) and (known := self._masks.get(blocks)) is not None:
@@ -120,10 +135,11 @@ class AppliedBatches:
             self._masks[blocks] = found
         return found
 
-    def unmark(self, block: int, batch: Batch, batch_count: int) -> None:
-        """Take a mark back: in a snapshot, of batches whose gradients wait in an open round that is not part of it."""
-        if self.has(block, batch):
-            self._of[block].take(batch, batch_count, self._bits[block])
+    def unmark(self, blocks: Iterable[int], batch: Batch, batch_count: int) -> None:
+        """Take marks back: in a snapshot, of batches whose gradients wait in an open round that is not part of it."""
+        for cohort, mask in self._masks_of(blocks):
+            if having := cohort.mask(batch) & mask:
+                cohort.take(batch, batch_count, having)
 
     def has(self, block: int, batch: Batch) -> bool:
         """Whether the block has taken in the batch."""

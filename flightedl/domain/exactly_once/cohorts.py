@@ -206,6 +206,11 @@ class Cohort:
         """Whether all blocks have the same batches."""
         return not any(task.partial for epoch in self.epochs.values() for task in epoch.tasks.values())
 
+    def partial_masks(self) -> list[int]:
+        """Of each batch that some blocks have and others lack: those that have it."""
+        flights = [flight for epoch in self.epochs.values() for flight in epoch.tasks.values()]
+        return [mask for flight in flights for mask in flight.partial.values()]
+
     def content(self) -> CohortRecord:
         return CohortRecord(
             self.block_count,

@@ -45,9 +45,14 @@ class BlockSpan:
         #: Other spans have taken its blocks over.
         self.is_split = False
 
-    def parts(self) -> Sequence[Self]:
-        """A new span for each block, with its part of what the values are kept in."""
+    def parts(self, into: Sequence[range]) -> Sequence[Self]:
+        """A new span for each of these stretches of its blocks, with its part of what the values are kept in."""
         raise NotImplementedError
+
+    def local_of(self, numbers: range) -> range:
+        """Positions of some of its blocks."""
+        shift = self.local.start - self.numbers.start
+        return range(numbers.start + shift, numbers.stop + shift)
 
 
 Span = TypeVar("Span", bound=BlockSpan)

@@ -1,8 +1,8 @@
 """The protocol of a pserver's blocks: what pushes, pulls, views and snapshots do to them.
 
 The blocks lie in *spans*, neighbours with the same history. While every push covers a span wholly, as training does, it
-is decided once for all of its blocks. The first push that covers only some of them, or finds that they differ, splits
-the span, for good, into one for each block; nothing is lost by that but speed.
+is decided once for all of its blocks. A push that covers only some of them, or finds that they differ, splits the span,
+for good, into spans whose blocks are alike; nothing is lost by that but speed.
 
 **A push** of one span:
 
@@ -27,6 +27,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
+from itertools import pairwise
 from typing import Generic
 
 from flightedl.domain.checkpoint.snapshot import SnapshotCut
@@ -141,11 +142,17 @@ class BlockProtocol(Generic[Span]):
         """What a member that joins now has to start at, or later."""
         return max((span.rounds.position for span in self.spans), default=0)
 
-    def split(self, span: Span) -> None:
-        """Give every block a span of its own."""
-        if len(span.numbers) == 1 or span.is_split:
+    def split(self, span: Span, into: Sequence[range]) -> None:
+        """Let other spans take a span's place, unless they have.
+
+        Args:
+            span: Which.
+            into: The block numbers of each of them, rising; together they are those of the span.
+        """
+        if len(into) == 1 or span.is_split:
             return
-        parts = span.parts()
+        assert [number for part in into for number in part] == list(span.numbers), "a split loses or doubles blocks"
+        parts = span.parts(into)
         for part in parts:
             part.rounds = span.rounds.copy()
             part.updates = span.updates
@@ -153,7 +160,7 @@ class BlockProtocol(Generic[Span]):
             span.is_split = True
             at = self.spans.index(span)
             self.spans = [*self.spans[:at], *parts, *self.spans[at + 1 :]]
-            self._span_of.update((part.numbers.start, part) for part in parts)
+            self._span_of.update((number, part) for part in parts for number in part.numbers)
 
     # first values
 
@@ -199,7 +206,7 @@ class BlockProtocol(Generic[Span]):
             raise MessageError("sums of several batches are taken in async mode only: push each batch for itself")
         is_new = self._mark(span, batches)
         if is_new is None:
-            self.split(span)
+            self.split(span, self._alike(span))
             return None
         if isinstance(is_new, bytes):
             return Pushed(Outcome.PARTLY_APPLIED, rounds.version, (), is_new)
@@ -232,20 +239,23 @@ class BlockProtocol(Generic[Span]):
                 having = self._applied.mark_together(local, batches)
             if not any(having):
                 if self._cut is not None:
-                    for position in local:
-                        for batch, batch_count in batches:
-                            self._cut.marked(position, batch, batch_count)
+                    self._cut.marked(local, batches)
                 return True
         if any(0 < count < len(local) for count in having):
             return None
         return False if all(having) else having_bits(map(bool, having))
 
+    def _alike(self, span: Span) -> list[range]:
+        """The blocks of a span in neighbours that have the same batches."""
+        shift = span.numbers.start - span.local.start
+        with self._guard:
+            return [range(same.start + shift, same.stop + shift) for same in self._applied.alike(span.local)]
+
     def _unmark(self, span: Span, batches: Batches) -> None:
         """Take marks back that were made just now."""
         with self._guard:
-            for position in span.local:
-                for batch, batch_count in batches:
-                    self._applied.unmark(position, batch, batch_count)
+            for batch, batch_count in batches:
+                self._applied.unmark(span.local, batch, batch_count)
 
     def _arrive(self, span: Span, push: Push, base_version: int, weight: float, *, is_new: bool) -> Arrival:
         """Let the marked batches arrive, or take their marks back."""
@@ -402,8 +412,8 @@ class BlockProtocol(Generic[Span]):
     def _copied(self, span: Span, cut: SnapshotCut, positions: Sequence[int]) -> CopyBlocks:
         version, held = span.rounds.version, span.rounds.held
         with self._guard:
-            kept = [cut.cut(position, version, held) for position in positions]
-        return CopyBlocks(cut, positions, kept[0], span.updates)
+            kept = cut.cut(positions, version, held)
+        return CopyBlocks(cut, positions, kept, span.updates)
 
     def _note_due(self, span: Span, effects: list[Effect]) -> None:
         """The version has changed: blocks may be due from now on."""
@@ -444,8 +454,7 @@ class BlockProtocol(Generic[Span]):
         if applied.block_count != self.block_count or blocks.keys() != self._span_of.keys():
             raise CorruptError(f"{applied.block_count} blocks were restored, not {self.block_count}")
         for span in self.spans:
-            if len({blocks[number] for number in span.numbers}) > 1:
-                self.split(span)
+            self.split(span, _neighbours_with_same(blocks, span.numbers))
         for span in self.spans:
             version, span.updates = blocks[span.numbers.start]
             span.rounds = BlockRounds(self.mode, version)
@@ -465,3 +474,15 @@ class BlockProtocol(Generic[Span]):
             for batch, _ in span.rounds.held:
                 having = self._applied.count_having(span.local, batch)
                 assert having == len(span.local), "a gradient waits in a round, and its batch is not marked"
+
+
+def around(whole: range, part: range) -> list[range]:
+    """``part`` of a stretch of blocks, with what lies before and behind it."""
+    stretches = (range(whole.start, part.start), part, range(part.stop, whole.stop))
+    return [stretch for stretch in stretches if stretch]
+
+
+def _neighbours_with_same(restored: Restored, numbers: range) -> list[range]:
+    """Stretches of blocks that have the same version and as many updates."""
+    bounds = [number for number in numbers[1:] if restored[number] != restored[number - 1]]
+    return [range(start, stop) for start, stop in pairwise([numbers.start, *bounds, numbers.stop])]

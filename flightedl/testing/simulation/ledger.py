@@ -49,12 +49,13 @@ class LedgerSpan(BlockSpan):
         #: Who arrived in the open round.
         self.arrived: set[int] = set()
 
-    def parts(self) -> list[LedgerSpan]:
-        """A span for each block, with its part of the account."""
+    def parts(self, into: Sequence[range]) -> list[LedgerSpan]:
+        """A span for each stretch of blocks, with its part of the account."""
         parts = []
-        for place, number in enumerate(self.numbers):
-            local = self.local[place : place + 1]
-            part = LedgerSpan(range(number, number + 1), local, self.rounds, self.blocks[place : place + 1])
+        for numbers in into:
+            first = numbers.start - self.numbers.start
+            blocks = self.blocks[first : first + len(numbers)]
+            part = LedgerSpan(numbers, self.local_of(numbers), self.rounds, blocks)
             part.accumulator, part.arrived = self.accumulator.copy(), self.arrived.copy()
             parts.append(part)
         return parts

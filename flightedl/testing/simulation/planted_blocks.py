@@ -141,7 +141,7 @@ def _first_of_a_span(original: Original) -> Original:
         having: list[int] = original(self, blocks, batches)
         for batch, batch_count in batches if not any(having) else ():
             for block in blocks[1:]:
-                self.unmark(block, batch, batch_count)
+                self.unmark((block,), batch, batch_count)
         return having
 
     return mark_together

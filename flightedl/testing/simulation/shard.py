@@ -27,6 +27,7 @@ from flightedl.domain.pserver.block_values import (
     Update,
 )
 from flightedl.domain.pserver.block_values import Push as BlockPush
+from flightedl.domain.pserver.blocks import around
 from flightedl.messages.control import ViewReply, ViewRequest
 from flightedl.messages.parameters import Outcome
 from flightedl.recording.blocks import block_protocol
@@ -268,9 +269,12 @@ class Shard:
         while len(outcomes) < len(rows):
             number, base, weight = rows[len(outcomes)]
             span = self._span(number)
-            covering = rows[len(outcomes) : len(outcomes) + len(span.numbers)]
-            if covering != tuple((number, base, weight) for number in span.numbers):
-                self.protocol.split(span)
+            stop = number + 1
+            rest = rows[len(outcomes) + 1 : len(outcomes) + span.numbers.stop - number]
+            while stop - number <= len(rest) and rest[stop - number - 1] == (stop, base, weight):
+                stop += 1
+            if range(number, stop) != span.numbers:
+                self.protocol.split(span, around(span.numbers, range(number, stop)))
                 continue
             push = BlockPush(name, generation, member, named, weight, step)
             if (pushed := self._push_span(span, push, base)) is not None:

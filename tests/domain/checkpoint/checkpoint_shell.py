@@ -120,7 +120,7 @@ class World:
             return
         for block in range(2):
             if cut.is_due(block, self.version):
-                cut.cut(block, self.version, ())
+                cut.cut((block,), self.version, ())
         if not cut.is_complete:
             return
         order = snapshots.progress.order

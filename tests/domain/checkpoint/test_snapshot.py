@@ -62,10 +62,10 @@ def test_a_block_is_cut_when_its_round_opens():
     cut = PserverSnapshots().take(order(at_round=4), [3, 4], 4)
     assert not cut.is_due(0, 3)
     assert cut.is_due(1, 4)
-    assert cut.cut(1, 4, ()) == 4
+    assert cut.cut((1,), 4, ()) == 4
     assert not cut.is_due(1, 4)
     assert cut.is_due(0, 9), "it jumped past its round without an update"
-    assert cut.cut(0, 9, ()) == 4
+    assert cut.cut((0,), 9, ()) == 4
     assert cut.is_complete
     assert list(cut.versions) == [4, 4]
 
@@ -93,7 +93,7 @@ class Pushed:
     def look(self, block: int) -> None:
         rounds = self.rounds[block]
         if self.cut is not None and self.cut.is_due(block, rounds.version):
-            self.cut.cut(block, rounds.version, rounds.held)
+            self.cut.cut((block,), rounds.version, rounds.held)
             self.copies[block] = self.values[block].copy()
 
     def push(self, member: int, block: int) -> None:
@@ -105,7 +105,7 @@ class Pushed:
         assert isinstance(outcome, Accumulate)
         assert self.applied.mark(block, batch, STEPS)
         if self.cut is not None and self.saved is None:
-            self.cut.marked(block, batch, STEPS)
+            self.cut.marked((block,), [(batch, STEPS)])
         self.steps[member, block] += 1
         if rounds.closable():
             self.values[block] |= set(rounds.held_batches)
@@ -141,7 +141,7 @@ def test_what_waits_in_an_accumulator_and_what_comes_after_the_cut_is_not_in_the
 
 def test_a_failure_is_told_and_a_later_order_starts_anew():
     snapshots = PserverSnapshots()
-    snapshots.take(order(1), [0], 0).cut(0, 0, ())
+    snapshots.take(order(1), [0], 0).cut((0,), 0, ())
     assert snapshots.taken(order(1).order)
     assert snapshots.failed(order(1).order, "full")
     assert (snapshots.progress.state, snapshots.progress.reason) == ("failed", "full")

@@ -56,7 +56,7 @@ def test_it_behaves_like_a_set_of_pairs(first, is_sealed, taken, second):
     assert_equal(applied, model)
     for block, identity in taken:
         batch = Batch(*identity)
-        applied.unmark(block, batch, COUNTS[batch.task])
+        applied.unmark((block,), batch, COUNTS[batch.task])
         model.discard((block, batch))
     assert_equal(applied, model)
     copy = applied.copy()

@@ -28,7 +28,7 @@ from flightedl.domain.pserver.block_values import (
     Pushed,
     Update,
 )
-from flightedl.domain.pserver.blocks import BlockProtocol
+from flightedl.domain.pserver.blocks import BlockProtocol, around
 from flightedl.errors import CorruptError, MessageError
 from flightedl.messages.control import ViewMemberMessage, ViewReply, ViewRequest
 from flightedl.messages.parameters import BatchIdentity, Outcome, PushHeader
@@ -65,11 +65,12 @@ class Span(BlockSpan):
         self.values: list[list[Batch]] = [[] for _ in numbers]
         self.held: list[Batch] = []
 
-    def parts(self) -> list[Span]:
+    def parts(self, into: Sequence[range]) -> list[Span]:
         parts = []
-        for place, number in enumerate(self.numbers):
-            part = Span(range(number, number + 1), self.local[place : place + 1], self.rounds)
-            part.values, part.held = [self.values[place]], list(self.held)
+        for numbers in into:
+            part = Span(numbers, self.local_of(numbers), self.rounds)
+            part.values = [self.values[number - self.numbers.start] for number in numbers]
+            part.held = list(self.held)
             parts.append(part)
         return parts
 
@@ -140,8 +141,9 @@ class Bench:
         number = at.start
         while number < at.stop:
             span = self.span(number)
-            if span.numbers.start < number or span.numbers.stop > at.stop:
-                self.protocol.split(span)
+            wanted = range(number, min(span.numbers.stop, at.stop))
+            if wanted != span.numbers:
+                self.protocol.split(span, around(span.numbers, wanted))
                 continue
             present = span.rounds.version if base is None else base
             if (pushed := self.push(member, *batches, base=present, at=number)) is not None:
@@ -387,15 +389,36 @@ def test_blocks_that_differ_are_taken_apart_and_each_answers_for_itself():
     assert [bench.values(number) for number in FIRST] == [[0]] * 3
 
 
-def test_a_span_is_split_once_and_a_single_block_never():
+def test_a_span_is_split_once_and_only_into_several():
     bench = Bench(Async())
     first = bench.span(10)
-    bench.protocol.split(first)
+    into = [range(10, 12), range(12, 13)]
+    bench.protocol.split(first, into)
     spans = bench.protocol.spans
-    bench.protocol.split(first)
-    bench.protocol.split(bench.span(10))
+    bench.protocol.split(first, into)
+    bench.protocol.split(bench.span(10), into[:1])
     assert bench.protocol.spans is spans
     assert first.is_split
+    assert [span.numbers for span in spans] == [*into, SECOND]
+    bench.protocol.check()
+
+
+def test_blocks_with_the_same_history_stay_together():
+    bench = Bench(Async(), 1, 2)
+    bench.push_all(1, 0, at=range(10, 12))
+    assert [span.numbers for span in bench.protocol.spans] == [range(10, 12), range(12, 13), SECOND]
+
+
+def test_restored_blocks_lie_together_where_they_are_alike():
+    bench = Bench(Async())
+    applied = AppliedBatches(5)
+    applied.mark(2, batch(0), TASK_SIZE)
+    bench.protocol.restore(applied, {10: (3, 2), 11: (4, 2), 12: (4, 2), 20: (4, 2), 21: (4, 2)})
+    bench.view(1)
+    assert [span.numbers for span in bench.protocol.spans] == [range(10, 11), range(11, 13), SECOND]
+    assert bench.push(1, 0, base=4, at=11) is None, "they have different batches"
+    assert [span.numbers for span in bench.protocol.spans][1:3] == [range(11, 12), range(12, 13)]
+    assert bench.push(1, 0, base=4, at=20) is not None, "these have the same"
 
 
 def test_a_single_block_has_all_of_a_sum_too():
@@ -415,7 +438,7 @@ def test_parts_of_a_span_go_on_with_its_open_round():
     assert bench.values(12) == []
     bench.push_all(2, 1, at=range(12, 13))
     assert [bench.values(number) for number in FIRST] == [[0, 1]] * 3
-    assert [span.updates for span in bench.protocol.spans] == [1, 1, 1, 0]
+    assert [span.updates for span in bench.protocol.spans] == [1, 1, 0]
 
 
 def test_a_split_while_a_push_looks_for_its_blocks():
@@ -608,7 +631,7 @@ def test_restored_blocks_go_on_where_they_were_each_at_its_version():
     states = {10: (4, 3), 11: (4, 3), 12: (5, 4), 20: (4, 3), 21: (4, 3)}
     bench.protocol.restore(applied, states)
     assert bench.versions() == [4, 4, 5, 4, 4]
-    assert [len(span.numbers) for span in bench.protocol.spans] == [1, 1, 1, 2]
+    assert [len(span.numbers) for span in bench.protocol.spans] == [2, 1, 2]
     assert not bench.protocol.may_initialize(bench.span(10), 10, 9)
     bench.view(1, first_round=5)
     assert bench.versions() == [5] * 5
