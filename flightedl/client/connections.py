@@ -15,7 +15,7 @@ from typing import TypeVar
 from flightedl.client.waiting import Waiting
 from flightedl.coordination.directory import Directory
 from flightedl.coordination.records import ServerRecord
-from flightedl.domain.trainer.first_values import Elected, FollowedElection
+from flightedl.domain.trainer.first_values import FollowedElection
 from flightedl.domain.trainer.retries import is_transient
 from flightedl.errors import FlightedlError, NotReadyError
 from flightedl.rpc.client import Connection
@@ -69,9 +69,9 @@ class Servers:
         for connection in left:
             connection.abort_calls()
 
-    def follow(self, key: str, elected: Elected) -> None:
+    def follow(self, key: str, election: FollowedElection) -> None:
         """From now on work for the model of this election, and no other; ``key``: the election's."""
-        self._election = key, FollowedElection(elected)
+        self._election = key, election
 
     def _require_same_model(self) -> None:
         directory = self._directory

@@ -35,6 +35,7 @@ class Participation:
         batch_done: A batch of so many records was worked through; whether the model got nothing from it.
         requests: Makes a way to ask the master for tasks.
         membership: Decides about it; None: a new one.
+        end: Knows of the job's end; None: a new one.
     """
 
     def __init__(
@@ -46,6 +47,7 @@ class Participation:
         batch_done: Callable[[int, bool], None],
         requests: Callable[[], RequestStream],
         membership: TrainerMembership | None = None,
+        end: JobEnd | None = None,
     ) -> None:
         self._registration = registration
         self._servers = servers
@@ -53,7 +55,7 @@ class Participation:
         self._began_anew = began_anew
         self._batch_done = batch_done
         self._request_stream = requests
-        self._end = JobEnd()
+        self._end = JobEnd() if end is None else end
         self._parameters: Parameters | None = None
         self._current: CurrentBatch | None = None
         #: In the view.

@@ -70,8 +70,11 @@ from flightedl.messages.declarations import (
 from flightedl.messages.tasks import TasksReply
 from flightedl.ports import Clock
 from flightedl.process import tuning as process_tuning
+from flightedl.recording.elections import followed_election
+from flightedl.recording.endings import job_end
 from flightedl.recording.loops import batch_loop
 from flightedl.recording.membership import trainer_membership
+from flightedl.recording.steps import trainer_steps
 from flightedl.recording.trainer import trainer_feed
 from flightedl.recording.writer import recording_process
 from flightedl.rpc.authentication import Role
@@ -165,6 +168,7 @@ class Job:
             self._progress.batch,
             self._request_stream,
             trainer_membership(self._recorder, self.trainer),
+            job_end(self._recorder),
         )
         self._files = FsspecFiles()
         self._once = OnceNames(self._coordinator, self._keys, self._registration, self._waits.begin)
@@ -333,8 +337,9 @@ class Job:
             directory=self._directory,
             servers=self._servers,
             waiting=self._waits.begin,
+            recorder=self._recorder,
         )
-        self._servers.follow(self._keys.init_params, election)
+        self._servers.follow(self._keys.init_params, followed_election(self._recorder, election))
         present_mode = Mode.from_json(declared.present_mode)
         clip_norm = Optimizer.from_json(declared.declaration.optimizer).clip_norm
         self._parameters = Parameters(
@@ -347,6 +352,7 @@ class Job:
             clip_norm,
             wire,
             error_feedback,
+            partial(trainer_steps, self._recorder, self.trainer),
         )
         self._participation.take(self._parameters, present_mode)
         self._parameters.refresh()

@@ -260,6 +260,7 @@ class PserverService:
             model.pservers,
             self._life.generation,
             self._clock,
+            self._recorder,
         )
         _log.info("model declared blocks=%d size_bytes=%d", shard.block_count, shard.size_bytes_total)
         return happens.BlocksMade(shard.block_count)

@@ -28,13 +28,15 @@ import numpy as np
 import numpy.typing as npt
 
 from flightedl.domain.checkpoint.manifest import ShardFile
-from flightedl.domain.checkpoint.snapshot import PserverSnapshots, SnapshotCut
+from flightedl.domain.checkpoint.snapshot import SnapshotCut
 from flightedl.domain.checkpoint.values import OrderNumber, SnapshotCommand, SnapshotProgress
 from flightedl.domain.exactly_once.applied import AppliedBatches
 from flightedl.domain.model.sharding import Block
 from flightedl.errors import FlightedlError, UnavailableError
 from flightedl.formats.shard_files import ShardHeader, StoredBlock, write_shard
 from flightedl.ports import Clock, Storage
+from flightedl.recording.snapshots import pserver_snapshots
+from flightedl.recording.writer import Recorder
 
 _log = logging.getLogger(__name__)
 
@@ -213,6 +215,7 @@ class Snapshots:
         pserver_count: Of the job.
         generation: Of this pserver.
         clock: Measures.
+        recorder: Records what is decided; None: nothing does.
     """
 
     def __init__(
@@ -224,6 +227,7 @@ class Snapshots:
         pserver_count: int,
         generation: int,
         clock: Clock,
+        recorder: Recorder | None = None,
     ) -> None:
         self._shard = shard
         self._storage = storage
@@ -233,7 +237,7 @@ class Snapshots:
         self._generation = generation
         self._clock = clock
         self._lock = threading.Lock()
-        self._state = PserverSnapshots()
+        self._state = pserver_snapshots(recorder, (index, generation))
         self._memory = CopyMemory()
         #: Of the newest snapshot: how long the copies took, and the writing.
         self.copied_s = 0.0

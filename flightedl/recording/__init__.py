@@ -2,8 +2,10 @@
 
 * ``writer`` writes one file for each process, ``reader`` reads it. ``values`` is how events and effects are written,
   ``redaction`` what is left out.
-* ``master``, ``pserver`` and ``blocks``, ``trainer``, ``loops`` and ``membership`` make cores that are recorded, and
-  cores to which recorded events happen. ``replay`` lets these happen again, and compares.
+* ``master``, of a pserver ``pserver`` (its life), ``blocks`` and ``snapshots``, of a trainer ``trainer`` (its feed),
+  ``loops``, ``membership``, ``elections`` and ``endings`` make cores that are recorded, and cores to which recorded
+  events happen. For a trainer's steps these are ``steps`` and ``step_player``, and ``step_values`` what happens.
+  ``replay`` lets these happen again, and compares.
 * ``moments`` says what events mean to people, ``story`` tells those of one batch, task, block or trainer.
 
 A core is pure, so the same events have the same effects: a run that went wrong can be run again elsewhere, and looked

@@ -27,8 +27,7 @@ from flightedl.domain.trainer.readings import (
     Unreadable,
 )
 from flightedl.errors import CorruptError, DataError
-from flightedl.messages.tasks import Assignment
-from flightedl.recording.values import by_name, decode
+from flightedl.recording.values import assignment_of, by_name, decode
 from flightedl.recording.writer import Recorder
 
 Records = TypeVar("Records")
@@ -252,17 +251,7 @@ class LoopPlayer:
     def _task_of(self, number: int, place: tuple[int, int, int, int, int]) -> AssignedTask:
         if self._task is None or self._task.number != number:
             epoch, task, first, end, attempt = place
-            given = Assignment(
-                epoch=epoch,
-                position=0,
-                task=task,
-                seed=None,
-                attempt=attempt,
-                first_batch=first,
-                end_batch=end,
-                batch_count=end,
-            )
-            self._task = AssignedTask(given, number)
+            self._task = AssignedTask(assignment_of(epoch, task, attempt, end, first), number)
         return self._task
 
     @staticmethod

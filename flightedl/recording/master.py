@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
 import typing
 from collections.abc import Sequence
 
 import msgspec
+from msgspec.structs import replace
 
 from flightedl.domain.master.core import MasterCore
 from flightedl.domain.master.effects import Effect
-from flightedl.domain.master.events import Event
+from flightedl.domain.master.events import AppliedAnswered, Event, ManifestFailed, SnapshotAnswered
 from flightedl.domain.master.state import CoreSettings, StoredState
 from flightedl.domain.queue.values import QueueSettings
 from flightedl.errors import CorruptError
@@ -43,13 +45,27 @@ class RecordedMaster(MasterCore):
         self._recorder.record(now, begun)
 
     def apply(self, event: Event, now: float) -> list[Effect]:
+        said = self._without_reasons(with_counts(event))
         try:
             effects = super().apply(event, now)
         except Exception as error:
-            self._recorder.raised(now, with_counts(event), error)
+            self._recorder.raised(now, said, error)
             raise
-        self._recorder.record(now, with_counts(event), effects)
+        self._recorder.record(now, said, effects)
         return effects
+
+    def _without_reasons(self, event: Event) -> Event:
+        """Why a file could not be written or loaded may name places, and is told again later."""
+        hidden = self._recorder.hidden
+        match event:
+            case ManifestFailed(_, reason):
+                return dataclasses.replace(event, reason=hidden(reason))
+            case SnapshotAnswered(_, _, reply) if reply.reason:
+                return dataclasses.replace(event, reply=replace(reply, reason=hidden(reply.reason)))
+            case AppliedAnswered(reply=reply) if reply is not None and reply.skipped:
+                return dataclasses.replace(event, reply=replace(reply, skipped=[*map(hidden, reply.skipped)]))
+            case _:
+                return event
 
 
 def master_core(

@@ -15,8 +15,8 @@ from flightedl.domain.consistency.modes import Mode
 from flightedl.domain.trainer.batches import CurrentBatch
 from flightedl.domain.trainer.membership import Denied, Joined, NotYet, TrainerMembership
 from flightedl.errors import CorruptError
-from flightedl.messages.tasks import Assignment, JoinReply, TasksReply
-from flightedl.recording.values import by_name, decode
+from flightedl.messages.tasks import JoinReply, TasksReply
+from flightedl.recording.values import assignment_of, by_name, decode
 from flightedl.recording.writer import Recorder
 
 
@@ -178,16 +178,6 @@ class MembershipPlayer:
         return []
 
     def _opened(self, epoch: int, task: int, batch: int) -> Opened:
-        given = Assignment(
-            epoch=epoch,
-            position=0,
-            task=task,
-            seed=None,
-            attempt=0,
-            first_batch=0,
-            end_batch=batch + 1,
-            batch_count=batch + 1,
-        )
-        current = CurrentBatch(given, batch, 1)
+        current = CurrentBatch(assignment_of(epoch, task, 0, batch + 1), batch, 1)
         is_member = self._membership.begin_batch(current)
         return Opened(is_member, current.member if is_member else 0, current.step if is_member else 0)

@@ -352,6 +352,10 @@ _CORES: Mapping[str, Callable[[str, Known], _Core]] = {
     "blocks": _Blocks,
     "loop": _Loop,
     "membership": _Membership,
+    "steps": _Membership,
+    "election": _Membership,
+    "end": _Membership,
+    "snapshots": _Membership,
 }
 
 

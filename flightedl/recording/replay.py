@@ -11,12 +11,16 @@ import msgspec
 
 from flightedl.errors import CorruptError
 from flightedl.recording.blocks import BlocksPlayer
+from flightedl.recording.elections import ElectionPlayer
+from flightedl.recording.endings import EndPlayer
 from flightedl.recording.loops import LoopPlayer
 from flightedl.recording.master import MasterPlayer
 from flightedl.recording.membership import MembershipPlayer
 from flightedl.recording.pserver import LifePlayer
 from flightedl.recording.reader import ReadRecord, Recording
 from flightedl.recording.redaction import redacted
+from flightedl.recording.snapshots import SnapshotsPlayer
+from flightedl.recording.step_player import StepsPlayer
 from flightedl.recording.trainer import FeedPlayer
 from flightedl.recording.values import encode, tagged
 
@@ -42,6 +46,10 @@ PLAYERS: Mapping[str, Callable[[], Player]] = {
     "blocks": BlocksPlayer,
     "loop": LoopPlayer,
     "membership": MembershipPlayer,
+    "steps": StepsPlayer,
+    "election": ElectionPlayer,
+    "end": EndPlayer,
+    "snapshots": SnapshotsPlayer,
 }
 
 

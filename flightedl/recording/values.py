@@ -20,6 +20,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from flightedl.errors import CorruptError
+from flightedl.messages.tasks import Assignment
 
 Value = TypeVar("Value")
 
@@ -155,6 +156,20 @@ def decode(data: bytes | msgspec.Raw, kind: type[Value]) -> Value:
         name = getattr(kind, "__name__", str(kind))
         raise CorruptError(f"not a {name} of this version of flightedl: {str(error)[:200]}") from None
     return found
+
+
+def assignment_of(epoch: int, task: int, attempt: int, end_batch: int, first_batch: int = 0) -> Assignment:
+    """What a core needs of one."""
+    return Assignment(
+        epoch=epoch,
+        position=0,
+        task=task,
+        seed=None,
+        attempt=attempt,
+        first_batch=first_batch,
+        end_batch=end_batch,
+        batch_count=end_batch,
+    )
 
 
 def by_name(classes: Iterable[type]) -> Mapping[str, type]:

@@ -25,7 +25,7 @@ import msgspec
 
 from flightedl.errors import UsageError
 from flightedl.ports import Clock
-from flightedl.recording.redaction import redacted
+from flightedl.recording.redaction import redacted, text_without
 from flightedl.recording.values import encode, tagged
 
 _log = logging.getLogger(__name__)
@@ -37,6 +37,9 @@ LIMIT_BYTES = 4 << 30
 #: What is kept in memory at most.
 _KEPT_BYTES = 64 << 20
 _EVERY_S = 0.2
+#: Shorter texts name nothing; a core remembers so many.
+_HIDDEN_FROM = 8
+_HIDDEN_COUNT = 64
 _CLOSE_S = 10.0
 
 
@@ -153,14 +156,35 @@ class CoreRecorder:
     def __init__(self, recorder: Recorder, name: str) -> None:
         self._recorder = recorder
         self.name = name
+        #: Texts, as JSON, and what is written in their place.
+        self._hidden: dict[bytes, bytes] = {}
+
+    def hidden(self, text: str) -> str:
+        """What is written for a text that may name places, here and in whatever this core says from now on."""
+        shown = text_without(text)
+        if len(text) >= _HIDDEN_FROM and shown != text:
+            if len(self._hidden) >= _HIDDEN_COUNT:
+                del self._hidden[next(iter(self._hidden))]
+            self._hidden[encode(text)[1:-1]] = encode(shown)[1:-1]
+        return shown
+
+    def without_hidden(self, line: bytes) -> bytes:
+        """The line, with what is written in their place."""
+        for text, shown in self._hidden.items():
+            line = line.replace(text, shown)
+        return line
+
+    def now(self) -> float:
+        """As of ``Recorder``."""
+        return self._recorder.now()
 
     def record(self, at: float, event: object, effects: Sequence[object] = ()) -> None:
         """An event, and what came of it."""
-        self._recorder.write(at, self.name, event, effects, "")
+        self._recorder.write(at, self, event, effects, "")
 
     def raised(self, at: float, event: object, error: BaseException) -> None:
         """An event that raised, and changed nothing."""
-        self._recorder.write(at, self.name, event, (), type(error).__name__)
+        self._recorder.write(at, self, event, (), type(error).__name__)
 
 
 class Recorder:
@@ -211,7 +235,7 @@ class Recorder:
         self._numbers[kind] += 1
         return CoreRecorder(self, f"{kind}-{self._numbers[kind]}")
 
-    def write(self, at: float, core: str, event: object, effects: Sequence[object], raised: str) -> None:
+    def write(self, at: float, core: CoreRecorder, event: object, effects: Sequence[object], raised: str) -> None:
         """A line; see ``CoreRecorder``."""
         if not self._is_on:
             return
@@ -219,7 +243,7 @@ class Recorder:
             line = encode(
                 Record(
                     at=at,
-                    core=core,
+                    core=core.name,
                     event=redacted(event, tagged(event)),
                     effects=[redacted(effect, tagged(effect)) for effect in effects],
                     raised=raised,
@@ -231,7 +255,7 @@ class Recorder:
             self._is_on = False
             _warn(f"{type(error).__name__}: {error}")
         else:
-            self._is_on = self._write(line + b"\n") is not False
+            self._is_on = self._write(core.without_hidden(line) + b"\n") is not False
 
 
 @contextlib.contextmanager

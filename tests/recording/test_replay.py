@@ -8,11 +8,17 @@ from pathlib import Path
 
 import pytest
 
+from flightedl.domain.checkpoint.snapshot import PserverSnapshots
+from flightedl.domain.pserver.life import PserverLife
+from flightedl.domain.trainer.batches import CurrentBatch
+from flightedl.domain.trainer.transfers import Over, ShardTransfer
 from flightedl.errors import CorruptError
 from flightedl.recording.reader import recordings_in
 from flightedl.recording.replay import PLAYERS, Difference, first_difference, replay
 from flightedl.testing.simulation import Outcome, run_seed
 from flightedl.testing.simulation.planted import planted
+
+SEEDS = (0, 1, 2, 4, 5, 7)
 
 
 def record(seed: int, directory: Path) -> Path:
@@ -29,7 +35,7 @@ def differences(directory: Path) -> list[Difference]:
 @pytest.fixture(scope="module")
 def recorded(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     """Recorded runs of some seeds."""
-    return [record(seed, tmp_path_factory.mktemp(f"seed-{seed}")) for seed in range(6)]
+    return [record(seed, tmp_path_factory.mktemp(f"seed-{seed}")) for seed in SEEDS]
 
 
 def test_recorded_runs_go_the_same_way_again(recorded: list[Path]) -> None:
@@ -48,7 +54,7 @@ def test_recording_changes_nothing(tmp_path: Path) -> None:
 
 def test_it_goes_the_same_way_where_texts_have_other_hashes(recorded: list[Path]) -> None:
     """What a core decides depends on no order of a set."""
-    command = [sys.executable, "-m", "flightedl_tools", "replay", str(recorded[5])]
+    command = [sys.executable, "-m", "flightedl_tools", "replay", str(recorded[4])]
     ended = subprocess.run(
         command, env={"PYTHONHASHSEED": "1"}, capture_output=True, text=True, check=False, timeout=50
     )
@@ -64,12 +70,43 @@ def test_it_goes_the_same_way_where_texts_have_other_hashes(recorded: list[Path]
         ("a round closes too early", "blocks"),
         ("work of an old registration is kept", "feed"),
         ("a denial is about everything", "loop"),
+        ("a refused push counts as settled", "steps"),
+        ("a batch settles when the first pserver has answered", "steps"),
+        ("a batch that failed arrives all the same", "steps"),
+        ("a sum that failed counts as taken", "steps"),
+        ("a lost sum counts as taken", "steps"),
+        ("first values on one pserver", "election"),
+        ("the old model is trained on", "election"),
+        ("old orders are new", "snapshots"),
     ],
 )
 def test_a_bug_shows_when_the_run_is_replayed(recorded: list[Path], bug: str, core: str) -> None:
+    with planted([bug]):
+        assert_shown(recorded, core)
+
+
+@pytest.mark.parametrize(
+    ("owner", "method", "bug", "core"),
+    [
+        (PserverLife, "check_request", lambda *_: None, "life"),
+        (PserverLife, "hear_of_master", lambda *_: None, "life"),
+        (ShardTransfer, "ended", lambda _: Over(), "steps"),
+        (CurrentBatch, "note_answers", lambda *_: None, "steps"),
+        (PserverSnapshots, "taken", lambda *_: False, "snapshots"),
+    ],
+)
+def test_a_method_that_does_nothing_shows(
+    recorded: list[Path], monkeypatch: pytest.MonkeyPatch, owner: type, method: str, bug: object, core: str
+) -> None:
+    monkeypatch.setattr(owner, method, bug)
+    assert_shown(recorded, core)
+
+
+def assert_shown(recorded: list[Path], core: str) -> None:
+    process = "master" if core == "master" else "pserver" if core in {"life", "blocks", "snapshots"} else "trainer"
     for directory in recorded:
-        with planted([bug]):
-            found = differences(directory)
+        of_process = [each for each in recordings_in(directory) if each.header.process == process]
+        found = [each.difference for each in map(replay, of_process) if each.difference is not None]
         if found:
             assert found[0].core.startswith(core)
             assert found[0].expected != found[0].actual

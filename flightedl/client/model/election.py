@@ -19,7 +19,6 @@ from flightedl.domain.trainer.first_values import (
     Candidate,
     Confirm,
     Elected,
-    ElectionOfFirstValues,
     Look,
     Pause,
     Stand,
@@ -31,6 +30,8 @@ from flightedl.messages.base import decode, encode
 from flightedl.messages.declarations import ElectionRecord
 from flightedl.messages.parameters import InitHeader, InitReply
 from flightedl.ports import Absent, Coordinator, CreatedAt, Entry, Put
+from flightedl.recording.elections import election_of_first_values
+from flightedl.recording.writer import Recorder
 from flightedl.wire.rows import PUSH_SCHEMA, encode_rows, group_by_size
 
 _UPLOAD_S = 120.0
@@ -48,9 +49,10 @@ def elect_and_initialize(
     directory: Directory,
     servers: Servers,
     waiting: Callable[[], Waiting],
+    recorder: Recorder | None = None,
 ) -> Elected:
     """Return when the model has its first values, from this trainer or another."""
-    driver = _Driver(plan, values, registration, coordinator, keys, directory, servers)
+    driver = _Driver(plan, values, registration, coordinator, keys, directory, servers, recorder)
     wait = Pauses(waiting())
     uploading: Upload | None = None
     while True:
@@ -85,8 +87,9 @@ class _Driver:
         keys: JobKeys,
         directory: Directory,
         servers: Servers,
+        recorder: Recorder | None,
     ) -> None:
-        self.election = ElectionOfFirstValues(registration.trainer, plan.pserver_count)
+        self.election = election_of_first_values(recorder, registration.trainer, plan.pserver_count)
         self._plan = plan
         self._values = values
         self._registration = registration

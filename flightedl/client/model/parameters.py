@@ -7,7 +7,7 @@ of which work in parallel. Received rows are copied once, to the arrays that the
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
@@ -62,6 +62,7 @@ class Parameters(Mapping[str, npt.NDArray[np.generic]]):
         scope: Gives the present sender, member and batch.
         waiting: Makes a wait that the user sees.
         clock: For the time of streams.
+        steps: Makes what decides, see ``Steps``.
     """
 
     def __init__(
@@ -75,6 +76,7 @@ class Parameters(Mapping[str, npt.NDArray[np.generic]]):
         clip_norm: float | None = None,
         wire: str = "",
         error_feedback: bool = False,
+        steps: Callable[[Sequence[Sequence[int]], TrainerMembership, Mode], Steps] = Steps,
     ) -> None:
         self._plan = plan
         self._scope = scope
@@ -94,7 +96,7 @@ class Parameters(Mapping[str, npt.NDArray[np.generic]]):
         self._check = GradientCheck(plan, runs, self._values.dtypes, wire, clip_norm, self._pool)
         self._sums = GradientSums()
         #: What is pushed when, and what is pulled.
-        self.steps = Steps([[n for run in shard_runs for n in run] for shard_runs in runs], scope.membership, mode)
+        self.steps = steps([[n for run in shard_runs for n in run] for shard_runs in runs], scope.membership, mode)
         #: The gradients of the push that is under way.
         self._outgoing = _NOTHING
         #: Why the session is over; empty: it is not.
@@ -222,7 +224,7 @@ class Parameters(Mapping[str, npt.NDArray[np.generic]]):
         if current.must_repeat:
             return
         if steps.sums is not None:
-            weight = steps.sums.add(current, arrays.keys())
+            weight = steps.add(current, arrays.keys())
             self._sums.add(steps.sums.identity, arrays, weight)
             if is_complete:
                 self.run(steps.step(current))
@@ -271,7 +273,7 @@ class Parameters(Mapping[str, npt.NDArray[np.generic]]):
                 errors = [error for future in futures if (error := future.exception()) is not None]
             except BaseException:
                 # Ctrl-C: what arrived later would be taken for values of the batch that comes next.
-                transfer.is_given_up = True
+                transfer.give_up()
                 wait(futures)
                 raise
             if errors:

@@ -24,6 +24,9 @@ from flightedl.domain.checkpoint.values import OrderNumber, SnapshotCommand, Sna
 from flightedl.domain.exactly_once.applied import AppliedBatches
 from flightedl.domain.exactly_once.batches import Batch
 
+#: Letters of why a snapshot failed.
+REASON_LIMIT = 500
+
 
 class SnapshotCut:
     """The state of one snapshot while it is taken.
@@ -142,7 +145,7 @@ class PserverSnapshots:
 
     def failed(self, order: OrderNumber, reason: str) -> bool:
         """The file could not be written; False: nobody waits for it any more."""
-        return self._move(SnapshotProgress(order, "failed", reason=reason[:500]))
+        return self._move(SnapshotProgress(order, "failed", reason=reason[:REASON_LIMIT]))
 
     def _move(self, progress: SnapshotProgress) -> bool:
         if progress.order != self._newest:

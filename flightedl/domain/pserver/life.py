@@ -92,7 +92,7 @@ class PserverLife:
         self.generation = 0
         self._facts = Facts()
         #: The highest generation of a master that was heard of.
-        self._newest_master = 0
+        self.newest_master = 0
         #: Of the declared model, once this process has computed the same.
         self._plan_hash: str | None = None
         #: That the blocks are made of.
@@ -379,8 +379,8 @@ class PserverLife:
         if request.plan_hash != self._plan_hash:
             raise FencedError("the master means another shard plan: read the job's declaration again")
         if isinstance(request, OfMaster):
-            if request.master_generation < self._newest_master:
-                raise FencedError(f"master {request.master_generation} is deposed: {self._newest_master} leads")
+            if request.master_generation < self.newest_master:
+                raise FencedError(f"master {request.master_generation} is deposed: {self.newest_master} leads")
             self.hear_of_master(request.master_generation)
         elif isinstance(request, ViewRequest | SnapshotRequest):
             # Those have numbers of their own.
@@ -388,7 +388,7 @@ class PserverLife:
 
     def hear_of_master(self, generation: int) -> None:
         """A master of this generation leads, or led."""
-        self._newest_master = max(self._newest_master, generation)
+        self.newest_master = max(self.newest_master, generation)
 
     def require_visible(self) -> None:
         """Whether a view can be taken. NotReadyError: no."""

@@ -22,14 +22,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from flightedl.domain.consistency.modes import Async, Mode, Sync
 from flightedl.domain.trainer.batches import CurrentBatch
-from flightedl.domain.trainer.membership import Denied, Joined, NotYet, TrainerMembership
+from flightedl.domain.trainer.membership import Denied, Joined, NotYet
 from flightedl.domain.trainer.sums import BatchSums
 from flightedl.domain.trainer.transfers import Transfer
 from flightedl.errors import GradientError
+from flightedl.messages.tasks import JoinReply
 
 _Result = TypeVar("_Result")
 
@@ -85,6 +86,27 @@ def carried_out(work: Work[_Result], carry_out: Callable[[Effect], Any]) -> _Res
         return end.value  # type: ignore[no-any-return]
 
 
+class Membership(Protocol):
+    """What the steps need of the trainer's membership, see ``TrainerMembership``."""
+
+    @property
+    def member(self) -> int:
+        """0: none."""
+        ...
+
+    def begin_batch(self, current: CurrentBatch) -> bool:
+        """False: join first."""
+        ...
+
+    def join_answered(self, reply: JoinReply) -> Joined | Denied | NotYet:
+        """The master has answered."""
+        ...
+
+    def lost(self) -> None:
+        """Join again before the next batch is handed out."""
+        ...
+
+
 class Steps:
     """The steps of one trainer.
 
@@ -94,7 +116,10 @@ class Steps:
         mode: The job's.
     """
 
-    def __init__(self, shards: Sequence[Collection[int]], membership: TrainerMembership, mode: Mode) -> None:
+    #: Makes transfers.
+    transfers: Callable[..., Transfer] = Transfer
+
+    def __init__(self, shards: Sequence[Collection[int]], membership: Membership, mode: Mode) -> None:
         self._shards = [frozenset(blocks) for blocks in shards]
         self._blocks = frozenset[int]().union(*self._shards)
         self._membership = membership
@@ -218,6 +243,11 @@ class Steps:
 
     # sums
 
+    def add(self, current: CurrentBatch, names: Collection[str]) -> int:
+        """Gradients of the batch are added up, see ``BatchSums.add``; what each is multiplied by."""
+        assert self.sums is not None, "every batch is pushed for itself"
+        return self.sums.add(current, names)
+
     def push_sum(self) -> Work[None]:
         """Push what was added up, of however many batches."""
         if self.sums is not None and self.sums.has_batches:
@@ -279,7 +309,7 @@ class Steps:
     ) -> Generator[Effect, Any, Transfer]:
         if current is not None and self._has_one_base and not current.answered:
             current.base_version = min(self.versions.values())
-        transfer = Transfer(
+        transfer = self.transfers(
             self._shards,
             self.versions,
             self._mode,

@@ -41,6 +41,11 @@ class BatchSums:
         self._pushed: CurrentBatch | None = None
 
     @property
+    def members(self) -> tuple[CurrentBatch, ...]:
+        """The batches that wait in it."""
+        return self._group.members
+
+    @property
     def has_batches(self) -> bool:
         """Whether there is anything to be pushed."""
         return len(self._group) > 0

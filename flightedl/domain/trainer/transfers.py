@@ -17,7 +17,7 @@ nothing that changes with the others, except that each writes down what its own 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from flightedl.domain.consistency.modes import Mode
@@ -105,6 +105,16 @@ class ShardTransfer:
         self.must_repeat = False
         #: What each block lacks that did not take a sum: places of the sum's batches.
         self.refusals: set[tuple[int, ...]] = set()
+
+    @property
+    def pushes(self) -> Collection[int]:
+        """Blocks that have not answered for the batch."""
+        return self._pushes
+
+    @property
+    def pulls(self) -> Mapping[int, int]:
+        """Blocks whose values are wanted, at this version or above."""
+        return self._pulls
 
     @property
     def is_over(self) -> bool:
@@ -200,6 +210,9 @@ class Transfer:
 
     __slots__ = ("current", "is_given_up", "member", "mode", "pull_after_push", "shards", "versions")
 
+    #: Makes what it has to do with one pserver.
+    of_shard: Callable[[int, Transfer, set[int], dict[int, int]], ShardTransfer] = ShardTransfer
+
     def __init__(
         self,
         shards: Sequence[frozenset[int]],
@@ -221,10 +234,10 @@ class Transfer:
         self.is_given_up = False
         wanted = {} if pulls is None else pulls
         if len(shards) == 1:
-            self.shards = [ShardTransfer(0, self, set(pushes), dict(wanted))]
+            self.shards = [self.of_shard(0, self, set(pushes), dict(wanted))]
         else:
             self.shards = [
-                ShardTransfer(
+                self.of_shard(
                     index,
                     self,
                     set(blocks.intersection(pushes)),
@@ -232,6 +245,10 @@ class Transfer:
                 )
                 for index, blocks in enumerate(shards)
             ]
+
+    def give_up(self) -> None:
+        """Nobody waits for it any more."""
+        self.is_given_up = True
 
     @property
     def must_repeat(self) -> bool:

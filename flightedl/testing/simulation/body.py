@@ -88,7 +88,7 @@ class Body:
             self._go_on()
             return
         if steps.sums is not None:
-            steps.sums.add(current, [str(number) for number in blocks])
+            steps.add(current, [str(number) for number in blocks])
             steps.sums.check()
             self._trainer.worker.add(steps.sums.identity, blocks)
             self._run(steps.step(current)) if is_complete else self._go_on()

@@ -44,7 +44,12 @@ class RunRecorder:
         path = self._directory / f"{len(self._files):04d}-{name}{SUFFIX}"
         file = path.open("wb")
         self._files.append(file)
-        return Recorder(process, name, "job", self._clock, file.write, is_strict=True)
+
+        def write(line: bytes) -> object:
+            # What a dead process has begun may be let go of after the run.
+            return False if file.closed else file.write(line)
+
+        return Recorder(process, name, "job", self._clock, write, is_strict=True)
 
     def close(self) -> None:
         """The run is over."""

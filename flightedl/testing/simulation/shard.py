@@ -7,7 +7,7 @@ from contextlib import nullcontext
 from random import Random
 
 from flightedl.domain.checkpoint.restoring import FilePart, applied_of
-from flightedl.domain.checkpoint.snapshot import PserverSnapshots, SnapshotCut
+from flightedl.domain.checkpoint.snapshot import SnapshotCut
 from flightedl.domain.checkpoint.values import OrderNumber, SnapshotCommand, SnapshotProgress
 from flightedl.domain.consistency.modes import Mode, Sync
 from flightedl.domain.consistency.rounds import BlockRounds
@@ -31,6 +31,7 @@ from flightedl.domain.pserver.blocks import around
 from flightedl.messages.control import ViewReply, ViewRequest
 from flightedl.messages.parameters import Outcome
 from flightedl.recording.blocks import block_protocol
+from flightedl.recording.snapshots import pserver_snapshots
 from flightedl.recording.writer import Recorder
 from flightedl.testing.simulation.job import JobShape
 from flightedl.testing.simulation.ledger import Block, LedgerSpan
@@ -82,7 +83,7 @@ class Shard:
         #: Whom the blocks wait for: member -> first round.
         self._first_rounds: dict[int, int] = {}
         self._newest_view = (0, 0)
-        self.snapshots = PserverSnapshots()
+        self.snapshots = pserver_snapshots(recorder, pserver)
         #: Of its own, so that what is drawn from it changes nothing else: when blocks are copied.
         self._copying = Random(f"{process.world.seed} {process.name}")  # noqa: S311 - repeatable on purpose
         self._is_copying = False

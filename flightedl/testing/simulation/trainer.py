@@ -13,14 +13,15 @@ from random import Random
 from typing import TYPE_CHECKING, Any
 
 from flightedl.domain.trainer.batches import CurrentBatch
-from flightedl.domain.trainer.ending import JobEnd
 from flightedl.domain.trainer.feed import Ask, Reports
 from flightedl.domain.trainer.first_values import Elected, FollowedElection
 from flightedl.domain.trainer.retries import is_transient
-from flightedl.domain.trainer.steps import Steps
 from flightedl.errors import DeadlineError, FlightedlError, UnavailableError
 from flightedl.messages.tasks import JoinReply, TasksReply
+from flightedl.recording.elections import followed_election
+from flightedl.recording.endings import job_end
 from flightedl.recording.membership import trainer_membership
+from flightedl.recording.steps import trainer_steps
 from flightedl.testing.simulation.body import Body
 from flightedl.testing.simulation.etcd import ADDRESS, INIT, STATE, Transaction, claimed
 from flightedl.testing.simulation.evaluating import Evaluating
@@ -56,8 +57,8 @@ class Trainer(Process):
         mode, count = cluster.shape.mode, cluster.pserver_count
         self.membership.has_model(mode)
         shards = [blocks_of(count, cluster.shape.cut_for, index) for index in range(count)]
-        self.steps = Steps(shards, self.membership, mode)
-        self.job_end = JobEnd()
+        self.steps = trainer_steps(self.recorder, name, shards, self.membership, mode)
+        self.job_end = job_end(self.recorder)
         #: Whether what it pulls now is the result of the job.
         self.reads_result = False
         #: How long its program bears with a pserver that does not answer.
@@ -146,7 +147,7 @@ class Trainer(Process):
 
     def _begin(self, elected: Elected) -> None:
         """The model has its first values."""
-        self._elected = FollowedElection(elected)
+        self._elected = followed_election(self.recorder, elected)
         self.worker.run(self.steps.refresh(), lambda _: self._begin_loop())
 
     def require_same_model(self) -> None:

@@ -60,7 +60,7 @@ class Travel:
 
     def give_up(self) -> None:
         """Whatever is answered from now on is of no interest."""
-        self._transfer.is_given_up = True
+        self._transfer.give_up()
 
     def _ask(self, shard: core.ShardTransfer) -> None:
         """Ask the process that holds the index now, once."""

@@ -164,6 +164,6 @@ def test_a_failure_after_the_last_answer_changes_nothing() -> None:
 
 def test_what_is_given_up_is_asked_no_more() -> None:
     transfer = pushed()
-    transfer.is_given_up = True
+    transfer.give_up()
     assert transfer.is_over
     assert transfer.shards[0].failed(NotReadyError("away")) == Over()

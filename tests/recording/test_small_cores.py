@@ -1,0 +1,128 @@
+"""Cores that few runs have much of, each recorded by itself: the end of the job, an election, snapshots, a life."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from flightedl.adapters.clock import SystemClock
+from flightedl.domain.checkpoint.manifest import Skipped
+from flightedl.domain.checkpoint.values import OrderNumber, SnapshotCommand
+from flightedl.domain.master.events import ManifestFailed, SnapshotAnswered
+from flightedl.domain.master.state import CoreSettings
+from flightedl.domain.pserver import life_values as happens
+from flightedl.domain.trainer.ending import JobEnd
+from flightedl.errors import BegunAnewError, NotReadyError, UnavailableError
+from flightedl.messages.control import SnapshotReply
+from flightedl.messages.declarations import DeclaredModel, ModelDeclaration
+from flightedl.messages.tasks import TasksReply
+from flightedl.recording.elections import election_of_first_values
+from flightedl.recording.endings import job_end
+from flightedl.recording.master import master_core
+from flightedl.recording.pserver import pserver_life
+from flightedl.recording.reader import recordings_in
+from flightedl.recording.replay import Difference, replay
+from flightedl.recording.snapshots import pserver_snapshots
+from flightedl.recording.writer import SUFFIX, Recorder
+
+SECRET = "s3://private-bucket/models: AccessDenied (PutObject)"
+Recorded = Callable[[str], Recorder]
+
+
+@pytest.fixture
+def recorder(tmp_path: Path) -> Recorded:
+    def make(process: str) -> Recorder:
+        def write(line: bytes) -> None:
+            with (tmp_path / f"1{SUFFIX}").open("ab") as file:
+                file.write(line)
+
+        return Recorder(process, "1", "demo", SystemClock(), write, is_strict=True)
+
+    return make
+
+
+def differences(directory: Path) -> list[Difference]:
+    found = map(replay, recordings_in(directory))
+    return [each.difference for each in found if each.difference is not None]
+
+
+def told(outcome: str, *pservers: int, is_ending: bool = False) -> TasksReply:
+    return TasksReply(assignments=[], outcome=outcome, pservers=list(pservers), is_ending=is_ending)
+
+
+class TestTheEnd:
+    @pytest.fixture
+    def heard(self, recorder: Recorded) -> None:
+        end = job_end(recorder("trainer"))
+        end.heard(told("none_now"))
+        assert end.may_read(0, 1)
+        end.heard(told("epochs_done", 3, 4))
+        assert end.may_read(0, 3)
+        assert not end.may_read(1, 9)
+        with pytest.raises(NotReadyError):
+            end.require(told("none_now", is_ending=True), 1, 9)
+        end.require(told("epochs_done", 3, 9), 0, 3)
+        with pytest.raises(BegunAnewError):
+            end.require(told("none_now"), 1, 9)
+
+    @pytest.mark.usefixtures("heard")
+    def test_goes_the_same_way_again(self, tmp_path: Path) -> None:
+        assert differences(tmp_path) == []
+
+    @pytest.mark.usefixtures("heard")
+    @pytest.mark.parametrize("method", ["heard", "require"])
+    def test_shows_what_is_not_done(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str) -> None:
+        monkeypatch.setattr(JobEnd, method, lambda *_: None)
+        assert [each.core for each in differences(tmp_path)] == ["end-1"]
+
+
+class TestWhatNamesPlaces:
+    """It is left out, and the replay finds no difference by that."""
+
+    def assert_left_out(self, directory: Path) -> None:
+        assert differences(directory) == []
+        (path,) = directory.iterdir()
+        assert "private-bucket" not in path.read_text()
+        assert "#" in path.read_text()
+
+    def test_of_a_snapshot(self, tmp_path: Path, recorder: Recorded) -> None:
+        snapshots = pserver_snapshots(recorder("pserver"), (0, 7))
+        order = OrderNumber(1, 1, 1)
+        assert snapshots.take(SnapshotCommand(order, None, "f"), [0, 0, 1], 1) is not None
+        assert snapshots.taken(order)
+        assert snapshots.failed(order, SECRET * 20)
+        assert snapshots.progress is not None
+        assert "private-bucket" in snapshots.progress.reason
+        self.assert_left_out(tmp_path)
+
+    def test_of_an_election(self, tmp_path: Path, recorder: Recorded) -> None:
+        election = election_of_first_values(recorder("trainer"), "a", 1)
+        election.next_step()
+        election.failed(UnavailableError(SECRET))
+        assert "private-bucket" in str(election.next_step())
+        self.assert_left_out(tmp_path)
+
+    def test_of_a_pserver(self, tmp_path: Path, recorder: Recorded) -> None:
+        life = pserver_life(recorder("pserver"), "s3://private-bucket/c")
+        declared = ModelDeclaration(parameters=[], optimizer={}, mode={})
+        facts = happens.Facts(DeclaredModel(declaration=declared, pservers=1, plan_hash="p"), 5, range(1, 3))
+        life.apply(happens.IndexTaken(0, 7))
+        life.apply(happens.Seen(facts))
+        life.apply(happens.PlanMade("p"))
+        life.apply(happens.BlocksMade(1))
+        life.apply(happens.StoreUnreachable(SECRET))
+        life.apply(happens.PauseOver())
+        life.apply(happens.NothingLoadable((Skipped(2, SECRET),)))
+        (effect,) = life.apply(happens.CaughtUp(facts))
+        assert SECRET in str(effect)
+        self.assert_left_out(tmp_path)
+
+    def test_of_a_master(self, tmp_path: Path, recorder: Recorded) -> None:
+        settings = CoreSettings(generation=1, pserver_count=1, keeps_checkpoints=True)
+        core = master_core(recorder("master"), settings, 0.0)
+        core.apply(ManifestFailed(1, SECRET), 0.0)
+        reply = SnapshotReply(master_generation=1, number=1, serial=1, state="failed", reason=SECRET)
+        core.apply(SnapshotAnswered(0, 7, reply), 0.0)
+        self.assert_left_out(tmp_path)
