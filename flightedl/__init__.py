@@ -30,8 +30,11 @@ if TYPE_CHECKING:
     from flightedl.client.model.loading import load
     from flightedl.client.session import Job, connect
     from flightedl.domain.consistency.modes import Async, Bounded, Sync
+    from flightedl.domain.model.initial import Normal, Uniform, Zeros
     from flightedl.domain.model.optimizers import LAMB, SGD, Adadelta, Adagrad, Adam, AdamW, Ftrl, Momentum, RMSprop
     from flightedl.domain.model.schedules import Constant, Cosine, LinearWarmup, Piecewise, Polynomial, StepDecay
+    from flightedl.domain.tables.evict import Evict
+    from flightedl.domain.tables.optimizers import RowAdagrad, RowAdam
     from flightedl.launch.cluster import LocalCluster, local
 
 __all__ = [
@@ -45,16 +48,22 @@ __all__ = [
     "Bounded",
     "Constant",
     "Cosine",
+    "Evict",
     "Ftrl",
     "Job",
     "LinearWarmup",
     "LocalCluster",
     "Momentum",
+    "Normal",
     "Piecewise",
     "Polynomial",
     "RMSprop",
+    "RowAdagrad",
+    "RowAdam",
     "StepDecay",
     "Sync",
+    "Uniform",
+    "Zeros",
     "connect",
     "errors",
     "load",
@@ -66,6 +75,7 @@ _HOMES = {
     "flightedl.client.model.loading": ("load",),
     "flightedl.client.session": ("Job", "connect"),
     "flightedl.domain.consistency.modes": ("Async", "Bounded", "Sync"),
+    "flightedl.domain.model.initial": ("Normal", "Uniform", "Zeros"),
     "flightedl.domain.model.optimizers": (
         "SGD",
         "Momentum",
@@ -78,6 +88,8 @@ _HOMES = {
         "LAMB",
     ),
     "flightedl.domain.model.schedules": ("Constant", "Cosine", "LinearWarmup", "Piecewise", "Polynomial", "StepDecay"),
+    "flightedl.domain.tables.evict": ("Evict",),
+    "flightedl.domain.tables.optimizers": ("RowAdagrad", "RowAdam"),
     "flightedl.launch.cluster": ("LocalCluster", "local"),
 }
 _MODULE_OF = {name: module for module, names in _HOMES.items() for name in names}

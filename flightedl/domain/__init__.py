@@ -13,6 +13,7 @@ The cores, one for each kind of process. The real process and the simulated one 
 The machines they are made of, each package without knowledge of the ones above it in this list:
 
 * ``model``: parameters, blocks and shards, and the settings that users choose.
+* ``tables``: embedding tables: what is declared of them, where their rows lie, and what becomes of a row.
 * ``exactly_once``: what makes a push count once, whoever sends it and however often.
 * ``recovery``: what is done again after something was lost.
 * ``checkpoint``: when one is made, what makes it complete, and who reads what of it.

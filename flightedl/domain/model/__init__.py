@@ -1,6 +1,6 @@
 """The model: what is trained, how it is cut, and the settings that users choose.
 
 * ``parameters``: named float arrays, as declared. ``sharding``: blocks, and which pserver owns which.
-* ``optimizers`` and ``schedules``: settings. ``settings`` is what both, and the modes, have in common. The arithmetic
-  is in ``flightedl.kernels``.
+* ``optimizers``, ``schedules`` and ``initial`` (first values of rows): settings. ``settings`` is what these, and the
+  modes, have in common. The arithmetic is in ``flightedl.kernels``.
 """

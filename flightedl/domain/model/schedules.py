@@ -16,7 +16,8 @@ import math
 from bisect import bisect_right
 from dataclasses import dataclass
 
-from flightedl.domain.model.settings import Setting, family, number
+from flightedl.domain.model.initial import Init
+from flightedl.domain.model.settings import Limits, Setting, checked, family, number
 from flightedl.errors import UsageError
 
 
@@ -34,13 +35,19 @@ family(Schedule)
 
 
 @dataclass(frozen=True, slots=True)
-class Constant(Schedule):
-    """Always the same rate."""
+class Constant(Schedule, Init):
+    """Always the same: as a schedule each update's rate, as the first values of rows each element."""
 
-    value: float = number(at_least=0)
+    value: float = number()
 
     def at(self, version: int) -> float:  # noqa: ARG002 - the protocol's argument
         return self.value
+
+    def first_values(self, key: int, row: int, dim: int) -> list[float]:  # noqa: ARG002 - likewise
+        return [self.value] * dim
+
+    def check_within(self, name: str, limits: Limits) -> None:
+        checked(name, self.value, float, limits)
 
 
 @dataclass(frozen=True, slots=True)

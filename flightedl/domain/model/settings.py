@@ -80,6 +80,12 @@ class Setting:
     def check(self) -> None:
         """Rules between fields; overridden where there are any. Raises UsageError."""
 
+    def check_within(self, name: str, limits: Limits) -> None:
+        """The setting stands where a number of these limits may stand; raises UsageError, which begins with ``name``.
+
+        Most settings' numbers have limits of their own.
+        """
+
     def to_json(self) -> dict[str, Any]:
         """The setting as a JSON object: ``kind`` and every field."""
         rules = _rules(type(self))
@@ -176,6 +182,8 @@ def checked(name: str, value: Any, hint: Any, limits: Limits | None) -> Any:
         if choice in (int, float) and _is_number(value, choice):
             return _limited(name, choice(value), limits)
         if _fits(value, choice):
+            if limits is not None and isinstance(value, Setting):
+                value.check_within(name, limits)
             return value
     raise UsageError(f"{name} is {value!r:.80}, but must be {_described(choices)}")
 
@@ -208,6 +216,8 @@ def _described(choices: tuple[Any, ...]) -> str:
             names.append("a number")
         elif choice is int:
             names.append("a whole number")
+        elif choice is str:
+            names.append("text")
         elif choice is bool:
             names.append("True or False")
         elif choice is types.NoneType:

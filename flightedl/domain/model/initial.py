@@ -1,0 +1,84 @@
+"""First values of embedding rows: pure functions of (seed, table, id, element).
+
+They are computed wherever they are wanted and need not be stored until they change. Each element has 64 bits of its
+own, from a counter-based generator (Salmon et al. 2011): the finalizer of splitmix64 over the row's stream and the
+element's number. Nothing depends on the order in which rows are made, or on who makes them.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from flightedl.domain.model.settings import Setting, family, number
+
+_MASK = (1 << 64) - 1
+#: 2**64 divided by the golden ratio, the increment of splitmix64.
+GOLDEN = 0x9E3779B97F4A7C15
+
+
+def scrambled(bits: int) -> int:
+    """The finalizer of splitmix64 (Steele, Lea & Flood 2014): a bijection of 64 bits in which each bit counts."""
+    bits &= _MASK
+    bits = ((bits ^ (bits >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
+    bits = ((bits ^ (bits >> 27)) * 0x94D049BB133111EB) & _MASK
+    return bits ^ (bits >> 31)
+
+
+def stream_key(seed: int, salt: int) -> int:
+    """What tells the rows of a table from those of other tables and seeds."""
+    return scrambled(scrambled(seed + GOLDEN) ^ salt)
+
+
+def element_bits(key: int, row: int, element: int) -> int:
+    """The 64 bits of one element; ``row`` is the id as 64 bits."""
+    return scrambled(scrambled(key ^ row) + (element + 1) * GOLDEN)
+
+
+class Init(Setting):
+    """Base of the first values."""
+
+    __slots__ = ()
+
+    def first_values(self, key: int, row: int, dim: int) -> list[float]:
+        """The ``dim`` elements of a row, in float64; they are rounded to the table's dtype where they are kept."""
+        raise NotImplementedError
+
+
+family(Init)
+
+
+@dataclass(frozen=True, slots=True)
+class Zeros(Init):
+    """All elements are zero."""
+
+    def first_values(self, key: int, row: int, dim: int) -> list[float]:  # noqa: ARG002 - the protocol's arguments
+        return [0.0] * dim
+
+
+@dataclass(frozen=True, slots=True)
+class Uniform(Init):
+    """Evenly distributed over [-``scale``, ``scale``)."""
+
+    scale: float = number(above=0)
+
+    def first_values(self, key: int, row: int, dim: int) -> list[float]:
+        return [((element_bits(key, row, j) >> 40) * 2.0**-23 - 1.0) * self.scale for j in range(dim)]
+
+
+@dataclass(frozen=True, slots=True)
+class Normal(Init):
+    """Normally distributed with this standard deviation around ``mean`` (Box & Muller 1958)."""
+
+    std: float = number(above=0)
+    mean: float = number(0.0)
+
+    def first_values(self, key: int, row: int, dim: int) -> list[float]:
+        values: list[float] = []
+        for j in range(0, dim, 2):
+            # Never zero, whose logarithm there is not.
+            first = ((element_bits(key, row, j) >> 11) + 1) * 2.0**-53
+            angle = (element_bits(key, row, j + 1) >> 11) * 2.0**-53 * (2 * math.pi)
+            radius = math.sqrt(-2.0 * math.log(first)) * self.std
+            values += [self.mean + radius * math.cos(angle), self.mean + radius * math.sin(angle)]
+        return values[:dim]

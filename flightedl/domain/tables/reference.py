@@ -1,0 +1,171 @@
+"""What becomes of a table's rows, in plain Python: the semantics that the pserver's store has, without its speed.
+
+A row is made by the push that admits its id, and updated by that push and later ones. Reads change nothing: an id
+without a row reads as its first values would be. Ages follow applied pushes: an update that makes version v leaves
+``version`` v and the epoch with each row (and each id that waits for admission) that it touched. Whether a row exists
+at a version and an epoch follows from these, from the declared rules, and from ``oldest``, see ``Evict``; what does not
+exist is as if it had never been there. An update that makes version v finds what existed at v - 1, which is what its
+trainer has read.
+
+Versions and epochs never go back. ``epoch`` is the highest of all batches applied so far.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from flightedl.domain.tables.placement import BUCKETS
+from flightedl.domain.tables.rules import Values, first_slots, update_row
+from flightedl.domain.tables.spec import TableSpec
+
+
+@dataclass(slots=True)
+class Row:
+    """A row, or, without values, an id that waits for admission."""
+
+    values: Values
+    slots: list[Values]
+    #: Updates of the row; of an id that waits, its pushes.
+    updates: int
+    #: That the last of them made.
+    version: int
+    #: The highest of batches then.
+    epoch: int
+
+
+class ReferenceTable:
+    """The rows of one table on one pserver.
+
+    Args:
+        spec: As declared; admission is exact here, and values are not rounded.
+        bucket_count: Of this pserver.
+    """
+
+    def __init__(self, spec: TableSpec, bucket_count: int = BUCKETS) -> None:
+        self.spec = spec
+        self._limit = spec.row_limit(bucket_count)
+        #: By id as 64 bits; some of them may have expired.
+        self.rows: dict[int, Row] = {}
+        self.waiting: dict[int, Row] = {}
+        #: Rows whose last update made a lower version have gone, so that no more than allowed are left.
+        self.oldest = 0
+
+    def exists(self, row: Row, version: int, epoch: int) -> bool:
+        """Whether it has not expired."""
+        evict = self.spec.evict
+        if evict is None:
+            return True
+        if row.version < self.oldest:
+            return False
+        if evict.unused_versions is not None and version - row.version > evict.unused_versions:
+            return False
+        return evict.unused_epochs is None or epoch - row.epoch <= evict.unused_epochs
+
+    def live(self, version: int, epoch: int) -> dict[int, Row]:
+        """The rows that exist."""
+        return {row_id: row for row_id, row in self.rows.items() if self.exists(row, version, epoch)}
+
+    def read(self, row_id: int, version: int, epoch: int) -> Values | None:
+        """A row's values; None: there is no row."""
+        row = self.rows.get(row_id)
+        return None if row is None or not self.exists(row, version, epoch) else list(row.values)
+
+    def first_values(self, row_id: int) -> Values:
+        """What a row of this id begins with."""
+        return self.spec.init.first_values(self.spec.key, row_id, self.spec.dim)
+
+    def update(
+        self,
+        gradients: Mapping[int, Sequence[float]],
+        *,
+        version: int,
+        epoch: int,
+        number: int,
+        scale: float = 1.0,
+        rate_factor: float = 1.0,
+    ) -> None:
+        """Apply gradients by id.
+
+        Args:
+            gradients: (dim,) for each id, which is 64 bits.
+            version: That this update makes.
+            epoch: The highest of all batches applied so far, these included.
+            number: Updates of the pserver's rows before this one, for the schedule.
+            scale: The gradients are multiplied by it.
+            rate_factor: The learning rate is multiplied by it.
+        """
+        rate = self.spec.optimizer.rate_at(number) * rate_factor
+        for row_id, gradient in gradients.items():
+            row = self._admitted(row_id, version, epoch)
+            if row is None:
+                continue
+            update_row(self.spec.optimizer, row.values, gradient, row.slots, row.updates, rate, scale)
+            row.updates += 1
+            row.version, row.epoch = version, epoch
+        self._give_up_oldest(version)
+
+    def _admitted(self, row_id: int, version: int, epoch: int) -> Row | None:
+        """The row of an id that is pushed, made now if this push admits it; None: it waits."""
+        row = self.rows.get(row_id)
+        if row is not None and self.exists(row, version - 1, epoch):
+            return row
+        self.rows.pop(row_id, None)
+        waiting = self.waiting.get(row_id)
+        if waiting is None or not self.exists(waiting, version - 1, epoch):
+            waiting = self.waiting[row_id] = Row([], [], 0, version, epoch)
+        waiting.updates += 1
+        waiting.version, waiting.epoch = version, epoch
+        if waiting.updates < self.spec.admit_after:
+            return None
+        del self.waiting[row_id]
+        slots = first_slots(self.spec.optimizer, self.spec.dim)
+        row = self.rows[row_id] = Row(self.first_values(row_id), slots, 0, version, epoch)
+        return row
+
+    def _give_up_oldest(self, version: int) -> None:
+        """Raise ``oldest`` until no more rows are left than allowed."""
+        if self._limit is None:
+            return
+        evict = self.spec.evict
+        assert evict is not None, "a limit is declared in it"
+        if evict.unused_versions is not None:
+            self.oldest = max(self.oldest, version - evict.unused_versions)
+        kept = sorted((row.version for row in self.rows.values() if row.version >= self.oldest), reverse=True)
+        if len(kept) > self._limit:
+            # The highest version of which not all rows could stay goes wholly.
+            self.oldest = max(self.oldest, min(kept[self._limit] + 1, version))
+
+    def remove_small(self, version: int, epoch: int) -> list[int]:
+        """A checkpoint is made: rows whose norm is too small go; which ones, by rising id."""
+        evict = self.spec.evict
+        if evict is None or evict.norm_below is None:
+            return []
+        live = self.live(version, epoch)
+        small = [row_id for row_id, row in live.items() if math.hypot(*row.values) < evict.norm_below]
+        for row_id in small:
+            del self.rows[row_id]
+        return sorted(small)
+
+
+def combined(contributions: Iterable[tuple[float, Mapping[int, Sequence[float]]]]) -> dict[int, Values]:
+    """The weighted sum of the contributions to a round, by id, added up in the order given.
+
+    Args:
+        contributions: (weight, gradients by id).
+    """
+    sums: dict[int, Values] = {}
+    for weight, gradients in contributions:
+        for row_id, gradient in gradients.items():
+            total = sums.get(row_id)
+            if total is None:
+                sums[row_id] = [weight * one for one in gradient]
+            else:
+                sums[row_id] = [so_far + weight * one for so_far, one in zip(total, gradient, strict=True)]
+    return sums
+
+
+def batch_seed(epoch: int, task: int, batch: int) -> int:
+    """What the rounding of an update is seeded with: of a batch, or of the first batch of a round."""
+    return (epoch << 40 ^ task << 20 ^ batch) & ((1 << 64) - 1)

@@ -1,0 +1,106 @@
+"""What can be declared of a table."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from flightedl.domain.model.initial import Normal, Uniform, Zeros
+from flightedl.domain.model.optimizers import LAMB, SGD, Adagrad, Adam, Ftrl, Momentum
+from flightedl.domain.model.schedules import Constant, StepDecay
+from flightedl.domain.tables.evict import Evict
+from flightedl.domain.tables.optimizers import ROW_OPTIMIZERS, RowAdagrad, RowAdam
+from flightedl.domain.tables.spec import TableSpec
+from flightedl.errors import UsageError
+
+SPECS = [
+    TableSpec("users", 16, RowAdagrad(lr=0.05), init=Uniform(0.01)),
+    TableSpec(
+        "items", 3, Adam(StepDecay(0.1)), Constant(-1.0), "float16", "nearest", 7, "zero", 2, evict=Evict(max_rows=5)
+    ),
+    TableSpec("text", 1, RowAdam(), Normal(0.1, 1.0), "bfloat16", unknown="error", admission="sketch"),
+]
+
+
+@pytest.mark.parametrize("spec", SPECS, ids=lambda spec: spec.name)
+def test_json_and_back(spec: TableSpec) -> None:
+    assert TableSpec.from_json(json.loads(json.dumps(spec.to_json()))) == spec
+
+
+@pytest.mark.parametrize(
+    ("given", "text"),
+    [
+        ({"dim": 0}, "TableSpec: dim is 0, but must be at least 1"),
+        ({"dim": 2.5}, "dim is 2.5, but must be a whole number"),
+        ({"name": ""}, "must be text of 1 to 256 characters"),
+        ({"name": 3}, "TableSpec: name is 3, but must be text"),
+        ({"optimizer": LAMB(0.1)}, "table 'users': there is no LAMB for rows; choose one of SGD, Momentum"),
+        ({"optimizer": SGD(0.1, overrides={"*": {"lr": 1}})}, "overrides are for the parameters of a dense model"),
+        ({"optimizer": SGD(0.1, clip_norm=1)}, "clip_norm is for the gradient of a dense model"),
+        ({"optimizer": Adam(amsgrad=True)}, "no amsgrad"),
+        ({"init": 0.5}, "init is 0.5, but must be a Init"),
+        ({"dtype": "float64"}, "dtype is 'float64', but must be one of 'float32'"),
+        ({"unknown": "?"}, "unknown is '\\?', but must be one of 'init', 'zero', 'error'"),
+        ({"admit_after": 0}, "admit_after is 0"),
+    ],
+)
+def test_a_wrong_setting_is_named(given: dict[str, object], text: str) -> None:
+    with pytest.raises(UsageError, match=text):
+        TableSpec(**{"name": "users", "dim": 16, "optimizer": SGD(0.1), **given})  # type: ignore[arg-type]
+
+
+def test_eviction_needs_a_rule() -> None:
+    with pytest.raises(UsageError, match="needs a rule: unused_versions, unused_epochs, max_rows"):
+        Evict()
+    with pytest.raises(UsageError, match="max_rows is 0, but must be at least 1"):
+        Evict(max_rows=0)
+
+
+def test_a_limit_is_shared_by_buckets() -> None:
+    spec = TableSpec("users", 16, SGD(0.1), evict=Evict(max_rows=1000, max_bytes=1 << 20))
+    assert spec.row_words == 2 + 1 + 16
+    assert spec.row_limit(1024) == 1000
+    assert spec.row_limit(10) == 10
+    assert TableSpec("users", 16, SGD(0.1), evict=Evict(max_bytes=7600)).row_limit(1024) == 100
+    assert TableSpec("users", 16, SGD(0.1), evict=Evict(unused_epochs=2)).row_limit(1024) is None
+
+
+def test_a_constant_may_be_negative_as_a_first_value_and_not_as_a_rate() -> None:
+    assert TableSpec("users", 2, SGD(0.1), Constant(-1)).init == Constant(-1.0)
+    with pytest.raises(UsageError, match="SGD: lr is -1, but must be at least 0"):
+        SGD(Constant(-1))
+
+
+@pytest.mark.parametrize("kind", ROW_OPTIMIZERS, ids=lambda kind: kind.__name__)
+def test_a_row_has_place_for_its_slots(kind: type) -> None:
+    words = {SGD: 0, Momentum: 16, Adagrad: 16, RowAdagrad: 1, Adam: 33, RowAdam: 18, Ftrl: 32}
+    assert TableSpec("users", 16, kind(lr=0.1)).row_words == 2 + 16 + words[kind]
+
+
+def test_first_values_depend_on_seed_table_id_and_element_alone() -> None:
+    specs = [TableSpec(name, 4, SGD(0.1), Uniform(0.5), seed=seed) for name in ("a", "b") for seed in (0, 1)]
+    rows = {tuple(spec.init.first_values(spec.key, row, 4)) for spec in specs for row in (0, 1, 2**64 - 1)}
+    assert len(rows) == 12
+    assert len({value for row in rows for value in row}) == 48
+    assert specs[0].init.first_values(specs[0].key, 5, 2) == specs[0].init.first_values(specs[0].key, 5, 4)[:2]
+
+
+def test_first_values_have_the_distribution_declared() -> None:
+    uniform = [value for row in range(500) for value in Uniform(2.0).first_values(3, row, 8)]
+    assert -2 <= min(uniform) < -1.98
+    assert 1.98 < max(uniform) < 2
+    assert abs(sum(uniform) / 4000) < 0.1
+    assert abs(sum(value**2 for value in uniform) / 4000 - 4 / 3) < 0.1
+    normal = [value for row in range(500) for value in Normal(2.0, 1.0).first_values(3, row, 7)]
+    assert abs(sum(normal) / 3500 - 1) < 0.15
+    assert abs(sum((value - 1) ** 2 for value in normal) / 3500 - 4) < 0.4
+    assert Zeros().first_values(1, 2, 3) == [0, 0, 0]
+
+
+def test_a_sketch_states_its_error() -> None:
+    assert TableSpec("users", 2, SGD(0.1), sketch_bytes=1 << 22).sketch_error(1 << 20) == pytest.approx(2.718, 1e-3)
+
+
+def test_adagrad_of_tables_is_the_dense_one() -> None:
+    assert TableSpec("users", 2, Adagrad()).optimizer == Adagrad()
