@@ -11,7 +11,7 @@ MESSAGES ?= 200000
 SEED ?= 0
 # Tests that run at the same time: they wait for leases and servers as much as they compute, so one more than two cores.
 AT_ONCE ?= 3
-MARKED := etcd or s3 or faults or slow or seeds
+MARKED := etcd or s3 or faults or slow or seeds or torch
 PYTEST := $(BIN)/python -m pytest
 # Tests start hundreds of interpreters, and pytest rewrites every assert: what was compiled is kept, wherever this runs.
 unexport PYTHONDONTWRITEBYTECODE

@@ -14,8 +14,8 @@ Reading order: ``errors``, ``config`` and ``ports`` (what everything stands on),
 decisions, pure), ``kernels`` (the arithmetic), ``wire`` and ``rpc`` (what is said, and how), ``process`` (what keeps a
 process healthy), ``recording`` (what happened, to run it again), ``adapters`` (etcd, files, time), ``formats``
 (training data and checkpoint files), ``coordination`` (what processes share through etcd), ``master``, ``pserver``,
-``client`` (the kinds of process), ``launch`` (all of them on one machine), ``examples`` (programs to run) and
-``testing`` (support for tests).
+``client`` (the kinds of process), ``torch`` (a client's part for PyTorch), ``launch`` (all of them on one machine),
+``examples`` (programs to run) and ``testing`` (support for tests).
 
 Importing this package loads nothing but itself: a name is imported when it is first used.
 """
@@ -31,7 +31,18 @@ if TYPE_CHECKING:
     from flightedl.client.session import Job, connect
     from flightedl.domain.consistency.modes import Async, Bounded, Sync
     from flightedl.domain.model.initial import Normal, Uniform, Zeros
-    from flightedl.domain.model.optimizers import LAMB, SGD, Adadelta, Adagrad, Adam, AdamW, Ftrl, Momentum, RMSprop
+    from flightedl.domain.model.optimizers import (
+        LAMB,
+        SGD,
+        Adadelta,
+        Adagrad,
+        Adam,
+        AdamW,
+        Delta,
+        Ftrl,
+        Momentum,
+        RMSprop,
+    )
     from flightedl.domain.model.schedules import Constant, Cosine, LinearWarmup, Piecewise, Polynomial, StepDecay
     from flightedl.domain.tables.evict import Evict
     from flightedl.domain.tables.optimizers import RowAdagrad, RowAdam
@@ -48,6 +59,7 @@ __all__ = [
     "Bounded",
     "Constant",
     "Cosine",
+    "Delta",
     "Evict",
     "Ftrl",
     "Job",
@@ -84,6 +96,7 @@ _HOMES = {
         "RMSprop",
         "Adam",
         "AdamW",
+        "Delta",
         "Ftrl",
         "LAMB",
     ),
@@ -96,8 +109,8 @@ _MODULE_OF = {name: module for module, names in _HOMES.items() for name in names
 
 
 def __getattr__(name: str) -> Any:
-    if name == "errors":
-        return importlib.import_module("flightedl.errors")
+    if name in ("errors", "torch"):
+        return importlib.import_module(f"flightedl.{name}")
     if name not in _MODULE_OF:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from flightedl.process.importing import without_collection

@@ -98,8 +98,8 @@ def metrics_of(values: Any, what: str = "metrics") -> dict[str, float]:
 def _number(what: str, value: Any) -> float:
     if not isinstance(value, str | bytes):
         try:
-            return float(value.item()) if getattr(value, "size", 0) == 1 else float(value)
-        except (TypeError, ValueError):
+            return float(value.item()) if hasattr(value, "item") else float(value)
+        except (TypeError, ValueError, RuntimeError):
             pass
     raise UsageError(f"{what} is {value!r:.80}, but must be a number")
 

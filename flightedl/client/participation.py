@@ -119,6 +119,8 @@ class Participation:
 
     def close_batch(self, current: CurrentBatch) -> None:
         """Answer for the blocks that the user's code did not push to."""
+        if self._parameters is not None:
+            self._parameters.batch_ends(current)
         self._current = None
         if self._parameters is not None:
             self._parameters.run(self._parameters.steps.close_batch(current))

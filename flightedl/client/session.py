@@ -341,7 +341,7 @@ class Job:
         )
         self._servers.follow(self._keys.init_params, followed_election(self._recorder, election))
         present_mode = Mode.from_json(declared.present_mode)
-        clip_norm = Optimizer.from_json(declared.declaration.optimizer).clip_norm
+        rule = Optimizer.from_json(declared.declaration.optimizer)
         self._parameters = Parameters(
             plan,
             present_mode,
@@ -349,10 +349,11 @@ class Job:
             self._participation,
             self._waits.begin,
             self._clock,
-            clip_norm,
+            rule.clip_norm,
             wire,
             error_feedback,
             partial(trainer_steps, self._recorder, self.trainer),
+            unclipped=rule.unclipped(spec.name for spec in specs),
         )
         self._participation.take(self._parameters, present_mode)
         self._parameters.refresh()

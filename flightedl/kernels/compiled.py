@@ -36,6 +36,7 @@ from flightedl.domain.model.optimizers import (
     Adagrad,
     Adam,
     AdamW,
+    Delta,
     Ftrl,
     Momentum,
     Optimizer,
@@ -205,6 +206,7 @@ _Rule = tuple[Loop, tuple[bool, ...], Callable[[Any, float, int], tuple[float, .
 #: Loop, slots used, and the loop's scalars from (optimizer, rate, step number from 1).
 _RULES: dict[type[Optimizer], Callable[[Any], _Rule]] = {
     SGD: lambda _: (kernels_rules.sgd, (), lambda _o, rate, _t: (rate,)),
+    Delta: lambda _: (kernels_rules.sgd, (), lambda _o, rate, _t: (rate,)),
     Momentum: lambda o: (
         kernels_rules.nesterov if o.nesterov else kernels_rules.momentum,
         (True,),

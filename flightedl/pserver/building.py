@@ -61,16 +61,13 @@ def spans_of(plan: ShardPlan, index: int, optimizer: Optimizer, mode: Mode, wire
 
 def _of_one_rule(plan: ShardPlan, run: range, optimizer: Optimizer) -> Iterator[range]:
     """The parts of a run whose blocks can be updated by one kernel call."""
-    if isinstance(optimizer, LAMB):
-        # Its norms are those of a block.
-        yield from (range(number, number + 1) for number in run)
-        return
-    if not optimizer.overrides:
+    if not optimizer.overrides and not isinstance(optimizer, LAMB):
         yield run
         return
     rules = [optimizer.for_parameter(plan.parameters[plan.block(n).parameter].name) for n in run]
     start = 0
     for place in range(1, len(run) + 1):
-        if place == len(run) or rules[place] != rules[start]:
+        # LAMB's norms are those of a block.
+        if place == len(run) or rules[place] != rules[start] or isinstance(rules[start], LAMB):
             yield run[start:place]
             start = place

@@ -26,6 +26,7 @@ from flightedl.domain.model.optimizers import (
     Adagrad,
     Adam,
     AdamW,
+    Delta,
     Ftrl,
     Momentum,
     Optimizer,
@@ -70,8 +71,8 @@ def update(
         _RULES[type(optimizer)](optimizer, values, g, slots, rate, version + 1)
 
 
-def _sgd(optimizer: SGD, w: Floats, g: Floats, slots: Sequence[Floats], rate: float, t: int) -> None:
-    """``w -= rate * g``."""
+def _sgd(optimizer: SGD | Delta, w: Floats, g: Floats, slots: Sequence[Floats], rate: float, t: int) -> None:
+    """``w -= rate * g``; Delta's rate is -1."""
     w -= rate * g
 
 
@@ -186,6 +187,7 @@ def trust_ratio(values_norm: float, direction_norm: float) -> float:
 
 _RULES: dict[type[Optimizer], Callable[[Any, Floats, Floats, Sequence[Floats], float, int], None]] = {
     SGD: _sgd,
+    Delta: _sgd,
     Momentum: _momentum,
     Adagrad: _adagrad,
     Adadelta: _adadelta,

@@ -102,9 +102,14 @@ class Cluster:
         optimizer: Optimizer | None = None,
         wire: str = "",
         dtype: str = "float32",
+        initial: Mapping[str, np.ndarray] | None = None,
     ) -> None:
         self.mode, self.wire = mode, wire
-        self.specs = [ParameterSpec(name, tuple(shape), dtype) for name, shape in shapes.items()]
+        self.initial = initial
+        self.specs = [
+            ParameterSpec(name, tuple(shape), dtype if initial is None else initial[name].dtype.name)
+            for name, shape in shapes.items()
+        ]
         self.optimizer = optimizer or SGD(lr=1.0)
         self.plan: ShardPlan = plan_shards(self.specs, pservers)
         self.shards: list[ShardState] = []
@@ -124,8 +129,7 @@ class Cluster:
         """A process with the first values."""
         shard = ShardState(self.plan, index, self.optimizer, self.mode, self.wire)
         for number in shard.numbers:
-            zeros = np.zeros(self.plan.block(number).size * self.specs[0].seen_item_bytes, np.uint8)
-            shard.initialize(1, Row(number, 0, memoryview(zeros).cast("B")))
+            shard.initialize(1, Row(number, 0, memoryview(self._first_values(number)).cast("B")))
         identity = ServerIdentity("bench", "pserver", index, generation)
         service = OneShard(shard)
         server = FlightServer(PserverFlight(service, CLOCK).routes(), identity, clock=CLOCK)
@@ -135,6 +139,14 @@ class Cluster:
         self.shards[index : index + 1] = [shard]
         self.services[index : index + 1] = [service]
         return generation, self.connections[-1]
+
+    def _first_values(self, number: int) -> np.ndarray:
+        """Bytes of a block's: zeros, unless others were given."""
+        block = self.plan.block(number)
+        spec = self.specs[block.parameter]
+        if self.initial is None:
+            return np.zeros(block.size * spec.seen_item_bytes, np.uint8)
+        return np.ascontiguousarray(self.initial[spec.name]).reshape(-1)[block.start : block.stop].view(np.uint8)
 
     def replace(self, index: int, generation: int) -> None:
         """Another process has the index, with nothing but the first values."""
@@ -172,7 +184,12 @@ class Cluster:
         return present
 
     def parameters(self, scope: Scope, give_up_s: float = 20.0, **more: object) -> Parameters:
-        return Parameters(self.plan, self.mode, self, scope, lambda: waiting(give_up_s), CLOCK, wire=self.wire, **more)
+        given = {
+            "clip_norm": self.optimizer.clip_norm,
+            "unclipped": self.optimizer.unclipped(spec.name for spec in self.specs),
+            **more,
+        }
+        return Parameters(self.plan, self.mode, self, scope, lambda: waiting(give_up_s), CLOCK, wire=self.wire, **given)
 
     def trainer(self, member: int = 1, **more: object) -> Trainer:
         made = Trainer(self, member, **more)

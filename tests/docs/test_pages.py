@@ -39,7 +39,7 @@ LINKED = [*PAGES, ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "deploy" 
 #: What the session calls, public only to the package.
 OF_THE_SESSION = {
     "data": {"close", "fail_current", "registered_again"},
-    "model": {"carry_out", "close", "refresh", "run"},
+    "model": {"batch_ends", "carry_out", "close", "listen", "refresh", "run"},
 }
 
 

@@ -13,6 +13,7 @@ from flightedl.domain.model.optimizers import (
     Adagrad,
     Adam,
     AdamW,
+    Delta,
     Ftrl,
     Momentum,
     Optimizer,
@@ -32,6 +33,7 @@ from flightedl.testing.reference_updates import initial_slots, update
 SIZE = 1003
 OPTIMIZERS = [
     SGD(LinearWarmup(3, Cosine(0.1, 10)), weight_decay=0.1, clip_value=0.2),
+    Delta(clip_value=0.2),
     Momentum(0.1, weight_decay=0.1),
     Momentum(0.1, nesterov=True, clip_value=0.2),
     Adagrad(),

@@ -31,7 +31,7 @@ def declared_arrays(
     values: dict[str, Array] = {}
     for name, value in initial.items():
         try:
-            array = np.ascontiguousarray(value)
+            array = np.asarray(value, order="C")
         except (TypeError, ValueError, RuntimeError) as error:
             raise UsageError(f"parameter {name!r:.80} is no array: {error!s:.160}") from None
         given = dtypes.get(name, array.dtype.name)

@@ -7,7 +7,7 @@ are put together here, before the check, because checking a thousand little arra
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
@@ -46,6 +46,7 @@ class GradientCheck:
         wire: How float32 elements travel, see ``kernels.half_precision``.
         clip_norm: Gradients whose global norm is above it are scaled down to it; None: never.
         pool: Lends a second thread.
+        unclipped: Parameters to which ``clip_norm`` does not apply.
     """
 
     def __init__(
@@ -56,7 +57,9 @@ class GradientCheck:
         wire: str,
         clip_norm: float | None,
         pool: ThreadPoolExecutor,
+        unclipped: Collection[str] = (),
     ) -> None:
+        self._unclipped = frozenset(unclipped)
         self._clip_norm = clip_norm
         self._pool = pool
         self._wanted = {
@@ -140,11 +143,15 @@ class GradientCheck:
         """The gradients, scaled so that the norm of all of them together is at most ``clip_norm``; else the same."""
         if self._clip_norm is None:
             return arrays
-        norm = math.sqrt(sum(float(np.square(_wide(array), dtype=np.float64).sum()) for array in arrays.values()))
+        norms = {name: _square_sum(array) for name, array in arrays.items() if name not in self._unclipped}
+        norm = math.sqrt(sum(norms.values()))
         if norm <= self._clip_norm:
             return arrays
         factor = self._clip_norm / norm
-        return {name: np.asarray(_wide(array) * factor, array.dtype) for name, array in arrays.items()}
+        return {
+            name: np.asarray(_wide(array) * factor, array.dtype) if name in norms else array
+            for name, array in arrays.items()
+        }
 
     def _is_within(self, flat: Array, kind: str) -> bool:
         """A big array is read by two threads: the pass is bound by one core's way to memory."""
@@ -166,6 +173,10 @@ def _whole_runs(plan: ShardPlan, runs: Sequence[Sequence[range]]) -> Iterator[tu
             specs = [plan.parameters[block.parameter] for block in blocks]
             if len(run) > 1 and all(block.size == spec.size for block, spec in zip(blocks, specs, strict=True)):
                 yield run.start, dict.fromkeys(spec.name for spec in specs)
+
+
+def _square_sum(array: Array) -> float:
+    return float(np.square(_wide(array), dtype=np.float64).sum())
 
 
 def _wide(array: Array) -> npt.NDArray[Any]:

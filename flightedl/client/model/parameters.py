@@ -7,7 +7,7 @@ of which work in parallel. Received rows are copied once, to the arrays that the
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
@@ -49,6 +49,22 @@ class Scope(Sender, Protocol):
     def current(self) -> CurrentBatch | None: ...
 
 
+class Listener(Protocol):
+    """Who keeps a copy of the values, such as the module of a deep-learning framework."""
+
+    def values_came(self, names: Collection[str]) -> None:
+        """These parameters have other values than before."""
+        ...
+
+    def batch_ends(self, current: CurrentBatch) -> None:
+        """The user's code is through with the batch, whatever it pushed of it.
+
+        Raises:
+            UsageError: it has something for the batch that it did not push.
+        """
+        ...
+
+
 class Parameters(Mapping[str, npt.NDArray[np.generic]]):
     """The model's parameters by name: read-only views that ``pull`` and ``step`` refresh in place.
 
@@ -63,6 +79,7 @@ class Parameters(Mapping[str, npt.NDArray[np.generic]]):
         waiting: Makes a wait that the user sees.
         clock: For the time of streams.
         steps: Makes what decides, see ``Steps``.
+        unclipped: Parameters to which ``clip_norm`` does not apply.
     """
 
     def __init__(
@@ -77,6 +94,7 @@ class Parameters(Mapping[str, npt.NDArray[np.generic]]):
         wire: str = "",
         error_feedback: bool = False,
         steps: Callable[[Sequence[Sequence[int]], TrainerMembership, Mode], Steps] = Steps,
+        unclipped: Collection[str] = (),
     ) -> None:
         self._plan = plan
         self._scope = scope
@@ -93,12 +111,13 @@ class Parameters(Mapping[str, npt.NDArray[np.generic]]):
             for index, shard_runs in enumerate(runs)
         ]
         self._pool = ThreadPoolExecutor(plan.pserver_count, "flightedl-parameters")
-        self._check = GradientCheck(plan, runs, self._values.dtypes, wire, clip_norm, self._pool)
+        self._check = GradientCheck(plan, runs, self._values.dtypes, wire, clip_norm, self._pool, unclipped)
         self._sums = GradientSums()
         #: What is pushed when, and what is pulled.
         self.steps = steps([[n for run in shard_runs for n in run] for shard_runs in runs], scope.membership, mode)
         #: The gradients of the push that is under way.
         self._outgoing = _NOTHING
+        self._listener: Listener | None = None
         #: Why the session is over; empty: it is not.
         self._closed = ""
 
@@ -174,7 +193,19 @@ class Parameters(Mapping[str, npt.NDArray[np.generic]]):
                 raise UsageError(self._check.unknown(name))
         return [number for name in chosen for number in self._ranges[name]]
 
+    # what whoever keeps a copy of the values calls
+
+    def listen(self, listener: Listener) -> None:
+        """Tell this one, on the user's thread, whenever values came; it has the present ones."""
+        self._listener = listener
+        self._values.stored = set()
+
     # what the session calls
+
+    def batch_ends(self, current: CurrentBatch) -> None:
+        """The user's code is through with the batch, and nothing more will be pushed of it."""
+        if self._listener is not None and not current.must_repeat:
+            self._listener.batch_ends(current)
 
     def refresh(self) -> None:
         """Pull all blocks: as a member at or above its first round, else at whatever version they are."""
@@ -281,6 +312,13 @@ class Parameters(Mapping[str, npt.NDArray[np.generic]]):
         finally:
             if self._feedback is not None and transfer.current is not None:
                 self._feedback.settle(transfer.current.answered)
+            self._tell_values()
+
+    def _tell_values(self) -> None:
+        stored = self._values.stored
+        if self._listener is not None and stored:
+            self._values.stored = set()
+            self._listener.values_came([self._plan.parameters[number].name for number in sorted(stored)])
 
 
 def _half_kernels(kind: str) -> HalfKernels:

@@ -42,6 +42,8 @@ class ModelValues:
         self.views = {name: _read_only(array) for name, array in arrays.items()}
         self._is_float32 = [self.dtypes[spec.name] == np.float32 for spec in plan.parameters]
         self._parameters = {number: block.parameter for number, block in blocks.items()}
+        #: Numbers of the parameters that ``store`` changed; None: nobody wants to know.
+        self.stored: set[int] | None = None
         #: block -> where it starts and ends in the line, in bytes.
         self._bounds: dict[int, tuple[int, int]] = {}
         for number, block in blocks.items():
@@ -68,6 +70,8 @@ class ModelValues:
         """
         start, end = self._bounds[blocks[0]][0], self._bounds[blocks[-1]][1]
         target = self._line[start:end]
+        if self.stored is not None:
+            self.stored.update(self._parameters[number] for number in blocks)
         halves = self._halves_of(blocks)
         if end - start != (2 * len(data) if halves else len(data)):
             raise MessageError(f"{len(data)} bytes came for {blocks}")

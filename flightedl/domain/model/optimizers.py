@@ -5,11 +5,14 @@ Rules that hold for all of them:
 * One update of a block takes its values, one gradient and its *slots* (arrays like the values) from version v to v+1.
 * Order of an update: scale the gradient (the mean's divisor), clip each element to ``clip_value``, add
   ``weight_decay * values`` (AdamW and LAMB decay apart from the gradient, as their papers say), apply the rule.
-* ``clip_norm`` is for the client: it knows the whole gradient, a pserver only its blocks.
+* ``clip_norm`` is for the client: it knows the whole gradient, a pserver only its blocks. It is that of all gradients,
+  without the differences that other parameters' own :class:`Delta` adds: these are no gradients.
 * ``lr`` is a number or a :class:`~flightedl.domain.model.schedules.Schedule` of the block's version.
 * ``overrides`` give other settings to the parameters whose names match a pattern (``*`` any text, ``?`` any character,
   nothing else is special): ``{"*.bias": {"lr": 0.1, "weight_decay": 0}}``. All matching patterns count, later ones win.
-  A pattern that matches no parameter is refused when the model is declared: it is a misspelling.
+  A pattern may also have another rule as a whole: ``{"*.running_mean": Delta()}``; then the settings of patterns that
+  match as well do not count. A pattern that matches no parameter is refused when the model is declared: it is a
+  misspelling.
 
 The defaults are those of ``torch.optim`` where it has the rule.
 """
@@ -50,7 +53,7 @@ class Optimizer(Setting):
     weight_decay: float = number(0.0, at_least=0)
     clip_value: float | None = number(None, above=0)
     clip_norm: float | None = number(None, above=0)
-    overrides: Mapping[str, Mapping[str, Any]] = field(default_factory=dict, hash=False)
+    overrides: Mapping[str, Mapping[str, Any] | Optimizer] = field(default_factory=dict, hash=False)
 
     @property
     def slots(self) -> tuple[SlotSpec, ...]:
@@ -66,24 +69,40 @@ class Optimizer(Setting):
         rules = fields_of(type(self))
         kind = type(self).__name__
         allowed = [name for name in rules if name not in _WHOLE_MODEL]
-        copies: dict[str, dict[str, Any]] = {}
+        copies: dict[str, Mapping[str, Any] | Optimizer] = {}
         for pattern, changes in self.overrides.items():
-            if not isinstance(pattern, str) or not isinstance(changes, Mapping):
+            if not isinstance(pattern, str) or not isinstance(changes, Mapping | Optimizer):
                 raise UsageError(f"{kind}: overrides must map name patterns to settings, got {pattern!r:.80}")
-            copies[pattern] = {}
+            if isinstance(changes, Optimizer):
+                if changes.clip_norm is not None or changes.overrides:
+                    raise UsageError(f"{kind}: overrides[{pattern!r}] must have neither clip_norm nor overrides")
+                copies[pattern] = changes
+                continue
+            checked_changes = copies[pattern] = {}
             for name, value in changes.items():
                 if name not in allowed:
                     raise UsageError(f"{kind}: overrides[{pattern!r}] can set {', '.join(allowed)}, not {name!r:.80}")
-                copies[pattern][name] = checked(f"{kind}: overrides[{pattern!r}]: {name}", value, *rules[name])
+                checked_changes[name] = checked(f"{kind}: overrides[{pattern!r}]: {name}", value, *rules[name])
         object.__setattr__(self, "overrides", copies)
 
     def for_parameter(self, name: str) -> Optimizer:
         """The settings that count for one parameter: matching overrides applied, none left."""
+        rule: Optimizer | None = None
         changes: dict[str, Any] = {}
         for pattern, values in self.overrides.items():
-            if _pattern(pattern).fullmatch(name):
+            if not _pattern(pattern).fullmatch(name):
+                continue
+            if isinstance(values, Optimizer):
+                rule = values
+            else:
                 changes |= values
-        return replace(self, overrides={}, **changes)
+        return replace(self, overrides={}, **changes) if rule is None else rule
+
+    def unclipped(self, names: Iterable[str]) -> frozenset[str]:
+        """The parameters to which ``clip_norm`` does not apply."""
+        if not self.overrides or isinstance(self, Delta):
+            return frozenset()
+        return frozenset(name for name in names if isinstance(self.for_parameter(name), Delta))
 
     def check_names(self, names: Iterable[str]) -> None:
         """Raises UsageError when a pattern of ``overrides`` matches none of the parameters."""
@@ -108,6 +127,23 @@ class SGD(Optimizer):
     """Stochastic gradient descent: ``values -= lr * gradient``."""
 
     lr: float | Schedule = number(at_least=0)
+
+
+@dataclass(frozen=True, slots=True)
+class Delta(Optimizer):
+    """What is pushed is added as it is: ``values += gradient``, for trainers that run their own optimizer.
+
+    They push by how much their values changed. In synchronous mode with ``reduce="mean"``, values are then those that
+    the trainers would have on average. There is nothing to decay towards, so ``weight_decay`` is refused.
+    """
+
+    def rate_at(self, version: int) -> float:  # noqa: ARG002 - as every rule's
+        return -1.0
+
+    def check(self) -> None:
+        if self.weight_decay:
+            raise UsageError("Delta: weight_decay belongs into the optimizer that makes the differences")
+        Optimizer.check(self)
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ from flightedl.domain.model.optimizers import (
     Adagrad,
     Adam,
     AdamW,
+    Delta,
     Ftrl,
     Momentum,
     Optimizer,
@@ -22,7 +23,8 @@ from flightedl.testing.reference_updates import initial_slots, update
 
 GOLDEN = json.loads((Path(__file__).parent / "golden_optimizers.json").read_text())
 ALL = [
-    SGD(0.1),
+    SGD(0.1, overrides={"*.running_mean": Delta(), "*.bias": {"lr": 0.2}}),
+    Delta(),
     Momentum(0.1, nesterov=True),
     Adagrad(initial_accumulator=0.5),
     Adadelta(),
@@ -49,7 +51,7 @@ def test_the_reference_gives_what_torch_gives(case: dict) -> None:
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_torch_was_asked_for_every_rule_and_variant_that_it_has(dtype: str) -> None:
     asked = [Optimizer.from_json(case["optimizer"]) for case in GOLDEN["cases"] if case["dtype"] == dtype]
-    assert {type(one) for one in asked} == {type(one) for one in ALL} - {Ftrl, LAMB}
+    assert {type(one) for one in asked} == {type(one) for one in ALL} - {Delta, Ftrl, LAMB}
     for kind in {type(one) for one in asked}:
         assert {one.weight_decay > 0 for one in asked if type(one) is kind} == {False, True}
     assert {one.nesterov for one in asked if isinstance(one, Momentum)} == {False, True}
@@ -196,6 +198,8 @@ def test_a_setting_cannot_change() -> None:
         (lambda: SGD(0.1, overrides={"*": {"clip_norm": 1}}), "not 'clip_norm'"),
         (lambda: SGD(0.1, overrides={"*": {"lr": -1}}), r"SGD: overrides\['\*'\]: lr is -1"),
         (lambda: SGD(0.1, overrides={"*": 3}), "must map name patterns to settings"),
+        (lambda: SGD(0.1, overrides={"*": Adam(clip_norm=1)}), "must have neither clip_norm nor overrides"),
+        (lambda: Delta(weight_decay=0.1), "belongs into the optimizer that makes the differences"),
         (lambda: SGD(0.1, overrides=[]), "a mapping"),
         (lambda: Optimizer.from_json({"kind": "Sgd", "lr": 1}), "no optimizer 'Sgd'; choose one of Adadelta, Adagrad"),
         (lambda: Optimizer.from_json({"kind": "Cosine", "initial": 1, "updates": 3}), "no optimizer 'Cosine'"),

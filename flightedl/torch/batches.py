@@ -1,0 +1,207 @@
+"""The job's data as tensors: Arrow's batches, where Arrow allows it without a copy.
+
+A tensor of a column of numbers without nulls is the column's own memory. It may be written to only as a copy
+(``copy=True``): a batch whose gradient came too late is handed out again, and has to be what it was. Writes are noticed
+and refused.
+
+A batch is *current* from the moment it is handed out until the next one is asked for, and its identity goes with that.
+So batches must not be asked for ahead of the step: worker processes of a ``DataLoader`` are refused, and the dataset
+reads ahead by itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+import pyarrow as pa
+import torch
+from torch.utils import data as torch_data
+
+from flightedl.errors import UsageError
+
+Tensors = Any
+
+
+class Batches(Protocol):
+    """What ``job.dataset`` returns."""
+
+    def __iter__(self) -> Iterator[pa.RecordBatch]: ...
+
+
+def batches(
+    dataset: Batches,
+    *columns: str,
+    transform: Callable[[pa.RecordBatch], Tensors] | None = None,
+    copy: bool = False,
+    pin_memory: bool = False,
+    device: str | torch.device | None = None,
+) -> Iterator[Tensors]:
+    """This trainer's batches, as tensors.
+
+    Args:
+        dataset: What ``job.dataset`` returned.
+        columns: Of which to make tensors: one gives a tensor, several a tuple. None given: a dict of all columns.
+        transform: Makes tensors, in whatever shape, of a ``pyarrow.RecordBatch``; instead of ``columns``.
+        copy: Give tensors of their own memory, which may be written to.
+        pin_memory: Copy to pinned memory, from where an accelerator reads faster.
+        device: Copy to this device.
+
+    Yields:
+        Tensors of (records, ...): numbers of their column's type, lists of equal length as further dimensions.
+
+    Raises:
+        UsageError: a column is not of numbers, or a tensor was written to.
+    """
+    if transform is not None and (columns or not callable(transform)):
+        raise UsageError("give either the names of columns, or a transform, which must be a function")
+    for wrong in (name for name in columns if not isinstance(name, str)):
+        raise UsageError(f"a column is {wrong!r:.80}, but must be named, as in batches(data, 'pixels', 'label')")
+    return _batches(dataset, columns, transform, copy, _Move(pin_memory, device))
+
+
+def _batches(
+    dataset: Batches,
+    columns: Sequence[str],
+    transform: Callable[[pa.RecordBatch], Tensors] | None,
+    copy: bool,
+    move: _Move,
+) -> Iterator[Tensors]:
+    for batch in dataset:
+        if transform is not None:
+            yield move.all_of(transform(batch))
+            continue
+        _require_columns(columns, batch.schema)
+        tensors = {name: tensor_of_column(name, batch.column(name)) for name in columns or batch.schema.names}
+        shared = {} if copy else {name: (tensor, tensor._version) for name, tensor in tensors.items()}
+        if copy:
+            tensors = {name: tensor.clone() for name, tensor in tensors.items()}
+        found = {name: move.one(tensor) for name, tensor in tensors.items()}
+        match len(columns):
+            case 0:
+                yield found
+            case 1:
+                yield found[columns[0]]
+            case _:
+                yield tuple(found[name] for name in columns)
+        for name, (tensor, version) in shared.items():
+            if tensor._version != version:
+                raise UsageError(
+                    f"the tensor of column {name!r} was written to, but is the dataset's own memory: give copy=True, "
+                    "or write to a copy"
+                )
+
+
+class IterableDataset(torch_data.IterableDataset[Tensors]):
+    """The same batches for a ``DataLoader``: ``DataLoader(IterableDataset(data, "x", "y"), batch_size=None)``.
+
+    The loader has to run in this process (``num_workers=0``), where the session is. It may pin memory.
+
+    Args:
+        dataset: What ``job.dataset`` returned.
+        columns: As of ``batches``.
+        more: Other arguments of ``batches``.
+    """
+
+    def __init__(self, dataset: Batches, *columns: str, **more: Any) -> None:
+        self._dataset, self._columns, self._more = dataset, columns, more
+
+    def __iter__(self) -> Iterator[Tensors]:
+        if torch_data.get_worker_info() is not None:
+            raise UsageError(_WORKERS)
+        return batches(self._dataset, *self._columns, **self._more)
+
+    def __reduce__(self) -> Any:
+        raise UsageError(_WORKERS)
+
+
+_WORKERS = (
+    "a DataLoader's worker processes cannot read a job's data, because the session is in the process that trains (a "
+    "fork would hang in its connections): use num_workers=0; the dataset reads ahead by itself, and where preparing "
+    "batches takes too long, more trainers help"
+)
+
+
+class _Move:
+    """Where tensors go."""
+
+    def __init__(self, pin_memory: bool, device: str | torch.device | None) -> None:
+        self._pin = pin_memory
+        self._device = None if device is None else torch.device(device)
+
+    def one(self, tensor: torch.Tensor) -> torch.Tensor:
+        if self._pin and not tensor.is_pinned():
+            tensor = tensor.pin_memory()
+        return tensor if self._device is None else tensor.to(self._device, non_blocking=self._pin)
+
+    def all_of(self, found: Tensors) -> Tensors:
+        """Of whatever a transform has made."""
+        if isinstance(found, torch.Tensor):
+            return self.one(found)
+        if isinstance(found, dict):
+            return {key: self.all_of(value) for key, value in found.items()}
+        if isinstance(found, tuple) and hasattr(found, "_fields"):
+            return type(found)(*map(self.all_of, found))
+        if isinstance(found, list | tuple):
+            return type(found)(map(self.all_of, found))
+        return found
+
+
+def _require_columns(columns: Iterable[str], schema: pa.Schema) -> None:
+    for name in columns:
+        if name not in schema.names:
+            raise UsageError(f"there is no column {name!r:.80}; the data has {', '.join(schema.names):.200}")
+
+
+def tensor_of_column(name: str, column: pa.Array) -> torch.Tensor:
+    """A tensor of (records, ...) of the column's memory; of booleans, which Arrow packs, a copy.
+
+    Raises:
+        UsageError: it has nulls, lists of different lengths, or something else than numbers.
+    """
+    kind = column.type
+    shape: list[int] = [len(column)]
+    if isinstance(kind, pa.FixedShapeTensorType):
+        return torch.from_dlpack(_flat(name, column.storage)).reshape(len(column), *column.to_numpy_ndarray().shape[1:])
+    while (
+        pa.types.is_fixed_size_list(column.type) or pa.types.is_list(column.type) or pa.types.is_large_list(column.type)
+    ):
+        _require_no_nulls(name, column)
+        shape.append(_length_of_lists(name, column))
+        column = column.flatten()
+    _require_no_nulls(name, column)
+    if pa.types.is_boolean(column.type):
+        flat = torch.from_numpy(np.array(column.to_numpy(zero_copy_only=False), dtype=np.bool_))
+    elif pa.types.is_integer(column.type) or pa.types.is_floating(column.type):
+        flat = torch.from_dlpack(column)
+    else:
+        raise UsageError(
+            f"column {name!r} is of {kind}, and tensors are of numbers: leave it out, or make tensors of it with "
+            "transform="
+        )
+    return flat.reshape(shape)
+
+
+def _flat(name: str, column: pa.Array) -> pa.Array:
+    _require_no_nulls(name, column)
+    return column.flatten()
+
+
+def _require_no_nulls(name: str, column: pa.Array) -> None:
+    if column.null_count:
+        raise UsageError(
+            f"column {name!r} has {column.null_count} nulls in this batch, and tensors have none: leave such records "
+            "out with filter= of job.dataset, or fill them with transform="
+        )
+
+
+def _length_of_lists(name: str, column: pa.Array) -> int:
+    if pa.types.is_fixed_size_list(column.type):
+        return int(column.type.list_size)
+    lengths = np.diff(column.offsets.to_numpy())
+    if len(lengths) and (lengths != lengths[0]).any():
+        raise UsageError(
+            f"column {name!r} has lists of {lengths.min()} to {lengths.max()} elements: pad them with transform="
+        )
+    return int(lengths[0]) if len(lengths) else 0

@@ -1,0 +1,348 @@
+"""The servers' optimizer, as a ``torch.optim.Optimizer``: gradients go up, values come down, in place.
+
+Theory. ``step`` pushes the gradient of each parameter that has one, under the identity of the current batch, and pulls.
+Values are written into the module's own tensors, under ``no_grad``, whenever the job brings other ones: by a step, by
+the end of a batch that was not stepped, and when this trainer has joined again. So the module always has the values
+that its next gradient counts as computed at.
+
+* A gradient of None is not a zero: a parameter that no trainer had a gradient for in a round stays where it is, and so
+  does what its optimizer remembers of it. The mean of a round is over those who had one, by their records.
+* The learning rate and all other settings are the servers', one for the whole job. ``param_groups`` shows them; whoever
+  changes them there, as PyTorch's schedulers do, is refused.
+* Whoever writes to a parameter from outside in the midst of a job is refused in the next step: the others would not
+  know. What writes the same values, or restores them, is fine.
+* Buffers that training changes are averaged: a step pushes by how much they changed here, and the servers add the mean
+  of that (``Delta``). Integers of one element, which count, count the rounds.
+* A batch whose gradients were computed and not pushed is refused when the next one is asked for: it would count as done
+  without them.
+
+What is not guaranteed: writes through ``.data`` are not noticed; the next values overwrite them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import replace
+from typing import Any, NoReturn, Protocol
+
+import numpy as np
+import torch
+from torch import nn
+
+from flightedl.client.model.parameters import Parameters
+from flightedl.domain.consistency.modes import Mode
+from flightedl.domain.model.optimizers import Delta
+from flightedl.domain.model.optimizers import Optimizer as Rule
+from flightedl.domain.model.schedules import Schedule
+from flightedl.domain.trainer.batches import CurrentBatch
+from flightedl.errors import UsageError
+from flightedl.torch.groups import chosen, settings_in, shown, with_groups
+from flightedl.torch.module import Place, buffers_of, parameters_of
+from flightedl.torch.tensors import Array, Copies, array_of, tensor_of
+
+
+class Session(Protocol):
+    """What of a job is needed here."""
+
+    def parameters(self, initial: Mapping[str, Any], **more: Any) -> Parameters: ...
+
+
+class Optimizer(torch.optim.Optimizer):
+    """An optimizer that the job's servers run.
+
+    Args:
+        module: What is trained. All of it is declared: parameters, frozen ones too, and buffers.
+        job: What ``fe.connect()`` returned.
+        optimizer: The rule, as of ``job.parameters``.
+        mode: Likewise.
+        groups: Parameter groups as of ``torch.optim``: dicts of ``params`` and settings. Parameters of the module that
+            are in none are declared, and not trained until ``add_param_group`` brings them. None: all are in one.
+        wire: As of ``job.parameters``.
+        error_feedback: Likewise.
+
+    Raises:
+        UsageError: something of this cannot be trained on servers; the sentence says what to do.
+        DeclarationError: the job already has a different model.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        job: Session,
+        optimizer: Rule | str,
+        *,
+        mode: Mode | str | None = None,
+        groups: Iterable[Mapping[str, Any]] | None = None,
+        wire: str = "",
+        error_feedback: bool = False,
+    ) -> None:
+        self._places = parameters_of(module)
+        self._names = {id(place.tensor): name for name, place in self._places.items()}
+        self._buffers = buffers_of(module)
+        given = self._given(groups)
+        rule = chosen(optimizer)
+        rule = with_groups(rule, [(settings_in(group, type(rule)), self._names_in(group["params"])) for group in given])
+        self._rule = _with_buffers(rule, self._buffers)
+        self._model: Parameters | None = None
+        self._tensors: dict[str, torch.Tensor] = {}
+        #: What a tensor's counter of writes was when its values were those of the job.
+        self._written: dict[str, int] = {}
+        self._copies = Copies()
+        #: The gradients that were pushed last, each with its counter of writes.
+        self._pushed: set[tuple[int, int]] = set()
+        #: Of each group, what it shows.
+        self._told: list[dict[str, Any]] = []
+        super().__init__([{**group} for group in given], shown(self._rule))
+        # Some tools take an optimizer without any state for one that was never used, and try it out.
+        for place in self._places.values():
+            self.state[place.tensor] = {"version": torch.zeros(())}
+        self._model = job.parameters(
+            self._first_values(), optimizer=self._rule, mode=mode, wire=wire, error_feedback=error_feedback
+        )
+        self._tensors = {name: tensor_of(self._model[name]) for name in self._model}
+        self.values_came(list(self._tensors))
+        self._model.listen(self)
+
+    def _given(self, groups: Iterable[Mapping[str, Any]] | None) -> list[dict[str, Any]]:
+        if groups is None:
+            return [{"params": [place.tensor for place in self._places.values()]}]
+        given: list[dict[str, Any]] = []
+        for group in groups:
+            if not isinstance(group, Mapping) or "params" not in group:
+                raise UsageError(f'groups has {group!r:.80}, but must have dicts such as {{"params": ..., "lr": 0.1}}')
+            params = group["params"]
+            given.append({**group, "params": [params] if isinstance(params, torch.Tensor) else list(params)})
+        return given
+
+    def _names_in(self, tensors: Iterable[torch.Tensor]) -> list[str]:
+        names = []
+        for tensor in tensors:
+            name = self._names.get(id(tensor))
+            if name is None:
+                raise UsageError(
+                    "a group has a parameter that the module has not: build all of the module, then the optimizer, and "
+                    "put several modules into one nn.ModuleDict"
+                )
+            names.append(name)
+        return names
+
+    def _first_values(self) -> dict[str, Array]:
+        tensors = {name: place.tensor.detach() for name, place in self._places.items()}
+        for name, place in self._buffers.items():
+            tensor = place.tensor.detach()
+            tensors[name] = tensor if tensor.is_floating_point() else tensor.double().reshape(())
+        return Copies().arrays(tensors)
+
+    # what PyTorch calls
+
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Push the current batch's gradients, then pull: the module has fresh values when this returns.
+
+        Args:
+            closure: Computes the loss and its gradients; called once.
+
+        Returns:
+            What the closure returned.
+
+        Raises:
+            GradientError: a gradient is not finite; nothing was sent.
+            UsageError: no batch is current, or it was stepped already, or a parameter was changed from outside.
+            UnavailableError: as of ``model.step``.
+        """
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        self._require_settings()
+        self._require_unchanged()
+        gradients = self._gradients()
+        arrays = self._copies.arrays(gradients)
+        self._declared_model.step(self._as_declared(arrays) | self._changes_of_buffers())
+        self._pushed = {_state_of(gradient) for gradient in gradients.values()}
+        return loss
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Train parameters that were in no group, under the settings that were declared for them.
+
+        Raises:
+            UsageError: they are not of the module, or the group has other settings than were declared.
+        """
+        params = param_group["params"]
+        tensors = [params] if isinstance(params, torch.Tensor) else list(params)
+        names = self._names_in(tensors)
+        rules = [self._rule.for_parameter(name) for name in names]
+        settings = settings_in(param_group, type(self._rule))
+        for name, rule in zip(names, rules, strict=True):
+            for setting, value in settings.items():
+                if self._model is not None and shown(rule)[setting] != value:
+                    raise UsageError(
+                        f"the servers have {setting}={shown(rule)[setting]!r} for {name!r}, not {value!r}: declare it "
+                        f"from the start, as in fe.{type(rule).__name__}(..., overrides={{{name!r}: "
+                        f"{{{setting!r}: {value!r}}}}})"
+                    )
+        told = shown(rules[0] if rules else self._rule)
+        super().add_param_group({**param_group, **told, "params": tensors})
+        self._told.append(told)
+
+    def state_dict(self) -> dict[str, Any]:
+        """As of every optimizer: its groups, and of each parameter the version of its values.
+
+        The servers have the rest. What a job is resumed from is its checkpoint.
+        """
+        versions = self._declared_model.versions
+        for name, place in self._places.items():
+            if place.tensor in self.state:
+                self.state[place.tensor]["version"].fill_(versions[name])
+        state: dict[str, Any] = super().state_dict()
+        return state
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Take what ``state_dict`` gave, which changes nothing: the servers have the optimizer's state.
+
+        Raises:
+            UsageError: it is another optimizer's.
+        """
+        groups = state_dict.get("param_groups", ())
+        sizes = [len(group["params"]) for group in self.param_groups]
+        if [len(group["params"]) for group in groups] != sizes or any(
+            group.get(name, value) != value
+            for group, told in zip(groups, self._told, strict=True)
+            for name, value in told.items()
+            if not isinstance(getattr(self._rule, name), Schedule)
+        ):
+            raise UsageError(
+                "this state is another optimizer's, and the servers have that of this job: resume the job from its "
+                "checkpoint, as with flightedl run --resume"
+            )
+
+    def __reduce_ex__(self, protocol: Any) -> NoReturn:
+        raise UsageError(
+            "a job's optimizer can neither be pickled nor copied: it belongs to this trainer's session; keep what "
+            "optimizer.state_dict() or job.save_model(...) gives"
+        )
+
+    def __deepcopy__(self, memo: Any) -> NoReturn:
+        self.__reduce_ex__(2)
+
+    # what the job says
+
+    def values_came(self, names: Collection[str]) -> None:
+        """Write the job's values into the module."""
+        with torch.no_grad():
+            for name in names:
+                tensor = (self._places.get(name) or self._buffers[name]).tensor
+                values = self._tensors[name].reshape(tensor.shape)
+                tensor.copy_(values if tensor.is_floating_point() else values.round())
+                self._written[name] = tensor._version
+        self._tell_settings()
+
+    def batch_ends(self, current: CurrentBatch) -> None:
+        """The loop goes on to the next batch."""
+        if current.has_gradient:
+            return
+        left = [gradient for gradient in self._gradients().values() if _state_of(gradient) not in self._pushed]
+        plain = [gradient.coalesce().values() if gradient.is_sparse else gradient for gradient in left]
+        # A GradScaler leaves a batch out whose gradients are not finite.
+        if any(bool(each.count_nonzero()) for each in plain) and all(bool(each.isfinite().all()) for each in plain):
+            raise UsageError(
+                f"the gradients of {current} were not pushed, and it would count as done without them: call "
+                "optimizer.step() for every batch, or zero_grad() for one that is to be left out; to push several "
+                "batches at once use mode=fe.Async(push_every=n), which adds them up"
+            )
+
+    # pieces
+
+    @property
+    def _declared_model(self) -> Parameters:
+        if self._model is None:
+            raise UsageError("this optimizer was not declared: making it has failed")
+        return self._model
+
+    def _grouped(self) -> Iterable[torch.Tensor]:
+        return (tensor for group in self.param_groups for tensor in group["params"])
+
+    def _gradients(self) -> dict[str, torch.Tensor]:
+        found: dict[str, torch.Tensor] = {}
+        for tensor in self._grouped():
+            if tensor.grad is not None:
+                found[self._names[id(tensor)]] = tensor.grad
+        return found
+
+    def _as_declared(self, gradients: dict[str, Array]) -> dict[str, Array]:
+        """A module that was converted since has gradients of another type."""
+        model = self._declared_model
+        return {
+            name: array if array.dtype == model[name].dtype else array.astype(model[name].dtype)
+            for name, array in gradients.items()
+        }
+
+    def _changes_of_buffers(self) -> dict[str, Array]:
+        """By how much buffers changed here since the job gave them."""
+        changes: dict[str, Array] = {}
+        model = self._declared_model
+        for name, place in self._buffers.items():
+            # PyTorch's kernels write statistics without counting that as a write.
+            given = model[name]
+            now = array_of(place.tensor.detach().cpu()).reshape(given.shape)
+            change = now.astype(given.dtype) - given
+            if change.any():
+                changes[name] = np.asarray(change, given.dtype)
+        return changes
+
+    def _require_unchanged(self) -> None:
+        """UsageError when somebody else wrote to a parameter."""
+        for name, place in self._places.items():
+            tensor, wanted = place.tensor, self._tensors[name]
+            if not place.is_still_there or tensor.shape != wanted.shape:
+                raise UsageError(
+                    f"the module has another tensor as {name!r} than was declared: change the module before "
+                    "fe.torch.Optimizer is made, in all trainers"
+                )
+            if tensor._version == self._written[name]:
+                continue
+            if not torch.equal(tensor.detach().cpu(), wanted.to(tensor.dtype)):
+                raise UsageError(
+                    f"the value of {name!r} was changed in this trainer alone, as by load_state_dict: the servers have "
+                    "the model; load values before fe.torch.Optimizer is made, or begin another job with them"
+                )
+            self._written[name] = tensor._version
+
+    def _require_settings(self) -> None:
+        """UsageError when somebody changed what a group shows."""
+        for number, (group, told) in enumerate(zip(self.param_groups, self._told, strict=True)):
+            for name, value in told.items():
+                now = group[name]
+                if now is value or now == value:
+                    continue
+                raise UsageError(
+                    f"{name} of group {number} was set to {now!r:.40}, but the servers have {value!r} for the whole "
+                    "job: a PyTorch scheduler would start from 0 in a trainer that joins late; declare a schedule, as "
+                    f"in fe.{type(self._rule).__name__}(lr=fe.StepDecay(0.1, 0.5, every=100)), which the servers follow"
+                )
+
+    def _tell_settings(self) -> None:
+        """Show the rate of the next update."""
+        if self._model is None or not self.param_groups:
+            return
+        versions: dict[str, int] | None = None
+        for group, told in zip(self.param_groups, self._told, strict=True):
+            if not group["params"] or "lr" not in told:
+                continue
+            rule = self._rule.for_parameter(self._names[id(group["params"][0])])
+            if isinstance(getattr(rule, "lr", 0.0), float):
+                continue
+            versions = versions or self._model.versions
+            rate = rule.rate_at(versions[self._names[id(group["params"][0])]])
+            if group["lr"] == told["lr"]:
+                group["lr"] = rate
+            told["lr"] = rate
+
+
+def _state_of(gradient: torch.Tensor) -> tuple[int, int]:
+    """Another one, when it was computed anew or changed."""
+    return id(gradient), gradient._version
+
+
+def _with_buffers(rule: Rule, buffers: Mapping[str, Place]) -> Rule:
+    """Buffers get what the trainers say that they changed by."""
+    return replace(rule, overrides={**rule.overrides, **dict.fromkeys(buffers, Delta())}) if buffers else rule

@@ -1,0 +1,106 @@
+"""A job of real pservers in this process, for modules: what ``fe.torch`` asks of a session, and trainers in step."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping
+from typing import Any, Self
+
+from flightedl.client.model.declared import declared_arrays
+from flightedl.client.model.parameters import Parameters
+from flightedl.domain.consistency.modes import Mode, Sync
+from flightedl.domain.model.optimizers import Optimizer
+
+from ..client.pserver_bench import Cluster, Trainer
+
+
+class BenchJob:
+    """One trainer's session. The first one of several to declare the model makes the pservers."""
+
+    def __init__(self, bench: TorchBench, member: int) -> None:
+        self._bench, self._member = bench, member
+        self.trainer: Trainer | None = None
+
+    def parameters(
+        self, initial: Mapping[str, Any], *, optimizer: Optimizer, mode: Mode | None = None, **more: Any
+    ) -> Parameters:
+        cluster = self._bench.declare(initial, optimizer, Sync() if mode is None else mode, more.pop("wire", ""))
+        if not more.pop("error_feedback"):
+            self.trainer = cluster.trainer(self._member)
+            return self.trainer.parameters
+        self.trainer = cluster.trainer(self._member, error_feedback=True)
+        return self.trainer.parameters
+
+    def begin(self, batch: int, records: int = 1) -> None:
+        """A batch is handed out."""
+        assert self.trainer is not None
+        self.trainer.begin(batch, of=1000).record_count = records
+
+    def end(self) -> None:
+        """The next one is asked for."""
+        assert self.trainer is not None
+        current, model = self.trainer.current, self.trainer.parameters
+        assert current is not None
+        model.batch_ends(current)
+        if not current.must_repeat:
+            model.run(model.steps.close_batch(current))
+        self.trainer.current = None
+
+
+class TorchBench:
+    """Pservers that are made when the model is declared."""
+
+    def __init__(self, trainers: int = 1, pservers: int = 1) -> None:
+        self._pservers, self._trainers = pservers, trainers
+        self._lock = threading.Lock()
+        self.cluster: Cluster | None = None
+        self.jobs = [BenchJob(self, member) for member in range(1, trainers + 1)]
+
+    @property
+    def job(self) -> BenchJob:
+        """Of the first trainer."""
+        return self.jobs[0]
+
+    def declare(self, initial: Mapping[str, Any], optimizer: Optimizer, mode: Mode, wire: str) -> Cluster:
+        with self._lock:
+            if self.cluster is None:
+                arrays = declared_arrays(initial, {})
+                optimizer.check_names(arrays)
+                # What travels is JSON.
+                self.cluster = Cluster(
+                    {name: array.shape for name, array in arrays.items()},
+                    Mode.from_json(mode.to_json()),
+                    pservers=self._pservers,
+                    members=self._trainers,
+                    optimizer=Optimizer.from_json(optimizer.to_json()),
+                    wire=wire,
+                    initial={name: array.copy() for name, array in arrays.items()},
+                )
+            return self.cluster
+
+    def run(self, program: Callable[[BenchJob], Any]) -> list[Any]:
+        """All trainers at the same time, each in a thread of its own."""
+        results: list[Any] = [None] * self._trainers
+        errors: list[BaseException] = []
+
+        def of(number: int) -> None:
+            try:
+                results[number] = program(self.jobs[number])
+            except BaseException as error:  # noqa: BLE001 - raised in the test
+                errors.append(error)
+
+        threads = [threading.Thread(target=of, args=(number,)) for number in range(self._trainers)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(50)
+        if errors:
+            raise errors[0]
+        return results
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *unused: object) -> None:
+        if self.cluster is not None:
+            self.cluster.__exit__(*unused)

@@ -1,0 +1,137 @@
+"""Arrow's batches as tensors."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+import torch
+from torch.utils.data import DataLoader
+
+from flightedl.domain.consistency.modes import Sync
+from flightedl.errors import UsageError
+from flightedl.torch import IterableDataset, batches
+
+from ..client.loop_bench import Loop, gradients, value_of
+from ..client.pserver_bench import Cluster
+
+
+def batch_of(**columns: Any) -> list[pa.RecordBatch]:
+    return [pa.record_batch(columns)]
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [pa.int8(), pa.int16(), pa.int32(), pa.int64(), pa.uint8(), pa.float16(), pa.float32(), pa.float64()],
+    ids=str,
+)
+def test_numbers_are_the_columns_own_memory(kind: pa.DataType) -> None:
+    column = pa.array(np.arange(5), pa.int64()).cast(pa.int32()).cast(kind)
+    sliced = pa.record_batch({"x": column}).slice(1, 3)
+    (x,) = batches([sliced], "x")
+    assert x.tolist() == [1, 2, 3]
+    assert x.numpy().dtype == column.to_numpy().dtype
+    assert x.data_ptr() == sliced.column("x").to_numpy().ctypes.data
+
+
+def test_one_column_several_or_all() -> None:
+    data = batch_of(x=[1.0, 2.0], y=[3, 4])
+    assert [each.tolist() for each in batches(data, "y")] == [[3, 4]]
+    ((y, x),) = batches(data, "y", "x")
+    assert (y.tolist(), x.tolist()) == ([3, 4], [1.0, 2.0])
+    (every,) = batches(data)
+    assert {name: each.tolist() for name, each in every.items()} == {"x": [1.0, 2.0], "y": [3, 4]}
+
+
+def test_lists_of_equal_length_are_further_dimensions() -> None:
+    numbers = np.arange(24, dtype=np.float32)
+    fixed = pa.FixedSizeListArray.from_arrays(pa.FixedSizeListArray.from_arrays(numbers, 2), 3)
+    data = pa.record_batch(
+        {
+            "fixed": fixed,
+            "lists": pa.array([[1, 2], [3, 4], [5, 6], [7, 8]]),
+            "shaped": pa.FixedShapeTensorArray.from_numpy_ndarray(numbers.reshape(4, 2, 3)),
+            "flag": pa.array([True, False, True, True]),
+        }
+    ).slice(1, 2)
+    ((fixed_tensor, lists, shaped, flag),) = batches([data], "fixed", "lists", "shaped", "flag")
+    assert fixed_tensor.tolist() == numbers.reshape(4, 3, 2)[1:3].tolist()
+    assert lists.tolist() == [[3, 4], [5, 6]]
+    assert shaped.tolist() == numbers.reshape(4, 2, 3)[1:3].tolist()
+    assert flag.tolist() == [False, True]
+
+
+def test_a_transform_makes_whatever_it_wants() -> None:
+    data = batch_of(name=["a", "bcd"])
+    (found,) = batches(data, transform=lambda b: {"lengths": [torch.tensor([len(n.as_py()) for n in b["name"]]), None]})
+    assert found["lengths"][0].tolist() == [1, 3]
+
+
+def test_tensors_of_their_own_may_be_written_to() -> None:
+    data = batch_of(x=[1.0, 2.0])
+    (x,) = batches(data, "x", copy=True)
+    x.mul_(2)
+    assert data[0]["x"].to_pylist() == [1.0, 2.0]
+
+
+def test_others_may_not() -> None:
+    loop = batches(batch_of(x=[1.0, 2.0]), "x")
+    next(loop).mul_(2)
+    with pytest.raises(UsageError, match=r"tensor of column 'x' was written to.*copy=True"):
+        next(loop)
+
+
+def test_tensors_go_to_a_device() -> None:
+    (x,) = batches(batch_of(x=[1.0, 2.0]), "x", device="meta")
+    assert x.device.type == "meta"
+
+
+@pytest.mark.parametrize(
+    ("column", "text"),
+    [
+        (["a", "b"], "column 'x' is of string, and tensors are of numbers: leave it out, or .*transform="),
+        ([1, None], "column 'x' has 1 nulls in this batch.*filter="),
+        ([[1], [2, 3]], "lists of 1 to 2 elements: pad them"),
+        (pa.array([[1], None], pa.list_(pa.int64(), 1)), "column 'x' has 1 nulls"),
+    ],
+)
+def test_what_makes_no_tensors_is_refused(column: Any, text: str) -> None:
+    with pytest.raises(UsageError, match=text):
+        next(batches(batch_of(x=column), "x"))
+
+
+def test_a_column_that_there_is_not_is_refused() -> None:
+    with pytest.raises(UsageError, match="there is no column 'z'; the data has x"):
+        next(batches(batch_of(x=[1]), "z"))
+
+
+@pytest.mark.parametrize(("arguments", "more"), [(("x",), {"transform": len}), ((3,), {}), ((), {"transform": "x"})])
+def test_arguments_that_are_wrong_are_refused_at_once(arguments: Any, more: Any) -> None:
+    with pytest.raises(UsageError, match=r"names of columns, or a transform|must be named"):
+        batches([], *arguments, **more)
+
+
+def test_a_data_loader_hands_out_the_batch_that_is_current() -> None:
+    with Cluster({"w": (3,)}, Sync(reduce="sum")) as cluster, Loop(cluster, batches=3, records=lambda n: n + 1) as job:
+        loader = DataLoader(IterableDataset(job.data, "number"), batch_size=None)
+        for number, x in enumerate(loader):
+            assert x.tolist() == [number] * (number + 1)
+            assert job.current.number == number
+            job.parameters.step(gradients(cluster))
+        assert value_of(cluster, "w") == 3
+
+
+@pytest.mark.parametrize("start", ["spawn", "fork"])
+def test_worker_processes_of_a_data_loader_are_refused(start: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    dataset = IterableDataset(batch_of(x=[1.0]), "x")
+    if start == "fork":
+        # As in a forked worker, without the fork.
+        monkeypatch.setattr(torch.utils.data, "get_worker_info", object)
+        with pytest.raises(UsageError, match=r"fork would hang.*num_workers=0"):
+            iter(dataset)
+        return
+    loader = DataLoader(dataset, batch_size=None, num_workers=1, multiprocessing_context="spawn")
+    with pytest.raises(UsageError, match=r"worker processes cannot read.*num_workers=0"):
+        next(iter(loader))

@@ -1,0 +1,659 @@
+"""The servers' optimizer as PyTorch's, against real pservers in this process."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+import flightedl as fe
+from flightedl.errors import GradientError, UsageError
+from flightedl.torch import Optimizer
+
+from .bench import BenchJob, TorchBench
+
+
+@pytest.fixture
+def bench() -> Iterator[TorchBench]:
+    with TorchBench() as made:
+        yield made
+
+
+class Cnn(nn.Module):
+    """Small, with what a module may have: convolution, bias, a normalization without statistics, a tied scale."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.convolution = nn.Conv2d(1, 4, 3)
+        self.norm = nn.GroupNorm(2, 4)
+        self.head = nn.Linear(4 * 6 * 6, 10)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(torch.relu(self.norm(self.convolution(x))).flatten(1))
+
+
+def seeded(make: Callable[[], nn.Module] = Cnn, seed: int = 0) -> Any:
+    torch.manual_seed(seed)
+    return make()
+
+
+def images(count: int, seed: int = 1) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    generator = torch.Generator().manual_seed(seed)
+    return [
+        (torch.randn(4, 1, 8, 8, generator=generator), torch.randint(10, (4,), generator=generator))
+        for _ in range(count)
+    ]
+
+
+def line(*sizes: int, **more: Any) -> nn.Linear:
+    made = nn.Linear(*(sizes or (2, 1)), **more)
+    nn.init.ones_(made.weight)
+    if made.bias is not None:
+        nn.init.zeros_(made.bias)
+    return made
+
+
+def step_with(job: BenchJob, optimizer: Optimizer, gradients: dict[torch.Tensor, float], batch: int) -> None:
+    """One batch whose gradients are these, each element the same; others have none."""
+    job.begin(batch)
+    optimizer.zero_grad()
+    for tensor, value in gradients.items():
+        tensor.grad = torch.full_like(tensor, value)
+    optimizer.step()
+    job.end()
+
+
+# the same numbers as PyTorch's
+
+
+@pytest.mark.parametrize(
+    ("rule", "make"),
+    [
+        (fe.Momentum(0.05, 0.9), lambda p: torch.optim.SGD(p, lr=0.05, momentum=0.9)),
+        (fe.Adam(1e-2), lambda p: torch.optim.Adam(p, lr=1e-2)),
+        (fe.AdamW(1e-2), lambda p: torch.optim.AdamW(p, lr=1e-2)),
+    ],
+    ids=["momentum", "adam", "adamw"],
+)
+def test_200_steps_of_a_cnn_are_those_of_torch(
+    rule: Any, make: Callable[[Any], torch.optim.Optimizer], bench: TorchBench
+) -> None:
+    ours, theirs = seeded(), seeded()
+    optimizer, reference = Optimizer(ours, bench.job, rule), make(theirs.parameters())
+    for batch, (x, y) in enumerate(images(200)):
+        bench.job.begin(batch, len(x))
+        for net, each in ((ours, optimizer), (theirs, reference)):
+            each.zero_grad()
+            functional.cross_entropy(net(x), y).backward()
+            each.step()
+        bench.job.end()
+    for (name, ours_value), theirs_value in zip(ours.named_parameters(), theirs.parameters(), strict=True):
+        torch.testing.assert_close(ours_value, theirs_value, rtol=0, atol=1e-5, msg=name)
+
+
+def trained_by_four() -> list[bytes]:
+    with TorchBench(trainers=4, pservers=2) as bench:
+        nets = [seeded() for _ in range(4)]
+
+        def train(job: BenchJob) -> bytes:
+            number = bench.jobs.index(job)
+            net = nets[number]
+            optimizer = Optimizer(net, job, fe.Adam(1e-2), mode=fe.Sync(deterministic=True))
+            for batch, (x, y) in enumerate(images(5, seed=number)):
+                job.begin(4 * batch + number, len(x))
+                optimizer.zero_grad()
+                functional.cross_entropy(net(x), y).backward()
+                optimizer.step()
+                job.end()
+            return b"".join(value.detach().numpy().tobytes() for value in net.parameters())
+
+        return bench.run(train)
+
+
+def test_four_deterministic_trainers_get_the_same_bits_twice() -> None:
+    first, second = trained_by_four(), trained_by_four()
+    assert len(set(first)) == 1, "all trainers have the same values"
+    assert first == second
+
+
+# what gets a gradient, and what does not
+
+
+def test_a_parameter_without_a_gradient_stays_and_remembers_nothing(bench: TorchBench) -> None:
+    net = line()
+    optimizer = Optimizer(net, bench.job, fe.Momentum(1.0, 0.5, weight_decay=0.1))
+    step_with(bench.job, optimizer, {net.weight: 1.0, net.bias: 1.0}, 0)
+    assert net.bias.item() == -1.0
+    step_with(bench.job, optimizer, {net.weight: 0.0}, 1)
+    assert net.bias.item() == -1.0, "neither momentum nor decay moves what nobody had a gradient for"
+    step_with(bench.job, optimizer, {net.bias: 0.0}, 2)
+    # velocity 0.5 * 1, and 0.1 * -1 of decay
+    assert net.bias.item() == pytest.approx(-1.0 - (0.5 - 0.1))
+
+
+def test_a_gradient_of_zero_is_one(bench: TorchBench) -> None:
+    net = line()
+    optimizer = Optimizer(net, bench.job, fe.SGD(1.0, weight_decay=0.5))
+    bench.job.begin(0)
+    net(torch.ones(1, 2)).sum().backward()
+    optimizer.zero_grad(set_to_none=False)
+    optimizer.step()
+    bench.job.end()
+    assert net.weight.tolist() == [[0.5, 0.5]]
+
+
+def test_the_mean_is_over_those_who_had_a_gradient() -> None:
+    with TorchBench(trainers=2) as bench:
+        nets = [line(), line()]
+
+        def train(job: BenchJob) -> None:
+            number = bench.jobs.index(job)
+            net = nets[number]
+            optimizer = Optimizer(net, job, fe.SGD(1.0))
+            job.begin(number, records=[30, 10][number])
+            net.weight.grad = torch.full_like(net.weight, 1.0 + number)
+            if number == 1:
+                net.bias.grad = torch.full_like(net.bias, 8.0)
+            optimizer.step()
+            job.end()
+
+        bench.run(train)
+        for net in nets:
+            # (30 * 1 + 10 * 2) / 40, as DDP would have of batches that count by their records
+            assert net.weight.tolist() == [[1 - 1.25, 1 - 1.25]]
+            # 8, not 8 * 10 / 40
+            assert net.bias.item() == -8.0
+
+
+def test_frozen_parameters_are_declared_and_may_be_thawed(bench: TorchBench) -> None:
+    net = nn.Sequential(line(2, 2), line(2, 1))
+    for value in net[0].parameters():
+        value.requires_grad_(False)
+    optimizer = Optimizer(net, bench.job, fe.SGD(1.0))
+    for batch, is_frozen in enumerate((True, False, True)):
+        net[0].requires_grad_(not is_frozen)
+        before = net[0].weight.clone()
+        bench.job.begin(batch)
+        optimizer.zero_grad()
+        net(torch.ones(1, 2)).sum().backward()
+        optimizer.step()
+        bench.job.end()
+        assert torch.equal(before, net[0].weight) == is_frozen
+
+
+def test_sparse_gradients_are_summed(bench: TorchBench) -> None:
+    net = nn.Embedding(4, 2, sparse=True)
+    nn.init.zeros_(net.weight)
+    optimizer = Optimizer(net, bench.job, fe.SGD(1.0))
+    bench.job.begin(0)
+    net(torch.tensor([1, 1, 3])).sum().backward()
+    assert net.weight.grad.is_sparse
+    optimizer.step()
+    bench.job.end()
+    assert net.weight.tolist() == [[0, 0], [-2, -2], [0, 0], [-1, -1]]
+
+
+def test_tied_weights_are_one_parameter(bench: TorchBench) -> None:
+    net = nn.Sequential(line(2, 2, bias=False), line(2, 2, bias=False))
+    net[1].weight = net[0].weight
+    optimizer = Optimizer(net, bench.job, fe.SGD(1.0))
+    assert list(bench.job.trainer.parameters) == ["0.weight"]
+    step_with(bench.job, optimizer, {net[0].weight: 1.0}, 0)
+    assert net[1].weight.tolist() == [[0, 0], [0, 0]]
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
+def test_other_types_of_floats(dtype: torch.dtype, bench: TorchBench) -> None:
+    net = line().to(dtype)
+    optimizer = Optimizer(net, bench.job, fe.SGD(2.0**-10))
+    for batch in range(16):
+        step_with(bench.job, optimizer, {net.weight: 0.25}, batch)
+    # Each of these steps alone is less than what 16 bits can add to 1: the servers have a float32 master copy.
+    assert net.weight.dtype == dtype
+    assert net.weight.double().tolist() == [[1 - 2.0**-8] * 2]
+
+
+def test_a_parameter_of_no_dimensions(bench: TorchBench) -> None:
+    net = nn.PReLU()
+    net.weight = nn.Parameter(torch.tensor(1.0))
+    optimizer = Optimizer(net, bench.job, fe.SGD(1.0))
+    step_with(bench.job, optimizer, {net.weight: 0.5}, 0)
+    assert net.weight.shape == ()
+    assert net.weight.item() == 0.5
+
+
+def test_strided_parameters_keep_their_strides(bench: TorchBench) -> None:
+    net = nn.Conv2d(3, 2, 3).to(memory_format=torch.channels_last)
+    before = net.weight.detach().clone()
+    strides = net.weight.stride()
+    assert not net.weight.is_contiguous()
+    optimizer = Optimizer(net, bench.job, fe.SGD(1.0))
+    bench.job.begin(0)
+    net(torch.randn(1, 3, 5, 5).to(memory_format=torch.channels_last)).square().sum().backward()
+    gradient = net.weight.grad.clone()
+    optimizer.step()
+    bench.job.end()
+    assert net.weight.stride() == strides
+    torch.testing.assert_close(net.weight.detach(), before - gradient)
+
+
+def test_values_are_written_in_place(bench: TorchBench) -> None:
+    net = line()
+    weight, memory = net.weight, net.weight.data_ptr()
+    optimizer = Optimizer(net, bench.job, fe.SGD(1.0))
+    step_with(bench.job, optimizer, {net.weight: 1.0}, 0)
+    assert net.weight is weight
+    assert weight.data_ptr() == memory
+    assert weight.tolist() == [[0, 0]]
+
+
+def test_a_trainer_that_joins_late_has_the_values_of_the_job() -> None:
+    with TorchBench(trainers=2) as bench:
+        first, second = line(), line()
+        nn.init.constant_(second.weight, 7.0)
+        Optimizer(first, bench.jobs[0], fe.SGD(1.0))
+        Optimizer(second, bench.jobs[1], fe.SGD(1.0))
+        assert second.weight.tolist() == [[1, 1]]
+
+
+def test_a_batch_that_was_left_out_brings_what_others_did(bench: TorchBench) -> None:
+    net = line()
+    Optimizer(net, bench.job, fe.SGD(1.0))
+    other = bench.cluster.trainer(1)
+    other.begin(5, of=1000)
+    other.step(5, {"weight": np.ones((1, 2), np.float32)})
+    bench.job.begin(0)
+    bench.job.trainer.parameters.pull()
+    assert net.weight.tolist() == [[0, 0]]
+    bench.job.end()
+
+
+# groups and settings
+
+
+def test_groups_have_their_own_settings(bench: TorchBench) -> None:
+    net = line()
+    optimizer = Optimizer(
+        net,
+        bench.job,
+        fe.SGD(1.0),
+        groups=[{"params": net.weight, "lr": torch.tensor(0.25)}, {"params": [net.bias], "weight_decay": 0.5}],
+    )
+    assert [group["lr"] for group in optimizer.param_groups] == [0.25, 1.0]
+    assert [group["weight_decay"] for group in optimizer.param_groups] == [0, 0.5]
+    step_with(bench.job, optimizer, {net.weight: 1.0, net.bias: 1.0}, 0)
+    step_with(bench.job, optimizer, {net.weight: 1.0, net.bias: 0.0}, 1)
+    assert net.weight.tolist() == [[0.5, 0.5]]
+    assert net.bias.item() == -0.5
+
+
+def test_betas_are_beta1_and_beta2(bench: TorchBench) -> None:
+    net = line()
+    optimizer = Optimizer(net, bench.job, fe.Adam(), groups=[{"params": net.parameters(), "betas": (0.5, 0.6)}])
+    assert (optimizer.param_groups[0]["beta1"], optimizer.param_groups[0]["beta2"]) == (0.5, 0.6)
+
+
+def test_a_group_may_come_later(bench: TorchBench) -> None:
+    net = nn.ModuleDict({"body": line(), "head": line()})
+    rule = fe.SGD(1.0, overrides={"body.*": {"lr": 0.5}})
+    optimizer = Optimizer(net, bench.job, rule, groups=[{"params": net["head"].parameters()}])
+    step_with(bench.job, optimizer, {net["head"].weight: 1.0, net["body"].weight: 1.0}, 0)
+    assert net["body"].weight.tolist() == [[1, 1]]
+    with pytest.raises(UsageError, match=r"servers have lr=0.5 for 'body.weight', not 0.1: declare it from the start"):
+        optimizer.add_param_group({"params": net["body"].parameters(), "lr": 0.1})
+    optimizer.add_param_group({"params": net["body"].parameters(), "lr": 0.5})
+    step_with(bench.job, optimizer, {net["head"].weight: 1.0, net["body"].weight: 1.0}, 1)
+    assert net["body"].weight.tolist() == [[0.5, 0.5]]
+    assert [group["lr"] for group in optimizer.param_groups] == [1.0, 0.5]
+
+
+def test_the_rate_that_is_shown_is_the_servers(bench: TorchBench) -> None:
+    net = line()
+    optimizer = Optimizer(net, bench.job, fe.SGD(fe.StepDecay(1.0, 0.5, every=1)))
+    shown = []
+    for batch in range(3):
+        shown.append(optimizer.param_groups[0]["lr"])
+        step_with(bench.job, optimizer, {net.weight: 0.0}, batch)
+    assert shown == [1.0, 0.5, 0.25]
+
+
+def test_a_scheduler_of_torch_is_refused_with_the_way_out(bench: TorchBench) -> None:
+    net = line()
+    optimizer = Optimizer(net, bench.job, fe.SGD(1.0))
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.5)
+    step_with(bench.job, optimizer, {net.weight: 1.0}, 0)
+    scheduler.step()
+    with pytest.raises(UsageError, match=r"lr of group 0 was set to 0.5, .* fe.SGD\(lr=fe.StepDecay"):
+        step_with(bench.job, optimizer, {net.weight: 1.0}, 1)
+
+
+def test_a_scheduler_that_leaves_the_rate_alone_is_fine(bench: TorchBench) -> None:
+    net = line()
+    optimizer = Optimizer(net, bench.job, fe.SGD(1.0))
+    scheduler = torch.optim.lr_scheduler.ConstantLR(optimizer, factor=1.0)
+    step_with(bench.job, optimizer, {net.weight: 1.0}, 0)
+    scheduler.step()
+    step_with(bench.job, optimizer, {net.weight: 1.0}, 1)
+    assert net.weight.tolist() == [[-1, -1]]
+
+
+# what PyTorch and its tools do with an optimizer
+
+
+def test_step_returns_what_the_closure_returned(bench: TorchBench) -> None:
+    net = line()
+    optimizer = Optimizer(net, bench.job, fe.SGD(1.0))
+
+    def closure() -> torch.Tensor:
+        optimizer.zero_grad()
+        loss = net(torch.ones(1, 2)).sum()
+        loss.backward()
+        return loss
+
+    bench.job.begin(0)
+    with torch.no_grad():
+        assert optimizer.step(closure).item() == 2.0
+    bench.job.end()
+    assert net.weight.tolist() == [[0, 0]]
+
+
+def test_hooks_of_steps_are_called(bench: TorchBench) -> None:
+    net = line()
+    optimizer = Optimizer(net, bench.job, fe.SGD(1.0))
+    calls: list[str] = []
+    optimizer.register_step_pre_hook(lambda *_: calls.append("before"))
+    optimizer.register_step_post_hook(lambda *_: calls.append("after"))
+    step_with(bench.job, optimizer, {net.weight: 1.0}, 0)
+    assert calls == ["before", "after"]
+
+
+def test_its_class_may_be_changed_while_it_runs(bench: TorchBench) -> None:
+    net = line()
+    optimizer = Optimizer(net, bench.job, fe.SGD(1.0))
+
+    class Wrapped:
+        def toggle(self) -> int:
+            return len(self.param_groups)
+
+    optimizer.__class__ = type("LightningOptimizer", (Wrapped, optimizer.__class__), {})
+    assert optimizer.toggle() == 1
+    step_with(bench.job, optimizer, {net.weight: 1.0}, 0)
+    assert net.weight.tolist() == [[0, 0]]
+
+
+def test_its_state_may_be_moved_and_loaded_again(bench: TorchBench) -> None:
+    net = line()
+    optimizer = Optimizer(net, bench.job, fe.Adam(fe.StepDecay(1.0, 0.5, every=1)))
+    before = copy.deepcopy(optimizer.state_dict())
+    step_with(bench.job, optimizer, {net.weight: 1.0}, 0)
+    optimizer.load_state_dict(before)
+    state = optimizer.state_dict()
+    assert [each["version"].item() for each in state["state"].values()] == [1, 1]
+    assert state["param_groups"][0]["params"] == [0, 1]
+    step_with(bench.job, optimizer, {net.weight: 1.0}, 1)
+
+
+def test_the_state_of_another_optimizer_is_refused(bench: TorchBench) -> None:
+    net = line()
+    optimizer = Optimizer(net, bench.job, fe.SGD(1.0))
+    other = torch.optim.SGD(net.parameters(), lr=0.1)
+    with pytest.raises(UsageError, match=r"another optimizer's.*--resume"):
+        optimizer.load_state_dict(other.state_dict())
+
+
+def test_whoever_tries_it_out_finds_that_it_was_used(bench: TorchBench) -> None:
+    from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
+
+    net = line()
+    optimizer = Optimizer(net, bench.job, fe.SGD(1.0))
+    found = get_optimizer_state_dict(net, optimizer)
+    assert set(found["state"]) == {"weight", "bias"}
+    assert bench.cluster.shards[0].counts.messages == 0
+    assert net.weight.grad is None
+
+
+@pytest.mark.parametrize("of", [copy.deepcopy, copy.copy, pickle.dumps])
+def test_it_can_be_neither_copied_nor_pickled(of: Callable[[Any], Any], bench: TorchBench) -> None:
+    optimizer = Optimizer(line(), bench.job, fe.SGD(1.0))
+    with pytest.raises(UsageError, match="neither be pickled nor copied"):
+        of(optimizer)
+
+
+def test_a_scaler_scales_back_and_leaves_out_what_overflowed(bench: TorchBench) -> None:
+    net = line()
+    optimizer = Optimizer(net, bench.job, fe.SGD(1.0))
+    scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
+    for batch, factor in enumerate((1.0, float("inf"), 1.0)):
+        bench.job.begin(batch)
+        optimizer.zero_grad()
+        with torch.autocast("cpu", torch.bfloat16):
+            loss = net(torch.ones(1, 2)).float().sum() * factor
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        bench.job.end()
+    assert net.weight.tolist() == [[-1, -1]]
+    assert scaler.get_scale() == 2.0
+
+
+def test_clipping_before_the_step_is_this_trainers(bench: TorchBench) -> None:
+    net = line()
+    optimizer = Optimizer(net, bench.job, fe.SGD(1.0))
+    bench.job.begin(0)
+    net.weight.grad = torch.tensor([[30.0, 40.0]])
+    nn.utils.clip_grad_norm_(net.parameters(), 5.0)
+    optimizer.step()
+    bench.job.end()
+    torch.testing.assert_close(net.weight.detach(), torch.tensor([[-2.0, -3.0]]))
+
+
+def test_clip_norm_is_of_gradients_and_not_of_what_buffers_changed_by(bench: TorchBench) -> None:
+    net = nn.BatchNorm1d(1, momentum=1.0)
+    optimizer = Optimizer(net, bench.job, fe.SGD(1.0, clip_norm=5.0))
+    bench.job.begin(0)
+    net(torch.tensor([[1000.0], [3000.0]])).sum()
+    net.weight.grad, net.bias.grad = torch.tensor([30.0]), torch.tensor([40.0])
+    optimizer.step()
+    bench.job.end()
+    torch.testing.assert_close(torch.cat([net.weight, net.bias]).detach(), torch.tensor([-2.0, -4.0]))
+    assert net.running_mean.item() == 2000.0
+
+
+def test_a_compiled_module_has_the_names_of_the_plain_one(bench: TorchBench) -> None:
+    net = nn.Sequential(line(), torch.compile(line(1, 1), backend="eager"))
+    compiled = torch.compile(net, backend="eager")
+    optimizer = Optimizer(compiled, bench.job, fe.SGD(1.0))
+    assert sorted(bench.job.trainer.parameters) == ["0.bias", "0.weight", "1.bias", "1.weight"]
+    for batch in range(2):
+        bench.job.begin(batch)
+        optimizer.zero_grad()
+        compiled(torch.ones(1, 2)).sum().backward()
+        optimizer.step()
+        bench.job.end()
+    # 1 - 1, then 0: the second gradient is that of a head of weight 1 - 2
+    assert net[0].weight.tolist() == [[1.0, 1.0]]
+
+
+def test_reading_takes_no_part_in_rounds(bench: TorchBench) -> None:
+    net = line()
+    optimizer = Optimizer(net, bench.job, fe.SGD(1.0))
+    step_with(bench.job, optimizer, {net.weight: 1.0}, 0)
+    before = bench.cluster.shards[0].counts.messages
+    net.eval()
+    with torch.no_grad():
+        net(torch.ones(1, 2))
+    assert bench.cluster.shards[0].counts.messages == before
+
+
+# buffers
+
+
+def test_the_statistics_of_a_normalization_are_averaged() -> None:
+    with TorchBench(trainers=2) as bench:
+        nets = [nn.BatchNorm1d(1, momentum=0.5), nn.BatchNorm1d(1, momentum=0.5)]
+
+        def train(job: BenchJob) -> None:
+            number = bench.jobs.index(job)
+            net = nets[number]
+            optimizer = Optimizer(net, job, fe.Adam(0.1))
+            for batch in range(2):
+                job.begin(2 * batch + number, records=2)
+                optimizer.zero_grad()
+                net(torch.tensor([[1.0], [3.0]]) * (1 + number)).square().sum().backward()
+                optimizer.step()
+                job.end()
+
+        bench.run(train)
+        for net in nets:
+            # Means of 2 and 4: both have what each trainer's own statistics would be on average, and counted rounds.
+            torch.testing.assert_close(net.running_mean, torch.tensor([0.75 * 3.0]))
+            assert net.num_batches_tracked.item() == 2
+            assert net.num_batches_tracked.dtype == torch.int64
+
+
+def test_masks_and_what_no_state_has_stay_the_modules(bench: TorchBench) -> None:
+    net = line()
+    net.register_buffer("mask", torch.tensor([True, False]))
+    net.register_buffer("positions", torch.arange(3))
+    net.register_buffer("infinite", torch.tensor([float("-inf")]))
+    net.register_buffer("cache", torch.zeros(2), persistent=False)
+    net.register_buffer("mean", torch.zeros(2))
+    Optimizer(net, bench.job, fe.SGD(1.0))
+    assert set(bench.job.trainer.parameters) == {"weight", "bias", "mean"}
+
+
+# what is refused
+
+
+def test_a_step_without_a_batch_says_so(bench: TorchBench) -> None:
+    net = line()
+    optimizer = Optimizer(net, bench.job, fe.SGD(1.0))
+    net.weight.grad = torch.ones_like(net.weight)
+    with pytest.raises(UsageError, match="there is no current batch"):
+        optimizer.step()
+
+
+def test_a_second_step_of_a_batch_is_refused(bench: TorchBench) -> None:
+    net = line()
+    optimizer = Optimizer(net, bench.job, fe.SGD(1.0))
+    bench.job.begin(0)
+    net.weight.grad = torch.ones_like(net.weight)
+    optimizer.step()
+    with pytest.raises(UsageError, match="already pushed for this batch"):
+        optimizer.step()
+
+
+def test_a_gradient_that_is_not_finite_is_named_as_the_module_names_it(bench: TorchBench) -> None:
+    net = nn.Sequential(line(), line(1, 1))
+    optimizer = Optimizer(net, bench.job, fe.SGD(1.0))
+    bench.job.begin(0)
+    net[1].weight.grad = torch.full((1, 1), float("nan"))
+    with pytest.raises(GradientError, match=r"the gradient of '1.weight' has NaN or infinity"):
+        optimizer.step()
+
+
+def test_gradients_that_were_not_pushed_are_not_forgotten(bench: TorchBench) -> None:
+    net = line()
+    optimizer = Optimizer(net, bench.job, fe.SGD(1.0))
+    step_with(bench.job, optimizer, {net.weight: 1.0}, 0)
+    # A batch that was left out before anything of it was computed.
+    bench.job.begin(1)
+    bench.job.end()
+    bench.job.begin(2)
+    optimizer.zero_grad()
+    net(torch.ones(1, 2)).sum().backward()
+    with pytest.raises(UsageError, match=r"gradients of epoch 1, task 0, batch 2 were not pushed.*optimizer.step\(\)"):
+        bench.job.end()
+    optimizer.zero_grad()
+    bench.job.end()
+
+
+def test_values_that_were_loaded_in_one_trainer_alone_are_refused(bench: TorchBench) -> None:
+    net = line()
+    optimizer = Optimizer(net, bench.job, fe.SGD(1.0))
+    kept = copy.deepcopy(net.state_dict())
+    net.load_state_dict(kept)
+    step_with(bench.job, optimizer, {net.weight: 1.0}, 0)
+    net.load_state_dict(kept)
+    with pytest.raises(UsageError, match=r"the value of 'weight' was changed in this trainer alone"):
+        step_with(bench.job, optimizer, {net.weight: 1.0}, 1)
+
+
+def test_values_that_were_swapped_and_restored_are_fine(bench: TorchBench) -> None:
+    net = line()
+    optimizer = Optimizer(net, bench.job, fe.SGD(1.0))
+    kept = net.weight.detach().clone()
+    with torch.no_grad():
+        net.weight.zero_()
+        net.weight.copy_(kept)
+    step_with(bench.job, optimizer, {net.weight: 1.0}, 0)
+    assert net.weight.tolist() == [[0, 0]]
+
+
+def test_another_tensor_in_a_parameters_place_is_refused(bench: TorchBench) -> None:
+    net = line()
+    optimizer = Optimizer(net, bench.job, fe.SGD(1.0))
+    net.weight = nn.Parameter(torch.ones(3, 2))
+    with pytest.raises(UsageError, match="another tensor as 'weight' than was declared"):
+        step_with(bench.job, optimizer, {}, 0)
+
+
+def lazy() -> nn.Module:
+    return nn.LazyLinear(2)
+
+
+def nothing() -> nn.Module:
+    return nn.ReLU()
+
+
+def on_no_device() -> nn.Module:
+    return nn.Linear(2, 1, device="meta")
+
+
+def sharded() -> nn.Module:
+    class DTensor(nn.Parameter):
+        pass
+
+    net = nn.Linear(2, 1)
+    net.weight = DTensor(torch.ones(1, 2))
+    return net
+
+
+@pytest.mark.filterwarnings("ignore:Lazy modules")
+@pytest.mark.parametrize(
+    ("make", "rule", "text"),
+    [
+        (lazy, fe.SGD(1.0), "parameter 'weight' has no shape yet: run the module on one batch"),
+        (nothing, fe.SGD(1.0), "no floating-point parameters"),
+        (on_no_device, fe.SGD(1.0), "meta device.*: initialize it first"),
+        (sharded, fe.SGD(1.0), "'weight' is sharded over processes.*give the plain module"),
+        (dict, fe.SGD(1.0), "first argument is {}, but must be the module"),
+        (line, torch.optim.LBFGS, "LBFGS evaluates the loss many times"),
+        (line, torch.optim.Adam, r"give fe.Adam\(lr=...\) or another of fe's instead of torch.optim.Adam"),
+        (line, "adamm", "there is no optimizer 'adamm'"),
+    ],
+)
+def test_what_servers_cannot_train_is_refused(make: Any, rule: Any, text: str, bench: TorchBench) -> None:
+    with pytest.raises(UsageError, match=text):
+        Optimizer(make(), bench.job, rule)
+    assert bench.cluster is None, "nothing was declared"
+
+
+@pytest.mark.parametrize(
+    ("groups", "text"),
+    [
+        ([nn.Parameter(torch.ones(1))], "must have dicts such as"),
+        ([{"params": [nn.Parameter(torch.ones(1))]}], "a parameter that the module has not"),
+        ([{"params": [], "momentun": 0.9}], "a group gives 'momentun', but SGD has"),
+    ],
+)
+def test_groups_that_are_wrong_are_refused(groups: Any, text: str, bench: TorchBench) -> None:
+    with pytest.raises(UsageError, match=text):
+        Optimizer(line(), bench.job, fe.SGD(1.0), groups=groups)

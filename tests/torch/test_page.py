@@ -1,0 +1,67 @@
+"""Every block of docs/torch.md runs as it stands, each in a job of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+import flightedl as fe
+from flightedl.client.arguments import metrics_of
+from flightedl.coordination.checkpoint_places import write_model
+from flightedl.domain.model.parameters import ParameterSpec
+
+from ..docs.pages import ROOT, examples
+from ..docs.test_examples import DatasetOfOne
+from .bench import BenchJob, TorchBench
+
+
+class JobOfOne(BenchJob):
+    """A job of one trainer whose data is read here, and whose pservers are in this process."""
+
+    def __init__(self, bench: TorchBench) -> None:
+        super().__init__(bench, 1)
+        self.logged: list[float] = []
+
+    def dataset(self, urls: object, *, epochs: int = 1, **given: object) -> Iterator[pa.RecordBatch]:
+        data = DatasetOfOne(urls=urls, epochs=epochs, **given)
+        batches = [batch for _ in range(epochs) for batch in data]
+        for number, batch in enumerate(batches):
+            if self.trainer is not None:
+                self.begin(number, batch.num_rows)
+            yield batch
+            if self.trainer is not None:
+                self.end()
+
+    def log(self, **metrics: Any) -> None:
+        self.logged.append(metrics_of(metrics)["loss"])
+
+    def save_model(self, url: str) -> bool:
+        assert self.trainer is not None
+        model = self.trainer.parameters
+        specs = [ParameterSpec(name, value.shape, value.dtype.name) for name, value in model.items()]
+        write_model(url, "", specs, zip(specs, model.values(), strict=True))
+        return True
+
+
+def test_every_block_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    random = np.random.default_rng(0)
+    (tmp_path / "data").mkdir()
+    for number in range(2):
+        x, y = random.standard_normal((2, 500))
+        table = pa.table({"x": x, "y": y, "label": (x + y > 0).astype(np.int64)})
+        pq.write_table(table, tmp_path / "data" / f"part-{number}.parquet", row_group_size=250)
+    monkeypatch.chdir(tmp_path)
+    namespace: dict[str, object] = {"__name__": "__main__", "fe": fe}
+    losses: list[float] = []
+    for example in examples(ROOT / "docs" / "torch.md", "torch"):
+        with TorchBench() as bench:
+            namespace["job"] = job = JobOfOne(bench)
+            example.run(namespace)
+            losses += job.logged
+    assert sum(losses[:5]) > 2 * sum(losses[-5:]), "the first block learns something"
