@@ -18,7 +18,11 @@ from flightedl.recording.story import story, subject_of, text_of
 @click.command("replay")
 @click.argument("directory", type=click.Path(path_type=Path, exists=True, file_okay=False))
 @click.option(
-    "--story", "wanted", nargs=2, metavar="KIND ID", help="Tell of batch 3/17/2, task 3/17, block 5, trainer ID."
+    "--story",
+    "wanted",
+    nargs=2,
+    metavar="KIND ID",
+    help="Tell of batch 3/17/2, task 3/17, block 5, trainer ID or evaluation NAME.",
 )
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
 def replay_(directory: Path, wanted: tuple[str, str] | None, as_json: bool) -> int:
@@ -28,8 +32,8 @@ def replay_(directory: Path, wanted: tuple[str, str] | None, as_json: bool) -> i
     happened to a process happens again, and has to have the effects that it had then. Exit code 1: an effect is
     another one; it is told on stderr.
 
-    With --story nothing is run: what all processes did with one batch (EPOCH/TASK/BATCH), task (EPOCH/TASK), block or
-    trainer is told in the order of time. Epochs are counted from 1.
+    With --story nothing is run: what all processes did with one batch (EPOCH/TASK/BATCH), task (EPOCH/TASK), block,
+    trainer or evaluation is told in the order of time. Epochs are counted from 1.
     """
     if wanted is not None:
         _tell(directory, wanted, as_json=as_json)

@@ -6,7 +6,8 @@
   ``loops``, ``membership``, ``elections`` and ``endings`` make cores that are recorded, and cores to which recorded
   events happen. For a trainer's steps these are ``steps`` and ``step_player``, and ``step_values`` what happens.
   ``replay`` lets these happen again, and compares.
-* ``moments`` says what events mean to people, ``story`` tells those of one batch, task, block or trainer.
+* ``moments`` is what events mean to people; ``master_moments``, ``pserver_moments`` and ``trainer_moments`` find them.
+  ``story`` tells those of one batch, task, block, trainer or evaluation.
 
 A core is pure, so the same events have the same effects: a run that went wrong can be run again elsewhere, and looked
 at as long as it takes.

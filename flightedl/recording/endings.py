@@ -1,7 +1,7 @@
 """What a trainer knows of the job's end: recorded, and from a recording.
 
-What is heard before the end changes nothing, and is recorded where it is something new; who is asked about, once there
-is an end.
+What is heard before the end changes nothing, and is recorded where it is something new; which processes may be read,
+once there is an end.
 """
 
 from __future__ import annotations
@@ -74,7 +74,8 @@ class RecordedEnd(JobEnd):
         self._is_inside = False
 
     def heard(self, reply: TasksReply) -> None:
-        event = EndHeard(reply.outcome, list(reply.pservers), reply.is_ending)
+        outcome = reply.outcome if reply.outcome == "epochs_done" else "none_now"
+        event = EndHeard(outcome, list(reply.pservers), reply.is_ending)
         with self._lock:
             super().heard(reply)
             if event != self._said:

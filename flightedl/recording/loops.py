@@ -55,22 +55,22 @@ class ItemTaken(_Event, frozen=True):
     held: list[bool]
 
 
-class BatchState(msgspec.Struct, frozen=True):
+class BatchState(msgspec.Struct, frozen=True, omit_defaults=True):
     """What a batch is by now that the user's code had."""
 
     number: int
-    waits: bool
-    must_repeat: bool
-    generations: dict[int, int]
+    waits: bool = False
+    must_repeat: bool = False
+    generations: dict[int, int] = {}
     #: (first batch, how many) of the sum that it has to be pushed in again; None: none.
-    again: tuple[int, int] | None
+    again: tuple[int, int] | None = None
 
 
-class LoopAsked(_Event, frozen=True):
+class LoopAsked(_Event, frozen=True, omit_defaults=True):
     """As ``BatchLoop.next_step``."""
 
-    batches: list[BatchState]
-    held: list[bool]
+    batches: list[BatchState] = []
+    held: list[bool] = []
 
 
 class BatchDenied(_Event, frozen=True):
@@ -79,7 +79,7 @@ class BatchDenied(_Event, frozen=True):
     number: int
 
 
-class LoopSaid(msgspec.Struct, frozen=True):
+class LoopSaid(msgspec.Struct, frozen=True, omit_defaults=True):
     """What the loop does next; with a batch, which one."""
 
     step: str

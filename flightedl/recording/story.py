@@ -1,35 +1,75 @@
-"""The story of one batch, task, block or trainer, over all processes of a recorded run, in the order of time."""
+"""The story of one batch, task, block, trainer or evaluation, over all processes of a run, in the order of time."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from flightedl.errors import UsageError
-from flightedl.recording.moments import JOB, Known, Moment, Subject, moments_of
-from flightedl.recording.reader import Recording
+import msgspec
 
-#: Of each kind, how many numbers are in its identity; a trainer is told by its id.
+from flightedl.errors import UsageError
+from flightedl.recording.master_moments import MasterMoments
+from flightedl.recording.moments import JOB, Core, Known, Moment, Subject, Teller
+from flightedl.recording.pserver_moments import BlockMoments, LifeMoments, SnapshotMoments
+from flightedl.recording.reader import Recording
+from flightedl.recording.trainer_moments import ElectionMoments, EndMoments, FeedMoments, LoopMoments, StepMoments
+
+#: Of each kind, how many numbers are in its identity; a trainer is told by its id, an evaluation by its name.
 _KINDS = {"batch": 3, "task": 2, "block": 1}
 #: Moments of one process that are the same but for the blocks, so close to each other, are told as one.
 _TOGETHER_S = 1.0
 
 
 def subject_of(kind: str, identity: str) -> Subject:
-    """Of whom a story is told: ``batch 3/17/2``, ``task 3/17``, ``block 5`` or ``trainer ID``; epochs count from 1.
+    """Of whom a story is told; epochs count from 1.
+
+    It is ``batch 3/17/2``, ``task 3/17``, ``block 5``, ``trainer ID`` or ``evaluation NAME``.
 
     Raises:
         UsageError: it is none of these.
     """
-    if kind == "trainer":
+    if kind in {"trainer", "evaluation"}:
         return (kind, identity)
     numbers = identity.split("/")
     if kind not in _KINDS or len(numbers) != _KINDS[kind] or not all(number.isdecimal() for number in numbers):
         raise UsageError(
-            f"--story {kind} {identity}: a story is of batch EPOCH/TASK/BATCH, task EPOCH/TASK, block NUMBER "
-            "or trainer ID, where epochs count from 1"
+            f"--story {kind} {identity}: a story is of batch EPOCH/TASK/BATCH, task EPOCH/TASK, block NUMBER, "
+            "trainer ID or evaluation NAME, where epochs count from 1"
         )
     return (kind, *map(int, numbers))
+
+
+_CORES: Mapping[str, Callable[[Teller, Known], Core]] = {
+    "master": MasterMoments,
+    "life": LifeMoments,
+    "blocks": BlockMoments,
+    "snapshots": SnapshotMoments,
+    "feed": FeedMoments,
+    "loop": LoopMoments,
+    "steps": StepMoments,
+    # What it decides is told by the master and the pservers.
+    "membership": Core,
+    "election": ElectionMoments,
+    "end": EndMoments,
+}
+
+
+def moments_of(recording: Recording, known: Known) -> Iterator[Moment]:
+    """What a process's recording tells.
+
+    Raises:
+        CorruptError: the file is damaged.
+    """
+    header = recording.header
+    process = Teller(recording.name)
+    cores: dict[str, Core] = {}
+    for _, record in recording.records():
+        if record.core not in cores:
+            cores[record.core] = _CORES[record.core.rpartition("-")[0]](process, known)
+        core = cores[record.core]
+        core.at = header.wall_s + record.at - header.clock_s
+        event, effects = msgspec.json.decode(record.fields), msgspec.json.decode(record.effects)
+        yield from core.tell(record.name, event, effects)
 
 
 def story(recordings: Iterable[Recording], subject: Subject) -> list[Moment]:
@@ -47,7 +87,7 @@ def story(recordings: Iterable[Recording], subject: Subject) -> list[Moment]:
         return []
     first, last = own[0].at, own[-1].at
     beside: set[Subject] = {JOB}
-    if subject[0] in {"batch", "task"}:
+    if subject[0] in {"batch", "task", "evaluation"}:
         # Who had it, and whether they lived.
         beside |= {each for moment in own for each in moment.subjects if each[0] == "trainer"}
     mine = set(map(id, own))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,16 +16,26 @@ from flightedl.domain.master import events
 from flightedl.domain.master.state import CoreSettings, StoredState
 from flightedl.domain.pserver.block_values import BlockSpan, Push
 from flightedl.domain.queue.values import QueueSettings
-from flightedl.errors import UsageError
+from flightedl.domain.trainer.batches import CurrentBatch
+from flightedl.domain.trainer.first_values import Candidate
+from flightedl.domain.trainer.membership import TrainerMembership
+from flightedl.domain.trainer.steps import AskToJoin, Work, carried_out
+from flightedl.domain.trainer.transfers import Pull, Transfer
+from flightedl.domain.trainer.transfers import Push as PushCall
+from flightedl.errors import NotReadyError, UsageError
 from flightedl.messages.control import ViewMemberMessage, ViewRequest
 from flightedl.messages.declarations import DeclaredModel, JobDeclaration, ModelDeclaration
-from flightedl.messages.tasks import FinishedTask, ReturnedTask, TasksReply, TasksTicket
+from flightedl.messages.parameters import Outcome
+from flightedl.messages.tasks import FinishedTask, JoinReply, ReturnedTask, TasksReply, TasksTicket
 from flightedl.recording.blocks import block_protocol
+from flightedl.recording.elections import election_of_first_values
 from flightedl.recording.master import master_core
 from flightedl.recording.reader import recordings_in
 from flightedl.recording.replay import replay
+from flightedl.recording.steps import trainer_steps
 from flightedl.recording.story import story, subject_of, text_of
 from flightedl.recording.trainer import trainer_feed
+from flightedl.recording.values import assignment_of
 from flightedl.recording.writer import SUFFIX, Recorder
 
 
@@ -242,3 +253,140 @@ def test_what_is_handed_back_is_told(tmp_path: Path) -> None:
 def test_a_story_is_of_something(kind: str, identity: str) -> None:
     with pytest.raises(UsageError, match="a story is of"):
         subject_of(kind, identity)
+
+
+class Script:
+    """A trainer's steps, whose pservers answer what a test says."""
+
+    def __init__(self, run: Run, mode: Mode) -> None:
+        recorder = run.recorder("trainer")
+        self._membership = TrainerMembership()
+        self._membership.has_model(mode)
+        self._membership.member = 5
+        self.steps = trainer_steps(recorder, "a", [[0, 1], [2, 3]], self._membership, mode)
+        self.election = election_of_first_values(recorder, "a", 2)
+
+    def open(self, batch: int) -> CurrentBatch:
+        current = CurrentBatch(assignment_of(0, 1, 7, 4), batch, 2)
+        current.begin()
+        self.carry_out(self.steps.open_batch(current))
+        return current
+
+    def carry_out(self, work: Work[Any], *outcomes: Outcome, having: bytes = b"") -> None:
+        """Each pserver answers pushes with the first outcome, then with the next ones."""
+        said = list(outcomes)
+
+        def perform(effect: object) -> JoinReply | None:
+            if isinstance(effect, AskToJoin):
+                return JoinReply(member=6, holds_work=True)
+            for shard in effect.shards if isinstance(effect, Transfer) else ():
+                shard.failed(NotReadyError("nobody is there"))
+                while not shard.is_over:
+                    call = shard.next_call(20 + shard.index)
+                    blocks = sorted(call.blocks if isinstance(call, PushCall) else call.wanted)
+                    outcome = (
+                        (said.pop(0) if said else Outcome.ACCEPTED) if isinstance(call, PushCall) else Outcome.NONE
+                    )
+                    version = call.wanted[blocks[0]] if isinstance(call, Pull) else None
+                    shard.answered(range(blocks[0], blocks[-1] + 1), outcome, version, having)
+                    shard.ended()
+            return None
+
+        carried_out(work, perform)
+
+
+def test_what_a_trainer_computes_pushes_and_is_answered_is_told(tmp_path: Path) -> None:
+    run = Run(tmp_path)
+    script = Script(run, Sync())
+    current = script.open(0)
+    run.at(101)
+    script.carry_out(script.steps.step(current), Outcome.ACCEPTED, Outcome.STALE)
+    script.carry_out(script.steps.close_batch(current))
+    run.at(102)
+    current.begin()
+    script.carry_out(script.steps.open_batch(current))
+    script.carry_out(script.steps.step(current), Outcome.ALREADY_APPLIED)
+    script.carry_out(script.steps.close_batch(current))
+    run.check()
+    told = run.told("batch", "1/1/0")
+    assert told == [
+        "1 trainer a: has a gradient of 1/1/0",
+        "1 trainer a: finds no pserver 0: NotReadyError",
+        "1 trainer a: pushes 1/1/0 to blocks 0-1 of pserver 0 (20), at version 0: they take it",
+        "1 trainer a: gets blocks 0-1 of pserver 0 (20) at version 1",
+        "1 trainer a: finds no pserver 1: NotReadyError",
+        "1 trainer a: pushes 1/1/0 to blocks 2-3 of pserver 1 (21), at version 0: it is too late",
+        "1 trainer a: has to compute 1/1/0 again",
+        "2 trainer a: has a gradient of 1/1/0",
+        "2 trainer a: finds no pserver 0: NotReadyError",
+        "2 trainer a: pushes 1/1/0 to blocks 0-1 of pserver 0 (20), at version 0: they have it already",
+        "2 trainer a: gets blocks 0-1 of pserver 0 (20) at version 1",
+        "2 trainer a: finds no pserver 1: NotReadyError",
+        "2 trainer a: pushes 1/1/0 to blocks 2-3 of pserver 1 (21), at version 0: they take it",
+        "2 trainer a: gets blocks 2-3 of pserver 1 (21) at version 1",
+        "2 trainer a: has 1/1/0 settled",
+    ]
+    of_block = run.told("block", "3")
+    assert of_block == [line for line in run.told("trainer", "a") if "2-3" in line]
+    assert "2 trainer a: gets blocks 2-3 of pserver 1 (21) at version 0" in of_block, "as it joins"
+
+
+def test_a_sum_is_told_with_its_batches(tmp_path: Path) -> None:
+    run = Run(tmp_path)
+    script = Script(run, Async(push_every=2))
+    for batch in range(2):
+        current = script.open(batch)
+        script.steps.add(current, ["w"])
+        script.carry_out(script.steps.step(current), Outcome.ACCEPTED, Outcome.PARTLY_APPLIED, having=b"\x01")
+        script.carry_out(script.steps.close_batch(current))
+    run.check()
+    told = [line for line in run.told("batch", "1/1/0") if "gets" not in line and "finds" not in line]
+    assert told == [
+        "0 trainer a: has a gradient of 1/1/0, and adds it up",
+        "0 trainer a: pushes the sum of 1/1/0, 1/1/1",
+        "0 trainer a: pushes 1/1/0, 1/1/1 to blocks 0-1 of pserver 0 (20), at version 0: they take it",
+        "0 trainer a: pushes 1/1/0, 1/1/1 to blocks 2-3 of pserver 1 (21), at version 0: they have some of them",
+        "0 trainer a: has 1/1/0 settled",
+    ]
+    assert "0 trainer a: has to compute 1/1/1 again" in run.told("task", "1/1")
+
+
+def test_an_evaluation_is_told(tmp_path: Path) -> None:
+    run = Run(tmp_path)
+    feed = trainer_feed(run.recorder("trainer"), 0.0, "a", "late")
+    ask = feed.next_step(run.clocks[-1].now())
+    feed.answered(ask, TasksReply(assignments=[assignment_of(0, 3, 1, 2)], outcome=""), run.clocks[-1].now())  # type: ignore[arg-type]
+    task = feed.begin()
+    assert task is not None
+    feed.finished(task, [], run.clocks[-1].now(), {"loss": (1.0, 2.0)})
+    run.check()
+    assert run.told("evaluation", "late") == [
+        "0 trainer a: begins its part in evaluation late",
+        "0 trainer a: begins to measure task 3 of evaluation late, attempt 1",
+        "0 trainer a: has measured task 3 of evaluation late",
+    ]
+    assert run.told("task", "1/3") == []
+
+
+def test_whose_first_values_the_model_gets_is_told(tmp_path: Path) -> None:
+    run = Run(tmp_path)
+    script = Script(run, Sync())
+    for happens in (
+        lambda election: election.looked(None),
+        lambda election: election.stood(),
+        lambda election: election.looked(Candidate("a", False, 9, 9)),
+        lambda election: election.uploaded(20, 2, 2),
+        lambda election: election.uploaded(21, 2, 2),
+        lambda election: election.confirmed(12),
+    ):
+        script.election.next_step()
+        happens(script.election)
+    script.election.next_step()
+    run.check()
+    assert run.told("trainer", "a") == [
+        "0 trainer a: stands for the election of first values",
+        "0 trainer a: sends first values to pserver 0, election 9",
+        "0 trainer a: sends first values to pserver 1, election 9",
+        "0 trainer a: says that the model has its first values, of election 9",
+        "0 trainer a: works for the model of election 9",
+    ]

@@ -29,8 +29,7 @@ class Evaluating(Loop):
     """
 
     def __init__(self, trainer: Trainer, name: str, then: Action) -> None:
-        super().__init__(trainer, 0.0)
-        self.evaluation = name
+        super().__init__(trainer, 0.0, name)
         self._then = then
 
     def begin(self) -> None:

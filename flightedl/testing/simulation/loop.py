@@ -38,15 +38,13 @@ _SLOW_SHARE = 0.05
 
 
 class Loop:
-    """From its first task until it is left, or all is done."""
+    """From its first task until it is left, or all is done; of the training data, or of an evaluation."""
 
-    #: Of what evaluation its tasks are; empty: of none.
-    evaluation = ""
-
-    def __init__(self, trainer: Trainer, cover_s: float) -> None:
+    def __init__(self, trainer: Trainer, cover_s: float, evaluation: str = "") -> None:
+        self.evaluation = evaluation
         self.trainer = trainer
         self.world = trainer.world
-        self.feed = trainer_feed(trainer.recorder, cover_s, trainer.name)
+        self.feed = trainer_feed(trainer.recorder, cover_s, trainer.name, evaluation)
         self.steps: BatchLoop[None] = batch_loop(trainer.recorder, trainer.name, self, self._current_of)
         #: The task that the body is at.
         self.at: Handed[None] | None = None

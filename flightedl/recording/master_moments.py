@@ -1,0 +1,116 @@
+"""What a master's recorded events mean to people."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from flightedl.recording.moments import JOB, Core, Known, Moment, Teller, task_of
+
+
+class MasterMoments(Core):
+    """Of all that it decides."""
+
+    def __init__(self, process: Teller, known: Known) -> None:
+        super().__init__(process, known)
+        #: Call -> who asks, and at which evaluation; empty: at the training data.
+        self._callers: dict[int, tuple[str, str]] = {}
+        self._seen: dict[str, dict[str, int]] = {"trainers": {}, "pservers": {}}
+
+    def tell(self, name: str, event: Any, effects: Sequence[Mapping[str, Any]]) -> Iterator[Moment]:
+        if name == "MasterBegun":
+            self.process.name = f"master {event['settings']['generation']}"
+            yield self.moment("leads", JOB)
+        elif name == "LeasesSeen":
+            yield from self._leases(event)
+        elif name == "WorkAsked":
+            yield from self._reported(event["call"], event["ticket"])
+        elif name == "JoinAsked":
+            self._callers[event["call"]] = event["request"]["trainer"], ""
+        for each in effects:
+            ((kind, effect),) = each.items()
+            yield from self._effect(kind, effect)
+
+    def _leases(self, event: Any) -> Iterator[Moment]:
+        for kind, seen in self._seen.items():
+            now: dict[str, int] = event[kind]
+            one = kind[:-1]
+            for name in sorted({*seen, *now}):
+                if seen.get(name) == now.get(name):
+                    continue
+                subject = ("trainer", name) if kind == "trainers" else JOB
+                if name in seen:
+                    yield self.moment(f"sees that {one} {name} is gone, generation {seen[name]}", subject)
+                if name in now:
+                    yield self.moment(f"sees {one} {name}, generation {now[name]}", subject)
+            self._seen[kind] = now
+
+    def _reported(self, call: int, ticket: Any) -> Iterator[Moment]:
+        trainer, evaluation = self._callers[call] = ticket["trainer"], ticket["evaluation"]
+        for kind, word in (("finished", "finished"), ("failed", "failed"), ("returned", "handed back")):
+            for report in ticket[kind]:
+                attempt = report["attempt"]
+                at = f", at batch {report['batch']}" if report.get("batch") is not None else ""
+                by = f", acknowledged by generations {report['pservers']}" if report.get("pservers") else ""
+                whole = [("evaluation", evaluation)] if evaluation else self.known.task_of(attempt)
+                of = f" at evaluation {evaluation}" if evaluation else ""
+                text = f"hears of {trainer} that attempt {attempt}{of} is {word}{at}{by}"
+                yield self.moment(text, ("trainer", trainer), *whole)
+
+    def _effect(self, kind: str, effect: Any) -> Iterator[Moment]:
+        if kind == "Answer":
+            ((reply_kind, reply),) = effect["reply"].items()
+            trainer, evaluation = self._callers.pop(effect["call"], ("", ""))
+            if trainer and reply_kind == "TasksReply":
+                yield from self._answered(trainer, evaluation, reply)
+            elif trainer and reply_kind == "JoinReply" and reply["member"]:
+                yield self.moment(f"tells {trainer} that it is member {reply['member']}", ("trainer", trainer))
+            elif trainer and reply_kind == "error":
+                yield self.moment(f"refuses {trainer}: {reply}", ("trainer", trainer))
+        elif kind == "Note" and not effect["text"].startswith(_TOLD_BY_LEASES):
+            yield self.moment(_text(effect), JOB)
+        elif kind == "QueueNews":
+            yield from self._news(effect["evaluation"], effect["effect"])
+        elif kind == "DeleteElection":
+            yield self.moment("lets the model get first values again", JOB)
+
+    def _answered(self, trainer: str, evaluation: str, reply: Any) -> Iterator[Moment]:
+        for given in reply["assignments"]:
+            attempt, place = given["attempt"], (given["epoch"] + 1, given["task"])
+            if not evaluation:
+                self.known.attempts[attempt] = place
+            task, name = task_of(evaluation, place)
+            batches = f"batches {given['first_batch']} to {given['end_batch'] - 1} of {name}"
+            yield self.moment(f"gives {trainer} attempt {attempt}: {batches}", ("trainer", trainer), task)
+        for lost in reply["lost"]:
+            attempt = lost["attempt"]
+            whole = [("evaluation", evaluation)] if evaluation else self.known.task_of(attempt)
+            yield self.moment(f"tells {trainer} to drop attempt {attempt}", ("trainer", trainer), *whole)
+
+    def _news(self, evaluation: str, news: Any) -> Iterator[Moment]:
+        ((kind, found),) = news.items()
+        if kind == "EpochFinished":
+            if evaluation:
+                yield self.moment(f"finds that evaluation {evaluation} is done", ("evaluation", evaluation))
+            else:
+                yield self.moment(f"finds that epoch {found['epoch'] + 1} is done", JOB)
+        elif kind == "Expired":
+            given, trainer = found["assignment"], found["trainer"]
+            task, name = task_of(evaluation, (given["epoch"] + 1, given["task"]))
+            yield self.moment(f"takes back what {trainer} holds: {name} took too long", task, ("trainer", trainer))
+        elif kind == "Quarantined":
+            piece = found["piece"]
+            task, name = task_of(evaluation, (piece["epoch"] + 1, piece["task"]))
+            batches = f"batches {piece['first_batch']} to {piece['end_batch'] - 1} of {name}"
+            yield self.moment(f"gives up {batches}: {piece['error']}", task)
+
+
+#: Notes of the log that say what ``_leases`` tells already.
+_TOLD_BY_LEASES = ("pserver is there", "trainer is gone")
+
+
+def _text(note: Any) -> str:
+    try:
+        return str(note["text"] % tuple(note["values"]))
+    except (TypeError, ValueError):
+        return f"{note['text']} {note['values']}"
