@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable
 
 from flightedl.adapters.storage import open_storage
 from flightedl.domain.checkpoint.manifest import Manifest
+from flightedl.domain.model.declared import parameters_of
 from flightedl.domain.model.parameters import ParameterSpec
 from flightedl.errors import CorruptError
 from flightedl.formats.checkpoint_files import load_parameters
@@ -80,4 +81,4 @@ def specs_of(manifest: Manifest) -> list[ParameterSpec]:
     declared = decode(manifest.declaration, JobDeclaration).model
     if declared is None:
         raise CorruptError(f"checkpoint {manifest.number} has no model")
-    return [ParameterSpec(p.name, tuple(p.shape), p.dtype) for p in declared.declaration.parameters]
+    return parameters_of(declared.declaration)

@@ -7,8 +7,8 @@ from functools import partial
 from flightedl.domain.consistency.modes import Mode
 from flightedl.domain.master.effects import Undeclared
 from flightedl.domain.master.events import DatasetDeclared, ModelDeclared, ModelPlanned
+from flightedl.domain.model.declared import parameters_of, tables_of
 from flightedl.domain.model.optimizers import Optimizer
-from flightedl.domain.model.parameters import ParameterSpec
 from flightedl.domain.model.sharding import plan_for
 from flightedl.master.growing import Growing
 from flightedl.master.indexing import DatasetIndexing
@@ -65,8 +65,8 @@ class Declaring:
         return reply
 
     def _planned(self, declared: ModelDeclaration) -> ModelPlanned:
-        specs = [ParameterSpec(p.name, tuple(p.shape), p.dtype) for p in declared.parameters]
+        specs = parameters_of(declared)
         Optimizer.from_json(declared.optimizer).check_names([spec.name for spec in specs])
         Mode.from_json(declared.mode)
-        plan = plan_for(specs, self._state.pserver_count)
+        plan = plan_for(specs, self._state.pserver_count, tables=tables_of(declared))
         return ModelPlanned(declared, plan.hash, plan.block_count)

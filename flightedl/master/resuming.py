@@ -23,11 +23,10 @@ from flightedl.domain.checkpoint.checkpoints import Checkpoints, next_number_aft
 from flightedl.domain.checkpoint.manifest import Manifest, Skipped, candidates, checksum, examine, manifest_name
 from flightedl.domain.checkpoint.restoring import saved_plan
 from flightedl.domain.checkpoint.values import CheckpointSettings, Pointer
-from flightedl.domain.model.parameters import ParameterSpec
-from flightedl.domain.model.sharding import plan_for
+from flightedl.domain.model.declared import parameters_of, plan_of
 from flightedl.errors import CorruptError, FencedError, NotFoundError, UnavailableError, UsageError
 from flightedl.messages.base import decode, encode
-from flightedl.messages.declarations import ArrivalRecord, DeclaredModel, ElectionRecord, JobDeclaration
+from flightedl.messages.declarations import ArrivalRecord, ElectionRecord, JobDeclaration
 from flightedl.ports import Absent, Coordinator, Delete, Put, Storage
 
 _log = logging.getLogger(__name__)
@@ -148,9 +147,8 @@ def redeclared(manifest: Manifest, pserver_count: int) -> JobDeclaration:
     declaration = decode(manifest.declaration, JobDeclaration)
     if declaration.model is None:
         raise CorruptError(f"checkpoint {manifest.number} has no model")
-    specs = specs_of(declaration.model)
-    saved_plan(manifest, specs)
-    plan = plan_for(specs, pserver_count, manifest.cut_for)
+    saved_plan(manifest, parameters_of(declaration.model.declaration))
+    plan = plan_of(declaration.model, pserver_count, manifest.cut_for)
     model = msgspec.structs.replace(
         declaration.model, pservers=pserver_count, plan_hash=plan.hash, cut_for=manifest.cut_for
     )
@@ -161,8 +159,3 @@ def former(declaration: JobDeclaration) -> JobDeclaration:
     """The declaration as it is until trainers have declared its parts again, some of it with other settings."""
     model = None if declaration.model is None else msgspec.structs.replace(declaration.model, is_former=True)
     return msgspec.structs.replace(declaration, model=model, is_resumed=True)
-
-
-def specs_of(model: DeclaredModel) -> list[ParameterSpec]:
-    """The declared parameters."""
-    return [ParameterSpec(p.name, tuple(p.shape), p.dtype) for p in model.declaration.parameters]

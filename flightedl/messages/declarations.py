@@ -84,13 +84,15 @@ class ParameterDeclaration(Request, frozen=True, kw_only=True):
 
 
 class ModelDeclaration(Request, frozen=True, kw_only=True):
-    """What ``job.parameters(...)`` says. Optimizer and mode are tagged objects, see the domain's to_json."""
+    """What ``job.table(...)`` and ``job.parameters(...)`` say. Optimizers and mode are tagged objects (to_json)."""
 
     parameters: list[ParameterDeclaration]
     optimizer: dict[str, Any]
     mode: dict[str, Any]
     #: "bfloat16" or "float16": how float32 gradients and values travel, as 16 bits an element. First values never do.
     wire: Text = ""
+    #: Embedding tables by rising name, each a tagged object of ``domain.tables``.
+    tables: Annotated[list[dict[str, Any]], msgspec.Meta(max_length=10_000)] = []
 
 
 class DeclaredModel(Reply, frozen=True, kw_only=True):

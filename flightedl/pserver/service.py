@@ -20,9 +20,10 @@ from flightedl.coordination.keys import JobKeys
 from flightedl.domain.checkpoint.pointer import loadable_of, rejected_of
 from flightedl.domain.checkpoint.values import SnapshotCommand
 from flightedl.domain.consistency.modes import Mode
+from flightedl.domain.model.declared import parameters_of, plan_of
 from flightedl.domain.model.optimizers import Optimizer
 from flightedl.domain.model.parameters import ParameterSpec
-from flightedl.domain.model.sharding import ShardPlan, plan_for
+from flightedl.domain.model.sharding import ShardPlan
 from flightedl.domain.pserver import life_values as happens
 from flightedl.domain.recovery.replay import AppliedSummary
 from flightedl.errors import FlightedlError, UnavailableError
@@ -182,7 +183,7 @@ class PserverService:
             return
         self._is_prepared = True
         optimizer = Optimizer.from_json(model.declaration.optimizer)
-        for spec in _specs(model):
+        for spec in parameters_of(model.declaration):
             kernel_for(optimizer.for_parameter(spec.name), spec.storage_dtype)
             block_kernels(spec.storage_dtype)
 
@@ -223,8 +224,8 @@ class PserverService:
         """Do what takes long, and tell what came of it."""
         match effect:
             case happens.Build(model):
-                self._specs = _specs(model)
-                self._plan = plan_for(self._specs, model.pservers, model.cut_for)
+                self._specs = parameters_of(model.declaration)
+                self._plan = plan_of(model)
                 self._apply(happens.PlanMade(self._plan.hash))
             case happens.MakeBlocks(model):
                 self._apply(self._make_blocks(model))
@@ -431,7 +432,3 @@ class PserverService:
             is_draining=life.state is happens.State.DRAINING,
             refused_calls=self.refusals(),
         )
-
-
-def _specs(model: DeclaredModel) -> list[ParameterSpec]:
-    return [ParameterSpec(p.name, tuple(p.shape), p.dtype) for p in model.declaration.parameters]

@@ -1,7 +1,7 @@
 """Blocks of parameters to record batches, and back. No sockets here.
 
-``rows`` of a push or a pull, ``parts`` in the messages of a step. The JSON headers beside them are
-``flightedl.messages``.
+``rows`` of a push or a pull, ``parts`` in the messages of a step, ``table_rows`` in parts of embedding tables. The
+JSON headers beside them are ``flightedl.messages``.
 
 ``schemas/`` (package ``flightedl_schemas``) holds the same contract as Arrow schemas for other languages; a test proves
 that both agree.

@@ -8,8 +8,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from flightedl.domain.model.optimizers import SGD, Adam, Optimizer, RMSprop
+from flightedl.domain.model.optimizers import SGD, Adagrad, Adam, Optimizer, RMSprop
 from flightedl.domain.model.schedules import Cosine
+from flightedl.domain.tables.spec import TableSpec
 from flightedl.errors import DeclarationError, NotReadyError, UnavailableError, UsageError
 from flightedl.master import resuming
 from flightedl.messages.base import decode, encode
@@ -105,6 +106,26 @@ def test_anything_else_is_refused(
     assert stored(job).is_former, "somebody else may still declare what is right"
     master.service.declaring.model(model_of(before))
     assert not stored(job).is_former
+
+
+def _table(optimizer: Optimizer, **changes: Any) -> list[dict[str, Any]]:
+    return [TableSpec("users", 4, optimizer, **changes).to_json()]
+
+
+def test_the_optimizer_of_a_table_may_get_other_settings_too(make_job: MakeJob) -> None:
+    job = make_job()
+    master = resumed(job, model_of(SGD(lr=0.1), tables=_table(Adagrad(lr=0.1))))
+    refused = [
+        (_table(Adagrad(lr=0.1, initial_accumulator=1.0)), "beside table 'users' and would keep"),
+        (_table(SGD(lr=0.1)), "tables.users.optimizer.kind is 'Adagrad', not 'SGD'"),
+        (_table(Adagrad(lr=0.1), seed=3), "tables.users.seed is 0, not 3"),
+        ([], "tables.users is"),
+    ]
+    for tables, text in refused:
+        with pytest.raises(DeclarationError, match=text):
+            master.service.declaring.model(model_of(SGD(lr=0.1), tables=tables))
+    now = model_of(SGD(lr=0.1), tables=_table(Adagrad(lr=0.5)))
+    assert master.service.declaring.model(now).declaration == now
 
 
 def test_a_pattern_that_matches_nothing_is_refused(make_job: MakeJob) -> None:

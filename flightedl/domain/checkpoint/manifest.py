@@ -98,6 +98,11 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     etcd: Sighting | None = None
 
     @property
+    def stored_declaration(self) -> bytes | None:
+        """The job's declaration; None: there is none."""
+        return _document(self.declaration)
+
+    @property
     def stored_queue(self) -> bytes | None:
         """The task queue; None: the job has no dataset."""
         return _document(self.queue)

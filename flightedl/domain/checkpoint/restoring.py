@@ -13,9 +13,13 @@ from dataclasses import dataclass
 
 from flightedl.domain.checkpoint.manifest import Manifest, ShardFile
 from flightedl.domain.exactly_once.applied import AppliedBatches
+from flightedl.domain.model.declared import tables_of
 from flightedl.domain.model.parameters import ParameterSpec
 from flightedl.domain.model.sharding import ShardPlan, plan_for
-from flightedl.errors import UsageError
+from flightedl.domain.tables.spec import TableSpec
+from flightedl.errors import CorruptError, MessageError, UsageError
+from flightedl.messages.base import decode
+from flightedl.messages.declarations import JobDeclaration
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,12 +27,18 @@ class FilePart:
     """What is needed of one file."""
 
     file: ShardFile
-    #: Block numbers, rising.
+    #: Numbers of blocks and buckets, rising.
     blocks: tuple[int, ...]
-    #: Where each of them is among the file's blocks: its position in the file's applied sets.
+    #: Where each of them is among those of the file: its position in the file's applied sets.
     positions: tuple[int, ...]
-    #: Whether these are all blocks of the file.
+    #: Whether these are all that the file has.
     is_whole: bool
+
+    def split(self, block_count: int) -> tuple[tuple[int, ...], range]:
+        """The blocks, and the range of buckets, of a plan with so many blocks."""
+        blocks = tuple(number for number in self.blocks if number < block_count)
+        buckets = self.blocks[len(blocks) :]
+        return blocks, range(buckets[0], buckets[-1] + 1) if buckets else range(0)
 
 
 def saved_plan(manifest: Manifest, parameters: Sequence[ParameterSpec]) -> ShardPlan:
@@ -37,13 +47,23 @@ def saved_plan(manifest: Manifest, parameters: Sequence[ParameterSpec]) -> Shard
     Raises:
         UsageError: the parameters are others, or this version cuts them otherwise.
     """
-    plan = plan_for(parameters, manifest.pserver_count, manifest.cut_for)
+    plan = plan_for(parameters, manifest.pserver_count, manifest.cut_for, saved_tables(manifest))
     if plan.hash != manifest.plan_hash:
         raise UsageError(
             f"checkpoint {manifest.number} is of other parameters, or of a flightedl that cuts them into other blocks: "
             "declare the parameters as they were, or use the version that wrote it"
         )
     return plan
+
+
+def saved_tables(manifest: Manifest) -> list[TableSpec]:
+    """The tables that a checkpoint has rows of. CorruptError: its declaration is none."""
+    declaration = manifest.stored_declaration
+    try:
+        model = None if declaration is None else decode(declaration, JobDeclaration).model
+        return [] if model is None else tables_of(model.declaration)
+    except (MessageError, UsageError) as error:
+        raise CorruptError(f"checkpoint {manifest.number} has a declaration that is none: {error}") from None
 
 
 def recut(manifest: Manifest, saved: ShardPlan, plan: ShardPlan, index: int) -> tuple[FilePart, ...]:
@@ -63,21 +83,26 @@ def recut(manifest: Manifest, saved: ShardPlan, plan: ShardPlan, index: int) -> 
         and saved.block_count == plan.block_count
         and (saved.block_starts == plan.block_starts).all()
         and (saved.block_parameters == plan.block_parameters).all()
+        and _shapes(saved) == _shapes(plan)
     )
     if not same:
         raise UsageError(
             f"checkpoint {manifest.number} has its parameters cut for {manifest.cut_for} pservers: "
-            f"the job's plan has to be plan_for(parameters, {plan.pserver_count}, {manifest.cut_for})"
+            f"the job's plan has to be plan_for(parameters, {plan.pserver_count}, {manifest.cut_for}, tables)"
         )
-    wanted = set(plan.blocks_of(index).numbers.tolist())
+    wanted = set(plan.positions_of(index))
     parts = []
     for file in manifest.shards:
-        there = saved.blocks_of(file.index).numbers.tolist()
+        there = saved.positions_of(file.index)
         found = [(number, position) for position, number in enumerate(there) if number in wanted]
         if found:
             numbers, positions = zip(*found, strict=True)
             parts.append(FilePart(file, numbers, positions, len(found) == len(there)))
     return tuple(parts)
+
+
+def _shapes(plan: ShardPlan) -> list[tuple[str, int, str]]:
+    return [(table.name, table.dim, table.dtype) for table in plan.tables]
 
 
 def applied_of(parts: Sequence[FilePart], applied: Mapping[str, AppliedBatches]) -> AppliedBatches:

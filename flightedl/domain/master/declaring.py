@@ -22,6 +22,7 @@ from flightedl.domain.master import effects as out
 from flightedl.domain.master import events
 from flightedl.domain.master.differences import require_same, require_same_slots
 from flightedl.domain.master.state import MasterState
+from flightedl.domain.model.declared import tables_of
 from flightedl.domain.model.optimizers import Optimizer
 from flightedl.errors import FlightedlError
 from flightedl.messages.base import Reply
@@ -144,10 +145,17 @@ class Declaring:
         names = [parameter.name for parameter in declared.parameters]
         optimizer.check_names(names)
         require_same_slots(names, Optimizer.from_json(known.declaration.optimizer), optimizer)
+        for before, now in zip(tables_of(known.declaration), tables_of(declared), strict=True):
+            require_same_slots([now.name], before.optimizer, now.optimizer, "table")
         if declared != known.declaration:
-            before = known.declaration.optimizer
-            self._state.outbox.note("optimizer changed before=%s now=%s", before, declared.optimizer)
+            self._note_change("optimizer", known.declaration.optimizer, declared.optimizer)
+            for one, other in zip(known.declaration.tables, declared.tables, strict=True):
+                self._note_change(f"optimizer of table {other['name']}", one["optimizer"], other["optimizer"])
         return self._state.adopt_model(declared)
+
+    def _note_change(self, what: str, before: object, now: object) -> None:
+        if before != now:
+            self._state.outbox.note("%s changed before=%s now=%s", what, before, now)
 
     def _model_planned(self, event: events.ModelPlanned) -> None:
         state = self._state
@@ -158,8 +166,8 @@ class Declaring:
         state.declaration = replace(state.declaration, model=reply)
         state.begin_membership(reply, None)
         state.touch()
-        count = len(event.declared.parameters)
-        state.outbox.note("model declared parameters=%d blocks=%d", count, event.block_count)
+        counts = (len(event.declared.parameters), event.block_count, len(event.declared.tables))
+        state.outbox.note("model declared parameters=%d blocks=%d tables=%d", *counts)
 
     # evaluations
 
@@ -178,4 +186,7 @@ class Declaring:
 
 
 def _is_setting(field: str) -> bool:
-    return field.startswith("optimizer.") and field != "optimizer.kind"
+    """Whether it is a setting of an optimizer: of the parameters, or ``tables.<name>.optimizer.<setting>``."""
+    before, is_of_optimizer, setting = field.rpartition("optimizer.")
+    is_one = not before or (before.startswith("tables.") and before.endswith("."))
+    return bool(is_of_optimizer) and is_one and setting != "kind"

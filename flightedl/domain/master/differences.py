@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -33,7 +33,7 @@ def require_same(
     Raises:
         DeclarationError: they differ; names the fields and both values.
     """
-    pairs = _differences("", msgspec.to_builtins(known), msgspec.to_builtins(declared))
+    pairs = _differences("", _by_name(known), _by_name(declared))
     differences = [text for field, text in pairs if not may_differ(field)]
     if differences:
         shown = "; ".join(differences[:_SHOWN])
@@ -44,17 +44,19 @@ def require_same(
         )
 
 
-def require_same_slots(names: Iterable[str], known: Optimizer, declared: Optimizer) -> None:
+def require_same_slots(
+    names: Iterable[str], known: Optimizer, declared: Optimizer, kind: Literal["parameter", "table"] = "parameter"
+) -> None:
     """What an optimizer keeps beside the values has to go on under its new settings.
 
     Raises:
-        DeclarationError: it keeps something else for a parameter.
+        DeclarationError: it keeps something else for a parameter, or for the rows of a table.
     """
     for name in names:
         before, now = known.for_parameter(name).slots, declared.for_parameter(name).slots
         if before != now:
             raise DeclarationError(
-                f"the optimizer keeps {_named(before)} beside parameter {name!r} and would keep {_named(now)}. Only "
+                f"the optimizer keeps {_named(before)} beside {kind} {name!r} and would keep {_named(now)}. Only "
                 "settings that leave this as it is may change when a job is resumed: declare such, or use another job "
                 "name"
             )
@@ -64,6 +66,16 @@ def _named(slots: Sequence[SlotSpec]) -> str:
     return (
         ", ".join(slot.name + (f" (from {slot.initial:g} on)" if slot.initial else "") for slot in slots) or "nothing"
     )
+
+
+def _by_name(declared: msgspec.Struct) -> Any:
+    """A declaration as plain values, its tables by name, so that their differences are told by name."""
+    found = msgspec.to_builtins(declared)
+    if tables := found.get("tables"):
+        found["tables"] = {table.get("name", ""): table for table in tables}
+    elif "tables" in found:
+        found["tables"] = {}
+    return found
 
 
 def _differences(path: str, known: Any, declared: Any) -> Any:

@@ -16,6 +16,10 @@ the line's start, so their moves do not add up along it: a stretch is at most tw
 be. Pieces between cuts are then divided into the fewest equal blocks of at most ``block_limit`` bytes: a parameter
 never ends in a small rest.
 
+Embedding tables have their rows in ``BUCKETS`` *buckets*, all tables together (``tables.placement``). A bucket is a
+position of the plan like a block, so that pushes, rounds, checkpoints and recovery are those of blocks: the numbers of
+buckets go on behind those of all blocks, and each pserver has a range of them, which depends on nothing but P.
+
 Not guaranteed: balance of models so small that a share is a few minimal blocks, and balance of work where optimizers
 differ by parameter.
 """
@@ -25,12 +29,14 @@ from __future__ import annotations
 import hashlib
 import heapq
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import numpy.typing as npt
 
 from flightedl.domain.model.parameters import ParameterSpec
+from flightedl.domain.tables.placement import BUCKETS, buckets_of_pserver
+from flightedl.domain.tables.spec import TableSpec
 from flightedl.errors import NotFoundError, UsageError
 
 #: The rules of this module; part of every plan's hash. A plan of another version is another plan.
@@ -97,6 +103,7 @@ class ShardPlan:
     block_stops: Integers
     block_pservers: Integers
     version: int = PLAN_VERSION
+    tables: tuple[TableSpec, ...] = ()
     hash: str = field(init=False)
     #: Parameter name -> its number.
     numbers_by_name: dict[str, int] = field(init=False, repr=False)
@@ -129,6 +136,23 @@ class ShardPlan:
             int(self.block_stops[number]),
             int(self.block_pservers[number]),
         )
+
+    @property
+    def bucket_count(self) -> int:
+        """Number of buckets on all pservers; 0 without tables."""
+        return BUCKETS if self.tables else 0
+
+    def buckets_of(self, pserver: int) -> range:
+        """Position numbers of a pserver's buckets. NotFoundError: there is no pserver of that index."""
+        if not 0 <= pserver < self.pserver_count:
+            raise NotFoundError(f"there is no pserver {pserver}; the plan has {self.pserver_count}")
+        first = self.block_count
+        found = buckets_of_pserver(pserver, self.pserver_count) if self.tables else range(0)
+        return range(first + found.start, first + found.stop)
+
+    def positions_of(self, pserver: int) -> list[int]:
+        """Numbers of a pserver's blocks and buckets, rising."""
+        return [*self.blocks_of(pserver).numbers.tolist(), *self.buckets_of(pserver)]
 
     def blocks_of(self, pserver: int) -> Shard:
         """What a pserver owns. NotFoundError: there is none of that index."""
@@ -194,30 +218,43 @@ def runs_of(plan: ShardPlan, pserver: int) -> list[range]:
 
 
 def plan_shards(
-    parameters: Sequence[ParameterSpec], pserver_count: int, *, block_bytes: int | None = None
+    parameters: Sequence[ParameterSpec],
+    pserver_count: int,
+    *,
+    tables: Sequence[TableSpec] = (),
+    block_bytes: int | None = None,
 ) -> ShardPlan:
     """Cut parameters into blocks and give each to a pserver; see the module for the rules.
 
     Args:
         parameters: In declared order, which the plan depends on.
         pserver_count: P >= 1.
+        tables: In declared order, likewise.
         block_bytes: No block is bigger, unless a smaller one would have less than ``MINIMUM_ELEMENTS``; None:
             ``block_limit``.
 
     Raises:
-        UsageError: no pserver, no parameters, or two of one name.
+        UsageError: no pserver, neither parameters nor tables, or two of one name.
     """
     if pserver_count < 1:
         raise UsageError(f"a model needs at least 1 pserver, got {pserver_count}")
+    if not parameters and not tables:
+        raise UsageError("a model needs at least 1 parameter, or a table")
+    _require_distinct("parameters", [parameter.name for parameter in parameters])
+    _require_distinct("tables", [table.name for table in tables])
     if not parameters:
-        raise UsageError("a model needs at least 1 parameter")
-    names: set[str] = set()
-    for parameter in parameters:
-        if parameter.name in names:
-            raise UsageError(f"there are two parameters named {parameter.name!r}; give each its own name")
-        names.add(parameter.name)
+        nothing = np.empty(0, np.int64)
+        return ShardPlan((), pserver_count, nothing, nothing, nothing, nothing.copy(), tables=tuple(tables))
     limit = block_limit(parameters, pserver_count) if block_bytes is None else block_bytes
-    return _divide(tuple(parameters), pserver_count, limit)
+    return replace(_divide(tuple(parameters), pserver_count, limit), tables=tuple(tables))
+
+
+def _require_distinct(kind: str, names: Sequence[str]) -> None:
+    seen: set[str] = set()
+    for name in names:
+        if name in seen:
+            raise UsageError(f"there are two {kind} named {name!r}; give each its own name")
+        seen.add(name)
 
 
 def reassigned(plan: ShardPlan, pserver_count: int) -> ShardPlan:
@@ -248,16 +285,19 @@ def reassigned(plan: ShardPlan, pserver_count: int) -> ShardPlan:
         plan.block_stops.copy(),
         owners,
         plan.version,
+        plan.tables,
     )
 
 
-def plan_for(parameters: Sequence[ParameterSpec], pserver_count: int, cut_for: int = 0) -> ShardPlan:
+def plan_for(
+    parameters: Sequence[ParameterSpec], pserver_count: int, cut_for: int = 0, tables: Sequence[TableSpec] = ()
+) -> ShardPlan:
     """The plan of a job whose parameters were cut into blocks for ``cut_for`` pservers (0: for as many as it has now).
 
     Raises:
         UsageError: as ``plan_shards``.
     """
-    plan = plan_shards(parameters, cut_for or pserver_count)
+    plan = plan_shards(parameters, cut_for or pserver_count, tables=tables)
     return plan if plan.pserver_count == pserver_count else reassigned(plan, pserver_count)
 
 
@@ -325,4 +365,7 @@ def _hash(plan: ShardPlan) -> str:
     digest.update(f"{plan.version} {plan.pserver_count} {plan.block_count}\n".encode())
     for array in (plan.block_parameters, plan.block_starts, plan.block_stops, plan.block_pservers):
         digest.update(array.astype("<i8").tobytes())
+    for table in plan.tables:
+        text = f"table {table.name!r} {table.dim} {table.dtype}"
+        digest.update(f"{len(text)} {text}\n".encode())
     return digest.hexdigest()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -11,9 +12,14 @@ from flightedl.domain.checkpoint.manifest import Manifest, shard_name
 from flightedl.domain.checkpoint.restoring import applied_of, recut, saved_plan
 from flightedl.domain.exactly_once.applied import AppliedBatches
 from flightedl.domain.exactly_once.batches import Batch
+from flightedl.domain.model.optimizers import SGD
 from flightedl.domain.model.parameters import ParameterSpec
 from flightedl.domain.model.sharding import BLOCK_BYTES, plan_for, plan_shards, reassigned
+from flightedl.domain.tables.placement import BUCKETS
+from flightedl.domain.tables.spec import TableSpec
 from flightedl.errors import UsageError
+from flightedl.messages.base import encode
+from flightedl.messages.declarations import DeclaredModel, JobDeclaration, ModelDeclaration
 
 from .checkpoint_shell import shard_file
 
@@ -105,3 +111,54 @@ def test_arrays_of_a_reassigned_plan_are_its_own_and_read_only():
     moved = reassigned(first, 3)
     assert not np.shares_memory(first.block_starts, moved.block_starts)
     assert not moved.block_pservers.flags.writeable
+
+
+TABLES = [TableSpec("users", 4, SGD(lr=0.1))]
+
+
+def with_tables(pserver_count: int) -> Manifest:
+    """Of a job that has tables beside its parameters."""
+    declared = ModelDeclaration(parameters=[], optimizer={}, mode={}, tables=[each.to_json() for each in TABLES])
+    plan = plan_for(PARAMETERS, pserver_count, tables=TABLES)
+    model = DeclaredModel(declaration=declared, pservers=pserver_count, plan_hash=plan.hash)
+    return msgspec.structs.replace(
+        manifest(pserver_count, pserver_count),
+        plan_hash=plan.hash,
+        declaration=msgspec.Raw(encode(JobDeclaration(model=model))),
+    )
+
+
+@pytest.mark.parametrize(("before", "after"), [(1, 3), (3, 1), (2, 5), (4, 3), (2, 2)])
+def test_each_bucket_has_one_owner_and_brings_what_is_applied_to_it(before, after):
+    made = with_tables(before)
+    saved, plan = saved_plan(made, PARAMETERS), plan_for(PARAMETERS, after, before, TABLES)
+    count, seen = plan.block_count, []
+    for index in range(after):
+        parts = recut(made, saved, plan, index)
+        found = [part.split(count) for part in parts]
+        seen += [number for _, buckets in found for number in buckets]
+        assert sorted(number for blocks, _ in found for number in blocks) == plan.blocks_of(index).numbers.tolist()
+        sets = {}
+        for part in parts:
+            applied = AppliedBatches(len(saved.positions_of(part.file.index)))
+            applied.mark_many(range(applied.block_count), Batch(0, part.file.index, 0), 2)
+            sets[part.file.name] = applied
+        applied = applied_of(parts, sets)
+        owners = [next(p.file.index for p in parts if number in p.blocks) for number in plan.positions_of(index)]
+        assert all(applied.has(place, Batch(0, owner, 0)) for place, owner in enumerate(owners))
+    assert seen == list(range(count, count + BUCKETS))
+
+
+def test_tables_are_part_of_the_plan():
+    plan = plan_for(PARAMETERS, 2, tables=TABLES)
+    assert plan.hash != plan_for(PARAMETERS, 2).hash
+    assert plan.hash != plan_for(PARAMETERS, 2, tables=[TableSpec("users", 5, SGD(lr=0.1))]).hash
+    assert plan.hash == plan_for(PARAMETERS, 2, tables=[TableSpec("users", 4, SGD(lr=0.5))]).hash, "settings may change"
+    assert not plan_for(PARAMETERS, 2).buckets_of(0)
+    with pytest.raises(UsageError, match="two tables named 'users'"):
+        plan_for(PARAMETERS, 2, tables=TABLES * 2)
+    alone = plan_for([], 3, tables=TABLES)
+    assert [alone.positions_of(index)[0] for index in range(3)] == [0, 342, 683]
+    other = plan_for(PARAMETERS, 2, tables=[TableSpec("items", 4, SGD(lr=0.1))])
+    with pytest.raises(UsageError, match="the job's plan has to be"):
+        recut(with_tables(2), plan, other, 0)

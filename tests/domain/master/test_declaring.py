@@ -107,7 +107,7 @@ def test_a_model_is_declared_when_it_has_a_plan() -> None:
     assert isinstance(reply(core, events.ModelDeclared(1, MODEL)), out.Undeclared)
     assert core.members is None
     said = notes(core.apply(events.ModelPlanned(MODEL, "p", 1), 0.0))
-    assert said == ["model declared parameters=%d blocks=%d"]
+    assert said == ["model declared parameters=%d blocks=%d tables=%d"]
     assert core.members is not None
     declared = reply(core, events.ModelDeclared(2, MODEL))
     assert (declared.declaration, declared.plan_hash, declared.pservers) == (MODEL, "p", 1)

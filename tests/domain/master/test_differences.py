@@ -47,3 +47,15 @@ def test_lists_of_other_lengths_differ_as_a_whole() -> None:
     columns = DatasetDeclaration(urls=["a", "b"], batch_size=1, columns=["x"])
     with pytest.raises(DeclarationError, match=r"columns is None, not \['x'\]"):
         require_same("dataset", known, columns)
+
+
+def _with_tables(**dims: int) -> ModelDeclaration:
+    tables = [{"kind": "TableSpec", "name": name, "dim": dim} for name, dim in dims.items()]
+    return ModelDeclaration(parameters=[], optimizer={}, mode={}, tables=tables)
+
+
+def test_differences_of_tables_are_named_by_table() -> None:
+    with pytest.raises(DeclarationError, match=r"tables\.items\.dim is 8, not 4; tables\.users is \{"):
+        require_same("model", _with_tables(items=8, users=2), _with_tables(items=4))
+    with pytest.raises(DeclarationError, match=r"tables\.items is None, not \{"):
+        require_same("model", _with_tables(), _with_tables(items=4))

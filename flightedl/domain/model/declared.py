@@ -1,0 +1,37 @@
+"""From a declaration to what it declares: parameters, tables, and how both lie on the pservers."""
+
+from __future__ import annotations
+
+from flightedl.domain.model.parameters import ParameterSpec
+from flightedl.domain.model.sharding import ShardPlan, plan_for
+from flightedl.domain.tables.spec import TableSpec
+from flightedl.messages.declarations import DeclaredModel, ModelDeclaration
+
+
+def parameters_of(declaration: ModelDeclaration) -> list[ParameterSpec]:
+    """The declared parameters. UsageError: one is not valid."""
+    return [ParameterSpec(p.name, tuple(p.shape), p.dtype) for p in declaration.parameters]
+
+
+def tables_of(declaration: ModelDeclaration) -> list[TableSpec]:
+    """The declared tables. UsageError: one is not valid."""
+    return [TableSpec.from_json(table) for table in declaration.tables]
+
+
+def plan_of(model: DeclaredModel, pserver_count: int | None = None, cut_for: int | None = None) -> ShardPlan:
+    """The shard plan of a declared model.
+
+    Args:
+        model: As declared.
+        pserver_count: None: as it is.
+        cut_for: For how many pservers the parameters were cut; None: as it is.
+
+    Raises:
+        UsageError: something declared is not valid.
+    """
+    return plan_for(
+        parameters_of(model.declaration),
+        model.pservers if pserver_count is None else pserver_count,
+        model.cut_for if cut_for is None else cut_for,
+        tables_of(model.declaration),
+    )

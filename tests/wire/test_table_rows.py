@@ -1,0 +1,79 @@
+"""Rows of tables as bytes, and back; and what is no such thing."""
+
+from __future__ import annotations
+
+import struct
+
+import numpy as np
+import pytest
+
+from flightedl.errors import MessageError
+from flightedl.wire.table_rows import NOTHING, Kind, Section, decode_sections, encode_sections, rows_section
+
+DTYPES = [np.dtype(np.float32), np.dtype(np.uint16)]
+
+
+def row_of(_kind: int, table: int) -> tuple[int, np.dtype[np.generic]]:
+    if table > 1:
+        raise MessageError("unknown table")
+    return 3, DTYPES[table]
+
+
+def some(kind: Kind, table: int, count: int) -> Section:
+    ids = np.arange(count, dtype=np.uint64) + 7
+    values = np.arange(count * 3).reshape(count, 3).astype(DTYPES[table])
+    if kind == Kind.ROWS:
+        return rows_section(table, values)
+    return Section(kind, table, ids, values if kind == Kind.GRADIENTS else None)
+
+
+@pytest.mark.parametrize("shift", [0, 1, 4])
+def test_what_is_encoded_comes_back_at_any_address(shift: int) -> None:
+    sections = [
+        some(Kind.GRADIENTS, 0, 5),
+        some(Kind.GRADIENTS, 1, 0),
+        some(Kind.WANTED, 1, 3),
+        some(Kind.ROWS, 1, 1),
+        some(Kind.UNKNOWN, 0, 2),
+    ]
+    data = bytes(shift) + encode_sections(sections).tobytes()
+    found = decode_sections(memoryview(data)[shift:], row_of, Kind)
+    assert [(each.kind, each.table, each.ids.tolist(), each.row_count) for each in found] == [
+        (each.kind, each.table, each.ids.tolist(), each.row_count) for each in sections
+    ]
+    for one, other in zip(found, sections, strict=True):
+        assert (one.values is None) == (other.values is None)
+        assert one.values is None or other.values is None or (one.values == other.values).all()
+
+
+def test_nothing_is_something() -> None:
+    assert decode_sections(memoryview(NOTHING.tobytes()), row_of, Kind) == []
+
+
+def _header(count: int, kind: int = 1, table: int = 0, rows: int = 0, layout: int = 1) -> bytes:
+    return struct.pack("<II", layout, count) + struct.pack("<HHIQ", kind, 0, table, rows) * count
+
+
+@pytest.mark.parametrize(
+    ("data", "text"),
+    [
+        (b"", "no header"),
+        (_header(1, layout=9), "another version"),
+        (_header(1)[:-1], "another version"),
+        (_header(1, kind=7), "kind 7"),
+        (_header(2), "may not have"),
+        (_header(1, table=5), "unknown table"),
+        (_header(1, rows=1), "or more"),
+        (_header(1, rows=2**60), "or more"),
+        (_header(1) + b"x", "tell of"),
+    ],
+)
+def test_what_is_no_payload_is_refused(data: bytes, text: str) -> None:
+    with pytest.raises(MessageError, match=text):
+        decode_sections(memoryview(data), row_of, Kind)
+
+
+def test_a_kind_that_is_not_expected_is_refused() -> None:
+    data = encode_sections([some(Kind.ROWS, 0, 1)]).tobytes()
+    with pytest.raises(MessageError, match="kind 3"):
+        decode_sections(memoryview(data), row_of, (Kind.WANTED,))
