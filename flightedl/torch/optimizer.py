@@ -133,6 +133,13 @@ class Optimizer(torch.optim.Optimizer):
             tensors[name] = tensor if tensor.is_floating_point() else tensor.double().reshape(())
         return Copies().arrays(tensors)
 
+    @property
+    def model(self) -> Parameters:
+        """The job's values by name, as ``job.parameters`` returns them; ``model.pull()`` brings the present ones."""
+        if self._model is None:
+            raise UsageError("this optimizer was not declared: making it has failed")
+        return self._model
+
     # what PyTorch calls
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
@@ -157,7 +164,7 @@ class Optimizer(torch.optim.Optimizer):
         self._require_unchanged()
         gradients = self._gradients()
         arrays = self._copies.arrays(gradients)
-        self._declared_model.step(self._as_declared(arrays) | self._changes_of_buffers())
+        self.model.step(self._as_declared(arrays) | self._changes_of_buffers())
         self._pushed = {_state_of(gradient) for gradient in gradients.values()}
         return loss
 
@@ -189,7 +196,7 @@ class Optimizer(torch.optim.Optimizer):
 
         The servers have the rest. What a job is resumed from is its checkpoint.
         """
-        versions = self._declared_model.versions
+        versions = self.model.versions
         for name, place in self._places.items():
             if place.tensor in self.state:
                 self.state[place.tensor]["version"].fill_(versions[name])
@@ -252,12 +259,6 @@ class Optimizer(torch.optim.Optimizer):
 
     # pieces
 
-    @property
-    def _declared_model(self) -> Parameters:
-        if self._model is None:
-            raise UsageError("this optimizer was not declared: making it has failed")
-        return self._model
-
     def _grouped(self) -> Iterable[torch.Tensor]:
         return (tensor for group in self.param_groups for tensor in group["params"])
 
@@ -270,7 +271,7 @@ class Optimizer(torch.optim.Optimizer):
 
     def _as_declared(self, gradients: dict[str, Array]) -> dict[str, Array]:
         """A module that was converted since has gradients of another type."""
-        model = self._declared_model
+        model = self.model
         return {
             name: array if array.dtype == model[name].dtype else array.astype(model[name].dtype)
             for name, array in gradients.items()
@@ -279,7 +280,7 @@ class Optimizer(torch.optim.Optimizer):
     def _changes_of_buffers(self) -> dict[str, Array]:
         """By how much buffers changed here since the job gave them."""
         changes: dict[str, Array] = {}
-        model = self._declared_model
+        model = self.model
         for name, place in self._buffers.items():
             # PyTorch's kernels write statistics without counting that as a write.
             given = model[name]

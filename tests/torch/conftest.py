@@ -8,6 +8,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
+
+# Tests run beside each other: threads of one that wait for each other take the cores from the others.
+torch.set_num_threads(1)
 
 
 @pytest.fixture(autouse=True)
