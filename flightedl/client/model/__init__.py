@@ -1,5 +1,6 @@
 """A trainer's model: first values, pushes, pulls, and files with values.
 
+* ``job_model`` is what a session has of it, from its declaration to files of it.
 * ``declared`` makes its first arrays, ``election`` chooses whose values they are.
 * ``parameters`` is what the user calls: ``gradients`` checks what is pushed, ``accumulation`` adds up the gradients of
   several batches, ``feedback`` keeps what 16 bits round off, ``values`` is where the model lies. What a call sends and

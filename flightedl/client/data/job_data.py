@@ -1,0 +1,146 @@
+"""What a trainer has of the job's data: its share of the training data, and of evaluations."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import pyarrow as pa
+
+from flightedl.adapters.storage import FsspecFiles
+from flightedl.client import arguments
+from flightedl.client.data import evaluation
+from flightedl.client.data.dataset import Dataset, ReadTask
+from flightedl.client.data.evaluation import Measure
+from flightedl.client.data.feed import TaskFeed
+from flightedl.client.data.readings import batches_of
+from flightedl.client.data.skipped import telling
+from flightedl.client.participation import Participation
+from flightedl.client.process import TrainerProcess
+from flightedl.client.raised import place_of
+from flightedl.domain.trainer.feed import Ask
+from flightedl.errors import UsageError
+from flightedl.formats.declared import schema_of, spec_of
+from flightedl.formats.reader import Decode
+from flightedl.messages.base import encode
+from flightedl.messages.declarations import DatasetDeclaration, DeclaredDataset, EvaluationDeclaration
+from flightedl.messages.tasks import TasksReply
+from flightedl.recording.loops import batch_loop
+
+_CLOSE_S = 4.0
+
+
+class JobData:
+    """The data of one session.
+
+    Args:
+        process: The trainer's.
+        participation: Knows which batch it works on, and asks the master for tasks.
+        require_open: Raises when the session is over.
+        begin_again: What to do who wants to train again what is done.
+    """
+
+    def __init__(
+        self,
+        process: TrainerProcess,
+        participation: Participation,
+        require_open: Callable[[], None],
+        begin_again: str,
+    ) -> None:
+        self._process = process
+        self._participation = participation
+        self._require_open = require_open
+        self._begin_again = begin_again
+        self._files = FsspecFiles()
+        self._dataset: Dataset | None = None
+        #: Of the evaluation that is under way.
+        self._evaluation: TaskFeed | None = None
+
+    def declare(self, declaration: DatasetDeclaration, decode: Decode | None) -> Dataset:
+        """Declare the training data. Errors as of ``Job.dataset``."""
+        read_as = self._reader(declaration, decode)
+        declared = self._process.ask_master("declare_dataset", encode(declaration), DeclaredDataset)
+        self._dataset = Dataset(
+            declared,
+            self._open_feed,
+            read_as(declared),
+            self._participation,
+            self._process.waiting,
+            _CLOSE_S,
+            lambda: self._process.tell_master("end_growth"),
+            self._begin_again,
+            partial(batch_loop, self._process.recorder, self._process.trainer),
+        )
+        return self._dataset
+
+    def require_undeclared(self) -> None:
+        """UsageError: there is a dataset."""
+        if self._dataset is not None:
+            raise UsageError("this job already has its dataset: declare it once, before the training loop")
+
+    def evaluate(
+        self, name: str, declaration: DatasetDeclaration, measure: Measure, decode: Decode | None
+    ) -> dict[str, float]:
+        """Measure a part of other data. Errors as of ``Job.evaluate``."""
+        read_as = self._reader(declaration, decode)
+        chosen_name = arguments.name_of("the name of an evaluation", name)
+        request = encode(EvaluationDeclaration(name=chosen_name, dataset=declaration))
+        declared = self._process.ask_master("declare_evaluation", request, DeclaredDataset)
+        requests = self._process.request_stream()
+        last = TasksReply(assignments=[], outcome="none_now")
+
+        def fetch(ask: Ask) -> TasksReply:
+            nonlocal last
+            last = self._participation.fetch(requests, ask, name)
+            return last
+
+        self._evaluation = self._process.task_feed(fetch, requests, name)
+        try:
+            evaluation.run(self._evaluation, read_as(declared), measure, self._process.waiting())
+        finally:
+            feed, self._evaluation = self._evaluation, None
+            feed.close(_CLOSE_S)
+        return evaluation.result(name, last)
+
+    def _reader(self, declaration: DatasetDeclaration, decode: Decode | None) -> Callable[[DeclaredDataset], ReadTask]:
+        """What makes the reader of tasks of this data, once it is declared; what is skipped as corrupt is told."""
+        if decode is not None:
+            arguments.function_of("decode", decode)
+        spec = spec_of(declaration)
+
+        def read_as(declared: DeclaredDataset) -> ReadTask:
+            more: dict[str, Any] = {"schema": schema_of(declared), "decode": decode}
+
+            def read(task: Any) -> Iterator[pa.RecordBatch]:
+                skipped = self._process.progress.skipped
+                return telling(lambda counts: batches_of(self._files, task, spec, counts=counts, **more), skipped)
+
+            return read
+
+        return read_as
+
+    def _open_feed(self) -> TaskFeed:
+        self._require_open()
+        requests = self._process.request_stream()
+        return self._process.task_feed(partial(self._participation.fetch, requests), requests)
+
+    def registered_again(self) -> None:
+        """The trainer has another registration: what it held is somebody else's."""
+        if self._dataset is not None:
+            self._dataset.registered_again()
+        if self._evaluation is not None:
+            self._evaluation.registered_again()
+
+    def raised(self, error: Exception) -> None:
+        """The script has raised, maybe at a batch."""
+        current = self._participation.current
+        if current is not None and self._dataset is not None:
+            last = "".join(traceback.format_exception_only(error)).strip()
+            self._dataset.fail_current(current, last, place_of(error))
+
+    def close(self) -> None:
+        """Hand back what is held."""
+        if self._dataset is not None:
+            self._dataset.close()

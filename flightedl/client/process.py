@@ -1,0 +1,136 @@
+"""Everything that one trainer process is made of beside its data and its model: opened and closed here.
+
+Order: the recording, etcd, the registration (a lease on this trainer's id), the directory that follows etcd, the
+connections to the servers. The registration ends first, so that the others learn at once that this trainer has left.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from typing import TypeVar
+
+import msgspec
+
+from flightedl.adapters.clock import SystemClock
+from flightedl.adapters.etcd import EtcdCoordinator
+from flightedl.adapters.etcd_access import EtcdAccess
+from flightedl.client.connections import SLICE_S, Servers, persistently
+from flightedl.client.data.feed import Fetch, TaskFeed
+from flightedl.client.progress import ProgressReporter
+from flightedl.client.registration import Registration
+from flightedl.client.waiting import Waiting, Waits
+from flightedl.config import TrainerSettings
+from flightedl.coordination.directory import Directory
+from flightedl.coordination.keys import JobKeys
+from flightedl.coordination.lives import JobCoordinator
+from flightedl.messages.base import decode
+from flightedl.ports import Clock
+from flightedl.recording.trainer import trainer_feed
+from flightedl.recording.writer import recording_process
+from flightedl.rpc.authentication import Role
+from flightedl.rpc.connector import Connector
+from flightedl.rpc.identity import Caller
+from flightedl.rpc.request_stream import RequestStream
+
+Answer = TypeVar("Answer", bound=msgspec.Struct)
+
+#: So long after the end of its lease at most, a master is replaced.
+_TAKEOVER_S = 1.5
+
+
+class TrainerProcess:
+    """One trainer's way to its job.
+
+    Args:
+        chosen: The settings.
+        job_over: Why the servers will never answer again; empty: they may.
+
+    Raises:
+        UsageError: nothing can be recorded where that is wanted.
+        UnavailableError: etcd cannot be reached.
+    """
+
+    def __init__(self, chosen: TrainerSettings, job_over: Callable[[], str]) -> None:
+        self.clock: Clock = SystemClock()
+        self.keys = JobKeys(chosen.job)
+        self._cover_s = chosen.lease_ttl_s + _TAKEOVER_S
+        with contextlib.ExitStack() as stack:
+            #: None: nothing is recorded.
+            self.recorder = stack.enter_context(recording_process(chosen.record, "trainer", chosen.job, self.clock))
+            etcd = EtcdCoordinator(EtcdAccess.of(chosen), clock=self.clock)
+            self.coordinator = stack.enter_context(contextlib.closing(JobCoordinator(etcd, self.keys)))
+            self.registration = Registration(
+                self.coordinator, self.clock, self.keys, chosen.lease_ttl_s, chosen.process_name
+            )
+            #: What the registration rests on.
+            self._base = stack.pop_all()
+        self.directory = Directory(self.coordinator, self.keys, self.clock).start()
+        self._waits = Waits(self.clock, chosen.say_after_s, chosen.give_up_s, self._waits_for, job_over)
+        connector = Connector(Caller("trainer", self.trainer), Role.TRAINER, chosen.tls_dir)
+        self.servers = Servers(chosen.job, self.directory, connector, self._waits.asks)
+        self.progress = ProgressReporter(self._send_progress, lambda: (self.trainer, self.generation), self._waits.look)
+
+    @property
+    def trainer(self) -> str:
+        """This trainer's id."""
+        return self.registration.trainer
+
+    @property
+    def generation(self) -> int:
+        """This trainer's generation."""
+        return self.registration.generation
+
+    def waiting(self) -> Waiting:
+        """Begin a wait of the user's thread."""
+        return self._waits.begin()
+
+    def _waits_for(self, reason: str) -> None:
+        self.progress.waiting_for(reason)
+
+    # the servers
+
+    def ask_master(self, verb: str, body: bytes, kind: type[Answer]) -> Answer:
+        """What a master answers, however long it takes until there is one."""
+        return persistently(
+            self.waiting(), lambda: decode(self.servers.master().action(verb, body, timeout_s=SLICE_S), kind)
+        )
+
+    def tell_master(self, verb: str) -> None:
+        """Until a master has heard it."""
+        persistently(self.waiting(), lambda: self.servers.master().action(verb, b"", timeout_s=SLICE_S))
+
+    def _send_progress(self, body: bytes) -> None:
+        self.servers.master().action("log", body, timeout_s=SLICE_S)
+
+    def wait_for_pservers(self, count: int) -> None:
+        """Return when there are so many."""
+        waiting = self.waiting()
+        for _ in waiting.steps():
+            self.directory.require_followed()
+            present = len([index for index in self.directory.pservers() if index < count])
+            if present >= count:
+                break
+            waiting.because(f"{count - present} of {count} pservers are missing: start them with `flightedl pserver`")
+        waiting.over()
+
+    # tasks
+
+    def request_stream(self) -> RequestStream:
+        """A way to ask the master for tasks."""
+        return RequestStream("tasks", self.clock)
+
+    def task_feed(self, fetch: Fetch, requests: RequestStream, evaluation: str = "") -> TaskFeed:
+        """A feed of tasks of the training data, or of an evaluation."""
+        feed = trainer_feed(self.recorder, self._cover_s, self.trainer, evaluation)
+        return TaskFeed(fetch, requests.close_idle, self.clock, feed=feed)
+
+    # the end
+
+    def close(self) -> None:
+        """Leave the job, and let go of everything."""
+        self.progress.close()
+        self.registration.close()
+        self.servers.close()
+        self.directory.close()
+        self._base.close()
