@@ -23,6 +23,7 @@ from typing import Any, SupportsIndex, TypeVar
 from flightedl.errors import UsageError
 
 ENVIRONMENT_PREFIX = "FLIGHTEDL_"
+_LOG_FORMATS = ("text", "json")
 _LOG_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
 _JOB_NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
 
@@ -42,6 +43,8 @@ class CommonSettings:
     #: Time to live of the leases that name this process.
     lease_ttl_s: float = 5.0
     log_level: str = "INFO"
+    #: "text" for people, "json" for programs: one object a line.
+    log_format: str = "text"
     #: Directory with ca.pem, cert.pem, key.pem, or with a directory of this process's role that has them
     #: (``flightedl certs``): mutual TLS for all Flight traffic. Empty: plain text.
     tls_dir: str = ""
@@ -61,6 +64,8 @@ class CommonSettings:
             )
         if self.log_level.upper() not in _LOG_LEVELS:
             raise UsageError(f"log_level is {self.log_level!r:.40}, but must be one of {', '.join(_LOG_LEVELS)}")
+        if self.log_format not in _LOG_FORMATS:
+            raise UsageError(f"log_format is {self.log_format!r:.40}, but must be one of {', '.join(_LOG_FORMATS)}")
         if self.lease_ttl_s < 1:
             raise UsageError(f"lease_ttl_s is {self.lease_ttl_s}, but a lease lives for at least 1 second")
         for part in self.etcd.split(","):

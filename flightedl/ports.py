@@ -29,6 +29,48 @@ class Clock(Protocol):
         ...
 
 
+# --- Instruments: figures that a process gathers while it works ---
+
+
+@dataclass(frozen=True, slots=True)
+class Measure:
+    """Something that is measured again and again.
+
+    Args:
+        name: Ends in its unit: ``_seconds``, ``_bytes`` or none. A count's gets ``_total``.
+        told: What it is, for people.
+        buckets: Upper bounds of its histogram, rising.
+        label: Name of its label; empty: it has none.
+        labels: All values that the label may have. Others count as "other", so that nobody can make many of them.
+    """
+
+    name: str
+    told: str
+    buckets: tuple[float, ...] = ()
+    label: str = ""
+    labels: tuple[str, ...] = ()
+
+
+class Instruments(Protocol):
+    """Takes figures while a process works. Thread-safe; never raises; a call takes about a microsecond."""
+
+    def count(self, measure: Measure, amount: float = 1.0, label: str = "") -> None:
+        """So much more; ``amount`` is at least 0."""
+        ...
+
+    def observe(self, measure: Measure, value: float, label: str = "") -> None:
+        """It was measured once more."""
+        ...
+
+
+class NoInstruments:
+    """Nobody looks at the figures."""
+
+    def count(self, measure: Measure, amount: float = 1.0, label: str = "") -> None: ...
+
+    def observe(self, measure: Measure, value: float, label: str = "") -> None: ...
+
+
 # --- Coordinator: leases, locks and small state (etcd) ---
 
 

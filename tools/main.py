@@ -23,6 +23,7 @@ from flightedl.process.importing import without_collection
 COMMANDS: dict[str, tuple[str, str, str]] = {
     "run": ("flightedl_tools.run", "run", "Run a whole job on this machine: servers and trainers."),
     "status": ("flightedl_tools.status", "status", "Show how a running job stands."),
+    "events": ("flightedl_tools.events", "events", "Show what has happened to a running job."),
     "master": ("flightedl_tools.servers", "master", "Start a master: hands out tasks."),
     "pserver": ("flightedl_tools.servers", "pserver", "Start a parameter server: holds a part of the model."),
     "checkpoint": ("flightedl_tools.checkpoint", "checkpoint", "List, save, verify, restore and export checkpoints."),

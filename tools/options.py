@@ -24,6 +24,7 @@ def server_options(function: Command) -> Command:
     """What both kinds of server are told."""
     for option in (
         click.option("--record", metavar="DIR", help="Record what happens to it, for `flightedl replay`"),
+        click.option("--log-format", type=click.Choice(["text", "json"]), help="How its log is written [text]"),
         click.option("--log-level", metavar="LEVEL", help="DEBUG, INFO, WARNING or ERROR [INFO]"),
         click.option("--insecure", is_flag=True, default=None, help="Allow to listen beyond loopback without TLS"),
         click.option("--tls-dir", metavar="DIR", help="Directory of `flightedl certs`: mutual TLS"),

@@ -14,15 +14,13 @@ from flightedl.adapters.etcd_access import EtcdAccess
 from flightedl.config import CommonSettings, settings
 from flightedl.launch.failed import alarms_of, joined, place_of, skipped_of
 from flightedl.launch.status import JobStatus
-from flightedl.messages.status import ServerStatus, StatusReply
+from flightedl.messages.status import USUAL_REFUSALS, ServerStatus, StatusReply
 
 from .consoles import table_console
 from .mode import described
 from .options import job_options
 
 _TIMEOUT_S = 5.0
-#: Refusals that are part of every start and every change of who is who.
-_USUAL = frozenset({"not_ready", "busy", "fenced", "replaced", "unregistered", "deadline", "unavailable"})
 
 
 @click.command()
@@ -128,7 +126,7 @@ def _versions(server: ServerStatus) -> str:
     if not server.blocks:
         return ""
     size = f"{server.blocks} blocks, {server.size_bytes / 1e6:,.1f} MB"
-    wrong = {code: count for code, count in sorted(server.refused_calls.items()) if code not in _USUAL}
+    wrong = {code: count for code, count in sorted(server.refused_calls.items()) if code not in USUAL_REFUSALS}
     if wrong:
         codes = ", ".join(f"{count} {code}" for code, count in wrong.items())
         size += f", {sum(wrong.values())} calls refused: {codes}"

@@ -194,6 +194,14 @@ class HeldKey:
                 self._lost_because = f"the lease of {self.key} was not renewed for {age:.1f} s"
             return self._lost_because
 
+    @property
+    def slack_s(self) -> float:
+        """For how long this process may still act if no further renewal succeeds; 0: no longer."""
+        with self._lock:
+            if self._lost_because:
+                return 0.0
+            return max(0.0, self._renewed_at + self.ttl_s * TRUSTED_PART - self._clock.now())
+
     def write(self, operations: Sequence[Operation], extra_conditions: Sequence[Condition] = ()) -> TransactionResult:
         """Transact, provided that this process still holds the key.
 

@@ -16,23 +16,27 @@ import signal
 import socket
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import ClassVar, Generic, NoReturn, TypeVar
 
 import msgspec
+from prometheus_client import CollectorRegistry
 
 from flightedl.adapters.clock import SystemClock
 from flightedl.adapters.etcd import EtcdCoordinator
 from flightedl.adapters.etcd_access import EtcdAccess
+from flightedl.adapters.instruments import PrometheusInstruments
 from flightedl.adapters.pem_files import FILES
 from flightedl.config import ServerSettings
+from flightedl.coordination.keeper import HeldKey
 from flightedl.coordination.keys import JobKeys
 from flightedl.coordination.lives import JobCoordinator
 from flightedl.coordination.records import ServerRecord
 from flightedl.errors import EXIT_START_AGAIN, FlightedlError, exit_code_of
-from flightedl.ports import Clock
+from flightedl.ports import Clock, Instruments, Measure, NoInstruments
+from flightedl.process import log_format
 from flightedl.process import tuning as process_tuning
-from flightedl.process.metrics_page import Figures, MetricsPage, TlsFiles
+from flightedl.process.metrics_page import Figure, Figures, MetricsPage, TlsFiles
 from flightedl.recording.writer import Recorder, recording_process
 from flightedl.rpc.authentication import Role, place_of
 
@@ -54,6 +58,9 @@ class ServerProcess(abc.ABC, Generic[Settings]):
         self._reason = ""
         #: Records what happens to this process; None: nothing does.
         self._recorder: Recorder | None = None
+        #: What the Prometheus page shows of what is measured.
+        self._registry = CollectorRegistry()
+        self._measured: PrometheusInstruments | None = None
 
     def end(self, exit_code: int, reason: str) -> None:
         """Ask the process to end; the first reason counts."""
@@ -85,17 +92,35 @@ class ServerProcess(abc.ABC, Generic[Settings]):
     def _serve(self, coordinator: JobCoordinator) -> int:
         """Everything until the end; returns the exit code."""
 
-    def _metrics(self, index: int, read: Callable[[], Figures]) -> contextlib.AbstractContextManager[object]:
+    def _instruments(self, index: int, measures: Iterable[Measure]) -> Instruments:
+        """What this process measures goes here, and onto its Prometheus page, if the settings want one."""
+        if not self._settings.metrics_port:
+            return NoInstruments()
+        if self._measured is None:
+            self._measured = PrometheusInstruments(self._registry, self._labels(index), measures)
+        return self._measured
+
+    def _labels(self, index: int) -> dict[str, str]:
+        return {"job": self._settings.job, "role": self.role, "index": str(index)}
+
+    def _metrics(
+        self, index: int, held: HeldKey, read: Callable[[], Figures]
+    ) -> contextlib.AbstractContextManager[object]:
         """The Prometheus page, if the settings want one; closed at the end of the ``with`` block."""
         port = self._settings.metrics_port
         if not port:
             return contextlib.nullcontext()
-        labels = {"job": self._settings.job, "role": self.role, "index": str(index)}
+
+        def read_all() -> Figures:
+            slack = Figure("How long its lease is trusted without another renewal.", held.slack_s)
+            return {**read(), "lease_slack_seconds": slack}
+
         tls = None
         if self._settings.tls_dir:
             place = place_of(self._settings.tls_dir, Role.SERVER)
             tls = TlsFiles(*(str(place / name) for name in FILES))
-        return contextlib.closing(MetricsPage(self._settings.bind, port, labels, read, tls))
+        page = MetricsPage(self._settings.bind, port, self._labels(index), read_all, tls, self._registry)
+        return contextlib.closing(page)
 
     def _record(self, port: int = 0, generation: int = 0) -> bytes:
         """What a key of this process says: where it can be called (port 0: nowhere yet), and which process it is."""
@@ -110,7 +135,7 @@ def run_server(process: type[ServerProcess[Settings]], chosen: Settings) -> int:
     process_tuning.apply()
     process_tuning.allow_many_connections()
     faulthandler.enable()
-    logging.basicConfig(level=chosen.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    log_format.set_up(chosen.log_level, chosen.log_format)
     try:
         return process(chosen).run()
     except FlightedlError as error:

@@ -19,7 +19,8 @@ from collections.abc import Callable, Mapping
 
 from flightedl.coordination.keeper import HeldKey
 from flightedl.errors import FencedError, FlightedlError, NotReadyError, OutcomeUnknownError, UnavailableError
-from flightedl.ports import Clock, Coordinator, ModifiedAt, Put
+from flightedl.master.metrics import COMMIT_SECONDS, COMMITTED_BYTES
+from flightedl.ports import Clock, Coordinator, Instruments, ModifiedAt, NoInstruments, Put
 
 _log = logging.getLogger(__name__)
 
@@ -42,6 +43,7 @@ class DurableState:
         snapshot: Snapshot,
         step_down: Callable[[str], None],
         known: Mapping[str, tuple[bytes, int]],
+        instruments: Instruments | None = None,
     ) -> None:
         """``known``: key -> (value, mod_revision) as read after the lock was taken; absent keys are left out."""
         self._held = held
@@ -49,6 +51,7 @@ class DurableState:
         self._clock = clock
         self._snapshot = snapshot
         self._step_down = step_down
+        self._instruments = NoInstruments() if instruments is None else instruments
         self._values = {key: value for key, (value, _) in known.items()}
         self._mod_revisions = {key: revision for key, (_, revision) in known.items()}
         #: Guards what follows; only the writer waits for it.
@@ -149,11 +152,14 @@ class DurableState:
                 self._step_down("its lease could not be renewed")
                 return False
             try:
+                began = self._clock.now()
                 result = self._held.write(
                     [Put(key, value) for key, value in changed.items()],
                     [ModifiedAt(key, self._mod_revisions.get(key, 0)) for key in changed],
                 )
                 self.write_count += 1
+                self._instruments.observe(COMMIT_SECONDS, self._clock.now() - began)
+                self._instruments.count(COMMITTED_BYTES, sum(map(len, changed.values())))
                 if result.committed:
                     self._values.update(changed)
                     self._mod_revisions.update(dict.fromkeys(changed, result.revision))

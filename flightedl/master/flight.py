@@ -11,6 +11,7 @@ from flightedl.messages.base import decode, encode
 from flightedl.messages.checkpoints import CheckpointRequest, SaveModelRequest
 from flightedl.messages.declarations import DatasetDeclaration, EvaluationDeclaration, ModelDeclaration
 from flightedl.messages.parameters import PullTicket
+from flightedl.messages.status import EventsRequest
 from flightedl.messages.tasks import FailedTasksRequest, JoinRequest, LogRequest, ModeRequest, TasksTicket
 from flightedl.rpc.authentication import Role
 from flightedl.rpc.routes import Answer, Call, Endpoint, Endpoints, Routes
@@ -25,6 +26,7 @@ _ROLES = {
     **dict.fromkeys(_OF_A_TRAINER, (Role.TRAINER,)),
     **dict.fromkeys(_OF_AN_ADMIN, (Role.ADMIN,)),
     "status": tuple(Role),
+    "events": (Role.READER, Role.ADMIN),
     "info": tuple(Role),
 }
 
@@ -60,6 +62,7 @@ class MasterFlight:
                     self._service.tasks.drop_failed(decode(body, FailedTasksRequest))
                 ),
                 "status": lambda _body, _: encode(self._service.status()),
+                "events": lambda body, call: encode(self._service.events(decode(body, EventsRequest), call.closing)),
             },
             gets={"tasks": self._get_tasks},
             request_streams={"tasks": self._ask_for_tasks},

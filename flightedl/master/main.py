@@ -19,7 +19,7 @@ from flightedl.coordination.process import ServerProcess, run_server
 from flightedl.errors import FencedError, UsageError
 from flightedl.master import continuity, resuming
 from flightedl.master.flight import MasterFlight
-from flightedl.master.metrics import figures
+from flightedl.master.metrics import MEASURES, figures
 from flightedl.master.recovery import read_state
 from flightedl.master.service import MasterService
 from flightedl.ports import Coordinator, ModifiedAt, Put
@@ -85,6 +85,7 @@ class MasterProcess(ServerProcess[MasterSettings]):
             connector=Connector(Caller("master", self._settings.job), Role.SERVER, self._settings.tls_dir),
             step_down=lambda reason: self.lost(f"steps down: {reason}"),
             recorder=self._recorder,
+            instruments=self._instruments(0, MEASURES),
         )
         server = FlightServer(
             MasterFlight(service).routes(),
@@ -99,7 +100,7 @@ class MasterProcess(ServerProcess[MasterSettings]):
             server.start_serving(ServerIdentity(self._settings.job, "master", 0, held.generation))
             self._publish(held, server.port)
             _log.info("master ready generation=%d port=%d", held.generation, server.port)
-            with self._metrics(0, lambda: figures(service.status())):
+            with self._metrics(0, held, lambda: figures(service.status())):
                 while not self._stop.wait(_TICK_S):
                     service.tick()
                     if not held.is_held:

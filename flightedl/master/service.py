@@ -29,9 +29,9 @@ from flightedl.master.recovery import RecoveredState
 from flightedl.master.state import JobState
 from flightedl.master.status import describe
 from flightedl.master.tasks import Tasks
-from flightedl.messages.status import StatusReply
+from flightedl.messages.status import EventsReply, EventsRequest, StatusReply
 from flightedl.messages.tasks import LogRequest
-from flightedl.ports import Clock, Coordinator, Files, Storage
+from flightedl.ports import Clock, Coordinator, Files, Instruments, Storage
 from flightedl.recording.writer import Recorder
 from flightedl.rpc.connector import Connector
 
@@ -60,6 +60,7 @@ class MasterService:
         connector: Connector,
         step_down: Callable[[str], None],
         recorder: Recorder | None = None,
+        instruments: Instruments | None = None,
     ) -> None:
         self._settings = chosen
         self._held = held
@@ -77,6 +78,7 @@ class MasterService:
             EvaluationDatasets(lambda: DatasetIndexing(files, clock, index_storage), chosen.attempts_limit),
             keeps_checkpoints=checkpoints is not None,
             recorder=recorder,
+            instruments=instruments,
         )
         state.carry = self._carry
         self._indexing = DatasetIndexing(files, clock, index_storage, follow_every_s=chosen.follow_every_s)
@@ -191,5 +193,10 @@ class MasterService:
                 progress=state.progress,
                 indexing=self._indexing.doing,
                 dataset_alarm=state.dataset_alarm,
+                events=state.journal.counts,
                 now=now,
             )
+
+    def events(self, request: EventsRequest, closing: threading.Event) -> EventsReply:
+        """What has happened to the job since this master leads."""
+        return self._state.journal.read(request, closing)

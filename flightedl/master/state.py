@@ -19,7 +19,22 @@ from flightedl.coordination.keys import JobKeys
 from flightedl.domain.checkpoint.values import CheckpointSettings
 from flightedl.domain.master import effects as out
 from flightedl.domain.master.core import MasterCore
-from flightedl.domain.master.events import DatasetIndexed, Event, FilesJoined, WaitEnded
+from flightedl.domain.master.effects import Kind
+from flightedl.domain.master.events import (
+    CheckpointAsked,
+    DatasetDeclared,
+    DatasetIndexed,
+    EvaluationDeclared,
+    Event,
+    FailedWorkAsked,
+    FilesJoined,
+    JoinAsked,
+    ModeAsked,
+    ModelDeclared,
+    StopAsked,
+    WaitEnded,
+    WorkAsked,
+)
 from flightedl.domain.master.state import CoreSettings, StoredState
 from flightedl.domain.queue.values import Effect as QueueEffect
 from flightedl.domain.queue.values import EpochFinished, Expired, Quarantined, QueueSettings
@@ -30,9 +45,11 @@ from flightedl.master.durable import DurableState
 from flightedl.master.evaluations import EvaluationDatasets
 from flightedl.master.failures import failed_piece
 from flightedl.master.indexing import IndexedDataset
+from flightedl.master.journal import Journal
+from flightedl.master.metrics import REQUEST_SECONDS
 from flightedl.master.progress import JobProgress
 from flightedl.messages.base import encode
-from flightedl.ports import Clock, Coordinator
+from flightedl.ports import Clock, Coordinator, Instruments, NoInstruments
 from flightedl.recording.master import master_core
 from flightedl.recording.writer import Recorder
 
@@ -42,6 +59,19 @@ _log = logging.getLogger(__name__)
 _DURABLE_S = 3.0
 #: How often a request that waits looks whether the server is closing.
 _LOOK_S = 0.5
+
+#: What a request is called among the figures.
+_REQUESTS: Mapping[type, str] = {
+    WorkAsked: "work",
+    JoinAsked: "join",
+    ModeAsked: "mode",
+    CheckpointAsked: "checkpoint",
+    FailedWorkAsked: "failed_work",
+    StopAsked: "stop",
+    ModelDeclared: "model",
+    DatasetDeclared: "dataset",
+    EvaluationDeclared: "evaluation",
+}
 
 #: Where the core's effects go that are not answers.
 Carry = Callable[[out.Effect], None]
@@ -69,6 +99,7 @@ class JobState:
         evaluation_datasets: The datasets of evaluations.
         keeps_checkpoints: Whether there is anywhere to keep them.
         recorder: Records the core; None: nothing does.
+        instruments: Take what is measured.
     """
 
     def __init__(
@@ -83,8 +114,12 @@ class JobState:
         *,
         keeps_checkpoints: bool,
         recorder: Recorder | None = None,
+        instruments: Instruments | None = None,
     ) -> None:
         self.clock = clock
+        self.instruments = NoInstruments() if instruments is None else instruments
+        #: What has happened, for people.
+        self.journal = Journal(generation, clock)
         self.pserver_count = pserver_count
         self._attempts_limit = chosen.attempts_limit
         self._coordinator = coordinator
@@ -130,6 +165,8 @@ class JobState:
         with self.lock:
             self.core = master_core(self._recorder, self._settings, self.clock.now(), stored, tasks)
             self.dataset, self.arrivals_saved = dataset, arrivals_saved
+        text = "a master leads generation=%d; what happened before is in its predecessor's log"
+        self._tell(Kind.MASTER_LEADS, "master", text, self._settings.generation)
 
     def _tasks_of(self, dataset: IndexedDataset) -> QueueSettings:
         declared = dataset.reply.declaration
@@ -170,8 +207,10 @@ class JobState:
             self._call_count += 1
             call = self._call_count
             self._slots[call] = slot
+        event, began = event_of(call), self.clock.now()
         try:
-            self.apply(event_of(call))
+            self.apply(event)
+            is_answered_at_once = slot.is_answered.is_set()
             deadline = self.clock.now() + wait_s
             while not slot.is_answered.is_set() and not (closing is not None and closing.is_set()):
                 remaining = deadline - self.clock.now()
@@ -188,6 +227,8 @@ class JobState:
         if isinstance(slot.reply, FlightedlError):
             raise slot.reply
         self.wait_durable(slot.revision)
+        if is_answered_at_once:
+            self.instruments.observe(REQUEST_SECONDS, self.clock.now() - began, _REQUESTS.get(type(event), ""))
         return slot.reply
 
     def _carry_out(self, effects: list[out.Effect], carry: Carry | None = None) -> None:
@@ -200,31 +241,27 @@ class JobState:
             match effect:
                 case out.Answer():
                     pass
-                case out.Note(text, values, is_warning):
-                    _log.log(logging.WARNING if is_warning else logging.INFO, text, *values)
+                case out.Note(text, values, kind, who, is_warning):
+                    self._tell(kind, who, text, *values, is_warning=is_warning)
                 case out.QueueNews(evaluation, news):
-                    self._log_news(evaluation, news)
+                    self._tell_news(evaluation, news)
                 case out.ControlCall() | out.NothingToSay() if carry is not None:
                     carry(effect)
                 case _:
                     self.carry(effect)
 
-    def _log_news(self, evaluation: str, effect: QueueEffect) -> None:
+    def _tell_news(self, evaluation: str, effect: QueueEffect) -> None:
         """What a queue decided."""
         match effect:
             case EpochFinished(epoch):
-                _log.info("epoch is done epoch=%d", epoch + 1)
+                self._tell(Kind.EPOCH_DONE, "", "epoch is done epoch=%d", epoch + 1)
             case Expired(trainer, a):
-                _log.warning(
-                    "a task took too long, all of its trainer's go back epoch=%d task=%d trainer=%s",
-                    a.epoch + 1,
-                    a.task,
-                    trainer,
-                )
+                text = "a task took too long, all of its trainer's go back epoch=%d task=%d trainer=%s"
+                self._tell(Kind.WORK_EXPIRED, trainer, text, a.epoch + 1, a.task, trainer, is_warning=True)
             case Quarantined(piece):
-                self._log_quarantined(evaluation, piece)
+                self._tell_quarantined(evaluation, piece)
 
-    def _log_quarantined(self, evaluation: str, piece: Failed) -> None:
+    def _tell_quarantined(self, evaluation: str, piece: Failed) -> None:
         with self.lock:
             dataset = self.evaluation_datasets.dataset(evaluation) if evaluation else self.dataset
             work = None if evaluation else self.core.work
@@ -232,7 +269,9 @@ class JobState:
         if dataset is None:
             return
         found = failed_piece(piece, dataset, seed)
-        _log.warning(
+        self._tell(
+            Kind.WORK_QUARANTINED,
+            found.trainer,
             "work failed for good epoch=%d task=%d batches=%d-%d url=%s chunk=%d records=%d-%d "
             "trainer=%s attempts=%d error=%s",
             found.epoch + 1,
@@ -246,7 +285,13 @@ class JobState:
             found.trainer,
             found.attempts,
             found.error,
+            is_warning=True,
         )
+
+    def _tell(self, kind: Kind, who: str, text: str, *values: object, is_warning: bool = False) -> None:
+        """Something has happened: into the log, and into the journal."""
+        _log.log(logging.WARNING if is_warning else logging.INFO, text, *values)
+        self.journal.add(kind, who, text % values, is_warning=is_warning)
 
     # the training data
 
@@ -277,7 +322,9 @@ class JobState:
         self, held: HeldKey, known: Mapping[str, tuple[bytes, int]], step_down: Callable[[str], None]
     ) -> None:
         """From here on the state is written to etcd when it is waited for."""
-        self._durable = DurableState(held, self._coordinator, self.clock, self._snapshot, step_down, known)
+        self._durable = DurableState(
+            held, self._coordinator, self.clock, self._snapshot, step_down, known, self.instruments
+        )
 
     def close(self) -> None:
         """Write nothing any more."""

@@ -35,6 +35,7 @@ def describe(
     progress: JobProgress,
     indexing: str,
     dataset_alarm: str,
+    events: Mapping[str, int],
     now: float,
 ) -> StatusReply:
     """The reply to ``status``.
@@ -76,7 +77,9 @@ def describe(
         else ServerStatus(
             index=0, address=master.address, generation=master.generation, state="serving", pid=master.pid
         ),
-        pservers=[_server(index, records[index], pservers[index]) for index in sorted(records) if index < desired],
+        pservers=[
+            _server(index, records[index], pservers[index], membership) for index in sorted(records) if index < desired
+        ],
         pservers_desired=desired,
         trainers=[
             _trainer(trainer_records.get(name, TrainerRecord(id=name)), generation, membership, queue, progress)
@@ -93,6 +96,8 @@ def describe(
         is_stopped=core.is_stopped,
         dataset_alarm=dataset_alarm,
         checkpoint_alarm=core.checkpointing.checkpoints.trouble,
+        reports={} if core.work is None else dict(core.work.reports),
+        events=dict(events),
     )
 
 
@@ -151,7 +156,9 @@ def _task_counts(queue: TaskQueue) -> TaskCounts:
     )
 
 
-def _server(index: int, record: ServerRecord, said: PserverStatusReply | None) -> ServerStatus:
+def _server(
+    index: int, record: ServerRecord, said: PserverStatusReply | None, membership: Membership | None
+) -> ServerStatus:
     if said is None:
         return ServerStatus(
             index=index, address=record.address, generation=record.generation, state="not reached", pid=record.pid
@@ -167,6 +174,14 @@ def _server(index: int, record: ServerRecord, said: PserverStatusReply | None) -
         size_bytes=said.size_bytes,
         pid=record.pid,
         refused_calls=said.refused_calls,
+        waits_for=[]
+        if membership is None
+        else sorted(each.trainer for each in membership.members if each.member_id in said.waits_for),
+        waits_at=said.waits_at,
+        waits_s=said.waits_s,
+        memory_bytes=said.memory_bytes,
+        received_bytes=said.received_bytes,
+        sent_bytes=said.sent_bytes,
     )
 
 

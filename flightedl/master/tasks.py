@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 from functools import partial
 
-from flightedl.domain.master.effects import Undeclared
+from flightedl.domain.master.effects import Kind, Undeclared
 from flightedl.domain.master.events import (
     EvaluationDeclared,
     EvaluationIndexed,
@@ -62,6 +62,11 @@ class Tasks:
             with state.lock:
                 if state.core.trainers.get(ticket.trainer) == ticket.generation:
                     state.progress.failed(ticket.failed, state.clock.now())
+            for report in ticket.failed:
+                # The core tells of it when it is given up; what the script raised is nothing that it decides by.
+                at = "" if report.batch is None else f" batch={report.batch}"
+                text = f"work failed epoch={report.epoch + 1}{at} place={report.place or '-'}: {report.error}"
+                state.journal.add(Kind.WORK_FAILED, ticket.trainer, text, is_warning=True)
         reply: TasksReply = state.ask(lambda call: WorkAsked(call, ticket), ticket.wait_s, closing)
         dataset = state.dataset
         assert dataset is not None or not reply.assignments, "tasks are of a dataset"

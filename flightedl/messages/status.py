@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from flightedl.messages.base import Reply
+from flightedl.messages.base import Natural, Reply, Request
+
+#: Error codes of calls whose refusal is part of every start and every change of who is who.
+USUAL_REFUSALS = frozenset({"not_ready", "busy", "fenced", "replaced", "unregistered", "deadline", "unavailable"})
 
 
 class ServerStatus(Reply, frozen=True, kw_only=True):
@@ -22,6 +25,15 @@ class ServerStatus(Reply, frozen=True, kw_only=True):
     pid: int = 0
     #: Error code -> calls that the server refused since it began, as far as it was asked.
     refused_calls: dict[str, int] = {}
+    #: Trainers that its rounds wait for, at this version and for how long.
+    waits_for: list[str] = []
+    waits_at: int = 0
+    waits_s: float = 0.0
+    #: Of the whole process, in main memory.
+    memory_bytes: int = 0
+    #: Bytes of values since it began.
+    received_bytes: int = 0
+    sent_bytes: int = 0
 
 
 class TrainerStatus(Reply, frozen=True, kw_only=True):
@@ -154,7 +166,46 @@ class StatusReply(Reply, frozen=True, kw_only=True):
     is_growing: bool = False
     #: What is wrong with the files of a dataset that is followed; empty: nothing.
     dataset_alarm: str = ""
+    #: What trainers reported of their work, since this master began: finished, failed, returned, outdated and so on.
+    reports: dict[str, int] = {}
+    #: How often things happened since then, by the kind of event.
+    events: dict[str, int] = {}
     error: str = ""
+
+
+class JobEvent(Reply, frozen=True, kw_only=True):
+    """Something that happened to the job."""
+
+    #: Counts the events of one master, from 1.
+    number: int
+    #: Seconds since 1970, by the master's clock.
+    at: float
+    kind: str
+    #: A trainer's id, "pserver-3" or "master"; empty: the job.
+    who: str = ""
+    #: What, and why.
+    text: str = ""
+    is_warning: bool = False
+
+
+class EventsRequest(Request, frozen=True, kw_only=True):
+    """Asks a master what has happened."""
+
+    #: Events with a higher number, of the master of this generation; of another master, all that it keeps.
+    after: Natural = 0
+    generation: Natural = 0
+    #: How long to wait where there are none.
+    wait_s: float = 0.0
+
+
+class EventsReply(Reply, frozen=True, kw_only=True):
+    """What has happened, oldest first."""
+
+    #: Of the master, which knows nothing of what happened before it led.
+    generation: int
+    events: list[JobEvent]
+    #: How many that were asked for are not kept any more.
+    forgotten: int = 0
 
 
 class PserverStatusReply(Reply, frozen=True, kw_only=True):
@@ -166,12 +217,25 @@ class PserverStatusReply(Reply, frozen=True, kw_only=True):
     lowest_version: int
     highest_version: int
     size_bytes: int
+    #: Messages of pushes and steps since the process began.
     pushes: int
-    rows_accepted: int
-    rows_repeated: int
-    rows_refused: int
+    #: What became of the blocks that were pushed since then: ``Outcome`` in lower case -> how many.
+    rows: dict[str, int]
     members: list[int]
     waiting_for: str = ""
+    #: Bytes of values since the process began.
+    received_bytes: int = 0
+    sent_bytes: int = 0
+    #: Members for whom others wait at a version, and for how long: they have not pushed, or are too far behind.
+    waits_at: int = 0
+    waits_for: list[int] = []
+    waits_s: float = 0.0
+    #: Of the newest snapshot: seconds of copying and of writing, bytes of its file.
+    copied_s: float = 0.0
+    written_s: float = 0.0
+    written_bytes: int = 0
+    #: Of the whole process, in main memory.
+    memory_bytes: int = 0
     #: It was told to end, and waits for a checkpoint.
     is_draining: bool = False
     #: Error code -> calls that ended so since the process began.

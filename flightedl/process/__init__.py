@@ -5,5 +5,6 @@
 * ``fork_guard``: a clear error instead of a deadlock after a fork.
 * ``socket_abort``: connections to a server that is gone end at once, not after minutes.
 * ``free_memory``: what strangers' messages took is given back. ``startup_memory``: what only the start needed is.
-* ``metrics_page``: figures for Prometheus, read when they are asked for.
+* ``metrics_page``: figures for Prometheus, read when they are asked for. ``memory_use``: one of them.
+* ``log_format``: a log for people or for programs.
 """

@@ -7,7 +7,8 @@ it; ``shard`` is what the blocks are asked; ``held`` are the blocks and their lo
 checks what is sent, ``changes`` wakes those who wait for a version, ``soundness`` finds out whether all of it still
 belongs together); ``row_store`` has the rows of embedding tables; ``arena`` is the one place that allocates their
 memory. ``snapshots`` copies blocks and writes them to checkpoints; ``restoring`` loads one, for which the pservers of a
-machine take ``turns``. ``metrics`` are the figures of its Prometheus page.
+machine take ``turns``. ``meter`` counts what the blocks go through, and ``metrics`` are the figures of
+its Prometheus page.
 
 A gradient's way: ``flight`` reads a message, ``wire.parts`` checks its checksum, ``shard.push`` checks name, size and
 finiteness, then under the block's lock asks the protocol what to do with it, and does that: adds it up or applies it,

@@ -92,13 +92,14 @@ class PserverFlight:
         lacking: set[int] = set()
         for batch, _metadata in incoming:
             self._service.require_lease()
-            shard.counts.messages += 1
+            began = self._clock.now()
             for pushed in shard.push_rows(header, decode_batch(batch, incoming.columns)):
                 counts[Outcome(pushed.piece.outcome)] += len(pushed.piece.blocks)
                 if pushed.piece.outcome == Outcome.PARTLY_APPLIED and pushed.piece.values is not None:
                     bits = pushed.piece.values[: pushed.piece.offsets[1]].tobytes()
                     lacking.update(lacking_of(bits, 1 + len(header.further)))
             shard.changes.announce()
+            shard.meter.message(self._clock.now() - began, batch.nbytes, 0)
         return encode(
             PushReply(
                 accepted=counts[Outcome.ACCEPTED],
@@ -125,10 +126,12 @@ class PserverFlight:
         del message
         if batch is None:
             raise MessageError("a step begins with a message that has values and a header")
+        began = self._clock.now()
         parts = decode_parts(batch, packed, exchange.columns)
         del batch
         header = decode(attached_to(packed), PushHeader)
-        session = StepSession(self._service.shard(header.plan_hash), header)
+        shard = self._service.shard(header.plan_hash)
+        session = StepSession(shard, header)
         while True:
             self._service.require_lease()
             pieces = session.feed(parts)
@@ -144,6 +147,7 @@ class PserverFlight:
             for pieces in _while_wanted(session.drain(self._clock, deadline), call):
                 exchange.write(*encode_parts(pieces))
             exchange.write_metadata(STEP_END)
+        shard.meter.step(self._clock.now() - began)
         return True
 
     @staticmethod

@@ -96,6 +96,15 @@ class HeldBlocks:
         """Lowest and highest version."""
         return self._protocol.version_range()
 
+    def waits_for(self) -> tuple[int, list[int]]:
+        """The lowest version at which others wait for somebody, and the members that they wait for; none: nobody is."""
+        waits: list[tuple[int, list[int]]] = []
+        for span in self._protocol.spans:
+            with span.lock:
+                if members := span.rounds.holds_up():
+                    waits.append((span.rounds.version, members))
+        return min(waits, default=(0, []))
+
     @contextlib.contextmanager
     def _locked(self, number: int) -> Iterator[ArraySpan]:
         """The span that has a block, with its lock held.

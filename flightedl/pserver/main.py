@@ -22,6 +22,7 @@ from flightedl.errors import EXIT_JOB_FAILED, EXIT_START_AGAIN, FlightedlError
 from flightedl.ports import Coordinator
 from flightedl.process.tuning import let_others_go_on
 from flightedl.pserver.flight import PserverFlight
+from flightedl.pserver.meter import MEASURES
 from flightedl.pserver.metrics import figures
 from flightedl.pserver.service import PserverService
 from flightedl.rpc.authentication import Credentials, Role
@@ -76,12 +77,13 @@ class PserverProcess(ServerProcess[PserverSettings]):
             assert index is not None
             while not self._stop.is_set() and not _has_seen(directory, held):
                 directory.wait_until(functools.partial(_has_moved, directory.revision), _POLL_S)
+            service.meter.instruments = self._instruments(index, MEASURES)
             service.take_index(index, held.generation, lambda: held.is_held)
             server.start_serving(ServerIdentity(self._settings.job, "pserver", index, held.generation))
             _log.info("pserver ready index=%d generation=%d port=%d", index, held.generation, server.port)
             directory.subscribe(lambda: self._look(service))
             self._look(service)
-            with self._metrics(index, lambda: figures(service.status())):
+            with self._metrics(index, held, lambda: figures(service.status())):
                 is_starting = True
                 while not self._stop.wait(_POLL_S):
                     if is_starting and service.is_built:

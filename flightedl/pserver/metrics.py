@@ -1,20 +1,29 @@
-"""What a pserver's Prometheus page shows."""
+"""What a pserver's Prometheus page shows beside what ``meter`` measures."""
 
 from __future__ import annotations
 
 from flightedl.messages.status import PserverStatusReply
-from flightedl.process.metrics_page import Figures
+from flightedl.process.metrics_page import Figure, Figures
 
 
 def figures(status: PserverStatusReply) -> Figures:
-    """Name -> (help, value)."""
+    """Name -> figure."""
+    waits_s = status.waits_s if status.waits_for else 0.0
     return {
-        "serving": ("1: it has values and serves them.", float(status.state == "serving")),
-        "blocks": ("Blocks that it holds.", status.blocks),
-        "size_bytes": ("Bytes of values, slots and accumulators.", status.size_bytes),
-        "lowest_version": ("Lowest version of a block.", status.lowest_version),
-        "highest_version": ("Highest version of a block.", status.highest_version),
-        "rows_accepted": ("Rows that were applied, since its start.", status.rows_accepted),
-        "rows_repeated": ("Rows that it had already, since its start.", status.rows_repeated),
-        "rows_refused": ("Rows that were refused, since its start.", status.rows_refused),
+        "serving": Figure("1: it has values and serves them.", float(status.state == "serving")),
+        "blocks": Figure("Blocks that it holds.", status.blocks),
+        "size_bytes": Figure("Bytes of values, slots and accumulators.", status.size_bytes),
+        "lowest_version": Figure("Lowest version of a block.", status.lowest_version),
+        "highest_version": Figure("Highest version of a block.", status.highest_version),
+        "members": Figure("Trainers that rounds wait for.", len(status.members)),
+        "waited_for_members": Figure("Members for whom others wait now.", len(status.waits_for)),
+        "waits_seconds": Figure("Since when others wait for the same members.", waits_s),
+        "messages_total": Figure("Messages of pushes and steps, since its start.", status.pushes),
+        "rows_total": Figure("Blocks that were pushed, by what became of them.", status.rows, "outcome"),
+        "received_bytes_total": Figure("Bytes of gradients that came.", status.received_bytes),
+        "sent_bytes_total": Figure("Bytes of values that were sent.", status.sent_bytes),
+        "refused_calls_total": Figure("Calls that ended with an error, by its code.", status.refused_calls, "code"),
+        "snapshot_copy_seconds": Figure("To copy the blocks for the newest checkpoint.", status.copied_s),
+        "snapshot_write_seconds": Figure("To write them.", status.written_s),
+        "snapshot_bytes": Figure("Size of the file that it wrote.", status.written_bytes),
     }

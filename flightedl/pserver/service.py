@@ -42,7 +42,9 @@ from flightedl.messages.control import (
 from flightedl.messages.declarations import DeclaredModel, ElectionRecord, JobDeclaration
 from flightedl.messages.status import PserverStatusReply
 from flightedl.ports import Clock, Storage
+from flightedl.process.memory_use import resident_bytes
 from flightedl.process.startup_memory import release_startup_memory
+from flightedl.pserver.meter import Meter
 from flightedl.pserver.restoring import load_newest
 from flightedl.pserver.shard import ShardState
 from flightedl.pserver.snapshots import Snapshots
@@ -82,6 +84,8 @@ class PserverService:
         self._is_held: Callable[[], bool] = lambda: False
         #: What the server counts, set once there is one.
         self.refusals: Callable[[], dict[str, int]] = dict
+        #: What happens to the blocks, in figures.
+        self.meter = Meter(now=clock.now)
         self._storage = storage
         self._clock = clock
         self._directory = directory
@@ -251,6 +255,7 @@ class PserverService:
                 lambda why: self._apply(happens.BlocksLost(why)),
                 self._recorder,
                 self._life.generation,
+                self.meter,
             )
         release_startup_memory()
         self._snapshots = Snapshots(
@@ -415,7 +420,11 @@ class PserverService:
         """What this pserver says of itself."""
         life = self._life
         shard = self._shard if life.is_visible else None
-        counts, versions = (None, (0, 0)) if shard is None else (shard.counts, shard.version_range())
+        meter, versions = self.meter, (0, 0) if shard is None else shard.version_range()
+        waits_at, waits_for = (0, []) if shard is None else shard.waits_for()
+        received_bytes, sent_bytes = meter.size_bytes
+        snapshots = self._snapshots
+        newest = None if snapshots is None else snapshots.progress
         return PserverStatusReply(
             index=life.index,
             state="serving" if life.is_serving else "waiting",
@@ -423,10 +432,17 @@ class PserverService:
             lowest_version=versions[0],
             highest_version=versions[1],
             size_bytes=0 if shard is None else shard.size_bytes_total,
-            pushes=0 if counts is None else counts.messages,
-            rows_accepted=0 if counts is None else counts.accepted,
-            rows_repeated=0 if counts is None else counts.repeated,
-            rows_refused=0 if counts is None else counts.refused,
+            pushes=meter.messages,
+            rows=meter.rows_by_outcome,
+            received_bytes=received_bytes,
+            sent_bytes=sent_bytes,
+            waits_at=waits_at,
+            waits_for=waits_for,
+            waits_s=meter.waits_s((waits_at, *waits_for)) if waits_for else 0.0,
+            copied_s=0.0 if snapshots is None else snapshots.copied_s,
+            written_s=0.0 if snapshots is None else snapshots.written_s,
+            written_bytes=0 if newest is None or newest.file is None else newest.file.size_bytes,
+            memory_bytes=resident_bytes(),
             members=[] if shard is None else shard.members,
             waiting_for=life.waiting_for,
             is_draining=life.state is happens.State.DRAINING,

@@ -17,7 +17,6 @@ Lock order: spans by rising number, then what they share, then the changes. No l
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -37,22 +36,13 @@ from flightedl.messages.parameters import Outcome, PushHeader
 from flightedl.pserver.changes import Changes
 from flightedl.pserver.held import HeldBlocks
 from flightedl.pserver.incoming import IncomingValues
+from flightedl.pserver.meter import Meter
 from flightedl.pserver.spans import ArraySpan
 from flightedl.recording.writer import Recorder
 from flightedl.wire.parts import ReceivedBlocks, parts_of
 from flightedl.wire.rows import OutgoingBlocks, Row, Rows
 
 Array = npt.NDArray[np.generic]
-
-
-@dataclass(slots=True)
-class Counts:
-    """What happened to rows since the start."""
-
-    messages: int = 0
-    accepted: int = 0
-    repeated: int = 0
-    refused: int = 0
 
 
 class Wanted(NamedTuple):
@@ -72,7 +62,8 @@ class Pushed(NamedTuple):
 class ShardState(HeldBlocks):
     """The blocks of one pserver, and what they are asked. Thread-safe.
 
-    Args: as ``HeldBlocks``.
+    Args: as ``HeldBlocks``, and
+        meter: Takes the figures of what happens; None: one that only this shard has.
     """
 
     def __init__(
@@ -85,9 +76,10 @@ class ShardState(HeldBlocks):
         on_lost: Callable[[str], None] = lambda _: None,
         recorder: Recorder | None = None,
         generation: int = 0,
+        meter: Meter | None = None,
     ) -> None:
         super().__init__(plan, index, optimizer, mode, wire, on_lost, recorder, generation)
-        self.counts = Counts()
+        self.meter = Meter() if meter is None else meter
         self.changes = Changes()
         self._incoming = IncomingValues(plan)
 
@@ -199,7 +191,9 @@ class ShardState(HeldBlocks):
             if decided.is_news:
                 self.changes.note()
             pushed = self._answer(span, decided, pull)
-        self._count(decided.outcome, len(span.numbers))
+            if not span.local.start and decided.effects:
+                self.meter.updates(decided.effects, base_version)
+        self.meter.rows(decided.outcome, len(span.numbers))
         return pushed
 
     def _get_ready(self, span: ArraySpan, needs: Needs, gradient: Array | None) -> Array | None:
@@ -242,14 +236,6 @@ class ShardState(HeldBlocks):
             return Pushed(span.piece(numbers, outcome, is_for_many=self._protocol.is_synchronous), None)
         wanted = Wanted(numbers, decided.follows) if pull and decided.follows is not None else None
         return Pushed(OutgoingBlocks(numbers, decided.version, outcome, None, span.offsets), wanted)
-
-    def _count(self, outcome: Outcome, count: int) -> None:
-        if outcome == Outcome.ACCEPTED:
-            self.counts.accepted += count
-        elif outcome == Outcome.ALREADY_APPLIED:
-            self.counts.repeated += count
-        else:
-            self.counts.refused += count
 
     # pulls
 

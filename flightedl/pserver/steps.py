@@ -65,7 +65,7 @@ class StepSession:
         self._left -= sum(len(part.blocks) for part in parts)
         if self._left < 0:
             raise MessageError(f"{self._header.rows} rows were announced, {-self._left} more came")
-        shard.counts.messages += 1
+        began = shard.meter.now()
         pushed = shard.push(self._header, parts)
         shard.changes.announce()
         pieces = [one.piece for one in pushed]
@@ -73,6 +73,8 @@ class StepSession:
             budget_bytes = sum(len(part.data) for part in parts) - sum(piece.size_bytes for piece in pieces)
             pieces += self._ready(budget_bytes)
         self._waiting.extend(one.wanted for one in pushed if one.wanted is not None)
+        received_bytes, sent_bytes = sum(len(part.data) for part in parts), sum(piece.size_bytes for piece in pieces)
+        shard.meter.message(shard.meter.now() - began, received_bytes, sent_bytes)
         return pieces
 
     def _ready(self, budget_bytes: int) -> list[OutgoingBlocks]:
@@ -119,6 +121,7 @@ def awaited_values(
         while waiting and len(missing) < patience:
             ready, rest = shard.read(waiting.popleft(), member)
             missing.extend(rest)
+            shard.meter.sent(sum(piece.size_bytes for piece in ready))
             if pieces and sum(piece.size_bytes for piece in (*pieces, *ready)) > TARGET_BYTES:
                 yield pieces
                 pieces = []

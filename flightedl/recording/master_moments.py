@@ -106,7 +106,7 @@ class MasterMoments(Core):
 
 
 #: Notes of the log that say what ``_leases`` tells already.
-_TOLD_BY_LEASES = ("pserver is there", "trainer is gone")
+_TOLD_BY_LEASES = ("pserver is there", "pserver is gone", "trainer is there", "trainer is gone")
 
 
 def _text(note: Any) -> str:

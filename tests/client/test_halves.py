@@ -43,7 +43,7 @@ def test_what_16_bits_cannot_say_is_refused_before_anything_is_sent(kind: str, s
         gradient[-1] = np.nan
         with pytest.raises(GradientError, match="NaN or infinity"):
             trainer.parameters.step({"a": np.ones(2, np.float32), "big": gradient})
-        assert cluster.shards[0].counts.messages == 0
+        assert cluster.shards[0].meter.messages == 0
         gradient[-1] = -largest(kind)
         trainer.step(0, {"a": np.ones(2, np.float32), "big": gradient})
         assert trainer.parameters["big"][-1] == np.float32(largest(kind))
@@ -58,7 +58,7 @@ def test_a_sum_of_gradients_may_not_get_too_large_either() -> None:
         with pytest.raises(GradientError, match="beyond 65504 in the sum of 2 batches"):
             trainer.parameters.step({"a": np.full(2, 40_000, np.float32)})
         assert (first.must_repeat, second.must_repeat) == (True, True)
-        assert cluster.shards[0].counts.messages == 0
+        assert cluster.shards[0].meter.messages == 0
 
 
 @pytest.mark.parametrize("kind", KINDS)

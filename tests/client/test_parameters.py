@@ -67,7 +67,7 @@ def test_a_gradient_that_is_not_finite_is_never_sent(place: int) -> None:
         bad[place * 5] = np.inf
         with pytest.raises(GradientError, match=r"'big' has NaN or infinity in epoch 1, task 0, batch 0"):
             trainer.parameters.step({"a": np.ones(2, np.float32), "big": bad})
-        assert cluster.shards[0].counts.messages == 0
+        assert cluster.shards[0].meter.messages == 0
 
 
 def test_one_of_many_tiny_gradients_that_is_not_finite_is_named_and_nothing_is_sent() -> None:
@@ -79,7 +79,7 @@ def test_one_of_many_tiny_gradients_that_is_not_finite_is_named_and_nothing_is_s
         trainer.begin(0)
         with pytest.raises(GradientError, match="'p17' has NaN or infinity"):
             trainer.parameters.step(gradients)
-        assert cluster.shards[0].counts.messages == 0
+        assert cluster.shards[0].meter.messages == 0
         gradients["p17"][3] = 2.0
         trainer.step(0, gradients)
         assert trainer.parameters["p17"][3] == -2.0
@@ -175,7 +175,7 @@ def test_a_batch_on_values_that_the_pserver_lost_is_done_again_on_those_that_it_
         trainer.step(0, ONES)
         assert not again.must_repeat
         assert cluster.shards[0].version_range() == (1, 1)
-        assert cluster.shards[0].counts.accepted == cluster.shards[0].block_count
+        assert cluster.shards[0].meter.rows_by_outcome["accepted"] == cluster.shards[0].block_count
 
 
 def test_bounded_lets_nobody_run_further_ahead_than_its_staleness() -> None:

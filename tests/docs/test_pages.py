@@ -24,8 +24,10 @@ from flightedl.config import (
     TrainerSettings,
 )
 from flightedl.formats.registry import FORMATS
+from flightedl.master.metrics import MEASURES as OF_MASTERS
 from flightedl.master.metrics import figures as master_figures
 from flightedl.messages.status import PserverStatusReply, StatusReply
+from flightedl.pserver.meter import MEASURES as OF_PSERVERS
 from flightedl.pserver.metrics import figures as pserver_figures
 from flightedl_tools.bench import BENCHES
 from flightedl_tools.main import COMMANDS, command
@@ -133,8 +135,9 @@ def test_settings_has_every_variable_with_its_default_and_no_other() -> None:
 def test_operations_has_every_figure_of_the_metrics_pages() -> None:
     master = StatusReply(job="a", state="training")
     names = [field.name for field in msgspec.structs.fields(PserverStatusReply) if field.required]
-    pserver = PserverStatusReply(**dict.fromkeys(names, 0))
-    figures = {*master_figures(master), *pserver_figures(pserver)}
+    pserver = PserverStatusReply(**{**dict.fromkeys(names, 0), "members": [], "rows": {}})
+    figures = {*master_figures(master), *pserver_figures(pserver), "lease_slack_seconds"}
+    figures |= {each.name if each.buckets else f"{each.name}_total" for each in (*OF_MASTERS, *OF_PSERVERS)}
     told = sections(ROOT / "docs" / "operations.md")["Metrics"]
     assert {f"flightedl_{name}" for name in figures} <= set(_CODE.findall(told))
 

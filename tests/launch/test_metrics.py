@@ -46,6 +46,10 @@ def test_a_master_and_a_pserver_show_their_figures(etcd: EtcdServer, job_name: s
         assert f'flightedl_pservers_desired{{index="0",job="{job_name}",role="master"}} 1.0' in shown
         assert "flightedl_checkpoint_age_seconds{" in shown
         assert "flightedl_checkpoint_trouble{" in shown
+        assert "flightedl_commit_seconds_bucket{" in shown
+        assert f'flightedl_events_total{{index="0",job="{job_name}",kind="master_leads",role="master"}} 1.0' in shown
+        assert "process_resident_memory_bytes " in shown
+        assert "flightedl_lease_slack_seconds{" in shown
         assert f'flightedl_serving{{index="0",job="{job_name}",role="pserver"}} 0.0' in page(ports["pserver"])
     finally:
         for process in started:

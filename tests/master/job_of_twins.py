@@ -100,11 +100,9 @@ class PserverTwin:
         return AppliedReply(summary=AppliedSummary(done=done).encode(), rejected=self.rejected)
 
     def _status(self, _: bytes) -> PserverStatusReply:
-        numbers = dict.fromkeys(
-            ("lowest_version", "highest_version", "size_bytes", "pushes", "rows_accepted", "rows_repeated"), 0
-        )
+        numbers = dict.fromkeys(("lowest_version", "highest_version", "size_bytes", "pushes"), 0)
         return PserverStatusReply(
-            index=self.index, state="serving", blocks=1, rows_refused=0, members=[], waiting_for="", **numbers
+            index=self.index, state="serving", blocks=1, rows={}, members=[], waiting_for="", **numbers
         )
 
     def _snapshot(self, body: bytes) -> SnapshotReply:

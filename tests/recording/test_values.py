@@ -109,4 +109,4 @@ def test_batch_counts_are_runs() -> None:
 
 def test_what_cannot_be_written_is_an_error() -> None:
     with pytest.raises(TypeError, match="object cannot be recorded"):
-        encode(tagged(out.Note("x", (object(),))))
+        encode(tagged(out.Note("x", (object(),), out.Kind.DECLARED)))

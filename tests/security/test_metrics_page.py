@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from flightedl.adapters.certificates import Member, create
-from flightedl.process.metrics_page import MetricsPage, TlsFiles
+from flightedl.process.metrics_page import Figure, MetricsPage, TlsFiles
 
 
 @pytest.fixture
@@ -29,7 +29,7 @@ def port(places: Path) -> Iterator[int]:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         free = int(listener.getsockname()[1])
     tls = TlsFiles(*(str(places / "server" / name) for name in ("ca.pem", "cert.pem", "key.pem")))
-    with contextlib.closing(MetricsPage("127.0.0.1", free, {"job": "demo"}, lambda: {"x": ("X.", 1.0)}, tls)):
+    with contextlib.closing(MetricsPage("127.0.0.1", free, {"job": "demo"}, lambda: {"x": Figure("X.", 1.0)}, tls)):
         yield free
 
 

@@ -415,7 +415,7 @@ def test_whoever_tries_it_out_finds_that_it_was_used(bench: TorchBench) -> None:
     optimizer = Optimizer(net, bench.job, fe.SGD(1.0))
     found = get_optimizer_state_dict(net, optimizer)
     assert set(found["state"]) == {"weight", "bias"}
-    assert bench.cluster.shards[0].counts.messages == 0
+    assert bench.cluster.shards[0].meter.messages == 0
     assert net.weight.grad is None
 
 
@@ -485,11 +485,11 @@ def test_reading_takes_no_part_in_rounds(bench: TorchBench) -> None:
     net = line()
     optimizer = Optimizer(net, bench.job, fe.SGD(1.0))
     step_with(bench.job, optimizer, {net.weight: 1.0}, 0)
-    before = bench.cluster.shards[0].counts.messages
+    before = bench.cluster.shards[0].meter.messages
     net.eval()
     with torch.no_grad():
         net(torch.ones(1, 2))
-    assert bench.cluster.shards[0].counts.messages == before
+    assert bench.cluster.shards[0].meter.messages == before
 
 
 # buffers

@@ -55,7 +55,7 @@ class Watcher:
             except FlightedlError:
                 continue
             if reply.state == "serving":
-                found[index] = (generation, reply.rows_accepted)
+                found[index] = (generation, reply.rows["accepted"])
         return found
 
     def places(self) -> dict[int, tuple[str, int]]:

@@ -172,6 +172,16 @@ class BlockRounds:
             return []
         return [m for m, first in self.members.items() if first <= self._version and m not in self._arrived]
 
+    def holds_up(self) -> list[int]:
+        """Members for whom others wait: who has not arrived in a round that has begun, or is too far behind."""
+        if self._is_sync:
+            return self.waits_for() if self._arrived else []
+        if self._staleness is None or not self._clocks:
+            return []
+        slowest = min(self._clocks.values())
+        is_waited_for = max(self._clocks.values()) - slowest > self._staleness
+        return [member for member, clock in self._clocks.items() if clock == slowest] if is_waited_for else []
+
     # pushes
 
     def arrive(

@@ -24,7 +24,7 @@ from flightedl.domain.checkpoint.values import (
     Sweep,
     WriteManifest,
 )
-from flightedl.domain.master.effects import Outbox, StoreWork
+from flightedl.domain.master.effects import Kind, Outbox, StoreWork
 from flightedl.messages.control import SnapshotReply, SnapshotRequest
 
 
@@ -96,7 +96,7 @@ class Checkpointing:
                 case WriteManifest() | MovePointer() | Sweep():
                     self._outbox.effects.append(StoreWork(effect, self._outbox.revision))
                 case Alarm(text):
-                    self._outbox.note("checkpoints: %s", text, is_warning=True)
+                    self._outbox.note(Kind.CHECKPOINT_TROUBLE, "", "checkpoints: %s", text, is_warning=True)
 
     # what a pserver is told
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from flightedl.domain.master import effects as out
 from flightedl.domain.master import events
 from flightedl.domain.master.state import MasterState
+from flightedl.domain.master.vigil import Vigil
 from flightedl.messages.control import AppliedRequest, ReloadRequest, SealRequest
 
 #: How soon a pserver is asked again that is not settled, and one that makes a snapshot.
@@ -25,6 +26,7 @@ class PserverControl:
 
     def __init__(self, state: MasterState) -> None:
         self._state = state
+        self._vigil = Vigil(self._trainers_of)
         #: pserver index -> how much had been done again when it was asked what it has.
         self._repeated_when_asked: dict[int, int] = {}
         self.handlers: Mapping[type, Callable[[Any], None]] = {
@@ -37,6 +39,10 @@ class PserverControl:
             events.SnapshotAnswered: self._snapshot_answered,
             events.StatusTold: self._status_told,
         }
+
+    def _trainers_of(self, members: Collection[int]) -> list[str]:
+        known = () if self._state.members is None else self._state.members.membership.members
+        return sorted(each.trainer for each in known if each.member_id in members)
 
     def look_at(self, index: int, generation: int) -> None:
         """A pserver that is settled takes part in checkpoints, unless it is about to go back to one."""
@@ -123,3 +129,4 @@ class PserverControl:
         for index, reply in enumerate(event.replies):
             if reply is not None and reply.is_draining and index in state.pservers.present:
                 state.checkpointing.is_draining(index)
+        self._vigil.look(event.replies, state.now, state.outbox)

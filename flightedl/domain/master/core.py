@@ -82,6 +82,10 @@ class MasterCore(MasterState):
         for trainer, generation in before.items():
             if event.trainers.get(trainer) != generation:
                 self._trainer_gone(trainer, is_alive=trainer in event.trainers)
+        for trainer, generation in event.trainers.items():
+            if before.get(trainer) != generation:
+                text = "trainer is there trainer=%s generation=%d"
+                self.outbox.note(out.Kind.TRAINER_CAME, trainer, text, trainer, generation)
         self._pservers_seen(event.pservers)
         if not self._has_seen_leases:
             self._has_seen_leases = True
@@ -94,6 +98,8 @@ class MasterCore(MasterState):
             if index not in present and self.members is not None:
                 self.members.pserver_down(index)
             if present.get(index) != generation:
+                text = "pserver is gone index=%d generation=%d"
+                self.outbox.note(out.Kind.PSERVER_GONE, out.pserver_named(index), text, index, generation)
                 self.checkpointing.down(index, self.now)
         for index, generation in present.items():
             if known.get(index) != generation and index < self.settings.pserver_count:
@@ -103,7 +109,7 @@ class MasterCore(MasterState):
 
     def _trainer_gone(self, trainer: str, *, is_alive: bool) -> None:
         """``is_alive``: it lost its lease, and has registered again: its work is not to blame."""
-        self.outbox.note("trainer is gone trainer=%s is_alive=%s", trainer, is_alive)
+        self.outbox.note(out.Kind.TRAINER_GONE, trainer, "trainer is gone trainer=%s is_alive=%s", trainer, is_alive)
         if self.work is not None:
             self.work.trainer_gone(trainer, self.now, is_graceful=is_alive)
         self.evaluations.trainer_gone(trainer, self.now, is_graceful=is_alive)
@@ -145,5 +151,5 @@ class MasterCore(MasterState):
 
     def _pointer_stored(self, event: events.PointerStored) -> None:
         self.checkpointing.perform(self.checkpointing.checkpoints.pointer_moved(event.number, self.now))
-        self.outbox.note("checkpoint complete number=%d", event.number)
+        self.outbox.note(out.Kind.CHECKPOINT_DONE, "", "checkpoint complete number=%d", event.number)
         self.outbox.is_stirred = True

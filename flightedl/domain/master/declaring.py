@@ -96,10 +96,11 @@ class Declaring:
         tasks = dataclasses.replace(queue.settings, epochs=now.epochs, seed=now.seed, shuffle=now.shuffle)
         state.begin_training(tasks, *queue.encode_parts(), may_reseed=True)
         if before.epochs != now.epochs:
-            state.outbox.note("epochs changed before=%s now=%s", before.epochs, now.epochs)
+            state.outbox.note(out.Kind.DECLARED, "", "epochs changed before=%s now=%s", before.epochs, now.epochs)
         if (before.shuffle, before.seed) != (now.shuffle, now.seed):
             first_epoch = state.work.queue.first_unbegun_epoch + 1
-            state.outbox.note("order changed shuffle=%s seed=%d first_epoch=%d", now.shuffle, now.seed, first_epoch)
+            text = "order changed shuffle=%s seed=%d first_epoch=%d"
+            state.outbox.note(out.Kind.DECLARED, "", text, now.shuffle, now.seed, first_epoch)
 
     def _dataset_indexed(self, event: events.DatasetIndexed) -> None:
         state = self._state
@@ -107,11 +108,14 @@ class Declaring:
             state.begin_training(event.tasks, None, None)
             state.declaration = replace(state.declaration, dataset=event.reply, is_resumed=False)
             state.touch()
+            tasks, records = event.reply.task_count, event.reply.record_count
+            state.outbox.note(out.Kind.DECLARED, "", "dataset declared tasks=%d records=%d", tasks, records)
 
     def _files_joined(self, event: events.FilesJoined) -> None:
         assert self._state.work is not None, "a dataset grows after it was declared"
         self._state.work.queue.grow(event.task_count, event.batch_counts)
         self._state.touch()
+        self._state.outbox.note(out.Kind.DECLARED, "", "files joined the dataset tasks=%d", event.task_count)
 
     def _growth_ended(self, _: events.GrowthEnded) -> None:
         state = self._state
@@ -155,7 +159,7 @@ class Declaring:
 
     def _note_change(self, what: str, before: object, now: object) -> None:
         if before != now:
-            self._state.outbox.note("%s changed before=%s now=%s", what, before, now)
+            self._state.outbox.note(out.Kind.DECLARED, "", "%s changed before=%s now=%s", what, before, now)
 
     def _model_planned(self, event: events.ModelPlanned) -> None:
         state = self._state
@@ -167,7 +171,7 @@ class Declaring:
         state.begin_membership(reply, None)
         state.touch()
         counts = (len(event.declared.parameters), event.block_count, len(event.declared.tables))
-        state.outbox.note("model declared parameters=%d blocks=%d tables=%d", *counts)
+        state.outbox.note(out.Kind.DECLARED, "", "model declared parameters=%d blocks=%d tables=%d", *counts)
 
     # evaluations
 

@@ -6,6 +6,7 @@ at once.
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
@@ -94,16 +95,53 @@ class QueueNews:
     effect: QueueEffect
 
 
+class Kind(enum.StrEnum):
+    """What may happen to a job that people want to know of, also later."""
+
+    MASTER_LEADS = "master_leads"
+    DECLARED = "declared"
+    CHANGED_BY_HAND = "changed_by_hand"
+    TRAINER_CAME = "trainer_came"
+    TRAINER_GONE = "trainer_gone"
+    MEMBER_JOINED = "member_joined"
+    MEMBER_LEFT = "member_left"
+    PSERVER_CAME = "pserver_came"
+    PSERVER_GONE = "pserver_gone"
+    PSERVER_SETTLED = "pserver_settled"
+    VALUES_LOST = "values_lost"
+    ROUND_WAITS = "round_waits"
+    ROUND_GOES_ON = "round_goes_on"
+    CALLS_REFUSED = "calls_refused"
+    WORK_FAILED = "work_failed"
+    WORK_LOST = "work_lost"
+    WORK_EXPIRED = "work_expired"
+    WORK_QUARANTINED = "work_quarantined"
+    EPOCH_DONE = "epoch_done"
+    CHECKPOINT_DONE = "checkpoint_done"
+    CHECKPOINT_TROUBLE = "checkpoint_trouble"
+    JOB_REFUSED = "job_refused"
+    JOB_STOPPED = "job_stopped"
+    JOB_DONE = "job_done"
+
+
 @dataclass(frozen=True, slots=True)
 class Note:
-    """Something for the log: a text with %-places, and its values."""
+    """Something that happened, for the log and for whoever asks later: a text with %-places, and its values."""
 
     text: str
-    values: tuple[object, ...] = ()
+    values: tuple[object, ...]
+    kind: Kind
+    #: Whom it is about: a trainer, or "pserver 3"; empty: the job.
+    who: str = ""
     is_warning: bool = False
 
 
 Effect = Answer | ControlCall | NothingToSay | WakePserver | DeleteElection | StoreWork | QueueNews | Note
+
+
+def pserver_named(index: int) -> str:
+    """What people call a pserver."""
+    return f"pserver-{index}"
 
 
 @dataclass(slots=True)
@@ -121,9 +159,9 @@ class Outbox:
         self.revision += 1
         self.is_stirred = True
 
-    def note(self, text: str, *values: object, is_warning: bool = False) -> None:
-        """For the log."""
-        self.effects.append(Note(text, values, is_warning))
+    def note(self, kind: Kind, who: str, text: str, *values: object, is_warning: bool = False) -> None:
+        """Something has happened that people may want to know of; ``who``: see ``Note``."""
+        self.effects.append(Note(text, values, kind, who, is_warning))
 
     def news(self, evaluation: str, effects: Iterable[QueueEffect]) -> None:
         """What a queue has decided, of the training data ("") or of an evaluation."""

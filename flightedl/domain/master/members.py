@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from flightedl.domain.consistency.membership import Membership
+from flightedl.domain.consistency.membership_values import Admitted, SendView
 from flightedl.domain.consistency.membership_values import Effect as MembershipEffect
-from flightedl.domain.consistency.membership_values import SendView
 from flightedl.domain.consistency.modes import Mode
 from flightedl.domain.consistency.views import View
 from flightedl.domain.master.deterministic_schedule import DeterministicSchedule
-from flightedl.domain.master.effects import Outbox
+from flightedl.domain.master.effects import Kind, Outbox
 from flightedl.messages.control import ViewMemberMessage, ViewReply, ViewRequest
 from flightedl.messages.tasks import ModeReply
 
@@ -49,6 +49,9 @@ class Members:
             if isinstance(effect, SendView):
                 self._views[effect.index] = (effect.generation, effect.view)
                 self._outbox.wake(effect.index)
+            elif isinstance(effect, Admitted):
+                text = "rounds wait for a trainer trainer=%s member=%d"
+                self._outbox.note(Kind.MEMBER_JOINED, effect.trainer, text, effect.trainer, effect.member_id)
 
     def pserver_up(self, index: int, generation: int) -> None:
         """A process of this pserver is there."""
@@ -60,7 +63,10 @@ class Members:
 
     def leave(self, trainer: str) -> None:
         """Nobody waits for this trainer any more."""
-        self.perform(self.membership.leave(trainer))
+        if effects := self.membership.leave(trainer):
+            text = "rounds do not wait any more for a trainer trainer=%s"
+            self._outbox.note(Kind.MEMBER_LEFT, trainer, text, trainer)
+            self.perform(effects)
 
     def leave_all(self) -> None:
         """Everybody has to join again."""

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Literal
 
 from flightedl.domain.exactly_once.intervals import IntervalSet
-from flightedl.domain.master.effects import Outbox
+from flightedl.domain.master.effects import Kind, Outbox, pserver_named
 from flightedl.domain.queue.tasks import TaskQueue
 from flightedl.domain.recovery.audit import Audit
 from flightedl.domain.recovery.reinitialization import LostValues, Reinitialize, RestartServers, next_step
@@ -66,7 +66,8 @@ class Pservers:
 
     def seen(self, index: int, generation: int) -> None:
         """A process of this pserver is there."""
-        self._outbox.note("pserver is there index=%d generation=%d", index, generation)
+        text = "pserver is there index=%d generation=%d"
+        self._outbox.note(Kind.PSERVER_CAME, pserver_named(index), text, index, generation)
         if generation != self._recovery.generation_of(index):
             self._refused.pop(index, None)
         self._recovery.seen(index, generation)
@@ -169,6 +170,8 @@ class Pservers:
             return False
         reopened = 0 if queue is None else self._reopen(lacking, queue)
         self._outbox.note(
+            Kind.PSERVER_SETTLED,
+            pserver_named(index),
             "pserver is settled index=%d generation=%d checkpoint=%s tasks_to_do_again=%d",
             index,
             generation,
@@ -176,7 +179,8 @@ class Pservers:
             reopened,
         )
         for text in reply.skipped:
-            self._outbox.note("pserver %d skipped %s", index, text, is_warning=True)
+            who = pserver_named(index)
+            self._outbox.note(Kind.CHECKPOINT_TROUBLE, who, "pserver %d skipped %s", index, text, is_warning=True)
         self._outbox.touch()
         return True
 
@@ -190,7 +194,7 @@ class Pservers:
             "stop the job and begin it again with --resume"
         )
         if self._refused.get(index) != reason:
-            self._outbox.note("%s", reason, is_warning=True)
+            self._outbox.note(Kind.JOB_REFUSED, pserver_named(index), "%s", reason, is_warning=True)
         self._refused[index] = reason
 
     # the audit
@@ -221,6 +225,8 @@ class Pservers:
             reopened += count
             if count:
                 self._outbox.note(
+                    Kind.WORK_LOST,
+                    pserver_named(index),
                     "pserver lacks work that was reported as done, it is done again index=%d generation=%d epoch=%d "
                     "tasks=%d first_task=%d",
                     index,
@@ -250,7 +256,8 @@ class Pservers:
         Nobody is settled any more when there is one.
         """
         if index not in self._lacking:
-            self._outbox.note("pserver %d has lost its values, and there is no checkpoint yet", index, is_warning=True)
+            text = "pserver %d has lost its values, and there is no checkpoint yet"
+            self._outbox.note(Kind.VALUES_LOST, pserver_named(index), text, index, is_warning=True)
         self._lacking[index] = LostValues(generation, election)
         present = {i: g for i, g in self.present.items() if i < self.count}
         self._lacking = {i: each for i, each in self._lacking.items() if present.get(i) == each.generation}

@@ -136,7 +136,8 @@ class Requests:
         ]
         if not lost:
             return ticket, []
-        state.outbox.note("finished work was lost with a pserver trainer=%s pieces=%d", ticket.trainer, len(lost))
+        text = "finished work was lost with a pserver trainer=%s pieces=%d"
+        state.outbox.note(out.Kind.WORK_LOST, ticket.trainer, text, ticket.trainer, len(lost))
         kept = [report for report in ticket.finished if state.pservers.counts(report)]
         return replace(ticket, finished=kept, returned=[*ticket.returned, *lost]), lost
 
@@ -281,7 +282,8 @@ class Requests:
             if mode is not None and mode != members.membership.mode and not is_proposed:
                 if state.is_over:
                     raise JobFailedError("all epochs are done: there is no round left to change the mode at")
-                state.outbox.note("mode changes from=%s to=%s", members.membership.mode, mode)
+                text = "mode changes from=%s to=%s"
+                state.outbox.note(out.Kind.CHANGED_BY_HAND, "", text, members.membership.mode, mode)
                 state.declaration = replace(state.declaration, model=replace(model, mode=mode.to_json()))
                 members.switch(mode)
             is_proposed = True
@@ -330,7 +332,8 @@ class Requests:
             request, queue = event.request, state.work.queue
             change = queue.drop_failed if event.is_dropped else queue.retry_failed
             count = change(FailedSelector(request.epoch, request.task, request.batch))
-            state.outbox.note("failed tasks were changed by hand batches=%d request=%s", count, request)
+            text = "failed tasks were changed by hand batches=%d request=%s"
+            state.outbox.note(out.Kind.CHANGED_BY_HAND, "", text, count, request)
             state.touch()
             return FailedTasksReply(batches=count)
 
@@ -341,7 +344,7 @@ class Requests:
 
         def look(_: bool) -> msgspec.Struct:
             if not state.is_stopped:
-                state.outbox.note("a trainer stops the job")
+                state.outbox.note(out.Kind.JOB_STOPPED, "", "a trainer stops the job")
                 state.is_stopped = True
                 if state.work is not None:
                     state.work.is_stopped = True

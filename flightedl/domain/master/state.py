@@ -195,7 +195,10 @@ class MasterState:
 
     def look_at_end(self) -> None:
         """Something has happened: an epoch may have ended, or the job."""
+        before = self.ending.may_end
         self.ending.look(self.work, self.serving_members)
+        if self.ending.may_end and not before:
+            self.outbox.note(out.Kind.JOB_DONE, "", "all is done")
 
     def tick_checkpoints(self) -> None:
         """Time has passed: a checkpoint may be due."""

@@ -5,17 +5,20 @@ The training data has one, each evaluation has one of its own.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping
 
 from flightedl.domain.queue.fair_share import HOLDING_CEILING
 from flightedl.domain.queue.tasks import TaskQueue
-from flightedl.domain.queue.values import Effects, EpochsDone, Finished, TaskGiven
+from flightedl.domain.queue.values import AlreadyDone, Effects, EpochsDone, Finished, TaskGiven
 from flightedl.errors import FencedError
 from flightedl.messages.tasks import Assignment, FailedTask, FinishedTask, ReturnedTask, TasksTicket
 
 #: Of a job that is stopped, a trainer finishes what it may have begun: the piece that it trains and the one read ahead.
 _BEGUN_COUNT = 2
 _STOPPED_RETRY_S = 0.1
+
+_REPORTS: Mapping[type, str] = {FinishedTask: "finished", FailedTask: "failed", ReturnedTask: "returned"}
 
 #: Told of the metrics of each piece of work that is done now and was not before.
 TakeMetrics = Callable[[Mapping[str, tuple[float, float]]], None]
@@ -38,6 +41,8 @@ class Work:
         self._take_metrics = take_metrics
         #: Pieces that were reported as finished and count, since ``take_finished`` was asked.
         self._finished_count = 0
+        #: What became of the reports that came since this master began: finished, repeated, failed, returned, outdated.
+        self.reports: Counter[str] = Counter()
         #: Pieces of epochs that were over already, as they were done again; since this master began.
         self.repeated_count = 0
         #: Whether a trainer has stopped the job: what nobody has begun stays undone.
@@ -61,12 +66,15 @@ class Work:
         def take(
             report: FinishedTask | FailedTask | ReturnedTask, event: Callable[..., object], **more: object
         ) -> object:
+            place = report.epoch, report.position, report.attempt
             try:
-                place = report.epoch, report.position, report.attempt
-                return event(ticket.trainer, *place, now, generation=ticket.generation, **more)
+                answer = event(ticket.trainer, *place, now, generation=ticket.generation, **more)
             except FencedError:
+                self.reports["outdated"] += 1
                 lost.append(ReturnedTask(epoch=report.epoch, position=report.position, attempt=report.attempt))
                 return ()
+            self.reports["repeated" if isinstance(answer, AlreadyDone) else _REPORTS[type(report)]] += 1
+            return answer
 
         for finished in ticket.finished:
             is_repeated = finished.epoch < queue.epoch

@@ -371,9 +371,7 @@ class Pserver(Process):
                 highest_version=max(versions, default=0),
                 size_bytes=0,
                 pushes=0,
-                rows_accepted=0,
-                rows_repeated=0,
-                rows_refused=0,
+                rows={},
                 members=[],
                 is_draining=self.life.state is State.DRAINING,
             )

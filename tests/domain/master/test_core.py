@@ -530,13 +530,12 @@ def test_a_pserver_about_to_end_wants_a_checkpoint() -> None:
     bench.serve()
     bench.apply(events.TimePassed())
     save(bench)
-    numbers = dict.fromkeys(("lowest_version", "highest_version", "size_bytes", "pushes", "rows_accepted"), 0)
+    numbers = dict.fromkeys(("lowest_version", "highest_version", "size_bytes", "pushes"), 0)
     status = PserverStatusReply(
         index=0,
         state="serving",
         blocks=1,
-        rows_repeated=0,
-        rows_refused=0,
+        rows={},
         members=[],
         waiting_for="",
         is_draining=True,

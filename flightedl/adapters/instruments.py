@@ -1,0 +1,51 @@
+"""Counts and histograms for Prometheus, by its own client."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from prometheus_client import CollectorRegistry, Counter, Histogram
+
+from flightedl.ports import Measure
+
+_PREFIX = "flightedl_"
+_OTHER = "other"
+
+
+class PrometheusInstruments:
+    """See ``ports.Instruments``.
+
+    Args:
+        registry: Where a page finds them.
+        labels: Of all figures: the job, and which process this is.
+        measures: All that will be taken; others are passed over.
+    """
+
+    def __init__(self, registry: CollectorRegistry, labels: Mapping[str, str], measures: Iterable[Measure]) -> None:
+        self._counters: dict[tuple[str, str], Counter] = {}
+        self._histograms: dict[tuple[str, str], Histogram] = {}
+        for measure in measures:
+            name, names = _PREFIX + measure.name, [*labels, measure.label] if measure.label else [*labels]
+            found: Counter | Histogram = (
+                Histogram(name, measure.told, names, buckets=measure.buckets, registry=registry)
+                if measure.buckets
+                else Counter(name, measure.told, names, registry=registry)
+            )
+            for label in (*measure.labels, _OTHER) if measure.label else ("",):
+                child = found.labels(*labels.values(), *([label] if measure.label else []))
+                if isinstance(child, Histogram):
+                    self._histograms[measure.name, label] = child
+                else:
+                    self._counters[measure.name, label] = child
+
+    def count(self, measure: Measure, amount: float = 1.0, label: str = "") -> None:
+        counters = self._counters
+        found = counters.get((measure.name, label)) or counters.get((measure.name, _OTHER))
+        if found is not None:
+            found.inc(amount)
+
+    def observe(self, measure: Measure, value: float, label: str = "") -> None:
+        histograms = self._histograms
+        found = histograms.get((measure.name, label)) or histograms.get((measure.name, _OTHER))
+        if found is not None:
+            found.observe(value)

@@ -1,0 +1,70 @@
+"""What has happened to the job since this master leads: the newest events, for people and for whoever follows them.
+
+They are kept in memory only. A master that takes over begins a journal of its own, and its first event says so: what
+happened before is in the log of its predecessor.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter, deque
+
+from flightedl.domain.master.effects import Kind
+from flightedl.messages.status import EventsReply, EventsRequest, JobEvent
+from flightedl.ports import Clock
+
+#: So many of the newest events are kept.
+_KEPT = 2_000
+_TEXT_LIMIT = 500
+#: How often somebody who waits looks whether the server is closing.
+_LOOK_S = 0.5
+_WAIT_LIMIT_S = 15.0
+
+
+class Journal:
+    """The newest events of one master. Thread-safe.
+
+    Args:
+        generation: The master's.
+        clock: Its clock.
+        kept: How many events are kept.
+    """
+
+    def __init__(self, generation: int, clock: Clock, kept: int = _KEPT) -> None:
+        self._generation = generation
+        self._clock = clock
+        self._changed = threading.Condition()
+        self._events: deque[JobEvent] = deque(maxlen=kept)
+        self._number = 0
+        self._counts: Counter[str] = Counter()
+
+    def add(self, kind: Kind, who: str, text: str, *, is_warning: bool = False) -> None:
+        """Something has happened now."""
+        at = self._clock.wall_time()
+        with self._changed:
+            self._number += 1
+            self._counts[kind.value] += 1
+            text = text[:_TEXT_LIMIT]
+            self._events.append(
+                JobEvent(number=self._number, at=at, kind=kind.value, who=who, text=text, is_warning=is_warning)
+            )
+            self._changed.notify_all()
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """How often each kind of thing has happened."""
+        with self._changed:
+            return {kind.value: self._counts[kind.value] for kind in Kind}
+
+    def read(self, request: EventsRequest, closing: threading.Event | None = None) -> EventsReply:
+        """What was asked for; waits for the next event where there is none, until ``closing`` at the longest."""
+        deadline = self._clock.now() + min(request.wait_s, _WAIT_LIMIT_S)
+        with self._changed:
+            after = request.after if request.generation == self._generation else 0
+            while self._number <= after and (left_s := deadline - self._clock.now()) > 0:
+                if closing is not None and closing.is_set():
+                    break
+                self._changed.wait(min(left_s, _LOOK_S))
+            found = [event for event in self._events if event.number > after]
+            missing = max(0, self._number - after) - len(found)
+        return EventsReply(generation=self._generation, events=found, forgotten=missing)

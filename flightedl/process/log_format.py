@@ -1,0 +1,55 @@
+"""How a server's log is written: a line of text for people, or one JSON object a line for programs.
+
+Our sentences end in ``key=value``. As JSON each such value is a field of its own, as it was given, so that nobody has
+to take the sentence apart again.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+import logging
+import re
+from typing import Any
+
+#: A place in a text, and the name before it, if it has one.
+_PLACE = re.compile(r"(?:(\w+)=)?%(?:[-+ #0]*\d*(?:\.\d+)?)([a-zA-Z%])")
+_PLAIN = (bool, int, float, str, type(None))
+
+
+class JsonFormatter(logging.Formatter):
+    """One object for each record: time, level, logger, message, the values that are named in it, and an error."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        at = dt.datetime.fromtimestamp(record.created, dt.UTC)
+        written: dict[str, Any] = {
+            "time": at.isoformat(timespec="milliseconds").replace("+00:00", "Z"),
+            "level": record.levelname,
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        if values := _named_values(record):
+            written["values"] = values
+        if record.exc_info:
+            written["error"] = self.formatException(record.exc_info)
+        return json.dumps(written, ensure_ascii=False)
+
+
+def _named_values(record: logging.LogRecord) -> dict[str, Any]:
+    given = record.args if isinstance(record.args, tuple) else ()
+    places = [name for name, kind in _PLACE.findall(str(record.msg)) if kind != "%"]
+    if len(places) != len(given):
+        return {}
+    return {
+        name: value if isinstance(value, _PLAIN) else str(value)
+        for name, value in zip(places, given, strict=True)
+        if name
+    }
+
+
+def set_up(level: str, log_format: str) -> None:
+    """Let this process log to standard error; ``log_format``: "text" or "json"."""
+    handler = logging.StreamHandler()
+    text = logging.Formatter("%(asctime)s %(levelname)s %(name)s %(message)s")
+    handler.setFormatter(JsonFormatter() if log_format == "json" else text)
+    logging.basicConfig(level=level.upper(), handlers=[handler])

@@ -1,0 +1,103 @@
+"""What a pserver's blocks went through, in figures: counted where it happens, read by ``status`` and by Prometheus."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+
+from flightedl.domain.pserver.block_values import Effect, EmptyRound, Update
+from flightedl.messages.parameters import Outcome
+from flightedl.ports import Instruments, Measure, NoInstruments
+
+_TIMES_S = (0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0)
+
+PUSH_SECONDS = Measure("push_seconds", "To take one message of a step: to check it, add it up, update.", _TIMES_S)
+STEP_SECONDS = Measure("step_seconds", "A step, from its first message to its last answer; waits included.", _TIMES_S)
+ROUND_SECONDS = Measure("round_seconds", "From the closing of one round to the closing of the next.", _TIMES_S)
+STALENESS = Measure(
+    "staleness_updates", "Updates that a gradient did not see.", (0.0, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0)
+)
+MEASURES = (PUSH_SECONDS, STEP_SECONDS, ROUND_SECONDS, STALENESS)
+
+
+class Meter:
+    """The figures of one pserver. Thread-safe.
+
+    Args:
+        instruments: Take what is measured again and again.
+        now: The process's clock.
+    """
+
+    def __init__(self, instruments: Instruments | None = None, now: Callable[[], float] = lambda: 0.0) -> None:
+        self.instruments = NoInstruments() if instruments is None else instruments
+        self.now = now
+        self._lock = threading.Lock()
+        self._messages = 0
+        #: By the number of the outcome.
+        self._rows = [0] * (max(Outcome) + 1)
+        self._received_bytes = 0
+        self._sent_bytes = 0
+        self._round_closed_at: float | None = None
+        #: What the blocks wait for, as it was last looked at, and since when.
+        self._waits: tuple[object, float] = (None, 0.0)
+
+    # what happens
+
+    def message(self, seconds: float, received_bytes: int, sent_bytes: int) -> None:
+        """A message of a push or step was taken, and answered by so much."""
+        with self._lock:
+            self._messages += 1
+            self._received_bytes += received_bytes
+            self._sent_bytes += sent_bytes
+        self.instruments.observe(PUSH_SECONDS, seconds)
+
+    def sent(self, size_bytes: int) -> None:
+        """Values left that were waited for."""
+        with self._lock:
+            self._sent_bytes += size_bytes
+
+    def step(self, seconds: float) -> None:
+        """A step is over."""
+        self.instruments.observe(STEP_SECONDS, seconds)
+
+    def rows(self, outcome: Outcome, count: int) -> None:
+        """What became of so many blocks of a push."""
+        with self._lock:
+            self._rows[outcome] += count
+
+    def updates(self, effects: Sequence[Effect], base_version: int) -> None:
+        """What a push did to the first of this pserver's blocks; the others do as it does."""
+        for effect in effects:
+            if isinstance(effect, Update) and not effect.is_of_round:
+                self.instruments.observe(STALENESS, effect.from_version - base_version)
+            elif isinstance(effect, Update | EmptyRound):
+                now = self.now()
+                if self._round_closed_at is not None:
+                    self.instruments.observe(ROUND_SECONDS, now - self._round_closed_at)
+                self._round_closed_at = now
+
+    # what is asked
+
+    @property
+    def messages(self) -> int:
+        """Of pushes and steps."""
+        return self._messages
+
+    @property
+    def rows_by_outcome(self) -> dict[str, int]:
+        """Blocks that were pushed, by what became of them."""
+        with self._lock:
+            return {outcome.name.lower(): self._rows[outcome] for outcome in Outcome if outcome is not Outcome.NONE}
+
+    @property
+    def size_bytes(self) -> tuple[int, int]:
+        """(received, sent) bytes of values."""
+        return self._received_bytes, self._sent_bytes
+
+    def waits_s(self, what: object) -> float:
+        """For how long this has been the answer whenever it was asked what the blocks wait for."""
+        now = self.now()
+        with self._lock:
+            if self._waits[0] != what:
+                self._waits = (what, now)
+            return now - self._waits[1]

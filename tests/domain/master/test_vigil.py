@@ -1,0 +1,69 @@
+"""What the master says of rounds that wait, and of calls that pservers refuse."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import Any
+
+import pytest
+
+from flightedl.domain.master.effects import Kind, Note, Outbox
+from flightedl.domain.master.vigil import Vigil
+from flightedl.messages.status import PserverStatusReply
+
+NAMES = {1: "t1", 2: "t2"}
+
+
+def said(**more: Any) -> PserverStatusReply:
+    numbers = dict.fromkeys(("index", "blocks", "lowest_version", "highest_version", "size_bytes", "pushes"), 0)
+    return PserverStatusReply(**{**numbers, "state": "serving", "rows": {}, "members": [1, 2], **more})
+
+
+class Watched:
+    def __init__(self) -> None:
+        self.vigil = Vigil(self._trainers_of)
+
+    def _trainers_of(self, members: Collection[int]) -> Sequence[str]:
+        return sorted(NAMES[member] for member in members if member in NAMES)
+
+    def look(self, now: float, *replies: PserverStatusReply | None) -> list[tuple[Kind, str]]:
+        outbox = Outbox()
+        self.vigil.look(replies, now, outbox)
+        notes = [effect for effect in outbox.take() if isinstance(effect, Note)]
+        for note in notes:
+            assert note.text % note.values
+        return [(note.kind, note.who) for note in notes]
+
+
+@pytest.fixture
+def watched() -> Watched:
+    return Watched()
+
+
+def test_a_round_that_waits_long_is_told_once_however_many_pservers_say_so(watched: Watched) -> None:
+    assert watched.look(0.0, said(waits_for=[1], waits_s=9.9), None) == []
+    slow = said(waits_for=[1], waits_at=7, waits_s=10.0)
+    assert watched.look(1.0, slow, slow) == [(Kind.ROUND_WAITS, "t1")]
+    assert watched.look(2.0, slow, slow) == []
+    assert watched.look(3.0, said(), said()) == [(Kind.ROUND_GOES_ON, "t1")]
+    assert watched.look(4.0, said(), said()) == []
+
+
+def test_each_trainer_that_is_waited_for_is_told(watched: Watched) -> None:
+    assert watched.look(0.0, said(waits_for=[1], waits_s=20)) == [(Kind.ROUND_WAITS, "t1")]
+    assert watched.look(1.0, said(waits_for=[1, 2], waits_s=20)) == [(Kind.ROUND_WAITS, "t2")]
+    assert watched.look(2.0, said(waits_for=[2], waits_s=30)) == [(Kind.ROUND_GOES_ON, "t1")]
+
+
+def test_members_that_nobody_knows_any_more_are_not_told(watched: Watched) -> None:
+    assert watched.look(0.0, said(waits_for=[99], waits_s=20)) == []
+
+
+def test_refusals_are_told_once_a_minute_and_usual_ones_never(watched: Watched) -> None:
+    refusing = [(Kind.CALLS_REFUSED, "pserver-0")]
+    assert watched.look(0.0, said(refused_calls={"not_ready": 500})) == []
+    assert watched.look(1.0, said(refused_calls={"gradient": 1})) == refusing
+    assert watched.look(2.0, said(refused_calls={"gradient": 9})) == []
+    assert watched.look(62.0, said(refused_calls={"gradient": 9})) == refusing
+    assert watched.look(200.0, said(refused_calls={"gradient": 9})) == []
+    assert watched.look(300.0, said(refused_calls={"gradient": 2})) == refusing

@@ -1,0 +1,57 @@
+"""What a master keeps of what has happened, and what whoever follows it gets."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from flightedl.adapters.clock import SystemClock
+from flightedl.domain.master.effects import Kind
+from flightedl.master.journal import Journal
+from flightedl.messages.status import EventsRequest
+
+
+@pytest.fixture
+def journal() -> Journal:
+    journal = Journal(7, SystemClock(), kept=3)
+    journal.add(Kind.MASTER_LEADS, "master", "a master leads")
+    journal.add(Kind.TRAINER_CAME, "t", "trainer is there", is_warning=False)
+    return journal
+
+
+def numbers(journal: Journal, **request: float) -> list[int]:
+    return [event.number for event in journal.read(EventsRequest(**request)).events]  # type: ignore[arg-type]
+
+
+def test_who_follows_gets_each_event_once(journal: Journal) -> None:
+    assert numbers(journal) == [1, 2]
+    assert numbers(journal, after=2, generation=7) == []
+    journal.add(Kind.TRAINER_GONE, "t", "trainer is gone")
+    assert numbers(journal, after=2, generation=7) == [3]
+
+
+def test_who_followed_another_master_gets_all(journal: Journal) -> None:
+    assert numbers(journal, after=900, generation=6) == [1, 2]
+
+
+def test_what_is_forgotten_is_counted(journal: Journal) -> None:
+    for _ in range(4):
+        journal.add(Kind.EPOCH_DONE, "", "x" * 9999)
+    reply = journal.read(EventsRequest(after=1, generation=7))
+    assert [event.number for event in reply.events] == [4, 5, 6]
+    assert reply.forgotten == 2
+    assert len(reply.events[0].text) == 500
+    assert journal.counts["epoch_done"] == 4
+    assert journal.counts["job_done"] == 0
+
+
+def test_who_waits_is_woken_by_the_next_event(journal: Journal) -> None:
+    threading.Timer(0.02, journal.add, (Kind.EPOCH_DONE, "", "epoch is done")).start()
+    assert numbers(journal, after=2, generation=7, wait_s=10.0) == [3]
+
+
+def test_nobody_waits_for_a_master_that_ends(journal: Journal) -> None:
+    closing = threading.Event()
+    closing.set()
+    assert journal.read(EventsRequest(after=2, generation=7, wait_s=10.0), closing).events == []

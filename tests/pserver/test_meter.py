@@ -1,0 +1,94 @@
+"""What a pserver measures: outcomes of blocks, rounds, staleness, and for whom others wait."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from flightedl.domain.consistency.modes import Async, Bounded, Mode, Sync
+from flightedl.domain.model.optimizers import SGD
+from flightedl.domain.model.parameters import ParameterSpec
+from flightedl.domain.model.sharding import plan_shards
+from flightedl.messages.control import ViewMemberMessage, ViewRequest
+from flightedl.messages.parameters import BatchIdentity, PushHeader
+from flightedl.pserver.meter import ROUND_SECONDS, STALENESS, Meter
+from flightedl.pserver.shard import ShardState
+from flightedl.testing.memory_instruments import MemoryInstruments
+from flightedl.wire.rows import Row, Rows
+
+VALUES = memoryview(np.ones(4, np.float32)).cast("B")
+
+
+class Measured:
+    """One shard of one block, two members, and a clock that a test sets."""
+
+    def __init__(self, mode: Mode) -> None:
+        self.instruments = MemoryInstruments()
+        self.now = 0.0
+        self.meter = Meter(self.instruments, lambda: self.now)
+        plan = plan_shards([ParameterSpec("w", (4,))], 1)
+        self.shard = ShardState(plan, 0, SGD(lr=1.0), mode, meter=self.meter)
+        self.shard.initialize(1, Row(0, 0, VALUES))
+        members = [ViewMemberMessage(trainer=f"t{m}", generation=m, member=m, first_round=0) for m in (1, 2)]
+        self.shard.set_members(ViewRequest(plan_hash="p", master_generation=1, serial=1, members=members))
+
+    def push(self, member: int, batch: int, base: int = 0, step: int = 0) -> None:
+        identity = BatchIdentity(epoch=0, task=member, batch=batch, batch_count=9)
+        header = PushHeader(
+            trainer=f"t{member}",
+            generation=member,
+            plan_hash="p",
+            member=member,
+            identity=identity,
+            weight=1.0,
+            rows=1,
+            step=step,
+        )
+        self.shard.push_rows(header, Rows([0], [base], [0], [0, len(VALUES)], VALUES))
+
+
+def test_blocks_are_counted_by_what_became_of_them() -> None:
+    measured = Measured(Async())
+    for member, batch in ((1, 0), (1, 0), (2, 0), (3, 0)):
+        measured.push(member, batch)
+    assert measured.meter.rows_by_outcome == {
+        "accepted": 2,
+        "already_applied": 1,
+        "stale": 0,
+        "not_member": 1,
+        "partly_applied": 0,
+    }
+
+
+def test_staleness_is_the_updates_that_a_gradient_did_not_see() -> None:
+    measured = Measured(Async())
+    for batch, base in enumerate((0, 0, 2)):
+        measured.push(1, batch, base)
+    assert measured.instruments.values[STALENESS.name, ""] == [0, 1, 0]
+
+
+def test_a_round_lasts_from_one_closing_to_the_next() -> None:
+    measured = Measured(Sync())
+    for version in range(3):
+        measured.push(1, version, version)
+        assert measured.shard.waits_for() == (version, [2])
+        measured.now += 0.5
+        measured.push(2, version, version)
+        assert measured.shard.waits_for() == (0, [])
+    assert measured.instruments.values[ROUND_SECONDS.name, ""] == [0.5, 0.5]
+
+
+def test_the_slowest_is_waited_for_where_staleness_is_bounded() -> None:
+    measured = Measured(Bounded(staleness=1))
+    measured.push(1, 0, step=1)
+    assert measured.shard.waits_for() == (0, [])
+    measured.push(1, 1, step=2)
+    assert measured.shard.waits_for() == (2, [2])
+
+
+def test_waiting_is_counted_from_when_it_was_first_seen_for_the_same() -> None:
+    measured = Measured(Sync())
+    meter = measured.meter
+    assert meter.waits_s((1, 2)) == 0
+    measured.now = 4.0
+    assert meter.waits_s((1, 2)) == 4
+    assert meter.waits_s((2, 2)) == 0

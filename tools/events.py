@@ -1,0 +1,73 @@
+"""``flightedl events``."""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Iterator
+from typing import Any
+
+import click
+import msgspec
+
+from flightedl.adapters.clock import SystemClock
+from flightedl.adapters.etcd_access import EtcdAccess
+from flightedl.config import CommonSettings, settings
+from flightedl.errors import FlightedlError
+from flightedl.launch.status import JobStatus
+from flightedl.messages.base import encode
+from flightedl.messages.status import EventsReply, EventsRequest, JobEvent
+from flightedl.ports import Clock
+
+from .options import job_options
+
+_TIMEOUT_S = 5.0
+_WAIT_S = 10.0
+_RETRY_S = 1.0
+
+
+@click.command()
+@job_options
+@click.option("--tls-dir", metavar="DIR", help="Directory with ca.pem, cert.pem and key.pem: mutual TLS")
+@click.option("--follow", is_flag=True, help="Go on with what happens from now on, until Ctrl-C, also past a takeover.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object for each event.")
+def events(follow: bool, as_json: bool, **options: Any) -> None:
+    """Show what has happened to a running job.
+
+    Oldest first: trainers and parameter servers that came and went, rounds that waited, epochs, checkpoints, failed
+    work, refusals. The master keeps the newest of them; what happened before it took over is in its predecessor's log.
+    """
+    values = settings(CommonSettings, **options)
+    clock = SystemClock()
+    with JobStatus(EtcdAccess.of(values), values.job, clock, values.tls_dir) as job:
+        for event in _followed(job, clock) if follow else _asked(job, EventsRequest()).events:
+            click.echo(msgspec.json.encode(event) if as_json else line(event))
+
+
+def _asked(job: JobStatus, request: EventsRequest) -> EventsReply:
+    return job.ask("events", encode(request), EventsReply, request.wait_s + _TIMEOUT_S)
+
+
+def _followed(job: JobStatus, clock: Clock) -> Iterator[JobEvent]:
+    """All events, each once, from whatever master there is."""
+    request = EventsRequest()
+    trouble = ""
+    while True:
+        try:
+            reply = _asked(job, request)
+        except FlightedlError as error:
+            if str(error) != trouble:
+                trouble = str(error)
+                click.echo(f"flightedl: {trouble}; trying again", err=True)
+            clock.sleep(_RETRY_S)
+            continue
+        trouble = ""
+        yield from reply.events
+        after = reply.events[-1].number if reply.events else request.after
+        request = EventsRequest(after=after, generation=reply.generation, wait_s=_WAIT_S)
+
+
+def line(event: JobEvent) -> str:
+    """An event for people, on one line."""
+    at = dt.datetime.fromtimestamp(event.at, dt.UTC).astimezone()
+    mark = "!" if event.is_warning else " "
+    return f"{at:%Y-%m-%d %H:%M:%S} {mark} {event.kind:<18} {event.text}"
