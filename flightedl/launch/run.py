@@ -25,9 +25,11 @@ from rich.console import Console
 from flightedl.adapters.clock import SystemClock
 from flightedl.config import CommonSettings, settings
 from flightedl.errors import EXIT_JOB_FAILED, FlightedlError, NotFoundError, UsageError
-from flightedl.launch.cluster import LocalCluster, TrainerProgram, make_directory
+from flightedl.launch.cluster import LocalCluster
 from flightedl.launch.failed import failed_tasks, joined, place_of, skipped_of
+from flightedl.launch.places import make_directory
 from flightedl.launch.policy import Role
+from flightedl.launch.programs import TrainerProgram
 from flightedl.launch.progress import Display, Figures, make_display
 from flightedl.launch.supervisor import Outcome
 from flightedl.launch.trainer import check_target

@@ -17,6 +17,8 @@ from flightedl.adapters.etcd_access import EtcdAccess
 from flightedl.coordination.keys import JobKeys
 from flightedl.coordination.records import ServerRecord
 from flightedl.errors import FencedError, FlightedlError, NotFoundError
+from flightedl.launch.failed import failed_tasks
+from flightedl.launch.policy import Account
 from flightedl.messages.base import decode, encode
 from flightedl.messages.checkpoints import CheckpointReply, CheckpointRequest
 from flightedl.messages.status import StatusReply
@@ -29,6 +31,8 @@ from flightedl.rpc.identity import Caller, ServerIdentity
 Answer = TypeVar("Answer", bound=msgspec.Struct)
 
 _ANSWER_TIMEOUT_S = 2.0
+#: What the policy decides rests on the account: a busy master is waited for, one that is gone refuses at once.
+_ACCOUNT_TIMEOUT_S = 5.0
 
 
 def tool_connector(tls_dir: str) -> Connector:
@@ -127,3 +131,21 @@ class JobStatus:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def account_of(status: JobStatus) -> Account | None:
+    """How the job stands, for the supervisor's policy; None: its master does not say."""
+    try:
+        reply = status.read(_ACCOUNT_TIMEOUT_S)
+    except FlightedlError:
+        return None
+    has_trained = reply.batches > 0 or reply.tasks.done > 0 or reply.epoch > 0
+    worst = max(reply.raised, key=lambda each: each.batches - each.repeated, default=None)
+    return Account(
+        has_trained,
+        reply.state == "done",
+        reply.tasks.attempts,
+        failed_tasks(reply),
+        0 if worst is None else worst.batches - worst.repeated,
+        "" if worst is None else f"{worst.error} ({worst.place})",
+    )

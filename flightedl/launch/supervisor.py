@@ -263,3 +263,8 @@ def relevant_lines(lines: Sequence[str]) -> tuple[str, ...]:
         return (lines[-1],)
     starts = [number for number, line in enumerate(lines) if line.startswith("Traceback (most recent call last)")]
     return tuple(lines[starts[-1] :][-60:]) if starts else tuple(lines[-10:])
+
+
+def explain(outcome: Outcome) -> str:
+    """An outcome as text: the reason, then the last lines of the process that shows it."""
+    return "\n".join([outcome.reason, *(f"  {outcome.slot} | {line}" for line in outcome.last_lines)])

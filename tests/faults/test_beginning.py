@@ -11,7 +11,8 @@ import pytest
 import flightedl as fe
 from flightedl.errors import FlightedlError
 from flightedl.examples.ledger import balance
-from flightedl.launch.cluster import LocalCluster, TrainerProgram
+from flightedl.launch.cluster import LocalCluster
+from flightedl.launch.programs import TrainerProgram
 from flightedl.launch.status import JobStatus
 
 pytestmark = [pytest.mark.etcd, pytest.mark.faults, pytest.mark.slow, pytest.mark.timeout(300)]

@@ -11,7 +11,8 @@ import pytest
 
 from flightedl.errors import EXIT_JOB_FAILED, JobFailedError
 from flightedl.examples.ledger import balance
-from flightedl.launch.cluster import LocalCluster, TrainerProgram
+from flightedl.launch.cluster import LocalCluster
+from flightedl.launch.programs import TrainerProgram
 from flightedl.launch.supervisor import OnEvent
 from flightedl.testing.etcd_server import EtcdServer
 

@@ -11,7 +11,8 @@ import pytest
 
 import flightedl as fe
 from flightedl.examples.ledger import balance
-from flightedl.launch.cluster import LocalCluster, TrainerProgram
+from flightedl.launch.cluster import LocalCluster
+from flightedl.launch.programs import TrainerProgram
 from flightedl.testing.etcd_server import EtcdServer
 from flightedl.testing.proxy import TcpProxy
 

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 import flightedl as fe
-from flightedl.launch.cluster import TrainerProgram
+from flightedl.launch.programs import TrainerProgram
 from flightedl.recording.reader import recordings_in
 from flightedl.recording.replay import replay
 from flightedl.recording.story import story, text_of

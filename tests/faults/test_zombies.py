@@ -10,7 +10,7 @@ import pytest
 
 import flightedl as fe
 from flightedl.examples.ledger import balance
-from flightedl.launch.cluster import TrainerProgram
+from flightedl.launch.programs import TrainerProgram
 from flightedl_tools.bench.zombies import attempts
 
 pytestmark = [pytest.mark.etcd, pytest.mark.faults, pytest.mark.slow, pytest.mark.timeout(240)]

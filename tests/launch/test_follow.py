@@ -14,7 +14,8 @@ import pytest
 
 import flightedl as fe
 from flightedl.config import child_environment
-from flightedl.launch.cluster import LocalCluster, TrainerProgram
+from flightedl.launch.cluster import LocalCluster
+from flightedl.launch.programs import TrainerProgram
 from flightedl.launch.status import JobStatus
 from flightedl.messages.status import StatusReply
 

@@ -28,7 +28,8 @@ from flightedl.config import MasterSettings, child_environment
 from flightedl.domain.consistency.modes import Async, Bounded, Mode, Sync
 from flightedl.errors import FlightedlError
 from flightedl.examples.ledger import CLOCK, PARAMETERS, batches_of, findings
-from flightedl.launch.cluster import LocalCluster, TrainerProgram
+from flightedl.launch.cluster import LocalCluster
+from flightedl.launch.programs import TrainerProgram
 from flightedl.launch.status import JobStatus
 from flightedl.messages.base import encode
 from flightedl.messages.status import StatusReply

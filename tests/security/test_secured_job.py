@@ -23,7 +23,8 @@ from flightedl.coordination.keys import JobKeys
 from flightedl.coordination.records import ServerRecord
 from flightedl.errors import AuthenticationError
 from flightedl.examples.ledger import balance
-from flightedl.launch.cluster import LocalCluster, TrainerProgram
+from flightedl.launch.cluster import LocalCluster
+from flightedl.launch.programs import TrainerProgram
 from flightedl.launch.status import JobStatus
 from flightedl.messages.checkpoints import CheckpointRequest
 from flightedl.testing.etcd_server import EtcdServer

@@ -31,8 +31,9 @@ from pathlib import Path
 import click
 import numpy as np
 
-from flightedl.launch.cluster import LocalCluster, TrainerProgram
+from flightedl.launch.cluster import LocalCluster
 from flightedl.launch.policy import Limits
+from flightedl.launch.programs import TrainerProgram
 from flightedl.process import tuning as process_tuning
 
 from .shard import shard_figures

@@ -7,8 +7,9 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from flightedl.errors import FlightedlError
-from flightedl.launch.cluster import LocalCluster, explain
+from flightedl.launch.cluster import LocalCluster
 from flightedl.launch.status import JobStatus
+from flightedl.launch.supervisor import explain
 from flightedl.messages.base import decode
 from flightedl.messages.status import PserverStatusReply, StatusReply
 from flightedl.rpc.client import Connection
