@@ -92,6 +92,8 @@ class ServerSettings(CommonSettings):
     drain_s: float = 5.0
     #: Port of the Prometheus metrics page; 0: none.
     metrics_port: int = 0
+    #: Port of the health page, for the probes of a cluster; 0: none.
+    health_port: int = 0
     #: URL under which checkpoints and the dataset index are stored; empty: none.
     checkpoint: str = ""
     #: Listen beyond loopback in plain text: everybody who reaches the port may ask everything.

@@ -7,8 +7,9 @@ in ``flightedl.testing.contracts`` that both pass. The guarantees written here a
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import BinaryIO, Protocol
+from typing import Any, BinaryIO, Protocol
 
 from flightedl.domain.recovery.store_history import Sighting
 
@@ -329,4 +330,44 @@ class Storage(Protocol):
 
     def delete(self, name: str) -> None:
         """Deleting an absent file is fine."""
+        ...
+
+
+# --- Cluster: objects of Kubernetes ---
+
+
+class Cluster(Protocol):
+    """One namespace of a cluster, as plain objects: what the API takes and gives as JSON.
+
+    Kinds are named as the API names them ("Job", "Deployment", "Pod"). All methods raise UnavailableError when the
+    cluster does not answer, AuthenticationError when it does not allow what is asked, and UsageError when it refuses an
+    object.
+    """
+
+    def apply(self, objects: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+        """Create objects, or change them to what is given; as they are then, in the same order."""
+        ...
+
+    def get(self, kind: str, name: str) -> dict[str, Any] | None:
+        """An object; None: there is none."""
+        ...
+
+    def list(self, kind: str, labels: Mapping[str, str]) -> list[dict[str, Any]]:
+        """All objects of a kind that have these labels, sorted by name."""
+        ...
+
+    def patch(self, kind: str, name: str, changes: Mapping[str, Any]) -> dict[str, Any]:
+        """Change some fields; as it is then. NotFoundError: there is no such object."""
+        ...
+
+    def delete(self, kind: str, name: str) -> None:
+        """Remove an object and, after it, all that it owns; does not wait. One that is not there is fine."""
+        ...
+
+    def logs(self, pod: str, *, follow: bool) -> AbstractContextManager[Iterable[str]]:
+        """Lines of a pod's output until now, or until its end. Leaving the block ends it."""
+        ...
+
+    def execute(self, pod: str, command: Sequence[str], timeout_s: float) -> str:
+        """Run a command in a pod; its output. UnavailableError: it failed, or took too long."""
         ...

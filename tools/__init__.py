@@ -1,6 +1,7 @@
 """The commands: parse, call one function, print.
 
 ``main`` is the ``flightedl`` command. Its subcommands: ``run``, ``status``, ``events``, ``servers`` (master and
-pserver), ``checkpoint``, ``dataset``, ``mode``, ``tasks``, ``certs``, ``replay``, ``forget``, ``bench`` (measures).
-What they share: ``options`` and ``consoles``. ``schemas`` writes the contract files, for developers.
+pserver), ``checkpoint``, ``dataset``, ``mode``, ``tasks``, ``certs``, ``replay``, ``forget``, ``bench`` (measures),
+``submit`` and ``clusters`` (jobs, logs, scale, cancel), ``autoscale``. What they share: ``options``, ``consoles`` and
+``documents`` (YAML). For developers: ``schemas`` writes the contract files, ``manifests`` the manifests in ``deploy/``.
 """

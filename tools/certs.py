@@ -10,13 +10,12 @@ import msgspec
 
 from flightedl.config import is_job_name
 from flightedl.errors import UsageError
-from flightedl.rpc.authentication import ANY_JOB, SERVER_NAME, Role, name_in_certificate
+from flightedl.launch.certificates import members
+from flightedl.rpc.authentication import ANY_JOB
 
 if TYPE_CHECKING:
     from flightedl.adapters import certificates
 
-#: Beside the roles: for an etcd of the job's own. It proves nothing to masters and pservers.
-_ETCD = "etcd"
 _PLAN = "members.json"
 
 
@@ -55,7 +54,7 @@ def create(directory: Path, job: str | None, hosts: tuple[str, ...], days: int, 
     if job is not None and not is_job_name(job):
         raise UsageError(f"job name {job!r} is not usable: use 1-63 lower-case letters, digits and dashes")
     plan = _Plan(job or ANY_JOB, list(hosts), days)
-    made = certificates.create(directory, _members(plan), days=days, authority_days=authority_days)
+    made = certificates.create(directory, members(plan.job, plan.hosts), days=days, authority_days=authority_days)
     (directory / _PLAN).write_bytes(msgspec.json.encode(plan))
     _tell(made)
 
@@ -80,21 +79,13 @@ def renew(directory: Path, days: int | None, authority: bool, authority_days: in
     except (OSError, msgspec.MsgspecError):
         raise UsageError(f"{directory} has no certificates made by `flightedl certs create`") from None
     if authority:
-        certificates.renew_authority(directory, _members(plan), authority_days=authority_days)
+        certificates.renew_authority(directory, members(plan.job, plan.hosts), authority_days=authority_days)
         click.echo(
             f"{directory}/ca.pem: a new authority is trusted beside the present one. When all processes were started "
             f"again with it, make certificates by it: flightedl certs renew {directory}"
         )
         return
-    _tell(certificates.renew(directory, _members(plan), days=days or plan.days))
-
-
-def _members(plan: _Plan) -> list[certificates.Member]:
-    from flightedl.adapters.certificates import Member
-
-    hosts = {Role.SERVER: (SERVER_NAME,)}
-    roles = [Member(role, name_in_certificate(plan.job, role), hosts.get(role, ())) for role in Role]
-    return [*roles, Member(_ETCD, "", ("localhost", "127.0.0.1", *plan.hosts))]
+    _tell(certificates.renew(directory, members(plan.job, plan.hosts), days=days or plan.days))
 
 
 def _tell(made: list[certificates.Lifetime]) -> None:

@@ -29,6 +29,7 @@ def server_options(function: Command) -> Command:
         click.option("--insecure", is_flag=True, default=None, help="Allow to listen beyond loopback without TLS"),
         click.option("--tls-dir", metavar="DIR", help="Directory of `flightedl certs`: mutual TLS"),
         click.option("--metrics-port", type=int, help="Port of the Prometheus page; 0: none [0]"),
+        click.option("--health-port", type=int, help="Port of the health page, for probes; 0: none [0]"),
         click.option("--lease-ttl-s", type=float, help="Time to live of this server's lease, in seconds [5]"),
         click.option("--checkpoint", metavar="URL", help="Where checkpoints go"),
         click.option("--port", type=int, help="Port to listen on; 0: a free one [0]"),

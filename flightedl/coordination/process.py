@@ -36,6 +36,7 @@ from flightedl.errors import EXIT_START_AGAIN, FlightedlError, exit_code_of
 from flightedl.ports import Clock, Instruments, Measure, NoInstruments
 from flightedl.process import log_format
 from flightedl.process import tuning as process_tuning
+from flightedl.process.health_page import Health, HealthPage
 from flightedl.process.metrics_page import Figure, Figures, MetricsPage, TlsFiles
 from flightedl.recording.writer import Recorder, recording_process
 from flightedl.rpc.authentication import Role, place_of
@@ -56,6 +57,7 @@ class ServerProcess(abc.ABC, Generic[Settings]):
         self._stop = threading.Event()
         self._exit_code = 0
         self._reason = ""
+        self._health = Health(self._clock.now)
         #: Records what happens to this process; None: nothing does.
         self._recorder: Recorder | None = None
         #: What the Prometheus page shows of what is measured.
@@ -84,6 +86,7 @@ class ServerProcess(abc.ABC, Generic[Settings]):
         chosen = self._settings
         with (
             contextlib.closing(coordinator),
+            self._health_page(),
             recording_process(chosen.record, self.role, chosen.job, self._clock) as self._recorder,
         ):
             return self._serve(coordinator)
@@ -102,6 +105,15 @@ class ServerProcess(abc.ABC, Generic[Settings]):
 
     def _labels(self, index: int) -> dict[str, str]:
         return {"job": self._settings.job, "role": self.role, "index": str(index)}
+
+    def _health_page(self) -> contextlib.AbstractContextManager[object]:
+        """The page for probes, if the settings want one; closed at the end of the ``with`` block."""
+        port = self._settings.health_port
+        return (
+            contextlib.closing(HealthPage(self._settings.bind, port, self._health))
+            if port
+            else contextlib.nullcontext()
+        )
 
     def _metrics(
         self, index: int, held: HeldKey, read: Callable[[], Figures]

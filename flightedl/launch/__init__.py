@@ -12,4 +12,5 @@
 * ``former``: what etcd keeps of an earlier job of the same name, and how it is forgotten.
 * ``liveness``: whether a job runs whose leases are in etcd, and who may start it.
 * ``status``: asks a job's master how it stands.
+* ``kubernetes``: a job on Kubernetes. ``certificates``: which ones the members of a job have.
 """

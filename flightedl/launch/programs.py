@@ -114,7 +114,7 @@ class Programs:
     def starters(self, children: Children, directory: Path) -> dict[Slot, Starter]:
         """What starts each process but etcd; results go to ``directory``."""
         # Ports are always free ones: a fixed one from the environment could serve only one of the processes.
-        ports = {"port": 0, "metrics_port": 0}
+        ports = {"port": 0, "metrics_port": 0, "health_port": 0}
         trainers = 0 if self._trainers is None else self._trainers.count
         master = self.master_settings(pservers=self._pservers, trainers=trainers, **ports)
         pserver = self.settings(PserverSettings, checkpoint=self._checkpoint, **ports)

@@ -46,6 +46,7 @@ class MasterProcess(ServerProcess[MasterSettings]):
     def _take_turn(self, coordinator: JobCoordinator) -> int | None:
         """Wait for the lock and lead; None: the job has begun another life, in which the lock has to be taken."""
         _log.info("waiting for the lock")
+        self._health.waits("it stands by", is_ready=True)
         held = HeldKey.claim_when_free(
             coordinator,
             self._clock,
@@ -64,6 +65,7 @@ class MasterProcess(ServerProcess[MasterSettings]):
 
     def _lead(self, coordinator: Coordinator, held: HeldKey) -> int | None:
         _log.info("took the lock generation=%d", held.generation)
+        self._health.waits("it reads what its predecessor left")
         checkpoints = job_storage(self._settings.checkpoint, self._settings.job)
         if not continuity.settle(checkpoints, coordinator, held, self._keys, resume=self._settings.resume):
             return None
@@ -103,8 +105,10 @@ class MasterProcess(ServerProcess[MasterSettings]):
             with self._metrics(0, held, lambda: figures(service.status())):
                 while not self._stop.wait(_TICK_S):
                     service.tick()
+                    self._health.goes_round("it leads", is_ready=True)
                     if not held.is_held:
                         self.lost("its lease could not be renewed")
+            self._health.waits("it ends")
             if self._exit_code:
                 _log.error("master ends: %s", self._reason)
             else:

@@ -7,4 +7,5 @@
 * ``free_memory``: what strangers' messages took is given back. ``startup_memory``: what only the start needed is.
 * ``metrics_page``: figures for Prometheus, read when they are asked for. ``memory_use``: one of them.
 * ``log_format``: a log for people or for programs.
+* ``health_page``: whether a server has started, is alive and ready, for the probes of a cluster.
 """

@@ -86,11 +86,13 @@ class PserverProcess(ServerProcess[PserverSettings]):
             with self._metrics(index, held, lambda: figures(service.status())):
                 is_starting = True
                 while not self._stop.wait(_POLL_S):
+                    self._health.goes_round(service.doing, is_ready=service.is_settled)
                     if is_starting and service.is_built:
                         is_starting = False
                         held.hold_for(self._settings.lease_ttl_s)
                     if not held.is_held:
                         self.lost("its lease could not be renewed")
+            self._health.waits("it ends")
             self._drain(service)
             if self._exit_code:
                 _log.error("pserver ends: %s", self._reason)
@@ -130,6 +132,8 @@ class PserverProcess(ServerProcess[PserverSettings]):
                 if (held := self._claim(coordinator, index, port)) is not None:
                     return held
             reason = "a master to say how many pservers there are" if desired is None else "a free index"
+            # A spare is one only while nothing is free.
+            self._health.goes_round(f"it waits for {reason}", is_ready=desired is not None and not free)
             if reason != said:
                 _log.info("waiting for %s", reason)
                 said = reason

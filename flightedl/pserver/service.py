@@ -56,6 +56,7 @@ _log = logging.getLogger(__name__)
 
 _PAUSE_S = 0.5
 _CATCH_UP_S = 5.0
+_SETTLED = (happens.State.NO_MODEL, happens.State.WAITING, happens.State.SERVING)
 
 
 class PserverService:
@@ -200,6 +201,16 @@ class PserverService:
     def is_serving(self) -> bool:
         """Whether it has values."""
         return self._life.is_serving
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether nothing is left to do before it can serve: it has values, or trainers are to bring some."""
+        return self._life.state in _SETTLED
+
+    @property
+    def doing(self) -> str:
+        """Its state in words, without names or places."""
+        return self._life.state.value
 
     def drain(self) -> None:
         """This pserver is going to end: tell the master, which then wants a checkpoint."""

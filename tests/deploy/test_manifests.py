@@ -1,51 +1,223 @@
-"""The manifests say what the code understands."""
+"""The manifests: what the code understands, what Kubernetes' schemas allow, and what overlays make of them."""
 
 from __future__ import annotations
 
-from dataclasses import fields
+import functools
+import json
+import shutil
+import subprocess
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
+import kubernetes_validate
 import pytest
 import yaml
 
 from flightedl.config import ENVIRONMENT_PREFIX, MasterSettings, PserverSettings, TrainerSettings, tuned_environment
+from flightedl.errors import UsageError
+from flightedl.launch.kubernetes import one_pod
+from flightedl.launch.kubernetes.objects import render
+from flightedl.launch.kubernetes.values import ClusterJob, Resources, Scaling
+from flightedl_tools import manifests
 
-BASE = Path(__file__).parents[2] / "deploy" / "base"
+DEPLOY = Path(__file__).parents[2] / "deploy"
+#: The oldest that has everything, and newer ones.
+VERSIONS = ("1.31", "1.33", "1.36")
+STABLE = {"v1", "apps/v1", "batch/v1", "policy/v1", "networking.k8s.io/v1", "rbac.authorization.k8s.io/v1"}
 VARIABLES = {
     ENVIRONMENT_PREFIX + field.name.upper()
     for kind in (MasterSettings, PserverSettings, TrainerSettings)
     for field in fields(kind)
 }
+FULL = ClusterJob(
+    job="demo",
+    image="demo:1",
+    target="/code/train.py",
+    arguments=("--fast",),
+    code={"train.py": "import flightedl\n"},
+    checkpoint="s3://bucket/demo",
+    secret="store",
+    etcd_members=3,
+    scaling=Scaling(1, 5, hourly_cost=0.5, hourly_limit=2.0),
+)
+JOBS = {
+    "full": FULL,
+    "insecure": replace(FULL, tls=False, insecure=True, etcd="etcd.example:2379", code={}, secret="", scaling=None),
+    **{name: manifests.job_of(name) for name in manifests.OVERLAYS},
+}
+
+Object = dict[str, Any]
 
 
-def _load(name: str) -> dict[str, Any]:
-    return dict(yaml.safe_load((BASE / name).read_text()))
+def pods(objects: list[Object]) -> dict[str, Object]:
+    """Component -> template of its pods."""
+    templates = [each["spec"]["template"] for each in objects if "template" in each.get("spec", {})]
+    return {each["metadata"]["labels"]["app.kubernetes.io/component"]: each for each in templates}
 
 
-def _variables(name: str) -> dict[str, str]:
-    container = _load(name)["spec"]["template"]["spec"]["containers"][0]
-    return {entry["name"]: entry.get("value", "") for entry in container["env"]}
+def test_every_file_is_what_the_code_writes() -> None:
+    found = {
+        str(path.relative_to(DEPLOY)): path.read_text()
+        for folder in ("base", "components", "overlays")
+        for path in (DEPLOY / folder).rglob("*.yaml")
+    }
+    assert found == manifests.files(), "run `python -m flightedl_tools.manifests`"
 
 
-def test_every_setting_of_the_config_map_exists() -> None:
-    assert _load("settings.yaml")["data"].keys() <= VARIABLES
+@functools.cache
+def built(overlay: str) -> list[Object]:
+    """What kubectl makes of an overlay."""
+    command = ["kubectl", "kustomize", str(DEPLOY / "overlays" / overlay)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    return list(yaml.safe_load_all(done.stdout))
 
 
-@pytest.mark.parametrize("name", ["master.yaml", "pserver.yaml", "trainer.yaml"])
-def test_every_process_is_tuned_and_its_settings_exist(name: str) -> None:
-    variables = _variables(name)
-    tuned = tuned_environment()
-    assert {key: value for key, value in variables.items() if key in tuned} == tuned
-    assert variables.keys() - tuned.keys() <= VARIABLES
+def test_overlays_are_what_submit_applies() -> None:
+    assert shutil.which("kubectl"), "install kubectl 1.27 or newer: Debian's package kubectl or kubernetes-client"
+    names = [*manifests.OVERLAYS, "one-pod"]
+    with ThreadPoolExecutor(4) as executor:
+        found = dict(zip(names, executor.map(built, names), strict=True))
+    for overlay, objects in found.items():
+        wanted = one_pod.render(manifests.ONE_POD) if overlay == "one-pod" else render(manifests.job_of(overlay))
+        assert by_name(objects) == by_name(wanted), overlay
+
+
+def by_name(objects: list[Object]) -> dict[tuple[str, str], Object]:
+    """Lists that Kubernetes keeps as maps, as maps: their order means nothing."""
+
+    def plain(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {key: plain(each) for key, each in value.items()}
+        if isinstance(value, list):
+            keys = [each.get("mountPath", each.get("name")) if isinstance(each, dict) else None for each in value]
+            return (
+                dict(zip(keys, map(plain, value), strict=True))
+                if None not in keys and keys
+                else list(map(plain, value))
+            )
+        return value
+
+    return {(each["kind"], each["metadata"]["name"]): plain(each) for each in objects}
+
+
+@pytest.mark.parametrize("job", JOBS.values(), ids=JOBS)
+def test_objects_are_of_stable_apis_and_fit_their_schemas(job: ClusterJob) -> None:
+    for each in json.loads(json.dumps([*render(job), *one_pod.render(job)])):
+        assert each["apiVersion"] in STABLE
+        for version in VERSIONS if job is FULL else VERSIONS[-1:]:
+            kubernetes_validate.validate(each, version, strict=True)
+
+
+@pytest.mark.parametrize("job", JOBS.values(), ids=JOBS)
+def test_every_setting_exists_and_every_process_is_tuned(job: ClusterJob) -> None:
+    objects = render(job)
+    (settings,) = (
+        each["data"] for each in objects if each["kind"] == "ConfigMap" and each["metadata"]["name"] == job.job
+    )
+    assert settings.keys() <= VARIABLES
+    for component, template in pods(objects).items():
+        (container,) = template["spec"]["containers"]
+        variables = {each["name"]: each.get("value", "") for each in container["env"]}
+        assert {name for name in variables if name.startswith(ENVIRONMENT_PREFIX)} <= VARIABLES
+        if component != "etcd":
+            assert variables.items() >= tuned_environment().items()
+            assert {"configMapRef": {"name": job.job}} in container["envFrom"]
+
+
+@pytest.mark.parametrize("objects", [*map(render, JOBS.values()), one_pod.render(FULL)], ids=[*JOBS, "one-pod"])
+def test_pods_may_do_nothing_that_they_need_not(objects: list[Object]) -> None:
+    for component, template in pods(objects).items():
+        spec = template["spec"]
+        assert spec["securityContext"]["runAsNonRoot"]
+        assert spec["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+        assert spec["automountServiceAccountToken"] is (component == "autoscaler")
+        for container in spec["containers"]:
+            assert container["securityContext"] == {
+                "allowPrivilegeEscalation": False,
+                "readOnlyRootFilesystem": True,
+                "capabilities": {"drop": ["ALL"]},
+            }
+            assert container["resources"].keys() == {"requests", "limits"}
+            mounts = {mount["name"] for mount in container["volumeMounts"]}
+            claims = {"data"} if component == "etcd" else set()
+            assert mounts == {volume["name"] for volume in spec["volumes"]} | claims
+
+
+def test_nobody_but_the_autoscaler_has_rights_and_it_has_few() -> None:
+    objects = render(FULL)
+    (role,) = (each for each in objects if each["kind"] == "Role")
+    assert role["rules"] == [
+        {"apiGroups": ["batch"], "resources": ["jobs"], "resourceNames": ["demo-trainer"], "verbs": ["get", "patch"]},
+        {"apiGroups": [""], "resources": ["pods"], "verbs": ["list"]},
+    ]
+    (binding,) = (each for each in objects if each["kind"] == "RoleBinding")
+    assert [each["name"] for each in binding["subjects"]] == ["demo-autoscaler"]
+    assert not any(each["kind"].startswith("Cluster") for each in objects)
+
+
+def test_policies_deny_all_that_they_do_not_name() -> None:
+    policies = {each["metadata"]["name"]: each["spec"] for each in render(FULL) if each["kind"] == "NetworkPolicy"}
+    deny = policies["demo-deny"]
+    assert deny["policyTypes"] == ["Ingress", "Egress"]
+    assert deny.keys() == {"podSelector", "policyTypes"}
+    labels = deny["podSelector"]["matchLabels"].items()
+    for template in pods(render(FULL)).values():
+        assert labels <= template["metadata"]["labels"].items(), "every pod is denied what no policy allows"
+    for name in ("demo-master", "demo-pserver"):
+        ports = [port["port"] for rule in policies[name]["ingress"] for port in rule["ports"]]
+        assert ports == [7070, 9090], "probes come from the node, which no policy keeps out"
+
+
+def test_servers_tell_probes_apart_and_may_take_their_time_to_drain() -> None:
+    templates = pods(render(FULL))
+    for role in ("master", "pserver"):
+        spec = templates[role]["spec"]
+        (container,) = spec["containers"]
+        paths = [container[kind]["httpGet"]["path"] for kind in ("startupProbe", "livenessProbe", "readinessProbe")]
+        assert paths == ["/started", "/live", "/ready"]
+        assert spec["terminationGracePeriodSeconds"] > FULL.drain_s
+    budgets = {each["metadata"]["name"] for each in render(FULL) if each["kind"] == "PodDisruptionBudget"}
+    assert budgets == {"demo-master", "demo-pserver", "demo-etcd"}
+
+
+def test_the_trainers_are_a_job_that_one_success_ends_and_whose_parallelism_may_change() -> None:
+    (job,) = (each["spec"] for each in render(FULL) if each["kind"] == "Job")
+    assert "completions" not in job
+    assert job["parallelism"] == FULL.trainers
+    assert job["template"]["spec"]["restartPolicy"] == "Never"
+    actions = [(rule["action"], rule.get("onExitCodes", {}).get("values")) for rule in job["podFailurePolicy"]["rules"]]
+    assert actions == [("Ignore", None), ("Ignore", [75, 143]), ("FailJob", [2, 3])]
 
 
 def test_one_pserver_is_spare_and_one_master_stands_by() -> None:
-    wanted = int(_load("settings.yaml")["data"]["FLIGHTEDL_PSERVERS"])
-    assert _load("pserver.yaml")["spec"]["replicas"] == wanted + 1
-    assert _load("master.yaml")["spec"]["replicas"] == 2
+    replicas = {
+        each["metadata"]["name"]: each["spec"]["replicas"] for each in render(FULL) if each["kind"] == "Deployment"
+    }
+    assert replicas == {"demo-master": 2, "demo-pserver": FULL.pservers + 1, "demo-autoscaler": 1}
 
 
-def test_every_file_is_part_of_the_base() -> None:
-    listed = set(_load("kustomization.yaml")["resources"])
-    assert listed == {path.name for path in BASE.glob("*.yaml")} - {"kustomization.yaml"}
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"job": "Demo"},
+        {"job": "x" * 41},
+        {"image": ""},
+        {"pservers": 0},
+        {"etcd_members": 2},
+        {"insecure": True},
+        {"trainers": -1},
+    ],
+    ids=str,
+)
+def test_wrong_values_are_refused(wrong: dict[str, Any]) -> None:
+    with pytest.raises(UsageError):
+        replace(FULL, **wrong)
+
+
+@pytest.mark.parametrize("wrong", [{"cpu": "much"}, {"memory": "-1Gi"}, {"memory_limit": ""}], ids=str)
+def test_wrong_quantities_are_refused(wrong: dict[str, str]) -> None:
+    with pytest.raises(UsageError, match="quantity"):
+        Resources(**wrong)

@@ -1,0 +1,158 @@
+"""A cluster by ``kubectl``: whatever reaches it from a shell reaches it from here.
+
+Kubeconfig files, contexts, plugins that log in, and a pod's own account all are kubectl's business, and it is kept in
+step with clusters by those who make them. So there is no client library, and nothing to install but what everybody who
+uses a cluster has.
+
+What kubectl says on its standard error is mapped to errors of ours by the reason of the API's answer.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+import subprocess
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from flightedl.errors import (
+    AuthenticationError,
+    DeadlineError,
+    FlightedlError,
+    NotFoundError,
+    UnavailableError,
+    UsageError,
+)
+
+_PROGRAM = "kubectl"
+_TIMEOUT_S = 60.0
+_OWNER = "flightedl"
+_REASON = re.compile(r"Error from server \((\w+)\)")
+_ERRORS: Mapping[str, type[FlightedlError]] = {
+    "NotFound": NotFoundError,
+    "Forbidden": AuthenticationError,
+    "Unauthorized": AuthenticationError,
+    "Invalid": UsageError,
+    "BadRequest": UsageError,
+    "AlreadyExists": UsageError,
+    "Conflict": UsageError,
+}
+#: What kubectl says without having asked the server, and means that something has to be changed.
+_OURS = ("strict decoding error", "no context exists", "unknown flag", "unable to recognize", "no matches for kind")
+
+
+class Ended(NamedTuple):
+    """How a command ended."""
+
+    exit_code: int
+    output: str
+    error: str
+
+
+#: Runs a command with an input, within some seconds.
+Run = Callable[[Sequence[str], str, float], Ended]
+
+
+def run_command(command: Sequence[str], given: str, timeout_s: float) -> Ended:
+    """Run a command of this machine.
+
+    Raises:
+        UsageError: it is not installed.
+        DeadlineError: it took too long.
+    """
+    try:
+        done = subprocess.run(command, input=given, capture_output=True, text=True, timeout=timeout_s, check=False)
+    except FileNotFoundError:
+        raise UsageError(
+            f"{command[0]} is not on PATH: install it, and see that `{command[0]} get pods` works"
+        ) from None
+    except subprocess.TimeoutExpired:
+        raise DeadlineError(f"{command[0]} has not ended within {timeout_s:.0f} s") from None
+    return Ended(done.returncode, done.stdout, done.stderr)
+
+
+class Kubectl:
+    """See ``ports.Cluster``.
+
+    Args:
+        namespace: Empty: that of the context.
+        context: Of the kubeconfig; empty: the current one.
+        run: Runs kubectl.
+    """
+
+    def __init__(self, namespace: str = "", context: str = "", run: Run = run_command) -> None:
+        chosen = [f"--namespace={namespace}"] if namespace else []
+        self._command = [_PROGRAM, *chosen, *([f"--context={context}"] if context else [])]
+        self._run = run
+
+    def apply(self, objects: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+        arguments = ["apply", "--server-side", "--force-conflicts", f"--field-manager={_OWNER}", "--filename=-"]
+        given = json.dumps({"apiVersion": "v1", "kind": "List", "items": list(objects)})
+        return _items(self._ask([*arguments, "--output=json"], given))
+
+    def get(self, kind: str, name: str) -> dict[str, Any] | None:
+        output = self._ask(["get", kind, name, "--ignore-not-found", "--output=json"])
+        return None if not output.strip() else _object(output)
+
+    def list(self, kind: str, labels: Mapping[str, str]) -> list[dict[str, Any]]:
+        selector = ",".join(f"{name}={value}" for name, value in labels.items())
+        found = _items(self._ask(["get", kind, f"--selector={selector}", "--output=json"]))
+        return sorted(found, key=lambda each: str(each["metadata"]["name"]))
+
+    def patch(self, kind: str, name: str, changes: Mapping[str, Any]) -> dict[str, Any]:
+        given = json.dumps(changes)
+        return _object(self._ask(["patch", kind, name, "--type=merge", f"--patch={given}", "--output=json"]))
+
+    def delete(self, kind: str, name: str) -> None:
+        self._ask(["delete", kind, name, "--cascade=background", "--ignore-not-found", "--wait=false"])
+
+    @contextlib.contextmanager
+    def logs(self, pod: str, *, follow: bool) -> Iterator[Iterable[str]]:
+        command = [*self._command, "logs", pod, *(["--follow"] if follow else [])]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
+            assert process.stdout is not None, "a pipe was asked for"
+            try:
+                yield (line.rstrip("\n") for line in process.stdout)
+            finally:
+                process.terminate()
+
+    def execute(self, pod: str, command: Sequence[str], timeout_s: float) -> str:
+        done = self._run([*self._command, "exec", pod, "--", *command], "", timeout_s)
+        if done.exit_code:
+            raise UnavailableError(f"{command[0]} in pod {pod} ended with {done.exit_code}: {_first_line(done.error)}")
+        return done.output
+
+    def _ask(self, arguments: Sequence[str], given: str = "") -> str:
+        done = self._run([*self._command, *arguments], given, _TIMEOUT_S)
+        if done.exit_code:
+            raise _error(done.error)
+        return done.output
+
+
+def _items(output: str) -> list[dict[str, Any]]:
+    """Of several objects kubectl writes a list, of one that one."""
+    found = _object(output)
+    items: list[dict[str, Any]] = found["items"] if found["kind"].endswith("List") else [found]
+    return items
+
+
+def _object(output: str) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(output)
+    return found
+
+
+def _error(said: str) -> FlightedlError:
+    reason = _REASON.search(said)
+    line = _first_line(said)
+    if reason is not None:
+        return _ERRORS.get(reason[1], UnavailableError)(f"the cluster refuses: {line}")
+    if any(words in said for words in _OURS):
+        return UsageError(f"the cluster refuses: {line}")
+    return UnavailableError(f"the cluster does not answer: {line}")
+
+
+def _first_line(said: str) -> str:
+    """What it is about: kubectl warns before it says."""
+    lines = [line.strip() for line in said.splitlines() if line.strip() and not line.startswith("Warning:")]
+    return lines[-1] if lines else "kubectl says nothing"

@@ -1,0 +1,23 @@
+"""Which certificates the members of a job have; made by ``adapters.certificates``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from flightedl.rpc.authentication import SERVER_NAME, Role, name_in_certificate
+
+if TYPE_CHECKING:
+    from flightedl.adapters.certificates import Member
+
+#: Beside the roles: for an etcd of the job's own. It proves nothing to masters and pservers.
+ETCD = "etcd"
+
+
+def members(job: str, etcd_hosts: Sequence[str]) -> list[Member]:
+    """One for each role, and one for etcd at these names and addresses beside loopback's."""
+    from flightedl.adapters.certificates import Member
+
+    hosts = {Role.SERVER: (SERVER_NAME,)}
+    roles = [Member(role, name_in_certificate(job, role), hosts.get(role, ())) for role in Role]
+    return [*roles, Member(ETCD, "", ("localhost", "127.0.0.1", *etcd_hosts))]

@@ -1,0 +1,142 @@
+"""An etcd of the job's own: a StatefulSet of 1, 3 or 5 members with a volume each.
+
+The image has an etcd (``flightedl[local]``). With TLS both clients and members prove what they are by certificates of
+the job's authority; a member's names are in it (``certificate_hosts``).
+"""
+
+from __future__ import annotations
+
+from flightedl.launch.kubernetes.pods import (
+    Object,
+    container,
+    disruption_budget,
+    labels,
+    metadata,
+    pod,
+    probe,
+    spread,
+    variable_of_pod,
+)
+from flightedl.launch.kubernetes.values import (
+    CERTIFICATES,
+    ETCD_HEALTH_PORT,
+    ETCD_PEER_PORT,
+    ETCD_PORT,
+    ClusterJob,
+    Resources,
+)
+
+COMPONENT = "etcd"
+_DATA = "/var/lib/etcd"
+_RESOURCES = Resources("250m", "256Mi", "1Gi")
+
+
+def certificate_hosts(job: ClusterJob) -> list[str]:
+    """All names by which members are called."""
+    name, peers = job.name(COMPONENT), job.name("etcd-peer")
+    return [name, *(f"{name}-{number}.{peers}" for number in range(job.etcd_members))]
+
+
+def etcd(job: ClusterJob) -> list[Object]:
+    """The members, how clients find them, and how they find each other."""
+    client = {"name": "client", "port": ETCD_PORT, "targetPort": "client"}
+    peer = {"name": "peer", "port": ETCD_PEER_PORT, "targetPort": "peer"}
+    selector = labels(job, COMPONENT)
+    services: list[Object] = [
+        {
+            "apiVersion": "v1",
+            "kind": "Service",
+            "metadata": metadata(job, job.name(COMPONENT), COMPONENT),
+            "spec": {"selector": selector, "ports": [client]},
+        },
+        {
+            "apiVersion": "v1",
+            "kind": "Service",
+            "metadata": metadata(job, job.name("etcd-peer"), COMPONENT),
+            # Members have to find each other before any of them is ready.
+            "spec": {
+                "clusterIP": "None",
+                "publishNotReadyAddresses": True,
+                "selector": selector,
+                "ports": [client, peer],
+            },
+        },
+    ]
+    return [*services, _members(job), disruption_budget(job, COMPONENT)]
+
+
+def _members(job: ClusterJob) -> Object:
+    certificates = job.name(COMPONENT) if job.tls else ""
+    more: Object = {
+        "ports": [
+            {"name": "client", "containerPort": ETCD_PORT},
+            {"name": "peer", "containerPort": ETCD_PEER_PORT},
+            {"name": "health", "containerPort": ETCD_HEALTH_PORT},
+        ],
+        "startupProbe": probe("health", "/health?serializable=true", period_s=2, failures=60),
+        # Alive is who answers without the others, ready who answers with them.
+        "livenessProbe": probe("health", "/health?serializable=true", period_s=10, failures=6),
+        "readinessProbe": probe("health", "/health", period_s=2, failures=1),
+    }
+    # The name is used in the arguments below.
+    environment = [variable_of_pod("POD_NAME", "metadata.name")]
+    member = container(job, COMPONENT, ["etcd"], _arguments(job), environment, _RESOURCES, more, certificates)
+    member["volumeMounts"].append({"name": "data", "mountPath": _DATA})
+    return {
+        "apiVersion": "apps/v1",
+        "kind": "StatefulSet",
+        "metadata": metadata(job, job.name(COMPONENT), COMPONENT),
+        "spec": {
+            "replicas": job.etcd_members,
+            "serviceName": job.name("etcd-peer"),
+            # A member waits for the others, so all have to be there.
+            "podManagementPolicy": "Parallel",
+            "selector": {"matchLabels": labels(job, COMPONENT)},
+            "persistentVolumeClaimRetentionPolicy": {"whenDeleted": "Delete", "whenScaled": "Retain"},
+            "template": pod(
+                job,
+                COMPONENT,
+                [member],
+                {"terminationGracePeriodSeconds": 30, "topologySpreadConstraints": spread(job, COMPONENT)},
+                certificates,
+            ),
+            "volumeClaimTemplates": [
+                {
+                    "metadata": {"name": "data"},
+                    "spec": {"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "1Gi"}}},
+                }
+            ],
+        },
+    }
+
+
+def _arguments(job: ClusterJob) -> list[str]:
+    scheme = "https" if job.tls else "http"
+    name, peers = job.name(COMPONENT), job.name("etcd-peer")
+    cluster = ",".join(
+        f"{name}-{number}={scheme}://{name}-{number}.{peers}:{ETCD_PEER_PORT}" for number in range(job.etcd_members)
+    )
+    found = [
+        "--name=$(POD_NAME)",
+        f"--data-dir={_DATA}/data",
+        f"--listen-client-urls={scheme}://0.0.0.0:{ETCD_PORT}",
+        f"--advertise-client-urls={scheme}://$(POD_NAME).{peers}:{ETCD_PORT}",
+        f"--listen-peer-urls={scheme}://0.0.0.0:{ETCD_PEER_PORT}",
+        f"--initial-advertise-peer-urls={scheme}://$(POD_NAME).{peers}:{ETCD_PEER_PORT}",
+        f"--initial-cluster={cluster}",
+        f"--initial-cluster-token={job.job}",
+        f"--listen-metrics-urls=http://0.0.0.0:{ETCD_HEALTH_PORT}",
+        "--auto-compaction-mode=revision",
+        "--auto-compaction-retention=10000",
+        "--logger=zap",
+        "--log-level=warn",
+    ]
+    if job.tls:
+        for prefix in ("", "peer-"):
+            found += [
+                f"--{prefix}client-cert-auth",
+                f"--{prefix}trusted-ca-file={CERTIFICATES}/ca.pem",
+                f"--{prefix}cert-file={CERTIFICATES}/cert.pem",
+                f"--{prefix}key-file={CERTIFICATES}/key.pem",
+            ]
+    return found

@@ -1,0 +1,81 @@
+"""Who may reach whom: nothing, except what is named here.
+
+A stranger's request would be in a server's memory before it could be refused, so that TLS alone does not keep one from
+being troubled. A network that knows no policies ignores these objects.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from flightedl.launch.kubernetes.pods import Object, labels, metadata
+from flightedl.launch.kubernetes.values import (
+    ETCD_HEALTH_PORT,
+    ETCD_PEER_PORT,
+    ETCD_PORT,
+    FLIGHT_PORT,
+    METRICS_PORT,
+    ClusterJob,
+)
+
+#: Whose pods may read figures: the namespace of this name.
+_MONITORING = {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}}}
+
+
+def policies(job: ClusterJob) -> list[Object]:
+    """For all pods of a job."""
+    members = {"podSelector": {"matchLabels": labels(job)}}
+    found = [
+        _policy(job, "deny", labels(job), ingress=[], egress=[]),
+        _policy(job, "leave", labels(job), egress=_ways_out(job)),
+    ]
+    for role in ("master", "pserver"):
+        ingress = [
+            {"from": [members], "ports": [_tcp(FLIGHT_PORT)]},
+            {"from": [_MONITORING], "ports": [_tcp(METRICS_PORT)]},
+        ]
+        found.append(_policy(job, role, labels(job, role), ingress=ingress))
+    return found
+
+
+def etcd_policy(job: ClusterJob) -> Object:
+    """For the members of an etcd of the job's own."""
+    members = {"podSelector": {"matchLabels": labels(job)}}
+    peers = {"podSelector": {"matchLabels": labels(job, "etcd")}}
+    ingress = [
+        {"from": [members], "ports": [_tcp(ETCD_PORT)]},
+        {"from": [peers], "ports": [_tcp(ETCD_PEER_PORT)]},
+        {"from": [_MONITORING], "ports": [_tcp(ETCD_HEALTH_PORT)]},
+    ]
+    return _policy(job, "etcd", labels(job, "etcd"), ingress=ingress)
+
+
+def _ways_out(job: ClusterJob) -> list[Object]:
+    """Names, each other, stores by HTTPS (also the cluster's API, for the autoscaler), and an etcd elsewhere."""
+    found: list[Object] = [
+        {"ports": [{"protocol": "UDP", "port": 53}, _tcp(53)]},
+        {"to": [{"podSelector": {"matchLabels": labels(job)}}]},
+        {"ports": [_tcp(443), _tcp(6443)]},
+    ]
+    if job.etcd:
+        found.append(
+            {"ports": [_tcp(port) for port in sorted({int(a.rpartition(":")[2]) for a in job.etcd.split(",")})]}
+        )
+    return found
+
+
+def _tcp(port: int) -> Object:
+    return {"protocol": "TCP", "port": port}
+
+
+def _policy(job: ClusterJob, name: str, selected: dict[str, str], **ways: list[Any]) -> Object:
+    return {
+        "apiVersion": "networking.k8s.io/v1",
+        "kind": "NetworkPolicy",
+        "metadata": metadata(job, job.name(name)),
+        "spec": {
+            "podSelector": {"matchLabels": selected},
+            "policyTypes": [way.capitalize() for way in ways],
+            **{way: rules for way, rules in ways.items() if rules},
+        },
+    }

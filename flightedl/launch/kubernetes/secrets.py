@@ -1,0 +1,47 @@
+"""The certificates of a submitted job, as Secrets: one for each role, made for this job alone.
+
+The authority's key is thrown away: nobody can make further members, and a job that runs for longer than its
+certificates hold is submitted again.
+"""
+
+from __future__ import annotations
+
+import base64
+import tempfile
+from pathlib import Path
+
+from flightedl.adapters.pem_files import FILES
+from flightedl.launch.certificates import ETCD, members
+from flightedl.launch.kubernetes.etcd_members import certificate_hosts
+from flightedl.launch.kubernetes.pods import Object, metadata
+from flightedl.launch.kubernetes.values import ClusterJob
+from flightedl.rpc.authentication import Role
+
+_DAYS = 365
+
+
+def secret_names(job: ClusterJob) -> list[str]:
+    """Those that pods of the job wait for."""
+    roles = [Role.SERVER, Role.TRAINER, *([Role.READER] if job.scaling else []), *([ETCD] if job.own_etcd else [])]
+    return [job.name(role) for role in roles] if job.tls else []
+
+
+def make_secrets(job: ClusterJob) -> list[Object]:
+    """New certificates.
+
+    Raises:
+        UsageError: the package that makes them is not installed.
+    """
+    if not job.tls:
+        return []
+    from flightedl.adapters import certificates
+
+    with tempfile.TemporaryDirectory(prefix="flightedl-certificates-") as folder:
+        place = Path(folder)
+        certificates.create(place, members(job.job, certificate_hosts(job)), days=_DAYS, authority_days=2 * _DAYS)
+        return [_secret(job, name, place / name.removeprefix(f"{job.job}-")) for name in secret_names(job)]
+
+
+def _secret(job: ClusterJob, name: str, place: Path) -> Object:
+    data = {file: base64.b64encode((place / file).read_bytes()).decode() for file in FILES}
+    return {"apiVersion": "v1", "kind": "Secret", "metadata": metadata(job, name), "type": "Opaque", "data": data}

@@ -1,0 +1,149 @@
+"""What a job on a cluster is told: frozen, validated, with everything that the objects depend on."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from flightedl.config import is_job_name
+from flightedl.errors import UsageError
+
+#: Ports of the pods. Each pod has an address of its own.
+FLIGHT_PORT = 7070
+HEALTH_PORT = 7071
+METRICS_PORT = 9090
+ETCD_PORT = 2379
+ETCD_PEER_PORT = 2380
+ETCD_HEALTH_PORT = 2381
+
+#: Of names of objects, which end with "-pserver-" and ten more characters in the names of pods.
+_LONGEST_JOB_NAME = 40
+_QUANTITY = re.compile(r"[0-9]+(\.[0-9]+)?(m|k|M|G|T|Ki|Mi|Gi|Ti)?")
+
+
+@dataclass(frozen=True, slots=True)
+class Resources:
+    """What one container asks for, and may not exceed; as Kubernetes writes quantities."""
+
+    cpu: str = "1"
+    memory: str = "1Gi"
+    memory_limit: str = "4Gi"
+
+    def __post_init__(self) -> None:
+        for name in ("cpu", "memory", "memory_limit"):
+            if not _QUANTITY.fullmatch(getattr(self, name)):
+                raise UsageError(
+                    f"{name} is {getattr(self, name)!r:.40}, but has to be a quantity, such as 500m or 2Gi"
+                )
+
+
+@dataclass(frozen=True, slots=True)
+class Scaling:
+    """That a loop in the cluster adds and removes trainers; see ``domain.scaling``."""
+
+    minimum: int = 1
+    maximum: int = 10
+    #: A further trainer has to bring this part of what the present ones bring on average.
+    worth: float = 0.5
+    #: What one trainer costs in an hour, and what all of them may; 0: without a limit.
+    hourly_cost: float = 0.0
+    hourly_limit: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterJob:
+    """One job on a cluster."""
+
+    job: str
+    image: str
+    #: Path of a script in the image or below /code, or dotted name of a module.
+    target: str
+    arguments: tuple[str, ...] = ()
+    #: Name of a file -> its text: mounted at /code. Empty: the image has the code.
+    code: Mapping[str, str] = field(default_factory=dict)
+    trainers: int = 2
+    pservers: int = 2
+    #: Pservers beyond those, which take over at once.
+    spares: int = 1
+    #: One leads, the others stand by.
+    masters: int = 2
+    #: URL; empty: none are kept, and a pserver that dies begins the model again.
+    checkpoint: str = ""
+    #: host:port of an etcd that is there already; empty: one of the job's own with so many members (0: somebody else
+    #: adds it under the same name).
+    etcd: str = ""
+    etcd_members: int = 1
+    #: Certificates from the Secrets JOB-server, JOB-trainer, JOB-reader and, for an etcd of its own, JOB-etcd.
+    tls: bool = True
+    #: Listen without certificates, where only pods of the job reach each other.
+    insecure: bool = False
+    #: Name of a Secret whose keys are variables of all processes, such as AWS_ACCESS_KEY_ID; empty: none.
+    secret: str = ""
+    scaling: Scaling | None = None
+    server_resources: Resources = Resources()
+    trainer_resources: Resources = Resources()
+    #: Further settings of all processes, by variable.
+    variables: Mapping[str, str] = field(default_factory=dict)
+    #: How long the finished job stays, with its servers, until it is removed.
+    keep_s: int = 600
+    #: After how long of SIGTERM a server ends at last, if a checkpoint takes so long.
+    drain_s: int = 30
+
+    def __post_init__(self) -> None:
+        if not is_job_name(self.job) or len(self.job) > _LONGEST_JOB_NAME:
+            raise UsageError(
+                f"job name {self.job!r} is not usable on a cluster: "
+                f"use 1-{_LONGEST_JOB_NAME} lower-case letters, digits and dashes"
+            )
+        for name, least in (("trainers", 0), ("pservers", 1), ("spares", 0), ("masters", 1), ("keep_s", 0)):
+            value = getattr(self, name)
+            if value < least:
+                raise UsageError(f"{name} is {value}, but has to be {least} or more")
+        if not self.image:
+            raise UsageError("a job on a cluster needs an image (--image)")
+        if self.etcd_members not in {0, 1, 3, 5}:
+            raise UsageError(f"an etcd has 1, 3 or 5 members, not {self.etcd_members}")
+        if self.tls and self.insecure:
+            raise UsageError("either with certificates or without them: not both")
+
+    def name(self, part: str) -> str:
+        """The name of an object of this job."""
+        return f"{self.job}-{part}"
+
+    @property
+    def own_etcd(self) -> bool:
+        """Whether the job has an etcd of its own."""
+        return not self.etcd and self.etcd_members > 0
+
+    @property
+    def etcd_address(self) -> str:
+        """``host:port`` for clients, several with commas."""
+        return self.etcd or f"{self.name('etcd')}:{ETCD_PORT}"
+
+    def settings(self) -> dict[str, str]:
+        """The variables that all processes share."""
+        found: dict[str, Any] = {
+            "FLIGHTEDL_ETCD": self.etcd_address,
+            "FLIGHTEDL_JOB": self.job,
+            "FLIGHTEDL_PSERVERS": self.pservers,
+            "FLIGHTEDL_CHECKPOINT": self.checkpoint,
+            "FLIGHTEDL_LEASE_TTL_S": 5,
+            "FLIGHTEDL_DRAIN_S": self.drain_s,
+        }
+        if self.insecure:
+            found["FLIGHTEDL_INSECURE"] = "true"
+        if self.tls:
+            found["FLIGHTEDL_TLS_DIR"] = CERTIFICATES
+            if self.own_etcd:
+                found["FLIGHTEDL_ETCD_TLS_DIR"] = CERTIFICATES
+        return {name: str(value) for name, value in found.items()} | dict(self.variables)
+
+
+#: Where each pod has the certificate of its role.
+CERTIFICATES = "/etc/flightedl/certificates"
+#: Where the code of a ConfigMap is.
+CODE = "/code"
+#: Where a process may write: the rest of its file system is read-only.
+WORK = "/work"

@@ -1,0 +1,121 @@
+"""What a cluster's objects say of a job. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from flightedl.errors import EXIT_FAILED, EXIT_JOB_FAILED, EXIT_USAGE
+from flightedl.launch.kubernetes.trainers import COMPONENT
+from flightedl.launch.supervisor import Outcome
+
+Object = Mapping[str, Any]
+
+INSTANCE = "app.kubernetes.io/instance"
+
+
+def labels_of(job: str, component: str = "") -> dict[str, str]:
+    """By which objects of a job are found; no name: of all jobs."""
+    found = {"app.kubernetes.io/part-of": "flightedl"}
+    if job:
+        found[INSTANCE] = job
+    return found | ({"app.kubernetes.io/component": component} if component else {})
+
+
+@dataclass(frozen=True, slots=True)
+class JobView:
+    """One job, by the Job of its trainers."""
+
+    job: str
+    #: Of the Job.
+    name: str
+    #: Trainers that are wanted, and that run.
+    wanted: int
+    active: int
+    #: Pods of trainers that crashed.
+    failed: int
+    #: Why it has ended as it has: "", "Complete", or a reason of failure with its message.
+    ended: str = ""
+    is_failed: bool = False
+    created_at: str = ""
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether no trainer will run any more."""
+        return bool(self.ended)
+
+    @property
+    def state(self) -> str:
+        """In a word."""
+        if self.is_finished:
+            return "failed" if self.is_failed else "done"
+        if not self.wanted:
+            return "paused"
+        return "training" if self.active else "starting"
+
+
+def view_of(found: Object) -> JobView:
+    """A Job of trainers as a job."""
+    spec, status, metadata = found["spec"], found.get("status", {}), found["metadata"]
+    ended, is_failed = "", False
+    for condition in status.get("conditions", []):
+        # Only these are the end: pods may still run at the ones before.
+        if condition["type"] in {"Complete", "Failed"} and condition["status"] == "True":
+            is_failed = condition["type"] == "Failed"
+            ended = f"{condition.get('reason', '')}: {condition.get('message', '')}" if is_failed else "Complete"
+    return JobView(
+        metadata["labels"][INSTANCE],
+        metadata["name"],
+        0 if spec.get("suspend") else spec.get("parallelism", 1),
+        status.get("active", 0),
+        status.get("failed", 0),
+        ended,
+        is_failed,
+        metadata.get("creationTimestamp", ""),
+    )
+
+
+def outcome_of(view: JobView, pods: Sequence[Object]) -> Outcome | None:
+    """How a job has ended, as far as its Job and the trainers' pods tell; None: it has not."""
+    if not view.is_finished:
+        return None
+    if not view.is_failed:
+        return Outcome(0)
+    codes = [code for pod in pods for code in exit_codes(pod)]
+    decisive = next((code for code in codes if code in {EXIT_USAGE, EXIT_JOB_FAILED}), EXIT_FAILED)
+    return Outcome(decisive, view.ended)
+
+
+def exit_codes(pod: Object) -> list[int]:
+    """Of a trainer's pod that has ended."""
+    return [
+        status["state"]["terminated"]["exitCode"]
+        for status in pod.get("status", {}).get("containerStatuses", [])
+        if status["name"] == COMPONENT and "terminated" in status.get("state", {})
+    ]
+
+
+def is_ready(pod: Object) -> bool:
+    """Whether a pod answers, and is not about to end."""
+    conditions = pod.get("status", {}).get("conditions", [])
+    is_good = any(each["type"] == "Ready" and each["status"] == "True" for each in conditions)
+    return is_good and "deletionTimestamp" not in pod["metadata"]
+
+
+def has_output(pod: Object) -> bool:
+    """Whether its container has been started."""
+    return pod.get("status", {}).get("phase") in {"Running", "Succeeded", "Failed"}
+
+
+def waits_for(pod: Object) -> str:
+    """Why a pod does not run yet, if its machine or the cluster says so; empty: nobody does."""
+    status = pod.get("status", {})
+    for container in status.get("containerStatuses", []):
+        waiting = container.get("state", {}).get("waiting")
+        if waiting and waiting.get("reason") not in {None, "ContainerCreating", "PodInitializing"}:
+            return f"{waiting['reason']}: {waiting.get('message', '')}".rstrip(": ")
+    for condition in status.get("conditions", []):
+        if condition["type"] == "PodScheduled" and condition["status"] == "False":
+            return str(condition.get("message") or condition.get("reason", ""))
+    return ""

@@ -1,0 +1,120 @@
+"""Waits for a job on a cluster: its progress, the output of its trainers, and how it ends.
+
+What the master says of the job is asked for in a master's pod, by ``flightedl status``: no port is opened for that, and
+whoever may not run anything in pods sees less, but waits as well. Output is followed by one thread for each pod.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+import msgspec
+
+from flightedl.errors import EXIT_FAILED, FlightedlError
+from flightedl.launch.kubernetes.submitting import find
+from flightedl.launch.kubernetes.views import JobView, has_output, is_ready, labels_of, outcome_of, waits_for
+from flightedl.launch.supervisor import Outcome
+from flightedl.launch.verdict import verdict
+from flightedl.messages.status import StatusReply
+from flightedl.ports import Clock, Cluster
+
+_STATUS_TIMEOUT_S = 10.0
+#: Pods whose output is followed at the same time.
+_FOLLOWED_LIMIT = 20
+#: How often the cluster may fail to answer in a row.
+_PATIENCE = 30
+
+#: Is told a pod's name and a line of its output.
+OnLine = Callable[[str, str], None]
+
+
+@dataclass(slots=True)
+class Followers:
+    """Follows the output of pods as they come. To be closed."""
+
+    cluster: Cluster
+    on_line: OnLine
+    _threads: dict[str, threading.Thread] = field(init=False, default_factory=dict)
+    _open: contextlib.ExitStack = field(init=False, default_factory=contextlib.ExitStack)
+
+    def follow(self, labels: dict[str, str]) -> None:
+        """Follow all pods of these labels whose output is not followed yet."""
+        for pod in self.cluster.list("Pod", labels):
+            name = pod["metadata"]["name"]
+            if has_output(pod) and name not in self._threads and self._running < _FOLLOWED_LIMIT:
+                lines = self._open.enter_context(self.cluster.logs(name, follow=True))
+                thread = threading.Thread(target=self._read, args=(name, lines), name=f"logs {name}", daemon=True)
+                self._threads[name] = thread
+                thread.start()
+
+    @property
+    def _running(self) -> int:
+        return sum(thread.is_alive() for thread in self._threads.values())
+
+    def _read(self, name: str, lines: Iterator[str]) -> None:
+        for line in lines:
+            self.on_line(name, line)
+
+    def close(self, wait_s: float = 0.0) -> None:
+        """Follow no more; what has been said already may take some time to come."""
+        for thread in self._threads.values():
+            thread.join(wait_s)
+        self._open.close()
+
+
+def status_of(cluster: Cluster, job: str) -> StatusReply | None:
+    """What the job's master says; None: it cannot be asked now."""
+    for pod in cluster.list("Pod", labels_of(job, "master")):
+        if is_ready(pod):
+            with contextlib.suppress(FlightedlError, msgspec.MsgspecError):
+                said = cluster.execute(pod["metadata"]["name"], ["flightedl", "status", "--json"], _STATUS_TIMEOUT_S)
+                return msgspec.json.decode(said, type=StatusReply)
+    return None
+
+
+def wait(
+    cluster: Cluster,
+    job: str,
+    clock: Clock,
+    on_progress: Callable[[JobView, StatusReply | None, str], None],
+    poll_s: float = 2.0,
+    *,
+    keeps_checkpoints: bool,
+) -> tuple[Outcome, StatusReply | None]:
+    """Wait until a job has ended; how it did, and what its master said last.
+
+    Args:
+        cluster: Where it runs.
+        job: Its name.
+        clock: Paces the asking.
+        on_progress: Is told the job, what its master says, and what pods wait for, each time that was asked.
+        poll_s: How often to ask.
+        keeps_checkpoints: Whether the job was to write some.
+    """
+    newest: StatusReply | None = None
+    failures = 0
+    while True:
+        try:
+            view = find(cluster, job)
+            pods = cluster.list("Pod", labels_of(job, "trainer"))
+            said = status_of(cluster, job)
+            failures = 0
+        except FlightedlError as error:
+            # A job that is not there will not come back; a cluster will.
+            failures += 1
+            if not error.retryable or failures >= _PATIENCE:
+                return Outcome(EXIT_FAILED, str(error)), newest
+            clock.sleep(poll_s)
+            continue
+        newest = said or newest
+        outcome = outcome_of(view, pods)
+        if outcome is None:
+            on_progress(view, said, next(filter(None, map(waits_for, pods)), ""))
+            clock.sleep(poll_s)
+            continue
+        if outcome.exit_code == 0 and said is not None:
+            outcome = verdict(said, keeps_checkpoints=keeps_checkpoints)
+        return outcome, newest

@@ -1,0 +1,84 @@
+"""A cluster by kubectl: the contract, with the answers of a real Kubernetes, and what its errors become."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+
+import pytest
+
+from flightedl.adapters.kubectl import Ended, Kubectl, run_command
+from flightedl.errors import (
+    AuthenticationError,
+    DeadlineError,
+    FlightedlError,
+    NotFoundError,
+    UnavailableError,
+    UsageError,
+)
+from flightedl.testing.contracts.cluster import ClusterContract
+
+from .recorded_kubectl import IS_RECORDING, NAMESPACE, recorded
+
+
+class TestContract(ClusterContract):
+    @pytest.fixture
+    def cluster(self, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Kubectl]:
+        if IS_RECORDING:
+            clear = ["kubectl", "-n", NAMESPACE, "delete", "configmap", "--all"]
+            subprocess.run(clear, capture_output=True, check=True)
+        else:
+            monkeypatch.setattr(subprocess, "Popen", _silent)
+        with recorded(request.node.name) as cluster:
+            yield cluster
+
+
+def _silent(_command: Sequence[str], **given: object) -> subprocess.Popen[str]:
+    """Without a cluster, for what is not recorded: the output of a pod that is not there."""
+    return _POPEN([sys.executable, "-c", ""], **given)  # type: ignore[call-overload, no-any-return]
+
+
+_POPEN = subprocess.Popen
+
+
+@pytest.mark.parametrize(
+    ("said", "kind"),
+    [
+        ('Error from server (NotFound): jobs.batch "x" not found', NotFoundError),
+        ('Error from server (Forbidden): jobs.batch is forbidden: User "u" cannot list', AuthenticationError),
+        ("error: You must be logged in to the server (Unauthorized)", UnavailableError),
+        ('Warning: old\nError from server (Invalid): Job.batch "x" is invalid: spec.parallelism', UsageError),
+        ("Error from server (BadRequest): strict decoding error: unknown field", UsageError),
+        ("Error from server (ServiceUnavailable): the server is starting", UnavailableError),
+        ("Unable to connect to the server: dial tcp 10.0.0.1:443: i/o timeout", UnavailableError),
+        ('error: context "absent" does not exist: no context exists with the name', UsageError),
+        ("", UnavailableError),
+    ],
+)
+def test_what_kubectl_says_becomes_an_error_of_ours(said: str, kind: type[FlightedlError]) -> None:
+    cluster = Kubectl(run=lambda *_: Ended(1, "", said))
+    with pytest.raises(FlightedlError) as caught:
+        cluster.get("Job", "x")
+    assert type(caught.value) is kind
+
+
+def test_namespace_and_context_are_those_that_are_given() -> None:
+    asked: list[Sequence[str]] = []
+
+    def run(command: Sequence[str], _given: str, _timeout_s: float) -> Ended:
+        asked.append(command)
+        return Ended(0, "", "")
+
+    Kubectl("mine", "there", run).get("Job", "x")
+    Kubectl(run=run).get("Job", "x")
+    assert asked[0][:3] == ["kubectl", "--namespace=mine", "--context=there"]
+    assert asked[1][:2] == ["kubectl", "get"]
+
+
+def test_a_command_that_is_missing_or_takes_too_long_is_one_sentence() -> None:
+    with pytest.raises(UsageError, match="no-such-program is not on PATH"):
+        run_command(["no-such-program"], "", 5.0)
+    with pytest.raises(DeadlineError, match="has not ended within 0 s"):
+        run_command([sys.executable, "-c", "import time; time.sleep(60)"], "", 0.1)
+    assert run_command([sys.executable, "-c", "print(input())"], "hello", 20.0) == (0, "hello\n", "")

@@ -1,0 +1,81 @@
+"""What probes are told."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import socket
+from collections.abc import Iterator
+
+import pytest
+
+from flightedl.errors import UsageError
+from flightedl.process.health_page import STANDS_STILL_S, Health, HealthPage
+from flightedl.testing.clock import FakeClock
+
+
+def statuses(health: Health) -> tuple[int, int, int]:
+    return health.answer("/started")[0], health.answer("/live")[0], health.answer("/ready")[0]
+
+
+@pytest.fixture
+def health(fake_clock: FakeClock) -> Health:
+    return Health(fake_clock.now)
+
+
+def test_a_process_that_starts_is_alive_and_neither_started_nor_ready(health: Health) -> None:
+    assert statuses(health) == (503, 200, 503)
+
+
+def test_what_waits_is_alive_however_long_it_takes(health: Health, fake_clock: FakeClock) -> None:
+    health.waits("it stands by", is_ready=True)
+    fake_clock.advance(100 * STANDS_STILL_S)
+    assert statuses(health) == (200, 200, 200)
+    health.waits("it loads a checkpoint")
+    assert statuses(health) == (200, 200, 503)
+    assert health.answer("/ready") == (503, "it loads a checkpoint")
+
+
+def test_a_loop_that_stands_still_is_not_alive(health: Health, fake_clock: FakeClock) -> None:
+    health.goes_round("it serves", is_ready=True)
+    fake_clock.advance(STANDS_STILL_S - 1)
+    assert statuses(health) == (200, 200, 200)
+    fake_clock.advance(1)
+    assert statuses(health) == (200, 503, 503)
+    assert health.answer("/live") == (503, "it has stood still for 30 s")
+    health.goes_round("it serves", is_ready=True)
+    assert statuses(health) == (200, 200, 200)
+
+
+@pytest.fixture
+def page(health: Health) -> Iterator[HealthPage]:
+    with contextlib.closing(HealthPage("127.0.0.1", 0, health)) as served:
+        yield served
+
+
+def get(port: int, path: str, method: str = "GET") -> tuple[int, str]:
+    with contextlib.closing(http.client.HTTPConnection("127.0.0.1", port, timeout=5)) as connection:
+        connection.request(method, path)
+        reply = connection.getresponse()
+        return reply.status, reply.read().decode()
+
+
+def test_the_page_answers_what_the_process_says(page: HealthPage, health: Health) -> None:
+    assert get(page.port, "/started") == (503, "starting\n")
+    health.goes_round("it serves", is_ready=True)
+    assert get(page.port, "/ready") == (200, "it serves\n")
+    assert get(page.port, "/metrics")[0] == 404
+    assert get(page.port, "/ready", "POST")[0] == 501
+
+
+def test_many_silent_connections_take_no_more_threads_than_a_few(page: HealthPage) -> None:
+    with contextlib.ExitStack() as stack:
+        for _ in range(40):
+            stack.enter_context(socket.create_connection(("127.0.0.1", page.port), timeout=5))
+        with pytest.raises((http.client.HTTPException, ConnectionError)):
+            get(page.port, "/live")
+
+
+def test_a_port_that_is_taken_is_one_sentence(page: HealthPage, health: Health) -> None:
+    with pytest.raises(UsageError, match="health page cannot be served"):
+        HealthPage("127.0.0.1", page.port, health)

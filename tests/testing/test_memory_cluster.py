@@ -1,0 +1,24 @@
+"""The Cluster's twin."""
+
+from __future__ import annotations
+
+import pytest
+
+from flightedl.testing.contracts.cluster import ClusterContract, config_map
+from flightedl.testing.memory_cluster import MemoryCluster
+
+
+class TestContract(ClusterContract):
+    @pytest.fixture
+    def cluster(self) -> MemoryCluster:
+        return MemoryCluster()
+
+
+def test_what_is_owned_goes_with_its_owner() -> None:
+    cluster = MemoryCluster()
+    (owner,) = cluster.apply([config_map("owner")])
+    owned = config_map("owned")
+    owned["metadata"]["ownerReferences"] = [{"uid": owner["metadata"]["uid"]}]
+    cluster.apply([owned, config_map("other")])
+    cluster.delete("ConfigMap", "owner")
+    assert list(cluster.objects) == [("ConfigMap", "other")]

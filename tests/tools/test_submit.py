@@ -1,0 +1,117 @@
+"""What the command line makes of a job, and the commands that look after jobs of a cluster."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+import yaml
+from click.testing import CliRunner
+
+from flightedl.adapters.clock import SystemClock
+from flightedl.errors import UsageError
+from flightedl.launch.kubernetes.objects import render
+from flightedl.launch.kubernetes.submitting import submit as submit_objects
+from flightedl.launch.kubernetes.values import ClusterJob
+from flightedl.launch.kubernetes.views import labels_of
+from flightedl.testing.memory_cluster import MemoryCluster
+from flightedl_tools import clusters
+from flightedl_tools.submit import code_of, count_of, submit, variable_of
+
+
+@pytest.fixture
+def cluster(monkeypatch: pytest.MonkeyPatch) -> MemoryCluster:
+    """Where the commands go."""
+    found = MemoryCluster()
+    monkeypatch.setattr(clusters, "Kubectl", lambda *_: found)
+    return found
+
+
+@pytest.fixture
+def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "my_train.py").write_text("import helper\n")
+    (tmp_path / "helper.py").write_text("x = 1\n")
+    return tmp_path / "my_train.py"
+
+
+def run(command: click.Command, *arguments: str) -> Any:
+    return CliRunner().invoke(command, arguments, catch_exceptions=False, standalone_mode=False)
+
+
+def test_a_dry_run_prints_what_would_be_applied_and_no_secret(script: Path) -> None:
+    result = run(
+        submit,
+        "my_train.py",
+        *("--image=demo:1", "--trainers=2..20", "--pservers=4", "--checkpoint=s3://bucket", "--with=helper.py"),
+        *("--set=AWS_REGION=eu", "--dry-run", "s3://data", "--epochs=3"),
+    )
+    objects = {(each["kind"], each["metadata"]["name"]): each for each in yaml.safe_load_all(result.output)}
+    assert objects["ConfigMap", "my-train-code"]["data"] == {"my_train.py": "import helper\n", "helper.py": "x = 1\n"}
+    settings = objects["ConfigMap", "my-train"]["data"]
+    assert settings["FLIGHTEDL_PSERVERS"] == "4"
+    assert (settings["FLIGHTEDL_CHECKPOINT"], settings["AWS_REGION"]) == ("s3://bucket", "eu")
+    (trainer,) = objects["Job", "my-train-trainer"]["spec"]["template"]["spec"]["containers"]
+    assert trainer["args"] == ["/code/my_train.py", "s3://data", "--epochs=3"]
+    (loop,) = objects["Deployment", "my-train-autoscaler"]["spec"]["template"]["spec"]["containers"]
+    assert loop["args"] == ["autoscale", "--min=2", "--max=20", "--worth=0.5"]
+    assert not any(kind == "Secret" for kind, _ in objects)
+    assert "Secrets my-train-server, my-train-trainer, my-train-reader, my-train-etcd" in result.output
+
+
+def test_a_job_is_submitted_with_its_certificates_listed_scaled_and_cancelled(
+    cluster: MemoryCluster, script: Path
+) -> None:
+    assert "is submitted" in run(submit, "my_train.py", "--image=demo:1", "--detach").output
+    assert ("Secret", "my-train-server") in cluster.objects
+    assert "my-train  starting  0/2" in run(clusters.jobs).output
+    assert "has 8 trainers from now on" in run(clusters.scale, "trainers", "8").output
+    assert cluster.objects["Job", "my-train-trainer"]["spec"]["parallelism"] == 8
+    run(clusters.cancel, "my-train")
+    assert cluster.objects == {}
+    assert "there are no jobs" in run(clusters.jobs).output
+
+
+def test_the_output_of_a_jobs_pods_is_printed(cluster: MemoryCluster) -> None:
+    job = ClusterJob(job="demo", image="demo:1", target="train.py", tls=False, insecure=True)
+    submit_objects(cluster, render(job), SystemClock())
+    pod = {"kind": "Pod", "metadata": {"name": "demo-trainer-a", "labels": labels_of("demo", "trainer")}}
+    cluster.apply([pod | {"status": {"phase": "Running"}}])
+    cluster.output["demo-trainer-a"] = ["loss=1", "loss=0.5"]
+    assert run(clusters.logs, "demo").output == "demo-trainer-a | loss=1\ndemo-trainer-a | loss=0.5\n"
+
+
+def test_one_of_several_jobs_has_to_be_named(cluster: MemoryCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("one", "two"):
+        job = ClusterJob(job=name, image="demo:1", target="train.py", tls=False, insecure=True)
+        submit_objects(cluster, render(job), SystemClock())
+    with pytest.raises(UsageError, match="--job"):
+        clusters.only_job(cluster)
+    monkeypatch.setenv("FLIGHTEDL_JOB", "two")
+    assert clusters.only_job(cluster) == "two"
+
+
+@pytest.mark.parametrize(("text", "found"), [("4", (4, None)), ("0", (0, None)), ("2..20", (2, 20))])
+def test_counts(text: str, found: tuple[int, int | None]) -> None:
+    assert count_of(text) == found
+
+
+@pytest.mark.parametrize("text", ["", "many", "20..2", "2..", "-1"])
+def test_wrong_counts(text: str) -> None:
+    with pytest.raises(UsageError, match="has to be a number"):
+        count_of(text)
+
+
+def test_wrong_variables_and_files_are_refused(script: Path, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="NAME=VALUE"):
+        variable_of("novalue")
+    with pytest.raises(UsageError, match="no script"):
+        code_of("package.module", [script])
+    with pytest.raises(UsageError, match="cannot be sent"):
+        code_of(str(script), [tmp_path / "absent.py"])
+    (tmp_path / "large.txt").write_text("x" * 1_000_000)
+    with pytest.raises(UsageError, match="put them into the image"):
+        code_of(str(script), [tmp_path / "large.txt"])
+    assert code_of("package.module", []) == {}

@@ -1,0 +1,125 @@
+"""``flightedl jobs``, ``logs``, ``scale`` and ``cancel``: jobs on a Kubernetes cluster."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from typing import Any
+
+import click
+from rich.table import Table
+
+from flightedl.adapters.clock import SystemClock
+from flightedl.adapters.kubectl import Kubectl
+from flightedl.config import CommonSettings, settings
+from flightedl.errors import NotFoundError, UsageError
+from flightedl.launch.kubernetes import submitting
+from flightedl.launch.kubernetes.submitting import find
+from flightedl.launch.kubernetes.views import has_output, labels_of, view_of
+from flightedl.launch.kubernetes.watching import Followers
+from flightedl.ports import Cluster
+
+from .consoles import table_console
+
+Command = Callable[..., Any]
+
+
+def cluster_options(function: Command) -> Command:
+    """``--namespace`` and ``--context``."""
+    for option in (
+        click.option("--context", default="", help="Context of the kubeconfig [the current one]"),
+        click.option("--namespace", "-n", default="", help="Namespace of the job [the context's]"),
+    ):
+        function = option(function)
+    return function
+
+
+def cluster_of(given: dict[str, Any]) -> Cluster:
+    """The cluster that the options name."""
+    return Kubectl(given["namespace"], given["context"])
+
+
+@click.command()
+@cluster_options
+def jobs(**given: Any) -> None:
+    """List the jobs of a cluster's namespace."""
+    found = [view_of(each) for each in cluster_of(given).list("Job", labels_of("", "trainer"))]
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for title in ("job", "state", "trainers", "crashes", "since"):
+        table.add_column(title, overflow="fold")
+    for view in found:
+        table.add_row(view.job, view.state, f"{view.active}/{view.wanted}", str(view.failed), view.created_at)
+    if found:
+        table_console().print(table)
+    else:
+        click.echo("there are no jobs in this namespace")
+
+
+@click.command()
+@click.argument("job")
+@click.option("--role", type=click.Choice(["trainer", "master", "pserver", "etcd", "autoscaler"]), default="trainer")
+@click.option("--follow", "-f", is_flag=True, help="Go on until the job has ended.")
+@cluster_options
+def logs(job: str, role: str, follow: bool, **given: Any) -> None:
+    """Print the output of a job on a cluster."""
+    cluster, clock = cluster_of(given), SystemClock()
+    find(cluster, job)
+    labels = labels_of(job, role)
+    if not follow:
+        for pod in filter(has_output, cluster.list("Pod", labels)):
+            with cluster.logs(pod["metadata"]["name"], follow=False) as lines:
+                for line in lines:
+                    click.echo(f"{pod['metadata']['name']} | {line}")
+        return
+    with contextlib.closing(Followers(cluster, lambda name, line: click.echo(f"{name} | {line}"))) as followers:
+        while not find(cluster, job).is_finished:
+            followers.follow(labels)
+            clock.sleep(2.0)
+        followers.close(wait_s=2.0)
+
+
+@click.command()
+@click.argument("role", type=click.Choice(["trainers"]))
+@click.argument("count", type=click.IntRange(min=0))
+@click.option("--job", metavar="NAME", help="Which job [FLIGHTEDL_JOB, else the only one of the namespace]")
+@cluster_options
+def scale(role: str, count: int, job: str | None, **given: Any) -> None:
+    """Change how many trainers a job on a cluster has.
+
+    None are possible, too: a job without trainers waits until there are some again. Those that are too many hand back
+    what they hold.
+    """
+    cluster = cluster_of(given)
+    view = submitting.scale(cluster, job or only_job(cluster), count)
+    click.echo(f"job {view.job} has {view.wanted} {role} from now on; {view.active} are there")
+
+
+@click.command()
+@click.argument("job")
+@click.option("--at-once", is_flag=True, help="Do not wait for a last checkpoint.")
+@cluster_options
+def cancel(job: str, at_once: bool, **given: Any) -> None:
+    """End a job on a cluster, and remove it.
+
+    Its checkpoints stay.
+    """
+    submitting.cancel(cluster_of(given), job, SystemClock(), at_once=at_once)
+    click.echo(f"job {job} is removed")
+
+
+def only_job(cluster: Cluster) -> str:
+    """The job that the environment names, or the only one there is.
+
+    Raises:
+        UsageError: it has to be said which.
+        NotFoundError: there is none.
+    """
+    named = settings(CommonSettings).job
+    if named != CommonSettings().job:
+        return named
+    found = [view.job for view in map(view_of, cluster.list("Job", labels_of("", "trainer"))) if not view.is_finished]
+    if not found:
+        raise NotFoundError("no job runs in this namespace")
+    if len(found) > 1:
+        raise UsageError(f"several jobs run in this namespace: say which by --job ({', '.join(found)})")
+    return found[0]

@@ -1,0 +1,35 @@
+"""Objects as YAML documents, for people and for ``kubectl``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from flightedl.errors import UsageError
+
+
+def as_yaml(objects: Sequence[Mapping[str, Any]]) -> str:
+    """YAML documents, keys in the order of the objects.
+
+    Raises:
+        UsageError: PyYAML is not installed.
+    """
+    try:
+        import yaml
+    except ModuleNotFoundError:
+        raise UsageError("to write YAML: pip install 'flightedl[kubernetes]'") from None
+
+    class Dumper(yaml.SafeDumper):  # type: ignore[misc] # yaml has no types
+        """Indents lists, writes long texts as blocks, and repeats what is used twice."""
+
+        def increase_indent(self, flow: bool = False, indentless: bool = False) -> None:  # noqa: ARG002 - yaml's
+            super().increase_indent(flow, False)
+
+        def ignore_aliases(self, _data: Any) -> bool:
+            return True
+
+    def text(dumper: Any, value: str) -> Any:
+        return dumper.represent_scalar("tag:yaml.org,2002:str", value, style="|" if "\n" in value else None)
+
+    Dumper.add_representer(str, text)
+    return str(yaml.dump_all(objects, Dumper=Dumper, sort_keys=False, width=120))

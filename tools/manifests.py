@@ -1,0 +1,191 @@
+"""Writes the kustomize base, components and overlays in ``deploy/`` from what is rendered; for developers.
+
+    python -m flightedl_tools.manifests
+
+A component is the difference between two renderings: objects that only the second has are its resources, objects that
+differ are patched. So everything in ``deploy/`` has one source, and overlays are put together of what is tested.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from flightedl.launch.kubernetes import one_pod
+from flightedl.launch.kubernetes.objects import render
+from flightedl.launch.kubernetes.pods import Object
+from flightedl.launch.kubernetes.values import ClusterJob, Resources, Scaling
+
+from .documents import as_yaml
+
+#: Without certificates and without an etcd: each overlay says which.
+BASE = ClusterJob(job="train", image="flightedl", target="/app/train.py", etcd_members=0, tls=False)
+_SMALL = Resources("100m", "256Mi", "2Gi")
+_TLS: Mapping[str, Any] = {"tls": True}
+_STORE: Mapping[str, Any] = {"checkpoint": "s3://bucket/checkpoints", "secret": "train-store"}
+_SCALING: Mapping[str, Any] = {"scaling": Scaling(1, 10)}
+
+
+class Component(NamedTuple):
+    """What it changes, and what it is put on."""
+
+    says: str
+    changes: Mapping[str, Any]
+    on: Mapping[str, Any] = {}
+
+
+COMPONENTS: Mapping[str, Component] = {
+    "tls": Component("Certificates from the Secrets train-server and train-trainer: `flightedl certs create`.", _TLS),
+    "insecure": Component("No certificates: whoever reaches the pods may ask everything.", {"insecure": True}),
+    "etcd-1": Component("An etcd of one member, in plain text.", {"etcd_members": 1}),
+    "etcd-1-tls": Component(
+        "With tls: an etcd of one member, with the Secret train-etcd.", {"etcd_members": 1}, on=_TLS
+    ),
+    "etcd-3-tls": Component(
+        "With tls: an etcd of three members, with the Secret train-etcd.", {"etcd_members": 3}, on=_TLS
+    ),
+    "etcd-external": Component("An etcd that is there already: change its address.", {"etcd": "etcd.example:2379"}),
+    "s3": Component("Checkpoints on S3; the Secret train-store has AWS_ACCESS_KEY_ID and so on.", _STORE),
+    "autoscale": Component(
+        "With tls: a loop that adds and removes trainers, with the Secret train-reader.", _SCALING, on=_TLS
+    ),
+    "small": Component(
+        "For a laptop: one master, no spare pserver, little memory.",
+        {"masters": 1, "spares": 0, "server_resources": _SMALL, "trainer_resources": _SMALL},
+    ),
+}
+
+#: Overlay -> its components, in order.
+OVERLAYS: Mapping[str, Sequence[str]] = {
+    "local": ("insecure", "etcd-1", "small"),
+    "tls": ("tls", "etcd-1-tls"),
+    "s3": ("tls", "etcd-1-tls", "s3"),
+    "etcd-1": ("tls", "etcd-1-tls"),
+    "etcd-3": ("tls", "etcd-3-tls", "s3"),
+    "etcd-external": ("tls", "etcd-external", "s3"),
+    "autoscale": ("tls", "etcd-3-tls", "s3", "autoscale"),
+}
+
+#: A job that fits on one machine.
+ONE_POD = replace(BASE, checkpoint="s3://bucket/checkpoints", secret="train-store")  # noqa: S106 - a name
+
+
+def job_of(overlay: str) -> ClusterJob:
+    """The values whose rendering an overlay has to be."""
+    changes: dict[str, Any] = {}
+    for name in OVERLAYS[overlay]:
+        changes |= COMPONENTS[name].changes
+    return replace(BASE, **changes)
+
+
+def files() -> dict[str, str]:
+    """Path below ``deploy/`` -> text, of all files that are written."""
+    found = _directory("base", "resources", _by_part(render(BASE)), "Kustomization")
+    for name, component in COMPONENTS.items():
+        found |= _component(name, component)
+    for name, parts in OVERLAYS.items():
+        lines = {"resources": ["../../base"], "components": [f"../../components/{part}" for part in parts]}
+        found[f"overlays/{name}/kustomization.yaml"] = _kustomization("Kustomization", lines)
+    found |= _directory("overlays/one-pod", "resources", _by_part(one_pod.render(ONE_POD)), "Kustomization")
+    return found
+
+
+def write(directory: Path) -> None:
+    """Write all files; what was written before and is not any more is removed."""
+    for folder in ("base", "components", "overlays"):
+        for path in (directory / folder).rglob("*.yaml"):
+            path.unlink()
+    for name, text in files().items():
+        path = directory / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, "utf-8")
+
+
+def _component(name: str, component: Component) -> dict[str, str]:
+    before = {_key(each): each for each in render(replace(BASE, **component.on))}
+    after = {_key(each): each for each in render(replace(BASE, **component.on, **component.changes))}
+    assert before.keys() <= after.keys(), "a component removes nothing"
+    new = [each for key, each in after.items() if key not in before]
+    patches = [
+        {"apiVersion": each["apiVersion"], "kind": each["kind"], "metadata": {"name": each["metadata"]["name"]}}
+        | difference(each, after[key])
+        for key, each in before.items()
+        if each != after[key]
+    ]
+    lines: dict[str, Any] = {}
+    found = {}
+    if new:
+        lines["resources"] = ["resources.yaml"]
+        found[f"components/{name}/resources.yaml"] = as_yaml(new)
+    if patches:
+        lines["patches"] = [{"path": "patches.yaml"}]
+        found[f"components/{name}/patches.yaml"] = as_yaml(patches)
+    found[f"components/{name}/kustomization.yaml"] = _kustomization("Component", lines, component.says)
+    return found
+
+
+def difference(before: Object, after: Object) -> Object:
+    """The strategic merge patch that makes ``after`` of ``before``."""
+    assert before.keys() <= after.keys(), f"not to be patched away: {before.keys() - after.keys()}"
+    found = {}
+    for key, value in after.items():
+        if key not in before:
+            found[key] = value
+        elif before[key] != value:
+            if isinstance(value, dict):
+                found[key] = difference(before[key], value)
+            elif isinstance(value, list) and all(isinstance(each, dict) and _merged_by(each) for each in value):
+                found[key] = _list_difference(before[key], value)
+            else:
+                found[key] = value
+    return found
+
+
+def _list_difference(before: list[Object], after: list[Object]) -> list[Object]:
+    named = {each[_merged_by(each)]: each for each in before}
+    found = []
+    for each in after:
+        name = _merged_by(each)
+        known = named.get(each[name])
+        if known is None:
+            found.append(each)
+        elif known != each:
+            found.append({name: each[name]} | difference(known, each))
+    return found
+
+
+def _merged_by(item: Object) -> str:
+    """By which field Kubernetes merges entries of such a list; empty: the list is replaced as a whole."""
+    return next((name for name in ("mountPath", "name") if name in item), "")
+
+
+def _key(item: Object) -> tuple[str, str]:
+    return item["kind"], item["metadata"]["name"]
+
+
+def _by_part(objects: Sequence[Object]) -> dict[str, list[Object]]:
+    """One file for each part of the job."""
+    found: dict[str, list[Object]] = {}
+    for each in objects:
+        part = each["metadata"]["labels"].get("app.kubernetes.io/component", "")
+        common = "network" if each["kind"] == "NetworkPolicy" else "settings"
+        found.setdefault(part or common, []).append(each)
+    return found
+
+
+def _directory(directory: str, field: str, parts: Mapping[str, Sequence[Object]], kind: str) -> dict[str, str]:
+    found = {f"{directory}/{part}.yaml": as_yaml(objects) for part, objects in parts.items()}
+    found[f"{directory}/kustomization.yaml"] = _kustomization(kind, {field: [f"{part}.yaml" for part in parts]})
+    return found
+
+
+def _kustomization(kind: str, lines: Mapping[str, Any], says: str = "") -> str:
+    version = "kustomize.config.k8s.io/v1alpha1" if kind == "Component" else "kustomize.config.k8s.io/v1beta1"
+    head = "# Written by `python -m flightedl_tools.manifests`.\n" + (f"# {says}\n" if says else "")
+    return head + as_yaml([{"apiVersion": version, "kind": kind, **lines}])
+
+
+if __name__ == "__main__":
+    write(Path(__file__).resolve().parent.parent / "deploy")

@@ -1,0 +1,174 @@
+"""``flightedl submit``: a whole job to a Kubernetes cluster, and its end from here."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.console import Console
+
+from flightedl.adapters.clock import SystemClock
+from flightedl.errors import UsageError
+from flightedl.launch.kubernetes.objects import owned, render
+from flightedl.launch.kubernetes.secrets import make_secrets, secret_names
+from flightedl.launch.kubernetes.submitting import submit as submit_objects
+from flightedl.launch.kubernetes.values import CODE, ClusterJob, Resources, Scaling
+from flightedl.launch.kubernetes.views import JobView, labels_of
+from flightedl.launch.kubernetes.watching import Followers, wait
+from flightedl.launch.progress import Display, Figures, make_display
+from flightedl.launch.run import job_name
+from flightedl.messages.status import StatusReply
+from flightedl.ports import Cluster
+
+from .clusters import cluster_of, cluster_options
+from .documents import as_yaml
+
+#: Of a ConfigMap: all texts together.
+_CODE_LIMIT_BYTES = 900_000
+_COUNT = re.compile(r"(?P<least>[0-9]+)(\.\.(?P<most>[0-9]+))?")
+
+
+@click.command(context_settings={"ignore_unknown_options": True})
+@click.argument("script_or_module")
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
+@cluster_options
+@click.option("--job", metavar="NAME", help="Name of the job [the script's name]")
+@click.option("--image", required=True, help="Image of all processes: flightedl's, or one made from it.")
+@click.option("--trainers", metavar="N | N..M", default="2", show_default=True, help="How many; N..M: as is worth it.")
+@click.option("--worth", type=click.FloatRange(0, 1), default=0.5, show_default=True, help="With N..M: see autoscale.")
+@click.option("--pservers", type=int, default=2, show_default=True, help="How many pservers hold the model.")
+@click.option("--spares", type=int, default=1, show_default=True, help="Pservers more, which take over at once.")
+@click.option("--masters", type=int, default=2, show_default=True, help="One leads, the others stand by.")
+@click.option("--checkpoint", metavar="URL", default="", help="Where checkpoints go; none are kept without it.")
+@click.option("--secret", metavar="NAME", default="", help="Secret with variables, such as AWS_ACCESS_KEY_ID.")
+@click.option("--with", "files", multiple=True, type=click.Path(path_type=Path), help="Further file beside the script.")
+@click.option("--etcd", metavar="HOST:PORT", default="", help="Use this etcd [one of the job's own]")
+@click.option("--etcd-members", type=click.Choice(["1", "3", "5"]), default="1", show_default=True)
+@click.option("--insecure", is_flag=True, help="No certificates: whoever reaches the pods may ask everything.")
+@click.option("--server-cpu", default="1", show_default=True, help="CPUs that a master or pserver asks for.")
+@click.option("--server-memory", default="2Gi", show_default=True, help="Memory that it asks for, and at most gets.")
+@click.option("--trainer-cpu", default="1", show_default=True, help="CPUs that a trainer asks for.")
+@click.option("--trainer-memory", default="4Gi", show_default=True, help="Memory that it asks for, and at most gets.")
+@click.option("--set", "variables", multiple=True, metavar="NAME=VALUE", help="A variable of all processes.")
+@click.option("--keep-s", type=int, default=600, show_default=True, help="How long the finished job stays, in seconds.")
+@click.option("--detach", is_flag=True, help="Do not wait for the end.")
+@click.option("--dry-run", is_flag=True, help="Only print the objects, as YAML.")
+def submit(script_or_module: str, arguments: tuple[str, ...], **given: Any) -> int:
+    """Run a whole job on a Kubernetes cluster.
+
+    Every trainer runs SCRIPT_OR_MODULE with the ARGUMENTS after it. A script of this machine is sent along; a path or
+    module that is not here has to be in the image. Waits for the end, with progress and the trainers' output; Ctrl-C
+    leaves the job running.
+
+    Exit codes: as of `flightedl run`.
+    """
+    job = job_of(script_or_module, arguments, given)
+    objects = render(job)
+    if given["dry_run"]:
+        click.echo(as_yaml([*objects[:1], *owned(objects[1:], objects[0], "of-the-job")]), nl=False)
+        if names := secret_names(job):
+            click.echo(f"# and the Secrets {', '.join(names)}, with certificates made for this job")
+        return 0
+    cluster, clock = cluster_of(given), SystemClock()
+    submit_objects(cluster, [*objects, *make_secrets(job)], clock)
+    if given["detach"]:
+        click.echo(f"job {job.job} is submitted: `flightedl jobs` shows it, `flightedl logs {job.job}` its output")
+        return 0
+    return watch(cluster, job, make_display(Console(highlight=False), clock))
+
+
+def watch(cluster: Cluster, job: ClusterJob, display: Display) -> int:
+    """Show a job until it ends; the exit code."""
+    clock = SystemClock()
+    started_at = clock.now()
+    trainer_labels = labels_of(job.job, "trainer")
+    waits: list[str] = []
+
+    def show(view: JobView, status: StatusReply | None, waited: str) -> None:
+        followers.follow(trainer_labels)
+        if waited and waited not in waits:
+            waits.append(waited)
+            display.event(f"pods wait: {waited}")
+        display.update(Figures(clock.now() - started_at, status, view.active, view.wanted, job.pservers, ""))
+
+    with display, contextlib.closing(Followers(cluster, display.line)) as followers:
+        display.event(f"job {job.job} is submitted; Ctrl-C leaves it running, `flightedl cancel {job.job}` ends it")
+        outcome, _status = wait(cluster, job.job, clock, show, keeps_checkpoints=bool(job.checkpoint))
+        with contextlib.suppress(Exception):
+            followers.follow(trainer_labels)
+        followers.close(wait_s=2.0)
+    display.event(outcome.reason or f"job {job.job} is done")
+    return outcome.exit_code
+
+
+def job_of(target: str, arguments: Sequence[str], given: dict[str, Any]) -> ClusterJob:
+    """What the command line says.
+
+    Raises:
+        UsageError: it is wrong.
+    """
+    least, most = count_of(given["trainers"])
+    code = code_of(target, given["files"])
+    return ClusterJob(
+        job=given["job"] or job_name(target),
+        image=given["image"],
+        target=f"{CODE}/{Path(target).name}" if code else target,
+        arguments=tuple(arguments),
+        code=code,
+        trainers=least,
+        pservers=given["pservers"],
+        spares=given["spares"],
+        masters=given["masters"],
+        checkpoint=given["checkpoint"],
+        etcd=given["etcd"],
+        etcd_members=int(given["etcd_members"]),
+        tls=not given["insecure"],
+        insecure=given["insecure"],
+        secret=given["secret"],
+        scaling=None if most is None else Scaling(least, most, given["worth"]),
+        server_resources=Resources(given["server_cpu"], given["server_memory"], given["server_memory"]),
+        trainer_resources=Resources(given["trainer_cpu"], given["trainer_memory"], given["trainer_memory"]),
+        variables=dict(map(variable_of, given["variables"])),
+        keep_s=given["keep_s"],
+    )
+
+
+def count_of(text: str) -> tuple[int, int | None]:
+    """``4`` or ``2..20``: the least, and the most where they differ."""
+    match = _COUNT.fullmatch(text)
+    if match is None or (match["most"] and int(match["most"]) < int(match["least"])):
+        raise UsageError(f"trainers is {text!r}, but has to be a number, or two such as 2..20")
+    return int(match["least"]), int(match["most"]) if match["most"] else None
+
+
+def variable_of(text: str) -> tuple[str, str]:
+    """``NAME=VALUE``."""
+    name, equals, value = text.partition("=")
+    if not equals or not name.isidentifier():
+        raise UsageError(f"{text!r} is not NAME=VALUE")
+    return name, value
+
+
+def code_of(target: str, files: Sequence[Path]) -> dict[str, str]:
+    """Name -> text of the script and what goes along; empty: it is in the image.
+
+    Raises:
+        UsageError: a file cannot be sent.
+    """
+    if not Path(target).is_file():
+        if files:
+            raise UsageError(f"there is no script {target} here that files could go along with")
+        return {}
+    found: dict[str, str] = {}
+    for path in (Path(target), *files):
+        try:
+            found[path.name] = path.read_text("utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise UsageError(f"{path} cannot be sent: {error}") from None
+    if sum(len(text.encode()) for text in found.values()) > _CODE_LIMIT_BYTES:
+        raise UsageError("the script and its files are larger than 900 kB together: put them into the image")
+    return found
