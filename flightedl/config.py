@@ -113,7 +113,8 @@ class ServerSettings(CommonSettings):
 class MasterSettings(ServerSettings):
     """The master's settings."""
 
-    #: How many pservers the job has. The first master of a job writes it; 0: take what is written.
+    #: How many pservers the job has; 0: none, as there is only data. The first master of a job writes it; -1: take
+    #: what is written.
     pservers: int = 1
     #: How many trainers the job is going to have, for ``Sync(deterministic=True)``; 0: not known.
     trainers: int = 0

@@ -26,7 +26,7 @@ def resume_command(arguments: Sequence[str]) -> str:
 @click.argument("script_or_module")
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 @click.option("--trainers", type=click.IntRange(min=1), default=1, show_default=True, help="How many trainers.")
-@click.option("--pservers", type=click.IntRange(min=1), default=1, show_default=True, help="How many pservers.")
+@click.option("--pservers", type=click.IntRange(min=0), default=1, show_default=True, help="How many; 0: only data.")
 @click.option("--checkpoint", metavar="URL", help="Where checkpoints go; none are kept without it.")
 @click.option("--checkpoint-every-s", type=float, help="Seconds between checkpoints; 0: only at epochs' ends [60]")
 @click.option("--checkpoint-every-tasks", type=int, help="Finished tasks between checkpoints; 0: not by tasks [0]")

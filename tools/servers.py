@@ -18,7 +18,7 @@ from .options import server_options
 
 @click.command()
 @server_options
-@click.option("--pservers", type=int, help="How many pservers the job has; 0: as an earlier master wrote [1]")
+@click.option("--pservers", type=int, help="How many the job has; 0: none, only data; -1: as stored [1]")
 @click.option("--trainers", type=int, help="How many trainers there are, for Sync(deterministic=True) [not known]")
 @click.option("--attempts-limit", type=int, help="How often a task is tried before it counts as failed [5]")
 @click.option("--resume", is_flag=True, default=None, help="Go on from the newest checkpoint, if etcd has no such job")

@@ -73,6 +73,11 @@ def name_of(what: str, value: Any) -> str:
     return value
 
 
+def flag(name: str, value: Any) -> bool:
+    """True or False."""
+    return bool(checked(name, value, bool, None))
+
+
 def function_of(what: str, value: Any) -> Any:
     """Something that can be called."""
     if not callable(value):

@@ -34,6 +34,10 @@ from flightedl.process import tuning as process_tuning
 from flightedl.recording.endings import job_end
 from flightedl.recording.membership import trainer_membership
 
+_DONE_BY_STEPS = (
+    "with parameters, a batch is done when the servers have it: explicit_done is for jobs that have data alone"
+)
+
 
 def connect(
     etcd: str | None = None,
@@ -123,6 +127,7 @@ class Job:
         on_corrupt: str = "fail",
         decode: Decode | None = None,
         follow: bool = False,
+        explicit_done: bool = False,
     ) -> Dataset:
         """Declare the job's training data: the same in every trainer, whose share of it comes by iterating.
 
@@ -146,6 +151,8 @@ class Job:
             on_corrupt: "fail" or "skip" corrupt chunks.
             decode: For RecordIO: makes columns of a record's bytes.
             follow: More files are to come; see above.
+            explicit_done: Batches count as done when ``Dataset.done`` says so, not when the next one is asked for; for
+                jobs without parameters.
 
         Raises:
             DataError: a file is missing, unreadable, or of another schema than the others.
@@ -153,6 +160,8 @@ class Job:
         """
         self._require_open()
         self._data.require_undeclared()
+        if arguments.flag("explicit_done", explicit_done) and self._model.is_declared:
+            raise UsageError(_DONE_BY_STEPS)
         declaration = arguments.dataset_declaration(
             urls=urls,
             batch_size=batch_size,
@@ -166,7 +175,7 @@ class Job:
             on_corrupt=on_corrupt,
             follow=follow,
         )
-        return self._data.declare(declaration, decode)
+        return self._data.declare(declaration, decode, explicit_done=explicit_done)
 
     def parameters(
         self,
@@ -203,6 +212,8 @@ class Job:
             DeclarationError: the job already has a different model.
         """
         self._require_open()
+        if self._data.explicit_done:
+            raise UsageError(_DONE_BY_STEPS)
         return self._model.declare(
             initial, optimizer=optimizer, mode=mode, wire=wire, error_feedback=error_feedback, dtypes=dtypes
         )

@@ -47,7 +47,7 @@ class LocalCluster:
     """etcd, one master and some pservers on this machine.
 
     Args:
-        pservers: how many parameter servers.
+        pservers: how many parameter servers; 0: none, for trainers that only share data.
         job: the job's name; with ``etcd`` it tells several jobs apart.
         checkpoint: URL for checkpoints and the dataset's index; None: none are kept.
         etcd: ``host:port`` of a running etcd to use; None: one of the cluster's own.

@@ -67,8 +67,8 @@ class Programs:
         standby: bool,
         more: Mapping[str, Any],
     ) -> None:
-        if not isinstance(pservers, int) or pservers < 1:
-            raise UsageError(f"pservers is {pservers!r:.80}, but a job needs at least one parameter server")
+        if not isinstance(pservers, int) or pservers < 0:
+            raise UsageError(f"pservers is {pservers!r:.80}, but must be how many parameter servers there are, or 0")
         if trainers is not None and trainers.count < 1:
             raise UsageError(f"trainers is {trainers.count}, but a job needs at least one trainer")
         self._job = job
@@ -120,11 +120,11 @@ class Programs:
         pserver = self.settings(PserverSettings, checkpoint=self._checkpoint, **ports)
         slots = [Slot(Role.MASTER, 0), *(Slot(Role.PSERVER, index) for index in range(self._pservers))]
         if self._standby:
-            slots += [Slot(Role.MASTER, 1), Slot(Role.PSERVER, self._pservers)]
+            slots += [Slot(Role.MASTER, 1), Slot(Role.PSERVER, self._pservers)][: 2 if self._pservers else 1]
         cores = available_cores()
         environments = {
             Role.MASTER: child_environment(master, **thread_environment(cores, cores)),
-            Role.PSERVER: child_environment(pserver, **thread_environment(self._pservers, cores)),
+            Role.PSERVER: child_environment(pserver, **thread_environment(max(self._pservers, 1), cores)),
         }
         found: dict[Slot, Starter] = {
             slot: _starter(children, str(slot), [f"flightedl.{slot.role}"], environments[slot.role]) for slot in slots

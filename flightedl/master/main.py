@@ -130,10 +130,10 @@ class MasterProcess(ServerProcess[MasterSettings]):
         entry = coordinator.get(self._keys.ps_desired)
         if entry is not None:
             count = int(entry.value)
-            if self._settings.pservers not in {0, count}:
+            if self._settings.pservers > 0 and self._settings.pservers != count:
                 _log.warning("the job has %d pservers; the setting of %d is ignored", count, self._settings.pservers)
             return count
-        if self._settings.pservers < 1:
+        if self._settings.pservers < 0:
             raise UsageError("the job is new: say how many pservers it has (--pservers or FLIGHTEDL_PSERVERS)")
         held.write(
             [Put(self._keys.ps_desired, str(self._settings.pservers).encode())],

@@ -109,3 +109,19 @@ def test_failed_work_is_listed_tried_again_and_let_go(data: Path) -> None:
         with pytest.raises(NotFoundError, match="no failed task is meant"):
             tasks("drop", "--all")
         assert tasks("list") == "no task has failed\n"
+
+
+def test_data_without_a_model_need_no_pservers(data: Path) -> None:
+    with fe.local(pservers=0, standby=True, checkpoint=str(data / "kept")) as cluster, cluster.connect() as job:
+        batches = job.dataset(str(data / "data" / "*.parquet"), batch_size=5, epochs=2, explicit_done=True)
+        with pytest.raises(fe.errors.UsageError, match="explicit_done is for jobs that have data alone"):
+            job.parameters({"w": [0.0]})
+        seen = 0
+        while not batches.is_over:
+            ahead = list(batches)
+            seen += sum(batch.num_rows for batch in ahead)
+            for batch in ahead:
+                batches.done(batch)
+        job.wait_for_end()
+        assert seen == 2 * batches.record_count
+        assert all(process.slot.role != "pserver" for process in cluster.processes)

@@ -270,7 +270,7 @@ def test_two_jobs_share_an_etcd() -> None:
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
-        ({"pservers": 0}, "at least one parameter server"),
+        ({"pservers": -1}, "must be how many parameter servers there are, or 0"),
         ({"job": "Not Usable"}, "job name"),
         ({"etcd": "nowhere"}, "not host:port"),
         ({"absent_setting": 1}, "no setting named absent_setting"),

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pyarrow as pa
@@ -13,9 +15,13 @@ import pytest
 
 import flightedl as fe
 from flightedl.client.arguments import metrics_of
+from flightedl.client.data import dataset
+from flightedl.client.data.dataset import Dataset
+from flightedl.client.data.feed import TaskFeed
 from flightedl.coordination.checkpoint_places import write_model
 from flightedl.domain.model.parameters import ParameterSpec
 
+from ..client.loop_bench import _DECLARED, CLOCK, Master, waiting
 from ..docs.pages import ROOT, examples
 from ..docs.test_examples import DatasetOfOne
 from .bench import BenchJob, TorchBench
@@ -28,9 +34,12 @@ class JobOfOne(BenchJob):
         super().__init__(bench, 1)
         self.logged: list[float] = []
 
-    def dataset(self, urls: object, *, epochs: int = 1, **given: object) -> Iterator[pa.RecordBatch]:
+    def dataset(self, urls: object, *, epochs: int = 1, explicit_done: bool = False, **given: object) -> Any:
         data = DatasetOfOne(urls=urls, epochs=epochs, **given)
         batches = [batch for _ in range(epochs) for batch in data]
+        return shared(batches) if explicit_done else self._one_by_one(batches)
+
+    def _one_by_one(self, batches: list[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for number, batch in enumerate(batches):
             if self.trainer is not None:
                 self.begin(number, batch.num_rows)
@@ -49,6 +58,13 @@ class JobOfOne(BenchJob):
         return True
 
 
+def shared(batches: list[pa.RecordBatch]) -> Dataset:
+    """One task with these batches, from a master in this process."""
+    master = Master(1, len(batches))
+    feed = partial(TaskFeed, master.fetch, lambda: None, CLOCK)
+    return Dataset(_DECLARED, feed, lambda _: iter(batches), Mock(), waiting, 5.0, lambda: None, explicit_done=True)
+
+
 def test_every_block_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     random = np.random.default_rng(0)
     (tmp_path / "data").mkdir()
@@ -57,6 +73,7 @@ def test_every_block_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
         table = pa.table({"x": x, "y": y, "label": (x + y > 0).astype(np.int64)})
         pq.write_table(table, tmp_path / "data" / f"part-{number}.parquet", row_group_size=250)
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(dataset, "_SLICE_S", 0.05)
     namespace: dict[str, object] = {"__name__": "__main__", "fe": fe}
     losses: list[float] = []
     for example in examples(ROOT / "docs" / "torch.md", "torch"):

@@ -7,6 +7,10 @@ decided by ``domain.trainer.readings``.
 
 A loop that is left gives up the sum that is not pushed: its batches go back with their task.
 
+Where there is no model, a batch may also count as done when the user says so (``domain.trainer.acknowledged``). Then a
+loop ends early where nothing comes and batches are not done, for what comes next may wait for just these; another one
+goes on from there.
+
 What is not guaranteed: that the loop body runs exactly once for a batch. That its gradient counts exactly once is.
 """
 
@@ -17,13 +21,14 @@ import sys
 import threading
 from collections.abc import Callable, Generator, Iterator
 from functools import partial
-from typing import Protocol
+from typing import Protocol, cast
 
 import pyarrow as pa
 
 from flightedl.client.data.feed import TaskFeed
 from flightedl.client.waiting import Waiting
 from flightedl.domain.trainer import readings
+from flightedl.domain.trainer.acknowledged import AcknowledgedLoop
 from flightedl.domain.trainer.batches import CurrentBatch
 from flightedl.domain.trainer.feed import AssignedTask
 from flightedl.domain.trainer.readings import (
@@ -48,6 +53,8 @@ from flightedl.messages.declarations import DeclaredDataset
 #: Batches read ahead of the user's code.
 _AHEAD = 4
 _SLICE_S = 0.5
+#: Nothing comes, while batches are not done.
+_STARVED = object()
 
 
 class BatchListener(Protocol):
@@ -80,6 +87,8 @@ ReadTask = Callable[[AssignedTask], Iterator[pa.RecordBatch]]
 LoopOf = Callable[[Holder, Callable[[ReadBatch[pa.RecordBatch]], CurrentBatch]], BatchLoop[pa.RecordBatch]]
 Item = readings.Item[pa.RecordBatch]
 Handed = readings.Handed[pa.RecordBatch]
+#: None: nothing comes, while batches are not done.
+Loop = Generator[pa.RecordBatch | None, None, None]
 
 
 class Dataset:
@@ -100,6 +109,8 @@ class Dataset:
         end_growth: Callable[[], object],
         begin_again: str = "",
         loop_of: LoopOf = BatchLoop,
+        *,
+        explicit_done: bool = False,
     ) -> None:
         self._declared = declared
         self._feed_factory = feed_factory
@@ -110,9 +121,13 @@ class Dataset:
         self._end_growth = end_growth
         self._begin_again = begin_again
         self._loop_of = loop_of
+        #: The user says which batches are done.
+        self.explicit_done = explicit_done
+        #: Of the loop that is under way, if so.
+        self._acknowledged: AcknowledgedLoop[pa.RecordBatch] | None = None
         self._is_finished = False
         #: The loop over the data, from its beginning.
-        self._loop: Generator[pa.RecordBatch, None, None] | None = None
+        self._loop: Loop | None = None
         self._feed: TaskFeed | None = None
         #: In the order of reading; None: there is no more.
         self._read_queue: queue.Queue[Item | None] = queue.Queue(_AHEAD)
@@ -151,6 +166,29 @@ class Dataset:
             raise UsageError("no batch is current: ask for the epoch inside `for batch in data`")
         return self._at.assignment.epoch
 
+    @property
+    def is_over(self) -> bool:
+        """Whether a loop has seen that all batches of all epochs are done, by whichever trainer."""
+        return self._is_finished
+
+    def done(self, batch: pa.RecordBatch | None = None) -> None:
+        """Of a dataset declared with ``explicit_done``: this batch is done, and no trainer will get it again.
+
+        Args:
+            batch: What the loop gave; None: the oldest one that is not done.
+
+        Raises:
+            UsageError: it was declared without ``explicit_done``, or there is no such batch.
+        """
+        if not self.explicit_done:
+            raise UsageError("batches are done as the loop goes on: to say it yourself, declare explicit_done=True")
+        waiting = [] if self._acknowledged is None else self._acknowledged.not_done
+        found = next((each for each in waiting if batch is None or each.item.records is batch), None)
+        if found is None or self._acknowledged is None:
+            raise UsageError("this batch is none of those that the loop gave and that are not done")
+        self._acknowledged.done(found)
+        self._listener.close_batch(found.current)
+
     def end(self) -> None:
         """Of a dataset declared with ``follow``: no files are to come, so let the last epoch end with those there are.
 
@@ -167,12 +205,21 @@ class Dataset:
                 f"this loop has had all batches of all epochs ({self._declared.declaration.epochs}): "
                 f"one loop over a dataset goes through all of them, see epochs=; {self._begin_again}"
             )
+        if self.explicit_done:
+            self._loop = self._loop or self._iterate()
+            return self._until_starved(self._loop)
         if self._loop is not None:
             self._leave_loop(self._loop)
         self._loop = self._iterate()
-        return self._loop
+        return cast("Iterator[pa.RecordBatch]", self._loop)
 
-    def _leave_loop(self, loop: Generator[pa.RecordBatch, None, None]) -> None:
+    def _until_starved(self, loop: Loop) -> Iterator[pa.RecordBatch]:
+        for batch in loop:
+            if batch is None:
+                return
+            yield batch
+
+    def _leave_loop(self, loop: Loop) -> None:
         """The loop before was left in its midst, as by Ctrl-C in a notebook: what it held goes back."""
         loop.close()
         self.close()
@@ -184,7 +231,7 @@ class Dataset:
             None,
         )
 
-    def _iterate(self) -> Generator[pa.RecordBatch, None, None]:
+    def _iterate(self) -> Loop:
         self._feed = feed = self._feed_factory()
         read_ahead = partial(self._read_ahead, feed, self._stopping, self._read_queue)
         self._reader = threading.Thread(target=read_ahead, name="flightedl-reader", daemon=True)
@@ -210,14 +257,22 @@ class Dataset:
                 f"there are no batches left for this loop; {self._begin_again}\n"
             )
 
-    def _batches(self, feed: TaskFeed) -> Iterator[pa.RecordBatch]:
-        loop = self._loop_of(feed, self._current_of)
+    def _batches(self, feed: TaskFeed) -> Iterator[pa.RecordBatch | None]:
+        loop: BatchLoop[pa.RecordBatch] | AcknowledgedLoop[pa.RecordBatch]
+        if self.explicit_done:
+            loop = self._acknowledged = AcknowledgedLoop(feed, self._current_of)
+        else:
+            loop = self._loop_of(feed, self._current_of)
         while True:
             match loop.next_step():
                 case NeedItem():
-                    if (item := self._next_item(feed)) is None:
+                    item = self._next_item(feed)
+                    if item is None:
                         return
-                    loop.take(item)
+                    if item is _STARVED:
+                        yield None
+                    else:
+                        loop.take(cast("Item", item))
                 case HandOut(handed):
                     yield from self._hand_out(loop, handed)
                 case PushSum():
@@ -239,7 +294,9 @@ class Dataset:
         chunks = chunks_from_rows(given.chunks)
         return described(record_ranges(chunks, first, end, given.seed, given.epoch, given.task))
 
-    def _hand_out(self, loop: BatchLoop[pa.RecordBatch], handed: Handed) -> Iterator[pa.RecordBatch]:
+    def _hand_out(
+        self, loop: BatchLoop[pa.RecordBatch] | AcknowledgedLoop[pa.RecordBatch], handed: Handed
+    ) -> Iterator[pa.RecordBatch]:
         """Give a batch to the user's code, once."""
         if not self._listener.open_batch(handed.current):
             loop.denied(handed)
@@ -247,9 +304,10 @@ class Dataset:
         self._at = handed.item.task
         yield handed.item.records
         self._at = None
-        self._listener.close_batch(handed.current)
+        if not self.explicit_done:
+            self._listener.close_batch(handed.current)
 
-    def _next_item(self, feed: TaskFeed) -> Item | None:
+    def _next_item(self, feed: TaskFeed) -> Item | object | None:
         waiting = self._waiting()
         while True:
             try:
@@ -257,6 +315,9 @@ class Dataset:
             except queue.Empty:
                 if trouble := feed.trouble:
                     waiting.because(trouble)
+                elif self._acknowledged is not None and self._acknowledged.not_done:
+                    waiting.over()
+                    return _STARVED
                 else:
                     waiting.patiently(self._patience)
             else:

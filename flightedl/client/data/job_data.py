@@ -58,7 +58,9 @@ class JobData:
         #: Of the evaluation that is under way.
         self._evaluation: TaskFeed | None = None
 
-    def declare(self, declaration: DatasetDeclaration, decode: Decode | None) -> Dataset:
+    def declare(
+        self, declaration: DatasetDeclaration, decode: Decode | None, *, explicit_done: bool = False
+    ) -> Dataset:
         """Declare the training data. Errors as of ``Job.dataset``."""
         read_as = self._reader(declaration, decode)
         declared = self._process.ask_master("declare_dataset", encode(declaration), DeclaredDataset)
@@ -72,8 +74,14 @@ class JobData:
             lambda: self._process.tell_master("end_growth"),
             self._begin_again,
             partial(batch_loop, self._process.recorder, self._process.trainer),
+            explicit_done=explicit_done,
         )
         return self._dataset
+
+    @property
+    def explicit_done(self) -> bool:
+        """Whether the user says which batches are done."""
+        return self._dataset is not None and self._dataset.explicit_done
 
     def require_undeclared(self) -> None:
         """UsageError: there is a dataset."""

@@ -86,6 +86,11 @@ class JobModel:
         self._parameters = self._connected(plan, declared, error_feedback=error_feedback)
         return self._parameters
 
+    @property
+    def is_declared(self) -> bool:
+        """Whether there is a model."""
+        return self._parameters is not None
+
     def _elect(self, plan: ShardPlan, values: Mapping[str, Array]) -> None:
         """Return when the model has its first values; from then on only that model is worked for."""
         process = self._process
@@ -106,6 +111,7 @@ class JobModel:
         """The parameters, with the job's present values."""
         process = self._process
         mode = Mode.from_json(declared.present_mode)
+        rule = Optimizer.from_json(declared.declaration.optimizer)
         parameters = Parameters(
             plan,
             mode,
@@ -113,10 +119,11 @@ class JobModel:
             self._participation,
             process.waiting,
             process.clock,
-            Optimizer.from_json(declared.declaration.optimizer).clip_norm,
+            rule.clip_norm,
             declared.declaration.wire,
             error_feedback,
             partial(trainer_steps, process.recorder, process.trainer),
+            unclipped=rule.unclipped(spec.name for spec in plan.parameters),
         )
         self._participation.take(parameters, mode)
         parameters.refresh()

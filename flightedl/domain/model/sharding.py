@@ -237,7 +237,9 @@ def plan_shards(
         UsageError: no pserver, neither parameters nor tables, or two of one name.
     """
     if pserver_count < 1:
-        raise UsageError(f"a model needs at least 1 pserver, got {pserver_count}")
+        raise UsageError(
+            f"this job has {pserver_count} pservers, and a model needs one: start it with --pservers 1 or more"
+        )
     if not parameters and not tables:
         raise UsageError("a model needs at least 1 parameter, or a table")
     _require_distinct("parameters", [parameter.name for parameter in parameters])
@@ -269,7 +271,9 @@ def reassigned(plan: ShardPlan, pserver_count: int) -> ShardPlan:
         UsageError: no pserver.
     """
     if pserver_count < 1:
-        raise UsageError(f"a model needs at least 1 pserver, got {pserver_count}")
+        raise UsageError(
+            f"this job has {pserver_count} pservers, and a model needs one: start it with --pservers 1 or more"
+        )
     sizes = plan.block_bytes
     loads = [(0, index) for index in range(pserver_count)]
     owners = np.empty(plan.block_count, np.int64)

@@ -2,7 +2,8 @@
 
 * ``feed``: what it holds, what it asks the master for and when, and what it reports.
 * ``readings``: which batch the user's code gets next, and when a task is done. ``batches`` is the batch at hand, from
-  the moment it is handed out until every block has answered for it.
+  the moment it is handed out until every block has answered for it. ``acknowledged``: the same where there is no model,
+  and a batch is done when the user says so.
 * ``steps``: what each call of the user's code sends and asks for, from a batch's membership to its settling.
   ``transfers`` is one push or pull on its way: what answers and failures mean for it. ``retries``: which errors are
   worth another attempt.

@@ -62,7 +62,7 @@ class Handed(Generic[Records]):
     current: CurrentBatch
 
 
-@dataclass(slots=True)
+@dataclass(eq=False, slots=True)
 class Reading(Generic[Records]):
     """One pass over a task, as the user's code works on it."""
 

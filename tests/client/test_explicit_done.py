@@ -1,0 +1,94 @@
+"""Batches that count as done when the user says so."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+import pytest
+
+from flightedl.client.data import dataset as module
+from flightedl.client.data.dataset import Dataset
+from flightedl.client.data.feed import TaskFeed
+from flightedl.domain.trainer.batches import CurrentBatch
+from flightedl.domain.trainer.feed import AssignedTask
+from flightedl.errors import UsageError
+
+from .loop_bench import _DECLARED, CLOCK, Master, waiting
+
+
+class Listener:
+    """Knows which batches were opened, and which are done."""
+
+    def __init__(self) -> None:
+        self.opened: list[int] = []
+        self.closed: list[int] = []
+
+    def open_batch(self, current: CurrentBatch) -> bool:
+        self.opened.append(current.number)
+        return True
+
+    def close_batch(self, current: CurrentBatch) -> None:
+        self.closed.append(current.number)
+
+
+def read(task: AssignedTask) -> list[pa.RecordBatch]:
+    numbers = range(task.assignment.first_batch, task.assignment.end_batch)
+    return [pa.record_batch({"number": [number]}) for number in numbers]
+
+
+def data_of(master: Master, listener: Listener, *, explicit_done: bool = True) -> Dataset:
+    return Dataset(
+        _DECLARED,
+        lambda: TaskFeed(master.fetch, lambda: None, CLOCK),
+        read,
+        listener,
+        waiting,
+        5.0,
+        lambda: None,
+        explicit_done=explicit_done,
+    )
+
+
+def test_what_is_done_at_once_is_one_loop() -> None:
+    master, listener = Master(3, 2), Listener()
+    data = data_of(master, listener)
+    for batch in data:
+        assert len(listener.opened) == len(listener.closed) + 1
+        data.done(batch)
+    assert data.is_over
+    assert listener.closed == [0, 1] * 3
+    assert len(master.finished) == 3
+
+
+def test_a_loop_that_reads_ahead_ends_where_nothing_comes_and_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_SLICE_S", 0.02)
+    master, listener = Master(3, 2), Listener()
+    data = data_of(master, listener)
+    rounds = []
+    while not data.is_over:
+        batches = list(data)
+        assert len(batches) == len(data._acknowledged.not_done)
+        rounds.append(len(batches))
+        for _ in batches:
+            data.done()
+    # Two tasks are held at a time.
+    assert sum(rounds) == 6
+    assert max(rounds) == 4
+    assert len(master.finished) == 3
+    assert master.returned == []
+
+
+def test_what_was_never_done_goes_back() -> None:
+    master, listener = Master(1, 2), Listener()
+    data = data_of(master, listener)
+    first = next(iter(data))
+    data.done(first)
+    data.close()
+    assert (len(master.finished), len(master.returned)) == (0, 1)
+    with pytest.raises(UsageError, match="none of those that the loop gave"):
+        data.done(first)
+
+
+def test_others_are_done_as_the_loop_goes_on() -> None:
+    data = data_of(Master(1, 1), Listener(), explicit_done=False)
+    with pytest.raises(UsageError, match="declare explicit_done=True"):
+        data.done()

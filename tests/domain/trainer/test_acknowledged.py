@@ -1,0 +1,101 @@
+"""Batches that are done when the user says so."""
+
+from __future__ import annotations
+
+from flightedl.domain.trainer.acknowledged import AcknowledgedLoop
+from flightedl.domain.trainer.batches import CurrentBatch
+from flightedl.domain.trainer.feed import AssignedTask
+from flightedl.domain.trainer.readings import Handed, HandOut, NeedItem, ReadBatch, ReadFailure, TaskEnd, Unreadable
+
+from .test_readings import Held, task_of
+
+
+def loop_of(held: Held) -> AcknowledgedLoop[str]:
+    return AcknowledgedLoop(held, lambda item: CurrentBatch(item.task.assignment, item.number, 1))
+
+
+def given(loop: AcknowledgedLoop[str], task: AssignedTask, *numbers: int, ends: bool = True) -> list[Handed[str]]:
+    """Batches that were read and handed out."""
+    found: list[Handed[str]] = []
+    for number in numbers:
+        loop.take(ReadBatch(task, number, f"batch {number}"))
+        step = loop.next_step()
+        assert isinstance(step, HandOut)
+        found.append(step.handed)
+    if ends:
+        loop.take(TaskEnd(task))
+    assert loop.next_step() == NeedItem()
+    loop.check()
+    return found
+
+
+def test_a_task_is_reported_when_all_of_its_batches_are_done_in_whatever_order() -> None:
+    one, two = task_of(1), task_of(2)
+    held = Held(one, two)
+    loop = loop_of(held)
+    first, second = given(loop, one, 0, 1)
+    (third,) = given(loop, two, 0, ends=False)
+    assert loop.not_done == [first, second, third]
+    for handed in (third, second):
+        loop.done(handed)
+    assert held.done == []
+    loop.done(first)
+    assert held.done == [(1, [])]
+    (fourth,) = given(loop, two, 1)
+    loop.done(fourth)
+    assert held.done == [(1, []), (2, [])]
+    assert loop.not_done == []
+
+
+def test_a_batch_that_is_done_before_the_next_one_is_read() -> None:
+    task = task_of(1)
+    held = Held(task)
+    loop = loop_of(held)
+    for number in range(2):
+        (handed,) = given(loop, task, number, ends=False)
+        loop.done(handed)
+        loop.done(handed)
+    assert held.done == []
+    loop.take(TaskEnd(task))
+    assert held.done == [(1, [])]
+
+
+def test_what_was_taken_away_does_not_count() -> None:
+    task, other = task_of(1), task_of(2)
+    held = Held(task, other)
+    loop = loop_of(held)
+    first, second = given(loop, task, 0, 1)
+    held.tasks.remove(task)
+    loop.done(first)
+    loop.done(second)
+    loop.take(ReadBatch(task, 0, "late"))
+    (third,) = given(loop, other, 0, ends=False)
+    assert (held.done, held.returned, loop.not_done) == ([], [], [third])
+
+
+def test_a_task_that_was_not_read_wholly_goes_back() -> None:
+    task = task_of(1)
+    held = Held(task)
+    loop = loop_of(held)
+    (handed,) = given(loop, task, 1)
+    loop.done(handed)
+    assert (held.done, held.returned) == ([], [1])
+
+
+def test_a_batch_that_was_denied_goes_back_with_its_task() -> None:
+    task = task_of(1)
+    held = Held(task)
+    loop = loop_of(held)
+    loop.take(ReadBatch(task, 0, "batch"))
+    step = loop.next_step()
+    assert isinstance(step, HandOut)
+    loop.denied(step.handed)
+    assert (held.returned, loop.not_done) == ([1], [])
+
+
+def test_what_cannot_be_read_is_reported() -> None:
+    task = task_of(1)
+    loop = loop_of(Held(task))
+    failure = ReadFailure(task, 1, OSError())
+    loop.take(failure)
+    assert loop.next_step() == Unreadable(failure)
