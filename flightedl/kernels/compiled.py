@@ -70,7 +70,8 @@ def _received(dtype: str) -> Any:
 
 
 @cache
-def _compiled(loop: Loop, signature: Any) -> Any:
+def machine_code(loop: Loop, signature: Any) -> Any:
+    """A loop compiled for exactly these types, or read from numba's cache; it runs without the GIL."""
     options: dict[str, Any] = {"nogil": True, "error_model": "numpy"}
     if loop in _REASSOCIATED:
         options["fastmath"] = {"reassoc"}
@@ -173,7 +174,7 @@ def kernel_for(optimizer: Optimizer, dtype: str) -> Update:
         scalars,
         math.inf if optimizer.clip_value is None else optimizer.clip_value,
         0.0 if decoupled else optimizer.weight_decay,
-        _compiled(loop, types.void(_own(dtype), _received(dtype), *slots, *numbers)),
+        machine_code(loop, types.void(_own(dtype), _received(dtype), *slots, *numbers)),
     )
 
 
@@ -250,9 +251,9 @@ def block_kernels(dtype: str) -> BlockKernels:
     own, received, number = _own(dtype), _received(dtype), _number(dtype)
     add = types.void(own, received, number)
     return BlockKernels(
-        _compiled(kernels_blocks.accumulate_first, add),
-        _compiled(kernels_blocks.accumulate, add),
-        _compiled(kernels_blocks.all_finite, types.boolean(received)),
+        machine_code(kernels_blocks.accumulate_first, add),
+        machine_code(kernels_blocks.accumulate, add),
+        machine_code(kernels_blocks.all_finite, types.boolean(received)),
     )
 
 
@@ -287,9 +288,9 @@ def half_kernels(kind: str) -> HalfKernels:
     """Compile, or read from numba's cache, the conversions of ``"bfloat16"`` or ``"float16"``."""
     bits, wide, floats = _received("uint16"), _received("uint32"), _received("float32")
     if kind == "float16":
-        shorten = _compiled(kernels_blocks.float32_to_float16, types.void(wide, floats, _own("uint16")))
-        widen = _compiled(kernels_blocks.float16_to_float32, types.void(bits, _own("uint32"), _own("float32")))
+        shorten = machine_code(kernels_blocks.float32_to_float16, types.void(wide, floats, _own("uint16")))
+        widen = machine_code(kernels_blocks.float16_to_float32, types.void(bits, _own("uint32"), _own("float32")))
     else:
-        shorten = _compiled(kernels_blocks.float32_to_bfloat16, types.void(wide, _own("uint16")))
-        widen = _compiled(kernels_blocks.bfloat16_to_float32, types.void(bits, _own("uint32")))
+        shorten = machine_code(kernels_blocks.float32_to_bfloat16, types.void(wide, _own("uint16")))
+        widen = machine_code(kernels_blocks.bfloat16_to_float32, types.void(bits, _own("uint32")))
     return HalfKernels(kind, shorten, widen)

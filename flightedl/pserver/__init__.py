@@ -5,10 +5,13 @@ step is; ``service`` carries what happens to the process's life, which is ``doma
 it; ``shard`` is what the blocks are asked; ``held`` are the blocks and their locks, and does what
 ``domain.pserver.blocks`` decides (``building`` makes them, ``spans`` updates many small ones at once, ``incoming``
 checks what is sent, ``changes`` wakes those who wait for a version, ``soundness`` finds out whether all of it still
-belongs together); ``row_store`` has the rows of embedding tables; ``arena`` is the one place that allocates their
+belongs together); ``arena`` is the one place that allocates their
 memory. ``snapshots`` copies blocks and writes them to checkpoints; ``restoring`` loads one, for which the pservers of a
 machine take ``turns``. ``meter`` counts what the blocks go through, and ``metrics`` are the figures of
 its Prometheus page.
+
+Rows of embedding tables are in a ``row_store``: ``row_table`` has those of one table, ``row_memory`` is what they lie
+in, ``row_cut`` what a checkpoint has of them, ``row_values`` what goes in and out.
 
 A gradient's way: ``flight`` reads a message, ``wire.parts`` checks its checksum, ``shard.push`` checks name, size and
 finiteness, then under the block's lock asks the protocol what to do with it, and does that: adds it up or applies it,

@@ -18,111 +18,39 @@ exist by the last cut's ``oldest``, version and epoch.
 **Memory** is bounded by ``memory_bytes``: beyond it no new rows are made. Their gradients are dropped and counted as
 ``refused``; reads of them give what ``unknown`` says. Rows that are there are updated on.
 
-Not thread-safe: the lock of the span is held around every call, here and of ``RowCut``. Calls release the GIL.
+Not thread-safe: the lock of the span is held around every call but ``check``, here and of ``RowCut``. Calls release the
+GIL.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from flightedl.domain.exactly_once.batches import Batch
-from flightedl.domain.tables.placement import buckets_of
-from flightedl.domain.tables.reference import ReferenceTable, Row, combined
+from flightedl.domain.tables.placement import BUCKETS, buckets_of
 from flightedl.domain.tables.spec import TableSpec
+from flightedl.kernels import row_rules, rows
+from flightedl.kernels.compiled import block_kernels
+from flightedl.kernels.compiled_rows import row_kernel
+from flightedl.pserver.row_cut import RowCut
+from flightedl.pserver.row_memory import machine_bytes
+from flightedl.pserver.row_table import RowTable
+from flightedl.pserver.row_values import CutTable, Floats, Ids, RowChunk, RowCounts, TableGradients
 
-Ids = npt.NDArray[np.uint64]
-Floats = npt.NDArray[np.float32]
+__all__ = ["CutTable", "RowChunk", "RowCounts", "RowCut", "RowStore", "TableGradients"]
 
-
-class TableGradients(NamedTuple):
-    """What a push has for one table."""
-
-    #: Its number: the place in the declaration.
-    table: int
-    #: (n,), without repetitions.
-    ids: Ids
-    #: (n, dim), contiguous; may be read-only and at any address.
-    gradients: Floats
+#: Of the machine's memory, where no bound was given.
+_SHARE = 0.9
 
 
-@dataclass(frozen=True, slots=True)
-class RowCounts:
-    """Figures of one table. What is counted from the store's beginning is not part of its state: it may be lost."""
-
-    #: That exist as of the last update, and their memory with slots and the index.
-    rows: int = 0
-    size_bytes: int = 0
-    #: Ids that wait for admission.
-    waiting: int = 0
-    #: Ids read, and those that had a row.
-    reads: int = 0
-    hits: int = 0
-    #: Rows made.
-    created: int = 0
-    #: Gradients dropped because their id was not admitted yet, or no memory was left.
-    not_admitted: int = 0
-    refused: int = 0
-    #: Rows found to have expired, or removed by a cut.
-    evicted: int = 0
-
-
-class RowChunk(NamedTuple):
-    """Rows of one table as they were at a cut; n is any number."""
-
-    table: int
-    #: These are ids that wait for admission: without slots and values, ``updates`` are their pushes.
-    is_waiting: bool
-    #: (n,).
-    ids: Ids
-    #: (n,): of the row, that the last one made, and the highest epoch then; zeros where nothing depends on it.
-    updates: npt.NDArray[np.uint32]
-    versions: npt.NDArray[np.uint32]
-    epochs: npt.NDArray[np.uint32]
-    #: (n, numbers of all slots of a row), in their order.
-    slots: Floats
-    #: (n, dim) float32, or uint16: the bits of 16-bit floats.
-    values: npt.NDArray[Any]
-
-
-@dataclass(frozen=True, slots=True)
-class CutTable:
-    """What a cut says of a table as a whole."""
-
-    #: See ``ReferenceTable``.
-    oldest: int
-    #: (n,): rows that the cut removed, see ``Evict``; also in increments, where they may be in what came before.
-    removed: Ids
-    #: Counters of a sketch of ids that wait; empty: there is none.
-    sketch: npt.NDArray[np.uint8]
-
-
-class RowCut:
-    """The content of a store at one moment, while it is read."""
-
-    def __init__(
-        self, store: RowStore, version: int, epoch: int, chunks: list[RowChunk], tables: list[CutTable]
-    ) -> None:
-        self._store = store
-        self.version = version
-        self.epoch = epoch
-        #: By table number.
-        self.tables: Sequence[CutTable] = tables
-        self._chunks = chunks
-
-    def next_rows(self, max_bytes: int = 1 << 22) -> RowChunk | None:  # noqa: ARG002 - not yet
-        """The next rows, of about so many bytes; None: that was all, and the cut is complete.
-
-        A chunk may be empty. Its arrays are its own.
-        """
-        return self._chunks.pop() if self._chunks else None
-
-    def drop(self) -> None:
-        """The cut did not become part of a chain: the next increment has its changes, too. Also after its end."""
+@dataclass(slots=True)
+class _Contribution:
+    batch: Batch
+    weight: float
+    push: Sequence[TableGradients]
 
 
 class RowStore:
@@ -131,29 +59,32 @@ class RowStore:
     Args:
         specs: The tables, by number.
         buckets: Of the span.
-        memory_bytes: Bound of all that the store holds; 0: most of the machine's memory.
+        memory_bytes: Bound of all that the store holds, but for what a cut sets aside; 0: most of the machine's memory.
     """
 
     def __init__(self, specs: Sequence[TableSpec], buckets: range, *, memory_bytes: int = 0) -> None:
         self.specs = list(specs)
         self.buckets = buckets
-        self.memory_bytes = memory_bytes
-        self._tables = [ReferenceTable(spec, len(buckets)) for spec in specs]
-        self._round: list[tuple[Batch, float, Sequence[TableGradients]]] = []
+        self.memory_bytes = memory_bytes or int(machine_bytes() * _SHARE)
+        self._tables = [
+            RowTable(spec, number, len(buckets), self.memory_bytes) for number, spec in enumerate(self.specs)
+        ]
+        self._sizes = [table.size_bytes for table in self._tables]
+        self._round: list[_Contribution] = []
+        self._cut: RowCut | None = None
 
     def check(self, table: int, ids: Ids, gradients: Floats | None = None) -> str:
         """Why these cannot be read, or pushed; empty: nothing is wrong with them."""
         if not 0 <= table < len(self.specs):
             return f"there is no table of number {table}"
         spec = self.specs[table]
-        if np.unique(ids).size != ids.size:
-            return f"table {spec.name!r}: an id is there twice"
-        found = buckets_of(ids, spec.salt)
-        if ((found < self.buckets.start) | (found >= self.buckets.stop)).any():
-            return f"table {spec.name!r}: an id does not lie on this pserver"
+        seen = np.zeros(1 << (2 * ids.size).bit_length(), np.uint64)
+        found = row_kernel(rows.problem)(ids, spec.salt, self.buckets.start, self.buckets.stop, seen)
+        if found:
+            return f"table {spec.name!r}: an id " + ("is there twice" if found == 1 else "does not lie on this pserver")
         if gradients is not None and gradients.shape != (ids.size, spec.dim):
             return f"table {spec.name!r}: gradients have the shape {gradients.shape}, not {(ids.size, spec.dim)}"
-        if gradients is not None and not np.isfinite(gradients).all():
+        if gradients is not None and not block_kernels("float32").all_finite(gradients.reshape(-1)):
             return f"table {spec.name!r}: a gradient is not finite"
         return ""
 
@@ -163,15 +94,7 @@ class RowStore:
         Returns:
             How many ids had a row. With ``unknown`` "error" those that had none are zeros.
         """
-        rows, found = self._tables[table], 0
-        for place, row_id in enumerate(ids.tolist()):
-            values = rows.read(row_id, version, epoch)
-            found += values is not None
-            if values is None:
-                is_first = rows.spec.unknown == "init"
-                values = rows.first_values(row_id) if is_first else [0.0] * rows.spec.dim
-            out[place] = values
-        return found
+        return self._tables[table].read(ids, version, epoch, out)
 
     def update(
         self,
@@ -180,9 +103,9 @@ class RowStore:
         version: int,
         epoch: int,
         number: int,
-        scale: float = 1.0,
+        scale: float | Mapping[int, float] = 1.0,
         rate_factor: float = 1.0,
-        seed: int = 0,  # noqa: ARG002 - not yet
+        seed: int = 0,
     ) -> None:
         """Apply gradients, each table at most once.
 
@@ -191,15 +114,23 @@ class RowStore:
             version: That this update makes.
             epoch: The highest of all batches applied so far, these included.
             number: Updates of the span before this one.
-            scale: The gradients are multiplied by it.
+            scale: The gradients are multiplied by it; or by table, of each in the push.
             rate_factor: The learning rate is multiplied by it.
-            seed: Of stochastic rounding: ``batch_seed`` of the batch; of the lowest one of a round.
+            seed: Of stochastic rounding: ``batch_seed`` of the batch.
         """
         for table, ids, gradients in push:
-            by_id = dict(zip(ids.tolist(), gradients.tolist(), strict=True))
             self._tables[table].update(
-                by_id, version=version, epoch=epoch, number=number, scale=scale, rate_factor=rate_factor
+                ids,
+                gradients,
+                version=version,
+                epoch=epoch,
+                number=number,
+                scale=scale[table] if isinstance(scale, Mapping) else scale,
+                rate_factor=rate_factor,
+                seed=seed,
+                room_bytes=self.memory_bytes - sum(self._sizes),
             )
+            self._sizes[table] = self._tables[table].size_bytes
 
     def add(self, push: Sequence[TableGradients], batch: Batch, weight: float, *, is_first: bool) -> None:
         """Keep a contribution to the open round.
@@ -212,7 +143,7 @@ class RowStore:
         """
         if is_first:
             self._round.clear()
-        self._round.append((batch, weight, push))
+        self._round.append(_Contribution(batch, weight, push))
 
     def update_round(
         self,
@@ -220,94 +151,95 @@ class RowStore:
         version: int,
         epoch: int,
         number: int,
-        scale: float = 1.0,
+        scale: float | Mapping[int, float] = 1.0,
         rate_factor: float = 1.0,
+        seed: int = 0,
         is_ordered: bool = False,
     ) -> None:
-        """Apply the sum of all contributions to the open round; the arguments are those of ``update``.
+        """Apply the sum of all contributions to the open round.
 
-        ``is_ordered``: add up in the order of the batches, not of arrival.
+        Args:
+            version: That this update makes.
+            epoch: The highest of all batches applied so far.
+            number: Updates of the span before this one.
+            scale: Or by table, of each that somebody pushed to: a mean is that of the batches that did.
+            rate_factor: The learning rate is multiplied by it.
+            seed: Of stochastic rounding.
+            is_ordered: Add up in the order of the batches, not of arrival.
         """
         contributions, self._round = self._round, []
+        if not contributions:
+            return
         if is_ordered:
-            contributions.sort(key=lambda contribution: contribution[0])
-        for table, rows in enumerate(self._tables):
-            sums = combined(
-                (weight, dict(zip(one.ids.tolist(), one.gradients.tolist(), strict=True)))
-                for _, weight, push in contributions
-                for one in push
-                if one.table == table
-            )
-            if sums:
-                rows.update(sums, version=version, epoch=epoch, number=number, scale=scale, rate_factor=rate_factor)
+            contributions.sort(key=lambda one: one.batch)
+        sums: list[TableGradients] = []
+        for table in sorted({one.table for contribution in contributions for one in contribution.push}):
+            parts = [(one.weight, part) for one in contributions for part in one.push if part.table == table]
+            sums.append(TableGradients(table, *_combined(parts, self.specs[table].dim)))
+        self.update(
+            sums,
+            version=version,
+            epoch=epoch,
+            number=number,
+            scale=scale,
+            rate_factor=rate_factor,
+            seed=seed,
+        )
 
     def counts(self, table: int) -> RowCounts:
         """Figures of a table."""
-        rows = self._tables[table]
-        return RowCounts(len(rows.rows), len(rows.rows) * rows.spec.row_words * 4, len(rows.waiting))
+        return self._tables[table].counts()
 
     @property
     def size_bytes(self) -> int:
         """Memory of all tables."""
-        return sum(self.counts(table).size_bytes for table in range(len(self.specs)))
+        return sum(self._sizes)
 
-    def begin_cut(self, version: int, epoch: int, *, is_base: bool) -> RowCut:  # noqa: ARG002 - not yet
-        """What is there now, to be read from now on; one that is still being read ends.
+    def begin_cut(self, version: int, epoch: int, *, is_base: bool) -> RowCut:
+        """What is there now, to be read from now on; one that is still being read is dropped.
 
         Args:
             version: Of the span.
-            epoch: Likewise.
+            epoch: The highest of all batches applied so far.
             is_base: Everything; else what has changed since the last cut that was not dropped.
         """
-        chunks, tables = [], []
-        for table, rows in enumerate(self._tables):
-            removed = rows.remove_small(version, epoch)
-            tables.append(CutTable(rows.oldest, np.array(removed, np.uint64), np.empty(0, np.uint8)))
-            waiting = {key: row for key, row in rows.waiting.items() if rows.exists(row, version, epoch)}
-            for is_waiting, found in ((False, rows.live(version, epoch)), (True, waiting)):
-                chunks.append(_chunk(rows.spec, table, found, is_waiting=is_waiting))
-        return RowCut(self, version, epoch, chunks, tables)
+        if self._cut is not None and not self._cut.is_read:
+            self._cut.drop()
+        self._cut = RowCut(self._tables, version, epoch, is_base=is_base)
+        return self._cut
 
-    def restore(self, rows: RowChunk) -> None:
-        """Take rows over that exist, before anybody has seen the store; ids of other buckets are left out.
+    def restore(self, chunk: RowChunk) -> None:
+        """Take rows over, before anybody has seen the store; ids of other buckets are left out.
 
-        A row that is there already is replaced, so that increments may follow their base.
+        Those of a base come first, then those of its increments: a row that is there already is replaced. They count as
+        changed, so the next cut should be a base.
         """
-        table = self._tables[rows.table]
-        spec = table.spec
-        sizes = [spec.dim if slot.per_element else 1 for slot in spec.optimizer.slots]
-        ends = np.cumsum(sizes)[:-1]
-        found = buckets_of(rows.ids, spec.salt)
-        kept = table.waiting if rows.is_waiting else table.rows
-        for i in np.flatnonzero((found >= self.buckets.start) & (found < self.buckets.stop)):
-            has_slots = sizes and not rows.is_waiting
-            slots = [part.tolist() for part in np.split(rows.slots[i], ends)] if has_slots else []
-            kept[int(rows.ids[i])] = Row(
-                rows.values[i].tolist(), slots, int(rows.updates[i]), int(rows.versions[i]), int(rows.epochs[i])
-            )
+        found = buckets_of(chunk.ids, self.specs[chunk.table].salt)
+        is_own = (found >= self.buckets.start) & (found < self.buckets.stop)
+        if not is_own.all():
+            columns = (np.ascontiguousarray(column[is_own]) for column in chunk[2:])
+            chunk = RowChunk(chunk.table, chunk.is_waiting, *columns)
+        self._tables[chunk.table].restore(chunk)
+        self._sizes[chunk.table] = self._tables[chunk.table].size_bytes
 
-    def restore_table(self, table: int, cut: CutTable) -> None:
-        """Take over what a cut says of a table, after the rows of that cut."""
-        rows = self._tables[table]
-        rows.oldest = max(rows.oldest, cut.oldest)
-        for row_id in cut.removed.tolist():
-            rows.rows.pop(row_id, None)
+    def restore_table(self, table: int, cut: CutTable, buckets: range = range(BUCKETS)) -> None:
+        """Remove what a cut no longer had, after its rows were restored, and before those of the next one.
+
+        Args:
+            table: Its number.
+            cut: What it said of this table.
+            buckets: Of the store that the cut is of.
+        """
+        is_all = buckets.start <= self.buckets.start and self.buckets.stop <= buckets.stop
+        self._tables[table].restore_table(cut, buckets, is_all=is_all)
 
 
-def _chunk(spec: TableSpec, table: int, rows: dict[int, Row], *, is_waiting: bool) -> RowChunk:
-    def column(name: str) -> npt.NDArray[np.uint32]:
-        return np.array([getattr(row, name) for row in rows.values()], np.uint32)
-
-    slot_count = 0 if is_waiting else sum(spec.dim if slot.per_element else 1 for slot in spec.optimizer.slots)
-    slots = [[number for slot in row.slots for number in slot] for row in rows.values()]
-    values = [row.values for row in rows.values()]
-    return RowChunk(
-        table,
-        is_waiting,
-        np.fromiter(rows, np.uint64),
-        column("updates"),
-        column("version"),
-        column("epoch"),
-        np.array(slots, np.float32).reshape(len(rows), slot_count),
-        np.array(values, np.float32).reshape(len(rows), 0 if is_waiting else spec.dim),
-    )
+def _combined(parts: Sequence[tuple[float, TableGradients]], dim: int) -> tuple[Ids, Floats]:
+    """The weighted sum of contributions, by id."""
+    most = sum(part.ids.size for _, part in parts)
+    index = np.full(1 << (2 * most).bit_length(), -1, np.int64)
+    unique, sums = np.empty(most, np.uint64), np.empty((most, dim), np.float32)
+    count = 0
+    for weight, part in parts:
+        count = row_kernel(row_rules.combine)(part.ids, part.gradients, weight, index, unique, sums, count)
+    return unique[:count], sums[:count]

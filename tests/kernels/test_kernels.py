@@ -23,10 +23,10 @@ from flightedl.domain.model.schedules import Cosine, LinearWarmup
 from flightedl.errors import UsageError
 from flightedl.kernels.blocks import accumulate
 from flightedl.kernels.compiled import (
-    _compiled,
     block_kernels,
     half_kernels,
     kernel_for,
+    machine_code,
 )
 from flightedl.testing.reference_updates import initial_slots, update
 
@@ -188,7 +188,7 @@ def test_a_torn_cache_file_costs_time_and_nothing_else(tmp_path: Path, monkeypat
         for path in tmp_path.rglob("*.nb?") if torn else ():
             path.write_bytes(path.read_bytes()[:100])
         total = np.zeros(3, np.float32)
-        _compiled.__wrapped__(accumulate, signature)(total, np.ones(3, np.float32), 2)
+        machine_code.__wrapped__(accumulate, signature)(total, np.ones(3, np.float32), 2)
         assert total.tolist() == [2, 2, 2]
         assert list(tmp_path.rglob("*.nbi"))
 

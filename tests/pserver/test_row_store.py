@@ -2,35 +2,377 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from flightedl.domain.exactly_once.batches import Batch
-from flightedl.domain.model.optimizers import SGD
+from flightedl.domain.model.initial import Normal, Uniform, Zeros
+from flightedl.domain.model.optimizers import SGD, Adagrad, Adam, Ftrl, Momentum, Optimizer
+from flightedl.domain.model.schedules import Constant, StepDecay
+from flightedl.domain.tables.evict import Evict
+from flightedl.domain.tables.optimizers import RowAdagrad, RowAdam
+from flightedl.domain.tables.reference import ReferenceTable
 from flightedl.domain.tables.spec import TableSpec
-from flightedl.pserver.row_store import RowStore, TableGradients
+from flightedl.pserver.row_store import RowChunk, RowStore, TableGradients
 
 SPEC = TableSpec("t", 2, SGD(1.0))
+#: Of which the tests take ids: small ones, the highest, and some that fall into one line of the index.
+IDS = [*range(40), 2**64 - 1, 2**63, 0xDEADBEEF]
+EVICTIONS = [
+    None,
+    Evict(unused_versions=3),
+    Evict(unused_epochs=1),
+    Evict(max_rows=6),
+    Evict(max_rows=8, unused_versions=4, unused_epochs=2),
+    Evict(norm_below=1.5),
+]
 
 
 def ids(*numbers: int) -> np.ndarray:
     return np.array(numbers, np.uint64)
 
 
-def ones(count: int) -> np.ndarray:
-    return np.ones((count, 2), np.float32)
+def ones(count: int, dim: int = 2) -> np.ndarray:
+    return np.ones((count, dim), np.float32)
+
+
+def push(store: RowStore, version: int, *numbers: int, epoch: int = 0) -> None:
+    gradients = ones(len(numbers), store.specs[0].dim)
+    store.update([TableGradients(0, ids(*numbers), gradients)], version=version, epoch=epoch, number=version - 1)
+
+
+def content(store: RowStore, version: int, epoch: int = 0, *, is_base: bool = True) -> dict[int, list[float]]:
+    cut = store.begin_cut(version, epoch, is_base=is_base)
+    return values_of(chunks_of(cut))
+
+
+def chunks_of(cut: Any, max_bytes: int = 1 << 22) -> list[RowChunk]:
+    found: list[RowChunk] = []
+    while (chunk := cut.next_rows(max_bytes)) is not None:
+        found.append(chunk)
+    return found
+
+
+def values_of(chunks: Sequence[RowChunk]) -> dict[int, list[float]]:
+    return {
+        key: row
+        for chunk in chunks
+        if not chunk.is_waiting
+        for key, row in zip(chunk.ids.tolist(), chunk.values.tolist(), strict=True)
+    }
+
+
+STEPS = st.lists(
+    st.tuples(
+        st.lists(st.sampled_from(IDS), unique=True, max_size=12),
+        st.sampled_from([0, 0, 0, 1]),
+        st.sampled_from(["push", "push", "push", "round", "empty", "cut", "restore"]),
+    ),
+    max_size=25,
+)
+
+
+class Pair:
+    """A store and the reference, which get the same."""
+
+    def __init__(self, spec: TableSpec) -> None:
+        self.spec = spec
+        self.store = RowStore([spec], range(1024))
+        self.reference = ReferenceTable(spec)
+        self.version = self.number = self.epoch = 0
+        self.random = np.random.default_rng(0)
+        #: Base and increments so far.
+        self.chain: list[tuple[list[RowChunk], Any]] = []
+
+    def push(self, numbers: Sequence[int]) -> None:
+        self.version += 1
+        gradients = self.random.normal(size=(len(numbers), self.spec.dim)).astype(np.float32)
+        given: dict[str, Any] = {
+            "version": self.version,
+            "epoch": self.epoch,
+            "number": self.number,
+            "scale": 0.5,
+            "rate_factor": 0.7,
+        }
+        self.reference.update(dict(zip(numbers, gradients.tolist(), strict=True)), **given)
+        self.store.update([TableGradients(0, ids(*numbers), gradients)], **given)
+        self.number += 1
+
+    def cut(self) -> None:
+        cut = self.store.begin_cut(self.version, self.epoch, is_base=not self.chain)
+        assert sorted(cut.tables[0].removed.tolist()) == self.reference.remove_small(self.version, self.epoch)
+        self.chain.append((chunks_of(cut, 200), cut))
+
+    def restore(self) -> None:
+        """Go on with what a base and its increments have."""
+        self.cut()
+        self.store = RowStore([self.spec], range(1024))
+        for chunks, cut in self.chain:
+            for chunk in chunks:
+                self.store.restore(chunk)
+            self.store.restore_table(0, cut.tables[0])
+        self.chain.clear()
+
+    def check(self) -> None:
+        live = self.reference.live(self.version, self.epoch)
+        out = np.empty((len(IDS), self.spec.dim), np.float32)
+        found = self.store.read(0, ids(*IDS), self.version, self.epoch, out)
+        assert found == len(live)
+        for number, row in zip(IDS, out, strict=True):
+            expected = live[number].values if number in live else self.reference.first_values(number)
+            np.testing.assert_allclose(row, expected, rtol=2e-4, atol=1e-5)
+
+
+@settings(deadline=None, max_examples=40)
+@given(steps=STEPS, evict=st.sampled_from(EVICTIONS), admit_after=st.sampled_from([1, 1, 3]))
+def test_a_store_does_what_the_reference_does(
+    steps: list[tuple[list[int], int, str]], evict: Evict | None, admit_after: int
+) -> None:
+    pair = Pair(TableSpec("t", 3, RowAdagrad(lr=0.5), Uniform(1.0), evict=evict, admit_after=admit_after))
+    for numbers, more, what in steps:
+        pair.epoch += more
+        if what in {"push", "round"}:
+            pair.push(numbers)
+        elif what == "empty":
+            pair.version += 1
+        elif what == "cut":
+            pair.cut()
+        else:
+            pair.restore()
+        pair.check()
+
+
+@pytest.mark.parametrize(
+    "optimizer",
+    [
+        SGD(StepDecay(0.5, 0.5, 2), weight_decay=0.1, clip_value=0.3),
+        Momentum(0.1),
+        Momentum(0.1, nesterov=True),
+        Adagrad(0.1, initial_accumulator=0.1),
+        RowAdagrad(0.1, weight_decay=0.1),
+        Adam(0.1),
+        RowAdam(0.1),
+        Ftrl(0.1, l1=0.01, l2=0.1),
+        Ftrl(0.0),
+    ],
+    ids=lambda optimizer: type(optimizer).__name__,
+)
+def test_every_rule_is_the_one_of_the_reference(optimizer: Optimizer) -> None:
+    pair = Pair(TableSpec("t", 5, optimizer, Normal(1.0, 0.5)))
+    for count in (3, 20, 43, 7, 43):
+        pair.push(IDS[:count])
+    pair.check()
+
+
+@pytest.mark.parametrize("init", [Zeros(), Constant(-0.5), Uniform(0.1), Normal(2.0, 1.0)])
+@pytest.mark.parametrize("dim", [1, 4])
+def test_first_values_are_those_of_the_reference(init: Any, dim: int) -> None:
+    spec = TableSpec("t", dim, SGD(0.1), init, seed=9)
+    out = np.empty((len(IDS), dim), np.float32)
+    assert RowStore([spec], range(1024)).read(0, ids(*IDS), 0, 0, out) == 0
+    expected = [init.first_values(spec.key, number, dim) for number in IDS]
+    np.testing.assert_array_equal(out, np.array(expected, np.float32))
+
+
+def test_unknown_ids_may_read_as_zeros() -> None:
+    out = ones(2)
+    for unknown in ("zero", "error"):
+        store = RowStore([TableSpec("t", 2, SGD(1.0), Uniform(1.0), unknown=unknown)], range(1024))
+        push(store, 1, 5)
+        assert store.read(0, ids(4, 5), 1, 0, out) == 1
+        assert out[0].tolist() == [0, 0]
+        assert out[1].any()
 
 
 def test_a_round_is_applied_once_and_split_among_stores_by_a_cut() -> None:
     store = RowStore([SPEC], range(1024))
+    store.add([TableGradients(0, ids(9), ones(1))], Batch(0, 0, 0), 2.0, is_first=True)
     store.add([TableGradients(0, ids(1, 2), ones(2))], Batch(0, 0, 0), 2.0, is_first=True)
     store.add([TableGradients(0, ids(2, 3), ones(2))], Batch(0, 0, 1), 1.0, is_first=False)
     store.update_round(version=1, epoch=0, number=0, scale=0.5)
-    cut = store.begin_cut(1, 0, is_base=True)
+    store.update_round(version=2, epoch=0, number=1)
+    cut = store.begin_cut(2, 0, is_base=True)
     halves = [RowStore([SPEC], range(512)), RowStore([SPEC], range(512, 1024))]
-    while (chunk := cut.next_rows()) is not None:
+    for chunk in chunks_of(cut):
         for half in halves:
             half.restore(chunk)
     assert sum(half.counts(0).rows for half in halves) == 3
     out = np.empty((4, 2), np.float32)
     assert store.read(0, ids(1, 2, 3, 4), 1, 0, out) == 3
     assert out[:, 0].tolist() == [-1, -1.5, -0.5, 0]
+
+
+def test_a_deterministic_round_has_the_same_bits_whoever_comes_first() -> None:
+    found = []
+    parts = [(Batch(0, 0, n), np.full((1, 2), value, np.float32)) for n, value in enumerate((1e8, 1.0, -1e8))]
+    for order in (parts, parts[::-1]):
+        store = RowStore([SPEC], range(1024))
+        for place, (batch, gradients) in enumerate(order):
+            store.add([TableGradients(0, ids(1), gradients)], batch, 1.0, is_first=not place)
+        store.update_round(version=1, epoch=0, number=0, scale={0: 1.0}, is_ordered=True)
+        found.append(content(store, 1))
+    assert found[0] == found[1]
+
+
+@settings(deadline=None, max_examples=30)
+@given(
+    before=st.lists(st.lists(st.sampled_from(IDS), unique=True, min_size=1), min_size=1, max_size=3),
+    after=st.lists(st.tuples(st.lists(st.sampled_from(IDS), unique=True), st.integers(0, 3)), max_size=6),
+    is_base=st.booleans(),
+    evict=st.sampled_from([None, Evict(unused_versions=1), Evict(max_rows=10)]),
+)
+def test_a_cut_has_what_was_there_when_it_began(
+    before: list[list[int]], after: list[tuple[list[int], int]], is_base: bool, evict: Evict | None
+) -> None:
+    spec = TableSpec("t", 2, SGD(1.0), evict=evict)
+    store, twin = RowStore([spec], range(1024)), RowStore([spec], range(1024))
+    for version, numbers in enumerate(before, 1):
+        for one in (store, twin):
+            push(one, version, *numbers)
+            if version == 1:
+                one.begin_cut(1, 0, is_base=True)
+                if not is_base:
+                    chunks_of(one._cut)
+    version = len(before)
+    expected = content(twin, version, is_base=is_base)
+    cut = store.begin_cut(version, 0, is_base=is_base)
+    found: list[RowChunk] = []
+    for numbers, chunks in after:
+        version += 1
+        push(store, version, *numbers)
+        found += [chunk for _ in range(chunks) if (chunk := cut.next_rows(40)) is not None]
+    found += chunks_of(cut, 40)
+    assert values_of(found) == expected
+    assert sum(chunk.ids.size for chunk in found) == len(expected), "a row is there twice"
+
+
+def test_an_increment_has_what_changed_and_what_a_dropped_one_had() -> None:
+    store = RowStore([SPEC], range(1024))
+    push(store, 1, *range(20))
+    assert len(content(store, 1)) == 20
+    push(store, 2, 3, 50)
+    assert content(store, 2, is_base=False) == {3: [-2, -2], 50: [-1, -1]}
+    assert content(store, 2, is_base=False) == {}
+    push(store, 3, 4)
+    cut = store.begin_cut(3, 0, is_base=False)
+    push(store, 4, 5)
+    assert cut.next_rows() is not None
+    cut.drop()
+    assert cut.next_rows() is None
+    assert sorted(content(store, 4, is_base=False)) == [4, 5]
+
+
+def test_ids_that_wait_are_in_a_cut_and_are_counted_on() -> None:
+    spec = TableSpec("t", 2, SGD(1.0), admit_after=2)
+    store, other = RowStore([spec], range(1024)), RowStore([spec], range(1024))
+    push(store, 1, 1, 2)
+    push(store, 2, 2)
+    for chunk in chunks_of(store.begin_cut(2, 0, is_base=True)):
+        other.restore(chunk)
+    counts = other.counts(0)
+    assert (counts.rows, counts.waiting) == (1, 1)
+    push(other, 3, 1)
+    assert sorted(content(other, 3)) == [1, 2]
+    assert other.counts(0).waiting == 0
+
+
+def test_a_sketch_admits_no_id_too_late() -> None:
+    spec = TableSpec("t", 2, SGD(1.0), admit_after=3, admission="sketch", sketch_bytes=1 << 12)
+    store = RowStore([spec], range(1024))
+    for version in (1, 2):
+        push(store, version, *range(100))
+    assert store.counts(0).rows < 5
+    cut = store.begin_cut(2, 0, is_base=True)
+    other = RowStore([spec], range(1024))
+    other.restore_table(0, cut.tables[0])
+    for one in (store, other):
+        push(one, 3, *range(100))
+        assert one.counts(0).rows == 100
+
+
+def test_the_index_grows_row_by_row() -> None:
+    store = RowStore([TableSpec("t", 1, SGD(1.0), evict=Evict(unused_versions=1))], range(1024))
+    numbers = np.random.default_rng(0).permutation(60_000).astype(np.uint64)
+    out = np.empty((numbers.size, 1), np.float32)
+    for version, some in enumerate(np.split(numbers, 3), 1):
+        store.update([TableGradients(0, some, ones(some.size, 1))], version=version, epoch=0, number=0)
+    assert store.read(0, numbers, 3, 0, out) == 40_000
+    assert out.sum() == -40_000
+    push(store, 4, *numbers[40_000:].tolist())
+    counts = store.counts(0)
+    assert (counts.rows, counts.created) == (20_000, 60_000)
+    assert counts.evicted > 10_000, "expired rows are swept"
+    assert counts.size_bytes < 60_000 * 2 * 30
+
+
+def test_a_full_store_refuses_new_rows_and_updates_the_others() -> None:
+    store = RowStore([TableSpec("t", 16, SGD(1.0))], range(1024), memory_bytes=1 << 20)
+    for version in range(1, 31):
+        push(store, version, *range(1000 * version, 1000 * version + 1000), 7)
+    counts = store.counts(0)
+    assert counts.refused + counts.rows == 30_001
+    assert 5_000 < counts.rows < 15_000
+    assert counts.size_bytes < 1.1 * (1 << 20)
+    assert content(store, 30)[7] == [-30.0] * 16
+
+
+def test_pushes_are_checked() -> None:
+    store = RowStore([SPEC], range(512))
+    inside = [n for n in range(100) if not store.check(0, ids(n))]
+    assert 30 < len(inside) < 70
+    assert store.check(0, ids(*inside), ones(len(inside))) == ""
+    assert store.check(0, ids()) == ""
+    assert "there twice" in store.check(0, ids(inside[0], inside[1], inside[0]))
+    assert "not lie on this pserver" in store.check(0, ids(*range(100)))
+    assert "shape (2, 3), not (1, 2)" in store.check(0, ids(inside[0]), ones(2, 3))
+    assert "not finite" in store.check(0, ids(inside[0]), ones(1) * np.float32(np.inf))
+    assert "no table of number 1" in store.check(1, ids())
+
+
+def test_gradients_may_lie_anywhere() -> None:
+    store = RowStore([SPEC], range(1024))
+    raw = b"x" + ids(1, 2).tobytes() + ones(2).tobytes()
+    numbers, gradients = np.frombuffer(raw, np.uint64, 2, 1), np.frombuffer(raw, np.float32, 4, 17).reshape(2, 2)
+    assert store.check(0, numbers, gradients) == ""
+    store.update([TableGradients(0, numbers, gradients)], version=1, epoch=0, number=0)
+    assert content(store, 1) == {1: [-1, -1], 2: [-1, -1]}
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("dim", [2, 3])
+def test_rounding_is_the_same_again_and_unbiased(dtype: Any, dim: int) -> None:
+    spec = TableSpec("t", dim, SGD(1.0), Constant(1.0), dtype)
+    numbers = np.arange(4000, dtype=np.uint64)
+    small = np.full((4000, dim), -(2.0**-12), np.float32)
+    found = []
+    for seed in (1, 1, 2):
+        store = RowStore([spec], range(1024))
+        for version in (1, 2):
+            push_ = [TableGradients(0, numbers, small)]
+            store.update(push_, version=version, epoch=0, number=0, seed=seed * 100 + version)
+        out = np.empty((4000, dim), np.float32)
+        store.read(0, numbers, 2, 0, out)
+        found.append(out)
+    np.testing.assert_array_equal(found[0], found[1])
+    assert (found[0] != found[2]).mean() > 0.02
+    assert abs(found[0].astype(np.float64).mean() - 1 - 2 * 2.0**-12) < 2.0**-13
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_rounding_to_nearest_loses_what_is_small(dtype: Any) -> None:
+    spec = TableSpec("t", 3, SGD(1.0), Constant(1.0), dtype, "nearest")
+    store, other = RowStore([spec], range(1024)), RowStore([spec], range(1024))
+    gradients = np.array([[-(2.0**-13), 1.0, -70_000.0], [1 - 2.0**-20, 1.0, 0.0]], np.float32)
+    store.update([TableGradients(0, ids(1, 2), gradients)], version=1, epoch=0, number=0)
+    for chunk in chunks_of(store.begin_cut(1, 0, is_base=True)):
+        assert chunk.values.dtype == np.uint16
+        other.restore(chunk)
+    out = np.empty((2, 3), np.float32)
+    assert other.read(0, ids(1, 2), 1, 0, out) == 2
+    largest = 65504.0 if dtype == "float16" else 70144.0
+    assert out.tolist() == [[1.0, 0.0, largest], [2.0**-20, 0.0, 1.0]]

@@ -66,11 +66,16 @@ class TableSpec(Setting):
         return stream_key(self.seed, self.salt)
 
     @property
+    def counts_updates(self) -> bool:
+        """Whether a row knows how many updates it has had."""
+        return counts_updates(self.optimizer)
+
+    @property
     def row_words(self) -> int:
         """Words of 4 bytes that a row takes: id, what has to be known of its history, slots, values."""
         evict = self.evict
         history = (
-            counts_updates(self.optimizer),
+            self.counts_updates,
             evict is not None and evict.goes_by_version,
             evict is not None and evict.goes_by_epoch,
         )

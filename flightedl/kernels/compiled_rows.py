@@ -1,0 +1,177 @@
+"""The loops of ``rows`` and ``row_rules`` compiled, and what an optimizer gives them; see ``compiled`` for how."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from numba import types
+
+from flightedl.domain.model.initial import Init, Normal, Uniform, Zeros
+from flightedl.domain.model.optimizers import SGD, Adagrad, Adam, Ftrl, Momentum, Optimizer
+from flightedl.domain.model.schedules import Constant
+from flightedl.domain.tables.optimizers import RowAdagrad, RowAdam
+from flightedl.errors import UsageError
+from flightedl.kernels import row_rules, rows
+from flightedl.kernels.compiled import machine_code
+
+Floats = npt.NDArray[np.float32]
+
+
+def _own(number: Any, dimensions: int = 1) -> Any:
+    return types.Array(number, dimensions, "C")
+
+
+def _received(number: Any, dimensions: int = 1) -> Any:
+    return types.Array(number, dimensions, "C", readonly=True, aligned=False)
+
+
+_I32, _I64, _U8, _U16, _U32, _U64 = types.int32, types.int64, types.uint8, types.uint16, types.uint32, types.uint64
+_F32, _F64 = types.float32, types.float64
+_WORDS, _LONGS, _NUMBERS, _FLOATS = _own(_U32), _own(_U64), _own(_I64), _own(_F32)
+_COUNTS = _own(_I32)
+_IDS, _GRADIENTS = _received(_U64), _received(_F32, 2)
+_TABLE = types.NamedTuple(  # type: ignore[no-untyped-call]
+    [_WORDS, _LONGS, _WORDS, _WORDS, _COUNTS, _LONGS, _LONGS, _LONGS, _WORDS, _COUNTS, _COUNTS, _NUMBERS, _NUMBERS],
+    rows.Table,
+)
+
+_SIGNATURES: dict[Callable[..., Any], Any] = {
+    rows.gather: _I64(_TABLE, _IDS, _U64, _I64, _I64, _I64, _WORDS, _NUMBERS),
+    rows.locate: _I64(_TABLE, _IDS, _U64, _I64, _I64, _I64, _I64, _NUMBERS, _NUMBERS),
+    rows.admit: _I64(_TABLE, _TABLE, _own(_U8), _IDS, _U64, _I64, _I64, _I64, _I64, _I64, _NUMBERS, _NUMBERS),
+    rows.advance: types.void(_TABLE, _I64, _I64, _I64),
+    rows.sweep: types.void(_TABLE, _U64, _I64, _I64, _I64, _I64, _I64),
+    rows.place: types.void(_TABLE, _IDS, _U64, _NUMBERS),
+    rows.count_touches: types.void(_TABLE, _NUMBERS),
+    rows.look_up: types.void(_TABLE, _IDS, _U64, _NUMBERS),
+    rows.remove: types.void(_TABLE, _NUMBERS, _U64),
+    rows.scatter: types.void(_WORDS, _I64, _I64, _I64, _NUMBERS, _received(_U32)),
+    rows.collect: types.void(_WORDS, _I64, _I64, _I64, _NUMBERS, _WORDS),
+    rows.next_wanted: _I64(_TABLE, _I64, _I64, _NUMBERS),
+    rows.existing: _I64(_TABLE, _I64, _I64, _I64, _NUMBERS),
+    rows.problem: _I64(_IDS, _U64, _I64, _I64, _LONGS),
+    row_rules.first_values: types.void(_IDS, _NUMBERS, _U64, _I64, _F64, _F64, _own(_F32, 2)),
+    row_rules.combine: _I64(_IDS, _GRADIENTS, _F32, _NUMBERS, _LONGS, _own(_F32, 2), _I64),
+}
+_UPDATE = (_WORDS, _FLOATS)
+_UPDATE_REST = (_NUMBERS, _NUMBERS, _GRADIENTS, _FLOATS, _FLOATS, _FLOATS)
+
+
+def row_kernel(loop: Callable[..., Any]) -> Any:
+    """A function of ``rows`` or ``row_rules`` as machine code."""
+    return machine_code(loop, _SIGNATURES[loop])
+
+
+@cache
+def _loop(rule: Callable[..., Any]) -> Any:
+    return machine_code(row_rules.loop_of(rule), types.void(*_UPDATE, *_UPDATE_REST))
+
+
+@cache
+def _half_loop(rule: Callable[..., Any]) -> Any:
+    signature = types.void(*_UPDATE, _own(_U16), *_UPDATE_REST, types.boolean, types.boolean, _U64)
+    return machine_code(row_rules.half_loop_of(rule), signature)
+
+
+_Rule = tuple[Callable[..., Any], Callable[[Any, float], tuple[float, ...]]]
+
+#: The loop's rule, and its constants from the rate on.
+_RULES: dict[type[Optimizer], Callable[[Any], _Rule]] = {
+    SGD: lambda _: (row_rules.sgd, lambda _o, rate: (rate,)),
+    Momentum: lambda o: (
+        row_rules.nesterov if o.nesterov else row_rules.momentum,
+        lambda o, rate: (rate, o.momentum),
+    ),
+    Adagrad: lambda _: (row_rules.adagrad, lambda o, rate: (rate, o.eps)),
+    RowAdagrad: lambda _: (row_rules.row_adagrad, lambda o, rate: (rate, o.eps)),
+    Adam: lambda _: (row_rules.adam, lambda o, rate: (rate, 1 - o.beta1, o.beta2, 1 - o.beta2, o.eps)),
+    RowAdam: lambda _: (row_rules.row_adam, lambda o, rate: (rate, 1 - o.beta1, o.beta2, 1 - o.beta2, o.eps)),
+    Ftrl: lambda _: (row_rules.ftrl, lambda o, rate: (1 / rate, o.l1, o.beta, 2 * o.l2)),
+}
+_CORRECTIONS_LIMIT = 1 << 18
+
+
+@dataclass(frozen=True, slots=True)
+class RowUpdate:
+    """An optimizer's rule for rows, bound to its constants and compiled for one dtype."""
+
+    optimizer: Optimizer
+    #: "": float32.
+    half: str
+    is_stochastic: bool
+    constants: Callable[[Any, float], tuple[float, ...]]
+    #: Bias corrections by the number of updates before.
+    first: Floats
+    second: Floats
+    code: Any = field(compare=False, repr=False)
+
+    def __call__(
+        self,
+        table: rows.Table,
+        records: npt.NDArray[np.int64],
+        gradients: Floats,
+        number: int,
+        scale: float,
+        rate_factor: float,
+        seed: int,
+    ) -> None:
+        """Update records, -1 is none, with (n, dim) gradients; see ``RowStore.update``."""
+        optimizer = self.optimizer
+        rate = optimizer.rate_at(number) * rate_factor
+        if rate == 0 and isinstance(optimizer, Ftrl):
+            return
+        clip = math.inf if optimizer.clip_value is None else optimizer.clip_value
+        c = np.array([scale, clip, optimizer.weight_decay, *self.constants(optimizer, rate)], np.float32)
+        words = table.words
+        rest = (table.layout, records, gradients, c, self.first, self.second)
+        if self.half:
+            halves = (words.view(np.float32), words.view(np.uint16))
+            self.code(words, *halves, *rest, self.half == "bfloat16", self.is_stochastic, seed)
+        else:
+            self.code(words, words.view(np.float32), *rest)
+
+
+def row_update(optimizer: Optimizer, dtype: str, *, is_stochastic: bool) -> RowUpdate:
+    """The compiled update of a table's rows.
+
+    Raises:
+        UsageError: there is none for this optimizer.
+    """
+    bind = _RULES.get(type(optimizer))
+    if bind is None:
+        raise UsageError(f"there is no kernel for rows with {type(optimizer).__name__}")
+    rule, constants = bind(optimizer)
+    half = "" if dtype == "float32" else dtype
+    first = second = np.ones(1)
+    if isinstance(optimizer, Adam | RowAdam):
+        first, second = _corrections(optimizer.beta1), np.sqrt(_corrections(optimizer.beta2))
+        size = max(first.size, second.size)
+        first, second = (np.pad(one, (0, size - one.size), constant_values=one[-1]) for one in (first, second))
+    code = _half_loop(rule) if half else _loop(rule)
+    return RowUpdate(
+        optimizer, half, is_stochastic, constants, first.astype(np.float32), second.astype(np.float32), code
+    )
+
+
+def _corrections(beta: float) -> Any:
+    """``1 / (1 - beta**t)`` for t from 1 on, until it is 1 as a float32."""
+    count = 1 if beta == 0 else min(_CORRECTIONS_LIMIT, math.ceil(-18 / math.log(beta)) + 1)
+    return 1 / (1 - np.power(beta, np.arange(1, count + 1)))
+
+
+def init_numbers(init: Init) -> tuple[int, float, float]:
+    """What ``row_rules.first_values`` takes for an init: kind, a, b."""
+    if isinstance(init, Constant):
+        return row_rules.CONSTANT, init.value, 0.0
+    if isinstance(init, Uniform):
+        return row_rules.UNIFORM, init.scale, 0.0
+    if isinstance(init, Normal):
+        return row_rules.NORMAL, init.std, init.mean
+    assert isinstance(init, Zeros), f"there is no kernel for {type(init).__name__}"
+    return row_rules.ZEROS, 0.0, 0.0

@@ -1,0 +1,51 @@
+"""Memory of rows: address space that is reserved at once and takes memory as it is touched.
+
+So an array grows without being copied, and nothing in it ever moves. Beyond the first megabytes the kernel is asked for
+huge pages: rows are looked up at random, and 4 KiB pages would make looking addresses up as slow as that.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+import os
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+#: Small tables shall stay small: so much has small pages.
+_SMALL_BYTES = 8 << 20
+_PAGE_BYTES = 1 << 12
+#: Of the address space of a process, so that many tables find room.
+_MOST_BYTES = 1 << 44
+#: Not every system counts what is reserved; those that do need not be told.
+_FLAGS = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | int(getattr(mmap, "MAP_NORESERVE", 0))
+
+
+def machine_bytes() -> int:
+    """Memory of this machine."""
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+def reserved(size_bytes: int, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
+    """An array of zeros of at least so many bytes, or of what could be reserved; its memory goes with its last view.
+
+    Raises:
+        MemoryError: not even little can be reserved.
+    """
+    size_bytes = max(_PAGE_BYTES, min(size_bytes, _MOST_BYTES))
+    while True:
+        size_bytes = -(-size_bytes // _PAGE_BYTES) * _PAGE_BYTES
+        try:
+            memory = mmap.mmap(-1, size_bytes, flags=_FLAGS)
+            break
+        except OSError:
+            # A system that counts what is reserved: halves, until it agrees.
+            size_bytes //= 2
+            if size_bytes < _PAGE_BYTES:
+                raise MemoryError("no memory can be reserved for rows") from None
+    if size_bytes > _SMALL_BYTES:
+        with contextlib.suppress(OSError):
+            memory.madvise(mmap.MADV_HUGEPAGE, _SMALL_BYTES, size_bytes - _SMALL_BYTES)
+    return np.frombuffer(memory, dtype)

@@ -1,0 +1,386 @@
+"""The rows of one table in a store: ``row_store`` says what is asked of them, ``kernels.rows`` how they lie."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from flightedl.domain.tables.spec import TableSpec
+from flightedl.kernels import row_rules, rows
+from flightedl.kernels.compiled import half_kernels
+from flightedl.kernels.compiled_rows import init_numbers, row_kernel, row_update
+from flightedl.pserver.row_memory import reserved
+from flightedl.pserver.row_values import CutTable, Floats, Ids, RowChunk, RowCounts
+
+#: Ids that go through one kernel after the other, while their records are in the cache.
+_CHUNK = 2048
+#: Records that an update looks through for what has expired, for each id that it has.
+_SWEPT_BY_ID = 2
+_WORD_BYTES = 4
+_SEGMENT_BYTES = rows.LINES * 64
+#: Of the index, for a record.
+_INDEX_BYTES = 14
+_NO_COUNTS = np.empty(0, np.int32)
+_NO_BITS = np.empty(0, np.uint64)
+_NO_WORDS = np.empty(0, np.uint32)
+_VERSIONS_BYTES = 1 << 34
+_EPOCHS_BYTES = 1 << 24
+
+
+def new_table(layout: list[int], memory_bytes: int, *, is_counted_by_age: bool) -> rows.Table:
+    """Memory for records of this layout: as much as ``memory_bytes`` could hold."""
+    words = reserved(memory_bytes, np.uint32)
+    most = words.size // layout[rows.STRIDE]
+    lines = reserved(-(-most // 256) * _SEGMENT_BYTES, np.uint64)
+    segments = lines.size * 8 // _SEGMENT_BYTES
+    bits = most // 8 + 8
+    ages = (_VERSIONS_BYTES, _EPOCHS_BYTES) if is_counted_by_age else (0, 0)
+    by_version, by_epoch = (
+        reserved(size, np.int32) if size and layout[at] >= 0 else _NO_COUNTS
+        for size, at in zip(ages, (rows.AT_VERSION, rows.AT_EPOCH), strict=True)
+    )
+    state = np.zeros(rows.STATE_SIZE, np.int64)
+    state[rows.SEGMENTS] = 2
+    state[rows.DEPTH] = 1
+    state[rows.RECORD_LIMIT] = most
+    state[rows.SEGMENT_LIMIT] = segments
+    counts = reserved(segments * 8, np.int32)
+    counts[1] = counts[3] = 1
+    directory = reserved(_WORD_BYTES << rows.MAX_DEPTH, np.uint32)
+    directory[1] = 1
+    return rows.Table(
+        words,
+        lines,
+        lines.view(np.uint32),
+        directory,
+        counts,
+        reserved(bits, np.uint64),
+        reserved(bits, np.uint64),
+        _NO_BITS,
+        _NO_WORDS,
+        by_version,
+        by_epoch,
+        state,
+        np.array(layout, np.int64),
+    )
+
+
+def size_of(table: rows.Table) -> int:
+    """Bytes that it has touched."""
+    state, stride = table.state, int(table.layout[rows.STRIDE])
+    records = int(state[rows.HIGH] + state[rows.UNDO]) * stride * _WORD_BYTES
+    bits = int(state[rows.HIGH]) // 4
+    return records + bits + int(state[rows.SEGMENTS]) * (_SEGMENT_BYTES + 8) + (_WORD_BYTES << int(state[rows.DEPTH]))
+
+
+def _layouts(spec: TableSpec, slot_words: int) -> tuple[list[int], list[int]]:
+    """Of rows, and of ids that wait."""
+    evict = spec.evict
+    history = (
+        spec.counts_updates,
+        evict is not None and evict.goes_by_version,
+        evict is not None and evict.goes_by_epoch,
+    )
+    at, layout, waiting, waiting_at = 2, [0], [0, 2], 3
+    for place, has in enumerate(history):
+        layout.append(at if has else -1)
+        at += has
+        if place:
+            waiting.append(waiting_at if has else -1)
+            waiting_at += has
+    layout += [at, at + slot_words]
+    layout[0] = spec.row_words
+    return layout, [waiting_at, *waiting[1:], waiting_at, waiting_at]
+
+
+class RowTable:
+    """Rows, and ids that wait for admission, of one table. Not thread-safe.
+
+    Args:
+        spec: As declared.
+        number: Of the table.
+        bucket_count: Of the store.
+        memory_bytes: That it could take at most.
+    """
+
+    def __init__(self, spec: TableSpec, number: int, bucket_count: int, memory_bytes: int) -> None:
+        self.spec = spec
+        self.number = number
+        self._limit = spec.row_limit(bucket_count) or 0
+        evict = spec.evict
+        self._unused_versions = (evict.unused_versions if evict else None) or 0
+        self._unused_epochs = evict.unused_epochs if evict else None
+        self._first_slots = np.concatenate(
+            [np.full(spec.dim if slot.per_element else 1, slot.initial, np.float32) for slot in spec.optimizer.slots]
+            or [np.empty(0, np.float32)]
+        )
+        layout, waiting = _layouts(spec, self._first_slots.size)
+        self.value_words = layout[0] - layout[rows.AT_VALUES]
+        self.half = "" if spec.dtype == "float32" else spec.dtype
+        self.rows = new_table(layout, memory_bytes, is_counted_by_age=True)
+        is_counting = spec.admit_after > 1 and spec.admission == "exact"
+        self.waiting = new_table(waiting, memory_bytes if is_counting else 0, is_counted_by_age=False)
+        sketch_bytes = 1 << (spec.sketch_bytes.bit_length() - 1)
+        has_sketch = spec.admit_after > 1 and not is_counting
+        self.sketch = np.zeros(sketch_bytes if has_sketch else 0, np.uint8)
+        self._salt, self._key = spec.salt, spec.key
+        self._init = init_numbers(spec.init)
+        self._update = row_update(spec.optimizer, spec.dtype, is_stochastic=spec.rounding == "stochastic")
+        self._epoch = 0
+        self._reads = self._hits = self._removed = 0
+        self._records = np.empty(_CHUNK, np.int64)
+        self._missing = np.empty(_CHUNK, np.int64)
+        self._gather = row_kernel(rows.gather)
+        self._locate = row_kernel(rows.locate)
+        self._ages = evict is not None and (evict.goes_by_version or evict.goes_by_epoch)
+
+    # reads
+
+    def oldest(self, version: int, epoch: int) -> tuple[int, int]:
+        """The lowest version and epoch that a row may have and exist."""
+        oldest = int(self.rows.state[rows.OLDEST])
+        if self._unused_versions:
+            oldest = max(oldest, version - self._unused_versions)
+        return oldest, (0 if self._unused_epochs is None else max(0, epoch - self._unused_epochs))
+
+    def read(self, ids: Ids, version: int, epoch: int, out: Floats) -> int:
+        """See ``RowStore.read``."""
+        missing = np.empty(ids.size, np.int64)
+        target = out
+        if self.half:
+            target = np.empty((ids.size, self.value_words), np.uint32).view(np.float32)
+        flat = target.reshape(-1).view(np.uint32)
+        missed = self._gather(self.rows, ids, self._salt, *self.oldest(version, epoch), self.value_words, flat, missing)
+        if self.half:
+            bits = flat.view(np.uint16).reshape(ids.size, -1)[:, : self.spec.dim]
+            half_kernels(self.half).to_float32(np.ascontiguousarray(bits).reshape(-1), out.reshape(-1))
+        if missed:
+            if self.spec.unknown == "init":
+                self._first_values(ids, missing[:missed], out)
+            else:
+                out[missing[:missed]] = 0
+        self._reads += ids.size
+        self._hits += ids.size - missed
+        return int(ids.size - missed)
+
+    def _first_values(self, ids: Ids, places: npt.NDArray[np.int64], out: Floats) -> None:
+        """What rows begin with, as they would be read."""
+        row_kernel(row_rules.first_values)(ids, places, self._key, *self._init, out)
+        if self.half:
+            out[places] = self._from_bits(self._to_bits(out[places]))
+
+    def _to_bits(self, values: Floats) -> npt.NDArray[np.uint16]:
+        bits = np.empty(values.shape, np.uint16)
+        half_kernels(self.half).to_half(np.ascontiguousarray(values).reshape(-1), bits.reshape(-1))
+        return bits
+
+    def _from_bits(self, bits: npt.NDArray[np.uint16]) -> Floats:
+        values = np.empty(bits.shape, np.float32)
+        half_kernels(self.half).to_float32(bits.reshape(-1), values.reshape(-1))
+        return values
+
+    # pushes
+
+    def update(
+        self,
+        ids: Ids,
+        gradients: Floats,
+        *,
+        version: int,
+        epoch: int,
+        number: int,
+        scale: float,
+        rate_factor: float,
+        seed: int,
+        room_bytes: int,
+    ) -> None:
+        """See ``RowStore.update``; ``room_bytes`` is what may be taken at most."""
+        self._allow(room_bytes)
+        oldest = self.oldest(version - 1, epoch)
+        for start in range(0, ids.size, _CHUNK):
+            some = ids[start : start + _CHUNK]
+            records, missing = self._records[: some.size], self._missing[: some.size]
+            missed = self._locate(self.rows, some, self._salt, version, epoch, *oldest, records, missing)
+            if missed:
+                self._make(some, version, epoch, oldest, records, missing[:missed])
+            self._update(self.rows, records, gradients[start : start + _CHUNK], number, scale, rate_factor, seed)
+        self._epoch = epoch
+        if self._ages:
+            if self.rows.by_version.size:
+                row_kernel(rows.advance)(self.rows, version, self._unused_versions, self._limit)
+            self._sweep(version, epoch, _SWEPT_BY_ID * ids.size)
+
+    def _allow(self, room_bytes: int) -> None:
+        for table in (self.rows, self.waiting):
+            size = int(table.layout[rows.STRIDE])
+            more = max(0, room_bytes) // (size * _WORD_BYTES + _INDEX_BYTES)
+            table.state[rows.RECORD_LIMIT] = min(table.words.size // size, int(table.state[rows.HIGH]) + more)
+
+    def _make(
+        self,
+        ids: Ids,
+        version: int,
+        epoch: int,
+        oldest: tuple[int, int],
+        records: npt.NDArray[np.int64],
+        missing: npt.NDArray[np.int64],
+    ) -> None:
+        """Make rows that are admitted now, with first values and slots."""
+        after = self.spec.admit_after
+        made = row_kernel(rows.admit)(
+            self.rows, self.waiting, self.sketch, ids, self._salt, version, epoch, *oldest, after, records, missing
+        )
+        if not made:
+            return
+        new_ids, new = ids[missing[:made]], records[missing[:made]]
+        values = np.empty((made, self.spec.dim), np.float32)
+        row_kernel(row_rules.first_values)(new_ids, np.arange(made), self._key, *self._init, values)
+        self._write(rows.AT_VALUES, new, self._to_bits(values) if self.half else values)
+        if self._first_slots.size:
+            self._write(rows.AT_SLOTS, new, np.broadcast_to(self._first_slots, (made, self._first_slots.size)))
+
+    def _write(self, field: int, records: npt.NDArray[np.int64], source: npt.NDArray[Any]) -> None:
+        _write(self.rows, field, records, source)
+
+    def _sweep(self, version: int, epoch: int, count: int) -> None:
+        oldest = self.oldest(version, epoch)
+        for table in (self.rows, self.waiting):
+            if table.state[rows.HIGH]:
+                row_kernel(rows.sweep)(table, self._salt, *oldest, 0, 1024, count)
+
+    # what there is
+
+    @property
+    def size_bytes(self) -> int:
+        """Memory that was touched."""
+        return size_of(self.rows) + size_of(self.waiting) + self.sketch.nbytes
+
+    def counts(self) -> RowCounts:
+        """See ``RowStore.counts``."""
+        state = self.rows.state
+        live = int(state[rows.USED])
+        if self.rows.by_version.size:
+            live = min(live, int(state[rows.LIVE]))
+        if self.rows.by_epoch.size:
+            oldest = self.oldest(0, self._epoch)[1]
+            live = min(live, int(self.rows.by_epoch[oldest : self._epoch + 1].sum()))
+        return RowCounts(
+            live,
+            self.size_bytes,
+            int(self.waiting.state[rows.USED]),
+            self._reads,
+            self._hits,
+            int(state[rows.CREATED]),
+            int(state[rows.NOT_ADMITTED]),
+            int(state[rows.REFUSED]),
+            int(state[rows.EVICTED]) + self._removed,
+        )
+
+    def remove_small(self, version: int, epoch: int) -> Ids:
+        """Remove the rows whose norm is too small; their ids."""
+        if self.spec.evict is None or self.spec.evict.norm_below is None:
+            return np.empty(0, np.uint64)
+        removed = []
+        oldest = self.oldest(version, epoch)
+        for start in range(0, int(self.rows.state[rows.HIGH]), 1 << 14):
+            records = np.empty(1 << 14, np.int64)
+            records = records[: row_kernel(rows.existing)(self.rows, *oldest, start, records)]
+            values = self.values_of(self.rows.words, records)
+            floats = self._from_bits(values) if self.half else values
+            norms = np.sqrt(np.einsum("ij,ij->i", floats, floats, dtype=np.float64))
+            small = records[norms < self.spec.evict.norm_below]
+            removed.append(read_records(self.rows, self.rows.words, 0, 2, small).view(np.uint64).reshape(-1))
+            row_kernel(rows.remove)(self.rows, small, self._salt)
+        found = np.concatenate([np.empty(0, np.uint64), *removed])
+        self._removed += found.size
+        return found
+
+    def values_of(self, words: npt.NDArray[np.uint32], records: npt.NDArray[np.int64]) -> npt.NDArray[Any]:
+        """(n, dim) values as they are kept."""
+        found = read_records(self.rows, words, int(self.rows.layout[rows.AT_VALUES]), self.value_words, records)
+        if self.half:
+            return np.ascontiguousarray(found.view(np.uint16)[:, : self.spec.dim])
+        return found.view(np.float32)
+
+    # checkpoints
+
+    def chunk_of(self, words: npt.NDArray[np.uint32], records: npt.NDArray[np.int64], *, is_waiting: bool) -> RowChunk:
+        """Copies of records in ``words``."""
+        table = self.waiting if is_waiting else self.rows
+        layout = table.layout
+
+        def column(field: int) -> npt.NDArray[np.uint32]:
+            if layout[field] < 0:
+                return np.zeros(records.size, np.uint32)
+            return read_records(table, words, int(layout[field]), 1, records).reshape(-1)
+
+        ids = read_records(table, words, 0, 2, records).view(np.uint64).reshape(-1)
+        slots = read_records(
+            table, words, int(layout[rows.AT_SLOTS]), 0 if is_waiting else self._first_slots.size, records
+        )
+        values: npt.NDArray[Any] = np.empty((records.size, 0), np.uint16 if self.half else np.float32)
+        return RowChunk(
+            self.number,
+            is_waiting,
+            ids,
+            column(rows.AT_UPDATES),
+            column(rows.AT_VERSION),
+            column(rows.AT_EPOCH),
+            slots.view(np.float32),
+            values if is_waiting else self.values_of(words, records),
+        )
+
+    def restore(self, chunk: RowChunk) -> None:
+        """Take rows over; ids are those of the store's buckets."""
+        table = self.waiting if chunk.is_waiting else self.rows
+        records = np.empty(chunk.ids.size, np.int64)
+        if not chunk.is_waiting and self.waiting.state[rows.USED]:
+            row_kernel(rows.look_up)(self.waiting, chunk.ids, self._salt, records)
+            row_kernel(rows.remove)(self.waiting, records, self._salt)
+        row_kernel(rows.place)(table, chunk.ids, self._salt, records)
+        table.state[rows.REFUSED] += np.count_nonzero(records < 0)
+        columns = {rows.AT_UPDATES: chunk.updates, rows.AT_VERSION: chunk.versions, rows.AT_EPOCH: chunk.epochs}
+        for field, column in columns.items():
+            if table.layout[field] >= 0:
+                _write(table, field, records, column.reshape(-1, 1))
+        if not chunk.is_waiting:
+            self._write(rows.AT_VALUES, records, chunk.values)
+            if self._first_slots.size:
+                self._write(rows.AT_SLOTS, records, chunk.slots)
+        row_kernel(rows.count_touches)(table, records)
+
+    def restore_table(self, cut: CutTable, buckets: range, *, is_all: bool) -> None:
+        """Remove what a cut does not have, from these buckets."""
+        records = np.empty(cut.removed.size, np.int64)
+        for table in (self.rows, self.waiting):
+            row_kernel(rows.look_up)(table, cut.removed, self._salt, records)
+            row_kernel(rows.remove)(table, records, self._salt)
+            table.state[rows.SWEPT] = 0
+            oldest, count = (cut.oldest, cut.oldest_epoch), int(table.state[rows.HIGH])
+            row_kernel(rows.sweep)(table, self._salt, *oldest, buckets.start, buckets.stop, count)
+        if is_all and self.rows.by_version.size:
+            row_kernel(rows.advance)(self.rows, cut.oldest + 1, 1, 0)
+        if cut.sketch.size == self.sketch.size:
+            np.maximum(self.sketch, cut.sketch, out=self.sketch)
+
+
+def read_records(
+    table: rows.Table, words: npt.NDArray[np.uint32], at: int, width: int, records: npt.NDArray[np.int64]
+) -> npt.NDArray[np.uint32]:
+    """(n, width) words from ``at`` on of records that lie in ``words``."""
+    out = np.empty((records.size, width), np.uint32)
+    if width:
+        row_kernel(rows.collect)(words, int(table.layout[rows.STRIDE]), at, width, records, out.reshape(-1))
+    return out
+
+
+def _write(table: rows.Table, field: int, records: npt.NDArray[np.int64], source: npt.NDArray[Any]) -> None:
+    """Write (n, k) numbers of a field."""
+    if source.dtype == np.uint16 and source.shape[1] % 2:
+        source = np.pad(source, ((0, 0), (0, 1)))
+    words = np.ascontiguousarray(source).view(np.uint32)
+    stride = int(table.layout[rows.STRIDE])
+    width = words.shape[1]
+    row_kernel(rows.scatter)(table.words, stride, int(table.layout[field]), width, records, words.reshape(-1))
