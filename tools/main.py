@@ -34,6 +34,7 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
     "jobs": ("flightedl_tools.clusters", "jobs", "List the jobs of a cluster's namespace."),
     "logs": ("flightedl_tools.clusters", "logs", "Print the output of a job on a cluster."),
     "scale": ("flightedl_tools.clusters", "scale", "Change how many trainers a job on a cluster has."),
+    "autoscale": ("flightedl_tools.autoscale", "autoscale", "Add and remove trainers of a job as is worth it."),
     "cancel": ("flightedl_tools.clusters", "cancel", "End a job on a cluster, and remove it."),
     "certs": ("flightedl_tools.certs", "certs", "Make and renew the certificates of a job."),
     "replay": ("flightedl_tools.replay", "replay_", "Run a recorded run again, and compare."),

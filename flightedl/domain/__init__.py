@@ -19,4 +19,5 @@ The machines they are made of, each package without knowledge of the ones above 
 * ``checkpoint``: when one is made, what makes it complete, and who reads what of it.
 * ``consistency``: when a block takes its updates, and who waits for whom.
 * ``queue``: which trainer does which batches of which epoch.
+* ``scaling``: how many trainers are worth having. It stands beside the others.
 """

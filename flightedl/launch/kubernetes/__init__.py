@@ -14,5 +14,6 @@ Pure, values in and objects out:
 With a cluster (``ports.Cluster``):
 
 * ``secrets``: certificates for one job. ``submitting``: brings a job to a cluster, scales it, takes it away.
+* ``scaling``: the loop that looks at a job, and has trainers added and removed.
 * ``watching``: waits for its end, with progress and output.
 """

@@ -119,3 +119,12 @@ def waits_for(pod: Object) -> str:
         if condition["type"] == "PodScheduled" and condition["status"] == "False":
             return str(condition.get("message") or condition.get("reason", ""))
     return ""
+
+
+def is_about_to_be_taken(pod: Object) -> bool:
+    """Whether its machine goes, or is wanted by others: a trainer that the job itself gives up is not meant."""
+    status = pod.get("status", {})
+    marked = any(
+        each["type"] == "DisruptionTarget" and each["status"] == "True" for each in status.get("conditions", [])
+    )
+    return marked and status.get("phase") not in {"Succeeded", "Failed"}

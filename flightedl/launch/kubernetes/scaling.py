@@ -1,0 +1,77 @@
+"""The loop that looks at a job and has trainers added and removed: what it sees, and what it does about it.
+
+It keeps nothing: a loop that is started again begins from the count that is there, and measures again.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+from flightedl.domain.scaling.marginal import MarginalScaling, Seen, Wish
+from flightedl.errors import FlightedlError
+from flightedl.launch.kubernetes.submitting import find, scale
+from flightedl.launch.kubernetes.views import is_about_to_be_taken, labels_of
+from flightedl.messages.status import StatusReply
+from flightedl.ports import Clock, Cluster
+
+Read = Callable[[], StatusReply]
+
+
+def look(cluster: Cluster, job: str, read: Read) -> Seen | None:
+    """How the job stands; None: it has ended.
+
+    Raises:
+        FlightedlError: the cluster or the master does not answer.
+    """
+    view = find(cluster, job)
+    if view.is_finished:
+        return None
+    leaving = sum(map(is_about_to_be_taken, cluster.list("Pod", labels_of(job, "trainer"))))
+    status = read()
+    tasks = status.tasks
+    is_last = status.epochs is not None and status.epoch + 1 >= status.epochs
+    return Seen(
+        records=status.records,
+        running=len(status.trainers),
+        wanted=view.wanted,
+        leaving=leaving,
+        tasks_left=tasks.todo + tasks.pending if is_last and not status.is_growing else None,
+        is_training=status.state == "training" and tasks.todo + tasks.pending > 0,
+    )
+
+
+def run(
+    cluster: Cluster,
+    job: str,
+    read: Read,
+    scaling: MarginalScaling,
+    clock: Clock,
+    stop: threading.Event,
+    say: Callable[[str], None],
+    every_s: float,
+) -> None:
+    """Look and act until the job has ended, or ``stop`` is set."""
+    said = ""
+    while not stop.wait(every_s):
+        try:
+            seen = look(cluster, job, read)
+            if seen is None:
+                say(f"job {job} has ended")
+                return
+            wish = scaling.look(seen, clock.now())
+            said = _carry_out(cluster, job, seen, wish, say, said)
+        except FlightedlError as error:
+            # Nothing is changed by one who does not see.
+            if str(error) != said:
+                say(str(error))
+            said = str(error)
+
+
+def _carry_out(cluster: Cluster, job: str, seen: Seen, wish: Wish, say: Callable[[str], None], said: str) -> str:
+    if wish.trainers != seen.wanted:
+        scale(cluster, job, wish.trainers)
+        say(f"{seen.wanted} -> {wish.trainers} trainers: {wish.reason}")
+    elif wish.reason != said:
+        say(f"{wish.trainers} trainers: {wish.reason}")
+    return wish.reason

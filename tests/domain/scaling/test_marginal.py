@@ -1,0 +1,182 @@
+"""How many trainers are worth having: single decisions, and whole hours of jobs with known curves."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+
+import pytest
+
+from flightedl.domain.scaling.marginal import MarginalScaling, ScalingLimits, Seen
+
+LIMITS = ScalingLimits(minimum=1, maximum=40)
+#: Count of trainers, seconds -> records per second.
+Curve = Callable[[int, float], float]
+
+
+def saturating(of_one: float, of_all: float) -> Curve:
+    """As trainers share something that can do so much."""
+    return lambda count, _now: 1 / (1 / (of_one * count) + 1 / of_all) if count else 0.0
+
+
+def best(curve: Curve, limits: ScalingLimits, now: float = 0.0) -> int:
+    """The first count beyond which another one brings too little."""
+    count = max(limits.minimum, 1)
+    while count < limits.most:
+        gained = curve(count + 1, now) - curve(count, now)
+        if gained < limits.worth * curve(count, now) / count:
+            break
+        count += 1
+    return count
+
+
+@dataclass
+class SimulatedJob:
+    """A job whose rate follows a curve, on a cluster that starts a trainer in 20 s and takes some away."""
+
+    curve: Curve
+    scaling: MarginalScaling
+    wanted: int = 2
+    noise: float = 0.02
+    seed: int = 0
+    #: Seconds at which a trainer gets a notice; it is gone 60 s later.
+    notices: tuple[float, ...] = ()
+    now: float = 0.0
+    records: float = 0.0
+    counts: list[tuple[float, int]] = field(default_factory=list)
+    _ready: list[float] = field(default_factory=list)
+    _leaving: list[float] = field(default_factory=list)
+
+    def run(self, until_s: float, step_s: float = 10.0) -> None:
+        chance = random.Random(self.seed)
+        while self.now < until_s:
+            self.now += step_s
+            self._leaving += [self.now + 60 for at in self.notices if self.now - step_s < at <= self.now]
+            gone = [at for at in self._leaving if at <= self.now]
+            self._leaving = [at for at in self._leaving if at > self.now]
+            self._ready = self._ready[len(gone) :]
+            self._ready += [self.now + 20] * (self.wanted - len(self._ready))
+            self._ready = sorted(self._ready)[: self.wanted]
+            running = sum(at <= self.now for at in self._ready)
+            self.records += self.curve(running, self.now) * step_s * (1 + chance.gauss(0, self.noise))
+            seen = Seen(int(self.records), running, self.wanted, len(self._leaving))
+            wish = self.scaling.look(seen, self.now)
+            assert wish.trainers <= self.scaling.limits.most
+            if wish.trainers != self.wanted:
+                self.counts.append((self.now, wish.trainers))
+            self.wanted = wish.trainers
+
+    def changes_after(self, now: float) -> list[int]:
+        return [count for at, count in self.counts if at > now]
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize(("of_one", "of_all"), [(100, 300), (100, 1000), (100, 4000), (100, 1e9), (100, 80)])
+def test_it_finds_how_many_are_worth_it_and_stays_there(of_one: float, of_all: float, seed: int) -> None:
+    curve = saturating(of_one, of_all)
+    job = SimulatedJob(curve, MarginalScaling(LIMITS), seed=seed)
+    job.run(3600)
+    wanted = best(curve, LIMITS)
+    assert abs(job.scaling.target - wanted) <= max(2, wanted // 3), f"{wanted} would be best: {job.counts}"
+    settled = len(job.counts)
+    job.run(3 * 3600)
+    assert len(job.counts) - settled <= 24, f"more than one change in five minutes, with trials: {job.counts}"
+
+
+def test_it_never_costs_more_than_may_be_paid() -> None:
+    limits = replace(LIMITS, hourly_cost=0.3, hourly_limit=2.1)
+    assert limits.most == 7
+    job = SimulatedJob(saturating(100, 1e9), MarginalScaling(limits), wanted=20)
+    job.run(3600)
+    assert job.scaling.target == 7
+    assert max(count for _, count in job.counts) == 7
+
+
+def test_the_minimum_is_kept_even_if_it_costs_too_much() -> None:
+    assert replace(LIMITS, minimum=3, hourly_cost=1.0, hourly_limit=2.0).most == 3
+
+
+def test_trainers_are_removed_when_something_else_becomes_the_limit() -> None:
+    def curve(count: int, now: float) -> float:
+        return min(count * 100.0, 4000.0 if now < 4000 else 500.0)
+
+    job = SimulatedJob(curve, MarginalScaling(LIMITS))
+    job.run(4000)
+    assert job.scaling.target >= 30
+    job.run(12000)
+    assert job.scaling.target <= 13, "5 can do it, and each of 13 does 40 % of what it could"
+
+
+def test_a_job_whose_trainers_all_become_slower_keeps_them() -> None:
+    def curve(count: int, now: float) -> float:
+        return count * (100.0 if now < 4000 else 30.0)
+
+    limits = replace(LIMITS, maximum=10)
+    job = SimulatedJob(curve, MarginalScaling(limits))
+    job.run(4000)
+    assert job.scaling.target == 10
+    job.run(8000)
+    assert job.scaling.target == 10
+
+
+def test_notices_are_answered_by_replacements_and_conclude_nothing() -> None:
+    limits = replace(LIMITS, maximum=12)
+    job = SimulatedJob(saturating(100, 1e9), MarginalScaling(limits), notices=(1500.0, 1500.0, 2400.0))
+    job.run(1400)
+    before = job.scaling.target
+    assert before is not None
+    job.run(1510)
+    assert job.wanted == min(before + 2, 12), "two are replaced before they are gone"
+    job.run(5000)
+    assert (job.scaling.target, job.wanted) == (12, 12)
+
+
+def look(scaling: MarginalScaling, now: float, **more: object) -> int:
+    seen = Seen(records=int(100 * now), running=4, wanted=4)
+    return scaling.look(replace(seen, **more), now).trainers  # type: ignore[arg-type]
+
+
+def test_nothing_is_concluded_before_everybody_is_there_and_has_been_measured() -> None:
+    scaling = MarginalScaling(LIMITS)
+    assert look(scaling, 0, running=3) == 4
+    assert look(scaling, 100) == 4
+    assert look(scaling, 131) == 4, "settled, and measured from here"
+    assert look(scaling, 160, is_training=False) == 4, "so it begins again"
+    assert look(scaling, 192) == 4
+    assert look(scaling, 225) == 4
+    assert look(scaling, 286) == 6
+
+
+def test_no_more_trainers_than_tasks_are_left() -> None:
+    scaling = MarginalScaling(LIMITS)
+    for now in (0, 31, 92):
+        found = look(scaling, now, tasks_left=5)
+    assert found == 5
+    for now in (100, 131, 192):
+        found = look(scaling, now, running=5, wanted=5, tasks_left=3)
+    assert found == 4, "back, since a fifth brings nothing"
+
+
+def test_what_somebody_else_wants_is_measured_from_there_within_the_limits() -> None:
+    scaling = MarginalScaling(replace(LIMITS, maximum=10))
+    assert look(scaling, 0) == 4
+    assert look(scaling, 10, wanted=8) == 8
+    assert look(scaling, 20, wanted=0) == 1
+    assert look(scaling, 30, wanted=50) == 10
+
+
+def test_a_master_that_counts_less_begins_the_measurement_again() -> None:
+    scaling = MarginalScaling(LIMITS)
+    look(scaling, 0)
+    look(scaling, 31)
+    assert look(scaling, 80, records=0) == 4
+    assert look(scaling, 100, records=0) == 4
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"minimum": 5, "maximum": 4}, {"minimum": -1}, {"worth": 1.5}, {"hourly_limit": 1.0}], ids=str
+)
+def test_wrong_limits(wrong: dict[str, float]) -> None:
+    with pytest.raises(ValueError, match=r"has to|needs"):
+        replace(LIMITS, **wrong)

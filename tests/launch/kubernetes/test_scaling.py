@@ -1,0 +1,97 @@
+"""The loop around the rule: what it sees of a cluster and of a master, and what it does about it."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import replace
+from typing import Any
+
+from flightedl.domain.scaling.marginal import MarginalScaling, ScalingLimits, Seen
+from flightedl.errors import UnavailableError
+from flightedl.launch.kubernetes.objects import render
+from flightedl.launch.kubernetes.scaling import look, run
+from flightedl.launch.kubernetes.submitting import submit
+from flightedl.launch.kubernetes.values import ClusterJob
+from flightedl.launch.kubernetes.views import labels_of
+from flightedl.messages.status import StatusReply, TaskCounts, TrainerStatus
+from flightedl.testing.clock import FakeClock
+from flightedl.testing.memory_cluster import MemoryCluster
+
+JOB = ClusterJob(job="demo", image="demo:1", target="train.py", tls=False, insecure=True)
+STATUS = StatusReply(job="demo", state="training", epochs=2, tasks=TaskCounts(todo=90, pending=5, total=100))
+
+
+def started() -> MemoryCluster:
+    cluster = MemoryCluster()
+    submit(cluster, render(JOB), FakeClock())
+    return cluster
+
+
+def status(trainers: int, records: int) -> StatusReply:
+    there = [TrainerStatus(trainer=str(index), generation=index) for index in range(trainers)]
+    return StatusReply(job="demo", state="training", epochs=2, tasks=STATUS.tasks, trainers=there, records=records)
+
+
+def pod(name: str, phase: str, condition: str) -> dict[str, Any]:
+    conditions = [{"type": condition, "status": "True"}]
+    metadata = {"name": name, "labels": labels_of("demo", "trainer")}
+    return {"kind": "Pod", "metadata": metadata, "status": {"phase": phase, "conditions": conditions}}
+
+
+def test_what_it_sees() -> None:
+    cluster = started()
+    cluster.apply([pod("a", "Running", "DisruptionTarget"), pod("b", "Running", "Ready")])
+    cluster.apply([pod("c", "Failed", "DisruptionTarget")])
+    expected = Seen(records=7, running=2, wanted=2, leaving=1, tasks_left=None, is_training=True)
+    assert look(cluster, "demo", lambda: status(2, 7)) == expected
+    cluster.patch("Job", "demo-trainer", {"status": {"conditions": [{"type": "Complete", "status": "True"}]}})
+    assert look(cluster, "demo", lambda: status(2, 7)) is None
+
+
+def test_in_the_last_epoch_it_sees_how_many_tasks_are_left() -> None:
+    last = StatusReply(job="demo", state="training", epoch=1, epochs=2, tasks=STATUS.tasks)
+    seen = look(started(), "demo", lambda: last)
+    assert seen is not None
+    assert seen.tasks_left == 95
+
+
+class Looks(threading.Event):
+    """Ends the loop after so many looks; between them time passes."""
+
+    def __init__(self, clock: FakeClock, count: int) -> None:
+        super().__init__()
+        self._clock, self._left = clock, count
+
+    def wait(self, timeout: float | None = None) -> bool:
+        self._clock.advance(timeout or 0.0)
+        self._left -= 1
+        return self._left < 0
+
+
+def test_it_adds_trainers_that_are_worth_it_and_says_why_once() -> None:
+    cluster, clock = started(), FakeClock()
+    begun = clock.now()
+    said: list[str] = []
+
+    def read() -> StatusReply:
+        now = clock.now() - begun
+        wanted = cluster.objects["Job", "demo-trainer"]["spec"]["parallelism"]
+        if now == 50:
+            raise UnavailableError("the master does not answer")
+        return status(wanted, int(now * 100 * wanted))
+
+    scaling = MarginalScaling(ScalingLimits(maximum=3))
+    run(cluster, "demo", read, scaling, clock, Looks(clock, 40), said.append, 10.0)
+    assert cluster.objects["Job", "demo-trainer"]["spec"]["parallelism"] == 3
+    assert "the master does not answer" in said
+    assert [line for line in said if "->" in line] == ["2 -> 3 trainers: 2 trainers do 200 records/s: more are tried"]
+    assert len(said) == len([line for index, line in enumerate(said) if index == 0 or line != said[index - 1]])
+
+
+def test_it_ends_with_the_job() -> None:
+    cluster, clock = started(), FakeClock()
+    cluster.patch("Job", "demo-trainer", {"status": {"conditions": [{"type": "Complete", "status": "True"}]}})
+    said: list[str] = []
+    scaling = MarginalScaling(replace(ScalingLimits(), maximum=3))
+    run(cluster, "demo", lambda: STATUS, scaling, clock, Looks(clock, 5), said.append, 10.0)
+    assert said == ["job demo has ended"]
