@@ -122,23 +122,23 @@ class TestErrorFeedback:
 
     def test_what_is_sent_adds_up_to_what_was_meant(self) -> None:
         chance = np.random.default_rng(1)
-        feedback = ErrorFeedback(half_kernels("bfloat16"))
+        feedback = ErrorFeedback(half_kernels("bfloat16"), lambda _: [Block(0, 0, 0, 1000, 0)])
         meant, sent = np.zeros(1000, np.float64), np.zeros(1000, np.float64)
         for _ in range(50):
             gradient = chance.normal(size=1000).astype(np.float32)
-            bits = feedback.encode({0: gradient}, {0: Block(0, 0, 0, 1000, 0)})[0]
+            bits = feedback.encode({"w": gradient})["w"]
             feedback.settle({0})
             meant += gradient
             sent += bits.view(ml_dtypes.bfloat16).astype(np.float64)
         assert np.abs(meant - sent).max() < 2**-8 * 4
 
     def test_a_block_that_did_not_answer_keeps_its_residual(self) -> None:
-        feedback = ErrorFeedback(half_kernels("float16"))
-        blocks = {0: Block(0, 0, 0, 4, 0), 1: Block(1, 0, 4, 8, 0)}
+        blocks = [Block(0, 0, 0, 4, 0), Block(1, 0, 4, 8, 0)]
+        feedback = ErrorFeedback(half_kernels("float16"), lambda _: blocks)
         small = np.full(8, 1 + 3 * 2**-12, np.float32)
-        first = feedback.encode({0: small, 1: small}, blocks)[0]
+        first = feedback.encode({"w": small})["w"]
         feedback.settle({0})
-        again = feedback.encode({0: small, 1: small}, blocks)[0]
+        again = feedback.encode({"w": small})["w"]
         assert (again[4:] == first[4:]).all()
         assert (again[:4] != first[:4]).all()
 

@@ -3,7 +3,8 @@
 * ``job_model`` is what a session has of it, from its declaration to files of it.
 * ``declared`` makes its first arrays, ``election`` chooses whose values they are.
 * ``parameters`` is what the user calls: ``gradients`` checks what is pushed, ``accumulation`` adds up the gradients of
-  several batches, ``feedback`` keeps what 16 bits round off, ``values`` is where the model lies. What a call sends and
-  asks for is decided in ``domain.trainer.steps``, and carried out with a ``shard_client`` for each pserver.
+  several batches, ``feedback`` keeps what 16 bits round off, ``outgoing`` says how they lie in messages, ``values`` is
+  where the model lies. What a call sends and asks for is decided in ``domain.trainer.steps``, and carried out with a
+  ``shard_client`` for each pserver.
 * ``loading`` reads values from a file or a checkpoint; ``saving`` has one trainer write them.
 """

@@ -17,7 +17,7 @@ piece by piece, each of them while it is in the processor's cache.
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 from typing import TYPE_CHECKING, cast
 
 import numpy as np
@@ -42,43 +42,36 @@ class ErrorFeedback:
 
     Args:
         halves: Converts to what the gradients travel as.
+        blocks_of: Where the blocks of a parameter lie.
     """
 
-    def __init__(self, halves: HalfKernels) -> None:
+    def __init__(self, halves: HalfKernels, blocks_of: Callable[[str], Iterable[Block]]) -> None:
         self._kind = halves.kind
         self._half = halves
-        #: By number of the parameter.
-        self._residuals: dict[int, Floats] = {}
-        self._pending: dict[int, Floats] = {}
+        self._blocks_of = blocks_of
+        #: By parameter.
+        self._residuals: dict[str, Floats] = {}
         #: Of the push on its way.
-        self._blocks: Mapping[int, Block] = {}
+        self._pending: dict[str, Floats] = {}
 
-    def encode(self, gradients: Mapping[int, Array], blocks: Mapping[int, Block]) -> dict[int, Array]:
+    def encode(self, gradients: Mapping[str, Array]) -> dict[str, Array]:
         """What to send: bits of float32 gradients with their residuals; others as they are.
 
         Args:
-            gradients: Number of a block -> the (n,) gradient of all of its parameter.
-            blocks: Where each block lies.
+            gradients: Parameter -> its (n,) gradient.
 
         Raises:
             GradientError: a gradient with its residual is beyond what 16 bits can say. Nothing has changed.
         """
-        encoded: dict[int, Array] = {}
-        of_parameter: dict[int, Array] = {}
-        pending: dict[int, Floats] = {}
-        for number, gradient in gradients.items():
-            parameter = blocks[number].parameter
-            if parameter not in of_parameter:
-                of_parameter[parameter] = gradient
-                if gradient.dtype == np.float32:
-                    bits, pending[parameter] = self._rounded(parameter, cast("Floats", gradient))
-                    of_parameter[parameter] = bits
-            encoded[number] = of_parameter[parameter]
+        encoded = dict(gradients)
+        pending: dict[str, Floats] = {}
+        for name, gradient in gradients.items():
+            if gradient.dtype == np.float32:
+                encoded[name], pending[name] = self._rounded(name, cast("Floats", gradient))
         self._pending = pending
-        self._blocks = {number: blocks[number] for number in gradients}
         return encoded
 
-    def _rounded(self, parameter: int, gradient: Floats) -> tuple[Array, Floats]:
+    def _rounded(self, parameter: str, gradient: Floats) -> tuple[Array, Floats]:
         """The bits of a gradient with its residual, and what they do not say."""
         residual = self._residuals.get(parameter)
         bits, rest = np.empty(gradient.size, np.uint16), np.empty(gradient.size, np.float32)
@@ -101,10 +94,9 @@ class ErrorFeedback:
 
     def settle(self, answered: Container[int]) -> None:
         """The push is through: these blocks have it, or had it."""
-        for number, block in self._blocks.items():
-            rest = self._pending.get(block.parameter)
-            if rest is None or number not in answered:
-                continue
-            residual = self._residuals.setdefault(block.parameter, np.zeros(rest.size, np.float32))
-            residual[block.start : block.stop] = rest[block.start : block.stop]
-        self._pending, self._blocks = {}, {}
+        for name, rest in self._pending.items():
+            residual = self._residuals.setdefault(name, np.zeros(rest.size, np.float32))
+            for block in self._blocks_of(name):
+                if block.number in answered:
+                    residual[block.start : block.stop] = rest[block.start : block.stop]
+        self._pending = {}

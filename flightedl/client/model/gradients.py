@@ -124,17 +124,16 @@ class GradientCheck:
                 together[first] = joined
                 passed |= names.keys()
         for name, array in arrays.items():
-            if name not in passed:
-                self._require_sound(name, array, where)
+            kind = self._wanted[name].kind
+            if name not in passed and not self._is_within(array, kind):
+                raise self._unsound(name, array, kind, where)
         return together
 
-    def _require_sound(self, name: str, array: Array, where: object) -> None:
-        kind = self._wanted[name].kind
-        if self._is_within(array, kind):
-            return
+    @staticmethod
+    def _unsound(name: str, array: Array, kind: str, where: object) -> GradientError:
         if not kind or not np.isfinite(array).all():
-            raise GradientError(f"the gradient of {name!r} has NaN or infinity in {where}; nothing of it was pushed")
-        raise GradientError(
+            return GradientError(f"the gradient of {name!r} has NaN or infinity in {where}; nothing of it was pushed")
+        return GradientError(
             f"the gradient of {name!r} is beyond {largest(kind):g} in {where}, the largest that {kind} can say; "
             "nothing of it was pushed: scale the loss down"
         )

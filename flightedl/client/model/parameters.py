@@ -18,12 +18,13 @@ from flightedl.client.connections import Servers
 from flightedl.client.model.accumulation import GradientSums
 from flightedl.client.model.feedback import ErrorFeedback
 from flightedl.client.model.gradients import GradientCheck
-from flightedl.client.model.shard_client import Model, Outgoing, Sender, ShardClient
+from flightedl.client.model.outgoing import Outgoing
+from flightedl.client.model.shard_client import Model, Sender, ShardClient
 from flightedl.client.model.values import ModelValues
 from flightedl.client.waiting import Waiting
 from flightedl.domain.consistency.modes import Mode
 from flightedl.domain.model.settings import Limits, checked
-from flightedl.domain.model.sharding import ShardPlan, runs_of
+from flightedl.domain.model.sharding import Block, ShardPlan, runs_of
 from flightedl.domain.trainer.batches import CurrentBatch
 from flightedl.domain.trainer.membership import TrainerMembership
 from flightedl.domain.trainer.steps import Effect, Steps, TakeSum, Work, carried_out
@@ -99,13 +100,13 @@ class Parameters(Mapping[str, npt.NDArray[np.generic]]):
         self._plan = plan
         self._scope = scope
         halves = _half_kernels(wire) if wire else None
-        self._feedback = ErrorFeedback(halves) if error_feedback and halves is not None else None
+        self._feedback = ErrorFeedback(halves, self._places_of) if error_feedback and halves is not None else None
         self._blocks = {number: plan.block(number) for number in range(plan.block_count)}
         #: Searching the plan costs as much as sending a small parameter does.
         self._ranges = {spec.name: plan.block_range(spec.name) for spec in plan.parameters}
         self._values = ModelValues(plan, self._blocks, halves)
         runs = [runs_of(plan, index) for index in range(plan.pserver_count)]
-        model = Model(plan.hash, self._blocks, self._values)
+        model = Model(plan, self._blocks, self._values)
         self._shards = [
             ShardClient(index, shard_runs, model, servers, scope, waiting, clock)
             for index, shard_runs in enumerate(runs)
@@ -262,7 +263,10 @@ class Parameters(Mapping[str, npt.NDArray[np.generic]]):
             return
         self._require_first(arrays, current)
         outgoing = self._as_sent(arrays, together)
-        self.run(steps.step(current) if is_complete else steps.push(current, outgoing.gradients.keys()), outgoing)
+        self.run(steps.step(current) if is_complete else steps.push(current, self._blocks_of(arrays)), outgoing)
+
+    def _places_of(self, name: str) -> list[Block]:
+        return [self._blocks[number] for number in self._ranges[name]]
 
     def _require_first(self, arrays: Mapping[str, Array], current: CurrentBatch) -> None:
         """UsageError if the batch has had a gradient for one of these parameters."""
@@ -285,10 +289,9 @@ class Parameters(Mapping[str, npt.NDArray[np.generic]]):
             GradientError: beyond what 16 bits can say; nothing was sent.
         """
         sent = arrays if is_clipped else self._check.clipped(arrays)
-        gradients = {number: array for name, array in sent.items() for number in self._ranges[name]}
         if self._feedback is not None:
-            return Outgoing(self._feedback.encode(gradients, self._blocks))
-        return Outgoing(gradients, together) if sent is arrays else Outgoing(gradients)
+            return Outgoing(self._feedback.encode(sent))
+        return Outgoing(sent, together) if sent is arrays else Outgoing(sent)
 
     def _transfer(self, transfer: Transfer) -> None:
         """All pservers in parallel."""

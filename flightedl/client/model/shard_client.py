@@ -12,18 +12,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import groupby
-from types import MappingProxyType
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
-import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
 from flightedl.client.connections import Servers
+from flightedl.client.model.outgoing import Outgoing, Run, at_one_version
 from flightedl.client.model.values import ModelValues
 from flightedl.client.waiting import Waiting
-from flightedl.domain.model.sharding import Block
+from flightedl.domain.model.sharding import Block, ShardPlan
 from flightedl.domain.trainer.transfers import AskAgain, KeepWaiting, Over, Pull, Push, Refused, ShardTransfer, Transfer
 from flightedl.errors import FlightedlError, MessageError
 from flightedl.messages.base import encode
@@ -44,11 +41,8 @@ from flightedl.wire.parts import (
 )
 from flightedl.wire.rows import OutgoingBlocks, decode_batch
 
-Array = npt.NDArray[np.generic]
-
 _SLICE_S = 2.0
 _STREAM_S = 30.0
-_NO_ARRAYS: Mapping[int, Array] = MappingProxyType({})
 
 
 class Sender(Protocol):
@@ -65,15 +59,6 @@ class Sender(Protocol):
         ...
 
 
-class Outgoing(NamedTuple):
-    """The gradients of one push. Encoded once: whatever is sent again is the same bytes."""
-
-    #: Block -> the (n,) gradient of its whole parameter. Blocks that are not here get the batch's arrival.
-    gradients: Mapping[int, Array] = _NO_ARRAYS
-    #: First block of a run -> the (n,) gradients of all its blocks, where they were put together.
-    together: Mapping[int, Array] = _NO_ARRAYS
-
-
 @dataclass(frozen=True, slots=True)
 class Model:
     """What all pservers' clients share.
@@ -81,7 +66,7 @@ class Model:
     ``blocks``: by number.
     """
 
-    plan_hash: str
+    plan: ShardPlan
     blocks: Mapping[int, Block]
     values: ModelValues
 
@@ -110,7 +95,7 @@ class ShardClient:
         clock: Clock,
     ) -> None:
         self._index = index
-        self._runs = runs
+        self._runs = [Run.of(model.plan, run, model.blocks) for run in runs]
         #: Block -> number of its run, by rising block.
         self._run_of = {number: run for run, blocks in enumerate(runs) for number in blocks}
         self._model = model
@@ -176,7 +161,7 @@ class ShardClient:
         header = PushHeader(
             trainer=self._sender.trainer,
             generation=self._sender.generation,
-            plan_hash=self._model.plan_hash,
+            plan_hash=self._model.plan.hash,
             member=whole.member,
             identity=current.identity,
             further=list(current.further),
@@ -186,9 +171,9 @@ class ShardClient:
             pull=whole.pull_after_push,
             wait_s=_SLICE_S,
         )
-        messages = (found for run in self._by_run(push.blocks) for found in self._messages(run, push.bases, outgoing))
+        messages = self._messages(push, outgoing, encode(header))
         with self._stream.use(connection, timeout_s=_STREAM_S) as exchange:
-            for batch, packed in exchange.lock_step(_encoded(messages, encode(header)), ahead=self._window):
+            for batch, packed in exchange.lock_step(messages, ahead=self._window):
                 said = packed
                 if batch is not None:
                     self._take(decode_parts(batch, packed, exchange.columns), transfer)
@@ -198,45 +183,20 @@ class ShardClient:
                 if said == STEP_END:
                     return
 
-    def _by_run(self, blocks: Sequence[int]) -> Iterator[Sequence[int]]:
-        """Rising numbers of blocks, those of a run together."""
-        if len(blocks) == len(self._run_of):
-            yield from self._runs
-            return
-        for _, found in groupby(blocks, self._run_of.__getitem__):
-            yield list(found)
-
-    def _messages(
-        self, blocks: Sequence[int], bases: Mapping[int, int], outgoing: Outgoing
-    ) -> Iterator[Sequence[OutgoingBlocks]]:
-        """Some blocks of a run, by message."""
-        pieces: list[OutgoingBlocks] = []
-        for stretch in _at_one_version(blocks, bases, outgoing.gradients):
-            for part, gradient in self._joined(stretch, outgoing):
-                if len(pieces) == PARTS_LIMIT:
-                    yield pieces
-                    pieces = []
-                pieces.append(OutgoingBlocks(part, bases[part.start], Outcome.NONE, gradient, ()))
-        yield pieces
-
-    def _joined(self, blocks: range, outgoing: Outgoing) -> Iterator[tuple[range, Array | None]]:
-        """The gradients of neighbouring blocks, of as many as possible together."""
-        values, numbered = self._model.values, self._model.blocks
-        first, last = numbered[blocks[0]], numbered[blocks[-1]]
-        gradient = outgoing.gradients.get(first.number)
-        if gradient is None:
-            yield blocks, None
-        elif first.parameter == last.parameter:
-            yield blocks, values.outgoing(gradient[first.start : last.stop])
-        elif (joined := outgoing.together.get(first.number)) is not None and joined.nbytes == values.nbytes(blocks):
-            yield blocks, values.outgoing(joined)
-        else:
-            for number in blocks:
-                block = numbered[number]
-                yield (
-                    range(number, number + 1),
-                    values.outgoing(outgoing.gradients[number][block.start : block.stop]),
-                )
+    def _messages(self, push: Push, outgoing: Outgoing, request: bytes) -> Iterator[tuple[pa.RecordBatch, bytes, int]]:
+        """Run by run, each with its size in bytes; the first one brings the request of the step."""
+        wanted = None if len(push.blocks) == len(self._run_of) else frozenset(push.blocks)
+        outgoing_part, bases = self._model.values.outgoing, push.bases
+        for run in self._runs:
+            pieces = [
+                OutgoingBlocks(part, bases[part.start], Outcome.NONE, outgoing_part(gradient, blocks, part), ())
+                for blocks, gradient in outgoing.of(run)
+                for part in at_one_version(blocks, bases, wanted)
+            ]
+            for start in range(0, len(pieces), PARTS_LIMIT):
+                sent = pieces[start : start + PARTS_LIMIT]
+                yield *encode_parts(sent, request), sum(piece.size_bytes for piece in sent)
+                request = b""
 
     # a pull
 
@@ -245,7 +205,7 @@ class ShardClient:
         versions = [wanted[number] for number in blocks]
         is_everything = len(blocks) == len(self._run_of) and len(set(versions)) == 1
         ticket = PullTicket(
-            plan_hash=self._model.plan_hash,
+            plan_hash=self._model.plan.hash,
             member=member,
             blocks=None if is_everything else blocks,
             min_versions=versions[:1] if is_everything else versions,
@@ -271,35 +231,3 @@ class ShardClient:
                 transfer.answered(blocks, outcome, version)
             else:
                 transfer.answered(blocks, outcome)
-
-
-def _encoded(
-    messages: Iterable[Sequence[OutgoingBlocks]], request: bytes
-) -> Iterator[tuple[pa.RecordBatch, bytes, int]]:
-    """The messages of a step, the first of which brings its request."""
-    for pieces in messages:
-        yield *encode_parts(pieces, request), sum(piece.size_bytes for piece in pieces)
-        request = b""
-
-
-def _at_one_version(
-    numbers: Sequence[int], bases: Mapping[int, int], gradients: Mapping[int, Array]
-) -> Iterator[range]:
-    """Stretches of neighbouring blocks with the same base version, all with a gradient or all without."""
-    first, last = numbers[0], numbers[-1]
-    if (
-        last - first + 1 == len(numbers)
-        and len(set(map(bases.__getitem__, numbers))) == 1
-        and len(set(map(gradients.__contains__, numbers))) == 1
-    ):
-        # As nearly always, and a few times faster to find out.
-        yield range(first, last + 1)
-        return
-    start = before = first
-    for number in numbers[1:]:
-        is_alike = bases[number] == bases[start] and (number in gradients) == (start in gradients)
-        if number != before + 1 or not is_alike:
-            yield range(start, before + 1)
-            start = number
-        before = number
-    yield range(start, before + 1)

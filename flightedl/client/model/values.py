@@ -80,8 +80,15 @@ class ModelValues:
         else:
             np.copyto(target, np.frombuffer(data, np.uint8))
 
-    def outgoing(self, gradient: Array) -> Array:
-        """A gradient as it is sent."""
+    def outgoing(self, gradient: Array | None, blocks: range, part: range) -> Array | None:
+        """The gradient of some of the neighbouring blocks that it is of, as it is sent; None: there is none."""
+        if gradient is None:
+            return None
+        if part != blocks:
+            bounds, item_bytes = self._bounds, self.nbytes(blocks) // gradient.size
+            first = bounds[blocks[0]][0]
+            start, end = bounds[part[0]][0] - first, bounds[part[-1]][1] - first
+            gradient = gradient[start // item_bytes : end // item_bytes]
         if self._half is None or gradient.dtype != np.float32:
             # Arrow knows the bits only of some 16-bit floats.
             return gradient.view(np.uint16) if gradient.dtype.itemsize == ITEM_BYTES else gradient
