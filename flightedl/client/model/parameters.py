@@ -171,6 +171,8 @@ class Parameters(Mapping[str, npt.NDArray[np.generic]]):
     def pull(self, names: Iterable[str] | None = None, *, min_version: int = 0) -> None:
         """Refresh values. In synchronous mode after a push this waits for the round of the current batch.
 
+        Where others wait for this trainer (``Sync``, ``Bounded``), a batch that was pushed in part is complete with it.
+
         Args:
             names: Of the parameters wanted; None: all.
             min_version: Wait until each of their blocks has had so many updates (rounds, in synchronous mode).

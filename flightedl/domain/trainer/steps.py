@@ -24,7 +24,7 @@ from collections.abc import Callable, Collection, Generator, Iterable, Mapping, 
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
-from flightedl.domain.consistency.modes import Async, Mode, Sync
+from flightedl.domain.consistency.modes import Async, Bounded, Mode, Sync
 from flightedl.domain.trainer.batches import CurrentBatch
 from flightedl.domain.trainer.membership import Denied, Joined, NotYet
 from flightedl.domain.trainer.sums import BatchSums
@@ -130,8 +130,11 @@ class Steps:
         self._set_mode(mode)
 
     def _set_mode(self, mode: Mode) -> None:
-        self._mode = mode
+        #: Of the job, as far as this trainer knows.
+        self.mode = mode
         self._is_synchronous = isinstance(mode, Sync)
+        #: What others get from a block may depend on this trainer's batch having come there.
+        self._others_wait = isinstance(mode, Sync | Bounded)
         self._has_one_base = isinstance(mode, Sync) and mode.backup > 0
         self._pull_every = mode.pull_every if isinstance(mode, Async) else 1
         self._steps_since_pull = 0
@@ -190,7 +193,7 @@ class Steps:
         """In synchronous mode, have the values of the batch's round."""
         if self._is_synchronous and not current.must_repeat:
             versions, answered = self.versions, current.answered
-            after = {base: self._mode.version_after(base) for base in set(answered.values())}
+            after = {base: self.mode.version_after(base) for base in set(answered.values())}
             behind = {block: after[base] for block, base in answered.items() if versions[block] < after[base]}
             if behind:
                 yield from self._transfer(current, current.member, pulls=behind)
@@ -224,15 +227,19 @@ class Steps:
             yield from self._send(current, blocks, pull=False)
 
     def pull(self, current: CurrentBatch | None, blocks: Iterable[int], min_version: int = 0) -> Work[None]:
-        """Have values of these blocks, at or above a version; in synchronous mode of the batch's round."""
+        """Have values of these blocks, at or above a version; in synchronous mode of the batch's round.
+
+        A batch that was pushed in part arrives at the other blocks before: two trainers that wait for each other, each
+        where the other has not pushed, would wait for ever.
+        """
         wanted = dict.fromkeys(blocks, min_version)
         if current is None:
             yield from self._transfer(None, 0, pulls=wanted)
             return
-        if self._is_synchronous and current.answered and not current.must_repeat:
+        if self._others_wait and current.answered and not current.must_repeat:
             yield from self._send(current, self._unanswered(current), pull=False)
         if self._is_synchronous and not current.must_repeat:
-            bases, after = current.answered.items(), self._mode.version_after
+            bases, after = current.answered.items(), self.mode.version_after
             wanted |= {block: max(after(base), min_version) for block, base in bases if block in wanted}
         # A batch that waits in a sum is not done again for a membership that ended.
         yield from self._transfer(None if current.waits else current, current.member, pulls=wanted)
@@ -312,7 +319,7 @@ class Steps:
         transfer = self.transfers(
             self._shards,
             self.versions,
-            self._mode,
+            self.mode,
             current,
             member,
             pushes,

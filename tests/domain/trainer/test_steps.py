@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from flightedl.domain.consistency.modes import Async, Mode, Sync
+from flightedl.domain.consistency.modes import Async, Bounded, Mode, Sync
 from flightedl.domain.trainer.batches import CurrentBatch
 from flightedl.domain.trainer.membership import TrainerMembership
 from flightedl.domain.trainer.steps import AskToJoin, Effect, Steps, TakeSum, WaitToJoin, carried_out
@@ -177,6 +177,15 @@ class TestAPull:
         bench.said()
         bench.run(bench.steps.pull(current, [0, 3]))
         assert bench.said() == ["push [1]", "push [2, 3]", "pull {0: 1}", "pull {3: 1}"]
+
+    @pytest.mark.parametrize(("mode", "rest"), [(Sync(), [1]), (Bounded(0), [1]), (Async(), [])])
+    def test_between_two_pushes_arrives_where_others_may_wait_for_it(self, mode: Mode, rest: list[int]) -> None:
+        bench = Bench(mode)
+        current = bench.batch(0)
+        bench.run(bench.steps.push(current, [0, 2, 3]))
+        bench.said()
+        bench.run(bench.steps.pull(current, [0]))
+        assert bench.said() == [*(f"push {[block]}" for block in rest), f"pull {{0: {mode.version_after(0)}}}"]
 
     def test_before_the_push_reads_what_there_is(self) -> None:
         bench = Bench(Sync())
