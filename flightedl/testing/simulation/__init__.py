@@ -14,9 +14,9 @@ What decides is the production code of ``flightedl.domain``: the cores of master
 * ``cluster``: who runs, and who is started again; ``scenario``: what a seed makes of the job and its world;
 * ``account``: *what must hold*, of all that is given out, done, stored and told;
 * ``job``: the ledger program, some of whose data nobody can train; ``evaluating``: what it evaluates before and after;
-* ``planted`` (with ``planted_trainer``, ``planted_queue``, ``planted_blocks``, ``planted_protocol``): bugs to plant in
-  the product, ``flaws``: in these models; ``strikes``: faults at random; ``runs``: many seeds on several processes;
-  ``recorded``: recordings of the processes.
+* ``planted`` (with ``planted_trainer``, ``planted_queue``, ``planted_blocks``, ``planted_protocol``,
+  ``planted_weights``): bugs to plant in the product, ``flaws``: in these models; ``strikes``: faults at random;
+  ``runs``: many seeds on several processes; ``recorded``: recordings of the processes.
 
 What must hold, besides every ``check`` of the domain:
 
@@ -26,18 +26,21 @@ What must hold, besides every ``check`` of the domain:
 4. No master that was deposed writes its state, and no pserver follows its view.
 5. A manifest that is newer than the pointer names complete files; so does the one that the pointer names, always.
 6. A round closes only with all its due members; a checkpoint at a round has all blocks as they were at that round.
-   An update is of the batches that it names, and of nothing else.
+   An update is of the batches that it names, and of nothing else, and each of them has its share in it: its records'
+   in a mean, 1 in a sum, by the staleness where the mode says so. A batch that is pushed again has the share that it
+   had in the sum that its trainer pushed it in first.
 7. When faults end, the job ends; when it is said to be done, every pserver has everything, and no round waits.
 8. No audit finds that something is missing which counts as done; the audit mends it, and would hide it.
 9. What a trainer is told it holds or hands back, and under its present registration; an answer about one attempt takes
    away no other.
 10. Batches that nobody can train are set aside one by one, and where nothing else goes wrong no others are.
-11. The result of an evaluation has each of its batches once, whoever measured it and however often.
+11. The result of an evaluation has each of its batches once, by its records, whoever measured it and however often.
 12. A pserver that was told to end, and says that a checkpoint has all that it had then, is right.
 13. Nobody adds to a round before all blocks that wait for it have closed the round before, but with ``backup``, and
     unless its program gave up a push: so all that a batch is computed from is of one round.
 14. Who reads the result of a job that has ended reads all that was trained.
 15. At the end all blocks have grown from the first values of one election, however often the model began anew.
+16. Values, slots, versions and step numbers of a block are of one moment: served, saved or at the end.
 
 Not covered: threads within a process, and bytes (streams, files): those have tests of their own.
 

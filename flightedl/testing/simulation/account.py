@@ -25,6 +25,7 @@ from flightedl.testing.simulation.etcd import (
     STATE,
 )
 from flightedl.testing.simulation.job import plan_of, set_aside, wrong
+from flightedl.testing.simulation.ledger import require_sound
 from flightedl.testing.simulation.world import Violation
 
 if TYPE_CHECKING:
@@ -44,8 +45,8 @@ class Account:
         self._cluster = cluster
         #: (lives of the job and of etcd, evaluation, attempt) -> what a trainer was given under it.
         self._attempts: dict[tuple[int, int, int, str, int], Any] = {}
-        #: Lives of the job and of etcd -> what was there whenever a master said that all is done.
-        self._results: dict[tuple[int, int, int], set[int]] = {}
+        #: Lives of the job and of etcd, block -> what was there whenever a master said that all is done.
+        self._results: dict[tuple[int, int, int, int], set[int]] = {}
         #: (epoch, task, batch) of all that was ever set aside, as masters told when they did.
         self._set_aside: set[tuple[int, int, int]] = set()
         #: Members that all pservers have agreed to.
@@ -126,11 +127,12 @@ class Account:
     def evaluated(self, trainer: Trainer, name: str, reply: TasksReply) -> None:
         """A trainer has the result of an evaluation: each batch is in it once."""
         counts = self._cluster.shape.evaluation
-        worth = [
-            self._cluster.shape.worth_of(task, batch) for task, count in enumerate(counts) for batch in range(count)
+        measured = [
+            self._cluster.shape.measured(task, batch) for task, count in enumerate(counts) for batch in range(count)
         ]
-        if reply.metrics != {"worth": sum(worth) / len(worth)} or reply.failed:
-            raise Violation(f"{trainer.name} hears that evaluation {name!r} has {reply.metrics}, not {worth}")
+        mean = sum(worth for worth, _ in measured) / sum(weight for _, weight in measured)
+        if reply.metrics != {"worth": mean} or reply.failed:
+            raise Violation(f"{trainer.name} hears that evaluation {name!r} has {reply.metrics}, not {mean}")
         self.evaluations += 1
 
     def accepted(self, master: Master, report: FinishedTask, is_current: bool) -> None:
@@ -190,7 +192,7 @@ class Account:
         number = number_of(name)
         if number is None or name != manifest_name(number):
             shard = self._cluster.store.files[name]
-            blocks = dict(zip(shard.blocks, shard.values, strict=True))
+            blocks = list(zip(shard.blocks, shard.values, shard.slots, shard.updates, strict=True))
             self._require_exact(name, blocks, AppliedBatches.decode(shard.applied))
             return
         self.checkpoints += 1
@@ -200,7 +202,7 @@ class Account:
 
     def serves(self, pserver: Pserver) -> None:
         """A pserver begins to serve, maybe what it has put together from several files."""
-        blocks = {block.number: block.values for block in pserver.ordered}
+        blocks = [(block.number, block.values, block.slot, block.updates) for block in pserver.ordered]
         assert pserver.shard is not None, "who serves has blocks"
         self._require_exact(pserver.name, blocks, pserver.shard.protocol.applied())
 
@@ -213,13 +215,18 @@ class Account:
             if is_present and not has_heard_more and member_id not in pserver.shard.protocol.members:
                 raise Violation(f"{master.name} has admitted member {member_id}, and {pserver.name} has not")
 
-    def _require_exact(self, name: str, blocks: Mapping[int, Sequence[int]], applied: AppliedBatches) -> None:
-        """Applied sets have the batches that are in the values of the blocks, and no others."""
+    def _require_exact(
+        self, name: str, blocks: Sequence[tuple[int, Sequence[int], int, int]], applied: AppliedBatches
+    ) -> None:
+        """Applied sets have the batches that are in the values of the blocks (number, values, slot, updates)."""
         shape = self._cluster.shape
-        for place, (number, values) in enumerate(blocks.items()):
+        for place, (number, values, slot, updates) in enumerate(blocks):
+            require_sound(name, number, values, slot, updates)
             for batch in shape.batches():
+                if not shape.has_gradient(batch, number) or not shape.records_of(batch):
+                    continue
                 is_marked = applied.has(place, batch)
-                if not shape.has_gradient(batch) or is_marked == bool(values[shape.element_of(batch)]):
+                if is_marked == bool(values[shape.element_of(batch)]):
                     continue
                 task_count = AppliedBatches.rebuilt([(applied, place)]).through_task_count(batch.epoch)
                 if task_count is None or batch.task < task_count:  # Else its file joined when this epoch was over.
@@ -256,8 +263,11 @@ class Account:
         """A master says that all is done: every pserver process that it knows of has every batch."""
         self._cluster.world.note("{} says that all is done", master.name)
         self._require_saved(master)
-        result = set(self._wrong([0] * self._cluster.shape.element_count, master))
-        self._results[self._cluster.lives] = self._results.get(self._cluster.lives, result) & result
+        nothing = [0] * self._cluster.shape.element_count
+        for number in range(self._cluster.shape.block_count):
+            result = set(self._wrong(number, nothing, master))
+            known = self._results.setdefault((*self._cluster.lives, number), result)
+            known &= result
         for index in range(self._cluster.pserver_count):
             key = master.directory.get(f"ps/{index}")
             if key is None or not key.value.is_alive:
@@ -267,7 +277,7 @@ class Account:
             for block in key.value.ordered:
                 if block.rounds.held:
                     raise Violation(f"{master.name} says that all is done, and a round waits on {key.value.name}")
-                if missing := self._wrong(block.values, master):
+                if missing := self._wrong(block.number, block.values, master):
                     raise Violation(f"{master.name} says that all is done, but {key.value.name} lacks {missing}")
 
     def _require_saved(self, leader: Master) -> None:
@@ -288,23 +298,23 @@ class Account:
             if file.name in store.rotten:
                 continue
             for block, values in zip(shard.blocks, shard.values, strict=True):
-                if found := self._wrong(values, leader):
+                if found := self._wrong(block, values, leader):
                     raise Violation(f"the job is over, and checkpoint {number} has not {found} of block {block}")
 
     def result_read(self, trainer: Trainer, pserver: Pserver) -> None:
         """A trainer that knows of the end has read values: all that counted as done is in them."""
-        result = self._results.get(self._cluster.lives, set())
         for block in pserver.ordered:
+            result = self._results.get((*self._cluster.lives, block.number), set())
             if missing := {element for element in result if not block.values[element]}:
                 raise Violation(f"{trainer.name} takes what {pserver.name} has for the result, which lacks {missing}")
 
-    def _wrong(self, values: Sequence[int], master: Master) -> list[int]:
-        """Elements of a block that do not have their batch exactly once, by this master's account of the tasks."""
+    def _wrong(self, block: int, values: Sequence[int], master: Master) -> list[int]:
+        """Elements of a block that have not what they should, by this master's account of the tasks."""
         work = master.core.work
         assert work is not None, "a master that leads has a queue"
         if unknown := set_aside(work.queue) - self._set_aside:
             raise Violation(f"{master.name} counts {unknown} as set aside, which never failed")
-        return wrong(values, self._cluster.shape, work.queue, is_stopped=master.core.is_stopped)
+        return wrong(values, block, self._cluster.shape, work.queue, is_stopped=master.core.is_stopped)
 
     def job_ended(self, leader: Master, serving: Mapping[int, Pserver]) -> None:
         """All is done, and faults have stopped: everything is there."""
@@ -316,7 +326,8 @@ class Account:
             pserver.check()
             for block in pserver.ordered:
                 found += 1
-                if found_wrong := self._wrong(block.values, leader):
+                require_sound(pserver.name, block.number, block.values, block.slot, block.updates)
+                if found_wrong := self._wrong(block.number, block.values, leader):
                     counts = [(element, block.values[element]) for element in found_wrong[:5]]
                     raise Violation(f"block {block.number} on {pserver.name} ends with {counts}")
         if found != plan_of(self._cluster.pserver_count, self._cluster.shape.cut_for).block_count:

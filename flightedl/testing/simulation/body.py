@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from flightedl.domain.trainer.batches import CurrentBatch
 from flightedl.domain.trainer.steps import Work
+from flightedl.testing.simulation.job import Gradient, batch_of
 from flightedl.testing.simulation.world import Action
 
 if TYPE_CHECKING:
@@ -14,8 +16,7 @@ if TYPE_CHECKING:
 
 #: How often a program takes no notice of an error.
 _SWALLOWED_SHARE = 0.7
-#: What computing a batch takes at most, mostly and now and then.
-_LONGEST_S = 0.02
+#: What computing a batch takes at most, now and then.
 _SLOWEST_S = 2.0
 _SLOW_SHARE = 0.06
 
@@ -23,8 +24,8 @@ _SLOW_SHARE = 0.06
 class Body:
     """One time through the loop's body, with one batch.
 
-    Mostly that is a step; now and then it is pushed in two parts, pulled before, or pulled after. Every block gets a
-    gradient, unless a push fails.
+    Mostly that is a step; now and then it is pushed in two parts, pulled before, or pulled after. Every block gets the
+    gradient that the batch has for it, unless a push fails.
 
     Args:
         trainer: Whose program it is.
@@ -39,7 +40,8 @@ class Body:
         self._swallows_next = False
         self._calls = self._drawn()
         is_slow = trainer.own.random() < _SLOW_SHARE and trainer.world.are_faults_on
-        trainer.later((_SLOWEST_S if is_slow else _LONGEST_S) * trainer.own.random(), self._go_on)
+        longest_s = _SLOWEST_S if is_slow else trainer.cluster.scenario.batch_s
+        trainer.later(longest_s * trainer.own.random(), self._go_on)
 
     def fail(self, error: Exception) -> None:
         """What it waits for fails, of which the program takes no notice."""
@@ -87,13 +89,15 @@ class Body:
         if current.must_repeat:
             self._go_on()
             return
+        shape, batch = self._trainer.cluster.shape, batch_of(current.identity)
+        gradients = {number: {shape.element_of(batch): 1} for number in blocks if shape.has_gradient(batch, number)}
         if steps.sums is not None:
-            steps.add(current, [str(number) for number in blocks])
+            weight = steps.add(current, [str(number) for number in gradients])
             steps.sums.check()
-            self._trainer.worker.add(steps.sums.identity, blocks)
+            self._trainer.worker.add(steps.sums.identity, gradients, weight)
             self._run(steps.step(current)) if is_complete else self._go_on()
         else:
-            self._run(steps.step(current) if is_complete else steps.push(current, blocks), blocks)
+            self._run(steps.step(current) if is_complete else steps.push(current, gradients), gradients)
 
-    def _run(self, work: Work[None], gradients: Sequence[int] = ()) -> None:
+    def _run(self, work: Work[None], gradients: Mapping[int, Gradient] = MappingProxyType({})) -> None:
         self._trainer.worker.run(work, lambda _: self._go_on(), self._failed, gradients)

@@ -24,7 +24,6 @@ from flightedl.testing.simulation.world import Process, Violation, World
 #: Simulated seconds that a job may take, with faults and after them: within 12 s all of hundreds ended.
 _FAULTY_S = 90.0
 _CALM_S = 100.0
-_MASTERS = 2
 #: So long after it was mended a pserver may still find a checkpoint damaged.
 _MENDED_S = 5.0
 
@@ -111,9 +110,9 @@ class Cluster:
     # who runs
 
     def _boot(self) -> None:
-        for _ in range(_MASTERS):
+        for _ in range(1 + self.scenario.standby_masters):
             self._start(Master(self, self._name("master")))
-        for _ in range(self.pserver_count):
+        for _ in range(self.pserver_count + self.scenario.spare_pservers):
             self.start_pserver()
         for number in range(self.scenario.trainer_count):
             self._start(Trainer(self, f"trainer-{number}"))

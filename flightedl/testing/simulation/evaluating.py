@@ -1,7 +1,7 @@
 """A simulated trainer's part of an evaluation: the product's feed, and the sums that each batch adds to.
 
-Batch k of the evaluation's data measures 16**k. So the sum that everybody is told at the end shows how often each
-batch is in it.
+Batch k of the evaluation's data measures 16**k, in mean over its records, which are fewer than 8. So the mean that
+everybody is told at the end shows how often each batch is in it, and with what weight.
 """
 
 from __future__ import annotations
@@ -55,8 +55,8 @@ class Evaluating(Loop):
                 self._is_reading = False
                 self._read()
                 return
-            worth = self.trainer.cluster.shape.worth_of(task.assignment.task, number)
-            self._measure_from(task, number + 1, total + worth, weight + 1.0)
+            worth, records = self.trainer.cluster.shape.measured(task.assignment.task, number)
+            self._measure_from(task, number + 1, total + worth, weight + records)
 
         if number < task.assignment.end_batch:
             self.trainer.later(_MEASURED_S * self.trainer.own.random(), measured)

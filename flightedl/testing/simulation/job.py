@@ -1,20 +1,20 @@
 """What a simulated job is: its tasks, its blocks, and the account of what is in them.
 
-The ledger program: batch k adds 1 to element k of every block. Kept finer than that: each block has an element for each
-batch *of each epoch*, which must end as exactly 1, and must never be 2. Then every element of the real program, which
-adds an epoch's batches to the same elements, ends as the number of epochs.
+The ledger program: each block has an element for each batch of each epoch, and the gradient of a batch is 1 there. So
+what an update adds to an element is the part that its batch has in it: by its records in a mean, 1 in a sum.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from fractions import Fraction
 from functools import lru_cache
 from random import Random
 
 from msgspec.structs import replace
 
-from flightedl.domain.consistency.modes import Async, Mode
+from flightedl.domain.consistency.modes import Async, Mode, Sync
 from flightedl.domain.exactly_once.batches import Batch
 from flightedl.domain.model.parameters import ParameterSpec
 from flightedl.domain.model.sharding import ShardPlan, plan_for
@@ -28,9 +28,17 @@ from flightedl.messages.declarations import (
     JobDeclaration,
     ModelDeclaration,
 )
+from flightedl.messages.parameters import BatchIdentity
+
+_SCALED_SHARE = 0.2
 
 #: A model of four blocks, whose plan is the production one.
 PARAMETERS = (ParameterSpec("w", (200,)), ParameterSpec("b", (10,)), ParameterSpec("u", (30_000,)))
+
+#: Element -> what is added to it, or pushed to be added.
+Gradient = Mapping[int, Fraction | int]
+#: Of the batches, in turn; where no record met the filter, a batch has no part in a mean.
+_RECORDS = (3, 1, 4, 1, 5, 0, 2, 3)
 
 
 @lru_cache(maxsize=64)
@@ -69,6 +77,8 @@ class JobShape:
     confirmations: int = 2
     #: A piece that runs is never taken back earlier.
     timeout_floor_s: float = 4.0
+    #: Whether some blocks get a gradient of a batch, and others none.
+    is_patchy: bool = False
 
     @property
     def grows(self) -> bool:
@@ -106,9 +116,10 @@ class JobShape:
         count = len(self.evaluation)
         return DeclaredDataset(index_hash="", task_count=count, record_count=0, schema="", declaration=declaration)
 
-    def worth_of(self, task: int, batch: int) -> float:
-        """What a batch of the evaluation's data adds to the sum, see ``evaluating``."""
-        return 16.0 ** (sum(self.evaluation[:task]) + batch)
+    def measured(self, task: int, batch: int) -> tuple[float, float]:
+        """What a batch of the evaluation's data adds to the sum, and its weight, see ``evaluating``."""
+        weight = 1.0 + self.records_of(Batch(0, task, batch))
+        return weight * 16.0 ** (sum(self.evaluation[:task]) + batch), weight
 
     @property
     def element_count(self) -> int:
@@ -126,19 +137,45 @@ class JobShape:
             for task, count in enumerate(self.batch_counts):
                 yield from (Batch(epoch, task, batch) for batch in range(count))
 
+    def has_gradient(self, batch: Batch, block: int) -> bool:
+        """Some batches have no gradient, of all blocks or of some."""
+        return (batch.epoch + 2 * batch.task + 3 * batch.batch + (block if self.is_patchy else 0)) % 7 != 5
+
     @staticmethod
-    def has_gradient(batch: Batch) -> bool:
-        """Of some batches nothing has a gradient, where they are pushed by themselves."""
-        return (batch.epoch + 2 * batch.task + 3 * batch.batch) % 7 != 5
+    def records_of(batch: Batch) -> int:
+        """Its weight in a mean."""
+        return _RECORDS[(batch.epoch + 3 * batch.task + 5 * batch.batch) % len(_RECORDS)]
+
+    def shares(self, batches: Sequence[Batch], block: int, mode: Mode) -> Gradient:
+        """What each batch adds to a block when these are one update."""
+        has_sums = isinstance(mode, Async) and mode.push_every > 1
+        is_mean = (isinstance(mode, Sync) or has_sums) and mode.reduce == "mean"  # type: ignore[attr-defined]
+        parts = {
+            self.element_of(batch): self.records_of(batch) if is_mean else 1
+            for batch in batches
+            if self.has_gradient(batch, block)
+        }
+        whole = sum(parts.values()) if is_mean else 1
+        return {element: Fraction(part, whole) for element, part in parts.items() if part}
 
     def element_of(self, batch: Batch) -> int:
         """The element that a batch of an epoch adds to."""
         return batch.epoch * sum(self.batch_counts) + sum(self.batch_counts[: batch.task]) + batch.batch
 
 
+def batch_of(identity: BatchIdentity) -> Batch:
+    """As a message names it."""
+    return Batch(identity.epoch, identity.task, identity.batch)
+
+
 def some_async(random: Random) -> Async:
     """Of how many batches a push is, and how many steps lie between two pulls."""
-    return Async(push_every=random.choice((1, 2, 2, 3)), pull_every=random.choice((1, 1, 2, 3)))
+    return Async(
+        push_every=random.choice((1, 2, 2, 3)),
+        pull_every=random.choice((1, 1, 2, 3)),
+        staleness_scaled=random.random() < _SCALED_SHARE,
+        reduce=random.choice(("mean", "mean", "sum")),
+    )
 
 
 def declaration_of(mode: Mode, pserver_count: int, cut_for: int) -> JobDeclaration:
@@ -160,8 +197,8 @@ def tasks_of(declaration: JobDeclaration) -> int:
     return declaration.arrivals[0].files[0][1]
 
 
-def wrong(values: Sequence[int], shape: JobShape, queue: TaskQueue, *, is_stopped: bool) -> list[int]:
-    """Elements that do not have their batch exactly once, of the tasks that this queue has had or is to have.
+def wrong(values: Sequence[int], block: int, shape: JobShape, queue: TaskQueue, *, is_stopped: bool) -> list[int]:
+    """Elements of a block that do not have their batch, of the tasks that this queue has had or is to have.
 
     Batches that were set aside may be there or not: somebody may have died of another one right after it; those that
     nobody can train are not there. Of a job that was stopped, batches that do not count as done may be there or not.
@@ -175,13 +212,16 @@ def wrong(values: Sequence[int], shape: JobShape, queue: TaskQueue, *, is_stoppe
             done, failed = _members(batches.done), _members(batches.failed)
             for batch in range(batch_count):
                 which = Batch(epoch, task, batch)
+                has_any, element = shape.has_gradient(which, block), shape.element_of(which)
                 if (task, batch) in shape.faulty or task >= size:
-                    allowed = {0} if batch not in done else set()
-                elif batch in failed or (is_stopped and batch not in done) or not shape.has_gradient(which):
-                    allowed = {0, 1}
+                    is_wrong = bool(values[element]) or batch in done
+                elif not has_any:
+                    is_wrong = bool(values[element])
+                elif batch in failed or (is_stopped and batch not in done) or not shape.records_of(which):
+                    is_wrong = False
                 else:
-                    allowed = {1}
-                if values[element := shape.element_of(which)] not in allowed:
+                    is_wrong = not values[element]
+                if is_wrong:
                     found.append(element)
     return found
 

@@ -1,16 +1,28 @@
-"""What a simulated pserver keeps instead of arrays: how often each batch is in each block.
+"""What a simulated pserver keeps instead of arrays: which update brought each batch to each block, and how much of it.
 
-It carries out what ``domain.pserver.blocks`` decides, believes nothing of it, and raises ``Violation`` when a batch is
-in a block twice, an update is not of the batches that it names, or a round has closed without somebody who was due.
+It carries out what ``domain.pserver.blocks`` decides, believes nothing of it, and raises ``Violation`` when
+
+* a batch is in a block twice, or an update is not of the batches that it names;
+* a gradient counts with another weight, or is divided by something else than the mean or the learning rate asks for;
+* the optimizer runs with another step number than it has run before, or from another version than the values have;
+* a round has closed without somebody who was due.
+
+Of an element a block keeps the number of the update that brought it, as plain SGD with a step of that length would.
+Its *slot* is what an optimizer keeps beside the values: the sum over all updates of their number times what they moved.
+So values, slot and number of updates belong together at every moment, or ``require_sound`` says so.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from fractions import Fraction
+from functools import lru_cache
 
+from flightedl.domain.consistency.modes import Async, Mode
 from flightedl.domain.consistency.rounds import BlockRounds
 from flightedl.domain.pserver.block_values import AddGradient, BlockSpan, EmptyRound, Update
+from flightedl.testing.simulation.job import Gradient, JobShape
 from flightedl.testing.simulation.world import Violation
 
 
@@ -19,8 +31,9 @@ class Block:
     """One block."""
 
     number: int
-    #: By element: how often its batch is in the block.
+    #: By element: 0, or 1 + the number of the update that brought its batch.
     values: list[int]
+    slot: int = 0
     updates: int = 0
     #: The version that the last update made.
     updated_to: int = 0
@@ -37,15 +50,18 @@ class Block:
 class LedgerSpan(BlockSpan):
     """Neighbouring blocks with the same history."""
 
-    __slots__ = ("accumulator", "arrived", "blocks")
+    __slots__ = ("accumulator", "arrived", "blocks", "shape")
 
-    def __init__(self, numbers: range, local: range, rounds: BlockRounds, blocks: Sequence[Block]) -> None:
+    def __init__(
+        self, numbers: range, local: range, rounds: BlockRounds, blocks: Sequence[Block], shape: JobShape
+    ) -> None:
         super().__init__(numbers, local, rounds)
         self.blocks = blocks
+        self.shape = shape
         for block in blocks:
             block.span = self
-        #: Elements of the batches in the sum.
-        self.accumulator: list[int] = []
+        #: What the sum of the round has, times its weight, by block.
+        self.accumulator: list[dict[int, Fraction | int]] = [{} for _ in blocks]
         #: Who arrived in the open round.
         self.arrived: set[int] = set()
 
@@ -54,38 +70,55 @@ class LedgerSpan(BlockSpan):
         parts = []
         for numbers in into:
             first = numbers.start - self.numbers.start
-            blocks = self.blocks[first : first + len(numbers)]
-            part = LedgerSpan(numbers, self.local_of(numbers), self.rounds, blocks)
-            part.accumulator, part.arrived = self.accumulator.copy(), self.arrived.copy()
+            at = slice(first, first + len(numbers))
+            part = LedgerSpan(numbers, self.local_of(numbers), self.rounds, self.blocks[at], self.shape)
+            part.accumulator, part.arrived = [dict(total) for total in self.accumulator[at]], self.arrived.copy()
             parts.append(part)
         return parts
 
-    def add(self, effect: AddGradient, elements: Iterable[int]) -> None:
-        """Add a gradient to the sum of the round."""
+    def add(self, effect: AddGradient, gradients: Sequence[Gradient]) -> None:
+        """Add a gradient, of each block, to the sum of the round."""
+        weight = _exact(effect.weight)
         if effect.is_first:
-            self.accumulator = []
-        self.accumulator.extend(elements)
+            self.accumulator = [{} for _ in self.blocks]
+        for total, gradient in zip(self.accumulator, gradients, strict=True):
+            for element, amount in gradient.items():
+                total[element] = total.get(element, 0) + weight * amount
 
-    def update(self, effect: Update, pushed: Sequence[int], named: Sequence[int]) -> None:
+    def update(self, effect: Update, mode: Mode, gradients: Sequence[Gradient], base: int) -> None:
         """Put the sum, or what was pushed, into the values.
 
         Args:
             effect: What the protocol says.
-            pushed: Elements of the batches that were pushed.
-            named: Those of the batches that the effect names.
+            mode: In which it was decided.
+            gradients: Of each block, what was pushed.
+            base: The version that it was computed at.
         """
-        elements = self.accumulator if effect.is_of_round else pushed
-        if sorted(elements) != sorted(named):
-            raise Violation(f"blocks {self.numbers}: an update has {elements}, and names {named}")
-        for block in self.blocks:
-            if effect.number != block.updates:
-                raise Violation(f"block {block.number}: update {effect.number} after {block.updates}")
-            block.updates += 1
-            block.updated_to = effect.to_version
-            for element in elements:
-                block.values[element] += 1
-                if block.values[element] > 1:
-                    raise Violation(f"block {block.number}: element {element} has a batch twice")
+        factor = _exact(effect.scale) * _exact(effect.rate_factor)
+        batches = [batch for batch, _ in effect.batches]
+        for place, block in enumerate(self.blocks):
+            added = self.accumulator[place] if effect.is_of_round else gradients[place]
+            moved = {element: factor * amount for element, amount in added.items()}
+            right = self.shape.shares(batches, block.number, mode)
+            if not effect.is_of_round and moved.keys() == right.keys():
+                # What its sender may push of a sum that is done again is looked at there.
+                rate = Fraction(1, 1 + effect.from_version - base) if _slows(mode) else 1
+                right = {element: rate * amount for element, amount in added.items()}
+            if moved != right:
+                raise Violation(f"block {block.number}: an update of {batches} adds {_text(moved)}, not {_text(right)}")
+            self._move(block, effect, moved)
+
+    def _move(self, block: Block, effect: Update, moved: Gradient) -> None:
+        """One run of the optimizer."""
+        if effect.number != block.updates or effect.from_version < block.updated_to:
+            raise Violation(f"block {block.number}: {effect} after {block.updates} until version {block.updated_to}")
+        block.updates += 1
+        block.updated_to = effect.to_version
+        for element in moved:
+            if block.values[element]:
+                raise Violation(f"block {block.number}: element {element} has a batch twice")
+            block.values[element] = block.updates
+            block.slot += block.updates * (1 + element)
 
     def round_over(self, effect: Update | EmptyRound, first_rounds: Mapping[int, int], backup: int) -> None:
         """A round was closed: everybody who was due has arrived, but for ``backup`` of them."""
@@ -93,3 +126,27 @@ class LedgerSpan(BlockSpan):
         if len(due - self.arrived) > backup:
             raise Violation(f"blocks {self.numbers}: round {effect.from_version} closed without {due - self.arrived}")
         self.arrived = set()
+
+
+def require_sound(name: str, number: int, values: Sequence[int], slot: int, updates: int) -> None:
+    """Raise Violation unless a block's values, its slot and the number of its updates are of one moment."""
+    steps = {value for value in values if value}
+    if steps != set(range(1, updates + 1)):
+        raise Violation(f"{name}: block {number} had {updates} updates, and has what updates {sorted(steps)} brought")
+    right = sum(value * element for element, value in enumerate(values, 1))
+    if slot != right:
+        raise Violation(f"{name}: the slot of block {number} is {slot}, and belongs to other values, for which {right}")
+
+
+def _slows(mode: Mode) -> bool:
+    return isinstance(mode, Async) and mode.staleness_scaled
+
+
+@lru_cache(maxsize=1024)
+def _exact(factor: float) -> Fraction:
+    """What the product rounds to a float: a weight, or one divided by an integer."""
+    return Fraction(factor).limit_denominator(10_000)
+
+
+def _text(gradient: Gradient) -> str:
+    return ", ".join(f"{amount} to {element}" for element, amount in sorted(gradient.items()))

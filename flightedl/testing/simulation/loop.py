@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from flightedl.domain.exactly_once.batches import Batch
 from flightedl.domain.trainer.batches import CurrentBatch
 from flightedl.domain.trainer.feed import Ask, AssignedTask, LookAgain, Over, Rest
 from flightedl.domain.trainer.readings import (
@@ -183,9 +184,10 @@ class Loop:
 
     # the body
 
-    @staticmethod
-    def _current_of(item: ReadBatch[None]) -> CurrentBatch:
-        return CurrentBatch(item.task.assignment, item.number, 1)
+    def _current_of(self, item: ReadBatch[None]) -> CurrentBatch:
+        assigned = item.task.assignment
+        records = self.trainer.cluster.shape.records_of(Batch(assigned.epoch, assigned.task, item.number))
+        return CurrentBatch(assigned, item.number, records)
 
     def _go(self) -> None:
         """Until something has to be waited for."""

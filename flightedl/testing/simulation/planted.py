@@ -36,6 +36,7 @@ from flightedl.testing.simulation.planted_blocks import BLOCK_BUGS
 from flightedl.testing.simulation.planted_protocol import PROTOCOL_BUGS
 from flightedl.testing.simulation.planted_queue import QUEUE_BUGS
 from flightedl.testing.simulation.planted_trainer import TRAINER_BUGS
+from flightedl.testing.simulation.planted_weights import WEIGHT_BUGS
 
 #: The original method -> what takes its place.
 Make = Callable[[Callable[..., Any]], Callable[..., Any]]
@@ -274,7 +275,8 @@ PLANTED: dict[str, Planted] = {
     ),
 }
 
-PLANTED |= {name: Planted(*bug) for name, bug in (BLOCK_BUGS | TRAINER_BUGS | QUEUE_BUGS | PROTOCOL_BUGS).items()}
+_ROOMS = (BLOCK_BUGS, TRAINER_BUGS, QUEUE_BUGS, PROTOCOL_BUGS, WEIGHT_BUGS)
+PLANTED |= {name: Planted(*bug) for room in _ROOMS for name, bug in room.items()}
 
 
 #: All that a run can be given: name -> what goes wrong.

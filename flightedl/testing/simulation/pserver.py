@@ -31,7 +31,7 @@ from flightedl.messages.declarations import JobDeclaration
 from flightedl.messages.status import PserverStatusReply
 from flightedl.recording.pserver import pserver_life
 from flightedl.testing.simulation.etcd import ADDRESS, DONE, INIT, STATE, Transaction, claimed
-from flightedl.testing.simulation.job import plan_of
+from flightedl.testing.simulation.job import Gradient, plan_of
 from flightedl.testing.simulation.ledger import Block
 from flightedl.testing.simulation.shard import Shard
 from flightedl.testing.simulation.store import StoredShard
@@ -58,8 +58,10 @@ class Push(NamedTuple):
     batches: tuple[Batch, ...]
     #: Of their task.
     batch_count: int
-    #: (block, base version, weight)
-    rows: tuple[tuple[int, int, float], ...]
+    #: (block, base version, gradient: empty of an arrival)
+    rows: tuple[tuple[int, int, Gradient], ...]
+    #: In a mean.
+    weight: float
     step: int
 
 
@@ -434,7 +436,8 @@ class Pserver(Process):
             self.world.fault("stream broken")
             rows = rows[: self.world.random.randrange(len(rows) + 1)]
         shard, sender = self._blocks(), (push.trainer, push.generation, push.member)
-        outcomes = shard.push(sender, [(batch, push.batch_count) for batch in push.batches], rows, push.step)
+        batches = [(batch, push.batch_count) for batch in push.batches]
+        outcomes = shard.push(sender, batches, rows, push.weight, push.step)
         shard.serve_waiting()
         if not breaks:
             reply(("pushed", outcomes))

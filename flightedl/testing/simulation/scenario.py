@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from random import Random
 
 from flightedl.domain.checkpoint.values import CheckpointSettings
@@ -20,6 +20,7 @@ _FAULTY_DATA_SHARE = 0.15
 _FAULTY_DATA_ALONE_SHARE = 0.4
 #: Of faulty batches, those that take the process that reads them with them.
 _DEADLY_SHARE = 0.4
+_PATCHY_SHARE = 0.2
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +38,11 @@ class Scenario:
     has_many_tasks: bool
     pserver_count: int
     trainer_count: int
+    #: What computing a batch takes at most, mostly: the longer, the more trainers meet in a round.
+    batch_s: float
+    #: More than one leads, and more than there are indices for: they take over at once from one that dies.
+    standby_masters: int
+    spare_pservers: int
     checkpoints: CheckpointSettings
     #: Whether there is anywhere to keep them: else the model begins anew when a pserver dies.
     keeps_checkpoints: bool
@@ -76,6 +82,7 @@ def drawn(seed: int, fault_scale: float = 1.0, mode: str = "", recovery: str = "
         confirmations=data.randint(1, 2),
         # Where nothing else fails, nothing may run too long either: all wait in their round for each that dies.
         timeout_floor_s=100.0 if faulty and is_alone else 4.0,
+        is_patchy=data.random() < _PATCHY_SHARE,
     )
     return Scenario(
         shape=shape,
@@ -84,7 +91,10 @@ def drawn(seed: int, fault_scale: float = 1.0, mode: str = "", recovery: str = "
         may_be_stopped=fates.random() < _STOPPED_SHARE,
         has_many_tasks=has_many_tasks,
         pserver_count=pserver_count,
-        trainer_count=random.randint(1, 3),
+        trainer_count=random.choice((1, 2, 2, 3, 3)),
+        standby_masters=data.choice((0, 1, 1, 1, 2)),
+        spare_pservers=data.choice((0, 0, 1, 2)),
+        batch_s=data.choice((0.02, 0.1, 0.5)),
         checkpoints=CheckpointSettings(
             interval_s=random.choice((0.7, 2.0, 5.0)),
             interval_tasks=fates.choice((None, None, 1, 3)),
@@ -110,7 +120,8 @@ def drawn(seed: int, fault_scale: float = 1.0, mode: str = "", recovery: str = "
 
 def _mode(random: Random, name: str) -> Mode:
     if name == "sync":
-        return random.choice((Sync(), Sync(), Sync(backup=1), Sync(deterministic=True)))
+        sync = random.choice((Sync(), Sync(), Sync(backup=1), Sync(deterministic=True)))
+        return replace(sync, reduce=random.choice(("mean", "mean", "sum")))
     return some_async(random) if name == "async" else Bounded(random.randrange(3))
 
 

@@ -33,7 +33,7 @@ from flightedl.messages.parameters import Outcome
 from flightedl.recording.blocks import block_protocol
 from flightedl.recording.snapshots import pserver_snapshots
 from flightedl.recording.writer import Recorder
-from flightedl.testing.simulation.job import JobShape
+from flightedl.testing.simulation.job import Gradient, JobShape
 from flightedl.testing.simulation.ledger import Block, LedgerSpan
 from flightedl.testing.simulation.store import StoredShard
 from flightedl.testing.simulation.world import Process, Reply, Violation
@@ -67,7 +67,6 @@ class Shard:
         pserver: tuple[int, int],
     ) -> None:
         self._process = process
-        self._shape = shape
         self._publish = publish
         #: Told of the member, and of the round, of each gradient that is added to a sum.
         self.contributed: Callable[[int, int], None] = lambda _member, _round: None
@@ -77,7 +76,7 @@ class Shard:
         for numbers in runs_of(plan, index):
             blocks = [Block(number, [0] * shape.element_count) for number in numbers]
             local = range(len(self.blocks), len(self.blocks) + len(blocks))
-            spans.append(LedgerSpan(numbers, local, BlockRounds(mode), blocks))
+            spans.append(LedgerSpan(numbers, local, BlockRounds(mode), blocks, shape))
             self.blocks += blocks
         self.protocol = block_protocol(recorder, pserver, spans, mode, nullcontext())
         #: Whom the blocks wait for: member -> first round.
@@ -89,8 +88,8 @@ class Shard:
         self._is_copying = False
         #: Positions of blocks to be copied.
         self._due: set[int] = set()
-        #: Position -> (version, updates, values).
-        self._copies: dict[int, tuple[int, int, tuple[int, ...]]] = {}
+        #: Position -> (version, updates, values, slot).
+        self._copies: dict[int, tuple[int, int, tuple[int, ...], int]] = {}
         #: Of the snapshot under way.
         self._command: SnapshotCommand | None = None
         self._waiting: list[tuple[int, Sequence[tuple[int, int]], Reply, float]] = []
@@ -121,7 +120,7 @@ class Shard:
         for part, shard in found:
             for number in part.blocks:
                 block, place = blocks[number], shard.blocks.index(number)
-                block.values, block.model = list(shard.values[place]), shard.model
+                block.values, block.slot, block.model = list(shard.values[place]), shard.slots[place], shard.model
                 block.updates, block.updated_to = shard.updates[place], shard.versions[place]
                 restored[number] = (shard.versions[place], block.updates)
         self.protocol.restore(applied_of([part for part, _ in found], sets), restored)
@@ -130,6 +129,7 @@ class Shard:
 
     def take_view(self, request: ViewRequest) -> ViewReply:
         """Take over what a master sends."""
+        mode = self.protocol.mode
         taken = self.protocol.take_view(request)
         for member in taken.verdict.remove:
             self._first_rounds.pop(member, None)
@@ -139,7 +139,7 @@ class Shard:
             raise Violation(f"{self._process.name} took view {number} after {self._newest_view}")
         self._newest_view = max(number, self._newest_view)
         for span, effects in taken.effects:
-            self._change(span, effects)
+            self._change(span, effects, mode)
         # Rounds that nobody is due in are passed over at once.
         at_round = taken.verdict.switch_round
         first = min((member.first_round for member in taken.verdict.admit), default=at_round)
@@ -147,26 +147,27 @@ class Shard:
             raise Violation(f"{self._process.name} does not begin {taken.verdict.switch} at {at_round} in all blocks")
         return taken.reply
 
-    def _change(self, span: LedgerSpan, effects: Sequence[Effect], pushed: Sequence[int] = ()) -> None:
-        """Carry effects out; ``pushed``: the elements of the batches that were pushed."""
-        backup = self._backup
+    def _change(
+        self, span: LedgerSpan, effects: Sequence[Effect], mode: Mode, gradients: Sequence[Gradient] = (), base: int = 0
+    ) -> None:
+        """Carry out what was decided in a mode; ``gradients``: what was pushed to each block, computed at ``base``."""
         for effect in effects:
             match effect:
                 case AddGradient():
-                    span.add(effect, pushed)
+                    span.add(effect, gradients)
                 case Update():
-                    span.update(effect, pushed, [self._shape.element_of(batch) for batch, _ in effect.batches])
+                    span.update(effect, mode, gradients, base)
                 case CopyBlocks():
                     self._copy(effect)
                 case BlocksDue(positions):
                     self._due.update(positions)
                     self._go_on_copying()
             if isinstance(effect, EmptyRound) or (isinstance(effect, Update) and effect.is_of_round):
-                span.round_over(effect, self._first_rounds, backup)
+                span.round_over(effect, self._first_rounds, mode.backup if isinstance(mode, Sync) else 0)
 
-    def _push_span(self, span: LedgerSpan, push: BlockPush, base: int) -> Pushed | None:
-        """What becomes of a push to all blocks of a span; None: it was split."""
-        has_gradient = bool(push.weight) and self._has_gradient(push)
+    def _push_span(self, span: LedgerSpan, push: BlockPush, base: int, gradients: Sequence[Gradient]) -> Pushed | None:
+        """What becomes of a push to all blocks of a span, arrivals without gradients; None: it was split."""
+        has_gradient, mode = bool(gradients[0]), self.protocol.mode
         needs = self.protocol.prepare(span, push, base, has_gradient=has_gradient)
         if needs.copy is not None:
             self._copy(needs.copy)
@@ -175,20 +176,10 @@ class Shard:
         if pushed is not None:
             if base == before and pushed.outcome in ANSWERED:
                 span.arrived.add(push.member)
-            elements = [self._shape.element_of(batch) for batch, _ in push.batches]
-            self._change(span, pushed.effects, elements)
-            if any(isinstance(effect, AddGradient) for effect in pushed.effects) and not self._backup:
+            self._change(span, pushed.effects, mode, gradients, base)
+            if isinstance(mode, Sync) and not mode.backup and any(isinstance(e, AddGradient) for e in pushed.effects):
                 self.contributed(push.member, before)
         return pushed
-
-    def _has_gradient(self, push: BlockPush) -> bool:
-        """Of some batches alone the blocks get none."""
-        return len(push.batches) > 1 or self._shape.has_gradient(push.batches[0][0])
-
-    @property
-    def _backup(self) -> int:
-        mode = self.protocol.mode
-        return mode.backup if isinstance(mode, Sync) else 0
 
     # snapshots
 
@@ -227,7 +218,7 @@ class Shard:
             if block.updates != copy.updates or block.updated_to > copy.version:
                 made = (block.updates, block.updated_to)
                 raise Violation(f"block {block.number} is copied as {copy}, and has (updates, version) {made}")
-            self._copies[position] = (copy.version, copy.updates, tuple(block.values))
+            self._copies[position] = (copy.version, copy.updates, tuple(block.values), block.slot)
             self._due.discard(position)
         command = self._command
         assert command is not None, "blocks are copied for a snapshot"
@@ -245,6 +236,7 @@ class Shard:
             versions=tuple(copy[0] for copy in copies),
             updates=tuple(copy[1] for copy in copies),
             values=tuple(copy[2] for copy in copies),
+            slots=tuple(copy[3] for copy in copies),
             applied=applied.encode(),
             model=next((block.model for block in self.blocks), None),
         )
@@ -256,10 +248,11 @@ class Shard:
         self,
         trainer: tuple[str, int, int],
         batches: Iterable[tuple[Batch, int]],
-        rows: Sequence[tuple[int, int, float]],
+        rows: Sequence[tuple[int, int, Gradient]],
+        weight: float,
         step: int,
     ) -> tuple[tuple[int, Outcome, Sequence[int]], ...]:
-        """Rows of a push, each (block, base version, weight: 0 of an arrival), by (name, generation, member).
+        """Rows of a push, each (block, base version, gradient: empty of an arrival), by (name, generation, member).
 
         Returns:
             (block, outcome, places of the batches that it lacks of a sum that it refused), of each row.
@@ -268,17 +261,20 @@ class Shard:
         named = list(batches)
         outcomes: list[tuple[int, Outcome, Sequence[int]]] = []
         while len(outcomes) < len(rows):
-            number, base, weight = rows[len(outcomes)]
+            number, base, gradient = rows[len(outcomes)]
             span = self._span(number)
+            alike = [base, bool(gradient)]
             stop = number + 1
             rest = rows[len(outcomes) + 1 : len(outcomes) + span.numbers.stop - number]
-            while stop - number <= len(rest) and rest[stop - number - 1] == (stop, base, weight):
+            for other, other_base, other_gradient in rest:
+                if other != stop or [other_base, bool(other_gradient)] != alike:
+                    break
                 stop += 1
             if range(number, stop) != span.numbers:
                 self.protocol.split(span, around(span.numbers, range(number, stop)))
                 continue
             push = BlockPush(name, generation, member, named, weight, step)
-            if (pushed := self._push_span(span, push, base)) is not None:
+            if (pushed := self._push_span(span, push, base, [gradient, *(row[2] for row in rest)])) is not None:
                 lacking = lacking_of(pushed.having, len(named)) if pushed.having else ()
                 outcomes += [(number, pushed.outcome, lacking) for number in span.numbers]
         return tuple(outcomes)

@@ -15,12 +15,13 @@ from flightedl.testing.simulation.world import Action, Process, Reply, World
 
 @dataclass(frozen=True, slots=True)
 class StoredShard:
-    """What a pserver's file holds: block -> (version, updates, values), and the applied sets of its blocks."""
+    """What a pserver's file holds: of each block version, updates, values and slot, and the blocks' applied sets."""
 
     blocks: tuple[int, ...]
     versions: tuple[int, ...]
     updates: tuple[int, ...]
     values: tuple[tuple[int, ...], ...]
+    slots: tuple[int, ...]
     applied: bytes
     #: (life of the job, election): which first values they grew from; None: zeros of nobody.
     model: tuple[int, int] | None = None

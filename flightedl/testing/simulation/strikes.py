@@ -291,7 +291,7 @@ class Strikes:
             return
         self._world.fault("mode changed")
         choices: tuple[Mode, ...] = (
-            self._cluster.fates.choice((Sync(), Sync(backup=1))),
+            self._cluster.fates.choice((Sync(), Sync("sum"), Sync(backup=1))),
             some_async(self._cluster.fates),
             some_async(self._cluster.fates),
             Bounded(self._world.random.randrange(3)),

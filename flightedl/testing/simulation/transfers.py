@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from flightedl.domain.exactly_once.accumulation import having_bits
-from flightedl.domain.exactly_once.batches import Batch
 from flightedl.domain.trainer import transfers as core
 from flightedl.errors import DeadlineError, FlightedlError, NotReadyError, ReplacedError, UnavailableError
 from flightedl.messages.parameters import Outcome
 from flightedl.messages.tasks import TasksReply
+from flightedl.testing.simulation.job import Gradient, batch_of
 from flightedl.testing.simulation.pserver import PullRequest, Push
 from flightedl.testing.simulation.world import Action
 
@@ -30,7 +30,7 @@ class Travel:
     Args:
         trainer: Whose it is.
         transfer: What is sent and asked for.
-        gradients: Blocks that there is a gradient of; the others that are pushed get the batch's arrival.
+        gradients: Of the blocks that have one; the others that are pushed get the batch's arrival.
         done: Called when it is over.
         failed: Called instead, when it is over and has failed.
     """
@@ -39,13 +39,13 @@ class Travel:
         self,
         trainer: Trainer,
         transfer: core.Transfer,
-        gradients: Collection[int],
+        gradients: Mapping[int, Gradient],
         done: Action,
         failed: Callable[[FlightedlError], None],
     ) -> None:
         self._trainer = trainer
         self._transfer = transfer
-        self._gradients = frozenset(gradients)
+        self._gradients = gradients
         self._done = done
         self._failed = failed
         self._open = {shard.index for shard in transfer.shards}
@@ -125,9 +125,10 @@ class Travel:
             self._trainer.generation,
             self._transfer.member,
             key.created,
-            tuple(Batch(each.epoch, each.task, each.batch) for each in (current.identity, *current.further)),
+            tuple(map(batch_of, (current.identity, *current.further))),
             current.assignment.batch_count,
-            tuple((number, call.bases[number], float(number in self._gradients)) for number in call.blocks),
+            tuple((number, call.bases[number], self._gradients.get(number, {})) for number in call.blocks),
+            float(current.record_count),
             current.step,
         )
 

@@ -1,14 +1,19 @@
-"""Carries out what the core of a simulated trainer asks for, and keeps its gradients: which blocks have one."""
+"""Carries out what the core of a simulated trainer asks for, and keeps its gradients."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Mapping
+from fractions import Fraction
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from flightedl.domain.trainer.steps import AskToJoin, Effect, TakeSum, WaitToJoin, Work
 from flightedl.domain.trainer.transfers import Transfer
 from flightedl.errors import FlightedlError
+from flightedl.messages.tasks import Assignment
+from flightedl.testing.simulation.job import Gradient, batch_of
 from flightedl.testing.simulation.transfers import Travel
+from flightedl.testing.simulation.world import Violation
 
 if TYPE_CHECKING:
     from flightedl.testing.simulation.trainer import Trainer
@@ -25,11 +30,15 @@ class Worker:
         self._work: Work[Any] | None = None
         self._over: tuple[Callable[[Any], None], Failed]
         self._travel: Travel | None = None
-        #: Blocks that have a gradient in the push that is under way.
-        self._gradients: Collection[int] = ()
-        #: Block -> in how many batches of the present sum it has one; the sum's identity.
-        self._sum: dict[int, int] = {}
+        #: Block -> its gradient, of the push that is under way.
+        self._gradients: Mapping[int, Gradient] = {}
+        #: Block -> its gradients of the present sum, times their weights; the sum's identity.
+        self._sum: dict[int, dict[int, Fraction | int]] = {}
         self._sum_identity: object = None
+        #: id of an assignment -> itself, and (block, element) -> the share that a batch had in the first sum it was
+        #: pushed in; of the present mode, which has these sums.
+        self._shares: dict[int, tuple[Assignment, dict[tuple[int, int], Fraction | int]]] = {}
+        self._shares_of: object = None
 
     @property
     def is_travelling(self) -> bool:
@@ -41,7 +50,7 @@ class Worker:
         work: Work[Any],
         done: Callable[[Any], None],
         failed: Failed | None = None,
-        gradients: Collection[int] = (),
+        gradients: Mapping[int, Gradient] = MappingProxyType({}),
     ) -> None:
         """Begin; what was under way before is dropped.
 
@@ -49,7 +58,7 @@ class Worker:
             work: Of the core.
             done: Given its result.
             failed: Given the error that it ended with; None: the program ends with that.
-            gradients: Of which blocks there is one.
+            gradients: Block -> what is pushed to it.
         """
         self.drop()
         self._work = work
@@ -71,18 +80,38 @@ class Worker:
             self._leave_travel()
             self._go_on(work, lambda: work.throw(error))
 
-    def add(self, identity: object, blocks: Collection[int]) -> None:
-        """Add a batch's gradients of these blocks to a sum, as ``GradientSums`` does."""
+    def add(self, identity: object, gradients: Mapping[int, Gradient], weight: int) -> None:
+        """Add a batch's gradients to a sum, as ``GradientSums`` does."""
         if identity is not self._sum_identity:
             self._sum_identity, self._sum = identity, {}
-        for block in blocks:
-            self._sum[block] = self._sum.get(block, 0) + 1
+        for block, gradient in gradients.items() if weight else ():
+            total = self._sum.setdefault(block, {})
+            for element, amount in gradient.items():
+                total[element] = total.get(element, 0) + weight * amount
 
     def _take(self, taken: TakeSum) -> None:
-        """A sum is sent as a gradient where it has all of its batches."""
-        has = self._sum if taken.identity is self._sum_identity else {}
-        self._gradients = [block for block, count in has.items() if count == 1 + len(taken.together.further)]
-        self._sum = {}
+        """A sum is sent as a gradient, divided as the core says."""
+        sums, self._sum = self._sum if taken.identity is self._sum_identity else {}, {}
+        self._gradients = {
+            block: {element: Fraction(amount, taken.divisors.get(str(block), 1)) for element, amount in total.items()}
+            for block, total in sums.items()
+        }
+        self._require_shares(taken)
+
+    def _require_shares(self, taken: TakeSum) -> None:
+        """Each batch has its share in the sum, by its records, or the one that it had in the first sum with it."""
+        steps, shape, together = self._trainer.steps, self._trainer.cluster.shape, taken.together
+        if self._shares_of is not steps.sums:
+            self._shares_of, self._shares = steps.sums, {}
+        _, known = self._shares.setdefault(id(together.assignment), (together.assignment, {}))
+        batches = [batch_of(each) for each in (together.identity, *together.further)]
+        for block in steps.versions:
+            shares = shape.shares(batches, block, steps.mode)
+            right = {element: known.setdefault((block, element), share) for element, share in shares.items()}
+            if right != self._gradients.get(block, {}):
+                raise Violation(
+                    f"{self._trainer} pushes {self._gradients.get(block)} of {batches} to block {block}, not {right}"
+                )
 
     def _leave_travel(self) -> None:
         travel, self._travel = self._travel, None
