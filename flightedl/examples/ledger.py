@@ -8,12 +8,17 @@ way, every element must end as 1: less, and the record was lost in that epoch; m
 one epoch cannot hide behind a double in another. Several parameters on several pservers show that it holds for every
 block. Exit code 1 when it does not hold, after a sentence for each epoch about the records that are wrong.
 
-A last parameter, the *clock*, gets the gradient -1 in every batch, and so counts the batches.
+Beside each of them lies a *clock*, so that there is one on each pserver. Its first element gets the gradient -1 in
+every batch, and so counts the batches, or the rounds where these are averaged.
+
+A mean shows in the clock's other elements whether the weights were right. Each is that of one batch, and ends as the
+part that the batch had in the mean of its round: its records, divided by those of the round. A batch of 20 records
+whose element is 0.4 was in a round of 50; and the batches of all rounds of 50 records together have a multiple of 50.
 
 ``--optimizer adam`` counts with Adam, whose steps have a fixed length: with both betas 0 it moves an element by the
-learning rate whatever the gradient's size, so that it counts under ``reduce="mean"``, too. The clock keeps Adam's usual
+learning rate whatever the gradient's size, so that it counts under ``reduce="mean"``, too. The clocks keep Adam's usual
 betas. Of a gradient that is always -1 Adam makes steps of exactly the learning rate, provided that the number of its
-step, with which it corrects its averages, is that of the updates in its averages: so the clock shows whether values,
+step, with which it corrects its averages, is that of the updates in its averages: so the clocks show whether values,
 averages and step count still belong together after pservers were restored.
 
 The counts are written to ``ledger.npz`` in the output directory.
@@ -43,7 +48,8 @@ from flightedl.formats.recordio import encode_records
 from flightedl.process.tuning import leave_out_pandas_and_scipy
 
 PARAMETERS = ("first", "second", "third")
-CLOCK = "clock"
+#: Of each parameter.
+CLOCKS = tuple(f"{name} clock" for name in PARAMETERS)
 #: Of float32 sums, and of Adam's steps.
 _TOLERANCE = 1e-3
 
@@ -61,12 +67,17 @@ class LedgerMode:
     #: Gradients are averaged over so many consecutive batches of a task: each adds its part of their records.
     averaged: int = 0
 
+    def shows_shares(self, optimizer: str) -> bool:
+        """Whether a record counts by the share that its batch had in a round."""
+        return self.is_mean and optimizer == "sgd"
+
 
 MODES = {
     "sync": LedgerMode("Sync", {"reduce": "sum"}),
     "mean": LedgerMode("Sync", {}, is_mean=True),
     "deterministic": LedgerMode("Sync", {"reduce": "sum", "deterministic": True}),
     "backup": LedgerMode("Sync", {"reduce": "sum", "backup": 1}),
+    "mean-backup": LedgerMode("Sync", {"backup": 1}, is_mean=True),
     "async": LedgerMode("Async", {}, counts_updates=True),
     "accumulated": LedgerMode("Async", {"push_every": 4, "pull_every": 2, "reduce": "sum"}),
     "accumulated-mean": LedgerMode("Async", {"push_every": 4}, averaged=4),
@@ -141,23 +152,62 @@ def batches_of(records: int, per_task: int, batch_size: int) -> int:
 
 def optimizer_of(name: str, mode: LedgerMode) -> Any:
     """SGD adds gradients up as they are; Adam's steps are made 1 long for whatever gradient."""
-    if name == "sgd" and mode.is_mean:
-        raise SystemExit("ledger: a mean is counted with --optimizer adam")
     if name == "sgd":
         return fe.SGD(lr=1.0)
     if not (mode.is_mean or mode.counts_updates):
         raise SystemExit("ledger: --optimizer adam counts in modes mean, async, bounded and rarely-pulled")
-    return fe.Adam(lr=1.0, beta1=0.0, beta2=0.0, overrides={CLOCK: {"beta1": 0.9, "beta2": 0.999}})
+    return fe.Adam(lr=1.0, beta1=0.0, beta2=0.0, overrides={name: {"beta1": 0.9, "beta2": 0.999} for name in CLOCKS})
 
 
-def clock_is_right(chosen: argparse.Namespace, count: float, versions: set[int], say: Callable[[str], None]) -> bool:
-    """Whether the clock, and the blocks' versions where these count batches too, are what they should be."""
-    batches = chosen.epochs * batches_of(chosen.records, chosen.per_task, chosen.batch_size)
+def batch_sizes(records: int, per_task: int, batch_size: int) -> list[int]:
+    """Records of each batch of an epoch."""
+    sizes = (min(per_task, records - start) for start in range(0, records, per_task))
+    return [min(batch_size, size - first) for size in sizes for first in range(0, size, batch_size)]
+
+
+def weights_findings(shares: npt.NDArray[Any], sizes: Sequence[int]) -> Iterator[str]:
+    """What is wrong with means, (epochs, batches): the share of each batch, of so many records, in its round."""
+    weights = np.broadcast_to(np.array(sizes, float), shares.shape).reshape(-1)
+    with np.errstate(divide="ignore"):
+        exact = weights / shares.reshape(-1)
+    rounds = np.where(np.isfinite(exact), exact, 0).round()
+    wrong = (rounds < weights) | (np.abs(exact - rounds) > _TOLERANCE * rounds)
+    for place in np.flatnonzero(wrong)[:8]:
+        epoch, batch = divmod(int(place), len(sizes))
+        share, records = shares.reshape(-1)[place], weights[place]
+        yield f"batch {batch} of epoch {epoch + 1}, of {records:.0f} records, has {share:.4f} of its round"
+    for whole in np.unique(rounds[~wrong]) if not wrong.any() else ():
+        records = weights[rounds == whole].sum()
+        if records % whole:
+            yield f"rounds of {whole:.0f} records have {records:.0f} records together"
+
+
+def beside_each_other(counts: npt.NDArray[Any], clock: npt.NDArray[Any]) -> dict[str, npt.NDArray[Any]]:
+    """The same of all parameters and of all clocks, each clock behind its parameter."""
+    return {
+        name: array
+        for pair in zip(PARAMETERS, CLOCKS, strict=True)
+        for name, array in zip(pair, (counts, clock), strict=True)
+    }
+
+
+def clocks_are_right(
+    chosen: argparse.Namespace, clocks: Sequence[npt.NDArray[Any]], versions: set[int], say: Callable[[str], None]
+) -> bool:
+    """Whether the clocks, and the blocks' versions where these count batches too, are what they should be."""
+    sizes = batch_sizes(chosen.records, chosen.per_task, chosen.batch_size)
+    batches = chosen.epochs * len(sizes)
     mode = MODES[chosen.mode]
     is_right = True
-    if mode.counts_updates or (chosen.optimizer == "sgd" and not mode.averaged):
-        is_right = abs(count - batches) < 0.01
-        say(f"the clock counts {count:.4f} of {batches} batches")
+    if mode.shows_shares(chosen.optimizer):
+        found = [each for clock in clocks for each in weights_findings(clock[1:].reshape(chosen.epochs, -1), sizes)]
+        is_right = not found
+        for sentence in found:
+            say(sentence)
+    elif mode.counts_updates or (chosen.optimizer == "sgd" and not mode.averaged):
+        counts = [float(clock[0]) for clock in clocks]
+        is_right = all(abs(count - batches) < 0.01 for count in counts)
+        say(f"the clocks count {', '.join(f'{count:.4f}' for count in counts)} of {batches} batches")
     if mode.counts_updates:
         is_right = is_right and versions == {batches}
         say(f"parameters are at version {', '.join(map(str, sorted(versions)))} of {batches}")
@@ -169,6 +219,7 @@ def main(arguments: Sequence[str] | None = None, say: Callable[[str], None] = cl
     chosen = parsed(arguments)
     mode = MODES[chosen.mode]
     optimizer = optimizer_of(chosen.optimizer, mode)
+    shows_shares = mode.shows_shares(chosen.optimizer)
     directory = records_directory(chosen, say)
     clock = SystemClock()
 
@@ -183,21 +234,26 @@ def main(arguments: Sequence[str] | None = None, say: Callable[[str], None] = cl
             batch_size=chosen.batch_size,
             epochs=chosen.epochs,
             # What a record is worth in a mean depends on its batch.
-            shuffle=not mode.averaged,
+            shuffle=not (mode.averaged or shows_shares),
             seed=1,
             decode=decode if chosen.read_pause else None,
         )
+        sizes = batch_sizes(chosen.records, chosen.per_task, chosen.batch_size)
         zeros = np.zeros((chosen.epochs, chosen.records), np.float32)
-        initial = {**dict.fromkeys(PARAMETERS, zeros), CLOCK: np.zeros(1)}
+        clock_zeros = np.zeros((1 + chosen.epochs * len(sizes)) if shows_shares else 1)
+        initial = beside_each_other(zeros, clock_zeros)
         model = job.parameters(initial, optimizer=optimizer, mode=getattr(fe, mode.kind)(**mode.arguments))
         for batch in data:
             while chosen.hold and chosen.hold.exists() and data.epoch == chosen.epochs - 1:
                 clock.sleep(0.05)
             clock.sleep(chosen.pause)
-            gradient = zeros.copy()
-            gradient[data.epoch, batch["k"].to_numpy()] = -1
+            gradient, ticks = zeros.copy(), clock_zeros.copy()
+            records = batch["k"].to_numpy()
+            gradient[data.epoch, records] = ticks[0] = -1
+            if shows_shares:
+                ticks[1 + data.epoch * len(sizes) + np.searchsorted(np.cumsum(sizes), records[0], "right")] = -1
             try:
-                model.step({**dict.fromkeys(PARAMETERS, gradient), CLOCK: np.full(1, -1.0)})
+                model.step(beside_each_other(gradient, ticks))
             except fe.errors.UnavailableError as error:
                 if not chosen.swallow_errors:
                     raise
@@ -219,7 +275,10 @@ def account(
 ) -> tuple[bool, list[str]]:
     """Whether everything counts exactly once, and what there is to say about it."""
     sentences: list[str] = []
-    is_on_time = clock_is_right(chosen, counts[CLOCK][0], versions, sentences.append)
+    is_on_time = clocks_are_right(chosen, [counts[name] for name in CLOCKS], versions, sentences.append)
+    if MODES[chosen.mode].shows_shares(chosen.optimizer):
+        # The clocks say whether each share is right.
+        counts = {name: np.ceil(counts[name] - _TOLERANCE**2) for name in PARAMETERS}
     worth = worth_of(chosen.records, chosen.per_task, chosen.batch_size, MODES[chosen.mode].averaged)
     sentences += findings(counts, chosen.per_task, worth)
     lost, double = balance(counts, worth)

@@ -8,19 +8,25 @@ import numpy as np
 import pytest
 
 from flightedl.examples.ledger import (
-    CLOCK,
+    CLOCKS,
+    MODES,
     PARAMETERS,
     account,
     balance,
     batches_of,
-    clock_is_right,
+    clocks_are_right,
     findings,
+    weights_findings,
     worth_of,
 )
 
 
 def counts(epochs: int = 2, records: int = 10) -> dict[str, np.ndarray]:
-    return {**{name: np.ones((epochs, records), np.float32) for name in PARAMETERS}, CLOCK: np.full(1, 4.0)}
+    return {name: np.ones((epochs, records), np.float32) for name in PARAMETERS} | clocks(4.0)
+
+
+def clocks(count: float, *shares: float) -> dict[str, np.ndarray]:
+    return {name: np.array([count, *shares]) for name in CLOCKS}
 
 
 def test_counts_are_exact() -> None:
@@ -58,7 +64,44 @@ def test_batches_do_not_span_tasks(records: int, per_task: int, expected: int) -
 )
 def test_the_clock_and_versions(mode: str, optimizer: str, count: float, versions: set[int], is_right: bool) -> None:
     chosen = argparse.Namespace(epochs=2, records=10, per_task=5, batch_size=3, mode=mode, optimizer=optimizer)
-    assert clock_is_right(chosen, count, versions, lambda _: None) is is_right
+    right = 3.0 if mode == "mean" else 8.0
+    each = [np.array([right]), np.array([count]), np.array([right])]
+    assert clocks_are_right(chosen, each, versions, lambda _: None) is is_right
+
+
+def said(*shares: float) -> list[str]:
+    """Of a mean of two batches of 20 records and one of 5, in an epoch."""
+    return list(weights_findings(np.array([shares]), [20, 20, 5]))
+
+
+def test_shares_are_those_of_the_records_in_a_round() -> None:
+    assert said(20 / 45, 20 / 45, 5 / 45) == said(1, 20 / 25, 5 / 25) == said(0.5, 0.5, 1) == said(1, 1, 1) == []
+
+
+def test_shares_with_wrong_weights_are_told() -> None:
+    # Two batches of a round of 25 records that is divided by its members, and one that is alone.
+    assert said(1 / 2, 1, 1 / 2) == [
+        "rounds of 10 records have 5 records together",
+        "rounds of 40 records have 20 records together",
+    ]
+    # The last one comes to a round that is divided by the records of all three, and again to the next one.
+    assert said(20 / 45, 20 / 45, 1) == ["rounds of 45 records have 40 records together"]
+    assert said(1, 1, 0) == ["batch 2 of epoch 1, of 5 records, has 0.0000 of its round"]
+    assert said(2, 1, 1) == ["batch 0 of epoch 1, of 20 records, has 2.0000 of its round"]
+
+
+def test_a_mean_is_counted_by_shares() -> None:
+    chosen = argparse.Namespace(epochs=2, records=10, per_task=5, batch_size=3, mode="mean", optimizer="sgd")
+    assert MODES["mean"].shows_shares("sgd")
+    assert not MODES["mean"].shows_shares("adam")
+    # Of both epochs: 3 and 3 records in a round, 2 alone, 2 alone.
+    exact = counts() | clocks(6.0, *[0.5, 1, 0.5, 1] * 2)
+    for name in PARAMETERS:
+        exact[name][:, [0, 1, 2, 5, 6, 7]] = 0.5
+    assert account(chosen, exact, {6})[0]
+    assert not account(chosen, exact | clocks(6.0, *[0.5, 1, 0.5, 0.4] * 2), {6})[0]
+    exact["third"][1, 5] = 0
+    assert account(chosen, exact, {6})[1][-1] == "10 records x 2 epochs: 1 lost, 0 double"
 
 
 def test_what_a_record_is_worth_in_a_mean() -> None:
@@ -74,7 +117,7 @@ def test_what_a_record_is_worth_in_a_mean() -> None:
 
 def test_the_account_is_the_same_in_every_trainer_and_ends_with_the_verdict() -> None:
     chosen = argparse.Namespace(epochs=2, records=10, per_task=5, batch_size=3, mode="async", optimizer="sgd")
-    exact = counts() | {CLOCK: np.full(1, 8.0)}
+    exact = counts() | clocks(8.0)
     assert account(chosen, exact, {8})[0]
     exact["third"][1, 3] = 0
     is_exact, sentences = account(chosen, exact, {8})

@@ -164,12 +164,12 @@ class Storm:
 
     def stored_findings(self) -> list[str]:
         """What is wrong with the checkpoint that the job left."""
-        batches = self.epochs * batches_of(self.records, self.per_task, self.batch_size)
+        batches, mode = self.epochs * batches_of(self.records, self.per_task, self.batch_size), MODES[self.mode]
         found = stored_findings(
             self.checkpoint or str(self.directory / "ck"),
             self.directory / "out" / "ledger.npz",
-            batches if MODES[self.mode].counts_updates else None,
-            is_adam=self.optimizer == "adam",
+            batches if mode.counts_updates else None,
+            counts_updates=self.optimizer == "adam" or mode.shows_shares(self.optimizer),
         )
         return list(found)
 
@@ -193,6 +193,8 @@ SERIES = (
     f"--mode async --optimizer adam --strike trainer+master=5 --strike same-name=4 --strike two=3 {_LONG_TASKS}",
     f"--mode sync --strike trainer+master=5 --strike same-name=4 --strike trainer+etcd=3 {_LONG_TASKS}",
     f"--mode mean --optimizer adam --strike two=8 --strike trainer+pserver=4 --s3 {_LONG_TASKS}",
+    f"--mode mean --strike two=8 --strike trainer+pserver=4 {_LONG_TASKS} --batch-size 7",
+    f"--mode backup --epochs 2 --every 1 {_MIXED}",
     f"--mode async --strike stall=4 --strike trainer+master=2 --swallow-after 5 {_LONG_TASKS} --lease 12 --epochs 4",
     f"--mode sync --strike stall=4 --strike trainer+master=2 --swallow-after 5 {_LONG_TASKS} --lease 12 --epochs 4",
     f"--mode bounded --optimizer adam --strike starve=3 --strike trainer+pserver=3 --strike two=3 {_LONG_TASKS}",

@@ -27,7 +27,7 @@ from flightedl.adapters.etcd import EtcdCoordinator
 from flightedl.config import MasterSettings, child_environment
 from flightedl.domain.consistency.modes import Async, Bounded, Mode, Sync
 from flightedl.errors import FlightedlError
-from flightedl.examples.ledger import CLOCK, PARAMETERS, batches_of, findings
+from flightedl.examples.ledger import CLOCKS, PARAMETERS, batches_of, findings
 from flightedl.launch.cluster import LocalCluster
 from flightedl.launch.programs import TrainerProgram
 from flightedl.launch.status import JobStatus
@@ -95,7 +95,8 @@ class Ledger:
         counts = np.load(self.directory / "ledger.npz")
         for name in PARAMETERS:
             assert np.array_equal(counts[name], np.ones((EPOCHS, RECORDS))), list(findings(counts, PER_TASK))
-        assert counts[CLOCK][0] == EPOCHS * batches_of(RECORDS, PER_TASK, BATCH)
+        batches = EPOCHS * batches_of(RECORDS, PER_TASK, BATCH)
+        assert [counts[name].tolist() for name in CLOCKS] == [[batches]] * len(CLOCKS)
         self.until_status(lambda found: found.state == "done")
         found = self.status()
         assert found is not None

@@ -18,7 +18,7 @@ from flightedl.recording.replay import PLAYERS, Difference, first_difference, re
 from flightedl.testing.simulation import Outcome, run_seed
 from flightedl.testing.simulation.planted import planted
 
-SEEDS = (0, 1, 2, 4, 5, 7)
+SEEDS = (18, 22, 0, 5, 8, 11)
 
 
 def record(seed: int, directory: Path) -> Path:
@@ -54,7 +54,7 @@ def test_recording_changes_nothing(tmp_path: Path) -> None:
 
 def test_it_goes_the_same_way_where_texts_have_other_hashes(recorded: list[Path]) -> None:
     """What a core decides depends on no order of a set."""
-    command = [sys.executable, "-m", "flightedl_tools", "replay", str(recorded[4])]
+    command = [sys.executable, "-m", "flightedl_tools", "replay", str(recorded[0])]
     ended = subprocess.run(
         command, env={"PYTHONHASHSEED": "1"}, capture_output=True, text=True, check=False, timeout=50
     )
