@@ -62,7 +62,7 @@ class Trainer(Process):
         #: Whether what it pulls now is the result of the job.
         self.reads_result = False
         #: How long its program bears with a pserver that does not answer.
-        self.give_up_s = self.own.choice((math.inf, 0.5, 3.0))
+        self.give_up_s = self.own.choice((math.inf, 0.1, 0.1, 2.0))
         self.worker = Worker(self)
         #: What the program does with the batch that it has.
         self.body: Body | None = None
