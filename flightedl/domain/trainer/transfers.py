@@ -142,7 +142,6 @@ class ShardTransfer:
         current = self._whole.current
         if outcome in _TOO_LATE:
             self.must_repeat = True
-            self._forget(blocks)
         elif outcome == Outcome.PARTLY_APPLIED and current is not None:
             self._pushes.difference_update(blocks)
             self.refusals.add(lacking_of(having, 1 + len(current.further)))
@@ -165,11 +164,6 @@ class ShardTransfer:
         if whole.pull_after_push and not has_values:
             after = whole.mode.version_after
             self._pulls.update({block: after(version) for block, version in versions.items()})
-
-    def _forget(self, blocks: Iterable[int]) -> None:
-        self._pushes.difference_update(blocks)
-        for block in blocks if self._pulls else ():
-            self._pulls.pop(block, None)
 
     def _bases(self, blocks: Iterable[int]) -> Mapping[int, int]:
         """At least these blocks -> the version that the batch's gradient was computed at.

@@ -30,6 +30,7 @@ def test_after_the_end_the_processes_that_have_everything_are_read() -> None:
     assert not end.may_read(1, 5)
     assert not end.may_read(1, 3), "one that is over"
     end.require(done(3, 4), 1, 4)
+    assert end.may_read(2, 9), "the master said nothing of this one"
 
 
 def test_one_that_took_over_is_read_when_the_master_says_so() -> None:

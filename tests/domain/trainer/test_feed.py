@@ -297,3 +297,14 @@ def test_its_pace_counts_from_when_it_was_given_work() -> None:
     told(feed, reply(1, 2), 100.0)
     feed.finished(begun(feed), [], 100.5)
     assert asks(feed, 100.5).want == 10
+
+
+@pytest.mark.parametrize(("lost", "want"), [(2, 63), (3, 11)])
+def test_the_pace_counts_from_when_the_oldest_became_the_oldest(lost: int, want: int) -> None:
+    """Of two tasks, one is taken away after 10 s, and the other one is finished 2 s later."""
+    feed = Feed(42.0)
+    told(feed, reply(1, 2, 3))
+    feed.finished(begun(feed), [], 0.0)
+    feed.answered(asks(feed), reply(lost=(lost,)), 10.0)
+    feed.finished(begun(feed), [], 12.0)
+    assert asks(feed, 12.0).want == want, "1.5 times what lasts for 42 s, of 1 or 6 s each"

@@ -118,8 +118,37 @@ class TestAStep:
         bench.run(bench.steps.step(current))
         assert current.answered == dict.fromkeys(BLOCKS, 3)
 
+    def test_without_backup_has_the_base_of_each_block(self) -> None:
+        bench = Bench(Sync())
+        bench.steps.versions.update({0: 3, 1: 3, 2: 4, 3: 4})
+        current = bench.batch(0)
+        bench.run(bench.steps.step(current))
+        assert current.answered == {0: 3, 1: 3, 2: 4, 3: 4}
+
 
 class TestABatchThatIsClosed:
+    @pytest.mark.parametrize("mode", [Async(), Async(push_every=2)])
+    def test_pulls_where_each_step_does(self, mode: Mode) -> None:
+        bench = Bench(mode)
+        bench.run(bench.steps.close_batch(bench.batch(0)))
+        assert [line for line in bench.said() if "push" not in line] == ["pull {0: 0, 1: 0}", "pull {2: 0, 3: 0}"]
+
+    @pytest.mark.parametrize("mode", [Async(pull_every=2), Async(push_every=2, pull_every=2)])
+    def test_pulls_nothing_where_not_each_step_does(self, mode: Mode) -> None:
+        bench = Bench(mode)
+        bench.run(bench.steps.close_batch(bench.batch(0)))
+        assert not any("pull" in line for line in bench.said())
+
+    def test_waits_for_no_round_when_the_rest_of_it_came_too_late(self) -> None:
+        bench = Bench(Sync())
+        current = bench.batch(0)
+        bench.run(bench.steps.push(current, [0, 1]))
+        bench.answer = lambda _: Outcome.STALE
+        bench.said()
+        bench.run(bench.steps.close_batch(current))
+        assert current.must_repeat
+        assert bench.said() == ["push [2, 3]"]
+
     def test_arrives_where_it_was_not_pushed(self) -> None:
         bench = Bench(Sync())
         bench.run(bench.steps.close_batch(bench.batch(0)))
@@ -168,8 +197,30 @@ class TestAPushThatFails:
         assert [current.must_repeat for current in batches] == [True, True]
         assert batches[0].again is batches[1].again
 
+    def test_is_not_done_again_for_a_pull_that_fails_when_all_blocks_have_it(self) -> None:
+        bench = Bench(Async())
+        current = bench.batch(0)
+        work = bench.steps.step(current)
+        transfer = next(work)
+        assert isinstance(transfer, Transfer)
+        for shard, blocks in zip(transfer.shards, (BLOCKS[:2], BLOCKS[2:]), strict=True):
+            shard.next_call(1)
+            shard.answered(blocks, Outcome.ACCEPTED)
+        with pytest.raises(UnavailableError):
+            work.throw(UnavailableError("gave up"))
+        assert not current.must_repeat
+
 
 class TestAPull:
+    def test_after_a_push_that_came_too_late_reads_what_there_is(self) -> None:
+        bench = Bench(Sync())
+        current = bench.batch(0)
+        bench.run(bench.steps.push(current, [0, 1]))
+        bench.answer = lambda _: Outcome.STALE
+        bench.said()
+        bench.run(bench.steps.pull(current, [0]))
+        assert bench.said() == ["push [2, 3]", "pull {0: 0}"]
+
     def test_brings_the_values_of_the_round_that_the_batch_is_in(self) -> None:
         bench = Bench(Sync())
         current = bench.batch(0)
@@ -313,6 +364,14 @@ class TestSums:
         bench.run(bench.steps.open_batch(third))
         assert "take 1 {'w': 2}" in bench.said()
         bench.steps.sums.add(third, ["w"])
+
+
+class TestABatch:
+    def test_says_where_it_lies_where_that_is_known(self) -> None:
+        current = CurrentBatch(assignment(1, 9), 4, 1)
+        assert str(current) == "epoch 1, task 1, batch 4"
+        current.place = lambda: "records 8 and 9 of a.csv"
+        assert str(current) == "epoch 1, task 1, batch 4 (records 8 and 9 of a.csv)"
 
 
 class TestABatchThatIsOpened:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
+
+from flightedl.domain.exactly_once.accumulation import SumAgain
 from flightedl.domain.trainer.batches import CurrentBatch
 from flightedl.domain.trainer.sums import BatchSums
-from flightedl.errors import UnavailableError
+from flightedl.errors import UnavailableError, UsageError
 
 from .test_feed import assignment
 
@@ -98,3 +101,29 @@ def test_a_batch_that_is_done_again_is_not_the_one_pushed_last() -> None:
         added(sums, first, second)
         sums.settle(sums.take()[0], [lacking])
         assert sums.is_pushed(second) == is_pushed
+
+
+def test_what_waits_is_of_others_where_one_of_the_two_is_done_again() -> None:
+    sums, (first, second) = BatchSums(2), batches(2)
+    second.again = SumAgain(1, 1, {})
+    assert not sums.is_of_others(second), "nothing waits"
+    added(sums, first)
+    assert sums.is_of_others(second)
+    second.again = None
+    assert not sums.is_of_others(second)
+
+
+def test_a_gradient_is_added_once() -> None:
+    sums, (first, second) = BatchSums(2), batches(2)
+    first.begin()
+    sums.add(first, {"w"})
+    sums.add(first, {"v"})
+    with pytest.raises(UsageError, match="'w' was already pushed"):
+        sums.add(first, {"w"})
+    sums.complete(first)
+    with pytest.raises(UsageError, match="'u' was already pushed"):
+        sums.add(first, {"u"})
+    added(sums, second)
+    sums.settle(sums.take()[0], [])
+    with pytest.raises(UsageError, match="'u' was already pushed"):
+        sums.add(second, {"u"})
