@@ -17,7 +17,7 @@ PYTEST := $(BIN)/python -m pytest
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help run test test-one unit marked coverage mutants mutants-all lint format types layers check ci schemas fuzz storm bench audit sbom clean etcd-server
+.PHONY: help run test test-one unit marked frameworks coverage mutants mutants-all lint format types layers check ci schemas fuzz storm bench audit sbom clean etcd-server
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -35,6 +35,10 @@ marked: $(VENV)/.dev etcd-server ## The tests with real etcd, S3 and killed proc
 
 test-one: $(VENV)/.dev ## Some tests, with the servers that they want (t=tests/wire/test_rows.py, k=name)
 	@$(PYTEST) -q $(t) $(if $(k),-k "$(k)")
+
+frameworks: $(VENV)/.dev ## The recipes for JAX, optax, accelerate and Lightning, with the real packages (400 MB)
+	@$(PIP) -e '.[frameworks]'
+	@$(PYTEST) -q -m frameworks tests/frameworks
 
 coverage: $(VENV)/.dev ## How much of what decides the unit tests and the simulation reach: branches, at least 97 %
 	@$(BIN)/python -m coverage run -m pytest -q -m "not ($(MARKED))" tests/domain tests/master

@@ -13,7 +13,6 @@ from types import TracebackType
 from typing import Any, Self, SupportsFloat
 
 import numpy as np
-import numpy.typing as npt
 
 from flightedl.client import arguments
 from flightedl.client.data.dataset import Dataset
@@ -179,7 +178,7 @@ class Job:
 
     def parameters(
         self,
-        initial: Mapping[str, npt.ArrayLike],
+        initial: Any,
         *,
         optimizer: Optimizer | str | None = None,
         mode: Mode | str | None = None,
@@ -190,9 +189,10 @@ class Job:
         """Declare the model: the same in every trainer. One trainer's values become the first ones.
 
         Args:
-            initial: name -> float array of any shape; its values count only where this trainer is elected. Of float16
-                and bfloat16 (``ml_dtypes.bfloat16``) arrays the pservers keep a float32 master copy, which they update
-                and checkpoint; gradients and values travel and are seen with 16 bits.
+            initial: name -> float array of any shape, or nested: dicts, lists, tuples and named tuples of arrays, and
+                with JAX all of its pytrees (``Parameters.tree`` gives them back). Its values count only where this
+                trainer is elected. Of float16 and bfloat16 (``ml_dtypes.bfloat16``) arrays the pservers keep a float32
+                master copy, which they update and checkpoint; gradients and values travel and are seen with 16 bits.
             optimizer: What the pservers run, or the name of one whose settings all have defaults, such as "adam";
                 default plain SGD with a learning rate of 0.01.
             mode: Consistency, or the name of a mode whose settings all have defaults; default ``Sync()``.

@@ -86,7 +86,13 @@ def test_examples_that_need_no_server(page: Path, folder: Path) -> None:
 
 def test_the_groups_of_all_examples_are_run() -> None:
     groups = {(page.stem, example.group) for page in PAGES for example in examples(page) if example.group}
-    assert groups == {("api", "job"), ("api", "local"), ("torch", "torch")}
+    assert groups == {
+        ("api", "job"),
+        ("api", "local"),
+        ("frameworks", "jax"),
+        ("frameworks", "sklearn"),
+        *(("torch", g) for g in ("torch", "accelerate", "lightning")),
+    }
 
 
 @pytest.mark.etcd

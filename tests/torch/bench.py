@@ -8,6 +8,7 @@ from typing import Any, Self
 
 from flightedl.client.model.declared import declared_arrays
 from flightedl.client.model.parameters import Parameters
+from flightedl.client.model.trees import tree_of
 from flightedl.domain.consistency.modes import Mode, Sync
 from flightedl.domain.model.optimizers import Optimizer
 
@@ -22,13 +23,18 @@ class BenchJob:
         self.trainer: Trainer | None = None
 
     def parameters(
-        self, initial: Mapping[str, Any], *, optimizer: Optimizer, mode: Mode | None = None, **more: Any
+        self,
+        initial: Any,
+        *,
+        optimizer: Optimizer,
+        mode: Mode | None = None,
+        wire: str = "",
+        error_feedback: bool = False,
     ) -> Parameters:
-        cluster = self._bench.declare(initial, optimizer, Sync() if mode is None else mode, more.pop("wire", ""))
-        if not more.pop("error_feedback"):
-            self.trainer = cluster.trainer(self._member)
-            return self.trainer.parameters
-        self.trainer = cluster.trainer(self._member, error_feedback=True)
+        tree = tree_of(initial)
+        named = initial if tree is None else tree.leaves
+        cluster = self._bench.declare(named, optimizer, Sync() if mode is None else mode, wire)
+        self.trainer = cluster.trainer(self._member, error_feedback=error_feedback, tree=tree)
         return self.trainer.parameters
 
     def begin(self, batch: int, records: int = 1) -> None:

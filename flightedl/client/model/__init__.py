@@ -1,6 +1,7 @@
 """A trainer's model: first values, pushes, pulls, and files with values.
 
 * ``job_model`` is what a session has of it, from its declaration to files of it.
+* ``trees`` takes nested models apart, by name, and puts them together again.
 * ``declared`` makes its first arrays, ``election`` chooses whose values they are.
 * ``parameters`` is what the user calls: ``gradients`` checks what is pushed, ``accumulation`` adds up the gradients of
   several batches, ``feedback`` keeps what 16 bits round off, ``outgoing`` says how they lie in messages, ``values`` is

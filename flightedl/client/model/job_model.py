@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import partial
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -12,6 +13,7 @@ from flightedl.client.model.declared import declared_arrays
 from flightedl.client.model.election import elect_and_initialize
 from flightedl.client.model.parameters import Parameters
 from flightedl.client.model.saving import ModelSaves
+from flightedl.client.model.trees import Tree, tree_of
 from flightedl.client.once import Once
 from flightedl.client.participation import Participation
 from flightedl.client.process import TrainerProcess
@@ -48,7 +50,7 @@ class JobModel:
 
     def declare(
         self,
-        initial: Mapping[str, npt.ArrayLike],
+        initial: Any,
         *,
         optimizer: Optimizer | str | None,
         mode: Mode | str | None,
@@ -59,12 +61,13 @@ class JobModel:
         """Declare the model, and have its values. Errors as of ``Job.parameters``."""
         if self._parameters is not None:
             raise UsageError("this job already has its parameters: declare all of them in one call")
+        tree = tree_of(initial)
         check_kind(wire)
         chosen_mode = Sync() if mode is None else Mode.chosen(mode)
         chosen_optimizer = SGD(lr=0.01) if optimizer is None else Optimizer.chosen(optimizer)
         if error_feedback and not wire:
             raise UsageError('error_feedback is about what wire="bfloat16" or "float16" rounds off: give a wire, too')
-        values = declared_arrays(initial, dtypes or {})
+        values = declared_arrays(initial if tree is None else tree.leaves, dtypes or {})
         specs = [ParameterSpec(name, value.shape, value.dtype.name) for name, value in values.items()]
         for name, value in values.items():
             if not np.isfinite(value).all():
@@ -83,7 +86,7 @@ class JobModel:
             )
         self._process.wait_for_pservers(declared.pservers)
         self._elect(plan, values)
-        self._parameters = self._connected(plan, declared, error_feedback=error_feedback)
+        self._parameters = self._connected(plan, declared, tree, error_feedback=error_feedback)
         return self._parameters
 
     @property
@@ -107,7 +110,9 @@ class JobModel:
         )
         process.servers.follow(process.keys.init_params, followed_election(process.recorder, elected))
 
-    def _connected(self, plan: ShardPlan, declared: DeclaredModel, *, error_feedback: bool) -> Parameters:
+    def _connected(
+        self, plan: ShardPlan, declared: DeclaredModel, tree: Tree | None, *, error_feedback: bool
+    ) -> Parameters:
         """The parameters, with the job's present values."""
         process = self._process
         mode = Mode.from_json(declared.present_mode)
@@ -124,6 +129,7 @@ class JobModel:
             error_feedback,
             partial(trainer_steps, process.recorder, process.trainer),
             unclipped=rule.unclipped(spec.name for spec in plan.parameters),
+            tree=tree,
         )
         self._participation.take(parameters, mode)
         parameters.refresh()

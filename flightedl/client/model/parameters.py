@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -20,6 +20,7 @@ from flightedl.client.model.feedback import ErrorFeedback
 from flightedl.client.model.gradients import GradientCheck
 from flightedl.client.model.outgoing import Outgoing
 from flightedl.client.model.shard_client import Model, Sender, ShardClient
+from flightedl.client.model.trees import Tree
 from flightedl.client.model.values import ModelValues
 from flightedl.client.waiting import Waiting
 from flightedl.domain.consistency.modes import Mode
@@ -81,6 +82,7 @@ class Parameters(Mapping[str, npt.NDArray[np.generic]]):
         clock: For the time of streams.
         steps: Makes what decides, see ``Steps``.
         unclipped: Parameters to which ``clip_norm`` does not apply.
+        tree: The containers that the model was declared with; None: a mapping of arrays.
     """
 
     def __init__(
@@ -96,8 +98,10 @@ class Parameters(Mapping[str, npt.NDArray[np.generic]]):
         error_feedback: bool = False,
         steps: Callable[[Sequence[Sequence[int]], TrainerMembership, Mode], Steps] = Steps,
         unclipped: Collection[str] = (),
+        tree: Tree | None = None,
     ) -> None:
         self._plan = plan
+        self._tree = tree
         self._scope = scope
         halves = _half_kernels(wire) if wire else None
         self._feedback = ErrorFeedback(halves, self._places_of) if error_feedback and halves is not None else None
@@ -137,6 +141,11 @@ class Parameters(Mapping[str, npt.NDArray[np.generic]]):
         return len(self._values.views)
 
     @property
+    def tree(self) -> Any:
+        """The values in the containers that the model was declared with: dicts, lists, tuples, or JAX's pytrees."""
+        return dict(self) if self._tree is None else self._tree.restored(self._values.views)
+
+    @property
     def versions(self) -> dict[str, int]:
         """Version of each parameter's values held here (of its oldest block)."""
         oldest: dict[str, int] = {}
@@ -154,7 +163,8 @@ class Parameters(Mapping[str, npt.NDArray[np.generic]]):
         optimizer's ``clip_norm`` is that of all gradients of one push.
 
         Args:
-            gradients: name -> array of the parameter's shape and dtype. Parameters that are left out get none.
+            gradients: name -> array of the parameter's shape and dtype. Parameters that are left out get none. Or the
+                containers that the model was declared with.
 
         Raises:
             GradientError: unknown name, wrong shape or dtype, or not finite; nothing was sent.
@@ -252,7 +262,7 @@ class Parameters(Mapping[str, npt.NDArray[np.generic]]):
         current, steps = self._scope.current, self.steps
         if current is None:
             raise UsageError("there is no current batch: push and step belong inside `for batch in job.dataset(...)`")
-        arrays = self._check.flattened(gradients)
+        arrays = self._check.flattened(gradients if self._tree is None else self._tree.flattened(gradients))
         together = self._check.require_sound(arrays, current)
         current.has_gradient = True
         if current.must_repeat:

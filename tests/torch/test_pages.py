@@ -1,0 +1,15 @@
+"""Every block of docs/torch.md runs as it stands, and of docs/frameworks.md what needs no other package."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from .page import prepare, run_blocks
+
+
+@pytest.mark.parametrize(("page", "group"), [("torch.md", "torch"), ("frameworks.md", "sklearn")])
+def test_every_block_runs(page: str, group: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    prepare(tmp_path, monkeypatch)
+    run_blocks(page, group)
