@@ -292,6 +292,13 @@ def thread_environment(process_count: int, cores: int, environment: Mapping[str,
     return dict.fromkeys(_THREAD_VARIABLES, str(max(1, cores // max(1, process_count))))
 
 
+def linear_algebra_threads(environment: Mapping[str, str] | None = None) -> int:
+    """How many threads a library for linear algebra was told to begin; 0: nobody said."""
+    source = os.environ if environment is None else environment
+    told = (source.get(name, "") for name in _THREAD_VARIABLES)
+    return next((int(text) for text in told if text.isdecimal()), 0)
+
+
 def available_cores(quota: Path = Path("/sys/fs/cgroup/cpu.max")) -> int:
     """How many cores this process and its children may use: of the machine, its affinity, or its container's quota."""
     found = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -24,6 +24,7 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
     "run": ("flightedl_tools.run", "run", "Run a whole job on this machine: servers and trainers."),
     "status": ("flightedl_tools.status", "status", "Show how a running job stands."),
     "events": ("flightedl_tools.events", "events", "Show what has happened to a running job."),
+    "doctor": ("flightedl_tools.doctor", "doctor", "Say what is wrong with a job, and what to try."),
     "master": ("flightedl_tools.servers", "master", "Start a master: hands out tasks."),
     "pserver": ("flightedl_tools.servers", "pserver", "Start a parameter server: holds a part of the model."),
     "checkpoint": ("flightedl_tools.checkpoint", "checkpoint", "List, save, verify, restore and export checkpoints."),

@@ -69,7 +69,9 @@ class TrainerProcess:
         self._waits = Waits(self.clock, chosen.say_after_s, chosen.give_up_s, self._waits_for, job_over)
         connector = Connector(Caller("trainer", self.trainer), Role.TRAINER, chosen.tls_dir)
         self.servers = Servers(chosen.job, self.directory, connector, self._waits.asks)
-        self.progress = ProgressReporter(self._send_progress, lambda: (self.trainer, self.generation), self._waits.look)
+        self.progress = ProgressReporter(
+            self._send_progress, lambda: (self.trainer, self.generation), self._waits.look, self.clock.now
+        )
 
     @property
     def trainer(self) -> str:
@@ -100,8 +102,8 @@ class TrainerProcess:
         """Until a master has heard it."""
         persistently(self.waiting(), lambda: self.servers.master().action(verb, b"", timeout_s=SLICE_S))
 
-    def _send_progress(self, body: bytes) -> None:
-        self.servers.master().action("log", body, timeout_s=SLICE_S)
+    def _send_progress(self, body: bytes) -> bytes:
+        return self.servers.master().action("log", body, timeout_s=SLICE_S)
 
     def wait_for_pservers(self, count: int) -> None:
         """Return when there are so many."""

@@ -1,4 +1,8 @@
-"""Tells the master, twice a second, what this trainer did: records, batches, means of metrics, what it waits for."""
+"""Tells the master what this trainer does: records, batches, means of metrics, what it waits for.
+
+Twice a second where there is something new, and every few seconds that it is there at all: so a script that hangs can
+be told from a process that stands still. Who looks after the job may also ask where the trainer's threads stand.
+"""
 
 from __future__ import annotations
 
@@ -9,24 +13,38 @@ from collections.abc import Callable, Mapping
 from typing import SupportsFloat
 
 from flightedl.errors import FlightedlError, UsageError
-from flightedl.messages.base import encode
-from flightedl.messages.tasks import METRICS_LIMIT, LogRequest
+from flightedl.messages.base import decode, encode
+from flightedl.messages.tasks import METRICS_LIMIT, STACKS_LIMIT, LogReply, LogRequest
+from flightedl.process.host import host_facts
+from flightedl.process.stacks import stacks
 
 _EVERY_S = 0.5
+#: Something is sent so often, whether there is news or not.
+_SIGN_OF_LIFE_S = 5.0
 
 
 class ProgressReporter:
     """Sums between two messages; a message that cannot be sent is kept and added to. Thread-safe.
 
     Args:
-        send: Sends a message to the master.
+        send: Sends a message to the master, and returns its reply.
         sender: This trainer's id and generation.
         look: Called before each message: finds out what the trainer waits for.
+        now: The process's clock.
     """
 
     def __init__(
-        self, send: Callable[[bytes], None], sender: Callable[[], tuple[str, int]], look: Callable[[], None]
+        self,
+        send: Callable[[bytes], bytes],
+        sender: Callable[[], tuple[str, int]],
+        look: Callable[[], None],
+        now: Callable[[], float] = lambda: 0.0,
     ) -> None:
+        self._now = now
+        self._batch_at = now()
+        self._sent_at = now()
+        #: Whether the master wants to know where the threads stand.
+        self._wants_stacks = False
         self._send = send
         self._look = look
         self._sender = sender
@@ -45,6 +63,7 @@ class ProgressReporter:
     def batch(self, records: int, is_idle: bool = False) -> None:
         """A batch of so many records is through; ``is_idle``: the model got nothing from it."""
         with self._lock:
+            self._batch_at = self._now()
             self._records += records
             self._batches += 1
             self._idle_batches += is_idle
@@ -87,8 +106,11 @@ class ProgressReporter:
         with self._lock:
             records, batches, metrics, waiting = self._records, self._batches, self._metrics, self._waiting_for
             skipped, idle_batches = self._skipped, self._idle_batches
-            if not (records or skipped or metrics or waiting != self._sent_waiting_for):
+            is_sign_due = self._now() - self._sent_at >= _SIGN_OF_LIFE_S
+            has_news = records or skipped or metrics or waiting != self._sent_waiting_for
+            if not (has_news or is_sign_due or self._wants_stacks):
                 return
+            batch_s = self._now() - self._batch_at
             self._records, self._batches, self._idle_batches, self._skipped, self._metrics = 0, 0, 0, 0, {}
         trainer, generation = self._sender()
         message = LogRequest(
@@ -102,9 +124,12 @@ class ProgressReporter:
             host=socket.gethostname(),
             pid=os.getpid(),
             waiting_for=waiting,
+            batch_s=batch_s,
+            facts=host_facts(),
+            stacks=stacks()[:STACKS_LIMIT] if self._wants_stacks else "",
         )
         try:
-            self._send(encode(message))
+            reply = decode(self._send(encode(message)), LogReply)
         except FlightedlError:
             with self._lock:
                 self._records += records
@@ -115,4 +140,5 @@ class ProgressReporter:
                     more, weights = self._metrics.get(name, (0.0, 0.0))
                     self._metrics[name] = (total + more, weight + weights)
         else:
-            self._sent_waiting_for = waiting
+            self._sent_waiting_for, self._sent_at = waiting, self._now()
+            self._wants_stacks = reply.wants_stacks

@@ -10,6 +10,8 @@ The cores, one for each kind of process. The real process and the simulated one 
 * ``pserver``: what a pserver decides, from taking an index to its end.
 * ``trainer``: what a trainer decides: its tasks, their batches, its membership.
 
+Beside them, as it decides nothing: ``diagnosis``, which says what is wrong with a job from what its processes say.
+
 The machines they are made of, each package without knowledge of the ones above it in this list:
 
 * ``model``: parameters, blocks and shards, and the settings that users choose.

@@ -11,8 +11,9 @@ from flightedl.messages.base import decode, encode
 from flightedl.messages.checkpoints import CheckpointRequest, SaveModelRequest
 from flightedl.messages.declarations import DatasetDeclaration, EvaluationDeclaration, ModelDeclaration
 from flightedl.messages.parameters import PullTicket
-from flightedl.messages.status import EventsRequest
+from flightedl.messages.status import EventsRequest, StacksReply, StacksRequest
 from flightedl.messages.tasks import FailedTasksRequest, JoinRequest, LogRequest, ModeRequest, TasksTicket
+from flightedl.process.stacks import stacks
 from flightedl.rpc.authentication import Role
 from flightedl.rpc.routes import Answer, Call, Endpoint, Endpoints, Routes
 from flightedl.wire.rows import VALUES_SCHEMA
@@ -21,7 +22,7 @@ _OF_A_TRAINER = (
     *("declare_dataset", "declare_model", "declare_evaluation", "join", "tasks", "log", "end_growth", "stop"),
     "save_model",
 )
-_OF_AN_ADMIN = ("set_mode", "checkpoint", "retry_failed", "drop_failed")
+_OF_AN_ADMIN = ("set_mode", "checkpoint", "retry_failed", "drop_failed", "stacks")
 _ROLES = {
     **dict.fromkeys(_OF_A_TRAINER, (Role.TRAINER,)),
     **dict.fromkeys(_OF_AN_ADMIN, (Role.ADMIN,)),
@@ -62,6 +63,7 @@ class MasterFlight:
                     self._service.tasks.drop_failed(decode(body, FailedTasksRequest))
                 ),
                 "status": lambda _body, _: encode(self._service.status()),
+                "stacks": self._stacks,
                 "events": lambda body, call: encode(self._service.events(decode(body, EventsRequest), call.closing)),
             },
             gets={"tasks": self._get_tasks},
@@ -71,8 +73,13 @@ class MasterFlight:
         )
 
     def _log(self, body: bytes, _: Call) -> bytes:
-        self._service.log(decode(body, LogRequest))
-        return b"{}"
+        return encode(self._service.log(decode(body, LogRequest)))
+
+    def _stacks(self, body: bytes, call: Call) -> bytes:
+        request = decode(body, StacksRequest)
+        if request.trainer:
+            return encode(self._service.stacks_of_trainer(request, call.closing))
+        return encode(StacksReply(text=stacks()))
 
     def _end_growth(self, _body: bytes, _: Call) -> bytes:
         self._service.growing.end()

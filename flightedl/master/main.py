@@ -97,6 +97,7 @@ class MasterProcess(ServerProcess[MasterSettings]):
             credentials=credentials,
             clock=self._clock,
         )
+        service.refusals = lambda: server.refusals
         try:
             service.start(read_state(coordinator, self._keys))
             server.start_serving(ServerIdentity(self._settings.job, "master", 0, held.generation))

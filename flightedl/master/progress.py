@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from flightedl.messages.hosts import HostFacts
 from flightedl.messages.status import RaisedError
 from flightedl.messages.tasks import FailedTask, LogRequest
 
@@ -23,6 +24,12 @@ class TrainerProgress:
     pid: int = 0
     records: int = 0
     waiting_for: str = ""
+    heard_at: float = 0.0
+    batch_s: float = 0.0
+    facts: HostFacts | None = None
+    #: Whether somebody wants to know where its threads stand, and what it last said of that.
+    wants_stacks: bool = False
+    stacks: str = ""
 
 
 @dataclass(slots=True)
@@ -43,13 +50,17 @@ class JobProgress:
         """A trainer's report, received now."""
         trainer = self.trainers.setdefault(report.trainer, TrainerProgress())
         trainer.host, trainer.pid, trainer.waiting_for = report.host, report.pid, report.waiting_for
+        trainer.heard_at, trainer.batch_s, trainer.facts = now, report.batch_s, report.facts
+        if report.stacks:
+            trainer.stacks, trainer.wants_stacks = report.stacks, False
         trainer.records += report.records
         self.batches += report.batches
         self.idle_batches += report.idle_batches
         self.skipped_records += report.skipped_records
         if self._first is None:
             self._first = now
-        self._recent.append((now, report.records, dict(report.metrics)))
+        if report.records or report.metrics:
+            self._recent.append((now, report.records, dict(report.metrics)))
         self._forget(now)
 
     def failed(self, reports: Iterable[FailedTask], now: float) -> None:

@@ -16,7 +16,7 @@ from flightedl.coordination.keeper import HeldKey
 from flightedl.coordination.keys import JobKeys
 from flightedl.domain.master import effects as out
 from flightedl.domain.master.events import LeasesSeen, StatusTold, TimePassed
-from flightedl.errors import FencedError, NotReadyError
+from flightedl.errors import FencedError, NotFoundError, NotReadyError
 from flightedl.master.beginning import delete_election
 from flightedl.master.checkpointing import CheckpointStore
 from flightedl.master.declaring import Declaring
@@ -24,19 +24,23 @@ from flightedl.master.evaluations import EvaluationDatasets
 from flightedl.master.exporting import ModelExports
 from flightedl.master.growing import Growing
 from flightedl.master.indexing import DatasetIndexing
+from flightedl.master.progress import TrainerProgress
 from flightedl.master.pservers import PserverLinks
 from flightedl.master.recovery import RecoveredState
 from flightedl.master.state import JobState
 from flightedl.master.status import describe
 from flightedl.master.tasks import Tasks
-from flightedl.messages.status import EventsReply, EventsRequest, StatusReply
-from flightedl.messages.tasks import LogRequest
+from flightedl.messages.status import EventsReply, EventsRequest, StacksReply, StacksRequest, StatusReply
+from flightedl.messages.tasks import LogReply, LogRequest
 from flightedl.ports import Clock, Coordinator, Files, Instruments, Storage
 from flightedl.recording.writer import Recorder
 from flightedl.rpc.connector import Connector
 
 _log = logging.getLogger(__name__)
 
+#: How long a trainer is waited for that is to say where its threads stand, and how often that is looked at.
+_STACKS_S = 15.0
+_LOOK_S = 0.1
 #: How long a new master waits for the job's keys at a time.
 _KEYS_S = 3.0
 
@@ -66,6 +70,8 @@ class MasterService:
         self._held = held
         self._directory = directory
         self._step_down = step_down
+        #: Error code -> calls that ended so, of the server that serves this; set once there is one.
+        self.refusals: Callable[[], dict[str, int]] = dict
         self._looking = threading.Lock()
         self._keys = keys
         state = self._state = JobState(
@@ -171,12 +177,32 @@ class MasterService:
             raise NotReadyError("no trainer has declared the model yet")
         return model.plan_hash, [record.address for record in self._directory.pservers().values()]
 
-    def log(self, report: LogRequest) -> None:
+    def log(self, report: LogRequest) -> LogReply:
         """A trainer's progress."""
         state = self._state
         with state.lock:
-            if report.trainer in state.core.trainers:
-                state.progress.add(report, state.clock.now())
+            if report.trainer not in state.core.trainers:
+                return LogReply()
+            state.progress.add(report, state.clock.now())
+            return LogReply(wants_stacks=state.progress.trainers[report.trainer].wants_stacks)
+
+    def stacks_of_trainer(self, request: StacksRequest, closing: threading.Event) -> StacksReply:
+        """Where a trainer's threads stand, as it says itself with its next report.
+
+        Raises:
+            NotFoundError: there is no such trainer.
+        """
+        state = self._state
+        with state.lock:
+            if request.trainer not in state.core.trainers:
+                raise NotFoundError(f"there is no trainer {request.trainer}")
+            found = state.progress.trainers.setdefault(request.trainer, TrainerProgress(heard_at=state.clock.now()))
+            found.stacks, found.wants_stacks = "", True
+        deadline = state.clock.now() + min(request.wait_s, _STACKS_S)
+        while not found.stacks and state.clock.now() < deadline and not closing.wait(_LOOK_S):
+            pass
+        found.wants_stacks = False
+        return StacksReply(text=found.stacks)
 
     def status(self) -> StatusReply:
         """The job at a glance."""
@@ -194,6 +220,7 @@ class MasterService:
                 indexing=self._indexing.doing,
                 dataset_alarm=state.dataset_alarm,
                 events=state.journal.counts,
+                refused_calls=self.refusals(),
                 now=now,
             )
 

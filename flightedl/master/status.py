@@ -16,11 +16,16 @@ from flightedl.master.progress import JobProgress, TrainerProgress
 from flightedl.messages.declarations import JobDeclaration
 from flightedl.messages.status import (
     PserverStatusReply,
+    RunningPiece,
     ServerStatus,
     StatusReply,
     TaskCounts,
     TrainerStatus,
 )
+from flightedl.process.host import host_facts
+
+#: How many of the pieces that run are told of.
+_RUNNING_COUNT = 5
 
 
 def describe(
@@ -36,6 +41,7 @@ def describe(
     indexing: str,
     dataset_alarm: str,
     events: Mapping[str, int],
+    refused_calls: Mapping[str, int],
     now: float,
 ) -> StatusReply:
     """The reply to ``status``.
@@ -75,14 +81,20 @@ def describe(
         master=None
         if master is None
         else ServerStatus(
-            index=0, address=master.address, generation=master.generation, state="serving", pid=master.pid
+            index=0,
+            address=master.address,
+            generation=master.generation,
+            state="serving",
+            pid=master.pid,
+            refused_calls=dict(refused_calls),
+            facts=host_facts(),
         ),
         pservers=[
             _server(index, records[index], pservers[index], membership) for index in sorted(records) if index < desired
         ],
         pservers_desired=desired,
         trainers=[
-            _trainer(trainer_records.get(name, TrainerRecord(id=name)), generation, membership, queue, progress)
+            _trainer(trainer_records.get(name, TrainerRecord(id=name)), generation, membership, queue, progress, now)
             for name, generation in sorted(trainers.items())
         ],
         mode="" if model is None else str(model.present_mode.get("kind", "")),
@@ -98,6 +110,8 @@ def describe(
         checkpoint_alarm=core.checkpointing.checkpoints.trouble,
         reports={} if core.work is None else dict(core.work.reports),
         events=dict(events),
+        running=[] if queue is None or indexed is None else _running(queue, indexed, now),
+        task_s=0.0 if queue is None else queue.average_s or 0.0,
     )
 
 
@@ -179,7 +193,10 @@ def _server(
         else sorted(each.trainer for each in membership.members if each.member_id in said.waits_for),
         waits_at=said.waits_at,
         waits_s=said.waits_s,
-        memory_bytes=said.memory_bytes,
+        plan_hash=said.plan_hash,
+        written_s=said.written_s,
+        written_bytes=said.written_bytes,
+        facts=said.facts,
         received_bytes=said.received_bytes,
         sent_bytes=said.sent_bytes,
     )
@@ -191,8 +208,9 @@ def _trainer(
     membership: Membership | None,
     queue: TaskQueue | None,
     progress: JobProgress,
+    now: float,
 ) -> TrainerStatus:
-    said = progress.trainers.get(record.id, TrainerProgress())
+    said = progress.trainers.get(record.id, TrainerProgress(heard_at=now))
     return TrainerStatus(
         trainer=record.id,
         generation=generation,
@@ -203,4 +221,24 @@ def _trainer(
         holding=0 if queue is None else queue.held_count(record.id),
         records=said.records,
         waiting_for=said.waiting_for,
+        silent_s=now - said.heard_at,
+        batch_s=said.batch_s,
+        facts=said.facts,
     )
+
+
+def _running(queue: TaskQueue, indexed: IndexedDataset, now: float) -> list[RunningPiece]:
+    """What has been worked on for longest."""
+    return [
+        RunningPiece(
+            trainer=trainer,
+            epoch=piece.epoch,
+            task=task,
+            first_batch=piece.first_batch,
+            end_batch=piece.end_batch,
+            failures=piece.failures,
+            running_s=now - since_s,
+            url=next((chunk.url for chunk in indexed.layout.chunks_of(task)), ""),
+        )
+        for trainer, piece, task, since_s in queue.longest_running(_RUNNING_COUNT)
+    ]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from flightedl.messages.base import Natural, Reply, Request
+from flightedl.messages.hosts import HostFacts
 
 #: Error codes of calls whose refusal is part of every start and every change of who is who.
 USUAL_REFUSALS = frozenset({"not_ready", "busy", "fenced", "replaced", "unregistered", "deadline", "unavailable"})
@@ -29,8 +30,12 @@ class ServerStatus(Reply, frozen=True, kw_only=True):
     waits_for: list[str] = []
     waits_at: int = 0
     waits_s: float = 0.0
-    #: Of the whole process, in main memory.
-    memory_bytes: int = 0
+    #: The plan by which it has cut the model; empty: it has no blocks.
+    plan_hash: str = ""
+    #: Of the newest snapshot: seconds of writing, bytes of its file.
+    written_s: float = 0.0
+    written_bytes: int = 0
+    facts: HostFacts | None = None
     #: Bytes of values since it began.
     received_bytes: int = 0
     sent_bytes: int = 0
@@ -49,6 +54,25 @@ class TrainerStatus(Reply, frozen=True, kw_only=True):
     holding: int = 0
     records: int = 0
     waiting_for: str = ""
+    #: Since it was heard of last, and since it was through with a batch when it was.
+    silent_s: float = 0.0
+    batch_s: float = 0.0
+    facts: HostFacts | None = None
+
+
+class RunningPiece(Reply, frozen=True, kw_only=True):
+    """A piece of work that a trainer is at."""
+
+    trainer: str
+    epoch: int
+    task: int
+    first_batch: int
+    end_batch: int
+    #: How often it failed so far, and for how long it has been worked on now.
+    failures: int
+    running_s: float
+    #: The file that it begins in.
+    url: str = ""
 
 
 class TaskCounts(Reply, frozen=True, kw_only=True):
@@ -168,6 +192,9 @@ class StatusReply(Reply, frozen=True, kw_only=True):
     dataset_alarm: str = ""
     #: What trainers reported of their work, since this master began: finished, failed, returned, outdated and so on.
     reports: dict[str, int] = {}
+    #: The pieces of work that have been worked on for longest, and how long a whole task takes on average.
+    running: list[RunningPiece] = []
+    task_s: float = 0.0
     #: How often things happened since then, by the kind of event.
     events: dict[str, int] = {}
     error: str = ""
@@ -208,6 +235,21 @@ class EventsReply(Reply, frozen=True, kw_only=True):
     forgotten: int = 0
 
 
+class StacksRequest(Request, frozen=True, kw_only=True):
+    """Asks where the threads of a process stand; of a trainer, by way of the master."""
+
+    #: Empty: of the process that is asked.
+    trainer: str = ""
+    #: How long to wait for a trainer to say so.
+    wait_s: float = 0.0
+
+
+class StacksReply(Reply, frozen=True, kw_only=True):
+    """Names of threads, functions and files, without values; empty: the trainer has not said so."""
+
+    text: str
+
+
 class PserverStatusReply(Reply, frozen=True, kw_only=True):
     """What a pserver says of itself."""
 
@@ -234,8 +276,9 @@ class PserverStatusReply(Reply, frozen=True, kw_only=True):
     copied_s: float = 0.0
     written_s: float = 0.0
     written_bytes: int = 0
-    #: Of the whole process, in main memory.
-    memory_bytes: int = 0
+    #: The plan by which it has cut the model; empty: it has no blocks.
+    plan_hash: str = ""
+    facts: HostFacts | None = None
     #: It was told to end, and waits for a checkpoint.
     is_draining: bool = False
     #: Error code -> calls that ended so since the process began.

@@ -10,9 +10,12 @@ from typing import Annotated, Any
 import msgspec
 
 from flightedl.messages.base import Name, Natural, Reply, Request, Sender, Text
+from flightedl.messages.hosts import HostFacts
 
 #: Different names of metrics in one message.
 METRICS_LIMIT = 200
+#: Characters of a trainer's stacks.
+STACKS_LIMIT = 200_000
 #: name -> [weighted sum, weight].
 Metrics = Annotated[dict[Name, tuple[float, float]], msgspec.Meta(max_length=METRICS_LIMIT)]
 
@@ -163,6 +166,18 @@ class LogRequest(Sender, frozen=True, kw_only=True):
     pid: Natural = 0
     #: What the trainer waits for, empty when it works.
     waiting_for: Text = ""
+    #: Since it was through with a batch, in seconds.
+    batch_s: float = 0.0
+    facts: HostFacts | None = None
+    #: Where its threads stand, if the master wanted to know; empty: it did not.
+    stacks: Annotated[str, msgspec.Meta(max_length=STACKS_LIMIT)] = ""
+
+
+class LogReply(Reply, frozen=True, kw_only=True):
+    """Answers it."""
+
+    #: Whether somebody wants to know where the trainer's threads stand.
+    wants_stacks: bool = False
 
 
 class FailedTasksRequest(Request, frozen=True, kw_only=True):

@@ -5,7 +5,8 @@
 * ``fork_guard``: a clear error instead of a deadlock after a fork.
 * ``socket_abort``: connections to a server that is gone end at once, not after minutes.
 * ``free_memory``: what strangers' messages took is given back. ``startup_memory``: what only the start needed is.
-* ``metrics_page``: figures for Prometheus, read when they are asked for. ``memory_use``: one of them.
+* ``metrics_page``: figures for Prometheus, read when they are asked for.
+* ``host``: what it knows of itself and its machine. ``stacks``: where its threads stand, told by itself.
 * ``log_format``: a log for people or for programs.
 * ``health_page``: whether a server has started, is alive and ready, for the probes of a cluster.
 """

@@ -15,7 +15,9 @@ from flightedl.errors import MessageError
 from flightedl.messages.base import decode, encode
 from flightedl.messages.control import AppliedRequest, ReloadRequest, SealRequest, SnapshotRequest, ViewRequest
 from flightedl.messages.parameters import InitHeader, InitReply, Outcome, PullTicket, PushHeader, PushReply
+from flightedl.messages.status import StacksReply
 from flightedl.ports import Clock
+from flightedl.process.stacks import stacks
 from flightedl.pserver.service import PserverService
 from flightedl.pserver.steps import StepSession, awaited_values
 from flightedl.rpc.authentication import Role
@@ -27,6 +29,7 @@ from flightedl.wire.rows import PUSH_SCHEMA, VALUES_SCHEMA, OutgoingBlocks, deco
 _ROLES = {
     **dict.fromkeys(("push", "init", "step"), (Role.TRAINER,)),
     **dict.fromkeys(("view", "snapshot", "applied", "reload", "seal"), (Role.SERVER,)),
+    "stacks": (Role.ADMIN,),
     "pull": (Role.TRAINER, Role.READER, Role.ADMIN),
     "status": tuple(Role),
 }
@@ -45,6 +48,7 @@ class PserverFlight:
             actions={
                 "view": self._view,
                 "status": self._status,
+                "stacks": lambda _body, _: encode(StacksReply(text=stacks())),
                 "snapshot": lambda body, _: encode(self._service.snapshot(decode(body, SnapshotRequest))),
                 "applied": lambda body, _: encode(self._service.applied(decode(body, AppliedRequest))),
                 "reload": self._reload,

@@ -42,7 +42,7 @@ from flightedl.messages.control import (
 from flightedl.messages.declarations import DeclaredModel, ElectionRecord, JobDeclaration
 from flightedl.messages.status import PserverStatusReply
 from flightedl.ports import Clock, Storage
-from flightedl.process.memory_use import resident_bytes
+from flightedl.process.host import host_facts
 from flightedl.process.startup_memory import release_startup_memory
 from flightedl.pserver.meter import Meter
 from flightedl.pserver.restoring import load_newest
@@ -453,7 +453,8 @@ class PserverService:
             copied_s=0.0 if snapshots is None else snapshots.copied_s,
             written_s=0.0 if snapshots is None else snapshots.written_s,
             written_bytes=0 if newest is None or newest.file is None else newest.file.size_bytes,
-            memory_bytes=resident_bytes(),
+            plan_hash="" if shard is None else shard.plan_hash,
+            facts=host_facts(),
             members=[] if shard is None else shard.members,
             waiting_for=life.waiting_for,
             is_draining=life.state is happens.State.DRAINING,

@@ -11,8 +11,8 @@ from flightedl.client.participation import Participation
 from flightedl.client.progress import ProgressReporter
 from flightedl.domain.consistency.modes import Async, Mode
 from flightedl.errors import UnavailableError
-from flightedl.messages.base import decode
-from flightedl.messages.tasks import LogRequest
+from flightedl.messages.base import decode, encode
+from flightedl.messages.tasks import LogReply, LogRequest
 
 from .pserver_bench import Cluster
 
@@ -21,10 +21,11 @@ def test_batches_that_gave_the_model_nothing_are_told_and_not_lost_with_a_messag
     sent: list[LogRequest] = []
     failures = [UnavailableError("no master")]
 
-    def send(body: bytes) -> None:
+    def send(body: bytes) -> bytes:
         if failures:
             raise failures.pop()
         sent.append(decode(body, LogRequest))
+        return encode(LogReply())
 
     reporter = ProgressReporter(send, lambda: ("t", 1), lambda: None)
     reporter.batch(10, is_idle=True)
@@ -33,6 +34,28 @@ def test_batches_that_gave_the_model_nothing_are_told_and_not_lost_with_a_messag
     reporter.batch(10, is_idle=True)
     reporter.close()
     assert [(each.batches, each.idle_batches) for each in sent] == [(3, 2)]
+
+
+def test_a_trainer_says_now_and_then_that_it_is_there_and_where_it_stands_when_it_is_asked() -> None:
+    sent: list[LogRequest] = []
+    now = 0.0
+
+    def send(body: bytes) -> bytes:
+        sent.append(decode(body, LogRequest))
+        return encode(LogReply(wants_stacks=len(sent) == 1))
+
+    reporter = ProgressReporter(send, lambda: ("t", 1), lambda: None, lambda: now)
+    reporter._flush()
+    assert sent == []
+    now = 6.0
+    reporter._flush()
+    assert (sent[0].batch_s, sent[0].stacks) == (6.0, "")
+    assert sent[0].facts is not None
+    reporter._flush()
+    reporter._flush()
+    reporter.close()
+    assert len(sent) == 2
+    assert "ProgressReporter._flush" in sent[1].stacks
 
 
 @pytest.mark.parametrize("mode", [Async(), Async(push_every=2)], ids=str)

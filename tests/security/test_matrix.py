@@ -201,7 +201,7 @@ def test_what_each_role_may_ask(servers: dict[str, Recorded]) -> None:
 
     assert open_to(Role.READER) == {"status", "events", "info", "pull"}
     decides = {"set_mode", "checkpoint", "retry_failed", "drop_failed"}
-    assert open_to(Role.ADMIN) == {"status", "events", "info", "pull"} | decides
+    assert open_to(Role.ADMIN) == {"status", "events", "stacks", "info", "pull"} | decides
     assert {"push", "init", "step", "pull", "tasks", "join"} <= open_to(Role.TRAINER)
     assert not open_to(Role.TRAINER) & {"view", "snapshot", "reload", "seal", "applied", "set_mode", "checkpoint"}
     assert open_to(Role.SERVER) == {"view", "snapshot", "applied", "reload", "seal", "status", "info"}

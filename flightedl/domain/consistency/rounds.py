@@ -173,9 +173,13 @@ class BlockRounds:
         return [m for m, first in self.members.items() if first <= self._version and m not in self._arrived]
 
     def holds_up(self) -> list[int]:
-        """Members for whom others wait: who has not arrived in a round that has begun, or is too far behind."""
+        """Members for whom others wait: who has not arrived in a round that has begun, or is too far behind.
+
+        A round is waited for by those who have arrived in it, and by those who join after it.
+        """
         if self._is_sync:
-            return self.waits_for() if self._arrived else []
+            is_awaited = self._arrived or any(first > self._version for first in self.members.values())
+            return self.waits_for() if is_awaited else []
         if self._staleness is None or not self._clocks:
             return []
         slowest = min(self._clocks.values())

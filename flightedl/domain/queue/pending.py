@@ -191,6 +191,11 @@ class PendingPieces:
         holder.since_s, holder.is_timed = now, is_timed
         self._running[holder.attempt] = holder
 
+    def running(self) -> Iterator[tuple[Holder, Pending]]:
+        """Every piece that runs and since when is known, the one that began first first."""
+        for attempt, holder in self._running.items():
+            yield holder, self._by_attempt[attempt]
+
     def longest_running(self) -> tuple[Holder, float] | None:
         """The piece that has run longest, and since when."""
         for holder in self._running.values():

@@ -35,6 +35,7 @@ decides whether to accept a report before it gets here.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
 
@@ -376,6 +377,13 @@ class TaskQueue:
             trainer: tuple(_assignment(held, attempt) for attempt, held in backlog.pieces.items())
             for trainer, backlog in self._state.pending.backlogs().items()
         }
+
+    def longest_running(self, count: int) -> list[tuple[str, BatchRange, int, float]]:
+        """(trainer, piece, task, since when) of so many pieces that are worked on, those that began first."""
+        return [
+            (holder.trainer, pending.piece, pending.task, holder.since_s or 0.0)
+            for holder, pending in itertools.islice(self._state.pending.running(), count)
+        ]
 
     def held_count(self, trainer: str) -> int:
         """How many pieces a trainer holds; O(1)."""

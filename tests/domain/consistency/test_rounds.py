@@ -50,6 +50,27 @@ def test_a_round_closes_when_all_members_arrived(make):
     assert push(rounds, B) == Accumulate(is_first=True)
 
 
+def test_those_are_waited_for_who_hold_up_a_round_that_has_begun_or_that_others_join_after(make):
+    rounds = make()
+    assert rounds.holds_up() == []
+    push(rounds, A)
+    assert rounds.holds_up() == [B]
+    push(rounds, B)
+    rounds.close()
+    assert rounds.holds_up() == []
+    rounds.admit(C, rounds.version + 1)
+    assert rounds.holds_up() == [A, B]
+
+
+def test_who_is_too_far_behind_is_waited_for(make):
+    rounds = make(Bounded(staleness=1))
+    push(rounds, A, step=1)
+    assert rounds.holds_up() == []
+    push(rounds, A, step=2, batch=1)
+    assert rounds.holds_up() == [B]
+    assert make(Async()).holds_up() == []
+
+
 def test_a_retry_in_the_same_round_changes_nothing(make):
     rounds = make()
     push(rounds, A)

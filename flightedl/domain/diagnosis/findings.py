@@ -1,0 +1,86 @@
+"""What follows from observations."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+
+
+class Severity(enum.IntEnum):
+    """How bad it is; the worst is the lowest."""
+
+    #: The job cannot go on as long as it is so.
+    BROKEN = 0
+    #: It goes on, and slower than it could, or something will be missing.
+    HARMFUL = 1
+    #: Worth to know.
+    NOTE = 2
+
+
+class Cause(enum.StrEnum):
+    """What may be wrong."""
+
+    ETCD_UNREACHABLE = "etcd_unreachable"
+    ETCD_WITHOUT_QUORUM = "etcd_without_quorum"
+    ETCD_SLOW = "etcd_slow"
+    ACCESS_REFUSED = "access_refused"
+    UNKNOWN_JOB = "unknown_job"
+    NO_MASTER = "no_master"
+    MASTER_DEPOSED = "master_deposed"
+    MASTER_UNREACHABLE = "master_unreachable"
+    PSERVER_MISSING = "pserver_missing"
+    PSERVER_RESTARTS = "pserver_restarts"
+    PSERVER_UNREACHABLE = "pserver_unreachable"
+    PSERVER_CUT_OFF = "pserver_cut_off"
+    PSERVER_OUT_OF_MEMORY = "pserver_out_of_memory"
+    PSERVER_WAITS = "pserver_waits"
+    OTHER_PLAN = "other_plan"
+    OTHER_JOB = "other_job"
+    JOB_REFUSED = "job_refused"
+    VERSIONS_DIFFER = "versions_differ"
+    CLOCKS_DIFFER = "clocks_differ"
+    TOO_MANY_THREADS = "too_many_threads"
+    NO_TRAINERS = "no_trainers"
+    TRAINER_STANDS_STILL = "trainer_stands_still"
+    TRAINER_IS_SLOW = "trainer_is_slow"
+    TRAINER_CUT_OFF = "trainer_cut_off"
+    ROUND_STUCK = "round_stuck"
+    GRADIENTS_REFUSED = "gradients_refused"
+    MODE_CHANGE_WAITS = "mode_change_waits"
+    SLOW_FILE = "slow_file"
+    POISON_RECORD = "poison_record"
+    SCRIPT_RAISES = "script_raises"
+    DATA_RUN_OUT = "data_run_out"
+    DATA_MISSING = "data_missing"
+    TOO_FEW_TASKS = "too_few_tasks"
+    JOB_DONE = "job_done"
+    WORK_WAS_MISSING = "work_was_missing"
+    STORE_FULL = "store_full"
+    STORE_FAILS = "store_fails"
+    STORE_SLOW = "store_slow"
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing that is wrong, or worth to know."""
+
+    cause: Cause
+    severity: Severity
+    #: "etcd", "master", "pserver-1", a trainer's id, or "job".
+    who: str
+    #: What was seen, as a sentence.
+    text: str
+    #: What to try, as a sentence; empty: nothing has to be done.
+    advice: str = ""
+    #: Where its threads stand, where that tells something.
+    stack: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """Somebody waits for somebody."""
+
+    who: str
+    #: For people; a process is named as in ``Finding``.
+    awaited: str
+    seconds: float | None = None

@@ -1,0 +1,105 @@
+"""What `flightedl doctor` says of real processes: one that stands still, one that hangs, one that is dead."""
+
+from __future__ import annotations
+
+import signal
+import time
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from flightedl.adapters.clock import SystemClock
+from flightedl.adapters.etcd_access import EtcdAccess
+from flightedl.domain.diagnosis.findings import Cause, Finding
+from flightedl.domain.diagnosis.observations import Observations
+from flightedl.domain.diagnosis.trainers import waits
+from flightedl.launch.cluster import LocalCluster, TrainerProgram
+from flightedl.launch.doctor import Doctor
+from flightedl.testing.etcd_server import EtcdServer
+from flightedl_tools.doctor import told
+from flightedl_tools.report import report_of
+
+pytestmark = [pytest.mark.etcd, pytest.mark.slow, pytest.mark.timeout(120)]
+
+#: The first trainer hangs at its second batch, until it is released.
+SCRIPT = """
+import pathlib, sys, time
+import numpy as np
+import flightedl as fe
+
+def hang():
+    while not pathlib.Path(sys.argv[2]).exists():
+        time.sleep(0.05)
+
+with fe.connect() as job:
+    data = job.dataset(sys.argv[1], batch_size=5)
+    model = job.parameters({"w": np.zeros(64, np.float32)}, optimizer=fe.SGD(lr=1.0), mode=fe.Sync(reduce="sum"))
+    is_first = bool(job.once("slow"))
+    for number, batch in enumerate(data):
+        if is_first and number == 1:
+            hang()
+        model.step({"w": np.ones(64, np.float32)})
+    job.wait_for_end()
+"""
+
+
+def doctor(etcd: str, job: str) -> Doctor:
+    return Doctor(EtcdAccess(etcd), job, SystemClock())
+
+
+def until_found(own: Doctor, cause: Cause) -> tuple[Observations, Finding]:
+    """What is seen when this is among what is wrong."""
+    deadline = time.monotonic() + 40
+    while True:
+        seen, found = own.explain(own.look())
+        for each in found:
+            if each.cause is cause:
+                return seen, each
+        assert time.monotonic() < deadline, [(each.cause, each.text) for each in found]
+
+
+def test_it_names_who_hangs_who_stands_still_and_who_is_gone(own_etcd: EtcdServer, tmp_path: Path) -> None:
+    stranger = doctor(own_etcd.address, "nobody")
+    _, (unknown,) = stranger.explain(stranger.look())
+    assert unknown.cause is Cause.UNKNOWN_JOB
+    release = tmp_path / "release"
+    (tmp_path / "train.py").write_text(SCRIPT)
+    pq.write_table(pa.table({"k": np.arange(400)}), tmp_path / "k.parquet", row_group_size=20)
+    program = TrainerProgram(str(tmp_path / "train.py"), (str(tmp_path / "k.parquet"), str(release)), 2)
+    with LocalCluster(1, job="ill", etcd=own_etcd.address, output_dir=tmp_path / "out", trainers=program) as cluster:
+        own = doctor(own_etcd.address, "ill")
+        seen, slow = until_found(own, Cause.TRAINER_IS_SLOW)
+        assert "others wait for it" in slow.text
+        assert "train.py" in slow.text
+        assert " hang" in slow.stack
+        assert str(tmp_path) not in slow.stack
+        assert any(wait.who.startswith("round ") and slow.who in wait.awaited for wait in waits(seen))
+        page = report_of(*own.explain(own.look(with_stacks=True)), waits(seen))
+        assert "pserver-0</summary>" in page
+        assert "trainer_came" in page
+        assert slow.text in "\n".join(told(seen, [slow], waits(seen)))
+        release.touch()
+
+        cluster.kill("pserver", number=signal.SIGSTOP)
+        _, still = until_found(own, Cause.PSERVER_UNREACHABLE)
+        assert "does not answer" in still.text
+        cluster.kill("pserver", number=signal.SIGCONT)
+
+
+def test_it_tells_an_etcd_that_is_not_there_from_one_that_stands_still(
+    own_etcd: EtcdServer,
+) -> None:
+    def cause(address: str) -> Cause:
+        own = doctor(address, "job")
+        _, (found,) = own.explain(own.look())
+        return found.cause
+
+    assert cause("127.0.0.1:1") is Cause.ETCD_UNREACHABLE
+    own_etcd.freeze()
+    try:
+        assert cause(own_etcd.address) is Cause.ETCD_WITHOUT_QUORUM
+    finally:
+        own_etcd.thaw()

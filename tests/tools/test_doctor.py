@@ -1,0 +1,54 @@
+"""What `flightedl doctor` prints, and the page that it writes."""
+
+from __future__ import annotations
+
+from flightedl.domain.diagnosis.findings import Cause, Finding, Severity, Wait
+from flightedl.domain.diagnosis.observations import Asked, Observations
+from flightedl.messages.hosts import HostFacts
+from flightedl.messages.status import JobEvent, StatusReply, TaskCounts
+from flightedl_tools.doctor import told
+from flightedl_tools.report import report_of
+
+SECRET = "s3://user:secret@bucket/train.csv?token=secret"
+FOUND = Finding(
+    Cause.TRAINER_IS_SLOW,
+    Severity.HARMFUL,
+    "t1",
+    f"t1 is at one batch of {SECRET} for 20 s",
+    "See what else runs <there>.",
+    "thread x\n  a.py:1 f\n\nthread MainThread\n  train.py:3 <module>\n  train.py:9 slow",
+)
+SEEN = Observations(
+    job="demo",
+    asker=HostFacts(version="0.1", wall_s=1_700_000_000.0),
+    etcd=(Asked(address="e:1", seconds=0.02), Asked(address="e:2", error="<nobody> listens")),
+    master=Asked(address="m:1", seconds=0.1),
+    status=StatusReply(job="demo", state="training", tasks=TaskCounts(done=3, total=9), pservers_desired=2),
+    events=(JobEvent(number=1, at=1_700_000_000.0, kind="trainer_came", text=f"read {SECRET}"),),
+    stacks={"pserver-0": "thread <x>"},
+)
+WAITS = [Wait("round 7 of pserver-1", "t1", 12.4)]
+
+
+def test_findings_come_with_advice_and_with_where_the_script_is() -> None:
+    lines = told(SEEN, [FOUND], WAITS)
+    assert lines[0] == "job demo: training, epoch 1, 3 of 9 tasks done, 0 of 2 pservers, 0 trainers, 0 records/s"
+    assert any("harmful" in line and "at one batch" in line for line in lines)
+    assert "           train.py:9 slow" in lines
+    assert "  round 7 of pserver-1 waits 12 s for t1" in lines
+
+
+def test_a_job_that_is_well_is_told_so() -> None:
+    assert told(SEEN, [], [])[-1] == "nothing is wrong, as far as can be seen"
+
+
+def test_the_page_shows_all_of_it_and_no_secrets() -> None:
+    page = report_of(SEEN, [FOUND], WAITS)
+    assert "secret" not in page
+    assert "See what else runs &lt;there&gt;." in page
+    assert "&lt;nobody&gt; listens" in page
+    assert "thread &lt;x&gt;" in page
+    assert "round 7 of pserver-1" in page
+    assert "trainer_came" in page
+    assert "src=" not in page
+    assert "href=" not in page

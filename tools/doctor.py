@@ -1,0 +1,94 @@
+"""``flightedl doctor``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+import msgspec
+
+from flightedl.adapters.clock import SystemClock
+from flightedl.adapters.etcd_access import EtcdAccess
+from flightedl.config import CommonSettings, settings
+from flightedl.domain.diagnosis.findings import Finding, Severity, Wait
+from flightedl.domain.diagnosis.observations import Observations
+from flightedl.domain.diagnosis.trainers import waits
+from flightedl.errors import EXIT_FAILED, UsageError
+from flightedl.launch.doctor import Doctor
+
+from .options import job_options
+from .report import report_of
+
+_MARKS = {Severity.BROKEN: ("broken", "red"), Severity.HARMFUL: ("harmful", "yellow"), Severity.NOTE: ("note", "cyan")}
+
+
+@click.command()
+@job_options
+@click.option("--tls-dir", metavar="DIR", help="Directory with ca.pem, cert.pem and key.pem: mutual TLS")
+@click.option("--json", "as_json", is_flag=True, help="Findings and waits as one JSON object.")
+@click.option(
+    "--report", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE", help="Also write an HTML page."
+)
+def doctor(as_json: bool, report: Path | None, **options: Any) -> int:
+    """Say what is wrong with a job, and what to try.
+
+    It asks etcd, the master, all parameter servers and, by way of the master, the trainers: who waits for whom, and
+    why. Exit code 1: something keeps the job from going on.
+    """
+    values = settings(CommonSettings, **options)
+    own = Doctor(EtcdAccess.of(values), values.job, SystemClock(), values.tls_dir)
+    seen, found = own.explain(own.look(with_stacks=report is not None))
+    if as_json:
+        click.echo(msgspec.json.encode({"job": seen.job, "findings": found, "waits": waits(seen)}))
+    else:
+        for line in told(seen, found, waits(seen)):
+            click.echo(line)
+    if report is not None:
+        try:
+            report.write_text(report_of(seen, found, waits(seen)), "utf-8")
+        except OSError as error:
+            raise UsageError(f"the report cannot be written to {report}: {error.strerror}") from None
+        click.echo(f"flightedl: the report is in {report}", err=True)
+    return EXIT_FAILED if any(each.severity is Severity.BROKEN for each in found) else 0
+
+
+def told(seen: Observations, findings: Sequence[Finding], waiting: Sequence[Wait]) -> list[str]:
+    """All of it for people, as lines."""
+    lines = [f"job {seen.job}: {summary(seen)}"]
+    for finding in findings:
+        name, color = _MARKS[finding.severity]
+        lines += ["", f"{click.style(f'{name:<8}', fg=color, bold=True)} {finding.text}"]
+        if finding.advice:
+            lines.append(f"         {finding.advice}")
+        lines += [f"           {line}" for line in _main_thread(finding.stack)]
+    if waiting:
+        lines += ["", "who waits for whom:"]
+        lines += [f"  {each.who} waits{_seconds(each)} for {each.awaited}" for each in waiting]
+    if not findings:
+        lines.append("nothing is wrong, as far as can be seen")
+    return lines
+
+
+def summary(seen: Observations) -> str:
+    """How it stands, in a line."""
+    status = seen.status
+    if status is None:
+        return "the master does not answer"
+    where = f"epoch {status.epoch + 1}, {status.tasks.done} of {status.tasks.total} tasks done"
+    servers = f"{len(status.pservers)} of {status.pservers_desired} pservers"
+    return f"{status.state}, {where}, {servers}, {len(status.trainers)} trainers, {status.records_per_s:,.0f} records/s"
+
+
+def _seconds(wait: Wait) -> str:
+    return "" if wait.seconds is None else f" {wait.seconds:.0f} s"
+
+
+def _main_thread(stack: str) -> list[str]:
+    """The last calls of the main thread."""
+    for part in stack.split("\n\n"):
+        lines = part.splitlines()
+        if lines and lines[0] == "thread MainThread":
+            return [line.strip() for line in lines[-5:]]
+    return []
