@@ -26,8 +26,6 @@ from flightedl.launch.kubernetes.values import FLIGHT_PORT, HEALTH_PORT, METRICS
 
 #: After SIGTERM, beyond the drain: what closing takes on a busy machine.
 _CLOSING_S = 15
-#: How long a pod has to be ready before the next one is replaced: a spare that is about to take an index shows by then.
-_SETTLED_S = 5
 
 
 def masters(job: ClusterJob) -> list[Object]:
@@ -57,9 +55,9 @@ def _deployment(job: ClusterJob, role: str, replicas: int) -> Object:
             {"name": "metrics", "containerPort": METRICS_PORT},
         ],
         # Two minutes: a machine that has just come may have to load much.
-        "startupProbe": probe("health", "/started", period_s=2, failures=60),
+        "startupProbe": probe("health", "/started", period_s=1, failures=120),
         "livenessProbe": probe("health", "/live", period_s=10, failures=3),
-        "readinessProbe": probe("health", "/ready", period_s=2, failures=1),
+        "readinessProbe": probe("health", "/ready", period_s=1, failures=1),
     }
     server = container(job, role, ["flightedl"], [role], environment, job.server_resources, more, certificates)
     template = pod(
@@ -78,7 +76,7 @@ def _deployment(job: ClusterJob, role: str, replicas: int) -> Object:
         "metadata": metadata(job, job.name(role), role),
         "spec": {
             "replicas": replicas,
-            "minReadySeconds": _SETTLED_S,
+            "minReadySeconds": job.settled_s,
             "strategy": {"type": "RollingUpdate", "rollingUpdate": {"maxUnavailable": 0, "maxSurge": 1}},
             "selector": {"matchLabels": labels(job, role)},
             "template": template,

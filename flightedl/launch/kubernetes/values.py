@@ -90,6 +90,8 @@ class ClusterJob:
     keep_s: int = 600
     #: After how long of SIGTERM a server ends at last, if a checkpoint takes so long.
     drain_s: int = 30
+    #: How long a server has to be ready before the next one is replaced: a spare that takes an index shows by then.
+    settled_s: int = 5
 
     def __post_init__(self) -> None:
         if not is_job_name(self.job) or len(self.job) > _LONGEST_JOB_NAME:

@@ -1,0 +1,117 @@
+"""Processes run as the manifests say, by their commands, variables, probes and signals: servers are replaced."""
+
+from __future__ import annotations
+
+import base64
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from flightedl.adapters.clock import SystemClock
+from flightedl.adapters.etcd_access import EtcdAccess
+from flightedl.config import CommonSettings
+from flightedl.errors import FlightedlError
+from flightedl.examples.ledger import CLOCKS, PARAMETERS, batches_of, findings
+from flightedl.launch.kubernetes.objects import render
+from flightedl.launch.kubernetes.secrets import make_secrets
+from flightedl.launch.kubernetes.submitting import find, submit
+from flightedl.launch.kubernetes.values import ClusterJob
+from flightedl.launch.kubernetes.views import labels_of
+from flightedl.launch.status import JobStatus
+from flightedl.testing.etcd_server import EtcdServer
+from flightedl.testing.memory_cluster import MemoryCluster
+
+from .controllers import Controllers
+from .node import Node
+
+pytestmark = [pytest.mark.etcd, pytest.mark.faults, pytest.mark.slow, pytest.mark.timeout(150)]
+
+RECORDS, PER_TASK, BATCH, EPOCHS = 2000, 100, 20, 2
+
+
+@pytest.fixture
+def cluster() -> MemoryCluster:
+    return MemoryCluster()
+
+
+@pytest.fixture
+def node(cluster: MemoryCluster, tmp_path: Path) -> Iterator[Node]:
+    found = Node(cluster, tmp_path / "pods", labels_of("ledger"))
+    yield found
+    found.close()
+
+
+def test_pservers_and_masters_are_replaced_one_after_the_other_and_every_record_counts_once(
+    cluster: MemoryCluster, node: Node, own_etcd: EtcdServer, job_name: str, tmp_path: Path
+) -> None:
+    arguments = f"--records {RECORDS} --per-task {PER_TASK} --batch-size {BATCH} --epochs {EPOCHS} --pause 0.12"
+    job = ClusterJob(
+        job="ledger",
+        image="flightedl",
+        target="flightedl.examples.ledger",
+        arguments=(*arguments.split(), "--data", str(tmp_path / "data")),
+        spares=0,
+        etcd=own_etcd.address,
+        checkpoint=str(tmp_path / "checkpoints"),
+        settled_s=1,
+    )
+    submit(cluster, [*render(job), *make_secrets(job)], SystemClock())
+    controllers = Controllers(
+        cluster,
+        lambda name: node.running[name].ready_since if name in node.running and node.running[name].is_ready else None,
+    )
+
+    def until(is_so: Callable[[], bool], what: str, timeout_s: float = 60.0) -> None:
+        deadline = time.monotonic() + timeout_s
+        while not is_so():
+            controllers.step()
+            node.step()
+            assert not node.said, f"{what}; {node.said}"
+            assert time.monotonic() < deadline, f"{what}; {node.said}; {node.ended}; {list(node.running)}"
+            time.sleep(0.05)
+
+    certificates = tmp_path / "reader"
+    asked = JobStatus(
+        EtcdAccess.of(CommonSettings(etcd=own_etcd.address)),
+        "ledger",
+        SystemClock(),
+        _certificates(cluster, certificates),
+    )
+
+    def done() -> int:
+        try:
+            return asked.read(2.0).records
+        except FlightedlError:
+            return -1
+
+    servers = ("ledger-pserver", "ledger-master")
+    until(lambda: all(map(controllers.is_rolled_out, servers)) and done() > 0, "the job does not train")
+    before = {name for name in node.running if "trainer" not in name}
+    for name in servers:
+        controllers.fewest_ready[name] = 2
+        changed = {"metadata": {"annotations": {"version": "2"}}}
+        cluster.patch("Deployment", name, {"spec": {"template": changed}})
+    until(lambda: all(map(controllers.is_rolled_out, servers)), "servers are not replaced")
+    until(lambda: find(cluster, "ledger").is_finished, "the job does not end", 90.0)
+    asked.close()
+    assert find(cluster, "ledger").state == "done"
+    # One that takes over is not ready for a moment, so that the next one waits for it.
+    assert min(controllers.fewest_ready.values()) >= 1
+    assert {name: node.ended.get(name) for name in before} == dict.fromkeys(before, 0), "all were told to end, and did"
+    assert not node.said
+    (counts_path,) = (tmp_path / "pods").glob("*/work/ledger.npz")
+    counts = np.load(counts_path)
+    for name in PARAMETERS:
+        assert np.array_equal(counts[name], np.ones((EPOCHS, RECORDS))), list(findings(counts, PER_TASK))
+    assert {counts[name][0] for name in CLOCKS} == {EPOCHS * batches_of(RECORDS, PER_TASK, BATCH)}
+
+
+def _certificates(cluster: MemoryCluster, place: Path) -> str:
+    """Those of a trainer, which may ask how things stand."""
+    place.mkdir()
+    for name, data in cluster.objects["Secret", "ledger-trainer"]["data"].items():
+        (place / name).write_bytes(base64.b64decode(data))
+    return str(place)
