@@ -39,7 +39,8 @@ def subject_of(kind: str, identity: str) -> Subject:
     return (kind, *map(int, numbers))
 
 
-_CORES: Mapping[str, Callable[[Teller, Known], Core]] = {
+#: Kind of a core -> what tells of one.
+TELLERS: Mapping[str, Callable[[Teller, Known], Core]] = {
     "master": MasterMoments,
     "life": LifeMoments,
     "blocks": BlockMoments,
@@ -65,7 +66,7 @@ def moments_of(recording: Recording, known: Known) -> Iterator[Moment]:
     cores: dict[str, Core] = {}
     for _, record in recording.records():
         if record.core not in cores:
-            cores[record.core] = _CORES[record.core.rpartition("-")[0]](process, known)
+            cores[record.core] = TELLERS[record.core.rpartition("-")[0]](process, known)
         core = cores[record.core]
         core.at = header.wall_s + record.at - header.clock_s
         event, effects = msgspec.json.decode(record.fields), msgspec.json.decode(record.effects)

@@ -31,9 +31,9 @@ from flightedl.recording.blocks import block_protocol
 from flightedl.recording.elections import election_of_first_values
 from flightedl.recording.master import master_core
 from flightedl.recording.reader import recordings_in
-from flightedl.recording.replay import replay
+from flightedl.recording.replay import PLAYERS, replay
 from flightedl.recording.steps import trainer_steps
-from flightedl.recording.story import story, subject_of, text_of
+from flightedl.recording.story import TELLERS, story, subject_of, text_of
 from flightedl.recording.trainer import trainer_feed
 from flightedl.recording.values import assignment_of
 from flightedl.recording.writer import SUFFIX, Recorder
@@ -390,3 +390,7 @@ def test_whose_first_values_the_model_gets_is_told(tmp_path: Path) -> None:
         "0 trainer a: says that the model has its first values, of election 9",
         "0 trainer a: works for the model of election 9",
     ]
+
+
+def test_every_core_that_is_replayed_can_tell() -> None:
+    assert TELLERS.keys() == PLAYERS.keys()
