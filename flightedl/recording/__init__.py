@@ -3,9 +3,9 @@
 * ``writer`` writes one file for each process, ``reader`` reads it. ``values`` is how events and effects are written,
   ``redaction`` what is left out.
 * ``master``, of a pserver ``pserver`` (its life), ``blocks`` and ``snapshots``, of a trainer ``trainer`` (its feed),
-  ``loops``, ``membership``, ``elections`` and ``endings`` make cores that are recorded, and cores to which recorded
-  events happen. For a trainer's steps these are ``steps`` and ``step_player``, and ``step_values`` what happens.
-  ``replay`` lets these happen again, and compares.
+  ``loops`` and ``acknowledged``, ``membership``, ``elections`` and ``endings`` make cores that are recorded, and cores
+  to which recorded events happen. For a trainer's steps these are ``steps`` and ``step_player``, and ``step_values``
+  what happens. ``replay`` lets these happen again, and compares.
 * ``moments`` is what events mean to people; ``master_moments``, ``pserver_moments`` and ``trainer_moments`` find them.
   ``story`` tells those of one batch, task, block, trainer or evaluation.
 

@@ -98,7 +98,7 @@ class TaskReported(msgspec.Struct, frozen=True):
 _EVENTS = by_name(_Event.__subclasses__())
 
 
-class _Answers:
+class HolderAnswers:
     """The feed as a loop sees it: remembers what it said, and what it was told."""
 
     def __init__(self, feed: Holder) -> None:
@@ -122,13 +122,22 @@ class _Answers:
         self.reported.append(TaskReported(task.number, None))
 
 
-def _said(step: LoopStep[Any]) -> LoopSaid:
+def loop_said(step: LoopStep[Any]) -> LoopSaid:
+    """What a loop does next, as it is recorded."""
     name = type(step).__name__
     if isinstance(step, HandOut):
         item = step.handed.item
         given = item.task.assignment
         return LoopSaid(name, given.epoch, given.task, item.number)
     return LoopSaid(name, batch=step.failure.number) if isinstance(step, Unreadable) else LoopSaid(name)
+
+
+def item_taken(item: Item[Any], held: list[bool]) -> ItemTaken:
+    """The event of an item that is taken, where the feed said this."""
+    given = item.task.assignment
+    place = given.epoch, given.task, given.first_batch, given.end_batch, given.attempt
+    kind = {ReadBatch: "batch", TaskEnd: "end", ReadFailure: "failure"}[type(item)]
+    return ItemTaken(kind, item.task.number, place, 0 if isinstance(item, TaskEnd) else item.number, held)
 
 
 class RecordedLoop(BatchLoop[Records]):
@@ -141,7 +150,7 @@ class RecordedLoop(BatchLoop[Records]):
         feed: Holder,
         current_of: Callable[[ReadBatch[Records]], CurrentBatch],
     ) -> None:
-        self._answers = _Answers(feed)
+        self._answers = HolderAnswers(feed)
         super().__init__(self._answers, current_of)
         self._recorder = recorder.core("loop")
         self._now = recorder.now
@@ -150,18 +159,14 @@ class RecordedLoop(BatchLoop[Records]):
     def take(self, item: Item[Records]) -> None:
         self._answers.clear()
         super().take(item)
-        given = item.task.assignment
-        place = given.epoch, given.task, given.first_batch, given.end_batch, given.attempt
-        kind = {ReadBatch: "batch", TaskEnd: "end", ReadFailure: "failure"}[type(item)]
-        number = 0 if isinstance(item, TaskEnd) else item.number
-        self._recorder.record(self._now(), ItemTaken(kind, item.task.number, place, number, self._answers.held))
+        self._recorder.record(self._now(), item_taken(item, self._answers.held))
 
     def next_step(self) -> LoopStep[Records]:
         self._answers.clear()
         states = [] if self.reading is None else [_state(handed) for handed in self.reading.handed]
         step = super().next_step()
         event = LoopAsked(states, self._answers.held)
-        self._recorder.record(self._now(), event, [*self._answers.reported, _said(step)])
+        self._recorder.record(self._now(), event, [*self._answers.reported, loop_said(step)])
         return step
 
     def denied(self, handed: Handed[Records]) -> None:
@@ -195,7 +200,7 @@ def batch_loop(
     return BatchLoop(feed, current_of) if recorder is None else RecordedLoop(recorder, trainer, feed, current_of)
 
 
-class _Script:
+class HolderScript:
     """A feed that says what was recorded."""
 
     def __init__(self) -> None:
@@ -216,14 +221,30 @@ class _Script:
         self.reported.append(TaskReported(task.number, None))
 
 
+class ItemsAgain:
+    """Items that were read, made again: those of one task come one after the other."""
+
+    def __init__(self) -> None:
+        #: Of the newest one.
+        self._task: AssignedTask | None = None
+
+    def item(self, taken: ItemTaken) -> Item[None]:
+        """The item that was taken."""
+        if self._task is None or self._task.number != taken.task:
+            epoch, task, first, end, attempt = taken.place
+            self._task = AssignedTask(assignment_of(epoch, task, attempt, end, first), taken.task)
+        if taken.kind == "batch":
+            return ReadBatch(self._task, taken.number, None)
+        return TaskEnd(self._task) if taken.kind == "end" else ReadFailure(self._task, taken.number, DataError(""))
+
+
 class LoopPlayer:
     """A loop to which recorded events happen."""
 
     def __init__(self) -> None:
-        self._script = _Script()
-        self._loop: BatchLoop[None] = BatchLoop(self._script, _current_of)
-        #: The newest one that was spoken of.
-        self._task: AssignedTask | None = None
+        self._script = HolderScript()
+        self._loop: BatchLoop[None] = BatchLoop(self._script, replayed_batch)
+        self._items = ItemsAgain()
 
     def play(self, _at: float, name: str, event: msgspec.Raw) -> Sequence[object]:
         """Let it happen; the effects."""
@@ -231,34 +252,22 @@ class LoopPlayer:
             raise CorruptError(f"no event of a trainer's loop: {name}")
         happened: Any = decode(event, _EVENTS[name])
         match happened:
-            case ItemTaken(kind, task, place, number, held):
+            case ItemTaken(held=held):
                 self._script.begin(held)
-                self._loop.take(self._item(kind, self._task_of(task, place), number))
+                self._loop.take(self._items.item(happened))
                 return ()
             case LoopAsked(states, held):
                 self._script.begin(held)
                 self._set(states)
                 step = self._loop.next_step()
                 self._loop.check()
-                return [*self._script.reported, _said(step)]
+                return [*self._script.reported, loop_said(step)]
             case BatchDenied(number):
                 self._script.begin(())
                 self._loop.denied(self._handed(number))
                 return self._script.reported
             case _:
                 return ()
-
-    def _task_of(self, number: int, place: tuple[int, int, int, int, int]) -> AssignedTask:
-        if self._task is None or self._task.number != number:
-            epoch, task, first, end, attempt = place
-            self._task = AssignedTask(assignment_of(epoch, task, attempt, end, first), number)
-        return self._task
-
-    @staticmethod
-    def _item(kind: str, task: AssignedTask, number: int) -> Item[None]:
-        if kind == "batch":
-            return ReadBatch(task, number, None)
-        return TaskEnd(task) if kind == "end" else ReadFailure(task, number, DataError(""))
 
     def _handed(self, number: int) -> Handed[None]:
         handed = () if self._loop.reading is None else self._loop.reading.handed
@@ -275,5 +284,6 @@ class LoopPlayer:
             current.again = None if state.again is None else SumAgain(*state.again, {})
 
 
-def _current_of(item: ReadBatch[None]) -> CurrentBatch:
+def replayed_batch(item: ReadBatch[None]) -> CurrentBatch:
+    """What is pushed of a batch, without any records."""
     return CurrentBatch(item.task.assignment, item.number, 1)

@@ -10,6 +10,7 @@ from typing import Any, Protocol
 import msgspec
 
 from flightedl.errors import CorruptError
+from flightedl.recording.acknowledged import AcknowledgedPlayer
 from flightedl.recording.blocks import BlocksPlayer
 from flightedl.recording.elections import ElectionPlayer
 from flightedl.recording.endings import EndPlayer
@@ -45,6 +46,7 @@ PLAYERS: Mapping[str, Callable[[], Player]] = {
     "feed": FeedPlayer,
     "blocks": BlocksPlayer,
     "loop": LoopPlayer,
+    "acknowledged": AcknowledgedPlayer,
     "membership": MembershipPlayer,
     "steps": StepsPlayer,
     "election": ElectionPlayer,

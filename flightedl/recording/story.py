@@ -47,6 +47,7 @@ TELLERS: Mapping[str, Callable[[Teller, Known], Core]] = {
     "snapshots": SnapshotMoments,
     "feed": FeedMoments,
     "loop": LoopMoments,
+    "acknowledged": LoopMoments,
     "steps": StepMoments,
     # What it decides is told by the master and the pservers.
     "membership": Core,

@@ -59,9 +59,19 @@ _OF_TRAINERS = {
 class LoopMoments(Core):
     """Of the batches that the script gets."""
 
+    def __init__(self, process: Teller, known: Known) -> None:
+        super().__init__(process, known)
+        #: Number that a task was told under -> its epoch and number.
+        self._places: dict[int, tuple[int, int]] = {}
+
     def tell(self, name: str, event: Any, effects: Told) -> Iterator[Moment]:
         if name == "LoopBegun":
             self.process.is_trainer(event["trainer"])
+        elif name == "BatchDone" and event["task"] in self._places:
+            batch = *self._places[event["task"]], event["number"]
+            yield self.moment("is told that {}/{}/{} is done".format(*batch), ("batch", *batch), self.process.trainer)
+        elif name == "ItemTaken":
+            self._places[event["task"]] = event["place"][0] + 1, event["place"][1]
         for each in effects:
             said = each.get("LoopSaid", {})
             if said.get("step") == "HandOut":

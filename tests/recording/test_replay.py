@@ -45,7 +45,8 @@ def test_recorded_runs_go_the_same_way_again(recorded: list[Path]) -> None:
 
 def test_every_kind_of_core_is_recorded(recorded: list[Path]) -> None:
     records = (each for directory in recorded for run in recordings_in(directory) for _, each in run.records())
-    assert {each.core.rpartition("-")[0] for each in records} == set(PLAYERS)
+    # No simulated program says which of its batches are done.
+    assert {each.core.rpartition("-")[0] for each in records} == PLAYERS.keys() - {"acknowledged"}
 
 
 def test_recording_changes_nothing(tmp_path: Path) -> None:

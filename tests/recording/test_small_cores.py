@@ -13,11 +13,16 @@ from flightedl.domain.checkpoint.values import OrderNumber, SnapshotCommand
 from flightedl.domain.master.events import ManifestFailed, SnapshotAnswered
 from flightedl.domain.master.state import CoreSettings
 from flightedl.domain.pserver import life_values as happens
+from flightedl.domain.trainer.acknowledged import AcknowledgedLoop
+from flightedl.domain.trainer.batches import CurrentBatch
 from flightedl.domain.trainer.ending import JobEnd
+from flightedl.domain.trainer.feed import AssignedTask
+from flightedl.domain.trainer.readings import HandOut, NeedItem, ReadBatch, TaskEnd
 from flightedl.errors import BegunAnewError, NotReadyError, UnavailableError
 from flightedl.messages.control import SnapshotReply
 from flightedl.messages.declarations import DeclaredModel, ModelDeclaration
 from flightedl.messages.tasks import TasksReply
+from flightedl.recording.acknowledged import acknowledged_loop
 from flightedl.recording.elections import election_of_first_values
 from flightedl.recording.endings import job_end
 from flightedl.recording.master import master_core
@@ -25,7 +30,11 @@ from flightedl.recording.pserver import pserver_life
 from flightedl.recording.reader import recordings_in
 from flightedl.recording.replay import Difference, replay
 from flightedl.recording.snapshots import pserver_snapshots
+from flightedl.recording.story import story, subject_of, text_of
+from flightedl.recording.values import assignment_of
 from flightedl.recording.writer import SUFFIX, Recorder
+
+from ..domain.trainer.test_readings import Held
 
 SECRET = "s3://private-bucket/models: AccessDenied (PutObject)"
 Recorded = Callable[[str], Recorder]
@@ -76,6 +85,42 @@ class TestTheEnd:
     def test_shows_what_is_not_done(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str) -> None:
         monkeypatch.setattr(JobEnd, method, lambda *_: None)
         assert [each.core for each in differences(tmp_path)] == ["end-1"]
+
+
+class TestBatchesThatAreSaidToBeDone:
+    @pytest.fixture
+    def said(self, recorder: Recorded) -> Held:
+        one, two = (AssignedTask(assignment_of(0, number, number, 2), number) for number in (1, 2))
+        held = Held(one, two)
+        loop = acknowledged_loop(
+            recorder("trainer"), "a", held, lambda item: CurrentBatch(item.task.assignment, item.number, 1)
+        )
+        handed = []
+        for task in (one, two):
+            for number in range(2):
+                loop.take(ReadBatch(task, number, None))
+                step = loop.next_step()
+                assert isinstance(step, HandOut)
+                handed.append(step.handed)
+            loop.take(TaskEnd(task))
+        loop.done(handed[1])
+        loop.done(handed[0])
+        loop.denied(handed[2])
+        loop.done(handed[3])
+        assert loop.next_step() == NeedItem()
+        assert held.done == [(1, [])]
+        return held
+
+    @pytest.mark.usefixtures("said")
+    def test_goes_the_same_way_again(self, tmp_path: Path) -> None:
+        assert differences(tmp_path) == []
+        told = [text_of(each) for each in story(recordings_in(tmp_path), subject_of("batch", "1/1/0"))]
+        assert told == ["hands 1/1/0 to the script", "is told that 1/1/0 is done"]
+
+    @pytest.mark.usefixtures("said")
+    def test_shows_what_is_not_done(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(AcknowledgedLoop, "done", lambda *_: None)
+        assert [each.core for each in differences(tmp_path)] == ["acknowledged-1"]
 
 
 class TestWhatNamesPlaces:

@@ -85,6 +85,9 @@ class BatchListener(Protocol):
 ReadTask = Callable[[AssignedTask], Iterator[pa.RecordBatch]]
 #: Makes what decides about a loop.
 LoopOf = Callable[[Holder, Callable[[ReadBatch[pa.RecordBatch]], CurrentBatch]], BatchLoop[pa.RecordBatch]]
+AcknowledgedOf = Callable[
+    [Holder, Callable[[ReadBatch[pa.RecordBatch]], CurrentBatch]], AcknowledgedLoop[pa.RecordBatch]
+]
 Item = readings.Item[pa.RecordBatch]
 Handed = readings.Handed[pa.RecordBatch]
 #: None: nothing comes, while batches are not done.
@@ -109,6 +112,7 @@ class Dataset:
         end_growth: Callable[[], object],
         begin_again: str = "",
         loop_of: LoopOf = BatchLoop,
+        acknowledged_of: AcknowledgedOf = AcknowledgedLoop,
         *,
         explicit_done: bool = False,
     ) -> None:
@@ -121,6 +125,7 @@ class Dataset:
         self._end_growth = end_growth
         self._begin_again = begin_again
         self._loop_of = loop_of
+        self._acknowledged_of = acknowledged_of
         #: The user says which batches are done.
         self.explicit_done = explicit_done
         #: Of the loop that is under way, if so.
@@ -260,7 +265,7 @@ class Dataset:
     def _batches(self, feed: TaskFeed) -> Iterator[pa.RecordBatch | None]:
         loop: BatchLoop[pa.RecordBatch] | AcknowledgedLoop[pa.RecordBatch]
         if self.explicit_done:
-            loop = self._acknowledged = AcknowledgedLoop(feed, self._current_of)
+            loop = self._acknowledged = self._acknowledged_of(feed, self._current_of)
         else:
             loop = self._loop_of(feed, self._current_of)
         while True:

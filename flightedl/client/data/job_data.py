@@ -27,6 +27,7 @@ from flightedl.formats.reader import Decode
 from flightedl.messages.base import encode
 from flightedl.messages.declarations import DatasetDeclaration, DeclaredDataset, EvaluationDeclaration
 from flightedl.messages.tasks import TasksReply
+from flightedl.recording.acknowledged import acknowledged_loop
 from flightedl.recording.loops import batch_loop
 
 _CLOSE_S = 4.0
@@ -74,6 +75,7 @@ class JobData:
             lambda: self._process.tell_master("end_growth"),
             self._begin_again,
             partial(batch_loop, self._process.recorder, self._process.trainer),
+            partial(acknowledged_loop, self._process.recorder, self._process.trainer),
             explicit_done=explicit_done,
         )
         return self._dataset
