@@ -1,7 +1,7 @@
 """What a trainer imports: a session with the job, its data, its parameters.
 
 ``session`` is what the script has (``connect``, :class:`~flightedl.client.session.Job`), ``process`` what that is made
-of. What it has of the job's data is in ``data``, what it has of the model in ``model``. Around them:
+of. What it has of the job's data is in ``data``, what it has of the model in ``model`` and ``tables``. Around them:
 
 * ``registration`` keeps the trainer's lease, ``participation`` keeps it a member; ``connections`` finds and calls
   master and pservers, riding through their restarts.

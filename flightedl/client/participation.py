@@ -57,6 +57,8 @@ class Participation:
         self._request_stream = requests
         self._end = JobEnd() if end is None else end
         self._parameters: Parameters | None = None
+        #: Called before the first batch.
+        self.before_batches: Callable[[], object] = lambda: None
         self._current: CurrentBatch | None = None
         #: In the view.
         self.membership = TrainerMembership() if membership is None else membership
@@ -91,6 +93,8 @@ class Participation:
     def open_batch(self, current: CurrentBatch) -> bool:
         """Be a member of the view and have values that a member may have; False: the work was taken away."""
         if self._parameters is None:
+            self.before_batches()
+        if self._parameters is None:
             self.membership.begin_batch(current)
         elif not self._open(self._parameters, current):
             return False
@@ -123,7 +127,7 @@ class Participation:
             self._parameters.batch_ends(current)
         self._current = None
         if self._parameters is not None:
-            self._parameters.run(self._parameters.steps.close_batch(current))
+            self._parameters.close_batch(current)
         if not current.must_repeat:
             is_idle = self._parameters is not None and not current.has_gradient
             self._batch_done(current.record_count, is_idle)
@@ -132,7 +136,7 @@ class Participation:
         """The loop was left in the midst of a batch."""
         self._current = None
         if self._parameters is not None:
-            self._parameters.steps.abandon_batch()
+            self._parameters.abandon_batch()
 
     def push_sum(self) -> None:
         """Push what the trainer has added up and not pushed yet."""

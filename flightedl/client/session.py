@@ -13,6 +13,7 @@ from types import TracebackType
 from typing import Any, Self, SupportsFloat
 
 import numpy as np
+import numpy.typing as npt
 
 from flightedl.client import arguments
 from flightedl.client.data.dataset import Dataset
@@ -23,9 +24,12 @@ from flightedl.client.model.parameters import Parameters
 from flightedl.client.once import Once, OnceNames
 from flightedl.client.participation import Participation
 from flightedl.client.process import TrainerProcess
+from flightedl.client.tables.table import Table
 from flightedl.config import TrainerSettings, settings
 from flightedl.domain.consistency.modes import Mode
+from flightedl.domain.model.initial import Init
 from flightedl.domain.model.optimizers import Optimizer
+from flightedl.domain.tables.spec import TableSpec
 from flightedl.domain.trainer.retries import is_transient
 from flightedl.errors import FlightedlError, UsageError
 from flightedl.formats.reader import Decode
@@ -93,8 +97,8 @@ class Job:
             trainer_membership(process.recorder, process.trainer),
             job_end(process.recorder),
         )
-        self._data = JobData(process, self._participation, self._require_open, begin_again)
         self._model = JobModel(process, self._participation)
+        self._data = JobData(process, self._participation, self._require_open, begin_again, self._model.look_ahead)
         self._once = OnceNames(process.coordinator, process.keys, process.registration, process.waiting)
         #: Why this session is over; empty: it is not.
         self._closed = ""
@@ -217,6 +221,64 @@ class Job:
         return self._model.declare(
             initial, optimizer=optimizer, mode=mode, wire=wire, error_feedback=error_feedback, dtypes=dtypes
         )
+
+    def table(
+        self,
+        name: str,
+        dim: int,
+        *,
+        optimizer: Optimizer | str,
+        init: Init | None = None,
+        **more: Any,
+    ) -> Table:
+        """Declare an embedding table, before ``parameters``: the same in every trainer.
+
+        Without a dense model ``parameters`` need not be called: then the first lookup or batch declares the tables, in
+        the default mode; ``job.parameters({}, mode=...)`` chooses another one.
+
+        Args:
+            name: Of the table.
+            dim: Elements of a row.
+            optimizer: Of its rows: SGD, Momentum, Adagrad, RowAdagrad, Adam (rows without a gradient do not move),
+                RowAdam or Ftrl; or the name of one whose settings all have defaults.
+            init: What a row begins with: Uniform, Normal, Zeros or Constant; default zeros.
+            **more: ``dtype``, ``rounding``, ``seed``, ``unknown``, ``admit_after``, ``admission``, ``sketch_bytes`` and
+                ``evict``, see ``domain.tables.spec``.
+
+        Raises:
+            UsageError: a setting makes no sense, or ``parameters`` was called before.
+            DeclarationError: this session, or the job, has declared it otherwise.
+        """
+        self._require_open()
+        if init is not None:
+            more["init"] = init
+        return self._model.table(TableSpec(name, dim, Optimizer.chosen(optimizer), **more))
+
+    def lookup(self, ids: Mapping[Table, Any]) -> dict[Table, npt.NDArray[np.float32]]:
+        """Rows of several tables, in one round trip for all of them.
+
+        Args:
+            ids: Table -> what its ``pull`` takes as ids.
+
+        Returns:
+            Table -> what its ``pull`` returns: (n, dim) float32.
+
+        Raises:
+            UsageError: as of ``Table.pull``; nothing was sent.
+            UnavailableError: a pserver stayed away for longer than ``give_up_s``.
+        """
+        self._require_open()
+        return self._model.look_up(ids)
+
+    def step(self) -> None:
+        """Push what was pushed to tables for the current batch: what ``model.step`` does, without a dense model.
+
+        Raises:
+            UsageError: no batch is current, or it was already pushed.
+            UnavailableError: a pserver stayed away for longer than ``give_up_s``.
+        """
+        self._require_open()
+        self._model.require_declared().step_rows()
 
     def evaluate(
         self,

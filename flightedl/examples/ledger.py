@@ -21,12 +21,17 @@ betas. Of a gradient that is always -1 Adam makes steps of exactly the learning 
 step, with which it corrects its averages, is that of the updates in its averages: so the clocks show whether values,
 averages and step count still belong together after pservers were restored.
 
+``--tables`` counts in embedding tables, too. In one each record has an id of its own, whose row has an element for each
+epoch, and is accounted for as a parameter is. In the other one records share ids, within a batch and across batches, so
+that gradients of rows are added up on their way; where what each record adds is known, the sums must be exact.
+
 The counts are written to ``ledger.npz`` in the output directory.
 """
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -50,6 +55,9 @@ from flightedl.process.tuning import leave_out_pandas_and_scipy
 PARAMETERS = ("first", "second", "third")
 #: Of each parameter.
 CLOCKS = tuple(f"{name} clock" for name in PARAMETERS)
+#: What is counted in rows: of each record's own id, (epochs, records), and of shared ids, (epochs, ids).
+ROWS, SHARED_ROWS = "rows", "shared rows"
+_SHARED_IDS = 7
 #: Of float32 sums, and of Adam's steps.
 _TOLERANCE = 1e-3
 
@@ -112,9 +120,14 @@ def worth_of(records: int, per_task: int, batch_size: int, averaged: int) -> npt
     return worth
 
 
+def counted(counts: Mapping[str, npt.NDArray[Any]]) -> list[str]:
+    """What has a count of each record."""
+    return [*PARAMETERS, *(name for name in (ROWS,) if name in counts)]
+
+
 def balance(counts: Mapping[str, npt.NDArray[Any]], worth: npt.ArrayLike = 1.0) -> tuple[int, int]:
     """How many elements count too little (lost), and too much (double), over all parameters."""
-    parts = [counts[name] / worth for name in PARAMETERS]
+    parts = [counts[name] / worth for name in counted(counts)]
     return sum(int((part < 1 - _TOLERANCE).sum()) for part in parts), sum(
         int((part > 1 + _TOLERANCE).sum()) for part in parts
     )
@@ -122,7 +135,7 @@ def balance(counts: Mapping[str, npt.NDArray[Any]], worth: npt.ArrayLike = 1.0) 
 
 def findings(counts: Mapping[str, npt.NDArray[Any]], per_task: int, worth: npt.ArrayLike = 1.0) -> Iterator[str]:
     """A sentence about the records that are lost, and one about those that are double, for each epoch and parameter."""
-    for name in PARAMETERS:
+    for name in counted(counts):
         for epoch, part in enumerate(counts[name] / worth):
             for word, wrong in (("lost", part < 1 - _TOLERANCE), ("double", part > 1 + _TOLERANCE)):
                 if (records := np.flatnonzero(wrong)).size:
@@ -242,6 +255,8 @@ def main(arguments: Sequence[str] | None = None, say: Callable[[str], None] = cl
         zeros = np.zeros((chosen.epochs, chosen.records), np.float32)
         clock_zeros = np.zeros((1 + chosen.epochs * len(sizes)) if shows_shares else 1)
         initial = beside_each_other(zeros, clock_zeros)
+        plain = dataclasses.replace(optimizer, overrides={})
+        rows = RowLedger(job, chosen.epochs, chosen.records, plain) if chosen.tables else None
         model = job.parameters(initial, optimizer=optimizer, mode=getattr(fe, mode.kind)(**mode.arguments))
         for batch in data:
             while chosen.hold and chosen.hold.exists() and data.epoch == chosen.epochs - 1:
@@ -252,6 +267,8 @@ def main(arguments: Sequence[str] | None = None, say: Callable[[str], None] = cl
             gradient[data.epoch, records] = ticks[0] = -1
             if shows_shares:
                 ticks[1 + data.epoch * len(sizes) + np.searchsorted(np.cumsum(sizes), records[0], "right")] = -1
+            if rows is not None:
+                rows.push(data.epoch, records)
             try:
                 model.step(beside_each_other(gradient, ticks))
             except fe.errors.UnavailableError as error:
@@ -260,7 +277,7 @@ def main(arguments: Sequence[str] | None = None, say: Callable[[str], None] = cl
                 say(f"ledger: goes on after an error of the step: {error}")
             job.log(counted=float(model["first"].sum()))
         model.pull()
-        counts = {name: model[name].copy() for name in model}
+        counts = {name: model[name].copy() for name in model} | ({} if rows is None else rows.counts())
         is_exact, sentences = account(chosen, counts, set(model.versions.values()))
         if job.once("report"):
             save_arrays(job.output_dir / "ledger.npz", counts)
@@ -278,12 +295,58 @@ def account(
     is_on_time = clocks_are_right(chosen, [counts[name] for name in CLOCKS], versions, sentences.append)
     if MODES[chosen.mode].shows_shares(chosen.optimizer):
         # The clocks say whether each share is right.
-        counts = {name: np.ceil(counts[name] - _TOLERANCE**2) for name in PARAMETERS}
+        counts = {name: np.ceil(counts[name] - _TOLERANCE**2) for name in counted(counts)}
     worth = worth_of(chosen.records, chosen.per_task, chosen.batch_size, MODES[chosen.mode].averaged)
     sentences += findings(counts, chosen.per_task, worth)
+    wrong = shared_findings(counts[SHARED_ROWS], worth) if SHARED_ROWS in counts and chosen.optimizer == "sgd" else []
+    sentences += wrong
     lost, double = balance(counts, worth)
     sentences.append(f"{chosen.records} records x {chosen.epochs} epochs: {lost} lost, {double} double")
-    return is_on_time and not lost and not double, sentences
+    return is_on_time and not lost and not double and not wrong, sentences
+
+
+def shared_findings(shared: npt.NDArray[Any], worth: npt.NDArray[Any]) -> list[str]:
+    """What is wrong with rows that several records count in, (epochs, ids)."""
+    expected = np.bincount(np.arange(len(worth)) % _SHARED_IDS, worth, _SHARED_IDS)
+    return [
+        f"shared id {place} counts {shared[epoch, place]:.3f} in epoch {epoch + 1}, not {expected[place]:.3f}"
+        for epoch, place in np.argwhere(np.abs(shared - expected) > _TOLERANCE * expected).tolist()
+    ]
+
+
+class RowLedger:
+    """What is counted in tables.
+
+    Args:
+        job: That they are of.
+        epochs: Elements of a row.
+        records: Of an epoch.
+        optimizer: Of the rows.
+    """
+
+    def __init__(self, job: fe.Job, epochs: int, records: int, optimizer: Any) -> None:
+        self._epochs, self._records = epochs, records
+        self._own = job.table("records", epochs, optimizer=optimizer)
+        self._shared = job.table("shared", epochs, optimizer=optimizer)
+        self._job = job
+
+    def push(self, epoch: int, records: npt.NDArray[Any]) -> None:
+        """Count the records of a batch."""
+        own, shared = self._ids(records), records % _SHARED_IDS
+        rows = self._job.lookup({self._own: own, self._shared: shared})
+        gradients = np.zeros_like(rows[self._own])
+        gradients[:, epoch] = -1
+        self._own.push(own, gradients)
+        self._shared.push(shared, gradients)
+
+    def _ids(self, records: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        # Also negative ones.
+        return records - self._records // 2
+
+    def counts(self) -> dict[str, npt.NDArray[Any]]:
+        """What was counted."""
+        own = self._own.pull(self._ids(np.arange(self._records)))
+        return {ROWS: own.T.copy(), SHARED_ROWS: self._shared.pull(np.arange(_SHARED_IDS)).T.copy()}
 
 
 def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -296,6 +359,7 @@ def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--epochs", type=int, default=2)
     parser.add_argument("--mode", choices=sorted(MODES), default="sync")
     parser.add_argument("--optimizer", choices=("sgd", "adam"), default="sgd")
+    parser.add_argument("--tables", action="store_true", help="count in rows of embedding tables, too")
     parser.add_argument("--pause", type=float, default=0.0, help="seconds of pretended work for each batch")
     parser.add_argument("--read-pause", type=float, default=0.0, help="seconds that reading a batch takes")
     parser.add_argument("--hold", type=Path, help="begin no batch of the last epoch while this file is there")

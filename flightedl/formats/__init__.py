@@ -11,7 +11,8 @@ One module for each format: ``parquet``, ``arrow_ipc`` (with ``arrow_messages``)
 (columns, conditions), ``schemas`` (one schema for all files), ``sources`` and ``sinks`` (files in and out),
 ``record_places`` (which records a batch has, for people).
 
-Of the model: ``shard_files`` (what one pserver writes for a checkpoint), ``checkpoint_files`` (reads them),
+Of the model: ``shard_files`` (what one pserver writes for a checkpoint; ``row_batches``: rows of tables in it),
+``checkpoint_files`` (reads them),
 ``range_file`` (a stored file as Arrow wants one), ``model_files`` (one file for others to load) and ``model_readers``
 (reads it back).
 

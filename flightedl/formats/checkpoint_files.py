@@ -17,7 +17,8 @@ from flightedl.domain.exactly_once.applied import AppliedBatches
 from flightedl.domain.model.parameters import ParameterSpec
 from flightedl.domain.model.sharding import ShardPlan
 from flightedl.errors import CorruptError, NotFoundError
-from flightedl.formats.shard_files import ShardHeader, StoredBlock, load_shard, read_blocks
+from flightedl.formats.row_batches import StoredRows, StoredRowSpan
+from flightedl.formats.shard_files import ShardHeader, StoredBlock, load_shard, read_blocks, read_rows
 from flightedl.ports import Storage
 
 _BLOCKS_AT_ONCE = 16
@@ -87,9 +88,11 @@ def load_shard_blocks(
     parameters: Sequence[ParameterSpec],
     plan: ShardPlan,
     index: int,
-    take: Callable[[StoredBlock], None],
+    take: Callable[[StoredBlock | StoredRows | StoredRowSpan], None],
 ) -> AppliedBatches:
-    """Give ``take`` every block that the pserver ``index`` of ``plan`` owns; what is applied to them.
+    """Give ``take`` every block that the pserver ``index`` of ``plan`` owns, and rows; what is applied to all that.
+
+    Of rows, those of its buckets come and maybe others, each file's behind its spans.
 
     Blocks count only when this returns.
 
@@ -101,24 +104,38 @@ def load_shard_blocks(
     parts = recut(manifest, saved_plan(manifest, parameters), plan, index)
     applied: dict[str, AppliedBatches] = {}
     for part in parts:
-        applied[part.file.name] = _load_part(storage, manifest, part, take)
+        applied[part.file.name] = _load_part(storage, manifest, part, plan.block_count, take)
     return applied_of(parts, applied)
 
 
 def _load_part(
-    storage: Storage, manifest: Manifest, part: FilePart, take: Callable[[StoredBlock], None]
+    storage: Storage,
+    manifest: Manifest,
+    part: FilePart,
+    block_count: int,
+    take: Callable[[StoredBlock | StoredRows | StoredRowSpan], None],
 ) -> AppliedBatches:
     file = part.file
     if part.is_whole:
-        header, applied, blocks = load_shard(storage, file.name, file.size_bytes, file.hash)
+        header, applied, found = load_shard(storage, file.name, file.size_bytes, file.hash)
         _require(manifest, header, file.index, file.name)
-        for block in blocks:
-            take(block)
+        for span in header.rows:
+            take(span)
+        for each in found:
+            take(each)
     else:
         # A few at a time: what one pserver needs of a file may be all but a block of it.
         applied = b""
-        for first in range(0, len(part.blocks), _BLOCKS_AT_ONCE):
-            wanted = part.blocks[first : first + _BLOCKS_AT_ONCE]
+        blocks, buckets = part.split(block_count)
+        if buckets:
+            header, applied, rows = read_rows(storage, file.name, file.size_bytes)
+            _require(manifest, header, file.index, file.name)
+            for span in header.rows:
+                take(span)
+            for some in rows:
+                take(some)
+        for first in range(0, len(blocks), _BLOCKS_AT_ONCE):
+            wanted = blocks[first : first + _BLOCKS_AT_ONCE]
             contents = read_blocks(storage, file.name, file.size_bytes, wanted)
             _require(manifest, contents.header, file.index, file.name)
             applied = contents.applied

@@ -1,11 +1,11 @@
-"""The file that one pserver writes for one checkpoint: its blocks, their slots, and what is applied to them.
+"""The file that one pserver writes for one checkpoint: blocks and rows, their slots, and what is applied to them.
 
 An Arrow IPC file, one block per record batch, so that any Arrow reader opens it and a single block can be fetched by
 range. Columns: ``block``, ``parameter``, ``start``, ``stop`` (what the block is), ``version``, ``updates`` (how far it
 is), ``dtype``, ``checksum`` (xxh3-64 of the row), ``values`` and ``slot_0`` … (little-endian elements; null where the
 block's optimizer has fewer slots). The schema's metadata has ``flightedl`` (JSON: format, job, number, index, pservers,
-plan hash, the blocks in their order), ``applied`` (``AppliedBatches.encode`` of these blocks, in this order) and
-``checksum`` (xxh3-128 of both).
+plan hash, the blocks in their order, the spans of rows), ``applied`` (``AppliedBatches.encode`` of these blocks and
+buckets, in this order) and ``checksum`` (xxh3-128 of both). Rows of tables follow the blocks, see ``row_batches``.
 
 Three nets, each of which is enough to refuse a damaged file:
 
@@ -36,6 +36,16 @@ import xxhash
 
 from flightedl.errors import CorruptError, FlightedlError
 from flightedl.formats.range_file import RangeFile
+from flightedl.formats.row_batches import (
+    KINDS,
+    ROW_FIELDS,
+    StoredRows,
+    StoredRowSpan,
+    binary,
+    decode_rows,
+    encode_rows,
+    row_checksum,
+)
 from flightedl.ports import Storage
 
 if TYPE_CHECKING:
@@ -102,6 +112,8 @@ class ShardHeader(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     plan_hash: str
     #: Block numbers, in the order of the record batches.
     blocks: list[int]
+    #: Of which there are rows, in the order of their positions.
+    rows: list[StoredRowSpan] = []
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +139,13 @@ class ShardContents:
 
 
 def write_shard(
-    storage: Storage, name: str, header: ShardHeader, applied: bytes, blocks: Iterable[StoredBlock], slot_count: int
+    storage: Storage,
+    name: str,
+    header: ShardHeader,
+    applied: bytes,
+    blocks: Iterable[StoredBlock],
+    slot_count: int,
+    rows: Iterable[StoredRows] = (),
 ) -> WrittenShard:
     """Publish a shard.
 
@@ -138,12 +156,14 @@ def write_shard(
         applied: Their applied sets.
         blocks: In the order of the header; taken one by one, and not needed any more when the next one is.
         slot_count: The most slots that any block has.
+        rows: Of the header's spans.
 
     Raises:
         UnavailableError: the storage could not take it; nothing is there under the name.
     """
     digest = xxhash.xxh3_128()
-    size_bytes = storage.publish(name, _hashed(_parts(header, applied, blocks, slot_count), digest))
+    parts = _parts(header, applied, blocks, max(slot_count, bool(header.rows)), rows)
+    size_bytes = storage.publish(name, _hashed(parts, digest))
     return WrittenShard(size_bytes, digest.hexdigest())
 
 
@@ -172,7 +192,9 @@ class _Sink(io.RawIOBase):
         return parts
 
 
-def _parts(header: ShardHeader, applied: bytes, blocks: Iterable[StoredBlock], slot_count: int) -> Iterator[memoryview]:
+def _parts(
+    header: ShardHeader, applied: bytes, blocks: Iterable[StoredBlock], slot_count: int, rows: Iterable[StoredRows]
+) -> Iterator[memoryview]:
     schema = _schema(header, applied, slot_count)
     sink = _Sink()
     numbers = iter(header.blocks)
@@ -181,10 +203,14 @@ def _parts(header: ShardHeader, applied: bytes, blocks: Iterable[StoredBlock], s
         for block in blocks:
             if next(numbers, None) != block.number:
                 raise ValueError(f"block {block.number} is not the next one of the header")
-            writer.write_batch(_batch(block, schema, slot_count))
+            writer.write_batch(_batch(block, schema))
             yield from sink.drain()
-    if next(numbers, None) is not None:
-        raise ValueError("the header names more blocks than came")
+        if next(numbers, None) is not None:
+            raise ValueError("the header names more blocks than came")
+        spans = {span.first: span for span in header.rows}
+        for some in rows:
+            writer.write_batch(encode_rows(some, spans[some.span], schema, slot_count))
+            yield from sink.drain()
     yield from sink.drain()
 
 
@@ -192,7 +218,7 @@ def _schema(header: ShardHeader, applied: bytes, slot_count: int) -> pa.Schema:
     described = msgspec.json.encode(header)
     metadata = {b"flightedl": described, b"applied": applied, b"checksum": _metadata_checksum(described, applied)}
     slots = [pa.field(f"slot_{number}", pa.binary(), nullable=True) for number in range(slot_count)]
-    return pa.schema([*_FIXED, *slots], metadata)
+    return pa.schema([*_FIXED, *slots, *(ROW_FIELDS if header.rows else ())], metadata)
 
 
 def _metadata_checksum(described: bytes, applied: bytes) -> bytes:
@@ -202,32 +228,18 @@ def _metadata_checksum(described: bytes, applied: bytes) -> bytes:
     return digest.hexdigest().encode()
 
 
-def _batch(block: StoredBlock, schema: pa.Schema, slot_count: int) -> pa.RecordBatch:
+def _batch(block: StoredBlock, schema: pa.Schema) -> pa.RecordBatch:
     arrays = [array.data.cast("B") for array in (block.values, *block.slots)]
     numbers = (block.number, block.parameter, block.start, block.stop, block.version, block.updates)
     dtype = block.values.dtype.name
     columns = [
         *(pa.array([number], field.type) for number, field in zip(numbers, _FIXED, strict=False)),
         pa.array([dtype]),
-        pa.array([_row_checksum(numbers, dtype, arrays)], pa.uint64()),
-        *(_binary(array) for array in arrays),
-        *(pa.nulls(1, pa.binary()) for _ in range(slot_count - len(block.slots))),
+        pa.array([row_checksum(numbers, dtype, arrays)], pa.uint64()),
+        *(binary(array) for array in arrays),
+        *(pa.nulls(1, pa.binary()) for _ in range(len(schema) - len(_FIXED) + 1 - len(arrays))),
     ]
     return pa.RecordBatch.from_arrays(columns, schema=schema)
-
-
-def _binary(view: memoryview) -> pa.Array:
-    offsets = np.array([0, len(view)], np.int32)
-    return pa.Array.from_buffers(pa.binary(), 1, [None, pa.py_buffer(offsets), pa.py_buffer(view)])
-
-
-def _row_checksum(numbers: Sequence[int], dtype: str, arrays: Sequence[Buffer]) -> int:
-    views = [memoryview(array) for array in arrays]
-    digest = xxhash.xxh3_64(struct.pack(f"<{len(numbers) + len(views)}q", *numbers, *(v.nbytes for v in views)))
-    digest.update(dtype.encode())
-    for view in views:
-        digest.update(view)
-    return digest.intdigest()
 
 
 # --- reading ---
@@ -235,12 +247,12 @@ def _row_checksum(numbers: Sequence[int], dtype: str, arrays: Sequence[Buffer]) 
 
 def load_shard(
     storage: Storage, name: str, size_bytes: int, expected_hash: str
-) -> tuple[ShardHeader, bytes, Iterator[StoredBlock]]:
+) -> tuple[ShardHeader, bytes, Iterator[StoredBlock | StoredRows]]:
     """Read a whole shard, block by block, in one pass over the file.
 
     Returns:
-        (header, applied sets, blocks). Only when the blocks have ended without an error, the file is what the manifest
-        says, and what was read may be used.
+        (header, applied sets, blocks and then rows). Only when these have ended without an error, the file is what the
+        manifest says, and what was read may be used.
 
     Raises:
         CorruptError: the file is not what was written; also while the blocks are taken.
@@ -263,11 +275,19 @@ def _stored_blocks(
     reader: Any,
     header: ShardHeader,
     expected: tuple[xxhash.xxh3_128, str],
-) -> Iterator[StoredBlock]:
+) -> Iterator[StoredBlock | StoredRows]:
     for number in header.blocks:
         with _as_corrupt(storage, name):
             block = _block_of(reader.read_next_batch(), reader.schema, number)
         yield block
+    while header.rows:
+        with _as_corrupt(storage, name):
+            try:
+                batch = reader.read_next_batch()
+            except StopIteration:
+                break
+            rows = _rows_of(batch, reader.schema, header)
+        yield rows
     with _as_corrupt(storage, name):
         while file.read(_READ_AHEAD_BYTES):
             pass
@@ -290,14 +310,41 @@ def read_blocks(storage: Storage, name: str, size_bytes: int, blocks: Sequence[i
     with _as_corrupt(storage, name):
         reader = pa.ipc.open_file(pa.PythonFile(file, mode="r"))
         header, applied = _described(reader.schema)
-        if reader.num_record_batches != len(header.blocks):
-            raise CorruptError(f"it has {reader.num_record_batches} blocks, not {len(header.blocks)}")
+        _require_count(reader, header)
         places = {number: place for place, number in enumerate(header.blocks)}
         missing = [number for number in blocks if number not in places]
         if missing:
             raise CorruptError(f"it has no block {missing[0]}")
         found = tuple(_block_of(reader.get_batch(places[number]), reader.schema, number) for number in blocks)
     return ShardContents(header, applied, found)
+
+
+def read_rows(storage: Storage, name: str, size_bytes: int) -> tuple[ShardHeader, bytes, Iterator[StoredRows]]:
+    """Read the rows of a shard, and no block.
+
+    Raises:
+        CorruptError: what was read is not what was written; also while the rows are taken.
+        NotFoundError, UnavailableError: of the storage.
+    """
+    file = RangeFile(storage, name, size_bytes, _READ_AHEAD_BYTES)
+    with _as_corrupt(storage, name):
+        reader = pa.ipc.open_file(pa.PythonFile(file, mode="r"))
+        header, applied = _described(reader.schema)
+        _require_count(reader, header)
+
+    def rows() -> Iterator[StoredRows]:
+        for place in range(len(header.blocks), reader.num_record_batches):
+            with _as_corrupt(storage, name):
+                found = _rows_of(reader.get_batch(place), reader.schema, header)
+            yield found
+
+    return header, applied, rows()
+
+
+def _require_count(reader: Any, header: ShardHeader) -> None:
+    count, least = reader.num_record_batches, len(header.blocks)
+    if count < least or (count > least and not header.rows):
+        raise CorruptError(f"it has {count} blocks, not {least}")
 
 
 def _described(schema: pa.Schema) -> tuple[ShardHeader, bytes]:
@@ -308,22 +355,39 @@ def _described(schema: pa.Schema) -> tuple[ShardHeader, bytes]:
     header = msgspec.json.decode(described, type=ShardHeader)
     if header.format != FORMAT:
         raise CorruptError(f"it is of format {header.format}; this flightedl reads format {FORMAT}")
-    slot_count = len(schema) - len(_FIXED)
+    slot_count = len(schema) - len(_FIXED) - (len(ROW_FIELDS) if header.rows else 0)
     if slot_count < 0 or not schema.equals(_schema(header, applied, slot_count), check_metadata=False):
         raise CorruptError("its columns are not those of a shard")
     return header, applied
 
 
-def _block_of(batch: pa.RecordBatch, schema: pa.Schema, number: int) -> StoredBlock:
-    if batch.num_rows != 1 or not batch.schema.equals(schema, check_metadata=False):
-        raise CorruptError("a block is not one row")
-    batch.validate(full=True)
+def _row(batch: pa.RecordBatch) -> tuple[list[Any], list[pa.Buffer]]:
+    """The fixed columns of a record batch, and the buffers of those that have values."""
     fixed = [column[0].as_py() for column in batch.columns[: len(_FIXED) - 1]]
     buffers = [column[0].as_buffer() for column in batch.columns[len(_FIXED) - 1 :] if column.null_count == 0]
     if None in fixed or len(buffers) == 0:
         raise CorruptError("a block has a null")
-    *numbers, dtype, expected = fixed
-    if numbers[0] != number or dtype not in _DTYPES or _row_checksum(numbers, dtype, buffers) != expected:
+    return fixed, buffers
+
+
+def _rows_of(batch: pa.RecordBatch, schema: pa.Schema, header: ShardHeader) -> StoredRows:
+    _require_one(batch, schema)
+    (*numbers, kind, expected), buffers = _row(batch)
+    if kind not in KINDS or numbers[0] not in {span.first for span in header.rows}:
+        raise CorruptError(f"rows of {numbers[0]} are of no span that it says it has")
+    return decode_rows(numbers, kind, expected, buffers)
+
+
+def _require_one(batch: pa.RecordBatch, schema: pa.Schema) -> None:
+    if batch.num_rows != 1 or not batch.schema.equals(schema, check_metadata=False):
+        raise CorruptError("a block is not one row")
+    batch.validate(full=True)
+
+
+def _block_of(batch: pa.RecordBatch, schema: pa.Schema, number: int) -> StoredBlock:
+    _require_one(batch, schema)
+    (*numbers, dtype, expected), buffers = _row(batch)
+    if numbers[0] != number or dtype not in _DTYPES or row_checksum(numbers, dtype, buffers) != expected:
         raise CorruptError(f"block {number} does not match its checksum")
     arrays = [np.frombuffer(buffer, dtype) for buffer in buffers]
     number, parameter, start, stop, version, updates = numbers

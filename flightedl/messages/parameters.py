@@ -7,7 +7,7 @@ from typing import Annotated
 
 import msgspec
 
-from flightedl.messages.base import Name, Natural, Reply, Request, Sender, Weight
+from flightedl.messages.base import Name, Natural, OfPlan, Reply, Request, Sender, Weight
 
 
 class Outcome(IntEnum):
@@ -56,6 +56,22 @@ class PushHeader(Sender, frozen=True, kw_only=True):
     wait_s: Annotated[float, msgspec.Meta(ge=0, le=20)] = 2.0
     #: Step only: whether fresh values are wanted.
     pull: bool = True
+
+
+class LookupHeader(OfPlan, frozen=True, kw_only=True):
+    """Comes with the one message of a lookup (DoExchange ``step``): the rows of which ids, ``wire.table_rows`` says."""
+
+    verb: str = "lookup"
+    #: The membership of the reader; 0: anybody who only reads.
+    member: Natural = 0
+    #: How long the server may hold the stream for the version that is wanted.
+    wait_s: Annotated[float, msgspec.Meta(ge=0, le=20)] = 2.0
+
+
+class Opening(Reply, frozen=True, kw_only=True):
+    """What every header begins with: what it is."""
+
+    verb: str = ""
 
 
 class PushReply(Reply, frozen=True, kw_only=True):

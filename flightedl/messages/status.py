@@ -132,6 +132,30 @@ class RaisedError(Reply, frozen=True, kw_only=True):
     repeated: int
 
 
+class TableCounts(Reply, frozen=True, kw_only=True):
+    """Figures of an embedding table, on one pserver or on all. What is counted begins with the pservers' processes."""
+
+    name: str
+    #: That exist, and their memory with slots and index.
+    rows: int = 0
+    size_bytes: int = 0
+    #: Ids that wait for admission.
+    waiting: int = 0
+    #: Ids read, and those of them that had a row.
+    reads: int = 0
+    hits: int = 0
+    created: int = 0
+    #: Gradients dropped because their id was not admitted yet, or because there is no memory for more rows.
+    not_admitted: int = 0
+    refused: int = 0
+    evicted: int = 0
+
+    def plus(self, other: TableCounts) -> TableCounts:
+        """Those of both."""
+        names = [name for name in self.__struct_fields__ if name != "name"]
+        return TableCounts(name=self.name, **{name: getattr(self, name) + getattr(other, name) for name in names})
+
+
 class EvaluationStatus(Reply, frozen=True, kw_only=True):
     """One evaluation, running or done."""
 
@@ -283,3 +307,4 @@ class PserverStatusReply(Reply, frozen=True, kw_only=True):
     is_draining: bool = False
     #: Error code -> calls that ended so since the process began.
     refused_calls: dict[str, int] = {}
+    tables: list[TableCounts] = []

@@ -1,4 +1,4 @@
-"""From a shard plan to spans: neighbouring blocks of one pserver in arrays that one kernel call can update."""
+"""From a shard plan to spans: neighbouring blocks in arrays that one kernel call can update, and the rows of tables."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ from flightedl.domain.model.optimizers import LAMB, Optimizer
 from flightedl.domain.model.sharding import ShardPlan, runs_of
 from flightedl.kernels.compiled import Update, block_kernels, half_kernels, kernel_for
 from flightedl.pserver.arena import Arena
+from flightedl.pserver.row_span import RowSpan
+from flightedl.pserver.row_store import RowStore
 from flightedl.pserver.spans import ArraySpan
 
 
@@ -57,6 +59,23 @@ def spans_of(plan: ShardPlan, index: int, optimizer: Optimizer, mode: Mode, wire
             )
             local += len(numbers)
     return spans
+
+
+def rows_of(plan: ShardPlan, index: int, mode: Mode, local_start: int) -> list[RowSpan]:
+    """The span of a pserver's buckets, if it has any, without rows.
+
+    Args:
+        plan: Where every bucket lies.
+        index: Of the pserver.
+        mode: That the buckets begin in.
+        local_start: Position of the first of them on this pserver.
+    """
+    numbers, first = plan.buckets_of(index), plan.block_count
+    if not numbers:
+        return []
+    local = range(local_start, local_start + len(numbers))
+    store = RowStore(plan.tables, range(numbers.start - first, numbers.stop - first))
+    return [RowSpan(numbers, local, BlockRounds(mode), first, store, threading.Lock())]
 
 
 def _of_one_rule(plan: ShardPlan, run: range, optimizer: Optimizer) -> Iterator[range]:

@@ -1,20 +1,30 @@
 """The pserver's verbs: decode, call the service, encode.
 
 ``step`` (DoExchange) is push and pull in one stream (see ``steps``): its first message brings the request, each message
-is answered by one, and the last message says that the step is over; another step may come on the stream.
+is answered by one, and the last message says that the step is over; another step may come on the stream. So may a
+lookup of rows, which is one message and its answer.
 ``push`` (DoPut) and ``pull`` (DoGet) are the same apart, for any Flight client.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from flightedl.domain.exactly_once.accumulation import lacking_of
 from flightedl.errors import MessageError
 from flightedl.messages.base import decode, encode
 from flightedl.messages.control import AppliedRequest, ReloadRequest, SealRequest, SnapshotRequest, ViewRequest
-from flightedl.messages.parameters import InitHeader, InitReply, Outcome, PullTicket, PushHeader, PushReply
+from flightedl.messages.parameters import (
+    InitHeader,
+    InitReply,
+    LookupHeader,
+    Opening,
+    Outcome,
+    PullTicket,
+    PushHeader,
+    PushReply,
+)
 from flightedl.messages.status import StacksReply
 from flightedl.ports import Clock
 from flightedl.process.stacks import stacks
@@ -133,7 +143,11 @@ class PserverFlight:
         began = self._clock.now()
         parts = decode_parts(batch, packed, exchange.columns)
         del batch
-        header = decode(attached_to(packed), PushHeader)
+        request = attached_to(packed)
+        if decode(request, Opening).verb == "lookup":
+            self._lookup(decode(request, LookupHeader), parts, exchange, call)
+            return True
+        header = decode(request, PushHeader)
         shard = self._service.shard(header.plan_hash)
         session = StepSession(shard, header)
         while True:
@@ -153,6 +167,21 @@ class PserverFlight:
             exchange.write_metadata(STEP_END)
         shard.meter.step(self._clock.now() - began)
         return True
+
+    def _lookup(self, header: LookupHeader, parts: Sequence[ReceivedBlocks], exchange: Exchange, call: Call) -> None:
+        """Rows of tables: what is there leaves with the word that this is all."""
+        shard = self._service.shard(header.plan_hash)
+        if len(parts) != 1:
+            raise MessageError(f"a lookup is about the buckets of a pserver, and has {len(parts)} parts")
+        pieces, rest = shard.read(shard.lookup(parts[0]), header.member)
+        if pieces or not rest:
+            exchange.write(*encode_parts(pieces, b"" if rest else STEP_END))
+        if rest:
+            deadline = min(self._clock.now() + header.wait_s, call.deadline)
+            found = awaited_values(shard, header.member, deque(rest), self._clock, deadline)
+            for more in _while_wanted(found, call):
+                exchange.write(*encode_parts(more))
+            exchange.write_metadata(STEP_END)
 
     @staticmethod
     def _next_parts(session: StepSession, exchange: Exchange) -> list[ReceivedBlocks]:

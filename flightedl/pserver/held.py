@@ -1,4 +1,4 @@
-"""The blocks that one pserver holds: spans with their locks, what is decided about them carried out, their copies.
+"""What one pserver holds: spans of blocks and of rows with their locks, what is decided about them, their copies.
 
 Lock order: spans by rising number, then what they share. What a pserver is asked is ``shard``'s business.
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import fields
 
 import numpy as np
 import numpy.typing as npt
@@ -17,10 +18,15 @@ from flightedl.domain.exactly_once.applied import AppliedBatches
 from flightedl.domain.model.optimizers import Optimizer
 from flightedl.domain.model.sharding import ShardPlan
 from flightedl.domain.pserver.block_values import BlocksDue, CopyBlocks, Effect, EmptyRound
+from flightedl.domain.tables.spec import TableSpec
 from flightedl.errors import CorruptError, MessageError
+from flightedl.formats.row_batches import StoredRows, StoredRowSpan
 from flightedl.formats.shard_files import StoredBlock
 from flightedl.pserver.arena import Arena
-from flightedl.pserver.building import spans_of
+from flightedl.pserver.building import rows_of, spans_of
+from flightedl.pserver.row_restoring import RestoredRows
+from flightedl.pserver.row_span import ReceivedRows, RowSpan
+from flightedl.pserver.row_store import RowCounts
 from flightedl.pserver.snapshots import SnapshotCopier
 from flightedl.pserver.soundness import Soundness
 from flightedl.pserver.spans import ArraySpan, BlockArrays
@@ -28,6 +34,7 @@ from flightedl.recording.blocks import block_protocol
 from flightedl.recording.writer import Recorder
 
 Array = npt.NDArray[np.generic]
+HeldSpan = ArraySpan | RowSpan
 
 
 class HeldBlocks:
@@ -60,9 +67,12 @@ class HeldBlocks:
         self._plan = plan
         self._index = index
         self._arena = Arena()
-        spans = spans_of(plan, index, optimizer, mode, wire, self._arena)
+        blocks = spans_of(plan, index, optimizer, mode, wire, self._arena)
+        self._numbers = [number for span in blocks for number in span.numbers]
+        #: Numbers of the buckets, which lie behind the blocks.
+        self.buckets = plan.buckets_of(index)
+        spans: list[HeldSpan] = [*blocks, *rows_of(plan, index, mode, len(self._numbers))]
         self._locks = [span.lock for span in spans]
-        self._numbers = [number for span in spans for number in span.numbers]
         #: Of what all spans share: the applied batches, the spans themselves, and which copies are being made.
         self._shared_lock = threading.Lock()
         self._protocol = block_protocol(recorder, (index, generation), spans, mode, self._shared_lock)
@@ -70,27 +80,49 @@ class HeldBlocks:
         self._copies: SnapshotCopier | None = None
         #: Block number -> (version, updates) of blocks taken over from a checkpoint.
         self._restored: dict[int, tuple[int, int]] = {}
+        self._restored_rows = RestoredRows(spans[-1] if self.buckets else None)  # type: ignore[arg-type]
 
     # what they are
 
     @property
+    def tables(self) -> Sequence[TableSpec]:
+        """Whose rows lie in the buckets, by number."""
+        return self._plan.tables
+
+    @property
     def numbers(self) -> list[int]:
-        """The blocks' numbers, rising."""
+        """The blocks' numbers, rising; without buckets."""
         return self._numbers
 
     @property
     def block_count(self) -> int:
-        """Number of blocks."""
+        """Number of blocks, without buckets."""
         return len(self._numbers)
 
     @property
     def size_bytes_total(self) -> int:
-        """Bytes of values, slots and accumulators."""
-        return self._arena.size_bytes
+        """Bytes of values, slots and accumulators, and of rows."""
+        return self._arena.size_bytes + sum(span.store.size_bytes for span in self.row_spans())
 
     def blocks(self) -> list[BlockArrays]:
         """Every block with its state, as it lies in memory; for a caller who knows that nobody pushes."""
-        return [span.block(self._plan.block(number)) for span in self._protocol.spans for number in span.numbers]
+        return [self._span(number).block(self._plan.block(number)) for number in self._numbers]
+
+    def row_spans(self) -> list[RowSpan]:
+        """The spans of rows as they are now."""
+        return [span for span in self._protocol.spans if isinstance(span, RowSpan)]
+
+    def row_counts(self) -> list[RowCounts]:
+        """Figures of each table, by number."""
+        found = []
+        for number in range(len(self.tables)):
+            counts = []
+            for span in self.row_spans():
+                with span.lock:
+                    counts.append(span.store.counts(number))
+            names = [field.name for field in fields(RowCounts)]
+            found.append(RowCounts(**{name: sum(getattr(count, name) for count in counts) for name in names}))
+        return found
 
     def version_range(self) -> tuple[int, int]:
         """Lowest and highest version."""
@@ -120,8 +152,13 @@ class HeldBlocks:
 
     def _span(self, number: int) -> ArraySpan:
         span = self._protocol.span_of(number)
-        if span is None:
+        if not isinstance(span, ArraySpan):
             raise MessageError(f"block {number} does not lie on this pserver")
+        return span
+
+    def _row_span(self, number: int) -> RowSpan:
+        span = self._protocol.span_of(number)
+        assert isinstance(span, RowSpan), "buckets have rows"
         return span
 
     @contextlib.contextmanager
@@ -135,7 +172,12 @@ class HeldBlocks:
     # what is decided about them
 
     def _carry_out(
-        self, span: ArraySpan, effects: Sequence[Effect], gradient: Array | None = None, *, is_sent_next: bool = False
+        self,
+        span: HeldSpan,
+        effects: Sequence[Effect],
+        pushed: Array | ReceivedRows | None = None,
+        *,
+        is_sent_next: bool = False,
     ) -> None:
         """Do what the protocol decided; the span's lock is held."""
         for effect in effects:
@@ -144,14 +186,23 @@ class HeldBlocks:
             elif isinstance(effect, BlocksDue):
                 if (copies := self._copies) is not None:
                     copies.note_due(effect.local)
-            elif not isinstance(effect, EmptyRound):
-                span.carry_out(effect, gradient, is_sent_next=is_sent_next)
+            elif isinstance(effect, EmptyRound):
+                pass
+            elif isinstance(span, ArraySpan):
+                assert not isinstance(pushed, ReceivedRows), "blocks get no rows"
+                span.carry_out(effect, pushed, is_sent_next=is_sent_next)
+            else:
+                assert not isinstance(pushed, np.ndarray), "rows get no blocks"
+                span.carry_out(effect, pushed)
 
-    def _copy(self, span: ArraySpan, copy: CopyBlocks) -> None:
+    def _copy(self, span: HeldSpan, copy: CopyBlocks) -> None:
         """Copy blocks of the span for a snapshot, before they change; the span's lock is held."""
         # They may be complete, and dropped by the thread that writes them, at any moment.
         copies = self._copies
         if copies is None or copies.cut is not copy.cut:
+            return
+        if isinstance(span, RowSpan):
+            copies.copy_rows(span, copy.version, copy.updates)
             return
         try:
             for local in copy.local:
@@ -167,7 +218,7 @@ class HeldBlocks:
     @property
     def slot_count(self) -> int:
         """The most slots that any block has."""
-        return max((len(span.slots) for span in self._protocol.spans), default=0)
+        return max((len(span.slots) for span in self._protocol.spans if isinstance(span, ArraySpan)), default=0)
 
     def begin_copies(self, begin: Callable[[Sequence[int], int], SnapshotCopier | None]) -> None:
         """Let ``begin`` decide, under all locks, whether blocks are to be copied from now on."""
@@ -186,6 +237,8 @@ class HeldBlocks:
 
     def copy_one(self, copies: SnapshotCopier, local: int) -> bool:
         """Copy a block unless it was copied since; False: other copies have taken the place of these."""
+        if local >= len(self._numbers):
+            return self._copy_rows(copies, local)
         number = self._numbers[local]
         with self._locked(number) as span:
             if self._copies is not copies:
@@ -193,6 +246,18 @@ class HeldBlocks:
             copy = self._protocol.copy(span, local)
             if copy is not None:
                 copies.copy(span.block(self._plan.block(number)), copy.version, copy.updates, lead=0)
+        return True
+
+    def _copy_rows(self, copies: SnapshotCopier, local: int) -> bool:
+        # Spans of rows are split while they are restored: nobody copies them then.
+        span = self._row_span(self.buckets[local - len(self._numbers)])
+        with span.lock:
+            self._soundness.require()
+            if self._copies is not copies:
+                return False
+            copy = self._protocol.copy(span, local)
+            if copy is not None:
+                copies.copy_rows(span, copy.version, copy.updates)
         return True
 
     def visit(self, look: Callable[[BlockArrays], None]) -> None:
@@ -216,6 +281,17 @@ class HeldBlocks:
             if self._copies is copies:
                 self._copies = None
 
+    def restore(self, stored: StoredBlock | StoredRows | StoredRowSpan) -> None:
+        """Take over what a checkpoint has, before anybody uses the shard.
+
+        Raises:
+            CorruptError: it is of other blocks, tables or optimizers.
+        """
+        if isinstance(stored, StoredBlock):
+            self.restore_block(stored)
+        else:
+            self._restored_rows.take(stored)
+
     def restore_block(self, stored: StoredBlock) -> None:
         """Take a block over from a checkpoint, before anybody uses the shard.
 
@@ -236,9 +312,10 @@ class HeldBlocks:
         self._restored[stored.number] = (stored.version, stored.updates)
 
     def restored(self, applied: AppliedBatches) -> None:
-        """All blocks were taken over; this is what is applied to them.
+        """All blocks and rows were taken over; this is what is applied to them.
 
         Raises:
             CorruptError: they are not all blocks.
         """
-        self._protocol.restore(applied, self._restored)
+        self._protocol.restore(applied, self._restored | self._restored_rows.positions)
+        self._restored_rows.finish(self.row_spans())

@@ -24,6 +24,7 @@ from flightedl.domain.pserver.search import (
 )
 from flightedl.errors import CorruptError, NotFoundError, UsageError
 from flightedl.formats.checkpoint_files import load_shard_blocks
+from flightedl.formats.row_batches import StoredRows, StoredRowSpan
 from flightedl.formats.shard_files import StoredBlock
 from flightedl.ports import Storage
 
@@ -42,8 +43,8 @@ class Restored:
 class Restorable(Protocol):
     """Blocks that nobody uses yet."""
 
-    def restore_block(self, block: StoredBlock) -> None:
-        """Overwrite a block's values, slots and version. CorruptError: it does not fit."""
+    def restore(self, stored: StoredBlock | StoredRows | StoredRowSpan) -> None:
+        """Overwrite a block's values, slots and version, or take rows over. CorruptError: it does not fit."""
         ...
 
 
@@ -83,7 +84,7 @@ def load_newest(
                 case ReadManifest(number):
                     step = search.manifest_read(storage.read(manifest_name(number)))
                 case LoadBlocks(manifest):
-                    applied = load_shard_blocks(storage, manifest, parameters, plan, index, shard.restore_block)
+                    applied = load_shard_blocks(storage, manifest, parameters, plan, index, shard.restore)
                     step = search.loaded()
                 case Found(number, skipped):
                     _report(skipped)

@@ -9,6 +9,7 @@ life lets it.
 
 from __future__ import annotations
 
+import dataclasses
 import gc
 import logging
 import queue
@@ -40,7 +41,7 @@ from flightedl.messages.control import (
     ViewRequest,
 )
 from flightedl.messages.declarations import DeclaredModel, ElectionRecord, JobDeclaration
-from flightedl.messages.status import PserverStatusReply
+from flightedl.messages.status import PserverStatusReply, TableCounts
 from flightedl.ports import Clock, Storage
 from flightedl.process.host import host_facts
 from flightedl.process.startup_memory import release_startup_memory
@@ -459,4 +460,10 @@ class PserverService:
             waiting_for=life.waiting_for,
             is_draining=life.state is happens.State.DRAINING,
             refused_calls=self.refusals(),
+            tables=[] if shard is None else _counts_of(shard),
         )
+
+
+def _counts_of(shard: ShardState) -> list[TableCounts]:
+    pairs = zip(shard.tables, shard.row_counts(), strict=True)
+    return [TableCounts(name=table.name, **dataclasses.asdict(counts)) for table, counts in pairs]

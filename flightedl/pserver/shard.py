@@ -17,7 +17,6 @@ Lock order: spans by rising number, then what they share, then the changes. No l
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -33,10 +32,9 @@ from flightedl.domain.pserver.blocks import around
 from flightedl.errors import BusyError, FencedError, MessageError
 from flightedl.messages.control import ViewReply, ViewRequest
 from flightedl.messages.parameters import Outcome, PushHeader
-from flightedl.pserver.changes import Changes
-from flightedl.pserver.held import HeldBlocks
 from flightedl.pserver.incoming import IncomingValues
 from flightedl.pserver.meter import Meter
+from flightedl.pserver.shard_rows import Pushed, ShardRows, Wanted
 from flightedl.pserver.spans import ArraySpan
 from flightedl.recording.writer import Recorder
 from flightedl.wire.parts import ReceivedBlocks, parts_of
@@ -45,21 +43,7 @@ from flightedl.wire.rows import OutgoingBlocks, Row, Rows
 Array = npt.NDArray[np.generic]
 
 
-class Wanted(NamedTuple):
-    """Neighbouring blocks whose values somebody waits for, at or above a version."""
-
-    blocks: range
-    min_version: int
-
-
-class Pushed(NamedTuple):
-    """What became of neighbouring rows: the answer, and what is still to come."""
-
-    piece: OutgoingBlocks
-    wanted: Wanted | None
-
-
-class ShardState(HeldBlocks):
+class ShardState(ShardRows):
     """The blocks of one pserver, and what they are asked. Thread-safe.
 
     Args: as ``HeldBlocks``, and
@@ -78,10 +62,11 @@ class ShardState(HeldBlocks):
         generation: int = 0,
         meter: Meter | None = None,
     ) -> None:
-        super().__init__(plan, index, optimizer, mode, wire, on_lost, recorder, generation)
-        self.meter = Meter() if meter is None else meter
-        self.changes = Changes()
+        found = Meter() if meter is None else meter
+        super().__init__(plan, index, optimizer, mode, wire, on_lost, recorder, generation, found)
         self._incoming = IncomingValues(plan)
+        #: Of the plan: from this position on there are buckets.
+        self._first_bucket = plan.block_count
 
     # first values
 
@@ -115,12 +100,15 @@ class ShardState(HeldBlocks):
                 another mode than async. Parts before it were taken.
             GradientError: not finite; likewise.
         """
-        if len(parts) > 1 and sum(len(part.blocks) for part in parts) > self.block_count:
+        if len(parts) > 1 and sum(len(part.blocks) for part in parts) > self.block_count + len(self.buckets):
             raise MessageError("a message names more blocks than there are")
         push = Push.of(header)
         found: list[Pushed] = []
         for part in parts:
             blocks, version, _, data = part
+            if blocks.start >= self._first_bucket:
+                found.extend(self.push_to_rows(push, part, header.pull))
+                continue
             span = self._span(blocks.start)
             pushed = None
             if blocks == span.numbers and (len(data) == span.offsets[-1] or not data):
@@ -266,6 +254,8 @@ class ShardState(HeldBlocks):
 
         Outcome NOT_MEMBER: the membership is gone, and there are no values.
         """
+        if wanted.blocks.start >= self._first_bucket:
+            return self.read_rows(wanted, member)
         pieces: list[OutgoingBlocks] = []
         rest: list[Wanted] = []
         number, end, version = wanted.blocks.start, wanted.blocks.stop, wanted.min_version

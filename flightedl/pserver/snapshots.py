@@ -22,7 +22,8 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Protocol
+from itertools import chain
+from typing import Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -33,8 +34,10 @@ from flightedl.domain.checkpoint.values import OrderNumber, SnapshotCommand, Sna
 from flightedl.domain.exactly_once.applied import AppliedBatches
 from flightedl.domain.model.sharding import Block
 from flightedl.errors import FlightedlError, UnavailableError
+from flightedl.formats.row_batches import ROWS_OF, TABLE, WAITING, StoredRows, StoredRowSpan
 from flightedl.formats.shard_files import ShardHeader, StoredBlock, write_shard
 from flightedl.ports import Clock, Storage
+from flightedl.pserver.row_store import RowCut
 from flightedl.recording.snapshots import pserver_snapshots
 from flightedl.recording.writer import Recorder
 
@@ -44,6 +47,7 @@ _WAIT_SLICE_S = 0.2
 #: The thread leaves this many blocks to a push that it runs ahead of, so as not to wait for it.
 _LEAD = 4
 Array = npt.NDArray[np.generic]
+_Stored = TypeVar("_Stored")
 
 
 class CopiedBlock(Protocol):
@@ -87,6 +91,81 @@ class CopyMemory:
         return known
 
 
+class CopiedSpan(Protocol):
+    """What is copied of a span of rows; its lock is held meanwhile."""
+
+    @property
+    def numbers(self) -> range: ...
+
+    @property
+    def local(self) -> range: ...
+
+    @property
+    def epoch(self) -> int: ...
+
+    @property
+    def lock(self) -> threading.Lock: ...
+
+    def begin_cut(self, version: int) -> RowCut:
+        """What is there now, to be read behind whatever changes it."""
+        ...
+
+
+class CutRows:
+    """The rows of a span as they were when they were cut; made under the span's lock, which is not held later.
+
+    Args:
+        span: Whose.
+        version: That they have in the file.
+        updates: Of the optimizer, so far.
+    """
+
+    def __init__(self, span: CopiedSpan, version: int, updates: int) -> None:
+        numbers = span.numbers
+        self.span = StoredRowSpan(numbers.start, len(numbers), version, updates, span.epoch)
+        self._lock = span.lock
+        self._cut = span.begin_cut(version)
+
+    def stored(self) -> Iterator[StoredRows]:
+        """All rows, some at a time, and then what else is said of each table."""
+        while True:
+            with self._lock:
+                chunk = self._cut.next_rows()
+            if chunk is None:
+                break
+            kind = WAITING if chunk.is_waiting else f"{ROWS_OF}{chunk.values.dtype.name}"
+            yield StoredRows(
+                self.span.first,
+                chunk.table,
+                kind,
+                chunk.ids,
+                chunk.updates,
+                chunk.versions,
+                chunk.epochs,
+                chunk.slots,
+                chunk.values,
+            )
+        nothing, no_rows = np.empty(0, np.uint32), np.empty((0, 0), np.float32)
+        for number, table in enumerate(self._cut.tables):
+            yield StoredRows(
+                self.span.first,
+                number,
+                TABLE,
+                table.removed,
+                nothing,
+                nothing,
+                nothing,
+                no_rows,
+                table.sketch,
+                table.oldest,
+            )
+
+    def drop(self) -> None:
+        """They are not wanted any more."""
+        with self._lock:
+            self._cut.drop()
+
+
 class SnapshotCopier:
     """One snapshot while its blocks are copied. Thread-safe.
 
@@ -100,6 +179,7 @@ class SnapshotCopier:
         self.cut = cut
         self._memory = memory
         self._blocks: list[StoredBlock | None] = [None] * block_count
+        self._rows: list[CutRows] = []
         self._left = block_count
         self._changed = threading.Condition()
         #: By block, 1: due and not copied.
@@ -141,6 +221,17 @@ class SnapshotCopier:
                 self.is_complete.set()
                 self._changed.notify_all()
 
+    def copy_rows(self, span: CopiedSpan, version: int, updates: int) -> None:
+        """Cut the rows of a span, as the protocol says: they are copied behind it. The span's lock is held."""
+        self._rows.append(CutRows(span, version, updates))
+        with self._changed:
+            for local in span.local:
+                self._due[local] = 0
+            self._left -= len(span.local)
+            if not self._left:
+                self.is_complete.set()
+                self._changed.notify_all()
+
     def next_due(self) -> int | None:
         """The block that should be copied next: one that a push will come to soon."""
         with self._changed:
@@ -165,6 +256,16 @@ class SnapshotCopier:
             if self._given_up:
                 raise UnavailableError(self._given_up)
             return self.is_complete.is_set()
+
+    @property
+    def rows(self) -> Sequence[CutRows]:
+        """What was cut of tables."""
+        return sorted(self._rows, key=lambda rows: rows.span.first)
+
+    def drop_rows(self) -> None:
+        """What was cut of tables is not wanted any more."""
+        for rows in self._rows:
+            rows.drop()
 
     def take_blocks(self) -> list[StoredBlock]:
         """The copies, once."""
@@ -293,12 +394,14 @@ class Snapshots:
         try:
             applied = self._copy(order, copies)
             if applied is None:
+                copies.drop_rows()
                 return
-            file = self._write(order, copies.take_blocks(), applied)
+            file = self._write(order, copies.take_blocks(), copies.rows, applied)
         except Exception as error:  # noqa: BLE001 - whatever goes wrong, the master has to hear of it
             if not isinstance(error, FlightedlError):
                 _log.exception("a snapshot could not be made")
             self._shard.drop_copies(copies)
+            copies.drop_rows()
             with self._lock:
                 self._state.failed(order.order, str(error) or type(error).__name__)
         else:
@@ -317,7 +420,7 @@ class Snapshots:
         with self._lock:
             return applied if applied is not None and self._state.taken(order.order) else None
 
-    def _while_wanted(self, order: OrderNumber, blocks: Iterable[StoredBlock]) -> Iterator[StoredBlock]:
+    def _while_wanted(self, order: OrderNumber, blocks: Iterable[_Stored]) -> Iterator[_Stored]:
         for block in blocks:
             if not self._is_wanted(order):
                 raise FlightedlError("a newer checkpoint was ordered meanwhile")
@@ -327,7 +430,9 @@ class Snapshots:
         with self._lock:
             return self._state.is_current(order)
 
-    def _write(self, order: SnapshotCommand, blocks: list[StoredBlock], applied: AppliedBatches) -> ShardFile:
+    def _write(
+        self, order: SnapshotCommand, blocks: list[StoredBlock], rows: Sequence[CutRows], applied: AppliedBatches
+    ) -> ShardFile:
         if self._storage is None:
             raise FlightedlError("this pserver was started without --checkpoint: give it the same URL as the master")
         began = self._clock.now()
@@ -338,10 +443,14 @@ class Snapshots:
             pservers=self._pserver_count,
             plan_hash=self._shard.plan_hash,
             blocks=self._shard.numbers,
+            rows=[each.span for each in rows],
         )
-        versions = [block.version for block in blocks]
+        versions = [*(block.version for block in blocks), *(each.span.version for each in rows)]
         wanted = self._while_wanted(order.order, blocks)
-        written = write_shard(self._storage, order.name, header, applied.encode(), wanted, self._shard.slot_count)
+        wanted_rows = self._while_wanted(order.order, chain.from_iterable(each.stored() for each in rows))
+        written = write_shard(
+            self._storage, order.name, header, applied.encode(), wanted, self._shard.slot_count, wanted_rows
+        )
         self.written_s = self._clock.now() - began
         _log.info(
             "wrote checkpoint=%d blocks=%d size_bytes=%d copied_s=%.3f written_s=%.3f",

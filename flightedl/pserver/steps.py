@@ -13,7 +13,8 @@ from collections.abc import Iterator, Sequence
 from flightedl.errors import MessageError
 from flightedl.messages.parameters import PushHeader
 from flightedl.ports import Clock
-from flightedl.pserver.shard import ShardState, Wanted
+from flightedl.pserver.shard import ShardState
+from flightedl.pserver.shard_rows import Wanted
 from flightedl.wire.parts import ReceivedBlocks
 from flightedl.wire.rows import TARGET_BYTES, OutgoingBlocks
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from typing import Any, Self
 
 import msgspec
 
@@ -31,12 +31,16 @@ class _Event(msgspec.Struct, frozen=True):
 
 
 class BlocksBegun(_Event, frozen=True):
-    """The first event. ``spans``: (first block, how many), in the order of their positions."""
+    """The first event.
+
+    ``spans``: (first block, how many), by position. ``copied_whole``: the first blocks of those that are.
+    """
 
     pserver: int
     generation: int
     spans: list[tuple[int, int]]
     mode: dict[str, Any]
+    copied_whole: list[int] = []
 
 
 class PushPrepared(_Event, frozen=True):
@@ -186,7 +190,8 @@ class RecordedBlocks(BlockProtocol[Span]):
         #: Splits within another event are a part of it.
         self._depth = 0
         begun = [(span.numbers.start, len(span.numbers)) for span in spans]
-        self._record(BlocksBegun(*pserver, begun, mode.to_json()))
+        whole = [span.numbers.start for span in spans if span.is_copied_whole]
+        self._record(BlocksBegun(*pserver, begun, mode.to_json(), whole))
 
     def _record(self, event: _Event, effects: Sequence[object] = ()) -> None:
         self._recorder.record(self._now(), event, effects)
@@ -308,8 +313,14 @@ def block_protocol(
 class _PlainSpan(BlockSpan):
     """Blocks without values."""
 
-    def parts(self, into: Sequence[range]) -> Sequence[_PlainSpan]:
-        return [_PlainSpan(numbers, self.local_of(numbers), self.rounds) for numbers in into]
+    def parts(self, into: Sequence[range]) -> Sequence[Self]:
+        return [type(self)(numbers, self.local_of(numbers), self.rounds) for numbers in into]
+
+
+class _WholeSpan(_PlainSpan):
+    """The same that is copied as one."""
+
+    is_copied_whole = True
 
 
 class BlocksPlayer:
@@ -382,6 +393,7 @@ def _begun(event: BlocksBegun) -> BlockProtocol[_PlainSpan]:
     spans: list[_PlainSpan] = []
     at = 0
     for first, count in event.spans:
-        spans.append(_PlainSpan(range(first, first + count), range(at, at + count), BlockRounds(mode)))
+        kind = _WholeSpan if first in event.copied_whole else _PlainSpan
+        spans.append(kind(range(first, first + count), range(at, at + count), BlockRounds(mode)))
         at += count
     return BlockProtocol(spans, mode, nullcontext())

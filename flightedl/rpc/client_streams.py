@@ -6,6 +6,7 @@ the reply with the server that was meant. Batches that are read are checked like
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
@@ -281,24 +282,24 @@ class ClientExchange:
 
         Args:
             messages: Batch, metadata and bytes of values, see ``write``; made when they are about to be sent.
-            ahead: Messages that may be unanswered; together ``LOCK_STEP_LIMIT_BYTES`` at most.
+            ahead: Messages that may be unanswered; fewer where they are more than ``LOCK_STEP_LIMIT_BYTES`` together.
 
         Raises:
-            UsageError: that many messages of this size would be more.
             OutcomeUnknownError: the server ended the stream before the caller left the loop.
         """
-        unanswered = 0
+        unanswered: deque[int] = deque()
+        total_bytes = 0
         for batch, metadata, size_bytes in messages:
-            if ahead > 1 and ahead * size_bytes > LOCK_STEP_LIMIT_BYTES:
-                raise UsageError(
-                    f"{ahead} messages ahead of {size_bytes} bytes are more than {LOCK_STEP_LIMIT_BYTES}: "
-                    "both sides could wait for each other for ever"
-                )
-            self.write(batch, metadata, size_bytes=size_bytes)
-            unanswered += 1
-            if unanswered >= ahead:
+            # Both sides could wait for each other for ever: a message that is bigger than that goes alone.
+            while unanswered and total_bytes + size_bytes > LOCK_STEP_LIMIT_BYTES:
                 yield self.answer()
-                unanswered -= 1
+                total_bytes -= unanswered.popleft()
+            self.write(batch, metadata, size_bytes=size_bytes)
+            unanswered.append(size_bytes)
+            total_bytes += size_bytes
+            if len(unanswered) >= ahead:
+                yield self.answer()
+                total_bytes -= unanswered.popleft()
         while True:
             yield self.answer()
 

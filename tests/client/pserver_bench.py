@@ -15,6 +15,7 @@ from flightedl.domain.consistency.modes import Mode
 from flightedl.domain.model.optimizers import SGD, Optimizer
 from flightedl.domain.model.parameters import ParameterSpec
 from flightedl.domain.model.sharding import ShardPlan, plan_shards
+from flightedl.domain.tables.spec import TableSpec
 from flightedl.domain.trainer.batches import CurrentBatch
 from flightedl.domain.trainer.membership import TrainerMembership
 from flightedl.errors import FencedError, FlightedlError
@@ -81,7 +82,7 @@ class Trainer:
         self.parameters.step(gradients)
         assert self.current is not None
         if not self.current.must_repeat:
-            self.parameters.run(self.parameters.steps.close_batch(self.current))
+            self.parameters.close_batch(self.current)
 
 
 def waiting(give_up_s: float = 20.0) -> Waiting:
@@ -103,6 +104,7 @@ class Cluster:
         wire: str = "",
         dtype: str = "float32",
         initial: Mapping[str, np.ndarray] | None = None,
+        tables: Sequence[TableSpec] = (),
     ) -> None:
         self.mode, self.wire = mode, wire
         self.initial = initial
@@ -111,7 +113,7 @@ class Cluster:
             for name, shape in shapes.items()
         ]
         self.optimizer = optimizer or SGD(lr=1.0)
-        self.plan: ShardPlan = plan_shards(self.specs, pservers)
+        self.plan: ShardPlan = plan_shards(self.specs, pservers, tables=tables)
         self.shards: list[ShardState] = []
         self.services: list[OneShard] = []
         #: Also those that were replaced.

@@ -15,6 +15,7 @@ import flightedl as fe
 from flightedl.client.data.dataset import Dataset
 from flightedl.client.model.parameters import Parameters
 from flightedl.client.once import Once
+from flightedl.client.tables.table import Table
 from flightedl.config import (
     ENVIRONMENT_PREFIX,
     CommonSettings,
@@ -41,7 +42,21 @@ LINKED = [*PAGES, ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "deploy" 
 #: What the session calls, public only to the package.
 OF_THE_SESSION = {
     "data": {"close", "fail_current", "registered_again"},
-    "model": {"batch_ends", "carry_out", "close", "listen", "refresh", "run"},
+    "model": {
+        "abandon_batch",
+        "batch_ends",
+        "carry_out",
+        "close",
+        "close_batch",
+        "listen",
+        "look_up",
+        "push_rows",
+        "refresh",
+        "run",
+        "step_rows",
+        "where",
+    },
+    "table": {"asked", "rows_of"},
 }
 
 
@@ -85,6 +100,7 @@ NAMES: dict[str, object] = {
     **public("job", fe.Job),
     **public("data", Dataset),
     **public("model", Parameters),
+    **public("table", Table),
     **public("won", Once),
     **public("cluster", fe.LocalCluster),
 }

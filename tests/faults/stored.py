@@ -38,6 +38,8 @@ def stored_findings(url: str, counts: Path, batches: int | None, *, counts_updat
     for file in newest.shards:
         _, _, blocks = load_shard(storage, file.name, file.size_bytes, file.hash)
         for block in blocks:
+            if not isinstance(block, StoredBlock):
+                continue
             yield from _block_findings(block, names[block.parameter], ended, batches, counts_updates=counts_updates)
 
 

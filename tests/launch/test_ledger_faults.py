@@ -27,7 +27,7 @@ from flightedl.adapters.etcd import EtcdCoordinator
 from flightedl.config import MasterSettings, child_environment
 from flightedl.domain.consistency.modes import Async, Bounded, Mode, Sync
 from flightedl.errors import FlightedlError
-from flightedl.examples.ledger import CLOCKS, PARAMETERS, batches_of, findings
+from flightedl.examples.ledger import CLOCKS, PARAMETERS, ROWS, SHARED_ROWS, batches_of, findings
 from flightedl.launch.cluster import LocalCluster
 from flightedl.launch.programs import TrainerProgram
 from flightedl.launch.status import JobStatus
@@ -123,11 +123,13 @@ def ledger(own_etcd: EtcdServer, tmp_path: Path) -> Iterator[Callable[..., Ledge
             spare: bool = False,
             etcd: str = "",
             hold: bool = False,
+            tables: bool = False,
         ) -> Ledger:
             """``hold``: the last epoch is not trained before ``check``, however slow the machine is."""
             events: list[str] = []
             arguments = f"--records {RECORDS} --per-task {PER_TASK} --batch-size {BATCH} --epochs {EPOCHS}"
             arguments += f" --mode {mode} --pause {pause_s} --data {tmp_path / 'data'}"
+            arguments += " --tables" * tables
             out = tmp_path / "out"
             if hold:
                 out.mkdir()
@@ -175,6 +177,18 @@ def freeze(pid: int) -> None:
 
 def thaw(pid: int) -> None:
     os.kill(pid, signal.SIGCONT)
+
+
+def test_rows_of_tables_count_once_whatever_is_killed(ledger: Callable[..., Ledger]) -> None:
+    job = ledger("sync", checkpoints=True, tables=True)
+    job.until_status(lambda found: found.checkpoint != "")
+    for number, victim in enumerate(("pserver", "trainer", "master", "pserver")):
+        job.until_done(6 + number * 8)
+        job.cluster.kill(victim, number % 2 if victim == "pserver" else 0)
+    job.check()
+    counts = np.load(job.directory / "ledger.npz")
+    assert np.array_equal(counts[ROWS], np.ones((EPOCHS, RECORDS)))
+    assert counts[SHARED_ROWS].sum() == EPOCHS * RECORDS
 
 
 def test_a_killed_master_is_started_again(ledger: Callable[..., Ledger]) -> None:

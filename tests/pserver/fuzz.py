@@ -32,7 +32,8 @@ from flightedl.errors import FlightedlError
 from flightedl.messages.base import decode, encode
 from flightedl.messages.control import ViewMemberMessage, ViewRequest
 from flightedl.messages.parameters import BatchIdentity, Outcome, PullTicket, PushHeader
-from flightedl.pserver.shard import Pushed, ShardState, Wanted
+from flightedl.pserver.shard import ShardState
+from flightedl.pserver.shard_rows import Pushed, Wanted
 from flightedl.rpc.validation import BatchLimits, Tally, check_schema
 from flightedl.wire.parts import STEP_SCHEMA, attached_to, decode_parts, encode_parts
 from flightedl.wire.rows import PUSH_SCHEMA, OutgoingBlocks, decode_batch, encode_rows

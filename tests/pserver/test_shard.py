@@ -15,7 +15,8 @@ from flightedl.domain.model.sharding import plan_shards
 from flightedl.errors import GradientError, MessageError
 from flightedl.messages.control import ViewMemberMessage, ViewRequest
 from flightedl.messages.parameters import BatchIdentity, Outcome, PushHeader
-from flightedl.pserver.shard import ShardState, Wanted
+from flightedl.pserver.shard import ShardState
+from flightedl.pserver.shard_rows import Wanted
 from flightedl.wire.rows import OutgoingBlocks, Row, Rows
 
 SIZE = 16

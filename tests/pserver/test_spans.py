@@ -14,7 +14,8 @@ from flightedl.domain.model.sharding import block_limit, plan_shards, runs_of
 from flightedl.errors import GradientError, MessageError
 from flightedl.messages.control import ViewMemberMessage, ViewRequest
 from flightedl.messages.parameters import BatchIdentity, Outcome, PushHeader
-from flightedl.pserver.shard import ShardState, Wanted
+from flightedl.pserver.shard import ShardState
+from flightedl.pserver.shard_rows import Wanted
 from flightedl.wire.parts import decode_parts, encode_parts
 from flightedl.wire.rows import OutgoingBlocks, Row, Rows, decode_batch, encode_pieces, encode_rows
 

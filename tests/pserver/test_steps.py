@@ -15,7 +15,8 @@ from flightedl.domain.model.sharding import plan_shards
 from flightedl.errors import MessageError
 from flightedl.messages.control import ViewMemberMessage, ViewRequest
 from flightedl.messages.parameters import BatchIdentity, Outcome, PushHeader
-from flightedl.pserver.shard import ShardState, Wanted
+from flightedl.pserver.shard import ShardState
+from flightedl.pserver.shard_rows import Wanted
 from flightedl.pserver.steps import StepSession, awaited_values
 from flightedl.testing.clock import FakeClock
 from flightedl.wire.parts import ReceivedBlocks

@@ -12,6 +12,7 @@ import pytest
 
 from flightedl.errors import OutcomeUnknownError, UsageError
 from flightedl.rpc import Connection, FlightServer, PutRoute, Routes
+from flightedl.rpc.client_streams import LOCK_STEP_LIMIT_BYTES
 from flightedl.rpc.validation import BatchLimits, Tally
 
 from .rpc_support import (
@@ -102,12 +103,22 @@ def test_lock_step_answers_in_order(connection: Connection) -> None:
             assert len(sent) == min(number + 3, len(batches)), "no more than three were ahead, and no fewer"
 
 
-def test_lock_step_refuses_windows_that_stop_streams_for_ever(connection: Connection) -> None:
-    with (
-        pytest.raises(UsageError, match="for ever"),
-        connection.exchange(b'{"verb": "mirror"}', SCHEMA, timeout_s=TIMEOUT_S) as exchange,
-    ):
-        next(exchange.lock_step([(BATCH, None, 4 << 20)], ahead=2))
+def test_lock_step_sends_alone_what_could_stop_both_sides_for_ever(connection: Connection) -> None:
+    sizes = [1, 1, LOCK_STEP_LIMIT_BYTES, LOCK_STEP_LIMIT_BYTES // 2, LOCK_STEP_LIMIT_BYTES // 2 + 1, 1]
+    sent: list[int] = []
+
+    def messages() -> Iterator[tuple[pa.RecordBatch, bytes | None, int]]:
+        for size_bytes in sizes:
+            sent.append(size_bytes)
+            yield BATCH, None, size_bytes
+
+    with connection.exchange(b'{"verb": "mirror"}', SCHEMA, timeout_s=TIMEOUT_S) as exchange:
+        answers = exchange.lock_step(messages(), ahead=9)
+        ahead = []
+        for _ in sizes:
+            next(answers)
+            ahead.append(len(sent))
+    assert ahead == [3, 3, 4, 5, 6, 6]
 
 
 def test_lock_step_does_not_take_an_early_end_for_the_last_answer(connection: Connection) -> None:

@@ -19,13 +19,14 @@ from __future__ import annotations
 import queue
 import sys
 import threading
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Mapping
 from functools import partial
-from typing import Protocol, cast
+from typing import Protocol, Self, cast
 
 import pyarrow as pa
 
 from flightedl.client.data.feed import TaskFeed
+from flightedl.client.tables.table import Table
 from flightedl.client.waiting import Waiting
 from flightedl.domain.trainer import readings
 from flightedl.domain.trainer.acknowledged import AcknowledgedLoop
@@ -88,6 +89,8 @@ LoopOf = Callable[[Holder, Callable[[ReadBatch[pa.RecordBatch]], CurrentBatch]],
 AcknowledgedOf = Callable[
     [Holder, Callable[[ReadBatch[pa.RecordBatch]], CurrentBatch]], AcknowledgedLoop[pa.RecordBatch]
 ]
+#: Told which columns have ids of tables, and how to see the next batch.
+LookAhead = Callable[[Mapping[Table, str], Callable[[], pa.RecordBatch | None]], None]
 Item = readings.Item[pa.RecordBatch]
 Handed = readings.Handed[pa.RecordBatch]
 #: None: nothing comes, while batches are not done.
@@ -115,6 +118,7 @@ class Dataset:
         acknowledged_of: AcknowledgedOf = AcknowledgedLoop,
         *,
         explicit_done: bool = False,
+        look_ahead: LookAhead = lambda _columns, _peek: None,
     ) -> None:
         self._declared = declared
         self._feed_factory = feed_factory
@@ -126,6 +130,7 @@ class Dataset:
         self._begin_again = begin_again
         self._loop_of = loop_of
         self._acknowledged_of = acknowledged_of
+        self._look_ahead = look_ahead
         #: The user says which batches are done.
         self.explicit_done = explicit_done
         #: Of the loop that is under way, if so.
@@ -203,6 +208,24 @@ class Dataset:
             UsageError: it was declared without ``follow``.
         """
         self._end_growth()
+
+    def prefetching(self, columns: Mapping[Table, str]) -> Self:
+        """From now on the rows of the next batch come with the step of the batch before it, as far as that is known.
+
+        A lookup of just these ids then costs no round trip. In synchronous mode what it returns is the same as without;
+        in other modes rows are as they were right after that step.
+
+        Args:
+            columns: Table -> the column of the batches that has its ids.
+        """
+        self._look_ahead(columns, self._peek)
+        return self
+
+    def _peek(self) -> pa.RecordBatch | None:
+        """The batch that was read behind the current one; None: that is not known."""
+        with self._read_queue.mutex:
+            item = self._read_queue.queue[0] if self._read_queue.queue else None
+        return item.records if isinstance(item, ReadBatch) else None
 
     def __iter__(self) -> Iterator[pa.RecordBatch]:
         if self._is_finished:

@@ -12,7 +12,7 @@ import pyarrow as pa
 from flightedl.adapters.storage import FsspecFiles
 from flightedl.client import arguments
 from flightedl.client.data import evaluation
-from flightedl.client.data.dataset import Dataset, ReadTask
+from flightedl.client.data.dataset import Dataset, LookAhead, ReadTask
 from flightedl.client.data.evaluation import Measure
 from flightedl.client.data.feed import TaskFeed
 from flightedl.client.data.readings import batches_of
@@ -41,6 +41,7 @@ class JobData:
         participation: Knows which batch it works on, and asks the master for tasks.
         require_open: Raises when the session is over.
         begin_again: What to do who wants to train again what is done.
+        look_ahead: Told what the next batch looks up, see ``Dataset.prefetching``.
     """
 
     def __init__(
@@ -49,11 +50,13 @@ class JobData:
         participation: Participation,
         require_open: Callable[[], None],
         begin_again: str,
+        look_ahead: LookAhead,
     ) -> None:
         self._process = process
         self._participation = participation
         self._require_open = require_open
         self._begin_again = begin_again
+        self._look_ahead = look_ahead
         self._files = FsspecFiles()
         self._dataset: Dataset | None = None
         #: Of the evaluation that is under way.
@@ -77,6 +80,7 @@ class JobData:
             partial(batch_loop, self._process.recorder, self._process.trainer),
             partial(acknowledged_loop, self._process.recorder, self._process.trainer),
             explicit_done=explicit_done,
+            look_ahead=self._look_ahead,
         )
         return self._dataset
 

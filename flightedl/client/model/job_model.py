@@ -8,7 +8,9 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
 
+from flightedl.client.connections import SLICE_S, persistently
 from flightedl.client.model.declared import declared_arrays
 from flightedl.client.model.election import elect_and_initialize
 from flightedl.client.model.parameters import Parameters
@@ -17,17 +19,21 @@ from flightedl.client.model.trees import Tree, tree_of
 from flightedl.client.once import Once
 from flightedl.client.participation import Participation
 from flightedl.client.process import TrainerProcess
+from flightedl.client.tables.requests import DistinctIds
+from flightedl.client.tables.table import Table
 from flightedl.coordination.checkpoint_places import write_model
 from flightedl.domain.consistency.modes import Mode, Sync
 from flightedl.domain.model.optimizers import SGD, Optimizer
 from flightedl.domain.model.parameters import ParameterSpec
 from flightedl.domain.model.sharding import ShardPlan, plan_for
+from flightedl.domain.tables.spec import TableSpec
 from flightedl.errors import DeclarationError, UnavailableError, UsageError
 from flightedl.formats.model_files import format_of
 from flightedl.kernels.half_precision import check_kind
-from flightedl.messages.base import encode
+from flightedl.messages.base import decode, encode
 from flightedl.messages.checkpoints import SaveModelReply, SaveModelRequest
 from flightedl.messages.declarations import DeclaredModel, ModelDeclaration, ParameterDeclaration
+from flightedl.messages.status import PserverStatusReply, TableCounts
 from flightedl.recording.elections import followed_election
 from flightedl.recording.steps import trainer_steps
 
@@ -46,6 +52,11 @@ class JobModel:
         self._process = process
         self._participation = participation
         self._parameters: Parameters | None = None
+        self._pserver_count = 0
+        #: By name, as the session declared them.
+        self._tables: dict[str, Table] = {}
+        #: The same in the order of their numbers, once they are declared to the master.
+        self._numbers: dict[str, int] = {}
         self._saves = ModelSaves(process.coordinator, process.keys, process.registration, process.waiting)
 
     def declare(
@@ -67,7 +78,9 @@ class JobModel:
         chosen_optimizer = SGD(lr=0.01) if optimizer is None else Optimizer.chosen(optimizer)
         if error_feedback and not wire:
             raise UsageError('error_feedback is about what wire="bfloat16" or "float16" rounds off: give a wire, too')
-        values = declared_arrays(initial if tree is None else tree.leaves, dtypes or {})
+        leaves = initial if tree is None else tree.leaves
+        has_tables_only = bool(self._tables) and isinstance(leaves, Mapping) and not leaves
+        values = {} if has_tables_only else declared_arrays(leaves, dtypes or {})
         specs = [ParameterSpec(name, value.shape, value.dtype.name) for name, value in values.items()]
         for name, value in values.items():
             if not np.isfinite(value).all():
@@ -77,22 +90,99 @@ class JobModel:
             optimizer=chosen_optimizer.to_json(),
             mode=chosen_mode.to_json(),
             wire=wire,
+            tables=[self._tables[name].spec.to_json() for name in sorted(self._tables)],
         )
         declared = self._process.ask_master("declare_model", encode(declaration), DeclaredModel)
-        plan = plan_for(specs, declared.pservers, declared.cut_for)
+        tables = [self._tables[name].spec for name in sorted(self._tables)]
+        plan = plan_for(specs, declared.pservers, declared.cut_for, tables)
         if plan.hash != declared.plan_hash:
             raise DeclarationError(
                 "this trainer computes another shard plan: run the same flightedl version everywhere"
             )
+        self._pserver_count = declared.pservers
         self._process.wait_for_pservers(declared.pservers)
         self._elect(plan, values)
+        self._numbers = {table.name: number for number, table in enumerate(plan.tables)}
         self._parameters = self._connected(plan, declared, tree, error_feedback=error_feedback)
         return self._parameters
 
     @property
     def is_declared(self) -> bool:
-        """Whether there is a model."""
-        return self._parameters is not None
+        """Whether there is a model, or a table that will be one."""
+        return self._parameters is not None or bool(self._tables)
+
+    # tables
+
+    def table(self, spec: TableSpec) -> Table:
+        """Declare a table. Errors as of ``Job.table``."""
+        if (known := self._tables.get(spec.name)) is not None:
+            if known.spec != spec:
+                raise DeclarationError(f"table {spec.name!r} was declared before: {difference(known.spec, spec)}")
+            return known
+        if self._parameters is not None:
+            raise UsageError(f"declare table {spec.name!r} before job.parameters, which declares the whole model")
+        table = self._tables[spec.name] = Table(spec, self._declared, self.table_counts)
+        self._participation.before_batches = self.require_declared
+        return table
+
+    def require_declared(self) -> Parameters:
+        """The model, declared with nothing but tables if nobody has declared it yet."""
+        if self._parameters is None:
+            if not self._tables:
+                raise UsageError("there is no model: declare it with job.parameters or job.table first")
+            return self.declare({}, optimizer=None, mode=None, wire="", error_feedback=False, dtypes=None)
+        return self._parameters
+
+    def _declared(self, name: str) -> tuple[int, Parameters]:
+        parameters = self.require_declared()
+        return self._numbers[name], parameters
+
+    def own_table(self, table: object) -> Table:
+        """UsageError unless it is a table of this session."""
+        if not isinstance(table, Table) or self._tables.get(table.name) is not table:
+            raise UsageError(f"{table!r:.80} is no table of this job: give what job.table returned")
+        return table
+
+    def look_up(self, ids: Mapping[Table, Any]) -> dict[Table, npt.NDArray[np.float32]]:
+        """Rows of several tables. Errors as of ``Job.lookup``."""
+        asked = {self.own_table(table): table.asked(wanted) for table, wanted in ids.items()}
+        parameters = self.require_declared()
+        numbers = {table: self._numbers[table.name] for table in asked}
+        lookup = parameters.look_up({numbers[table]: wanted.distinct for table, wanted in asked.items()})
+        return {table: table.rows_of(wanted, lookup, numbers[table]) for table, wanted in asked.items()}
+
+    def look_ahead(self, columns: Mapping[Table, str], peek: Callable[[], pa.RecordBatch | None]) -> None:
+        """Steps ask for the rows of the next batch, too.
+
+        Args:
+            columns: Table -> the column of the batches that has its ids.
+            peek: The next batch; None: it is not known.
+        """
+        wanted = {self.own_table(table): column for table, column in columns.items()}
+        self.require_declared().rows.next_ids = lambda: self._ahead(wanted, peek())
+
+    def _ahead(self, columns: Mapping[Table, str], records: pa.RecordBatch | None) -> dict[int, DistinctIds] | None:
+        """By table number, the ids that a batch is going to look up; None: they are not known."""
+        if records is None:
+            return None
+        return {
+            self._numbers[table.name]: table.asked(records.column(column), nulls="padding").distinct
+            for table, column in columns.items()
+        }
+
+    def _status_of(self, index: int) -> PserverStatusReply:
+        _, connection = self._process.servers.pserver(index)
+        return decode(connection.action("status", b"", timeout_s=SLICE_S), PserverStatusReply)
+
+    def table_counts(self, name: str) -> TableCounts:
+        """Figures of a table over all pservers."""
+        self.require_declared()
+        found = TableCounts(name=name)
+        for index in range(self._pserver_count):
+            status = persistently(self._process.waiting(), partial(self._status_of, index))
+            for counts in status.tables:
+                found = found.plus(counts) if counts.name == name else found
+        return found
 
     def _elect(self, plan: ShardPlan, values: Mapping[str, Array]) -> None:
         """Return when the model has its first values; from then on only that model is worked for."""
@@ -174,3 +264,11 @@ class JobModel:
         """Nothing is pushed or pulled any more; ``why`` is told to whoever still asks."""
         if self._parameters is not None:
             self._parameters.close(why)
+
+
+def difference(known: TableSpec, declared: TableSpec) -> str:
+    """In which settings two declarations of a table differ, for people."""
+    one, other = known.to_json(), declared.to_json()
+    return "; ".join(
+        f"{name} is {one[name]!r:.60}, not {other[name]!r:.60}" for name in one if one[name] != other[name]
+    )

@@ -13,6 +13,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from flightedl.client.tables.traffic import RowMessages
 from flightedl.domain.model.sharding import Block, ShardPlan
 
 Array = npt.NDArray[np.generic]
@@ -53,6 +54,8 @@ class Outgoing(NamedTuple):
     gradients: Mapping[str, Array] = _NO_GRADIENTS
     #: First block of a run -> the (n,) gradients of all its blocks, where they were put together.
     together: Mapping[int, Array] = _NO_ARRAYS
+    #: Of tables, with what is looked up.
+    rows: RowMessages | None = None
 
     def of(self, run: Run) -> list[tuple[range, Array | None]]:
         """What lies in one piece of memory, or is nowhere, of the gradients of a run."""

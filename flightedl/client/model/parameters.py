@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import numpy as np
@@ -22,6 +23,9 @@ from flightedl.client.model.outgoing import Outgoing
 from flightedl.client.model.shard_client import Model, Sender, ShardClient
 from flightedl.client.model.trees import Tree
 from flightedl.client.model.values import ModelValues
+from flightedl.client.tables.requests import DistinctIds
+from flightedl.client.tables.rows import TableRows
+from flightedl.client.tables.traffic import Lookup
 from flightedl.client.waiting import Waiting
 from flightedl.domain.consistency.modes import Mode
 from flightedl.domain.model.settings import Limits, checked
@@ -39,6 +43,7 @@ if TYPE_CHECKING:
 Array = npt.NDArray[np.generic]
 _Result = TypeVar("_Result")
 _NOTHING = Outgoing()
+_NO_GRADIENTS: Mapping[str, npt.ArrayLike] = MappingProxyType({})
 
 
 class Scope(Sender, Protocol):
@@ -108,6 +113,8 @@ class Parameters(Mapping[str, npt.NDArray[np.generic]]):
         self._blocks = {number: plan.block(number) for number in range(plan.block_count)}
         #: Searching the plan costs as much as sending a small parameter does.
         self._ranges = {spec.name: plan.block_range(spec.name) for spec in plan.parameters}
+        #: What is pushed to tables, and looked up; of a job without tables, nothing ever.
+        self.rows = TableRows(plan)
         self._values = ModelValues(plan, self._blocks, halves)
         runs = [runs_of(plan, index) for index in range(plan.pserver_count)]
         model = Model(plan, self._blocks, self._values)
@@ -119,7 +126,11 @@ class Parameters(Mapping[str, npt.NDArray[np.generic]]):
         self._check = GradientCheck(plan, runs, self._values.dtypes, wire, clip_norm, self._pool, unclipped)
         self._sums = GradientSums()
         #: What is pushed when, and what is pulled.
-        self.steps = steps([[n for run in shard_runs for n in run] for shard_runs in runs], scope.membership, mode)
+        blocks = [
+            [*(number for run in shard_runs for number in run), *plan.buckets_of(index)[:1]]
+            for index, shard_runs in enumerate(runs)
+        ]
+        self.steps = steps(blocks, scope.membership, mode)
         #: The gradients of the push that is under way.
         self._outgoing = _NOTHING
         self._listener: Listener | None = None
@@ -149,7 +160,8 @@ class Parameters(Mapping[str, npt.NDArray[np.generic]]):
     def versions(self) -> dict[str, int]:
         """Version of each parameter's values held here (of its oldest block)."""
         oldest: dict[str, int] = {}
-        for number, version in self.steps.versions.items():
+        for number in self._blocks:
+            version = self.steps.versions[number]
             name = self._plan.parameters[self._blocks[number].parameter].name
             oldest[name] = min(version, oldest.get(name, version))
         return oldest
@@ -173,6 +185,10 @@ class Parameters(Mapping[str, npt.NDArray[np.generic]]):
                 that goes on all the same gets this batch again.
         """
         self._push(gradients, is_complete=True)
+
+    def step_rows(self) -> None:
+        """``step`` of rows alone: the parameters get no gradient."""
+        self._push(_NO_GRADIENTS, is_complete=True)
 
     def push(self, gradients: Mapping[str, npt.ArrayLike]) -> None:
         """Push the current batch's gradients of some parameters. Errors as ``step``."""
@@ -220,6 +236,61 @@ class Parameters(Mapping[str, npt.NDArray[np.generic]]):
         if self._listener is not None and not current.must_repeat:
             self._listener.batch_ends(current)
 
+    def look_up(self, ids: Mapping[int, DistinctIds]) -> Lookup:
+        """Rows of tables, by table number: as they are for the current batch, or at whatever version without one.
+
+        Raises:
+            UnavailableError: a pserver stayed away for longer than ``give_up_s``.
+        """
+        self._require_open()
+        current, rows, steps = self._scope.current, self.rows, self.steps
+        if (known := rows.prefetched(ids, steps.versions if steps.is_synchronous else None)) is not None:
+            return known
+        lookup = Lookup(self._plan, ids)
+        if current is not None and not current.must_repeat:
+            self._read_rows(lookup, current)
+        while lookup.missing():
+            # The membership ended: the batch is done again, and what is read is of no consequence.
+            self._read_rows(lookup, None)
+        return lookup
+
+    def _read_rows(self, lookup: Lookup, current: CurrentBatch | None) -> None:
+        keys = [self._plan.buckets_of(pserver).start for pserver in lookup.missing()]
+        with self.rows.looking_up(lookup):
+            self.run(self.steps.pull(current, keys))
+
+    def where(self) -> str:
+        """The current batch, for people."""
+        return f"{self._scope.current or 'no batch'}"
+
+    def push_rows(self, table: int, ids: DistinctIds, gradients: npt.NDArray[np.float32]) -> None:
+        """Gradients of rows, which leave with the current batch's step.
+
+        Raises:
+            UsageError: no batch is current, or its rows were pushed.
+        """
+        self._require_open()
+        current = self._require_current()
+        current.has_gradient = True
+        name = self._plan.tables[table].name
+        if self.rows.is_sent(current):
+            raise UsageError(f"rows of table {name!r} were already pushed for this batch ({current}): push before step")
+        self.rows.pending.add(table, ids.ids, ids.summed(gradients))
+
+    def close_batch(self, current: CurrentBatch) -> None:
+        """The user's code is through with the batch: what it did not push arrives, rows that it left leave."""
+        try:
+            if self.steps.sums is not None and not current.must_repeat and not current.waits:
+                self._add_rows(current)
+            self.run(self.steps.close_batch(current))
+        finally:
+            self.rows.forget()
+
+    def abandon_batch(self) -> None:
+        """The loop was left at a batch: nothing of it goes on."""
+        self.rows.forget()
+        self.steps.abandon_batch()
+
     def refresh(self) -> None:
         """Pull all blocks: as a member at or above its first round, else at whatever version they are."""
         self.run(self.steps.refresh())
@@ -259,10 +330,10 @@ class Parameters(Mapping[str, npt.NDArray[np.generic]]):
 
     def _push(self, gradients: Mapping[str, npt.ArrayLike], *, is_complete: bool) -> None:
         self._require_open()
-        current, steps = self._scope.current, self.steps
-        if current is None:
-            raise UsageError("there is no current batch: push and step belong inside `for batch in job.dataset(...)`")
-        arrays = self._check.flattened(gradients if self._tree is None else self._tree.flattened(gradients))
+        current, steps = self._require_current(), self.steps
+        if self._tree is not None and gradients is not _NO_GRADIENTS:
+            gradients = self._tree.flattened(gradients)
+        arrays = self._check.flattened(gradients)
         together = self._check.require_sound(arrays, current)
         current.has_gradient = True
         if current.must_repeat:
@@ -271,6 +342,7 @@ class Parameters(Mapping[str, npt.NDArray[np.generic]]):
             weight = steps.add(current, arrays.keys())
             self._sums.add(steps.sums.identity, arrays, weight)
             if is_complete:
+                self._add_rows(current)
                 self.run(steps.step(current))
             return
         self._require_first(arrays, current)
@@ -279,6 +351,20 @@ class Parameters(Mapping[str, npt.NDArray[np.generic]]):
 
     def _places_of(self, name: str) -> list[Block]:
         return [self._blocks[number] for number in self._ranges[name]]
+
+    def _require_current(self) -> CurrentBatch:
+        current = self._scope.current
+        if current is None:
+            raise UsageError("there is no current batch: push and step belong inside `for batch in job.dataset(...)`")
+        return current
+
+    def _add_rows(self, current: CurrentBatch) -> None:
+        """The batch's rows go into the sum that is pushed next."""
+        pending, sums = self.rows.pending, self.steps.sums
+        if pending and sums is not None:
+            weight = self.steps.add(current, [self.rows.name_in_sums(table) for table in pending.tables])
+            self.rows.sums.add(sums.identity, pending.take(), weight)
+            pending.clear()
 
     def _require_first(self, arrays: Mapping[str, Array], current: CurrentBatch) -> None:
         """UsageError if the batch has had a gradient for one of these parameters."""
@@ -290,7 +376,8 @@ class Parameters(Mapping[str, npt.NDArray[np.generic]]):
         """The gradients of a sum, ready to be sent."""
         arrays = self._check.clipped(self._sums.take(taken.identity, taken.divisors))
         together = self._check.require_sound(arrays, f"the sum of {1 + len(taken.together.further)} batches")
-        return self._as_sent(arrays, together, is_clipped=True)
+        rows = self.rows.of_sum(taken.identity, taken.divisors)
+        return self._as_sent(arrays, together, is_clipped=True)._replace(rows=rows)
 
     def _as_sent(
         self, arrays: dict[str, Array], together: Mapping[int, Array], *, is_clipped: bool = False
@@ -308,6 +395,8 @@ class Parameters(Mapping[str, npt.NDArray[np.generic]]):
     def _transfer(self, transfer: Transfer) -> None:
         """All pservers in parallel."""
         outgoing = self._outgoing
+        if self._plan.tables and outgoing.rows is None:
+            outgoing = outgoing._replace(rows=self.rows.of(transfer))
         pairs = list(zip(self._shards, transfer.shards, strict=True))
         try:
             if len(pairs) == 1:

@@ -5,13 +5,16 @@ data in the processor's cache and cannot deadlock. The stream is kept open from 
 block's fresh values come when its round has closed; what has not come by the end of a step is asked for again, in
 slices of time.
 
-What lies in one piece of memory is sent as it lies there: the blocks of a run (``runs_of``) travel in one message.
+What lies in one piece of memory is sent as it lies there: the blocks of a run (``runs_of``) travel in one message. The
+rows of tables travel in one, too, behind the blocks, or alone where they are looked up (``client.tables``).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
+from itertools import chain
 from typing import Protocol
 
 import pyarrow as pa
@@ -19,12 +22,14 @@ import pyarrow as pa
 from flightedl.client.connections import Servers
 from flightedl.client.model.outgoing import Outgoing, Run, at_one_version
 from flightedl.client.model.values import ModelValues
+from flightedl.client.tables.joined import JoinedAnswers
+from flightedl.client.tables.traffic import RowMessages
 from flightedl.client.waiting import Waiting
 from flightedl.domain.model.sharding import Block, ShardPlan
 from flightedl.domain.trainer.transfers import AskAgain, KeepWaiting, Over, Pull, Push, Refused, ShardTransfer, Transfer
 from flightedl.errors import FlightedlError, MessageError
 from flightedl.messages.base import encode
-from flightedl.messages.parameters import Outcome, PullTicket, PushHeader
+from flightedl.messages.parameters import LookupHeader, Outcome, PullTicket, PushHeader
 from flightedl.ports import Clock
 from flightedl.rpc.client import Connection
 from flightedl.rpc.client_streams import LOCK_STEP_LIMIT_BYTES
@@ -99,6 +104,8 @@ class ShardClient:
         #: Block -> number of its run, by rising block.
         self._run_of = {number: run for run, blocks in enumerate(runs) for number in blocks}
         self._model = model
+        #: All are one block to the core of the trainer, which knows them by the first.
+        self._buckets = model.plan.buckets_of(index)
         self._servers = servers
         self._sender = sender
         self._waiting = waiting
@@ -150,14 +157,19 @@ class ShardClient:
             case Push() as push:
                 self._push(push, transfer, whole, outgoing, connection)
             case Pull(wanted):
-                self._pull(wanted, transfer, whole.member, connection)
+                blocks = {number: version for number, version in wanted.items() if number not in self._buckets}
+                if blocks:
+                    self._pull(blocks, transfer, whole.member, connection)
+                if len(blocks) < len(wanted):
+                    self._look_up(wanted[self._buckets.start], transfer, whole.member, outgoing.rows, connection)
 
     # a push: blocks up, outcomes and values down
 
     def _push(
         self, push: Push, transfer: ShardTransfer, whole: Transfer, outgoing: Outgoing, connection: Connection
     ) -> None:
-        current = push.current
+        current, blocks = push.current, push.blocks
+        has_rows = blocks[-1] in self._buckets
         header = PushHeader(
             trainer=self._sender.trainer,
             generation=self._sender.generation,
@@ -167,26 +179,43 @@ class ShardClient:
             further=list(current.further),
             step=current.step,
             weight=float(current.record_count),
-            rows=len(push.blocks),
+            rows=len(blocks) + (len(self._buckets) - 1 if has_rows else 0),
             pull=whole.pull_after_push,
             wait_s=_SLICE_S,
         )
-        messages = self._messages(push, outgoing, encode(header))
+        pieces = self._blocks_by_message(blocks[:-1] if has_rows else blocks, push.bases, outgoing)
+        if has_rows:
+            rows = self._rows_pushed(push.bases[blocks[-1]], outgoing.rows, pull=whole.pull_after_push)
+            pieces = chain(pieces, [[rows]])
+        self._exchange(pieces, encode(header), transfer, outgoing.rows, connection)
+
+    def _exchange(
+        self,
+        messages: Iterable[Sequence[OutgoingBlocks]],
+        request: bytes,
+        transfer: ShardTransfer,
+        rows: RowMessages | None,
+        connection: Connection,
+    ) -> None:
+        """Messages there, the first of which brings the request, and answers back."""
+        joined = self._joined_answers(transfer, rows)
         with self._stream.use(connection, timeout_s=_STREAM_S) as exchange:
-            for batch, packed in exchange.lock_step(messages, ahead=self._window):
+            for batch, packed in exchange.lock_step(_encoded(messages, request), ahead=self._window):
                 said = packed
                 if batch is not None:
-                    self._take(decode_parts(batch, packed, exchange.columns), transfer)
+                    self._take(decode_parts(batch, packed, exchange.columns), transfer, joined)
                     said = attached_to(packed)
                     # The next answer is to come into this one's memory, while that is in the processor's cache.
                     del batch
                 if said == STEP_END:
                     return
 
-    def _messages(self, push: Push, outgoing: Outgoing, request: bytes) -> Iterator[tuple[pa.RecordBatch, bytes, int]]:
-        """Run by run, each with its size in bytes; the first one brings the request of the step."""
-        wanted = None if len(push.blocks) == len(self._run_of) else frozenset(push.blocks)
-        outgoing_part, bases = self._model.values.outgoing, push.bases
+    def _blocks_by_message(
+        self, blocks: Sequence[int], bases: Mapping[int, int], outgoing: Outgoing
+    ) -> Iterator[Sequence[OutgoingBlocks]]:
+        """Run by run."""
+        wanted = None if len(blocks) == len(self._run_of) else frozenset(blocks)
+        outgoing_part = self._model.values.outgoing
         for run in self._runs:
             pieces = [
                 OutgoingBlocks(part, bases[part.start], Outcome.NONE, outgoing_part(gradient, blocks, part), ())
@@ -194,9 +223,32 @@ class ShardClient:
                 for part in at_one_version(blocks, bases, wanted)
             ]
             for start in range(0, len(pieces), PARTS_LIMIT):
-                sent = pieces[start : start + PARTS_LIMIT]
-                yield *encode_parts(sent, request), sum(piece.size_bytes for piece in sent)
-                request = b""
+                yield pieces[start : start + PARTS_LIMIT]
+
+    # rows of tables
+
+    def _rows_pushed(self, base: int, rows: RowMessages | None, *, pull: bool) -> OutgoingBlocks:
+        """The rows of the batch, or that it arrives without any."""
+        payload = None if rows is None else rows.pushed(self._index, pull=pull)
+        return OutgoingBlocks(self._buckets, base, Outcome.NONE, payload, ())
+
+    def _look_up(
+        self, min_version: int, transfer: ShardTransfer, member: int, rows: RowMessages | None, connection: Connection
+    ) -> None:
+        """Read rows, or only have the version of all rows."""
+        payload = None if rows is None else rows.asked(self._index)
+        header = LookupHeader(plan_hash=self._model.plan.hash, member=member, wait_s=_SLICE_S)
+        message = [OutgoingBlocks(self._buckets, min_version, Outcome.NONE, payload, ())]
+        self._exchange([message], encode(header), transfer, rows, connection)
+
+    def _joined_answers(self, transfer: ShardTransfer, rows: RowMessages | None) -> JoinedAnswers | None:
+        """Takes what one call is answered about buckets."""
+        if not self._buckets:
+            return None
+        if rows is None:
+            return JoinedAnswers(self._buckets, transfer, lambda *_: None)
+        rows.begin(self._index)
+        return JoinedAnswers(self._buckets, transfer, partial(rows.take, self._index))
 
     # a pull
 
@@ -214,13 +266,17 @@ class ShardClient:
         with connection.get(encode(ticket), timeout_s=_STREAM_S) as stream:
             for batch, _ in stream:
                 if batch is not None:
-                    self._take(parts_of(decode_batch(batch), self._run_of), transfer)
+                    self._take(parts_of(decode_batch(batch), self._run_of), transfer, None)
 
     # answers
 
-    def _take(self, parts: Iterable[ReceivedBlocks], transfer: ShardTransfer) -> None:
+    def _take(self, parts: Iterable[ReceivedBlocks], transfer: ShardTransfer, joined: JoinedAnswers | None) -> None:
         """Store the values that came, and say what was answered."""
-        for blocks, version, outcome, data in parts:
+        for part in parts:
+            blocks, version, outcome, data = part
+            if joined is not None and blocks.start in self._buckets:
+                joined.take(part)
+                continue
             run = self._run_of.get(blocks[0])
             if run is None or self._run_of.get(blocks[-1]) != run:
                 raise MessageError(f"pserver {self._index} sent {blocks}, which are not its own")
@@ -231,3 +287,12 @@ class ShardClient:
                 transfer.answered(blocks, outcome, version)
             else:
                 transfer.answered(blocks, outcome)
+
+
+def _encoded(
+    messages: Iterable[Sequence[OutgoingBlocks]], request: bytes
+) -> Iterator[tuple[pa.RecordBatch, bytes, int]]:
+    """Messages, each with its size in bytes; the first one brings the request of the step."""
+    for pieces in messages:
+        yield *encode_parts(pieces, request), sum(piece.size_bytes for piece in pieces)
+        request = b""

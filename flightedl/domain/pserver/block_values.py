@@ -36,6 +36,9 @@ class BlockSpan:
 
     __slots__ = ("is_split", "local", "numbers", "rounds", "updates")
 
+    #: A snapshot copies all of its blocks in one moment, and to split it while it is trained would take long.
+    is_copied_whole = False
+
     def __init__(self, numbers: range, local: range, rounds: BlockRounds) -> None:
         self.numbers = numbers
         self.local = local
@@ -121,6 +124,8 @@ class Update(NamedTuple):
     scale: float = 1.0
     #: What the learning rate is multiplied by.
     rate_factor: float = 1.0
+    #: The sum of a round is divided by its weight: ``scale`` is 1 / that.
+    is_mean: bool = False
 
 
 class EmptyRound(NamedTuple):

@@ -284,7 +284,9 @@ class BlockProtocol(Generic[Span]):
         elif isinstance(arrival, Apply):
             version = span.rounds.version
             rate_factor = 1.0 / (1.0 + arrival.staleness) if self._scales_by_staleness else 1.0
-            effects.append(Update(version - 1, version, span.updates, push.batches, False, 1.0, rate_factor))
+            effects.append(
+                Update(version - 1, version, span.updates, push.batches, is_of_round=False, rate_factor=rate_factor)
+            )
             span.updates += 1
             self._note_due(span, effects)
 
@@ -300,10 +302,10 @@ class BlockProtocol(Generic[Span]):
                 effects.append(copy)
             closing = rounds.close()
             if closing.has_update:
-                scale = 1.0 / closing.total_weight if self._is_mean else 1.0
-                update = Update(
-                    closing.round, rounds.version, span.updates, closing.held, is_of_round=True, scale=scale
-                )
+                versions = (closing.round, rounds.version)
+                update = Update(*versions, span.updates, closing.held, is_of_round=True)
+                if self._is_mean:
+                    update = update._replace(is_mean=True, scale=1.0 / closing.total_weight)
                 effects.append(update)
                 span.updates += 1
             else:
@@ -383,7 +385,7 @@ class BlockProtocol(Generic[Span]):
         cut = self._cut
         if cut is None or not cut.is_due(position, span.rounds.version):
             return None
-        return self._copied(span, cut, (position,))
+        return self._copied(span, cut, span.local if span.is_copied_whole else (position,))
 
     def end_cut(self, cut: SnapshotCut) -> AppliedBatches | None:
         """What is applied to complete copies; None: another snapshot has taken the place of theirs."""
@@ -405,9 +407,16 @@ class BlockProtocol(Generic[Span]):
         cut = self._cut
         if cut is None:
             return None
-        version = span.rounds.version
-        due = [position for position in span.local if cut.is_due(position, version)]
+        due = self._due(span, cut)
         return self._copied(span, cut, due) if due else None
+
+    @staticmethod
+    def _due(span: Span, cut: SnapshotCut) -> Sequence[int]:
+        """Positions of the blocks that are due."""
+        version = span.rounds.version
+        if span.is_copied_whole:
+            return span.local if cut.is_due(span.local.start, version) else ()
+        return [position for position in span.local if cut.is_due(position, version)]
 
     def _copied(self, span: Span, cut: SnapshotCut, positions: Sequence[int]) -> CopyBlocks:
         version, held = span.rounds.version, span.rounds.held
@@ -419,8 +428,7 @@ class BlockProtocol(Generic[Span]):
         """The version has changed: blocks may be due from now on."""
         cut = self._cut
         if cut is not None:
-            version = span.rounds.version
-            due = [position for position in span.local if cut.is_due(position, version)]
+            due = self._due(span, cut)
             if due:
                 effects.append(BlocksDue(due))
 
@@ -455,10 +463,13 @@ class BlockProtocol(Generic[Span]):
             raise CorruptError(f"{applied.block_count} blocks were restored, not {self.block_count}")
         for span in self.spans:
             self.split(span, _neighbours_with_same(blocks, span.numbers))
+        self._applied = applied
+        for span in self.spans:
+            if span.is_copied_whole:
+                self.split(span, self._alike(span))
         for span in self.spans:
             version, span.updates = blocks[span.numbers.start]
             span.rounds = BlockRounds(self.mode, version)
-        self._applied = applied
         self._is_restored = True
 
     def check(self) -> None:

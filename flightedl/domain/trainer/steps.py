@@ -142,6 +142,11 @@ class Steps:
         if isinstance(mode, Async) and mode.push_every > 1:
             self.sums = BatchSums(mode.push_every, is_mean=mode.reduce == "mean")
 
+    @property
+    def is_synchronous(self) -> bool:
+        """Whether rounds close when everybody's gradient is in."""
+        return self._is_synchronous
+
     def change_mode(self, mode: Mode) -> None:
         """The job has another mode, from the next batch on; what was added up under the old one is done again."""
         self.give_up_sum()

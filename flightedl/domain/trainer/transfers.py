@@ -18,6 +18,7 @@ nothing that changes with the others, except that each writes down what its own 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
 from flightedl.domain.consistency.modes import Mode
@@ -107,7 +108,7 @@ class ShardTransfer:
         self.refusals: set[tuple[int, ...]] = set()
 
     @property
-    def pushes(self) -> Collection[int]:
+    def pushes(self) -> AbstractSet[int]:
         """Blocks that have not answered for the batch."""
         return self._pushes
 

@@ -217,7 +217,7 @@ def test_a_gradient_waits_in_its_round_and_the_last_one_closes_it():
     first = bench.push(1, 7, weight=30.0)
     assert first == Pushed(Outcome.ACCEPTED, 0, [AddGradient(batch(7), 30.0, True, False)], b"", 1)
     last = bench.push(2, 8, weight=10.0)
-    update = Update(0, 1, 0, [(batch(7), TASK_SIZE), (batch(8), TASK_SIZE)], True, 1 / 40)
+    update = Update(0, 1, 0, [(batch(7), TASK_SIZE), (batch(8), TASK_SIZE)], True, 1 / 40, is_mean=True)
     assert last == Pushed(Outcome.ACCEPTED, 1, [AddGradient(batch(8), 10.0, False, False), update], b"", 1, True, True)
     assert bench.values(11) == [7, 8]
     assert bench.versions() == [1, 1, 1, 0, 0]

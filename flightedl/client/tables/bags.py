@@ -1,0 +1,152 @@
+"""Several rows put together as one: bags of ids, their rows, and the gradients of these.
+
+With x_i the rows of a bag and w_i their weights, else 1: ``sum`` is sum(w_i x_i), ``mean`` is sum(w_i x_i) / sum(w_i),
+``sqrtn`` is sum(w_i x_i) / sqrt(sum(w_i**2)), ``max`` is the greatest of each element. An empty bag is zeros.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal, cast, get_args
+
+import numpy as np
+import numpy.typing as npt
+
+from flightedl.errors import UsageError
+
+Combiner = Literal["sum", "mean", "sqrtn", "max"]
+Floats = npt.NDArray[np.float32]
+Places = npt.NDArray[np.int64]
+
+
+class Bags:
+    """Which ids are in which bag, and what each counts.
+
+    Args:
+        table: Its name, for people.
+        id_count: Of all bags together.
+        offsets: (bags,): where each begins; the first one at 0, none before the one before it.
+        weights: (id_count,) of the ids; None: 1 each.
+        combiner: How rows are put together.
+        left_out: (id_count,): ids that do not count; None: all do.
+
+    Raises:
+        UsageError: any of these makes no sense.
+    """
+
+    def __init__(
+        self,
+        table: str,
+        id_count: int,
+        offsets: Any,
+        weights: Any,
+        combiner: str,
+        left_out: npt.NDArray[np.bool_] | None,
+    ) -> None:
+        self._table = table
+        self._combiner = _known_combiner(table, combiner)
+        starts = _checked_offsets(table, offsets, id_count)
+        counts = np.diff(np.append(starts, id_count))
+        kept = np.ones(id_count, np.bool_) if left_out is None else ~left_out
+        #: (id_count,): which ids count.
+        self.kept = kept
+        #: (n,) of the ids that count: their bag. Rising.
+        self._bag_of: Places = np.repeat(np.arange(len(starts)), counts)[kept]
+        self.count = len(starts)
+        self._counts = np.bincount(self._bag_of, minlength=self.count)
+        self._starts = np.cumsum(self._counts) - self._counts
+        self._is_filled = self._counts > 0
+        self._factors = self._factors_of(_checked_weights(table, weights, id_count, self._combiner), kept)
+        #: Of ``max``: where each element of the result came from, (n, dim).
+        self._is_greatest: npt.NDArray[np.bool_] | None = None
+
+    def _factors_of(self, weights: Floats | None, kept: npt.NDArray[np.bool_]) -> Floats | None:
+        """(n,): what each row is multiplied by; None: 1."""
+        chosen = np.ones(len(self._bag_of), np.float32) if weights is None else weights[kept]
+        if self._combiner == "mean":
+            total = self._summed(chosen)
+        elif self._combiner == "sqrtn":
+            total = np.sqrt(self._summed(np.square(chosen)))
+        else:
+            return None if weights is None else chosen
+        with np.errstate(divide="ignore", invalid="ignore"):
+            factors = chosen / total[self._bag_of]
+        return np.where(np.isfinite(factors), factors, np.float32(0)).astype(np.float32)
+
+    def combined(self, rows: Floats) -> Floats:
+        """(bags, dim) of the (n, dim) rows of the ids that count."""
+        if self._combiner != "max":
+            return self._summed(rows if self._factors is None else rows * self._factors[:, None])
+        found = np.zeros((self.count, rows.shape[1]), np.float32)
+        if len(rows):
+            found[self._is_filled] = np.maximum.reduceat(rows, self._starts[self._is_filled], axis=0)
+        is_greatest = rows == found[self._bag_of]
+        # Of equal ones the first has the gradient.
+        seen = np.cumsum(is_greatest, axis=0)
+        before = (seen - is_greatest)[self._starts[self._bag_of]] if len(rows) else seen
+        self._is_greatest = is_greatest & (seen - before == 1)
+        return found
+
+    def is_like(self, other: Bags) -> bool:
+        """Whether the same ids are put together in the same way."""
+        return (
+            self._combiner == other._combiner
+            and np.array_equal(self.kept, other.kept)
+            and np.array_equal(self._bag_of, other._bag_of)
+            and self._combiner == "max"
+        )
+
+    def spread(self, gradients: Floats) -> Floats:
+        """(n, dim) gradients of rows, of (bags, dim) gradients of what they were put together to.
+
+        Raises:
+            UsageError: of ``max``, where the rows were not pulled before.
+        """
+        found = gradients[self._bag_of]
+        if self._combiner == "max":
+            if self._is_greatest is None:
+                raise UsageError(f"table {self._table!r}: pull the bags before you push the gradient of their maximum")
+            return found * self._is_greatest
+        return found if self._factors is None else found * self._factors[:, None]
+
+    def _summed(self, values: Floats) -> Floats:
+        """By bag."""
+        found = np.zeros((self.count, *values.shape[1:]), np.float32)
+        if len(values):
+            found[self._is_filled] = np.add.reduceat(values, self._starts[self._is_filled], axis=0)
+        return found
+
+
+def _known_combiner(table: str, combiner: str) -> Combiner:
+    if combiner not in get_args(Combiner):
+        raise UsageError(
+            f"table {table!r}: there is no combiner {combiner!r:.40}, only {', '.join(get_args(Combiner))}"
+        )
+    return cast("Combiner", combiner)
+
+
+def _checked_offsets(table: str, offsets: Any, id_count: int) -> Places:
+    found = np.asarray(offsets)
+    if found.ndim != 1 or (found.size and found.dtype.kind not in "iu"):
+        raise UsageError(f"table {table!r}: offsets must be whole numbers in one dimension, not {found.dtype}")
+    starts = found.astype(np.int64)
+    if not len(starts):
+        if id_count:
+            raise UsageError(f"table {table!r}: there are {id_count} ids and no bag")
+        return starts
+    if starts[0] != 0 or (np.diff(starts) < 0).any() or starts[-1] > id_count:
+        raise UsageError(
+            f"table {table!r}: offsets say where each bag begins: the first at 0, none before the one before it, none "
+            f"behind the {id_count} ids"
+        )
+    return starts
+
+
+def _checked_weights(table: str, weights: Any, id_count: int, combiner: str) -> Floats | None:
+    if weights is None:
+        return None
+    if combiner == "max":
+        raise UsageError(f"table {table!r}: a maximum has no weights")
+    found = np.asarray(weights, np.float32)
+    if found.shape != (id_count,) or not np.isfinite(found).all():
+        raise UsageError(f"table {table!r}: weights must be {id_count} finite numbers, one for each id")
+    return found

@@ -1,0 +1,82 @@
+"""From what users have to ids: (n,) uint64, whose bits are those of the integers or of the texts' hashes."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from flightedl.domain.tables.placement import as_ids, ids_of_texts
+from flightedl.errors import UsageError
+
+Ids = npt.NDArray[np.uint64]
+
+
+class FoundIds(NamedTuple):
+    """Ids as a user gave them."""
+
+    ids: Ids
+    #: (n,): which of them are null; None: none is.
+    nulls: npt.NDArray[np.bool_] | None = None
+    #: Of lists: where each begins, (lists,); None: they are not lists.
+    offsets: npt.NDArray[np.int64] | None = None
+    #: Of what the user gave, where it is an array of several dimensions.
+    shape: tuple[int, ...] = ()
+
+
+def found_ids(table: str, value: Any) -> FoundIds:
+    """The ids in ``value``: an array or list of whole numbers or texts, or an Arrow column of them or of lists of them.
+
+    Raises:
+        UsageError: it has other things; names the table.
+    """
+    if isinstance(value, pa.ChunkedArray):
+        value = value.combine_chunks()
+    if isinstance(value, pa.Array):
+        return _of_arrow(table, value)
+    try:
+        array = np.asarray(value)
+    except (TypeError, ValueError) as error:
+        raise UsageError(f"ids of table {table!r} are no array: {error!s:.120}") from None
+    return FoundIds(_of_array(table, array.reshape(-1)), shape=array.shape)
+
+
+def _of_array(table: str, array: npt.NDArray[Any]) -> Ids:
+    if array.dtype.kind in "iu":
+        return np.ascontiguousarray(as_ids(array))
+    if array.dtype.kind in "US" or (array.dtype.kind == "O" and all(isinstance(each, str | bytes) for each in array)):
+        return ids_of_texts(array.tolist())
+    if not array.size:
+        return np.empty(0, np.uint64)
+    raise UsageError(f"ids of table {table!r} are {array.dtype}: whole numbers or texts are wanted")
+
+
+def _of_arrow(table: str, column: pa.Array) -> FoundIds:
+    kind = column.type
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
+        if column.null_count:
+            raise UsageError(f"ids of table {table!r} have lists that are null: an empty list is a bag of nothing")
+        found = _of_arrow(table, column.flatten())
+        offsets = np.asarray(column.offsets).astype(np.int64)
+        return found._replace(offsets=offsets[:-1] - offsets[0], shape=(len(column),))
+    if pa.types.is_dictionary(kind):
+        known = _of_arrow(table, column.dictionary)
+        places = column.indices
+        nulls = np.asarray(places.is_null()) if places.null_count else None
+        chosen = np.asarray(places.fill_null(0) if places.null_count else places)
+        ids = known.ids[chosen] if len(known.ids) else np.zeros(len(column), np.uint64)
+        return FoundIds(ids, nulls, shape=(len(column),))
+    nulls = np.asarray(column.is_null()) if column.null_count else None
+    if pa.types.is_integer(kind):
+        filled = column.fill_null(0) if column.null_count else column
+        return FoundIds(_of_array(table, filled.to_numpy(zero_copy_only=False)), nulls, shape=(len(column),))
+    if pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_binary(kind):
+        # A text is hashed once, however often it is there.
+        encoded = column.dictionary_encode()
+        texts = ids_of_texts(encoded.dictionary.to_pylist())
+        chosen = np.asarray(encoded.indices.fill_null(0))
+        ids = texts[chosen] if len(texts) else np.zeros(len(column), np.uint64)
+        return FoundIds(ids, nulls, shape=(len(column),))
+    raise UsageError(f"ids of table {table!r} are {kind}: whole numbers or texts are wanted")

@@ -1,0 +1,245 @@
+"""An embedding table as a script has it: rows by id, pulled and pushed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Literal, NamedTuple, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from flightedl.client.tables.bags import Bags
+from flightedl.client.tables.ids import FoundIds, found_ids
+from flightedl.client.tables.requests import DistinctIds
+from flightedl.client.tables.traffic import Lookup, require_known
+from flightedl.domain.tables.spec import TableSpec
+from flightedl.errors import GradientError, UsageError
+from flightedl.messages.status import TableCounts
+
+Floats = npt.NDArray[np.float32]
+Nulls = Literal["error", "padding"]
+
+
+class Traffic(Protocol):
+    """What brings rows, see ``model.parameters``."""
+
+    def look_up(self, ids: Mapping[int, DistinctIds]) -> Lookup:
+        """Rows of tables, by table number."""
+        ...
+
+    def push_rows(self, table: int, ids: DistinctIds, gradients: Floats) -> None:
+        """Gradients of rows, which leave with the current batch's step."""
+        ...
+
+    def where(self) -> str:
+        """The current batch, for people."""
+        ...
+
+
+class _Asked(NamedTuple):
+    """What a pull or push is about."""
+
+    found: FoundIds
+    #: Of the ids that count.
+    distinct: DistinctIds
+    #: (n,) which ids count; None: all.
+    kept: npt.NDArray[np.bool_] | None
+    bags: Bags | None
+
+
+class Table:
+    """Rows of numbers by id. Made by ``job.table``; belongs to the thread of the session.
+
+    Ids are whole numbers of up to 64 bits, texts, or an Arrow column of either (also dictionary-encoded); a column of
+    lists is bags. Texts are hashed to 64 bits: of n texts two share a row with a probability of n**2 / 2**65.
+
+    Args:
+        spec: As declared.
+        declared: The number of the table, and what brings its rows; declares the model if nobody has.
+        counts: Of the table, over all pservers.
+    """
+
+    def __init__(
+        self, spec: TableSpec, declared: Callable[[str], tuple[int, Traffic]], counts: Callable[[str], TableCounts]
+    ) -> None:
+        self.spec = spec
+        self._declared = declared
+        self._counts = counts
+        #: The maximum that was pulled last: who pushes its gradient has to know where it came from.
+        self._last: tuple[DistinctIds, Bags] | None = None
+
+    @property
+    def name(self) -> str:
+        """Of the table."""
+        return self.spec.name
+
+    @property
+    def dim(self) -> int:
+        """Elements of a row."""
+        return self.spec.dim
+
+    def pull(
+        self,
+        ids: Any,
+        *,
+        offsets: npt.ArrayLike | None = None,
+        weights: npt.ArrayLike | None = None,
+        combiner: str = "sum",
+        padding_idx: int | None = None,
+        nulls: Nulls = "error",
+        max_norm: float | None = None,
+    ) -> Floats:
+        """The rows of ids, or of bags of them, as the current batch has to see them.
+
+        To read several tables at once, see ``Job.lookup``: it takes one round trip.
+
+        Args:
+            ids: (n,), or of any shape.
+            offsets: (bags,): ids lie in bags, of which each begins here; what comes back is one row for each bag. A
+                column of lists has its own.
+            weights: (n,): what each id counts in its bag.
+            combiner: "sum", "mean", "sqrtn" or "max" of a bag.
+            padding_idx: An id that stands for nothing: its row is zeros, gets no gradient, and is no part of a bag.
+            nulls: "error", or "padding": nulls in a column stand for nothing.
+            max_norm: Rows whose Euclidean norm is greater are scaled to it, as they are read.
+
+        Returns:
+            (n, dim) float32, of ids of another shape (*shape, dim), of bags (bags, dim). The caller's own array.
+
+        Raises:
+            UsageError: anything of this makes no sense, or an id has no row where that is an error. Nothing was sent.
+            UnavailableError: a pserver stayed away for longer than ``give_up_s``.
+        """
+        asked = self.asked(ids, offsets, weights, combiner, padding_idx, nulls)
+        number, traffic = self._declared(self.name)
+        return self.rows_of(asked, traffic.look_up({number: asked.distinct}), number, max_norm)
+
+    def push(
+        self,
+        ids: Any,
+        gradients: npt.ArrayLike,
+        *,
+        offsets: npt.ArrayLike | None = None,
+        weights: npt.ArrayLike | None = None,
+        combiner: str = "sum",
+        padding_idx: int | None = None,
+        nulls: Nulls = "error",
+    ) -> None:
+        """Gradients of rows, or of bags, for the current batch. They leave with its step; until then they add up.
+
+        Args:
+            ids: As for ``pull``, like all that follows.
+            gradients: As ``pull`` returned rows for these ids: (n, dim) or (bags, dim) float32, finite.
+            offsets: As for ``pull``.
+            weights: Likewise.
+            combiner: Likewise.
+            padding_idx: Likewise.
+            nulls: Likewise.
+
+        Raises:
+            GradientError: they have another shape or dtype, or NaN or infinity. Nothing was sent.
+            UsageError: no batch is current, or its step has been made.
+        """
+        asked = self.asked(ids, offsets, weights, combiner, padding_idx, nulls)
+        number, traffic = self._declared(self.name)
+        shape = asked.found.shape if asked.bags is None else (asked.bags.count,)
+        values = self._checked(gradients, (*shape, self.dim))
+        if asked.bags is not None:
+            values = self._bags_pulled(asked).spread(values)
+        elif asked.kept is not None:
+            values = values[asked.kept]
+        self._require_finite(asked.distinct, values, traffic)
+        traffic.push_rows(number, asked.distinct, values)
+
+    def stats(self) -> TableCounts:
+        """Figures of the table over all pservers: rows, their bytes, reads and so on."""
+        return self._counts(self.name)
+
+    def __len__(self) -> int:
+        return self.stats().rows
+
+    def __bool__(self) -> bool:
+        return True
+
+    def __repr__(self) -> str:
+        return f"<table {self.name!r}, dim {self.dim}>"
+
+    # what the session calls too
+
+    def asked(
+        self,
+        ids: Any,
+        offsets: npt.ArrayLike | None = None,
+        weights: npt.ArrayLike | None = None,
+        combiner: str = "sum",
+        padding_idx: int | None = None,
+        nulls: Nulls = "error",
+    ) -> _Asked:
+        """Which rows are meant. Arguments and errors as of ``pull``."""
+        found = found_ids(self.name, ids)
+        if nulls not in {"error", "padding"}:
+            raise UsageError(f"nulls is {nulls!r:.40}, but must be 'error' or 'padding'")
+        left_out = found.nulls
+        if left_out is not None and nulls == "error":
+            raise UsageError(f"ids of table {self.name!r} have {int(left_out.sum())} nulls: see nulls='padding'")
+        if padding_idx is not None:
+            is_padding = found.ids == np.uint64(int(padding_idx) & (1 << 64) - 1)
+            left_out = is_padding if left_out is None else left_out | is_padding
+        if left_out is not None and not left_out.any():
+            left_out = None
+        starts = found.offsets if offsets is None else offsets
+        bags = None
+        if starts is not None:
+            bags = Bags(self.name, len(found.ids), starts, weights, combiner, left_out)
+        elif weights is not None:
+            raise UsageError(f"table {self.name!r}: weights are of bags: give offsets, too")
+        kept = None if left_out is None else ~left_out
+        return _Asked(found, DistinctIds(found.ids if kept is None else found.ids[kept]), kept, bags)
+
+    def rows_of(self, asked: _Asked, lookup: Lookup, number: int, max_norm: float | None = None) -> Floats:
+        """What was asked for, of what came."""
+        table = lookup.tables[number]
+        require_known(self.name, table.unknown)
+        rows = table.rows
+        if max_norm is not None:
+            norms = np.linalg.norm(rows, axis=1, keepdims=True)
+            rows = rows * np.minimum(1.0, max_norm / np.maximum(norms, np.float32(1e-30)))
+        found = asked.distinct.spread(rows.astype(np.float32, copy=False))
+        if asked.bags is not None:
+            combined = asked.bags.combined(found)
+            self._last = (asked.distinct, asked.bags)
+            return combined
+        if asked.kept is not None:
+            whole = np.zeros((len(asked.found.ids), self.dim), np.float32)
+            whole[asked.kept] = found
+            found = whole
+        return found.reshape(*asked.found.shape, self.dim)
+
+    def _bags_pulled(self, asked: _Asked) -> Bags:
+        """The bags as they were pulled, if these are the same."""
+        assert asked.bags is not None, "there are bags"
+        if self._last is not None and np.array_equal(self._last[0].given, asked.distinct.given):
+            known = self._last[1]
+            if known.is_like(asked.bags):
+                return known
+        return asked.bags
+
+    def _checked(self, gradients: npt.ArrayLike, shape: tuple[int, ...]) -> Floats:
+        try:
+            array = np.asarray(gradients)
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise GradientError(f"the gradients of table {self.name!r} are no array: {error!s:.160}") from None
+        if array.shape != shape:
+            raise GradientError(f"the gradients of table {self.name!r} have shape {array.shape}, not {shape}")
+        if array.dtype != np.float32:
+            raise GradientError(f"the gradients of table {self.name!r} are {array.dtype}: use .astype(np.float32)")
+        return np.ascontiguousarray(array).reshape(-1, self.dim)
+
+    def _require_finite(self, ids: DistinctIds, values: Floats, traffic: Traffic) -> None:
+        finite = np.isfinite(values)
+        if not finite.all():
+            first = int(ids.given[np.flatnonzero(~finite.all(axis=1))[0]])
+            raise GradientError(
+                f"the gradient of id {first} of table {self.name!r} has NaN or infinity in {traffic.where()}; nothing "
+                "of it was pushed"
+            )

@@ -1,0 +1,225 @@
+"""The rows of embedding tables on one pserver, as a span of the block protocol: its positions are buckets.
+
+Every batch covers the span wholly, so what it costs depends neither on the number of buckets nor on that of tables.
+What is kept of the rows, and how they are found and updated, is the store's business (``row_store``); here is when.
+
+In a mean each table is divided by the weight of the batches that pushed to it, wherever their ids lie, as each block of
+a parameter is by the weight of those that had a gradient for it. So a mean does not depend on the number of pservers.
+
+Everything here belongs to the thread that holds ``lock``. Spans that came from one share its lock, and have stores of
+their own.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from flightedl.domain.consistency.rounds import BlockRounds
+from flightedl.domain.exactly_once.batches import Batch
+from flightedl.domain.pserver.block_values import AddGradient, BlockSpan, Needs, Update
+from flightedl.domain.tables.placement import buckets_of
+from flightedl.domain.tables.reference import batch_seed
+from flightedl.domain.tables.spec import TableSpec
+from flightedl.messages.parameters import Outcome
+from flightedl.pserver.row_store import RowCut, RowStore, TableGradients
+from flightedl.wire.rows import OutgoingBlocks
+from flightedl.wire.table_rows import NOTHING, Ids, Kind, Section, encode_sections, rows_section
+
+#: Ids without a row that an answer names.
+_NAMED_UNKNOWN = 3
+
+
+class WantedRows(NamedTuple):
+    """Ids of a table whose rows somebody wants."""
+
+    table: int
+    #: (n,).
+    ids: Ids
+
+
+class ReceivedRows(NamedTuple):
+    """What a trainer sent about rows, checked."""
+
+    #: By table; of each table that the batch pushed to, maybe without rows.
+    gradients: Sequence[TableGradients] = ()
+    wanted: Sequence[WantedRows] = ()
+
+    def within(self, buckets: range, tables: Sequence[TableSpec]) -> ReceivedRows:
+        """The same, of some buckets only."""
+        gradients = [
+            TableGradients(table, ids[mine], values[mine])
+            for table, ids, values in self.gradients
+            for mine in (_lie_in(ids, tables[table], buckets),)
+        ]
+        wanted = [WantedRows(table, ids[_lie_in(ids, tables[table], buckets)]) for table, ids in self.wanted]
+        return ReceivedRows(gradients, wanted)
+
+
+def _lie_in(ids: Ids, table: TableSpec, buckets: range) -> npt.NDArray[np.bool_]:
+    found = buckets_of(ids, table.salt)
+    return (found >= buckets.start) & (found < buckets.stop)
+
+
+class RowSpan(BlockSpan):
+    """The rows in some buckets, of all tables.
+
+    Args:
+        numbers: Of the buckets, as positions of the plan.
+        local: Their positions on this pserver.
+        rounds: The consistency state that all of them share.
+        first_bucket: Number of the plan's first bucket.
+        store: Of the rows.
+        lock: Held around everything.
+    """
+
+    __slots__ = ("_first", "_kept", "_weights", "epoch", "lock", "store")
+
+    is_copied_whole = True
+
+    def __init__(
+        self,
+        numbers: range,
+        local: range,
+        rounds: BlockRounds,
+        first_bucket: int,
+        store: RowStore,
+        lock: threading.Lock,
+    ) -> None:
+        super().__init__(numbers, local, rounds)
+        self.store = store
+        self.lock = lock
+        #: The highest of the batches in the rows.
+        self.epoch = 0
+        self._first = first_bucket
+        #: The open round's contributions, which the store has too.
+        self._kept: list[tuple[AddGradient, ReceivedRows]] = []
+        #: Table -> weight of the open round's batches that pushed to it.
+        self._weights: dict[int, float] = {}
+
+    @property
+    def buckets(self) -> range:
+        """Whose rows they are."""
+        return self.buckets_of(self.numbers)
+
+    def buckets_of(self, numbers: range) -> range:
+        """Positions of the plan as buckets."""
+        return range(numbers.start - self._first, numbers.stop - self._first)
+
+    def parts(self, into: Sequence[range]) -> list[RowSpan]:
+        """A span for each stretch of buckets, with a store of its own."""
+        specs = self.store.specs
+        parts = []
+        for numbers in into:
+            store = RowStore(specs, self.buckets_of(numbers), memory_bytes=self.store.memory_bytes)
+            part = RowSpan(numbers, self.local_of(numbers), self.rounds, self._first, store, self.lock)
+            part.epoch = self.epoch
+            parts.append(part)
+        cut = self.begin_cut(self.rounds.version)
+        while (chunk := cut.next_rows()) is not None:
+            for part in parts:
+                part.store.restore(chunk)
+        for number, table in enumerate(cut.tables):
+            for part in parts:
+                part.store.restore_table(number, table)
+        for part in parts:
+            for effect, received in self._kept:
+                part.carry_out(effect, received.within(part.buckets, specs))
+        return parts
+
+    # pushes
+
+    def get_ready(self, needs: Needs, received: ReceivedRows) -> ReceivedRows:
+        """Have what a push takes before it is taken: a copy of what is kept until the round closes."""
+        if needs.has_sum and received.gradients:
+            copies = [TableGradients(table, ids.copy(), values.copy()) for table, ids, values in received.gradients]
+            return received._replace(gradients=copies)
+        return received
+
+    def carry_out(self, effect: AddGradient | Update, received: ReceivedRows | None) -> None:
+        """Change rows as the protocol says; ``received``: what was pushed, None: nothing."""
+        if isinstance(effect, AddGradient):
+            assert received is not None, "what has no gradient is not added"
+            self._add(effect, received)
+            return
+        self.epoch = max(self.epoch, *(batch.epoch for batch, _ in effect.batches))
+        if effect.is_of_round:
+            self._update_of_round(effect)
+            return
+        assert received is not None, "there is nothing to update from"
+        self.store.update(
+            received.gradients,
+            version=effect.to_version,
+            epoch=self.epoch,
+            number=effect.number,
+            scale=effect.scale,
+            rate_factor=effect.rate_factor,
+            seed=_seed_of(effect),
+        )
+
+    def _add(self, effect: AddGradient, received: ReceivedRows) -> None:
+        if effect.is_first:
+            self._kept.clear()
+            self._weights.clear()
+        self._kept.append((effect, received))
+        for table, _, _ in received.gradients:
+            self._weights[table] = self._weights.get(table, 0.0) + effect.weight
+        self.store.add(received.gradients, effect.batch, effect.weight, is_first=effect.is_first)
+
+    def _update_of_round(self, effect: Update) -> None:
+        is_ordered = any(added.is_ordered for added, _ in self._kept)
+        scales = {table: 1.0 / weight if weight else 0.0 for table, weight in self._weights.items()}
+        self._kept.clear()
+        self.store.update_round(
+            version=effect.to_version,
+            epoch=self.epoch,
+            number=effect.number,
+            scale=scales if effect.is_mean else effect.scale,
+            rate_factor=effect.rate_factor,
+            seed=_seed_of(effect),
+            is_ordered=is_ordered,
+        )
+
+    # what leaves
+
+    def piece(self, outcome: Outcome, wanted: Sequence[WantedRows] = ()) -> OutgoingBlocks:
+        """The version that is there, with the rows that are wanted as they are now."""
+        version = self.rounds.version
+        if not wanted:
+            return OutgoingBlocks(self.numbers, version, outcome, NOTHING, ())
+        sections: list[Section] = []
+        for table, ids in wanted:
+            spec = self.store.specs[table]
+            values = np.empty((len(ids), spec.dim), np.float32)
+            found = self.store.read(table, ids, version, self.epoch, values)
+            sections.append(rows_section(table, values))
+            if spec.unknown == "error" and found < len(ids):
+                sections.append(Section(Kind.UNKNOWN, table, self._unknown(table, ids)))
+        return OutgoingBlocks(self.numbers, version, outcome, encode_sections(sections), ())
+
+    def _unknown(self, table: int, ids: Ids) -> Ids:
+        """The first few of the ids that have no row."""
+        value = np.empty((1, self.store.specs[table].dim), np.float32)
+        found: list[int] = []
+        for place in range(len(ids)):
+            one = ids[place : place + 1]
+            if not self.store.read(table, one, self.rounds.version, self.epoch, value):
+                found.append(int(one[0]))
+            if len(found) == _NAMED_UNKNOWN:
+                break
+        return np.array(found, np.uint64)
+
+    # checkpoints
+
+    def begin_cut(self, version: int, *, is_base: bool = True) -> RowCut:
+        """What is there now, at a version, to be read behind whatever changes it."""
+        return self.store.begin_cut(version, self.epoch, is_base=is_base)
+
+
+def _seed_of(effect: Update) -> int:
+    """Of stochastic rounding: the same whenever the same batches are applied again."""
+    return batch_seed(*min((batch for batch, _ in effect.batches), default=Batch(0, 0, 0)))

@@ -1,0 +1,163 @@
+"""What a pserver's rows of tables are asked, and what ``domain.pserver.blocks`` decides about it, carried out.
+
+As ``shard``, whose rules and locks these are. What a message says about rows is about all buckets of the pserver; where
+they are several spans, since they came from files of different histories, each span answers for its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from flightedl.domain.consistency.modes import Mode
+from flightedl.domain.consistency.rounds_values import Pull
+from flightedl.domain.model.optimizers import Optimizer
+from flightedl.domain.model.sharding import ShardPlan
+from flightedl.domain.pserver.block_values import Push
+from flightedl.domain.pserver.block_values import Pushed as Decided
+from flightedl.errors import BusyError, MessageError
+from flightedl.messages.parameters import Outcome
+from flightedl.pserver.changes import Changes
+from flightedl.pserver.held import HeldBlocks
+from flightedl.pserver.incoming_rows import IncomingRows
+from flightedl.pserver.meter import Meter
+from flightedl.pserver.row_span import ReceivedRows, RowSpan, WantedRows
+from flightedl.recording.writer import Recorder
+from flightedl.wire.parts import ReceivedBlocks
+from flightedl.wire.rows import OutgoingBlocks
+
+
+class Wanted(NamedTuple):
+    """Neighbouring blocks whose values somebody waits for, at or above a version."""
+
+    blocks: range
+    min_version: int
+    #: Of buckets: the rows that are wanted with the version.
+    rows: Sequence[WantedRows] = ()
+
+
+class Pushed(NamedTuple):
+    """What became of neighbouring rows: the answer, and what is still to come."""
+
+    piece: OutgoingBlocks
+    wanted: Wanted | None
+
+
+class ShardRows(HeldBlocks):
+    """The rows of one pserver, and what they are asked. Thread-safe.
+
+    Args: as ``ShardState``.
+    """
+
+    def __init__(
+        self,
+        plan: ShardPlan,
+        index: int,
+        optimizer: Optimizer,
+        mode: Mode,
+        wire: str,
+        on_lost: Callable[[str], None],
+        recorder: Recorder | None,
+        generation: int,
+        meter: Meter,
+    ) -> None:
+        super().__init__(plan, index, optimizer, mode, wire, on_lost, recorder, generation)
+        self.meter = meter
+        self.changes = Changes()
+        self._incoming_rows = IncomingRows(plan, index)
+
+    def lookup(self, part: ReceivedBlocks) -> Wanted:
+        """Rows that somebody asks for, at or above a version.
+
+        Raises:
+            MessageError: not all buckets of this pserver, or what is asked of them makes no sense.
+        """
+        blocks, version, _, data = part
+        self._require_all_buckets(blocks)
+        return Wanted(blocks, version, self._incoming_rows.asked(data).wanted)
+
+    def _require_all_buckets(self, blocks: range) -> None:
+        if blocks != self.buckets:
+            raise MessageError(f"the buckets of a pserver, {self.buckets} here, come together, and not {blocks}")
+
+    def push_to_rows(self, push: Push, part: ReceivedBlocks, pull: bool) -> Iterator[Pushed]:
+        """A part that is of all buckets."""
+        blocks, version, _, data = part
+        self._require_all_buckets(blocks)
+        received = self._incoming_rows.pushed(data)
+        number = blocks.start
+        while number < blocks.stop:
+            span = self._row_span(number)
+            mine = received if span.numbers == blocks else received.within(span.buckets, self.tables)
+            if (pushed := self._push_rows_of(push, span, version, mine, pull)) is not None:
+                yield pushed
+                number = span.numbers.stop
+
+    def _push_rows_of(
+        self, push: Push, span: RowSpan, base_version: int, received: ReceivedRows, pull: bool
+    ) -> Pushed | None:
+        """All buckets of a span; None: it was split meanwhile."""
+        protocol, has_gradient = self._protocol, bool(received.gradients)
+        with span.lock:
+            self._soundness.require()
+            if span.is_split:
+                return None
+            needs = protocol.prepare(span, push, base_version, has_gradient=has_gradient)
+            try:
+                if needs.copy is not None:
+                    self._copy(span, needs.copy)
+                received = span.get_ready(needs, received)
+            except MemoryError:
+                raise BusyError(f"pserver {self._index} has no memory left for a gradient of rows") from None
+            with self._soundness:
+                decided = protocol.push(span, push, base_version, has_gradient=has_gradient)
+                if decided is None:
+                    return None
+                self._carry_out(span, decided.effects, received)
+                self.meter.updates(decided.effects, base_version)
+            if decided.is_news:
+                self.changes.note()
+            pushed = self._answer_of_rows(span, decided, received, pull)
+        self.meter.rows(decided.outcome, len(span.numbers))
+        return pushed
+
+    @staticmethod
+    def _answer_of_rows(span: RowSpan, decided: Decided, received: ReceivedRows, pull: bool) -> Pushed:
+        """What became of a push to all buckets of a span, with the rows that are wanted if they can leave."""
+        numbers, outcome = span.numbers, decided.outcome
+        if outcome is Outcome.PARTLY_APPLIED:
+            having = np.frombuffer(decided.having, np.uint8)
+            return Pushed(OutgoingBlocks(numbers, decided.version, outcome, having, ()), None)
+        if pull and decided.is_ready:
+            return Pushed(span.piece(outcome, received.wanted), None)
+        wanted = None
+        if pull and decided.follows is not None:
+            # What was received is gone when the round closes.
+            rows = [WantedRows(table, ids.copy()) for table, ids in received.wanted]
+            wanted = Wanted(numbers, decided.follows, rows)
+        return Pushed(OutgoingBlocks(numbers, decided.version, outcome, None, ()), wanted)
+
+    def read_rows(self, wanted: Wanted, member: int) -> tuple[list[OutgoingBlocks], list[Wanted]]:
+        pieces: list[OutgoingBlocks] = []
+        rest: list[Wanted] = []
+        number = wanted.blocks.start
+        while number < wanted.blocks.stop:
+            span = self._row_span(number)
+            mine = ReceivedRows((), wanted.rows)
+            if span.numbers != wanted.blocks:
+                mine = mine.within(span.buckets, self.tables)
+            with span.lock:
+                self._soundness.require()
+                if span.is_split:
+                    continue
+                state = self._protocol.pull(span, member, wanted.min_version)
+                if state is Pull.WAIT:
+                    rest.append(Wanted(span.numbers, wanted.min_version, mine.wanted))
+                elif state is Pull.NOT_MEMBER:
+                    pieces.append(OutgoingBlocks(span.numbers, span.rounds.version, Outcome.NOT_MEMBER, None, ()))
+                else:
+                    pieces.append(span.piece(Outcome.NONE, mine.wanted))
+            number = span.numbers.stop
+        return pieces, rest

@@ -1,0 +1,227 @@
+"""Rows of tables, pulled from and pushed to real pservers in this process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+
+from flightedl.client.tables.table import Table
+from flightedl.domain.consistency.modes import Async, Bounded, Mode, Sync
+from flightedl.domain.model.initial import Uniform
+from flightedl.domain.model.optimizers import SGD
+from flightedl.domain.tables.spec import TableSpec
+from flightedl.errors import GradientError, UsageError
+from flightedl.messages.status import TableCounts
+
+from .pserver_bench import Cluster, Trainer
+
+USERS = TableSpec("users", 2, SGD(lr=1.0))
+ITEMS = TableSpec("items", 3, SGD(lr=1.0), init=Uniform(0.5), seed=4)
+BOTH = [ITEMS, USERS]
+
+
+def table_of(trainer: Trainer, spec: TableSpec, tables: list[TableSpec] = BOTH) -> Table:
+    number = [each.name for each in tables].index(spec.name)
+    return Table(spec, lambda _: (number, trainer.parameters), lambda name: TableCounts(name=name))
+
+
+def ones(count: int, dim: int = 2) -> np.ndarray:
+    return np.ones((count, dim), np.float32)
+
+
+IDS = np.array([5, 9, -3, 5, 2**40, 77, 12345], np.int64)
+
+
+@pytest.mark.parametrize("pservers", [1, 3])
+@pytest.mark.parametrize("mode", [Sync(), Async(), Bounded(staleness=2)], ids=lambda mode: type(mode).__name__)
+@pytest.mark.parametrize("shapes", [{"w": (4,)}, {}], ids=["dense", "alone"])
+def test_rows_leave_with_the_step_and_are_read_as_they_became(mode: Mode, pservers: int, shapes: dict) -> None:
+    with Cluster(shapes, mode, pservers=pservers, tables=BOTH) as cluster:
+        one = cluster.trainer()
+        users, items = table_of(one, USERS), table_of(one, ITEMS)
+        one.begin(0)
+        assert (users.pull(IDS) == 0).all()
+        first = items.pull(IDS)
+        assert len(np.unique(first)) > 10, "what a row begins with"
+        users.push(IDS, ones(len(IDS)))
+        users.push([77, 78], ones(2))
+        assert (users.pull(IDS) == 0).all(), "they leave with the step"
+        one.step(0, {name: np.ones(shape, np.float32) for name, shape in shapes.items()})
+        one.begin(1)
+        found = users.pull([*IDS.tolist(), 78, 1000])
+        assert found[:, 0].tolist() == [-2, -1, -1, -2, -1, -2, -1, -1, 0]
+        assert (items.pull(IDS) == first).all(), "nothing was pushed to it"
+        items.push(IDS[1:3], ones(2, 3))
+        one.step(1, {})
+        one.begin(2)
+        assert (items.pull(IDS[1:4]) == first[1:4] - [[1], [1], [0]]).all()
+        if "w" in shapes:
+            assert one.parameters["w"].tolist() == [-1] * 4
+
+
+def test_in_a_round_rows_are_combined_by_id_and_divided_by_who_pushed_to_the_table() -> None:
+    for pservers in (1, 2):
+        with Cluster({"w": (2,)}, Sync(), pservers=pservers, members=3, tables=BOTH) as cluster:
+            trainers = [cluster.trainer(member) for member in (1, 2, 3)]
+            for number, (trainer, records) in enumerate(zip(trainers, (1, 3, 4), strict=True)):
+                trainer.begin(number).record_count = records
+            table_of(trainers[0], USERS).push([1, 2], ones(2))
+            table_of(trainers[1], USERS).push([2, 3], ones(2) * 5)
+            table_of(trainers[2], ITEMS).push([1], ones(1, 3))
+            with ThreadPoolExecutor(3) as pool:
+                list(pool.map(lambda pair: pair[1].step(pair[0], {}), enumerate(trainers)))
+            for number, trainer in enumerate(trainers):
+                trainer.begin(number + 3)
+                found = table_of(trainer, USERS).pull([1, 2, 3])
+                assert found[:, 0].tolist() == [-1 / 4, -(1 + 3 * 5) / 4, -3 * 5 / 4]
+            spans = [span for shard in cluster.shards for span in shard.row_spans()]
+            assert {span.rounds.version for span in spans} == {1}
+            assert all(len(set(span.numbers)) == 1024 // pservers for span in spans)
+
+
+@pytest.mark.parametrize("pservers", [1, 2])
+def test_a_repeated_batch_counts_once_in_rows_too(pservers: int) -> None:
+    with Cluster({"w": (2,)}, Async(), pservers=pservers, tables=BOTH) as cluster:
+        one = cluster.trainer()
+        users = table_of(one, USERS)
+        for _ in range(2):
+            one.begin(7)
+            users.push([1, 2, 3], ones(3))
+            one.step(7, {"w": ones(1)[0]})
+        one.begin(8)
+        assert users.pull([1, 2, 3])[:, 0].tolist() == [-1] * 3
+
+
+def test_a_batch_that_is_closed_without_a_step_brings_its_rows_all_the_same() -> None:
+    with Cluster({"w": (2,)}, Sync(), tables=BOTH) as cluster:
+        one = cluster.trainer()
+        users = table_of(one, USERS)
+        current = one.begin(0)
+        users.push([1], ones(1))
+        one.parameters.close_batch(current)
+        one.begin(1)
+        assert users.pull([1, 2])[:, 0].tolist() == [-1, 0]
+
+
+def test_rows_come_after_the_step_only_by_a_new_batch() -> None:
+    with Cluster({"w": (2,)}, Sync(), tables=BOTH) as cluster:
+        one = cluster.trainer()
+        users = table_of(one, USERS)
+        with pytest.raises(UsageError, match="no current batch"):
+            users.push([1], ones(1))
+        one.begin(0)
+        one.parameters.step({})
+        with pytest.raises(UsageError, match="already pushed for this batch"):
+            users.push([1], ones(1))
+
+
+@pytest.mark.parametrize("pservers", [1, 2])
+def test_sums_of_several_batches_have_their_rows(pservers: int) -> None:
+    with Cluster({"w": (1,)}, Async(push_every=2), pservers=pservers, tables=BOTH) as cluster:
+        one = cluster.trainer()
+        users, items = table_of(one, USERS), table_of(one, ITEMS)
+        for number, records in enumerate((1, 3)):
+            one.begin(number).record_count = records
+            users.push([1, 2 + number], ones(2) * (number + 1))
+            if number:
+                items.push([5], ones(1, 3))
+            one.step(number, {"w": np.ones(1, np.float32)})
+        one.begin(2)
+        assert users.pull([1, 2, 3])[:, 0].tolist() == [-(1 + 2 * 3) / 4, -1 / 4, -2 * 3 / 4]
+        first = ITEMS.init.first_values(ITEMS.key, 5, 3)
+        assert np.allclose(items.pull([5])[0], np.array(first) - 1), "divided by the batches that pushed to it"
+        spans = [span for shard in cluster.shards for span in shard.row_spans()]
+        assert {span.updates for span in spans} == {1}
+
+
+@pytest.mark.parametrize("mode", [Sync(), Async()], ids=lambda mode: type(mode).__name__)
+def test_rows_of_the_next_batch_come_with_the_step(mode: Mode, monkeypatch: pytest.MonkeyPatch) -> None:
+    with Cluster({"w": (2,)}, mode, pservers=2, tables=BOTH) as cluster:
+        one = cluster.trainer()
+        users = table_of(one, USERS)
+        one.parameters.rows.next_ids = lambda: {1: users.asked([1, 2, 3]).distinct}
+        one.begin(0)
+        users.push([1, 2], ones(2))
+        one.step(0, {"w": ones(1)[0]})
+        one.begin(1)
+        monkeypatch.setattr(one.parameters, "run", None)
+        assert users.pull([1, 2, 3])[:, 0].tolist() == [-1, -1, 0], "nobody was asked"
+        with pytest.raises(TypeError):
+            users.pull([1, 2])
+
+
+def test_values_that_a_pserver_lost_are_looked_up_at_what_it_has() -> None:
+    with Cluster({"w": (2,)}, Async(), pservers=2, tables=BOTH) as cluster:
+        one = cluster.trainer()
+        users = table_of(one, USERS)
+        one.begin(0)
+        users.push(np.arange(100), ones(100))
+        one.step(0, {"w": ones(1)[0]})
+        cluster.replace(1, 2)
+        one.begin(1)
+        found = users.pull(np.arange(100))[:, 0]
+        assert set(found.tolist()) == {0.0, -1.0}
+        users.push(np.arange(100), ones(100))
+        one.step(1, {"w": ones(1)[0]})
+        one.begin(2)
+        assert sorted(set((users.pull(np.arange(100))[:, 0] - found).tolist())) in ([-1.0], [-1.0, 0.0])
+
+
+def test_a_lookup_when_the_membership_is_over_brings_rows_and_the_batch_is_done_again() -> None:
+    with Cluster({"w": (2,)}, Sync(), members=2, tables=BOTH) as cluster:
+        one = cluster.trainer()
+        users = table_of(one, USERS)
+        current = one.begin(0)
+        cluster.view(2, serial=2)
+        assert (users.pull([1, 2]) == 0).all()
+        assert current.must_repeat
+        assert one.lost
+
+
+WRONG: list[tuple[Callable[[Table], object], str, type[Exception]]] = [
+    (lambda t: t.pull([1.5]), "whole numbers or texts", UsageError),
+    (lambda t: t.pull([1], weights=[1.0]), "weights are of bags", UsageError),
+    (lambda t: t.pull([1, 2], offsets=[1]), "offsets", UsageError),
+    (lambda t: t.pull([1, 2], offsets=[0, 2, 1]), "offsets", UsageError),
+    (lambda t: t.pull([1, 2], offsets=[0], combiner="min"), "no combiner 'min'", UsageError),
+    (lambda t: t.push([1, 2], ones(1)), r"shape \(1, 2\), not \(2, 2\)", GradientError),
+    (lambda t: t.push([1], ones(1, 3)), r"shape \(1, 3\), not \(1, 2\)", GradientError),
+    (lambda t: t.push([1], np.ones((1, 2))), "float64: use", GradientError),
+    (lambda t: t.push([1, 2], ones(2) * [[1.0], [np.nan]]), "float64", GradientError),
+    (
+        lambda t: t.push([1, 2], np.array([[1, 1], [1, np.nan]], np.float32)),
+        "id 2 of table 'users' has NaN or infinity in epoch 1, task 0, batch 0",
+        GradientError,
+    ),
+]
+
+
+def test_what_makes_no_sense_is_told_and_nothing_is_sent() -> None:
+    with Cluster({"w": (2,)}, Sync(), tables=BOTH) as cluster:
+        one = cluster.trainer()
+        users = table_of(one, USERS)
+        one.begin(0)
+        for wrong, text, kind in WRONG:
+            with pytest.raises(kind, match=text):
+                wrong(users)
+        users.push([1], ones(1))
+        one.step(0, {})
+        one.begin(1)
+        assert users.pull([1])[0, 0] == -1
+
+
+def test_an_id_without_a_row_may_be_an_error() -> None:
+    strict = TableSpec("strict", 2, SGD(lr=1.0), unknown="error")
+    with Cluster({}, Async(), tables=[strict]) as cluster:
+        one = cluster.trainer()
+        table = table_of(one, strict, [strict])
+        one.begin(0)
+        with pytest.raises(UsageError, match="no row for id 7"):
+            table.pull([7])
+        table.push([7], ones(1))
+        one.step(0, {})
+        one.begin(1)
+        assert table.pull([7])[0, 0] == -1
