@@ -254,7 +254,7 @@ class Optimizer(torch.optim.Optimizer):
             raise UsageError(
                 f"the gradients of {current} were not pushed, and it would count as done without them: call "
                 "optimizer.step() for every batch, or zero_grad() for one that is to be left out; to push several "
-                "batches at once use mode=fe.Async(push_every=n), which adds them up"
+                "batches at once use mode=fe.Sync(push_every=n), which adds them up"
             )
 
     # pieces

@@ -275,6 +275,44 @@ def test_a_batch_that_was_left_out_brings_what_others_did(bench: TorchBench) -> 
     bench.job.end()
 
 
+@pytest.mark.parametrize("mode", [fe.Sync(push_every=2), fe.Async(push_every=2)], ids=["sync", "async"])
+def test_gradients_of_several_batches_are_one_push(mode: Any, bench: TorchBench) -> None:
+    net = line()
+    optimizer = Optimizer(net, bench.job, fe.Momentum(1.0, 0.5), mode=mode)
+    values = []
+    for batch in range(4):
+        bench.job.begin(batch, records=1 + 2 * (batch % 2))
+        optimizer.zero_grad()
+        net.weight.grad = torch.full_like(net.weight, 4.0 * (batch % 2))
+        optimizer.step()
+        bench.job.end()
+        values.append(net.weight[0, 0].item())
+    # The mean over records is (1 * 0 + 3 * 4) / 4; the second push has half of the first one's velocity.
+    assert values == [1, -2, -2, -6.5]
+
+
+def test_a_round_of_sums_is_the_mean_over_all_their_records() -> None:
+    with TorchBench(trainers=2) as bench:
+        nets = [line(), line()]
+
+        def train(job: BenchJob) -> None:
+            number = bench.jobs.index(job)
+            net = nets[number]
+            optimizer = Optimizer(net, job, fe.SGD(1.0), mode=fe.Sync(push_every=2))
+            for batch in range(2):
+                job.begin(2 * number + batch, records=10 + 20 * number)
+                # The second trainer leaves its second batch out.
+                if number == 0 or batch == 0:
+                    net.weight.grad = torch.full_like(net.weight, 2.0 * number + batch)
+                    optimizer.step()
+                optimizer.zero_grad()
+                job.end()
+
+        bench.run(train)
+        for net in nets:
+            assert net.weight[0, 0].item() == pytest.approx(1 - (10 * 0 + 10 * 1 + 30 * 2) / 50)
+
+
 # groups and settings
 
 

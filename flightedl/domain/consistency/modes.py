@@ -39,13 +39,19 @@ class Sync(Mode):
             that runs with the same number of trainers and without faults are bit-identical. Costs memory for the
             gradients of a round and the prefetching of tasks, and excludes ``backup``. The master has to know how many
             trainers there are, as it does under ``flightedl run``.
+        push_every: The client adds up the gradients of this many batches, and brings them to one round; a task's end
+            brings what there is. With ``reduce="mean"`` a round is the mean over the records of all of them. What a
+            sum is when something dies: see ``Async``. Excludes ``backup`` and ``deterministic``.
     """
 
     reduce: Literal["mean", "sum"] = "mean"
     backup: int = number(0, at_least=0)
     deterministic: bool = False
+    push_every: int = number(1, at_least=1, at_most=1024)
 
     def check(self) -> None:
+        if self.push_every > 1 and (self.deterministic or self.backup):
+            raise UsageError("Sync: push_every goes neither with deterministic nor with backup")
         if self.deterministic and self.backup:
             raise UsageError("Sync: deterministic needs every member's gradient in its round; set backup to 0")
 

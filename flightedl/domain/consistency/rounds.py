@@ -43,7 +43,7 @@ Not decided here: whether a batch was applied (``applied``), and that members' f
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from flightedl.domain.consistency.modes import Bounded, Mode, Sync
@@ -198,6 +198,7 @@ class BlockRounds:
         batch: Batch,
         batch_count: int = 0,
         step: int = 0,
+        further: Sequence[tuple[Batch, int]] = (),
     ) -> Arrival:
         """A member brings a batch to this block.
 
@@ -209,6 +210,7 @@ class BlockRounds:
             batch: Its identity.
             batch_count: Batches of its task; only remembered, for ``held``.
             step: How many batches the trainer has begun since it was admitted (bounded; ignored in other modes).
+            further: The other batches of a sum, each with the number of batches of its task.
 
         Raises:
             MessageError: the base version is in the future (sync); nothing was done.
@@ -232,6 +234,7 @@ class BlockRounds:
             self._missing -= 1
         if already_applied or not weight:
             return _ARRIVED
+        self._held += further
         return self._contribute(member, weight, (batch, batch_count))
 
     def _contribute(self, member: int, weight: float, batch: tuple[Batch, int]) -> Accumulate:

@@ -108,6 +108,8 @@ class BlockProtocol(Generic[Span]):
         self._is_mean = isinstance(mode, Sync) and mode.reduce == "mean"
         self._is_deterministic = isinstance(mode, Sync) and mode.deterministic
         self._scales_by_staleness = isinstance(mode, Async) and mode.staleness_scaled
+        #: Of some batches that were pushed together; where rounds keep gradients apart, they are those of one batch.
+        self._takes_sums = isinstance(mode, Async) or (isinstance(mode, Sync) and mode.push_every > 1)
         #: Of gradients, without and with an update: made once, since they are wanted for each message.
         self._needs = tuple(
             Needs(None, has_update, self.is_synchronous, self._is_deterministic) for has_update in (False, True)
@@ -196,14 +198,14 @@ class BlockProtocol(Generic[Span]):
             split; push to each part.
 
         Raises:
-            MessageError: a base version from the future; a sum of several batches in another mode than async; a batch
+            MessageError: a base version from the future; a sum of several batches in a mode that has none; a batch
                 that cannot be. Nothing was done.
         """
         rounds, batches = span.rounds, push.batches
         if not self._view.is_member(push.member, push.trainer, push.generation):
             return Pushed(Outcome.NOT_MEMBER, rounds.version)
-        if len(batches) > 1 and not isinstance(self.mode, Async):
-            raise MessageError("sums of several batches are taken in async mode only: push each batch for itself")
+        if len(batches) > 1 and not self._takes_sums:
+            raise MessageError("the mode takes no sums of several batches: push each batch for itself")
         is_new = self._mark(span, batches)
         if is_new is None:
             self.split(span, self._alike(span))
@@ -270,6 +272,7 @@ class BlockProtocol(Generic[Span]):
                 batch=batch,
                 batch_count=batch_count,
                 step=push.step,
+                further=push.batches[1:],
             )
             keep = not isinstance(arrival, Stale | NotMember)
         finally:

@@ -12,8 +12,8 @@ Rules:
   error is raised again when the batch is closed, which ends the loop over the data.
 * In synchronous mode, values that follow a batch are those of its round: a pull waits until each block has closed it.
   With backup members all blocks are pushed with one base, the lowest version held (``domain.consistency.rounds``).
-* With ``Async(push_every=n, pull_every=m)`` a batch waits in a sum, and is pushed with n - 1 others (``sums``); only
-  every m-th step pulls. What waits is done again when the membership or the mode that it was computed under is over.
+* With ``push_every=n`` a batch waits in a sum, and is pushed with n - 1 others (``sums``); with ``Async(pull_every=m)``
+  only every m-th step pulls. What waits is done again when the membership or the mode it was computed under is over.
 
 The gradients themselves are the driver's; of a sum it has them under the sum's ``identity``.
 """
@@ -139,7 +139,7 @@ class Steps:
         self._pull_every = mode.pull_every if isinstance(mode, Async) else 1
         self._steps_since_pull = 0
         self.sums = None
-        if isinstance(mode, Async) and mode.push_every > 1:
+        if isinstance(mode, Async | Sync) and mode.push_every > 1:
             self.sums = BatchSums(mode.push_every, is_mean=mode.reduce == "mean")
 
     @property
@@ -168,7 +168,7 @@ class Steps:
                     yield WaitToJoin(waiting_for)
         if self.sums is not None and self.sums.is_of_others(current):
             # The rest of a sum that is done again: its other batches were pushed for themselves, under another mode.
-            yield from self._push_sum(self.sums, pull=False)
+            yield from self._push_sum(self.sums, pull=self._is_synchronous)
         return True
 
     def close_batch(self, current: CurrentBatch) -> Work[None]:
@@ -263,7 +263,7 @@ class Steps:
     def push_sum(self) -> Work[None]:
         """Push what was added up, of however many batches."""
         if self.sums is not None and self.sums.has_batches:
-            yield from self._push_sum(self.sums, pull=False)
+            yield from self._push_sum(self.sums, pull=self._is_synchronous)
 
     def give_up_sum(self) -> None:
         """Forget what was added up: its batches are done again, here or by somebody else."""
@@ -275,7 +275,7 @@ class Steps:
         sums.complete(current)
         if sums.is_full:
             yield from self._push_sum(sums, pull=pull)
-        elif pull:
+        elif pull and not self._is_synchronous:
             yield from self._transfer(None, current.member, pulls=dict.fromkeys(self._blocks, 0))
 
     def _push_sum(self, sums: BatchSums, *, pull: bool) -> Work[None]:
@@ -292,6 +292,7 @@ class Steps:
             sums.push_failed(error)
             raise
         sums.settle(together, refusals)
+        yield from self._catch_up(together)
 
     # one batch to all pservers
 

@@ -32,6 +32,8 @@ class BatchSums:
         self._again: SumAgain | None = None
         #: Parameter -> records of the batches in the sum that have a gradient for it.
         self._weights: dict[str, int] = {}
+        #: Records of the batches in the sum that have any gradient: its weight in a synchronous round.
+        self._weight = 0
         #: What the sum that was taken was divided by.
         self._divisors: Mapping[str, int] = {}
         #: The batch at hand, which is not complete, and the parameters that it has gradients for.
@@ -95,12 +97,15 @@ class BatchSums:
         if self._current is None and not self.has_batches:
             self._again = current.again
             self._weights = {}
+            self._weight = 0
             self.identity = object()
         assert self._again is current.again, "batches of two sums are done again at one time"
         self._current = current
 
     def complete(self, current: CurrentBatch) -> None:
         """The batch has no more gradients."""
+        if self.is_at(current) and self._names:
+            self._weight += current.record_count
         self.begin(current)
         self._current = None
         self._pushed = None
@@ -119,7 +124,7 @@ class BatchSums:
         together = CurrentBatch(
             first.assignment,
             first.number,
-            sum(member.record_count for member in members),
+            self._weight,
             member=last.member,
             step=last.step,
             further=tuple(member.identity for member in members[1:]),

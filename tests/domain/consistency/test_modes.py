@@ -14,6 +14,7 @@ MODES = [
     Async(),
     Async(4, 2, staleness_scaled=True),
     Bounded(3),
+    Sync(push_every=3),
 ]
 
 
@@ -23,7 +24,13 @@ def test_json_and_back(mode: Mode) -> None:
 
 
 def test_the_json_is_a_contract() -> None:
-    assert Sync().to_json() == {"kind": "Sync", "reduce": "mean", "backup": 0, "deterministic": False}
+    assert Sync().to_json() == {
+        "kind": "Sync",
+        "reduce": "mean",
+        "backup": 0,
+        "deterministic": False,
+        "push_every": 1,
+    }
     assert Async().to_json() == {
         "kind": "Async",
         "push_every": 1,
@@ -37,6 +44,8 @@ def test_the_json_is_a_contract() -> None:
 @pytest.mark.parametrize(
     ("make", "text"),
     [
+        (lambda: Sync(push_every=2, backup=1), "push_every goes neither with deterministic nor with backup"),
+        (lambda: Sync(push_every=2, deterministic=True), "push_every goes neither"),
         (lambda: Sync("max"), "Sync: reduce is 'max', but must be one of 'mean', 'sum'"),
         (lambda: Sync(["mean"]), "Sync: reduce"),
         (lambda: Sync(backup=-1), "Sync: backup is -1, but must be at least 0"),

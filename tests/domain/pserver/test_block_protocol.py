@@ -359,9 +359,33 @@ def test_a_block_takes_a_sum_whole_or_says_what_it_has():
     assert bench.push_all(2, 0, 1) == {Outcome.ALREADY_APPLIED}
 
 
-def test_sums_are_for_async_only_and_nobody_outside_hears_of_that():
+def test_a_sum_is_one_contribution_to_a_round_and_waits_in_it_with_all_its_batches():
+    bench = Bench(Sync(push_every=2), 1, 2)
+    bench.push(1, 0, 1)
+    assert set(bench.span(10).rounds.held_batches) == {batch(0), batch(1)}
+    assert bench.values(10) == []
+    bench.push(2, 2, 3)
+    assert (sorted(bench.values(10)), bench.versions()[0]) == ([0, 1, 2, 3], 1)
+    late = bench.push(1, 4, 5, base=0)
+    assert late is not None
+    assert late.outcome is Outcome.STALE
+    assert not any(bench.has(0, number) for number in (4, 5))
+
+
+def test_a_snapshot_leaves_out_every_batch_of_a_sum_that_waits():
+    bench = Bench(Sync(push_every=2), 1, 2)
+    cut = bench.cut()
+    bench.push(1, 0, 1)
+    for position in range(5):
+        bench.copy(position)
+    applied = bench.protocol.end_cut(cut)
+    assert applied is not None
+    assert not any(applied.has(0, batch(number)) for number in (0, 1))
+
+
+def test_a_mode_without_sums_takes_none_and_nobody_outside_hears_of_that():
     bench = Bench(Sync(), 1)
-    with pytest.raises(MessageError, match="async mode only"):
+    with pytest.raises(MessageError, match="takes no sums"):
         bench.push(1, 0, 1)
     stranger = bench.push(2, 0, 1)
     assert stranger is not None

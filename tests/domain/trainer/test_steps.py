@@ -93,6 +93,34 @@ class TestAStep:
         assert bench.said() == []
         assert current.answered == dict.fromkeys(BLOCKS, 0)
 
+    def test_of_a_sum_waits_for_the_round_that_the_sum_is_in(self) -> None:
+        bench = Bench(Sync(push_every=2))
+        for number in range(4):
+            current = bench.batch(number)
+            bench.run(bench.steps.step(current))
+            bench.run(bench.steps.close_batch(current))
+            after = 1 + number // 2
+            assert bench.said() == (
+                [
+                    "take 2 {}",
+                    "push [0, 1]",
+                    f"pull {{0: {after}, 1: {after}}}",
+                    "push [2, 3]",
+                    f"pull {{2: {after}, 3: {after}}}",
+                ]
+                if number % 2
+                else []
+            )
+
+    def test_brings_the_rest_of_a_sum_to_a_round_at_the_end_of_a_task(self) -> None:
+        bench = Bench(Sync(push_every=3))
+        current = bench.batch(0)
+        bench.run(bench.steps.step(current))
+        bench.run(bench.steps.close_batch(current))
+        bench.run(bench.steps.push_sum())
+        assert bench.said() == ["take 1 {}", "push [0, 1]", "pull {0: 1, 1: 1}", "push [2, 3]", "pull {2: 1, 3: 1}"]
+        assert not current.waits
+
     def test_gives_its_arrival_to_what_was_not_pushed_yet(self) -> None:
         bench = Bench(Sync())
         current = bench.batch(0)
