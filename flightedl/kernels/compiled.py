@@ -70,9 +70,15 @@ def _received(dtype: str) -> Any:
 
 
 @cache
-def machine_code(loop: Loop, signature: Any) -> Any:
-    """A loop compiled for exactly these types, or read from numba's cache; it runs without the GIL."""
+def machine_code(loop: Loop, signature: Any, *, allocates: bool = True) -> Any:
+    """A loop compiled for exactly these types, or read from numba's cache; it runs without the GIL.
+
+    One that does not allocate need not count references to arrays, which costs atomic instructions wherever functions
+    hand arrays to each other.
+    """
     options: dict[str, Any] = {"nogil": True, "error_model": "numpy"}
+    if not allocates:
+        options["_nrt"] = False
     if loop in _REASSOCIATED:
         options["fastmath"] = {"reassoc"}
     try:

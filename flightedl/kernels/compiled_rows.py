@@ -6,7 +6,8 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cache
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -17,7 +18,7 @@ from flightedl.domain.model.optimizers import SGD, Adagrad, Adam, Ftrl, Momentum
 from flightedl.domain.model.schedules import Constant
 from flightedl.domain.tables.optimizers import RowAdagrad, RowAdam
 from flightedl.errors import UsageError
-from flightedl.kernels import row_rules, rows
+from flightedl.kernels import intrinsics, row_rules, row_updates, rows
 from flightedl.kernels.compiled import machine_code
 
 Floats = npt.NDArray[np.float32]
@@ -37,13 +38,28 @@ _WORDS, _LONGS, _NUMBERS, _FLOATS = _own(_U32), _own(_U64), _own(_I64), _own(_F3
 _COUNTS = _own(_I32)
 _IDS, _GRADIENTS = _received(_U64), _received(_F32, 2)
 _TABLE = types.NamedTuple(  # type: ignore[no-untyped-call]
-    [_WORDS, _LONGS, _WORDS, _WORDS, _COUNTS, _LONGS, _LONGS, _LONGS, _WORDS, _COUNTS, _COUNTS, _NUMBERS, _NUMBERS],
+    [
+        _WORDS,
+        _LONGS,
+        _WORDS,
+        _WORDS,
+        _COUNTS,
+        _LONGS,
+        _LONGS,
+        _LONGS,
+        _WORDS,
+        _COUNTS,
+        _COUNTS,
+        _NUMBERS,
+        _NUMBERS,
+        _LONGS,
+        _NUMBERS,
+    ],
     rows.Table,
 )
 
 _SIGNATURES: dict[Callable[..., Any], Any] = {
     rows.gather: _I64(_TABLE, _IDS, _U64, _I64, _I64, _I64, _WORDS, _NUMBERS),
-    rows.locate: _I64(_TABLE, _IDS, _U64, _I64, _I64, _I64, _I64, _NUMBERS, _NUMBERS),
     rows.admit: _I64(_TABLE, _TABLE, _own(_U8), _IDS, _U64, _I64, _I64, _I64, _I64, _I64, _NUMBERS, _NUMBERS),
     rows.advance: types.void(_TABLE, _I64, _I64, _I64),
     rows.sweep: types.void(_TABLE, _U64, _I64, _I64, _I64, _I64, _I64),
@@ -59,24 +75,34 @@ _SIGNATURES: dict[Callable[..., Any], Any] = {
     row_rules.first_values: types.void(_IDS, _NUMBERS, _U64, _I64, _F64, _F64, _own(_F32, 2)),
     row_rules.combine: _I64(_IDS, _GRADIENTS, _F32, _NUMBERS, _LONGS, _own(_F32, 2), _I64),
 }
-_UPDATE = (_WORDS, _FLOATS)
-_UPDATE_REST = (_NUMBERS, _NUMBERS, _GRADIENTS, _FLOATS, _FLOATS, _FLOATS)
+_CONSTANTS = types.NamedUniTuple(  # type: ignore[no-untyped-call]
+    _F32, len(row_rules.Constants._fields), row_rules.Constants
+)
+_UPDATE = (_IDS, _received(_F32), _U64, _I64, _I64, _I64, _I64, _CONSTANTS, _FLOATS, _FLOATS, _NUMBERS)
+_HALF_REST = (types.boolean, types.boolean, _U64, _FLOATS, _FLOATS, _WORDS)
 
 
 def row_kernel(loop: Callable[..., Any]) -> Any:
     """A function of ``rows`` or ``row_rules`` as machine code."""
-    return machine_code(loop, _SIGNATURES[loop])
+    return machine_code(loop, _SIGNATURES[loop], allocates=False)
+
+
+@cache
+def _stamp() -> int:
+    """Of the files that the loops of updates call into."""
+    called = (intrinsics, row_rules, rows)
+    return max(Path(str(module.__file__)).stat().st_mtime_ns for module in called)
 
 
 @cache
 def _loop(rule: Callable[..., Any]) -> Any:
-    return machine_code(row_rules.loop_of(rule), types.void(*_UPDATE, *_UPDATE_REST))
+    return machine_code(row_updates.loop_of(rule, _stamp()), _I64(_TABLE, _FLOATS, *_UPDATE), allocates=False)
 
 
 @cache
 def _half_loop(rule: Callable[..., Any]) -> Any:
-    signature = types.void(*_UPDATE, _own(_U16), *_UPDATE_REST, types.boolean, types.boolean, _U64)
-    return machine_code(row_rules.half_loop_of(rule), signature)
+    signature = _I64(_TABLE, _FLOATS, _own(_U16), *_UPDATE, *_HALF_REST)
+    return machine_code(row_updates.half_loop_of(rule, _stamp()), signature, allocates=False)
 
 
 _Rule = tuple[Callable[..., Any], Callable[[Any, float], tuple[float, ...]]]
@@ -97,6 +123,19 @@ _RULES: dict[type[Optimizer], Callable[[Any], _Rule]] = {
 _CORRECTIONS_LIMIT = 1 << 18
 
 
+class RowPush(NamedTuple):
+    """What all rows of an update have in common, see ``RowStore.update``."""
+
+    #: Of the table.
+    salt: int
+    version: int
+    epoch: int
+    number: int
+    scale: float
+    rate_factor: float
+    seed: int
+
+
 @dataclass(frozen=True, slots=True)
 class RowUpdate:
     """An optimizer's rule for rows, bound to its constants and compiled for one dtype."""
@@ -114,27 +153,41 @@ class RowUpdate:
     def __call__(
         self,
         table: rows.Table,
-        records: npt.NDArray[np.int64],
+        ids: npt.NDArray[np.uint64],
         gradients: Floats,
-        number: int,
-        scale: float,
-        rate_factor: float,
-        seed: int,
-    ) -> None:
-        """Update records, -1 is none, with (n, dim) gradients; see ``RowStore.update``."""
+        push: RowPush,
+        oldest: tuple[int, int],
+        missing: npt.NDArray[np.int64],
+    ) -> int:
+        """Update the rows that there are; see ``RowStore.update``.
+
+        Args:
+            table: Of the rows.
+            ids: (n,).
+            gradients: (n, dim).
+            push: What both have in common.
+            oldest: Version and epoch; what is older has expired.
+            missing: (n,), filled with the places of ids without a row.
+
+        Returns:
+            How many these are.
+        """
         optimizer = self.optimizer
-        rate = optimizer.rate_at(number) * rate_factor
-        if rate == 0 and isinstance(optimizer, Ftrl):
-            return
+        rate = optimizer.rate_at(push.number) * push.rate_factor
+        is_frozen = rate == 0 and isinstance(optimizer, Ftrl)
+        code = _loop(row_rules.nothing) if is_frozen else self.code
         clip = math.inf if optimizer.clip_value is None else optimizer.clip_value
-        c = np.array([scale, clip, optimizer.weight_decay, *self.constants(optimizer, rate)], np.float32)
+        numbers = self.constants(optimizer, 1.0 if is_frozen else rate)
+        c = row_rules.Constants(*map(np.float32, (push.scale, clip, optimizer.weight_decay, *numbers)))
         words = table.words
-        rest = (table.layout, records, gradients, c, self.first, self.second)
-        if self.half:
-            halves = (words.view(np.float32), words.view(np.uint16))
-            self.code(words, *halves, *rest, self.half == "bfloat16", self.is_stochastic, seed)
-        else:
-            self.code(words, words.view(np.float32), *rest)
+        floats, flat = words.view(np.float32), gradients.reshape(-1)
+        age = (push.salt, push.version, push.epoch, *oldest)
+        rest = (ids, flat, *age, c, self.first, self.second, missing)
+        if not self.half or is_frozen:
+            return int(code(table, floats, *rest))
+        values, box = np.empty(gradients.shape[1], np.float32), np.empty(1, np.float32)
+        more = (self.half == "bfloat16", self.is_stochastic, push.seed, values, box, box.view(np.uint32))
+        return int(code(table, floats, words.view(np.uint16), *rest, *more))
 
 
 def row_update(optimizer: Optimizer, dtype: str, *, is_stochastic: bool) -> RowUpdate:

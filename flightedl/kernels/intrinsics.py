@@ -1,4 +1,4 @@
-"""Two instructions that numba has no name for; in compiled code only."""
+"""What processors do and numba has no name for; in compiled code only."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from numba.extending import intrinsic
 _BIT = ir.IntType(1)
 _INT32 = ir.IntType(32)
 _INT64 = ir.IntType(64)
+_EIGHT = ir.VectorType(ir.FloatType(), 8)
 
 
 def _prefetch(_typing: Any, array: Any, index: Any) -> Any:
@@ -28,6 +29,87 @@ def _prefetch(_typing: Any, array: Any, index: Any) -> Any:
     return types.none(array, index), generate
 
 
+def _copy(_typing: Any, target: Any, _at: Any, source: Any, _start: Any, _count: Any) -> Any:
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        def place(array: int, index: int) -> Any:
+            kind = signature.args[array]
+            data = context.make_array(kind)(context, builder, arguments[array]).data
+            return builder.gep(data, [arguments[index]])
+
+        size = builder.mul(arguments[4], _INT64(target.dtype.bitwidth // 8))
+        cgutils.raw_memcpy(builder, place(0, 1), place(2, 3), size, 1)  # type: ignore[no-untyped-call]
+        return context.get_dummy_value()
+
+    number = types.int64
+    return types.none(target, number, source, number, number), generate
+
+
+def _place(context: Any, builder: Any, signature: Any, arguments: Any, array: int, index: Any) -> Any:
+    """Eight numbers from ``index`` and the argument behind the array on."""
+    kind = signature.args[array]
+    data = context.make_array(kind)(context, builder, arguments[array]).data
+    place = builder.gep(data, [builder.add(arguments[array + 1], index)])
+    return builder.bitcast(place, _EIGHT.as_pointer())
+
+
+def _spread(builder: Any, number: Any) -> Any:
+    """Eight times a number."""
+    undefined = ir.Constant(_EIGHT, ir.Undefined)
+    first = builder.insert_element(undefined, number, _INT32(0))
+    return builder.shuffle_vector(first, undefined, ir.Constant(ir.VectorType(_INT32, 8), [0] * 8))
+
+
+def _each_eight(context: Any, builder: Any, signature: Any, arguments: Any, use: Any) -> None:
+    """Call ``use(place, values, gradients)`` in a loop: gradients are scaled, clipped, and have weight decay."""
+    scale, clip, decay = (_spread(builder, number) for number in arguments[5:8])
+    below = builder.fneg(clip)
+    with cgutils.for_range(builder, arguments[4]) as loop:
+        index = builder.mul(loop.index, _INT64(8))
+        place, given = (_place(context, builder, signature, arguments, array, index) for array in (0, 2))
+        values, scaled = builder.load(place, align=4), builder.fmul(builder.load(given, align=4), scale)
+        raised = builder.select(builder.fcmp_ordered("<", scaled, below), below, scaled)
+        clipped = builder.select(builder.fcmp_ordered(">", raised, clip), clip, raised)
+        use(place, values, builder.fadd(clipped, builder.fmul(decay, values)))
+
+
+def _square_sum(
+    _typing: Any, w: Any, _at: Any, g: Any, _row: Any, _eights: Any, _scale: Any, _clip: Any, _decay: Any
+) -> Any:
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        zeros = ir.Constant(_EIGHT, [0.0] * 8)
+        total = cgutils.alloca_once_value(builder, zeros)  # type: ignore[no-untyped-call]
+
+        def add(_place: Any, _values: Any, gradients: Any) -> None:
+            builder.store(builder.fadd(builder.load(total), builder.fmul(gradients, gradients)), total)
+
+        _each_eight(context, builder, signature, arguments, add)
+        left = builder.load(total)
+        for width in (4, 2, 1):
+            halves = [
+                builder.shuffle_vector(left, left, ir.Constant(ir.VectorType(_INT32, width), list(places)))
+                for places in (range(width), range(width, 2 * width))
+            ]
+            left = builder.fadd(*halves)
+        return builder.extract_element(left, _INT32(0))
+
+    return types.float32(w, types.int64, g, types.int64, types.int64, *[types.float32] * 3), generate
+
+
+def _descend(
+    _typing: Any, w: Any, _at: Any, g: Any, _row: Any, _eights: Any, _scale: Any, _clip: Any, _decay: Any, _rate: Any
+) -> Any:
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        rate = _spread(builder, arguments[8])
+
+        def step(place: Any, values: Any, gradients: Any) -> None:
+            builder.store(builder.fsub(values, builder.fmul(rate, gradients)), place, align=4)
+
+        _each_eight(context, builder, signature, arguments, step)
+        return context.get_dummy_value()
+
+    return types.none(w, types.int64, g, types.int64, types.int64, *[types.float32] * 4), generate
+
+
 def _trailing_zeros(_typing: Any, _bits: Any) -> Any:
     def generate(_context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
         return builder.cttz(arguments[0], _BIT(1))
@@ -37,5 +119,13 @@ def _trailing_zeros(_typing: Any, _bits: Any) -> Any:
 
 #: ``prefetch(array, index)``: the processor begins to load this element's cache line; any index, nothing waits.
 prefetch: Any = intrinsic(_prefetch)
+#: ``copy(target, at, source, start, count)``: elements of one array to another of the same type; they do not overlap.
+copy: Any = intrinsic(_copy)
 #: ``trailing_zeros(bits)``: of 64 bits that are not all zero.
 trailing_zeros: Any = intrinsic(_trailing_zeros)
+
+#: ``square_sum(w, at, g, row, eights, scale, clip, decay)``: of the gradients of so many times eight values, in an
+#: order that is always the same. Vectors, because compilers find none where arrays may overlap and rows are short.
+square_sum: Any = intrinsic(_square_sum)
+#: ``descend(w, at, g, row, eights, scale, clip, decay, rate)``: these values less the rate times their gradients.
+descend: Any = intrinsic(_descend)

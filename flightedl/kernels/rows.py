@@ -17,7 +17,7 @@ through in groups: first the lines of all are asked for, then the records that t
 **Cuts.** ``dirty`` has a bit for each record that has changed since the last cut, ``wanted`` one for each record that
 the cut has. The first change of a wanted record that the cut has not come to yet copies it to ``undo``.
 
-numba's cache looks at this file alone, so functions that are called from here are here.
+numba's cache looks at this file alone, so what is called from here is here.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ import numpy as np
 import numpy.typing as npt
 from numba.extending import register_jitable
 
-from flightedl.kernels.intrinsics import prefetch, trailing_zeros
+from flightedl.kernels.intrinsics import copy, prefetch, trailing_zeros
 
 Ids = npt.NDArray[np.uint64]
 Records = npt.NDArray[np.int64]
@@ -57,6 +57,9 @@ class Table(NamedTuple):
     by_epoch: npt.NDArray[np.int32]
     state: npt.NDArray[np.int64]
     layout: npt.NDArray[np.int64]
+    #: What functions keep while they run: loops that allocate nothing need not count references to arrays.
+    tags: npt.NDArray[np.uint64]
+    places: npt.NDArray[np.int64]
 
 
 # state
@@ -92,7 +95,8 @@ LINES = 64  # of a segment
 PLACES = 12  # of a line
 MAX_DEPTH = 28
 #: Ids that go through together.
-_GROUP = 64
+GROUP = 32
+SCRATCH_SIZE = LINES * PLACES
 
 _U6, _U10, _U27, _U30, _U31, _U32 = (np.uint64(n) for n in (6, 10, 27, 30, 31, 32))
 _U1, _U8 = np.uint64(1), np.uint64(8)
@@ -141,7 +145,8 @@ def _next_line(line: Any) -> Any:
 
 
 @register_jitable
-def _id_at(words: Words, at: Any) -> Any:
+def id_at(words: Words, at: Any) -> Any:
+    """The id of a record that begins there."""
     return np.uint64(words[at]) | (np.uint64(words[at + 1]) << _U32)
 
 
@@ -155,13 +160,13 @@ def _find_from(t: Table, row_id: Any, tag: Any, line: Any) -> Any:
         matches = _zero_bytes(t.lines[line * 8] ^ pattern)
         while matches != _ZERO:
             record = np.int64(t.entries[line * 16 + 4 + (trailing_zeros(matches) >> 3)])
-            if _id_at(t.words, record * stride) == row_id:
+            if id_at(t.words, record * stride) == row_id:
                 return record
             matches &= matches - _U1
         matches = _zero_bytes(high ^ pattern) & _FOUR_HIGHS
         while matches != _ZERO:
             record = np.int64(t.entries[line * 16 + 12 + (trailing_zeros(matches) >> 3)])
-            if _id_at(t.words, record * stride) == row_id:
+            if id_at(t.words, record * stride) == row_id:
                 return record
             matches &= matches - _U1
         if high < _OVERFLOWS:
@@ -222,8 +227,7 @@ def _split(t: Table, segment: Any, mixed: Any, salt: Any) -> Any:
             t.directory[2 * i + 1] = t.directory[i]
             t.directory[2 * i] = t.directory[i]
         state[DEPTH] += 1
-    records = np.empty(LINES * PLACES, np.int64)
-    count = 0
+    records, count = t.places, 0
     for line in range(segment * LINES, (segment + 1) * LINES):
         for place in range(PLACES):
             if (t.lines[line * 8 + place // 8] >> np.uint64(place % 8 * 8)) & _BYTE != _ZERO:
@@ -239,7 +243,7 @@ def _split(t: Table, segment: Any, mixed: Any, salt: Any) -> Any:
     first = np.int64((mixed << _U10) >> np.uint64(64 - depth)) * length
     t.directory[first + length // 2 : first + length] = new
     for i in range(count):
-        other = _mixed(_id_at(t.words, records[i] * stride), salt)
+        other = _mixed(id_at(t.words, records[i] * stride), salt)
         _put(t, _segment_of(t, other), other, records[i])
     return True
 
@@ -264,7 +268,7 @@ def _made(t: Table, row_id: Any, mixed: Any, salt: Any) -> Any:
         return -1
     if state[FREE]:
         record = state[FREE] - 1
-        state[FREE] = np.int64(_id_at(t.words, record * stride))
+        state[FREE] = np.int64(id_at(t.words, record * stride))
     else:
         record = state[HIGH]
         state[HIGH] += 1
@@ -281,7 +285,7 @@ def _made(t: Table, row_id: Any, mixed: Any, salt: Any) -> Any:
 
 
 @register_jitable
-def _change(t: Table, record: Any) -> None:
+def change(t: Table, record: Any) -> None:
     """A record is about to change: a cut may have to have it as it is."""
     bit = _U1 << np.uint64(record & 63)
     if t.dirty[record >> 6] & bit != _ZERO:
@@ -290,8 +294,7 @@ def _change(t: Table, record: Any) -> None:
     state, stride = t.state, t.layout[STRIDE]
     if state[CURSOR] <= record < state[CUT_HIGH] and t.wanted[record >> 6] & bit != _ZERO:
         source, target = record * stride, state[UNDO] * stride
-        for i in range(stride):
-            t.undo[target + i] = t.words[source + i]
+        copy(t.undo, target, t.words, source, stride)
         state[UNDO] += 1
 
 
@@ -330,9 +333,9 @@ def _exists(t: Table, record: Any, oldest_version: Any, oldest_epoch: Any) -> An
 def _remove(t: Table, record: Any, salt: Any) -> None:
     """Remove a record, and set it aside before if a cut wants it."""
     stride = t.layout[STRIDE]
-    _change(t, record)
+    change(t, record)
     _count_touch(t, record, -1)
-    mixed = _mixed(_id_at(t.words, record * stride), salt)
+    mixed = _mixed(id_at(t.words, record * stride), salt)
     segment = _segment_of(t, mixed)
     line = segment * LINES + np.int64(mixed & _LINE_MASK)
     place = 0
@@ -353,6 +356,49 @@ def _remove(t: Table, record: Any, salt: Any) -> None:
     t.state[USED] -= 1
 
 
+@register_jitable
+def ask_for(t: Table, ids: Ids, start: Any, count: Any, salt: Any, shift: Any, stride: Any) -> None:
+    """Have the records of a group of ids come into the cache, each probably.
+
+    What is found on the way is for ``found``: tags in ``t.tags``, lines and records in the halves of ``t.places``.
+    """
+    tags, lines, records = t.tags, t.places, t.places[GROUP:]
+    for i in range(count):
+        mixed = _mixed(ids[start + i], salt)
+        tags[i] = _tag(mixed)
+        segment = np.int64(t.directory[np.int64((mixed << _U10) >> shift)])
+        lines[i] = segment * LINES + np.int64(mixed & _LINE_MASK)
+        prefetch(t.lines, lines[i] * 8)
+    for i in range(count):
+        record = _first_match(t, tags[i], lines[i])
+        records[i] = record
+        if record >= 0:
+            at = record * stride
+            prefetch(t.dirty, record >> 6)
+            for word in range(0, stride - 1, 16):
+                prefetch(t.words, at + word)
+            prefetch(t.words, at + stride - 1)
+
+
+@register_jitable
+def found(t: Table, row_id: Any, i: Any, stride: Any, has_age: Any, oldest_version: Any, oldest_epoch: Any) -> Any:
+    """The record of a row that exists, of the i-th id of the group that was asked for; -1: there is none."""
+    record = t.places[GROUP + i]
+    if record < 0 or id_at(t.words, record * stride) != row_id:
+        record = _find_from(t, row_id, t.tags[i], t.places[i])
+    if has_age and record >= 0 and not _exists(t, record, oldest_version, oldest_epoch):
+        return -1
+    return record
+
+
+@register_jitable
+def retouch(t: Table, record: Any, version: Any, epoch: Any) -> None:
+    """A row is updated again."""
+    _count_touch(t, record, -1)
+    _touch(t, record, version, epoch)
+    _count_touch(t, record, 1)
+
+
 def gather(
     t: Table,
     ids: Ids,
@@ -368,35 +414,20 @@ def gather(
     Returns:
         How many these are.
     """
-    tags = np.empty(_GROUP, np.uint64)
-    lines = np.empty(_GROUP, np.int64)
-    records = np.empty(_GROUP, np.int64)
     stride, at_values = t.layout[STRIDE], t.layout[AT_VALUES]
+    has_age = t.layout[AT_VERSION] >= 0 or t.layout[AT_EPOCH] >= 0
+    shift = np.uint64(64 - t.state[DEPTH])
     missed = 0
-    for start in range(0, ids.size, _GROUP):
-        count = min(_GROUP, ids.size - start)
+    for start in range(0, ids.size, GROUP):
+        count = min(GROUP, ids.size - start)
+        ask_for(t, ids, start, count, salt, shift, stride)
         for i in range(count):
-            mixed = _mixed(ids[start + i], salt)
-            tags[i] = _tag(mixed)
-            lines[i] = _segment_of(t, mixed) * LINES + np.int64(mixed & _LINE_MASK)
-            prefetch(t.lines, lines[i] * 8)
-        for i in range(count):
-            record = _first_match(t, tags[i], lines[i])
-            records[i] = record
-            if record >= 0:
-                for word in range(0, stride + 15, 16):
-                    prefetch(t.words, record * stride + min(word, stride - 1))
-        for i in range(count):
-            record = records[i]
-            if record < 0 or _id_at(t.words, record * stride) != ids[start + i]:
-                record = _find_from(t, ids[start + i], tags[i], lines[i])
-            if record < 0 or not _exists(t, record, oldest_version, oldest_epoch):
+            record = found(t, ids[start + i], i, stride, has_age, oldest_version, oldest_epoch)
+            if record < 0:
                 missing[missed] = start + i
                 missed += 1
-                continue
-            source, target = record * stride + at_values, (start + i) * width
-            for word in range(width):
-                out[target + word] = t.words[source + word]
+            else:
+                copy(out, (start + i) * width, t.words, record * stride + at_values, width)
     return missed
 
 
@@ -431,7 +462,7 @@ def _is_admitted(
         if record < 0:
             return -1
     else:
-        _change(w, record)
+        change(w, record)
         _count_touch(w, record, -1)
         if not _exists(w, record, oldest, oldest_epoch):
             w.words[record * w.layout[STRIDE] + w.layout[AT_UPDATES]] = 0
@@ -445,57 +476,6 @@ def _is_admitted(
     return 1
 
 
-def locate(
-    t: Table,
-    ids: Ids,
-    salt: int,
-    version: int,
-    epoch: int,
-    oldest_version: int,
-    oldest_epoch: int,
-    records: Records,
-    missing: npt.NDArray[np.int64],
-) -> int:
-    """The records of ids that are about to be updated, to ``records``; the places of ids without one to ``missing``.
-
-    Returns:
-        How many these are.
-    """
-    tags = np.empty(_GROUP, np.uint64)
-    lines = np.empty(_GROUP, np.int64)
-    stride = t.layout[STRIDE]
-    has_age = t.layout[AT_VERSION] >= 0 or t.layout[AT_EPOCH] >= 0
-    missed = 0
-    for start in range(0, ids.size, _GROUP):
-        count = min(_GROUP, ids.size - start)
-        for i in range(count):
-            mixed = _mixed(ids[start + i], salt)
-            tags[i] = _tag(mixed)
-            lines[i] = _segment_of(t, mixed) * LINES + np.int64(mixed & _LINE_MASK)
-            prefetch(t.lines, lines[i] * 8)
-        for i in range(count):
-            record = _first_match(t, tags[i], lines[i])
-            records[start + i] = record
-            if record >= 0:
-                prefetch(t.dirty, record >> 6)
-                for word in range(0, stride + 15, 16):
-                    prefetch(t.words, record * stride + min(word, stride - 1))
-        for i in range(count):
-            record = records[start + i]
-            if record < 0 or _id_at(t.words, record * stride) != ids[start + i]:
-                record = records[start + i] = _find_from(t, ids[start + i], tags[i], lines[i])
-            if record < 0 or (has_age and not _exists(t, record, oldest_version, oldest_epoch)):
-                missing[missed] = start + i
-                missed += 1
-                continue
-            _change(t, record)
-            if has_age:
-                _count_touch(t, record, -1)
-                _touch(t, record, version, epoch)
-                _count_touch(t, record, 1)
-    return missed
-
-
 def admit(
     t: Table,
     w: Table,
@@ -507,8 +487,8 @@ def admit(
     oldest_version: int,
     oldest_epoch: int,
     admit_after: int,
-    records: Records,
     places: npt.NDArray[np.int64],
+    records: Records,
 ) -> int:
     """Make rows of ids that have none, or an expired one, where this push admits them.
 
@@ -523,8 +503,8 @@ def admit(
         oldest_version: Lower ones have expired.
         oldest_epoch: Likewise.
         admit_after: Pushes.
-        records: What ``locate`` said of the ids; changed: -1 where the id is not admitted or there is no room.
-        places: Of the ids among the others; changed: of those whose rows were made. They have neither slots nor values.
+        places: Of these ids among all of the push; changed: of those whose rows were made.
+        records: Filled: their records, which have neither slots nor values.
 
     Returns:
         How many were made.
@@ -533,10 +513,10 @@ def admit(
     for place in places:
         row_id = ids[place]
         mixed = _mixed(row_id, salt)
-        if records[place] >= 0:
-            _remove(t, records[place], salt)
+        expired = _find(t, row_id, mixed)
+        if expired >= 0:
+            _remove(t, expired, salt)
             state[EVICTED] += 1
-        records[place] = -1
         admitted = 1
         if sketch.size > 0:
             admitted = 1 if _is_counted(sketch, mixed, admit_after) else 0
@@ -546,7 +526,7 @@ def admit(
         if record >= 0:
             _touch(t, record, version, epoch)
             _count_touch(t, record, 1)
-            records[place] = record
+            records[made] = record
             places[made] = place
             made += 1
         else:
@@ -576,7 +556,7 @@ def sweep(
         state[SWEPT] += 1
         is_used = t.used[record >> 6] >> np.uint64(record & 63) & _U1 != _ZERO
         if is_used and not _exists(t, record, oldest_version, oldest_epoch):
-            bucket = np.int64(_mixed(_id_at(t.words, record * t.layout[STRIDE]), salt) >> np.uint64(54))
+            bucket = np.int64(_mixed(id_at(t.words, record * t.layout[STRIDE]), salt) >> np.uint64(54))
             if bucket < first_bucket or bucket >= end_bucket:
                 continue
             _remove(t, record, salt)
@@ -591,7 +571,7 @@ def place(t: Table, ids: Ids, salt: int, records: Records) -> None:
         if record < 0:
             record = _made(t, ids[i], mixed, salt)
         else:
-            _change(t, record)
+            change(t, record)
             _count_touch(t, record, -1)
         records[i] = record
 
@@ -620,17 +600,13 @@ def scatter(words: Words, stride: int, at: int, width: int, records: Records, so
     """Write ``width`` words from ``at`` on of each record; -1 is none."""
     for i in range(records.size):
         if records[i] >= 0:
-            target = records[i] * stride + at
-            for word in range(width):
-                words[target + word] = source[i * width + word]
+            copy(words, records[i] * stride + at, source, i * width, width)
 
 
 def collect(words: Words, stride: int, at: int, width: int, records: Records, out: Words) -> None:
     """Read ``width`` words from ``at`` on of each record."""
     for i in range(records.size):
-        source = records[i] * stride + at
-        for word in range(width):
-            out[i * width + word] = words[source + word]
+        copy(out, i * width, words, records[i] * stride + at, width)
 
 
 def next_wanted(t: Table, oldest_version: int, oldest_epoch: int, records: Records) -> int:

@@ -34,7 +34,7 @@ from flightedl.domain.tables.placement import BUCKETS, buckets_of
 from flightedl.domain.tables.spec import TableSpec
 from flightedl.kernels import row_rules, rows
 from flightedl.kernels.compiled import block_kernels
-from flightedl.kernels.compiled_rows import row_kernel
+from flightedl.kernels.compiled_rows import RowPush, row_kernel
 from flightedl.pserver.row_cut import RowCut
 from flightedl.pserver.row_memory import machine_bytes
 from flightedl.pserver.row_table import RowTable
@@ -119,18 +119,11 @@ class RowStore:
             seed: Of stochastic rounding: ``batch_seed`` of the batch.
         """
         for table, ids, gradients in push:
-            self._tables[table].update(
-                ids,
-                gradients,
-                version=version,
-                epoch=epoch,
-                number=number,
-                scale=scale[table] if isinstance(scale, Mapping) else scale,
-                rate_factor=rate_factor,
-                seed=seed,
-                room_bytes=self.memory_bytes - sum(self._sizes),
-            )
-            self._sizes[table] = self._tables[table].size_bytes
+            of_table = self._tables[table]
+            by = scale[table] if isinstance(scale, Mapping) else scale
+            common = RowPush(self.specs[table].salt, version, epoch, number, by, rate_factor, seed)
+            of_table.update(ids, gradients, common, self.memory_bytes - sum(self._sizes))
+            self._sizes[table] = of_table.size_bytes
 
     def add(self, push: Sequence[TableGradients], batch: Batch, weight: float, *, is_first: bool) -> None:
         """Keep a contribution to the open round.

@@ -10,11 +10,11 @@ import numpy.typing as npt
 from flightedl.domain.tables.spec import TableSpec
 from flightedl.kernels import row_rules, rows
 from flightedl.kernels.compiled import half_kernels
-from flightedl.kernels.compiled_rows import init_numbers, row_kernel, row_update
+from flightedl.kernels.compiled_rows import RowPush, init_numbers, row_kernel, row_update
 from flightedl.pserver.row_memory import reserved
 from flightedl.pserver.row_values import CutTable, Floats, Ids, RowChunk, RowCounts
 
-#: Ids that go through one kernel after the other, while their records are in the cache.
+#: New rows that are filled together, while their records are in the cache.
 _CHUNK = 2048
 #: Records that an update looks through for what has expired, for each id that it has.
 _SWEPT_BY_ID = 2
@@ -64,6 +64,8 @@ def new_table(layout: list[int], memory_bytes: int, *, is_counted_by_age: bool) 
         by_epoch,
         state,
         np.array(layout, np.int64),
+        np.empty(rows.SCRATCH_SIZE, np.uint64),
+        np.empty(rows.SCRATCH_SIZE, np.int64),
     )
 
 
@@ -130,10 +132,7 @@ class RowTable:
         self._update = row_update(spec.optimizer, spec.dtype, is_stochastic=spec.rounding == "stochastic")
         self._epoch = 0
         self._reads = self._hits = self._removed = 0
-        self._records = np.empty(_CHUNK, np.int64)
-        self._missing = np.empty(_CHUNK, np.int64)
         self._gather = row_kernel(rows.gather)
-        self._locate = row_kernel(rows.locate)
         self._ages = evict is not None and (evict.goes_by_version or evict.goes_by_epoch)
 
     # reads
@@ -183,34 +182,21 @@ class RowTable:
 
     # pushes
 
-    def update(
-        self,
-        ids: Ids,
-        gradients: Floats,
-        *,
-        version: int,
-        epoch: int,
-        number: int,
-        scale: float,
-        rate_factor: float,
-        seed: int,
-        room_bytes: int,
-    ) -> None:
+    def update(self, ids: Ids, gradients: Floats, push: RowPush, room_bytes: int) -> None:
         """See ``RowStore.update``; ``room_bytes`` is what may be taken at most."""
         self._allow(room_bytes)
-        oldest = self.oldest(version - 1, epoch)
-        for start in range(0, ids.size, _CHUNK):
-            some = ids[start : start + _CHUNK]
-            records, missing = self._records[: some.size], self._missing[: some.size]
-            missed = self._locate(self.rows, some, self._salt, version, epoch, *oldest, records, missing)
-            if missed:
-                self._make(some, version, epoch, oldest, records, missing[:missed])
-            self._update(self.rows, records, gradients[start : start + _CHUNK], number, scale, rate_factor, seed)
-        self._epoch = epoch
+        oldest = self.oldest(push.version - 1, push.epoch)
+        missing = np.empty(ids.size, np.int64)
+        missed = self._update(self.rows, ids, gradients, push, oldest, missing)
+        if missed:
+            made = self._make(ids, push, oldest, missing[:missed])
+            if made.size:
+                self._update(self.rows, ids[made], gradients[made], push, oldest, missing)
+        self._epoch = push.epoch
         if self._ages:
             if self.rows.by_version.size:
-                row_kernel(rows.advance)(self.rows, version, self._unused_versions, self._limit)
-            self._sweep(version, epoch, _SWEPT_BY_ID * ids.size)
+                row_kernel(rows.advance)(self.rows, push.version, self._unused_versions, self._limit)
+            self._sweep(push.version, push.epoch, _SWEPT_BY_ID * ids.size)
 
     def _allow(self, room_bytes: int) -> None:
         for table in (self.rows, self.waiting):
@@ -219,27 +205,20 @@ class RowTable:
             table.state[rows.RECORD_LIMIT] = min(table.words.size // size, int(table.state[rows.HIGH]) + more)
 
     def _make(
-        self,
-        ids: Ids,
-        version: int,
-        epoch: int,
-        oldest: tuple[int, int],
-        records: npt.NDArray[np.int64],
-        missing: npt.NDArray[np.int64],
-    ) -> None:
-        """Make rows that are admitted now, with first values and slots."""
-        after = self.spec.admit_after
-        made = row_kernel(rows.admit)(
-            self.rows, self.waiting, self.sketch, ids, self._salt, version, epoch, *oldest, after, records, missing
-        )
-        if not made:
-            return
-        new_ids, new = ids[missing[:made]], records[missing[:made]]
-        values = np.empty((made, self.spec.dim), np.float32)
-        row_kernel(row_rules.first_values)(new_ids, np.arange(made), self._key, *self._init, values)
-        self._write(rows.AT_VALUES, new, self._to_bits(values) if self.half else values)
-        if self._first_slots.size:
-            self._write(rows.AT_SLOTS, new, np.broadcast_to(self._first_slots, (made, self._first_slots.size)))
+        self, ids: Ids, push: RowPush, oldest: tuple[int, int], missing: npt.NDArray[np.int64]
+    ) -> npt.NDArray[np.int64]:
+        """Make rows that are admitted now, with first values and slots; the places of their ids."""
+        records = np.empty(missing.size, np.int64)
+        age = (self._salt, push.version, push.epoch, *oldest, self.spec.admit_after)
+        made = row_kernel(rows.admit)(self.rows, self.waiting, self.sketch, ids, *age, missing, records)
+        for start in range(0, made, _CHUNK):
+            some, new = missing[start : start + _CHUNK][: made - start], records[start : start + _CHUNK][: made - start]
+            values = np.empty((some.size, self.spec.dim), np.float32)
+            row_kernel(row_rules.first_values)(ids[some], np.arange(some.size), self._key, *self._init, values)
+            self._write(rows.AT_VALUES, new, self._to_bits(values) if self.half else values)
+            if self._first_slots.size:
+                self._write(rows.AT_SLOTS, new, np.broadcast_to(self._first_slots, (some.size, self._first_slots.size)))
+        return missing[:made]
 
     def _write(self, field: int, records: npt.NDArray[np.int64], source: npt.NDArray[Any]) -> None:
         _write(self.rows, field, records, source)
