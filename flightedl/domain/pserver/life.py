@@ -232,12 +232,6 @@ class PserverLife:
             )
         return (restore,)
 
-    def _to_restore(self) -> tuple[int, Restore] | None:
-        election, loadable = self._facts.election, self._facts.loadable
-        if election is None or loadable is None:
-            return None
-        return election, Restore(loadable, self._facts.rejected)
-
     def _gone(self, why: str) -> str:
         return f"the values of pserver {self.index} are gone with its predecessor, and {why}"
 
@@ -256,8 +250,11 @@ class PserverLife:
     def _caught_up(self, event: CaughtUp) -> Effects:
         if event.facts is None:
             return (Pause(),)
-        self._facts = event.facts
-        if self._found_none is not None and self._wanted == self._to_restore():
+        assert self._wanted is not None, "nothing was to be restored"
+        self._facts = facts = event.facts
+        election, restore = self._wanted
+        is_the_same = (facts.election, facts.loadable, facts.rejected) == (election, restore.loadable, restore.rejected)
+        if self._found_none is not None and is_the_same:
             tried = "; ".join(f"checkpoint {each.number}: {each.reason}" for each in self._found_none[:3])
             return self._fail(
                 self._gone(f"no checkpoint at {self._storage} can be loaded ({tried or 'none is there'})")

@@ -184,6 +184,12 @@ def test_values_that_another_trainer_has_begun_to_replace_do_not_count(lived: Li
     assert lived.see(5) == (Lack(5),)
 
 
+def test_values_that_their_trainer_sends_again_are_still_there(lived: Lived):
+    lived.build()
+    lived.apply(FirstValuesBegin(5), FirstValuesCame(5, BLOCKS), FirstValuesBegin(5))
+    assert lived.see(5) == (Serve(5),)
+
+
 def test_late_values_of_an_older_election_change_nothing(lived: Lived):
     lived.build()
     lived.apply(FirstValuesBegin(5), FirstValuesCame(5, BLOCKS), FirstValuesBegin(4), FirstValuesCame(4, 0))
