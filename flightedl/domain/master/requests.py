@@ -276,8 +276,9 @@ class Requests:
             nonlocal is_proposed
             model = state.declaration.model
             members = state.members
-            if members is None or model is None:
+            if members is None:
                 raise NotReadyError("no trainer has declared the model yet: give job.parameters the mode to begin with")
+            assert model is not None, "who is a member works on a model"
             mode = None if event.request.mode is None else Mode.from_json(event.request.mode)
             if mode is not None and mode != members.membership.mode and not is_proposed:
                 if state.is_over:

@@ -71,18 +71,34 @@ def test_the_first_dataset_counts() -> None:
     assert "/e/*" in str(refused)
 
 
-def test_a_resumed_job_takes_the_first_order_since() -> None:
+def resumed() -> MasterCore:
+    """Of a job that had two tasks and one epoch."""
     first = core_of()
     first.apply(events.DatasetIndexed(REPLY, TASKS), 0.0)
     queue, failures = first.encode()["queue"], first.encode()["failures"]
     declaration = JobDeclaration(dataset=REPLY, is_resumed=True)
-    stored = StoredState(declaration=declaration, queue=queue, failures=failures, is_resumed=True)
-    core = core_of(stored, TASKS)
+    return core_of(StoredState(declaration=declaration, queue=queue, failures=failures, is_resumed=True), TASKS)
+
+
+def test_a_resumed_job_takes_the_first_order_since() -> None:
+    core = resumed()
     again = replace(DATA, seed=2, epochs=3)
     assert reply(core, events.DatasetDeclared(1, again)).declaration is again
     assert core.work is not None
     assert core.work.queue.settings.epochs == 3
     assert isinstance(reply(core, events.DatasetDeclared(2, DATA)), DeclarationError)
+
+
+@pytest.mark.parametrize(
+    ("again", "said"),
+    [
+        (DATA, []),
+        (replace(DATA, epochs=3), ["epochs changed before=%s now=%s"]),
+        (replace(DATA, seed=2), ["order changed shuffle=%s seed=%d first_epoch=%d"]),
+    ],
+)
+def test_what_a_resumed_job_has_changed_is_noted(again: DatasetDeclaration, said: list[str]) -> None:
+    assert notes(resumed().apply(events.DatasetDeclared(1, again), 0.0)) == said
 
 
 def test_a_dataset_grows_and_its_growth_ends() -> None:
@@ -121,9 +137,19 @@ def test_a_resumed_model_may_have_other_settings_of_its_optimizer() -> None:
     adam = replace(MODEL, optimizer=Adam(lr=0.1).to_json())
     assert isinstance(reply(core, events.ModelDeclared(1, adam)), DeclarationError)
     slower = replace(MODEL, optimizer=SGD(lr=0.01).to_json())
-    declared = reply(core, events.ModelDeclared(2, slower))
-    assert declared.declaration is slower
-    assert not declared.is_former
+    effects = core.apply(events.ModelDeclared(2, slower), 0.0)
+    (answer,) = [each for each in effects if isinstance(each, out.Answer)]
+    assert len(notes(effects)) == 1
+    assert isinstance(answer.reply, DeclaredModel)
+    assert answer.reply.declaration is slower
+    assert not answer.reply.is_former
+
+
+def test_a_resumed_model_that_stays_as_it_is_is_nothing_to_note() -> None:
+    former = DeclaredModel(declaration=MODEL, pservers=1, plan_hash="p", is_former=True)
+    core = core_of(StoredState(declaration=JobDeclaration(model=former)))
+    assert not notes(core.apply(events.ModelDeclared(1, MODEL), 0.0))
+    assert not core.has_former_model
 
 
 def test_an_evaluation_is_declared_when_its_tasks_are_known() -> None:

@@ -46,6 +46,7 @@ def test_an_epoch_begins_when_all_trainers_ask(queue: TaskQueue) -> None:
 def test_a_trainer_gets_one_task_when_it_holds_none(queue: TaskQueue) -> None:
     schedule = DeterministicSchedule(1)
     assert schedule.begins(queue, "a", ALIVE, 0.0)
+    assert not schedule.begins(queue, "a", ALIVE, 0.0), "it has begun"
     assert [schedule.pieces_for(queue, "a", want) for want in (0, 1, 5)] == [0, 1, 1]
     queue.request("a", 0.0)
     assert schedule.pieces_for(queue, "a", 5) == 0, "it has one"

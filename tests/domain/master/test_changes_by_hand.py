@@ -1,0 +1,138 @@
+"""What people ask a running job for: another mode, a checkpoint; and what they are told meanwhile."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from flightedl.domain.checkpoint.values import CheckpointSettings, WriteManifest
+from flightedl.domain.consistency.modes import Async, Sync
+from flightedl.domain.master import effects as out
+from flightedl.domain.master import events
+from flightedl.domain.master.core import MasterCore
+from flightedl.domain.master.members import waiting_for_mode
+from flightedl.domain.master.state import CoreSettings
+from flightedl.domain.queue.values import QueueSettings
+from flightedl.errors import NotReadyError
+from flightedl.messages.checkpoints import CheckpointRequest
+from flightedl.messages.declarations import DatasetDeclaration, DeclaredDataset
+from flightedl.messages.tasks import FinishedTask, ModeRequest, TasksReply
+
+from .test_core import PSERVER, Bench
+
+
+def by_hand(effects: list[out.Effect]) -> list[out.Note]:
+    return [each for each in effects if isinstance(each, out.Note) and each.kind is out.Kind.CHANGED_BY_HAND]
+
+
+def asked(bench: Bench, mode: Any) -> tuple[list[out.Note], Any]:
+    bench.calls += 1
+    effects = bench.apply(events.ModeAsked(bench.calls, ModeRequest(mode=mode, wait_s=0.0)))
+    return by_hand(effects), bench.reply(bench.calls)
+
+
+# the mode
+
+
+@pytest.mark.parametrize("mode", [None, Sync().to_json()])
+def test_to_ask_for_no_mode_or_for_the_present_one_changes_nothing(mode: Any) -> None:
+    bench = Bench()
+    bench.serve()
+    before = bench.core.revision
+    notes, reply = asked(bench, mode)
+    assert not notes
+    assert reply.is_agreed
+    assert bench.core.revision == before
+
+
+def test_another_mode_is_proposed_once_and_whom_it_waits_for_is_told() -> None:
+    bench = Bench()
+    bench.serve()
+    notes, reply = asked(bench, Async().to_json())
+    assert [note.values for note in notes] == [(Sync(), Async())]
+    assert not reply.is_agreed
+    members = bench.core.members
+    assert members is not None
+    assert waiting_for_mode(members.membership).startswith("pserver 0 to begin Async")
+    assert not asked(bench, Async().to_json())[0], "it is under way"
+    bench.serve()
+    assert waiting_for_mode(members.membership) == ""
+
+
+def test_without_a_model_there_is_no_mode_to_change() -> None:
+    core = MasterCore(CoreSettings(generation=5, pserver_count=1), 0.0)
+    (answer,) = core.apply(events.ModeAsked(1, ModeRequest(mode=Async().to_json())), 0.0)
+    assert isinstance(answer, out.Answer)
+    assert isinstance(answer.reply, NotReadyError)
+
+
+# a checkpoint
+
+
+@pytest.mark.parametrize("is_last", [True, False])
+def test_after_a_failure_of_the_store_the_last_checkpoint_is_tried_at_once(is_last: bool) -> None:
+    settings = CheckpointSettings(interval_s=None, at_epoch_end=False, retry_floor_s=50.0)
+    bench = Bench(keeps_checkpoints=True, checkpoints=settings)
+    bench.serve()
+    bench.apply(events.TimePassed())
+    bench.serve()
+    bench.apply(events.ManifestFailed(1, "no space"))
+    effects = bench.apply(events.CheckpointAsked(1, CheckpointRequest(wait_s=2.0), is_last))
+    assert [each.work for each in effects if isinstance(each, out.StoreWork)] == [WriteManifest(1)] * is_last
+    assert 1 not in bench.answers, "it is waited for"
+
+
+# an evaluation
+
+
+def evaluated(bench: Bench, **report: Any) -> tuple[TasksReply, int]:
+    """The reply to a request for its work, and the revision that is stored before it is told."""
+    call = bench.ask(evaluation="e", **report)
+    return bench.reply(call), bench.answers[call].revision
+
+
+def test_what_an_evaluation_gives_out_is_stored_and_its_result_told_at_its_end() -> None:
+    bench = Bench()
+    declared = DeclaredDataset(
+        index_hash="i",
+        task_count=1,
+        record_count=1,
+        schema="",
+        declaration=DatasetDeclaration(urls=["file:///x"], batch_size=1),
+    )
+    bench.apply(events.EvaluationIndexed("e", declared, QueueSettings(1, lambda _: 1)))
+    before = bench.core.revision
+    reply, revision = evaluated(bench)
+    assert revision == bench.core.revision == before + 1
+    assert (len(reply.assignments), reply.metrics) == (1, {})
+    nothing, _ = evaluated(bench, holding=[reply.assignments[0].attempt])
+    assert not nothing.assignments
+    assert bench.core.revision == revision, "nothing has changed"
+    report = FinishedTask(
+        epoch=0, position=0, attempt=reply.assignments[0].attempt, pservers=[PSERVER], metrics={"loss": (6.0, 2.0)}
+    )
+    done, revision = evaluated(bench, finished=[report])
+    assert (done.outcome, done.metrics) == ("epochs_done", {"loss": 3.0})
+    assert revision == bench.core.revision > before + 1
+
+
+# a deterministic run
+
+
+def test_the_members_of_an_epoch_stay_until_the_next_one_begins() -> None:
+    bench = Bench(Sync(deterministic=True), tasks=2, epochs=2, trainer_count=1)
+    bench.serve()
+    first = bench.take()
+    joining = bench.join()
+    bench.serve()
+    member = bench.reply(joining).member
+    assert member
+    reply = bench.finish(first, want=1)
+    assert reply.member == member, "in the middle of an epoch"
+    (second,) = reply.assignments
+    assert second.epoch == 0
+    (third,) = bench.finish(second, want=1).assignments
+    assert third.epoch == 1
+    assert bench.core.members is not None
+    assert not bench.core.members.member_of("a")

@@ -1,0 +1,189 @@
+"""What a master makes of what pservers say and of which are there: who counts, and what is noted."""
+
+from __future__ import annotations
+
+import pytest
+
+from flightedl.domain.checkpoint.values import CheckpointSettings
+from flightedl.domain.consistency.modes import Async, Mode, Sync
+from flightedl.domain.master import effects as out
+from flightedl.domain.master import events
+from flightedl.domain.master.core import MasterCore
+from flightedl.domain.master.state import CoreSettings
+from flightedl.domain.queue.values import QueueSettings
+from flightedl.domain.recovery.replay import AppliedSummary
+from flightedl.messages.control import AppliedReply, SnapshotRequest, ViewRequest
+from flightedl.messages.declarations import ModelDeclaration
+from flightedl.messages.status import PserverStatusReply
+
+from .test_core import PSERVER, A, B, Bench, done, save
+
+#: Of a process that has no index of this job any more.
+BEYOND = 99
+
+
+def notes(effects: list[out.Effect], kind: out.Kind) -> list[out.Note]:
+    return [each for each in effects if isinstance(each, out.Note) and each.kind is kind]
+
+
+def is_admitted(bench: Bench) -> bool:
+    bench.serve()
+    bench.take()
+    joining = bench.join()
+    bench.serve()
+    return joining in bench.answers and bool(bench.reply(joining).member)
+
+
+def test_a_pserver_beyond_the_count_is_waited_for_by_nobody() -> None:
+    bench = Bench()
+    bench.see({"a": A, "b": B}, {0: PSERVER, 1: BEYOND})
+    assert is_admitted(bench)
+
+
+def test_a_pserver_beyond_the_count_that_was_there_before_the_model_is_waited_for_by_nobody() -> None:
+    bench = Bench()
+    bench.core = MasterCore(
+        CoreSettings(generation=5, pserver_count=1, keeps_checkpoints=False), 0.0, None, QueueSettings(2, lambda _: 1)
+    )
+    bench.see({"a": A, "b": B}, {0: PSERVER, 1: BEYOND})
+    declared = ModelDeclaration(parameters=[], optimizer={}, mode=Sync().to_json())
+    bench.apply(events.ModelPlanned(declared, "p", 1))
+    assert is_admitted(bench)
+
+
+def lacking() -> AppliedReply:
+    return AppliedReply(summary=AppliedSummary().encode(), lacks_election=3)
+
+
+def test_the_model_begins_again_without_a_pserver_beyond_the_count() -> None:
+    bench = Bench()
+    bench.see({"a": A, "b": B}, {0: PSERVER, 1: BEYOND})
+    effects = bench.apply(events.AppliedAnswered(0, PSERVER, None, lacking()))
+    (deletion,) = [each for each in effects if isinstance(each, out.DeleteElection)]
+    assert dict(deletion.step.generations) == {0: PSERVER}
+
+
+def test_that_values_are_lost_is_noted_once() -> None:
+    bench = Bench()
+    first, again = (bench.apply(events.AppliedAnswered(0, PSERVER, None, lacking())) for _ in range(2))
+    assert [len(notes(effects, out.Kind.VALUES_LOST)) for effects in (first, again)] == [1, 0]
+
+
+def audited(bench: Bench, **done: bytes) -> list[out.Effect]:
+    """The effects of the answer to an audit."""
+    bench.now += 1.0
+    call = bench.control()
+    assert isinstance(call, out.ControlCall)
+    assert call.audit is not None
+    return bench.applied(call, done={0: done["done"]} if done else {})
+
+
+def test_what_an_audit_finds_missing_is_noted_and_stored() -> None:
+    bench = Bench(tasks=1)
+    bench.serve()
+    bench.finish(bench.take())
+    before = bench.core.revision
+    (note,) = notes(audited(bench), out.Kind.WORK_LOST)
+    assert note.values == (0, PSERVER, 1, 1, 0)
+    assert note.is_warning
+    assert bench.core.revision > before
+
+
+def test_an_audit_that_finds_nothing_changes_nothing() -> None:
+    bench = Bench(tasks=1)
+    bench.serve()
+    bench.finish(bench.take())
+    before = bench.core.revision
+    assert not notes(audited(bench, done=b"\x01"), out.Kind.WORK_LOST)
+    assert bench.core.revision == before
+
+
+def test_after_work_was_lost_the_last_checkpoint_is_made_again() -> None:
+    settings = CheckpointSettings(interval_s=None, at_epoch_end=False)
+    bench = Bench(tasks=1, keeps_checkpoints=True, checkpoints=settings)
+    bench.serve()
+    bench.apply(events.TimePassed())
+    save(bench)
+    bench.finish(bench.take())
+    assert not audited_at_the_end(bench)
+    assert bench.core.ending.final_ticket == 2
+    # Nothing is lost: what was asked for stays so.
+    bench.apply(
+        events.AppliedAnswered(0, PSERVER, None, AppliedReply(summary=AppliedSummary(done={0: b"\1"}).encode()))
+    )
+    assert bench.core.ending.final_ticket == 2
+
+
+def audited_at_the_end(bench: Bench) -> bool:
+    bench.now += 1.0
+    bench.serve(done={0: b"\x01"})
+    return done(bench) == "epochs_done"
+
+
+@pytest.mark.parametrize("generation", [PSERVER, PSERVER + 1])
+def test_only_the_process_that_is_there_takes_part_in_checkpoints(generation: int) -> None:
+    bench = Bench(keeps_checkpoints=True)
+    bench.see({"a": A, "b": B}, {0: PSERVER + 1})
+    bench.apply(events.AppliedAnswered(0, generation, None, AppliedReply(summary=AppliedSummary().encode())))
+    bench.apply(events.TimePassed())
+    assert (bench.core.checkpointing.checkpoints.under_way is not None) == (generation == PSERVER + 1)
+
+
+@pytest.mark.parametrize(("mode", "has_round"), [(Sync(), True), (Async(), False)])
+def test_a_checkpoint_is_at_a_round_where_there_are_rounds(mode: Mode, has_round: bool) -> None:
+    bench = Bench(mode, keeps_checkpoints=True)
+    assert is_admitted(bench)
+    said = bench.core.apply(events.StatusTold([status(highest_version=7)]), 0.0)
+    assert not notes(said, out.Kind.CHECKPOINT_TROUBLE)
+    bench.apply(events.TimePassed())
+    (order,) = [each for each in bench.serve() if isinstance(each, SnapshotRequest)]
+    assert (order.round is not None) == has_round
+    assert order.round is None or order.round > 7
+
+
+def status(*, highest_version: int = 0, is_draining: bool = False) -> PserverStatusReply:
+    numbers = dict.fromkeys(("lowest_version", "size_bytes", "pushes"), 0)
+    return PserverStatusReply(
+        index=0,
+        state="serving",
+        blocks=1,
+        rows={},
+        members=[],
+        waiting_for="",
+        is_draining=is_draining,
+        highest_version=highest_version,
+        **numbers,
+    )
+
+
+def test_an_epoch_ends_with_a_checkpoint() -> None:
+    bench = Bench(tasks=1, epochs=2, keeps_checkpoints=True, checkpoints=CheckpointSettings(interval_s=None))
+    bench.serve()
+    bench.apply(events.TimePassed())
+    save(bench)
+    bench.apply(events.TimePassed())
+    assert bench.core.checkpointing.checkpoints.under_way is None
+    bench.finish(bench.take())
+    bench.apply(events.TimePassed())
+    assert bench.core.checkpointing.checkpoints.under_way == 2
+
+
+def test_a_pserver_about_to_end_wants_one_checkpoint() -> None:
+    bench = Bench(keeps_checkpoints=True, checkpoints=CheckpointSettings(interval_s=None, at_epoch_end=False))
+    bench.serve()
+    for number in (1, 2):
+        bench.apply(events.TimePassed())
+        assert bench.core.checkpointing.checkpoints.under_way == number
+        save(bench)
+        bench.apply(events.StatusTold([status(is_draining=True)]))
+    bench.apply(events.TimePassed())
+    assert bench.core.checkpointing.checkpoints.under_way is None
+
+
+def test_a_view_says_in_which_mode() -> None:
+    bench = Bench(Sync(backup=1))
+    bench.serve()
+    bench.take()
+    bench.join()
+    (view,) = [each for each in bench.serve() if isinstance(each, ViewRequest)]
+    assert view.mode == Sync(backup=1).to_json()
