@@ -41,9 +41,6 @@ if TYPE_CHECKING:
     from flightedl.testing.simulation.cluster import Cluster
 
 LEASE_TTL_S = 2.0
-_PULL_S = 1.0
-#: The longest time between the copies of two blocks.
-_COPY_S = 0.03
 _DRAIN_S = 5.0
 _SERVING = (State.SERVING, State.DRAINING)
 
@@ -303,7 +300,7 @@ class Pserver(Process):
     # the master
 
     def _has_lease(self) -> bool:
-        if not self.lease.is_held() and "no lease check" not in self.flaws:
+        if not self.lease.is_held():
             self._apply(happens.LeaseOver())
         return self.is_alive
 

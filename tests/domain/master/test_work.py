@@ -48,6 +48,20 @@ def test_what_a_trainer_holds_no_more_comes_back(work: Work) -> None:
     assert [each.attempt for each in work.take_reports(ticket(holding=holding), 0.0)] == holding[:2]
 
 
+def test_reports_are_counted_by_what_became_of_them(work: Work) -> None:
+    done, returned = take(work, 2)
+    back = ReturnedTask(epoch=0, position=returned.position, attempt=returned.attempt)
+    work.take_reports(ticket(finished=finished(done), returned=[back]), 0.0)
+    work.take_reports(ticket(finished=finished(done)), 0.0)
+    work.take_reports(ticket(finished=finished(returned)), 0.0)
+    assert {name: count for name, count in work.reports.items() if count} == {
+        "finished": 1,
+        "returned": 1,
+        "repeated": 1,
+        "outdated": 1,
+    }
+
+
 def test_only_work_of_epochs_gone_by_counts_as_repeated() -> None:
     work = work_of(2, epochs=2)
     first, second = take(work, 2)
