@@ -40,6 +40,7 @@ def dataset_declaration(
     records_per_task: Any = 0,
     on_corrupt: Any = "fail",
     follow: Any = False,
+    steps_per_batch: Any = 1,
 ) -> DatasetDeclaration:
     """The arguments of ``job.dataset``, as they are declared.
 
@@ -58,6 +59,7 @@ def dataset_declaration(
         records_per_task=checked("records_per_task", records_per_task, int, _NOT_NEGATIVE),
         on_corrupt=_text("on_corrupt", on_corrupt),
         follow=checked("follow", follow, bool, None),
+        steps_per_batch=checked("steps_per_batch", steps_per_batch, int, _AT_LEAST_ONE),
     )
 
 

@@ -130,6 +130,7 @@ class Job:
         on_corrupt: str = "fail",
         decode: Decode | None = None,
         follow: bool = False,
+        steps_per_batch: int = 1,
         explicit_done: bool = False,
     ) -> Dataset:
         """Declare the job's training data: the same in every trainer, whose share of it comes by iterating.
@@ -154,6 +155,8 @@ class Job:
             on_corrupt: "fail" or "skip" corrupt chunks.
             decode: For RecordIO: makes columns of a record's bytes.
             follow: More files are to come; see above.
+            steps_per_batch: Each batch is handed out so many times in a row, for a step each time:
+                ``Dataset.step_of_batch`` says which one it is. Each is done once, like batches of their own.
             explicit_done: Batches count as done when ``Dataset.done`` says so, not when the next one is asked for; for
                 jobs without parameters.
 
@@ -177,6 +180,7 @@ class Job:
             records_per_task=records_per_task,
             on_corrupt=on_corrupt,
             follow=follow,
+            steps_per_batch=steps_per_batch,
         )
         return self._data.declare(declaration, decode, explicit_done=explicit_done)
 

@@ -25,6 +25,7 @@ class DatasetSpec:
         columns: Only these; None: all.
         filter: (column, operator, value) conditions, see ``formats.records``.
         batch_size: Records of a batch, before the filter.
+        steps_per_batch: So many batches in a row have the same records.
         on_corrupt: "fail", or "skip" to pass over corrupt chunks and count them.
         max_records_per_chunk: See ``IndexOptions``.
         text_chunk_bytes: See ``IndexOptions``.
@@ -35,6 +36,7 @@ class DatasetSpec:
     columns: tuple[str, ...] | None = None
     filter: tuple[Condition, ...] = ()
     batch_size: int = 1
+    steps_per_batch: int = 1
     on_corrupt: str = "fail"
     max_records_per_chunk: int = 0
     text_chunk_bytes: int = IndexOptions().text_chunk_bytes

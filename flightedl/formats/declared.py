@@ -23,6 +23,7 @@ def spec_of(declared: DatasetDeclaration) -> DatasetSpec:
         columns=None if declared.columns is None else tuple(declared.columns),
         filter=tuple(tuple(condition) for condition in declared.filter or ()),
         batch_size=declared.batch_size,
+        steps_per_batch=declared.steps_per_batch,
         on_corrupt=declared.on_corrupt,
         max_records_per_chunk=declared.records_per_task,
     )

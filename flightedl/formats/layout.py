@@ -23,6 +23,7 @@ class TaskLayout:
     Args:
         index: Of the dataset.
         batch_size: Records of a batch.
+        steps_per_batch: So many batches in a row have the same records.
         chunks_per_task: How many chunks make a task; the last task may have fewer.
         records_per_task: Instead, about how many records do: a task takes all chunks that *start* in the same multiple
             of this number, so tasks have between none less and one chunk more; 0: by chunks.
@@ -38,6 +39,7 @@ class TaskLayout:
         index: ChunkIndex,
         batch_size: int,
         *,
+        steps_per_batch: int = 1,
         chunks_per_task: int = 1,
         records_per_task: int = 0,
         bounds: Sequence[int] = (),
@@ -46,6 +48,7 @@ class TaskLayout:
             raise UsageError("batch_size and the size of a task have to be at least 1")
         self._index = index
         self._batch_size = batch_size
+        self.steps_per_batch = steps_per_batch
         records = index.records
         ends = [*bounds, len(index)]
         parts = [
@@ -83,7 +86,13 @@ class TaskLayout:
 
     def batch_count(self, task: int) -> int:
         """Batches of a task."""
-        return batch_count(self.records(task), self._batch_size)
+        return self.steps_per_batch * batch_count(self.records(task), self._batch_size)
+
+    def records_of(self, task: int, batches: range) -> range:
+        """Positions of the records of some batches of a task."""
+        first = batches.start // self.steps_per_batch * self._batch_size
+        end = -(-batches.stop // self.steps_per_batch) * self._batch_size
+        return range(first, min(end, self.records(task)))
 
     def chunk_range(self, task: int) -> range:
         """Numbers of a task's chunks in the index."""

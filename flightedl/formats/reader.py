@@ -89,13 +89,16 @@ def read_task(
         raise UsageError("decode= is for RecordIO: the other formats have columns of their own")
     reader = ChunkReader(files, chunks, spec, schema, decode, counts)
     order = None if seed is None else record_order(reader.record_count, seed, epoch, task)
-    count = batch_count(reader.record_count, spec.batch_size)
+    steps = spec.steps_per_batch
+    count = steps * batch_count(reader.record_count, spec.batch_size)
     end = count if end_batch is None else end_batch
     if not 0 <= first_batch <= end <= count:
         raise UsageError(f"there are no batches {first_batch} to {end} in task {task}: it has {count}")
-    for batch in range(first_batch, end):
-        positions = batch_range(reader.record_count, spec.batch_size, batch)
-        yield reader.range(positions) if order is None else reader.take(order[positions.start : positions.stop])
+    for number in range(first_batch // steps, -(-end // steps)):
+        positions = batch_range(reader.record_count, spec.batch_size, number)
+        records = reader.range(positions) if order is None else reader.take(order[positions.start : positions.stop])
+        for _ in range(max(first_batch, number * steps), min(end, (number + 1) * steps)):
+            yield records
 
 
 class ChunkReader:

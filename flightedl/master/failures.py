@@ -13,11 +13,10 @@ RANGES_LIMIT = 64
 
 def failed_piece(failed: Failed, dataset: IndexedDataset, seed: int | None) -> FailedPiece:
     """A quarantined piece with its place in the files; ``seed``: what its records were shuffled by."""
-    layout, declared = dataset.layout, dataset.reply.declaration
+    layout = dataset.layout
     chunks = tuple(layout.chunks_of(failed.task))
-    first = failed.first_batch * declared.batch_size
-    end = min(failed.end_batch * declared.batch_size, layout.records(failed.task))
-    ranges = list(record_ranges(chunks, first, end, seed, failed.epoch, failed.task))
+    records = layout.records_of(failed.task, range(failed.first_batch, failed.end_batch))
+    ranges = list(record_ranges(chunks, records.start, records.stop, seed, failed.epoch, failed.task))
     of_first_file = [each for each in ranges if each.url == ranges[0].url]
     first_record = min(each.first_record for each in of_first_file)
     last_record = max(each.first_record + each.records for each in of_first_file)

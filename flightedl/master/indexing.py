@@ -197,6 +197,7 @@ def layout_of(index: ChunkIndex, declared: DatasetDeclaration, arrivals: Sequenc
     return TaskLayout(
         index,
         batch_size=declared.batch_size,
+        steps_per_batch=declared.steps_per_batch,
         records_per_task=declared.records_per_task,
         bounds=[index.first_chunk(number) for number in files[:-1]],
     )

@@ -151,6 +151,7 @@ def records_trained(queue: TaskQueue, dataset: IndexedDataset) -> int:
     over = counts.done + counts.failed
     in_epoch = 0 if queue.is_done or not counts.total else over / counts.total
     failed = (counts.failed_batches + counts.dropped_batches) * dataset.layout.batch_size
+    failed //= dataset.layout.steps_per_batch
     return max(int((queue.epoch + in_epoch) * dataset.layout.record_count) - failed, 0)
 
 

@@ -27,6 +27,8 @@ class DatasetDeclaration(Request, frozen=True, kw_only=True):
     filter: list[tuple[str, str, Any]] | None = None
     records_per_task: Natural = 0
     on_corrupt: Text = "fail"
+    #: So many times each batch is handed out, under an identity of its own each time.
+    steps_per_batch: Annotated[int, msgspec.Meta(ge=1)] = 1
     #: The files that match are added to for as long as there is no ``_END`` beside them; see ``formats.following``.
     follow: bool = False
 

@@ -37,6 +37,23 @@ def test_decode_makes_columns_of_bytes(world: Any) -> None:
     assert raw[0].column("record").to_pylist() == JSON_RECORDS
 
 
+def test_a_batch_of_several_steps_is_as_many_batches_of_the_same_records(world: Any) -> None:
+    world.write("a.parquet", pa.table({"k": range(10)}), "parquet")
+    spec = DatasetSpec(("a.parquet",), batch_size=4, steps_per_batch=3)
+    layout = TaskLayout(build_index(world.files, spec), 4, steps_per_batch=3)
+    assert layout.batch_count(0) == 9
+    whole = [batch["k"].to_pylist() for batch in read(world, spec)]
+    assert whole == [*[[0, 1, 2, 3]] * 3, *[[4, 5, 6, 7]] * 3, *[[8, 9]] * 3]
+    for first in range(9):
+        for end in range(first, 10):
+            part = read(world, spec, first_batch=first, end_batch=end)
+            assert [batch["k"].to_pylist() for batch in part] == whole[first:end]
+    assert layout.records_of(0, range(2, 7)) == range(10)
+    assert layout.records_of(0, range(3, 4)) == range(4, 8)
+    with pytest.raises(UsageError, match="there are no batches 0 to 10 in task 0: it has 9"):
+        read(world, spec, end_batch=10)
+
+
 def test_decode_that_fails(world: Any) -> None:
     world.put("a.recordio", encode_chunk([*JSON_RECORDS, b"not json"]))
     spec = DatasetSpec(("a.recordio",), batch_size=100)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -33,12 +34,14 @@ class JobOfOne(BenchJob):
         super().__init__(bench, 1)
         self.logged: list[float] = []
 
-    def dataset(self, urls: object, *, epochs: int = 1, explicit_done: bool = False, **given: object) -> Any:
+    def dataset(
+        self, urls: object, *, epochs: int = 1, explicit_done: bool = False, steps_per_batch: int = 1, **given: object
+    ) -> Any:
         data = DatasetOfOne(urls=urls, epochs=epochs, **given)
-        batches = [batch for _ in range(epochs) for batch in data]
-        return shared(batches) if explicit_done else self._one_by_one(batches)
+        batches = [batch for _ in range(epochs) for batch in data for _ in range(steps_per_batch)]
+        return shared(batches) if explicit_done else OneByOne(self, batches, steps_per_batch)
 
-    def _one_by_one(self, batches: list[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    def handed_out(self, batches: list[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for number, batch in enumerate(batches):
             if self.trainer is not None:
                 self.begin(number, batch.num_rows)
@@ -55,6 +58,22 @@ class JobOfOne(BenchJob):
         specs = [ParameterSpec(name, value.shape, value.dtype.name) for name, value in model.items()]
         write_model(url, "", specs, zip(specs, model.values(), strict=True))
         return True
+
+
+@dataclass
+class OneByOne:
+    """The only trainer's batches."""
+
+    job: JobOfOne
+    batches: list[pa.RecordBatch]
+    steps_per_batch: int
+
+    def __iter__(self) -> Iterator[pa.RecordBatch]:
+        return self.job.handed_out(self.batches)
+
+    @property
+    def step_of_batch(self) -> int:
+        return self.job.trainer.current.number % self.steps_per_batch
 
 
 def shared(batches: list[pa.RecordBatch]) -> Dataset:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -12,6 +13,7 @@ from torch.utils.data import DataLoader
 
 from flightedl.domain.consistency.modes import Sync
 from flightedl.errors import UsageError
+from flightedl.messages.declarations import DatasetDeclaration
 from flightedl.torch import IterableDataset, batches
 
 from ..client.loop_bench import Loop, gradients, value_of
@@ -121,6 +123,22 @@ def test_a_data_loader_hands_out_the_batch_that_is_current() -> None:
             assert job.current.number == number
             job.parameters.step(gradients(cluster))
         assert value_of(cluster, "w") == 3
+
+
+def test_a_batch_of_two_steps_is_handed_out_twice_and_each_step_counts_once() -> None:
+    declared = DatasetDeclaration(urls=["data"], batch_size=1, steps_per_batch=2)
+    with Cluster({"critic": (3,), "maker": (3,)}, Sync(reduce="sum")) as cluster, Loop(cluster, batches=6) as job:
+        job.data._declared = msgspec.structs.replace(job.data._declared, declaration=declared)
+        job._read = job.data._read = lambda task: [pa.record_batch({"number": [n // 2]}) for n in range(6)]
+        seen = []
+        for number in batches(job.data, "number"):
+            step = job.data.step_of_batch
+            seen.append((number.item(), step))
+            job.parameters.step({("critic", "maker")[step]: np.full(3, -1, np.float32)})
+        assert seen == [(number, step) for number in range(3) for step in range(2)]
+        assert (value_of(cluster, "critic"), value_of(cluster, "maker")) == (3, 3)
+        with pytest.raises(UsageError, match="no batch is current"):
+            _ = job.data.step_of_batch
 
 
 @pytest.mark.parametrize("start", ["spawn", "fork"])

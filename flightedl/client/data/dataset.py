@@ -143,6 +143,8 @@ class Dataset:
         self._read_queue: queue.Queue[Item | None] = queue.Queue(_AHEAD)
         #: What the user's code is at.
         self._at: AssignedTask | None = None
+        #: Of the batch within its task.
+        self._number = 0
         self._stopping = threading.Event()
         self._reader: threading.Thread | None = None
         self._reader_error: Exception | None = None
@@ -175,6 +177,17 @@ class Dataset:
         if self._at is None:
             raise UsageError("no batch is current: ask for the epoch inside `for batch in data`")
         return self._at.assignment.epoch
+
+    @property
+    def step_of_batch(self) -> int:
+        """Of data declared with ``steps_per_batch``: which of its steps the current batch is for, counted from 0.
+
+        Raises:
+            UsageError: no batch is current.
+        """
+        if self._at is None:
+            raise UsageError("no batch is current: ask for its step inside `for batch in data`")
+        return self._number % self._declared.declaration.steps_per_batch
 
     @property
     def is_over(self) -> bool:
@@ -317,7 +330,7 @@ class Dataset:
     def _place(self, task: AssignedTask, number: int) -> str:
         """Where the records of a batch lie."""
         declared, given = self._declared.declaration, task.assignment
-        first = number * declared.batch_size
+        first = number // declared.steps_per_batch * declared.batch_size
         end = first + declared.batch_size
         chunks = chunks_from_rows(given.chunks)
         return described(record_ranges(chunks, first, end, given.seed, given.epoch, given.task))
@@ -329,7 +342,7 @@ class Dataset:
         if not self._listener.open_batch(handed.current):
             loop.denied(handed)
             return
-        self._at = handed.item.task
+        self._at, self._number = handed.item.task, handed.item.number
         yield handed.item.records
         self._at = None
         if not self.explicit_done:

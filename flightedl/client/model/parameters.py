@@ -370,7 +370,10 @@ class Parameters(Mapping[str, npt.NDArray[np.generic]]):
         """UsageError if the batch has had a gradient for one of these parameters."""
         for name in arrays if current.answered else ():
             if not current.answered.keys().isdisjoint(self._ranges[name]):
-                raise UsageError(f"the gradient of {name!r} was already pushed for this batch ({current})")
+                raise UsageError(
+                    f"the gradient of {name!r} was already pushed for this batch ({current}); for several steps, "
+                    "declare them: job.dataset(..., steps_per_batch=2)"
+                )
 
     def _sum(self, taken: TakeSum) -> Outgoing:
         """The gradients of a sum, ready to be sent."""
