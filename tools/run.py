@@ -49,6 +49,7 @@ def resume_command(arguments: Sequence[str]) -> str:
 @click.option("--lease-ttl-s", type=float, help="After how long a process that fell silent counts as dead [5]")
 @click.option("--tls-dir", metavar="DIR", help="Directory with ca.pem, cert.pem and key.pem: mutual TLS")
 @click.option("--log-level", metavar="LEVEL", help="DEBUG, INFO, WARNING or ERROR [INFO]")
+@click.option("--page/--no-page", default=True, help="Serve a web page of the job on this machine [page]")
 @click.option("--record", metavar="DIR", type=click.Path(path_type=Path), help="Record the run, for `flightedl replay`")
 def run(
     *,
@@ -70,6 +71,7 @@ def run(
     lease_ttl_s: float | None,
     tls_dir: str | None,
     log_level: str | None,
+    page: bool,
     record: Path | None,
 ) -> int:
     """Run a whole job on this machine: servers and trainers.
@@ -104,6 +106,7 @@ def run(
         standby=standby,
         output=output,
         etcd=etcd,
+        page=page,
         resume_command=resume_command(sys.argv[1:]) if checkpoint else "",
         more={name: value for name, value in more.items() if value is not None},
     )

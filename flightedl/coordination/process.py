@@ -36,8 +36,9 @@ from flightedl.errors import EXIT_START_AGAIN, FlightedlError, exit_code_of
 from flightedl.ports import Clock, Instruments, Measure, NoInstruments
 from flightedl.process import log_format
 from flightedl.process import tuning as process_tuning
-from flightedl.process.health_page import Health, HealthPage
-from flightedl.process.metrics_page import Figure, Figures, MetricsPage, TlsFiles
+from flightedl.process.health_page import PATHS, Health, HealthPage
+from flightedl.process.http_page import Answer, Asked, Handler, PatientPage, TlsFiles
+from flightedl.process.metrics_page import Figure, Figures, Metrics
 from flightedl.recording.writer import Recorder, recording_process
 from flightedl.rpc.authentication import Role, place_of
 
@@ -115,10 +116,13 @@ class ServerProcess(abc.ABC, Generic[Settings]):
             else contextlib.nullcontext()
         )
 
-    def _metrics(
-        self, index: int, held: HeldKey, read: Callable[[], Figures]
+    def _pages(
+        self, index: int, held: HeldKey, read: Callable[[], Figures], other: Handler | None = None
     ) -> contextlib.AbstractContextManager[object]:
-        """The Prometheus page, if the settings want one; closed at the end of the ``with`` block."""
+        """What this process shows by HTTP, if the settings want it; closed at the end of the ``with`` block.
+
+        Figures for Prometheus, the answers to probes, and what ``other`` answers.
+        """
         port = self._settings.metrics_port
         if not port:
             return contextlib.nullcontext()
@@ -131,8 +135,16 @@ class ServerProcess(abc.ABC, Generic[Settings]):
         if self._settings.tls_dir:
             place = place_of(self._settings.tls_dir, Role.SERVER)
             tls = TlsFiles(*(str(place / name) for name in FILES))
-        page = MetricsPage(self._settings.bind, port, self._labels(index), read_all, tls, self._registry)
-        return contextlib.closing(page)
+        metrics = Metrics(self._labels(index), read_all, self._registry)
+
+        def answer(asked: Asked) -> Answer:
+            if asked.path == "/metrics":
+                return metrics.page(asked)
+            if asked.path in PATHS or other is None:
+                return self._health.page(asked)
+            return other(asked)
+
+        return contextlib.closing(PatientPage("metrics page", self._settings.bind, port, answer, tls))
 
     def _record(self, port: int = 0, generation: int = 0) -> bytes:
         """What a key of this process says: where it can be called (port 0: nowhere yet), and which process it is."""

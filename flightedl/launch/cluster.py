@@ -28,7 +28,7 @@ from flightedl.errors import FlightedlError, JobFailedError, UnavailableError, U
 from flightedl.launch.etcd import EmbeddedEtcd
 from flightedl.launch.lease_cleaner import LeaseCleaner
 from flightedl.launch.naming import JobName
-from flightedl.launch.places import LOGS, directory_of, make_directory
+from flightedl.launch.places import LOGS, directory_of, free_port, make_directory
 from flightedl.launch.policy import Limits, Role, Slot
 from flightedl.launch.processes import Children
 from flightedl.launch.programs import Programs, TrainerProgram
@@ -56,6 +56,7 @@ class LocalCluster:
         standby: start one more master and one more pserver, which take over from one that dies at once, without the
             time that starting takes.
         record: directory in which every process records what happens to it, for ``flightedl replay``; None: nothing is.
+        page: whether the master serves a web page of the job, at ``page_url``.
         limits: when the supervisor gives up.
         on_event: is told in one sentence about each process that ends or is replaced.
         more: further settings of all processes, such as ``lease_ttl_s``.
@@ -75,13 +76,19 @@ class LocalCluster:
         trainers: TrainerProgram | None = None,
         standby: bool = False,
         record: str | Path | None = None,
+        page: bool = False,
         limits: Limits | None = None,
         on_event: OnEvent | None = None,
         **more: Any,
     ) -> None:
         if record is not None:
             more["record"] = str(directory_of(record, "record"))
-        self._programs = Programs(job, pservers, checkpoint, etcd, trainers, standby=standby, more=more)
+        page_port = free_port() if page else 0
+        #: Where a browser finds the job's page, once there is a master; empty: there is none.
+        self.page_url = f"http://127.0.0.1:{page_port}/" if page else ""
+        self._programs = Programs(
+            job, pservers, checkpoint, etcd, trainers, standby=standby, page_port=page_port, more=more
+        )
         self.job = job
         self.pservers = pservers
         self._has_own_etcd = etcd is None

@@ -1,7 +1,8 @@
-"""Directories of a job's results and logs."""
+"""Directories of a job's results and logs, and a port for its page."""
 
 from __future__ import annotations
 
+import socket
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,12 @@ from flightedl.errors import UsageError
 
 #: Directory of the logs, in that of the results.
 LOGS = "logs"
+
+
+def free_port() -> int:
+    """A port of loopback that nobody has now, and that somebody else may have by the time it is used."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        return int(listener.getsockname()[1])
 
 
 def make_directory(directory: Path) -> None:

@@ -49,6 +49,7 @@ class Programs:
         checkpoint: URL for checkpoints; None: none are kept.
         etcd: ``host:port`` of one that is there; None: the job has one of its own.
         trainers: None: no trainers.
+        page_port: Where the master serves the job's page and its figures; 0: nowhere.
         standby: Whether one more master and one more pserver are started.
         more: Further settings, each for the processes that have it.
 
@@ -65,6 +66,7 @@ class Programs:
         trainers: TrainerProgram | None,
         *,
         standby: bool,
+        page_port: int = 0,
         more: Mapping[str, Any],
     ) -> None:
         if not isinstance(pservers, int) or pservers < 0:
@@ -79,6 +81,7 @@ class Programs:
         self.etcd_address = etcd
         self._trainers = trainers
         self._standby = standby
+        self._page_port = page_port
         self._more = more
         if unknown := sorted(more.keys() - set().union(*map(_names_of, _KINDS))):
             raise UsageError(f"there is no setting named {', '.join(unknown)}")
@@ -116,7 +119,8 @@ class Programs:
         # Ports are always free ones: a fixed one from the environment could serve only one of the processes.
         ports = {"port": 0, "metrics_port": 0, "health_port": 0}
         trainers = 0 if self._trainers is None else self._trainers.count
-        master = self.master_settings(pservers=self._pservers, trainers=trainers, **ports)
+        master_ports = ports | {"metrics_port": self._page_port}
+        master = self.master_settings(pservers=self._pservers, trainers=trainers, **master_ports)
         pserver = self.settings(PserverSettings, checkpoint=self._checkpoint, **ports)
         slots = [Slot(Role.MASTER, 0), *(Slot(Role.PSERVER, index) for index in range(self._pservers))]
         if self._standby:

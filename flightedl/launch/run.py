@@ -64,10 +64,17 @@ class RunOptions:
     #: Default: a new directory under ``runs/``.
     output: Path | None = None
     etcd: str | None = None
+    #: Whether the master serves a web page of the job; never with certificates, which browsers do not have.
+    page: bool = True
     #: The command that goes on from the checkpoints of this run; empty: nobody knows it.
     resume_command: str = ""
     #: Further settings of all processes.
     more: Mapping[str, Any] = field(default_factory=dict)
+
+
+def _of_all(more: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings that all processes have."""
+    return {name: value for name, value in more.items() if name == "tls_dir"}
 
 
 def job_name(target: str) -> str:
@@ -115,6 +122,7 @@ def run_job(options: RunOptions, console: Console) -> int:
         etcd=options.etcd,
         output_dir=options.output or new_output_directory(job, Path("runs")),
         trainers=program,
+        page=options.page and not settings(CommonSettings, **_of_all(options.more)).tls_dir,
         on_event=display.event,
         **options.more,
     )
@@ -124,6 +132,8 @@ def run_job(options: RunOptions, console: Console) -> int:
             stack.callback(cluster.stop)
             cluster.start(ready_s=None, is_unwanted=lambda: bool(requests))
             if not requests:
+                if cluster.page_url:
+                    display.event(f"the job's page is at {cluster.page_url}")
                 display.event(f"`flightedl status --etcd {cluster.etcd_address} --job {job}` asks how it stands")
             poller = _StatusPoller(cluster, clock)
             stack.callback(poller.close)

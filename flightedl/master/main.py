@@ -20,6 +20,7 @@ from flightedl.errors import FencedError, UsageError
 from flightedl.master import continuity, resuming
 from flightedl.master.flight import MasterFlight
 from flightedl.master.metrics import MEASURES, figures
+from flightedl.master.page.answers import JobPage
 from flightedl.master.recovery import read_state
 from flightedl.master.service import MasterService
 from flightedl.ports import Coordinator, ModifiedAt, Put
@@ -102,10 +103,13 @@ class MasterProcess(ServerProcess[MasterSettings]):
             service.start(read_state(coordinator, self._keys))
             server.start_serving(ServerIdentity(self._settings.job, "master", 0, held.generation))
             self._publish(held, server.port)
+            page = JobPage(service.status, service.journal, self._clock)
             _log.info("master ready generation=%d port=%d", held.generation, server.port)
-            with self._metrics(0, held, lambda: figures(service.status())):
+            with self._pages(0, held, lambda: figures(service.status()), page.answer):
                 while not self._stop.wait(_TICK_S):
                     service.tick()
+                    if self._settings.metrics_port:
+                        page.look()
                     self._health.goes_round("it leads", is_ready=True)
                     if not held.is_held:
                         self.lost("its lease could not be renewed")

@@ -24,6 +24,7 @@ from flightedl.master.evaluations import EvaluationDatasets
 from flightedl.master.exporting import ModelExports
 from flightedl.master.growing import Growing
 from flightedl.master.indexing import DatasetIndexing
+from flightedl.master.journal import Journal
 from flightedl.master.progress import TrainerProgress
 from flightedl.master.pservers import PserverLinks
 from flightedl.master.recovery import RecoveredState
@@ -223,6 +224,11 @@ class MasterService:
                 refused_calls=self.refusals(),
                 now=now,
             )
+
+    @property
+    def journal(self) -> Journal:
+        """What has happened to the job since this master leads."""
+        return self._state.journal
 
     def events(self, request: EventsRequest, closing: threading.Event) -> EventsReply:
         """What has happened to the job since this master leads."""

@@ -15,20 +15,14 @@ kubelet has none. Nothing can be ordered here.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from flightedl.errors import UsageError
+from flightedl.process.http_page import Answer, Asked, HttpPage
 
 #: As long as `flightedl run` bears a process that stands still.
 STANDS_STILL_S = 30.0
-#: Requests at the same time; who comes beyond them is cut off.
-_REQUESTS_LIMIT = 16
-_SILENCE_S = 2.0
-#: How long closing may take.
-_POLL_S = 0.1
+PATHS = ("/started", "/live", "/ready")
 
 
 class Condition(NamedTuple):
@@ -72,8 +66,13 @@ class Health:
         doing = found.doing if is_live else f"it has stood still for {still_s:.0f} s"
         return (200 if answers[path] else 503), doing
 
+    def page(self, asked: Asked) -> Answer:
+        """The same, as an answer of a page."""
+        status, doing = self.answer(asked.path)
+        return Answer(f"{doing}\n".encode(), status=status)
 
-class HealthPage:
+
+class HealthPage(HttpPage):
     """Answers on a port of its own until it is closed.
 
     Raises:
@@ -81,74 +80,4 @@ class HealthPage:
     """
 
     def __init__(self, bind: str, port: int, health: Health) -> None:
-        try:
-            self._server = _Server((bind, port), health)
-        except OSError as error:
-            raise UsageError(f"the health page cannot be served on {bind} port {port}: {error}") from None
-        self.port = self._server.server_address[1]
-        self._thread = threading.Thread(
-            target=self._server.serve_forever, args=(_POLL_S,), name="flightedl-health", daemon=True
-        )
-        self._thread.start()
-
-    def close(self) -> None:
-        """Answer no more."""
-        self._server.shutdown()
-        self._server.server_close()
-        self._thread.join()
-
-
-class _Server(ThreadingHTTPServer):
-    daemon_threads = True
-    request_queue_size = 128
-    #: Closing does not wait for requests.
-    block_on_close = False
-
-    def __init__(self, address: tuple[str, int], health: Health) -> None:
-        self.health = health
-        self._places = threading.BoundedSemaphore(_REQUESTS_LIMIT)
-        super().__init__(address, _Handler)
-
-    def server_bind(self) -> None:
-        """Without the look-up of the host's name in the standard library, which can take seconds."""
-        self.socket.bind(self.server_address)
-        self.server_address = self.socket.getsockname()
-        self.server_name, self.server_port = str(self.server_address[0]), self.server_address[1]
-
-    def process_request(self, request: Any, client_address: Any) -> None:
-        if self._places.acquire(blocking=False):
-            super().process_request(request, client_address)
-        else:
-            self.shutdown_request(request)
-
-    def process_request_thread(self, request: Any, client_address: Any) -> None:
-        try:
-            super().process_request_thread(request, client_address)
-        finally:
-            self._places.release()
-
-    def handle_error(self, request: Any, client_address: Any) -> None:
-        """A caller that went away is of no interest."""
-
-
-class _Handler(BaseHTTPRequestHandler):
-    #: Silence for so long ends a connection.
-    timeout = _SILENCE_S
-    server: _Server
-
-    def do_GET(self) -> None:
-        """Answer a probe."""
-        status, doing = self.server.health.answer(self.path)
-        body = f"{doing}\n".encode()
-        self.send_response(status)
-        self.send_header("Content-Type", "text/plain; charset=utf-8")
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-    def version_string(self) -> str:
-        """Nothing about versions."""
-        return "flightedl"
-
-    def log_message(self, *_: Any) -> None:
-        """Probes come every few seconds."""
+        super().__init__("health page", bind, port, health.page)

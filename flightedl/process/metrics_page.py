@@ -10,11 +10,13 @@ import logging
 from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple
 
-from prometheus_client import CollectorRegistry, ProcessCollector, start_http_server
+from prometheus_client import CollectorRegistry, ProcessCollector
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 
-from flightedl.errors import FlightedlError, UsageError
+from flightedl.errors import FlightedlError
+from flightedl.process.http_page import Answer, Asked
 
 _log = logging.getLogger(__name__)
 
@@ -34,59 +36,29 @@ class Figure(NamedTuple):
 Figures = Mapping[str, Figure]
 
 
-class TlsFiles(NamedTuple):
-    """Paths of PEM files."""
-
-    ca: str
-    cert: str
-    key: str
-
-
-class MetricsPage(Collector):
-    """Answers on a port of its own until it is closed.
+class Metrics(Collector):
+    """What Prometheus reads.
 
     Args:
-        bind: Numeric address.
-        port: Where.
         labels: Of all figures: the job, and which server this is.
         read: The figures as they are now.
-        tls: Files of a certificate, its key and the authorities: TLS, and only members may read; None: plain text.
         gathered: What is gathered; None: nothing is.
-
-    Raises:
-        UsageError: the port is taken.
     """
 
     def __init__(
-        self,
-        bind: str,
-        port: int,
-        labels: Mapping[str, str],
-        read: Callable[[], Figures],
-        tls: TlsFiles | None = None,
-        gathered: CollectorRegistry | None = None,
+        self, labels: Mapping[str, str], read: Callable[[], Figures], gathered: CollectorRegistry | None = None
     ) -> None:
         self._labels = dict(labels)
         self._read = read
         self._gathered = gathered
-        registry = CollectorRegistry()
-        registry.register(self)
-        ProcessCollector(registry=registry)
-        try:
-            if tls is None:
-                self._server, self._thread = start_http_server(port, bind, registry)
-            else:
-                self._server, self._thread = start_http_server(
-                    port, bind, registry, tls.cert, tls.key, client_cafile=tls.ca, client_auth_required=True
-                )
-        except OSError as error:
-            raise UsageError(f"the metrics page cannot be served on {bind} port {port}: {error}") from None
+        self._registry = CollectorRegistry()
+        self._registry.register(self)
+        ProcessCollector(registry=self._registry)
 
-    def close(self) -> None:
-        """Answer no more."""
-        self._server.shutdown()
-        self._server.server_close()
-        self._thread.join()
+    def page(self, asked: Asked) -> Answer:
+        """The page, in the format that the reader takes."""
+        encode, content_type = choose_encoder(asked.accept)
+        return Answer(encode(self._registry), content_type)
 
     def describe(self) -> Iterator[Metric]:
         """Nothing: the figures are not known before the page is asked for."""

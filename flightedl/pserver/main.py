@@ -83,7 +83,7 @@ class PserverProcess(ServerProcess[PserverSettings]):
             _log.info("pserver ready index=%d generation=%d port=%d", index, held.generation, server.port)
             directory.subscribe(lambda: self._look(service))
             self._look(service)
-            with self._metrics(index, held, lambda: figures(service.status())):
+            with self._pages(index, held, lambda: figures(service.status())):
                 is_starting = True
                 while not self._stop.wait(_POLL_S):
                     self._health.goes_round(service.doing, is_ready=service.is_settled)

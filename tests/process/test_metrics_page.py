@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import socket
+import urllib.error
 import urllib.request
 from collections.abc import Iterator
 
@@ -13,7 +14,9 @@ from prometheus_client import CollectorRegistry
 from flightedl.adapters.instruments import PrometheusInstruments
 from flightedl.errors import NotReadyError
 from flightedl.ports import Measure
-from flightedl.process.metrics_page import Figure, Figures, MetricsPage
+from flightedl.process import http_page
+from flightedl.process.http_page import HttpPage, PatientPage
+from flightedl.process.metrics_page import Figure, Figures, Metrics
 
 WAIT = Measure("wait_seconds", "Waits.", (0.1, 1.0))
 CALLS = Measure("calls", "Calls.", (), "verb", ("push", "pull"))
@@ -39,7 +42,7 @@ def shown(figures: Figures | Exception, registry: CollectorRegistry) -> Iterator
 
     port = free_port()
     with (
-        contextlib.closing(MetricsPage("127.0.0.1", port, LABELS, read, None, registry)),
+        contextlib.closing(HttpPage("page", "127.0.0.1", port, Metrics(LABELS, read, registry).page)),
         urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5) as reply,
     ):
         yield reply.read().decode()
@@ -78,3 +81,36 @@ def test_what_is_gathered_is_shown_when_nothing_can_be_read(registry: CollectorR
     PrometheusInstruments(registry, LABELS, [WAIT]).observe(WAIT, 0.5)
     with shown(NotReadyError("no"), registry) as page:
         assert "flightedl_wait_seconds_count" in page
+
+
+def status_of(request: urllib.request.Request) -> int:
+    try:
+        with urllib.request.urlopen(request, timeout=5) as reply:
+            return int(reply.status)
+    except urllib.error.HTTPError as error:
+        error.close()
+        return int(error.code)
+
+
+def test_a_page_on_loopback_does_not_answer_to_other_names(registry: CollectorRegistry) -> None:
+    port = free_port()
+    metrics = Metrics(LABELS, dict, registry)
+    with contextlib.closing(HttpPage("page", "127.0.0.1", port, metrics.page)):
+        url = f"http://127.0.0.1:{port}/metrics"
+        for host, status in (("localhost", 200), ("127.0.0.1:1", 200), ("evil.example", 403)):
+            request = urllib.request.Request(url, headers={"Host": host})
+            assert status_of(request) == status
+
+
+def test_a_port_that_is_taken_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http_page, "_AGAIN_S", 0.01)
+    metrics = Metrics(LABELS, dict)
+    first = HttpPage("page", "127.0.0.1", 0, metrics.page)
+    second = PatientPage("page", "127.0.0.1", first.port, metrics.page)
+    with contextlib.closing(second):
+        assert second._page is None
+        first.close()
+        assert second._thread is not None
+        second._thread.join(5)
+        with urllib.request.urlopen(f"http://127.0.0.1:{first.port}/metrics", timeout=5) as reply:
+            assert reply.status == 200

@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 
 from flightedl.adapters.certificates import Member, create
-from flightedl.process.metrics_page import Figure, MetricsPage, TlsFiles
+from flightedl.process.http_page import HttpPage, TlsFiles
+from flightedl.process.metrics_page import Figure, Metrics
 
 
 @pytest.fixture
@@ -28,8 +29,9 @@ def places(tmp_path: Path) -> Path:
 def port(places: Path) -> Iterator[int]:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         free = int(listener.getsockname()[1])
+    metrics = Metrics({"job": "demo"}, lambda: {"x": Figure("X.", 1.0)})
     tls = TlsFiles(*(str(places / "server" / name) for name in ("ca.pem", "cert.pem", "key.pem")))
-    with contextlib.closing(MetricsPage("127.0.0.1", free, {"job": "demo"}, lambda: {"x": Figure("X.", 1.0)}, tls)):
+    with contextlib.closing(HttpPage("page", "127.0.0.1", free, metrics.page, tls)):
         yield free
 
 

@@ -1,0 +1,53 @@
+"""How figures of a job went since a master leads: few points, however long that is, for curves on a page."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from flightedl.messages.status import StatusReply
+
+#: So many points at most; when there are more, every second one goes and the next ones are twice as far apart.
+_POINTS = 240
+_SPACING_S = 2.0
+#: Metrics of the script that curves are kept of.
+_METRICS_LIMIT = 24
+
+
+class History:
+    """Points in time, each with some figures. Not thread-safe."""
+
+    def __init__(self) -> None:
+        self._spacing_s = _SPACING_S
+        self._points: list[tuple[float, dict[str, float]]] = []
+        self._next_at: float | None = None
+
+    def is_due(self, now: float) -> bool:
+        """Whether a point should be added."""
+        return self._next_at is None or now >= self._next_at
+
+    def add(self, status: StatusReply, now: float, wall_s: float) -> None:
+        """How the job stands now."""
+        figures = {"progress": progress_of(status), "records per second": status.records_per_s}
+        figures.update(sorted(status.metrics.items())[:_METRICS_LIMIT])
+        self._points.append((wall_s, figures))
+        if len(self._points) > _POINTS:
+            self._points = self._points[::2]
+            self._spacing_s *= 2
+        self._next_at = now + self._spacing_s
+
+    def curves(self) -> Mapping[str, list[tuple[float, float]]]:
+        """Name -> (seconds since 1970, value), oldest first."""
+        found: dict[str, list[tuple[float, float]]] = {}
+        for at, figures in self._points:
+            for name, value in figures.items():
+                found.setdefault(name, []).append((at, value))
+        return found
+
+
+def progress_of(status: StatusReply) -> float:
+    """The part of all epochs that is done, from 0 to 1; of endless training, the part of the epoch."""
+    tasks = status.tasks
+    if status.state == "done":
+        return 1.0
+    in_epoch = (tasks.done + tasks.failed) / tasks.total if tasks.total else 0.0
+    return in_epoch if not status.epochs else min((status.epoch + in_epoch) / status.epochs, 1.0)

@@ -1,0 +1,247 @@
+"""A small HTTP server for what a process shows of itself: probes, figures, a page for people. Nothing can be ordered.
+
+It bears strangers: few requests run at a time, silence ends a connection, and who comes beyond the limits is cut off.
+With certificates it answers members only. A stream, which goes on until its reader leaves, takes one of fewer places,
+so that readers of a page never keep a probe or Prometheus out.
+"""
+
+from __future__ import annotations
+
+import functools
+import ipaddress
+import logging
+import socket
+import ssl
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any, NamedTuple
+from urllib.parse import urlsplit
+
+from flightedl.errors import UsageError
+
+#: Requests at the same time; who comes beyond them is cut off.
+_REQUESTS_LIMIT = 16
+_STREAMS_LIMIT = 8
+_SILENCE_S = 2.0
+#: How long closing may take.
+_POLL_S = 0.1
+#: How often a port that is taken is tried again.
+_AGAIN_S = 1.0
+
+_log = logging.getLogger(__name__)
+
+TEXT = "text/plain; charset=utf-8"
+
+
+class TlsFiles(NamedTuple):
+    """Paths of PEM files."""
+
+    ca: str
+    cert: str
+    key: str
+
+
+class Asked(NamedTuple):
+    """A request."""
+
+    path: str
+    #: What the reader takes, as its header says.
+    accept: str
+    #: Set when the server closes: streams end.
+    closing: threading.Event
+
+
+class Answer(NamedTuple):
+    """A whole answer, or a stream of parts that are sent as they come."""
+
+    body: bytes | Iterator[bytes]
+    content_type: str = TEXT
+    status: int = 200
+    headers: Mapping[str, str] = {}
+
+
+Handler = Callable[[Asked], Answer]
+
+
+class HttpPage:
+    """Answers on a port until it is closed.
+
+    Args:
+        name: What it is, for the error.
+        bind: Numeric address.
+        port: 0: any free one.
+        answer: Called in a thread of the request.
+        tls: TLS, and only members may read; None: plain text.
+
+    Raises:
+        UsageError: the port is taken, or the files cannot be used.
+    """
+
+    def __init__(self, name: str, bind: str, port: int, answer: Handler, tls: TlsFiles | None = None) -> None:
+        try:
+            self._server = _Server((bind, port), answer, None if tls is None else _context(tls))
+        except OSError as error:  # That of TLS is one as well.
+            raise UsageError(f"the {name} cannot be served on {bind} port {port}: {error}") from None
+        self.port = int(self._server.server_address[1])
+        self._thread = threading.Thread(
+            target=self._server.serve_forever, args=(_POLL_S,), name="flightedl-http", daemon=True
+        )
+        self._thread.start()
+
+    def close(self) -> None:
+        """Answer no more."""
+        self._server.closing.set()
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
+
+
+class PatientPage:
+    """A page that is served as soon as its port is free; nobody waits for it.
+
+    So a server goes on without one while another process, such as a predecessor that stands still, has the port.
+
+    Args: as of ``HttpPage``.
+    """
+
+    def __init__(self, name: str, bind: str, port: int, answer: Handler, tls: TlsFiles | None = None) -> None:
+        self._open = functools.partial(HttpPage, name, bind, port, answer, tls)
+        self._page: HttpPage | None = None
+        self._closing = threading.Event()
+        self._thread: threading.Thread | None = None
+        try:
+            self._page = self._open()
+        except UsageError as error:
+            _log.warning("%s; it is tried again", error)
+            self._thread = threading.Thread(target=self._keep_trying, name="flightedl-http-port", daemon=True)
+            self._thread.start()
+
+    def close(self) -> None:
+        """Answer no more."""
+        self._closing.set()
+        if self._thread is not None:
+            self._thread.join()
+        if self._page is not None:
+            self._page.close()
+
+    def _keep_trying(self) -> None:
+        while not self._closing.wait(_AGAIN_S):
+            try:
+                self._page = self._open()
+            except UsageError:
+                continue
+            return
+
+
+def _context(files: TlsFiles) -> ssl.SSLContext:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(files.cert, files.key)
+    context.load_verify_locations(files.ca)
+    context.verify_mode = ssl.CERT_REQUIRED
+    return context
+
+
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+    request_queue_size = 128
+    #: Closing does not wait for requests.
+    block_on_close = False
+
+    def __init__(self, address: tuple[str, int], answer: Handler, context: ssl.SSLContext | None) -> None:
+        self.answer = answer
+        self.closing = threading.Event()
+        self.stream_places = threading.BoundedSemaphore(_STREAMS_LIMIT)
+        self._context = context
+        self._places = threading.BoundedSemaphore(_REQUESTS_LIMIT)
+        super().__init__(address, _RequestHandler)
+
+    def server_bind(self) -> None:
+        """Without the look-up of the host's name in the standard library, which can take seconds."""
+        # Connections of a predecessor that the kernel still remembers do not keep the port.
+        self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        self.socket.bind(self.server_address)
+        self.server_address = self.socket.getsockname()
+        self.server_name, self.server_port = str(self.server_address[0]), self.server_address[1]
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        if self._places.acquire(blocking=False):
+            super().process_request(request, client_address)
+        else:
+            self.shutdown_request(request)
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            self._places.release()
+
+    def finish_request(self, request: Any, client_address: Any) -> None:
+        """In the request's thread, so that a slow handshake keeps nobody else waiting."""
+        if self._context is None:
+            super().finish_request(request, client_address)
+            return
+        request.settimeout(_SILENCE_S)
+        with self._context.wrap_socket(request, server_side=True) as secured:
+            super().finish_request(secured, client_address)
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A caller that went away, or that is a stranger, is of no interest."""
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+class _RequestHandler(BaseHTTPRequestHandler):
+    #: Silence for so long ends a connection.
+    timeout = _SILENCE_S
+    server: _Server
+
+    def do_GET(self) -> None:
+        """Answer."""
+        server = self.server
+        if not self._is_meant():
+            self.send_error(403, "ask for it as localhost")
+            return
+        asked = Asked(urlsplit(self.path).path, self.headers.get("Accept", ""), server.closing)
+        found = server.answer(asked)
+        if isinstance(found.body, bytes):
+            self._begin(found, {"Content-Length": str(len(found.body))})
+            self.wfile.write(found.body)
+        elif server.stream_places.acquire(blocking=False):
+            try:
+                self._stream(found, found.body)
+            finally:
+                server.stream_places.release()
+        else:
+            self.send_error(503, "too many readers")
+
+    def _is_meant(self) -> bool:
+        """Whether a browser on this machine was not led here under the name of some site."""
+        named = urlsplit(f"//{self.headers.get('Host', '')}").hostname
+        address = str(self.server.server_address[0])
+        return not _is_loopback(address) or named in {None, "localhost"} or _is_loopback(str(named))
+
+    def _begin(self, found: Answer, more: Mapping[str, str]) -> None:
+        self.send_response(found.status)
+        self.send_header("Content-Type", found.content_type)
+        for name, value in {"X-Content-Type-Options": "nosniff", **found.headers, **more}.items():
+            self.send_header(name, value)
+        self.end_headers()
+
+    def _stream(self, found: Answer, parts: Iterator[bytes]) -> None:
+        self._begin(found, {"Cache-Control": "no-store"})
+        for part in parts:
+            self.wfile.write(part)
+            self.wfile.flush()
+
+    def version_string(self) -> str:
+        """Nothing about versions."""
+        return "flightedl"
+
+    def log_message(self, *_: Any) -> None:
+        """Probes come every few seconds."""
