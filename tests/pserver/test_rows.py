@@ -1,0 +1,232 @@
+"""The rows of one pserver: pushed, looked up, checkpointed, and taken over by other pservers."""
+
+from __future__ import annotations
+
+import msgspec
+import numpy as np
+import pytest
+
+from flightedl.adapters.clock import SystemClock
+from flightedl.client.tables.requests import DistinctIds
+from flightedl.client.tables.traffic import Lookup, RowMessages
+from flightedl.domain.checkpoint.manifest import Manifest, ShardFile, manifest_name
+from flightedl.domain.checkpoint.values import OrderNumber, SnapshotCommand
+from flightedl.domain.consistency.modes import Async, Mode, Sync
+from flightedl.domain.model.optimizers import SGD, Momentum
+from flightedl.domain.model.parameters import ParameterSpec
+from flightedl.domain.model.sharding import plan_for
+from flightedl.domain.tables.evict import Evict
+from flightedl.domain.tables.placement import pservers_of
+from flightedl.domain.tables.spec import TableSpec
+from flightedl.errors import GradientError, MessageError
+from flightedl.messages.base import encode
+from flightedl.messages.control import ViewMemberMessage, ViewRequest
+from flightedl.messages.declarations import DeclaredModel, JobDeclaration, ModelDeclaration
+from flightedl.messages.parameters import BatchIdentity, Outcome, PushHeader
+from flightedl.pserver.restoring import load_newest
+from flightedl.pserver.shard import ShardState
+from flightedl.pserver.shard_rows import Pushed
+from flightedl.pserver.snapshots import Snapshots
+from flightedl.testing.contracts.coordinator import eventually
+from flightedl.testing.memory import MemoryStorage
+from flightedl.wire.parts import ReceivedBlocks
+from flightedl.wire.table_rows import Kind, Section, encode_sections
+
+SPECS = [ParameterSpec("w", (100,))]
+TABLES = [
+    TableSpec("plain", 2, SGD(lr=1.0)),
+    TableSpec("half", 3, Momentum(lr=1.0, momentum=0.5), dtype="bfloat16", rounding="nearest"),
+    TableSpec("late", 1, SGD(lr=1.0), admit_after=2, evict=Evict(unused_versions=50)),
+]
+IDS = np.arange(300, dtype=np.uint64)
+DIMS = [table.dim for table in TABLES]
+
+
+class Pserver:
+    """One shard, and a member that pushes the same to all tables."""
+
+    def __init__(self, storage: MemoryStorage, mode: Mode, index: int = 0, count: int = 1) -> None:
+        self.plan = plan_for(SPECS, count, 1, TABLES)
+        self.index, self.storage = index, storage
+        self.shard = ShardState(self.plan, index, SGD(lr=1.0), mode, on_lost=pytest.fail)
+        self.snapshots = Snapshots(self.shard, storage, "j", index, count, 10 + index, SystemClock())
+        member = ViewMemberMessage(trainer="t", generation=1, member=1, first_round=0)
+        self.shard.set_members(ViewRequest(plan_hash="p", master_generation=1, serial=1, members=[member]))
+
+    def mine(self, table: int) -> np.ndarray:
+        """The ids that lie here."""
+        return IDS[pservers_of(IDS, TABLES[table].salt, self.plan.pserver_count) == self.index]
+
+    def push(self, batch: int, base: int = 0, wanted: bool = False) -> list[Pushed]:
+        sections = [
+            Section(Kind.GRADIENTS, table, self.mine(table), -np.ones((len(self.mine(table)), dim), np.float32))
+            for table, dim in enumerate(DIMS)
+        ]
+        if wanted:
+            sections += [Section(Kind.WANTED, 0, self.mine(0)[::2])]
+        return self.push_sections(batch, base, sections)
+
+    def push_sections(self, batch: int, base: int, sections: list[Section]) -> list[Pushed]:
+        header = PushHeader(
+            trainer="t",
+            generation=1,
+            plan_hash=self.plan.hash,
+            member=1,
+            identity=BatchIdentity(epoch=0, task=0, batch=batch, batch_count=100),
+            weight=1.0,
+            rows=1024,
+        )
+        data = memoryview(encode_sections(sections).tobytes())
+        return self.shard.push(header, [ReceivedBlocks(self.shard.buckets, base, 0, data)])
+
+    def read(self, table: int) -> np.ndarray:
+        """The rows of the ids that lie here, by all spans of buckets."""
+        rows = RowMessages(self.plan, {}, lookup := Lookup(self.plan, {table: DistinctIds(IDS)}))
+        asked = rows.asked(self.index)
+        assert asked is not None
+        wanted = self.shard.lookup(ReceivedBlocks(self.shard.buckets, 0, 0, memoryview(asked)))
+        pieces, rest = self.shard.read(wanted, 0)
+        assert not rest
+        for piece in pieces:
+            rows.take(self.index, piece.blocks, piece.version, memoryview(piece.values))
+        assert self.index not in lookup.missing()
+        found = lookup.tables[table]
+        return found.rows[np.sort(found.divided.places(self.index)) if self.plan.pserver_count > 1 else slice(None)]
+
+    def checkpoint(self, number: int) -> ShardFile:
+        self.snapshots.order(SnapshotCommand(OrderNumber(1, number, 1), None, f"c-{number}/shard-{self.index}.arrow"))
+
+        def file() -> ShardFile | None:
+            progress = self.snapshots.progress
+            assert progress is not None
+            assert progress.state != "failed", progress
+            return progress.file
+
+        return eventually(file)
+
+    def restore(self) -> int | None:
+        found = load_newest(self.storage, "j", SPECS, self.plan, self.index, self.shard)
+        if found.applied is not None:
+            self.shard.restored(found.applied)
+        return found.number
+
+    def check(self) -> None:
+        self.shard._protocol.check()
+
+
+def publish(storage: MemoryStorage, number: int, *files: ShardFile) -> None:
+    plan = plan_for(SPECS, len(files), 1, TABLES)
+    declared = ModelDeclaration(parameters=[], optimizer={}, mode={}, tables=[each.to_json() for each in TABLES])
+    model = DeclaredModel(declaration=declared, pservers=len(files), plan_hash=plan.hash)
+    manifest = Manifest(
+        job="j",
+        number=number,
+        plan_hash=plan.hash,
+        pserver_count=len(files),
+        cut_for=1,
+        round=None,
+        created_s=0.0,
+        shards=files,
+        declaration=msgspec.Raw(encode(JobDeclaration(model=model))),
+    )
+    storage.publish(manifest_name(number), [manifest.encode()])
+
+
+def expected(pushes: int) -> list[np.ndarray]:
+    """A row of each table after so many pushes of minus one."""
+    momentum = [0.0, 1.0, 2.5, 4.25][pushes]
+    return [np.full(2, pushes), np.full(3, momentum), np.full(1, max(0, pushes - 1))]
+
+
+def require(pserver: Pserver, pushes: int) -> None:
+    for table, row in enumerate(expected(pushes)):
+        found = pserver.read(table)
+        assert len(found) == len(pserver.mine(table))
+        assert (found == row).all()
+
+
+@pytest.mark.parametrize("mode", [Async(), Sync(reduce="sum"), Sync()], ids=["async", "sum", "mean"])
+def test_rows_are_restored_with_their_slots_and_counts_and_go_on(mode: Mode) -> None:
+    storage = MemoryStorage()
+    old, new = Pserver(storage, mode), Pserver(storage, mode)
+    old.push(0)
+    publish(storage, 1, old.checkpoint(1))
+    old.push(1, base=1)
+    require(old, 2)
+    assert new.restore() == 1
+    require(new, 1)
+    assert [one.piece.outcome for one in new.push(0, base=1)] == [Outcome.ALREADY_APPLIED]
+    base = 2 if isinstance(mode, Sync) else 1
+    assert [one.piece.outcome for one in new.push(1, base=base)] == [Outcome.ACCEPTED]
+    require(new, 2)
+    new.check()
+
+
+@pytest.mark.parametrize(("before", "after"), [(1, 3), (3, 2), (2, 1)])
+def test_rows_are_restored_on_another_number_of_pservers_also_of_different_histories(before: int, after: int) -> None:
+    storage = MemoryStorage()
+    olds = [Pserver(storage, Async(), index, before) for index in range(before)]
+    for old in olds:
+        old.push(0)
+    olds[0].push(1, base=1)
+    publish(storage, 1, *(old.checkpoint(1) for old in olds))
+    for index in range(after):
+        new = Pserver(storage, Async(), index, after)
+        assert new.restore() == 1
+        versions = {span.rounds.version for span in new.shard.row_spans()}
+        assert versions <= {1, 2}
+        assert len(new.shard.row_spans()) == len(versions), "split only where histories differ"
+        new.check()
+        outcomes = {one.piece.outcome for one in new.push(1, base=1)}
+        assert outcomes <= {Outcome.ACCEPTED, Outcome.ALREADY_APPLIED}
+        require(new, 2)
+        assert sum(counts.rows for counts in new.shard.row_counts()) == sum(len(new.mine(t)) for t in range(3))
+
+
+def test_what_changes_while_a_checkpoint_is_written_is_not_in_it() -> None:
+    storage = MemoryStorage()
+    old, new = Pserver(storage, Async()), Pserver(storage, Async())
+    old.push(0)
+    old.snapshots.order(SnapshotCommand(OrderNumber(1, 1, 1), None, "c-1/shard-0.arrow"))
+    old.push(1, base=1)
+    old.push(2, base=2)
+    publish(storage, 1, eventually(lambda: old.snapshots.progress.file))
+    assert new.restore() == 1
+    require(new, 1)
+    require(old, 3)
+
+
+def test_a_push_may_want_rows_and_gets_them_when_its_round_is_over() -> None:
+    pserver = Pserver(MemoryStorage(), Sync(reduce="sum"))
+    (pushed,) = pserver.push(0, wanted=True)
+    assert pushed.piece.version == 1
+    assert pushed.wanted is None
+    assert pushed.piece.size_bytes > 4 * 2 * 150
+
+
+GRADIENT = Section(Kind.GRADIENTS, 0, IDS[:2], np.ones((2, 2), np.float32))
+
+
+@pytest.mark.parametrize(
+    ("section", "text"),
+    [
+        (GRADIENT._replace(table=3), "no table of number 3"),
+        (GRADIENT._replace(ids=IDS[[1, 1]]), "'plain' is there twice"),
+        (GRADIENT._replace(values=np.array([[1, 1], [np.nan, 1]], np.float32)), "'plain' has NaN or infinity for id 1"),
+        (GRADIENT._replace(values=np.ones((2, 3), np.float32)), "tell of"),
+        (Section(Kind.ROWS, 0, IDS[:0], np.ones((2, 2), np.float32)), "kind 3"),
+    ],
+)
+def test_what_cannot_be_is_refused_and_nothing_is_applied(section: Section, text: str) -> None:
+    pserver = Pserver(MemoryStorage(), Async())
+    with pytest.raises((MessageError, GradientError), match=text):
+        pserver.push_sections(0, 0, [section])
+    assert pserver.shard.version_range() == (0, 0)
+
+
+def test_ids_of_another_pserver_are_refused() -> None:
+    pserver = Pserver(MemoryStorage(), Async(), 0, 2)
+    with pytest.raises(MessageError, match=r"id .* of table 'plain' does not lie on this pserver"):
+        pserver.push_sections(0, 0, [Section(Kind.WANTED, 0, IDS)])
+    with pytest.raises(MessageError, match="come together"):
+        pserver.shard.lookup(ReceivedBlocks(range(5, 9), 0, 0, memoryview(b"")))
