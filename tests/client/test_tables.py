@@ -6,6 +6,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
+import pyarrow as pa
 import pytest
 
 from flightedl.client.tables.table import Table
@@ -225,3 +226,27 @@ def test_an_id_without_a_row_may_be_an_error() -> None:
         one.step(0, {})
         one.begin(1)
         assert table.pull([7])[0, 0] == -1
+
+
+def test_bags_padding_and_nulls_are_pulled_and_pushed_the_same_way() -> None:
+    with Cluster({}, Async(), pservers=2, tables=BOTH) as cluster:
+        one = cluster.trainer()
+        users = table_of(one, USERS)
+        one.begin(0)
+        column = pa.array([[1, 2], [], [2, None, 9]])
+        more = {"combiner": "mean", "padding_idx": 9, "nulls": "padding"}
+        assert users.pull(column, **more).shape == (3, 2)
+        users.push(column, np.array([[2, 2], [5, 5], [3, 3]], np.float32), **more)
+        users.push(np.array([[7, 9]]), np.ones((1, 2, 2), np.float32), padding_idx=9)
+        one.step(0, {})
+        one.begin(1)
+        assert users.pull([1, 2, 7, 9])[:, 0].tolist() == [-1, -1 - 3, -1, 0]
+        assert users.pull(np.array([[1, 9]]), padding_idx=1).tolist() == [[[0, 0], [0, 0]]]
+        assert np.allclose(users.pull([2], max_norm=1.0), -np.sqrt(0.5))
+        assert users.pull(column, **(more | {"combiner": "max"}))[:, 0].tolist() == [-1, 0, -4]
+        users.push(column, np.ones((3, 2), np.float32), **(more | {"combiner": "max"}))
+        with pytest.raises(UsageError, match="1 nulls"):
+            users.pull(column)
+        one.step(1, {})
+        one.begin(2)
+        assert users.pull([1, 2])[:, 0].tolist() == [-2, -5]

@@ -50,8 +50,13 @@ class Pserver:
         self.index, self.storage = index, storage
         self.shard = ShardState(self.plan, index, SGD(lr=1.0), mode, on_lost=pytest.fail)
         self.snapshots = Snapshots(self.shard, storage, "j", index, count, 10 + index, SystemClock())
-        member = ViewMemberMessage(trainer="t", generation=1, member=1, first_round=0)
-        self.shard.set_members(ViewRequest(plan_hash="p", master_generation=1, serial=1, members=[member]))
+        self.view(1, 0)
+
+    def view(self, serial: int, first_round: int) -> None:
+        """A view with the only member."""
+        member = ViewMemberMessage(trainer="t", generation=1, member=serial, first_round=first_round)
+        self.shard.set_members(ViewRequest(plan_hash="p", master_generation=1, serial=serial, members=[member]))
+        self.member = serial
 
     def mine(self, table: int) -> np.ndarray:
         """The ids that lie here."""
@@ -71,7 +76,7 @@ class Pserver:
             trainer="t",
             generation=1,
             plan_hash=self.plan.hash,
-            member=1,
+            member=self.member,
             identity=BatchIdentity(epoch=0, task=0, batch=batch, batch_count=100),
             weight=1.0,
             rows=1024,
@@ -108,6 +113,7 @@ class Pserver:
         found = load_newest(self.storage, "j", SPECS, self.plan, self.index, self.shard)
         if found.applied is not None:
             self.shard.restored(found.applied)
+            self.view(2, 1)
         return found.number
 
     def check(self) -> None:

@@ -1,0 +1,125 @@
+"""Ids as users have them, and bags of them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from flightedl.client.tables.bags import Bags
+from flightedl.client.tables.ids import found_ids
+from flightedl.client.tables.requests import DistinctIds, Divided
+from flightedl.domain.model.optimizers import SGD
+from flightedl.domain.tables.placement import id_of_text, pservers_of
+from flightedl.domain.tables.spec import TableSpec
+from flightedl.errors import UsageError
+
+TABLE = TableSpec("t", 2, SGD(lr=1.0))
+TEXTS = ["a", "b", "a", "c"]
+HASHED = [id_of_text(text) for text in TEXTS]
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        ([1, -1], [1, 2**64 - 1]),
+        (np.array([[1, 2], [3, 4]], np.int8), [1, 2, 3, 4]),
+        (np.array([2**64 - 1], np.uint64), [2**64 - 1]),
+        ([], []),
+        (TEXTS, HASHED),
+        (np.array(TEXTS), HASHED),
+        (pa.array(TEXTS), HASHED),
+        (pa.array(TEXTS).dictionary_encode(), HASHED),
+        (pa.chunked_array([[1, 2], [3]]), [1, 2, 3]),
+        (pa.array([7, 9, 7], pa.uint16()).slice(1), [9, 7]),
+        (pa.array([b"a"]), HASHED[:1]),
+        (pa.array([], pa.string()), []),
+    ],
+)
+def test_ids_are_whole_numbers_and_texts_of_any_kind(value: Any, expected: list[int]) -> None:
+    found = found_ids("t", value)
+    assert found.ids.tolist() == expected
+    assert found.nulls is None
+    assert found.ids.dtype == np.uint64
+
+
+def test_lists_are_bags_and_nulls_are_told() -> None:
+    found = found_ids("t", pa.array([[1, 2], [], [3]]).slice(1))
+    assert (found.ids.tolist(), found.offsets.tolist()) == ([3], [0, 0])
+    found = found_ids("t", pa.array([1, None, 3]))
+    assert found.nulls.tolist() == [False, True, False]
+    assert found_ids("t", pa.array(["a", None])).nulls.tolist() == [False, True]
+    assert found_ids("t", pa.array(["a", None]).dictionary_encode()).nulls.tolist() == [False, True]
+
+
+@pytest.mark.parametrize("value", [[1.5], pa.array([1.0]), object(), pa.array([[1], None]), [None]])
+def test_anything_else_is_refused(value: Any) -> None:
+    with pytest.raises(UsageError, match="ids of table 't'"):
+        found_ids("t", value)
+
+
+@pytest.mark.parametrize("count", [1, 3, 7])
+def test_each_id_is_asked_of_its_pserver_once(count: int) -> None:
+    ids = np.random.default_rng(0).integers(0, 50, 200).astype(np.uint64)
+    distinct = DistinctIds(ids)
+    assert sorted(distinct.ids.tolist()) == sorted(set(ids.tolist()))
+    assert (distinct.ids[distinct.places] == ids).all()
+    gradients = np.random.default_rng(1).normal(size=(200, 2)).astype(np.float32)
+    sums = distinct.summed(gradients)
+    for place, one in enumerate(distinct.ids):
+        assert np.allclose(sums[place], gradients[ids == one].sum(0), atol=1e-5)
+    divided = Divided(TABLE, distinct.ids, count)
+    for pserver in range(count):
+        assert (pservers_of(divided.ids_of(pserver), TABLE.salt, count) == pserver).all()
+    assert sum(divided.count(pserver) for pserver in range(count)) == len(distinct.ids)
+
+
+def reference(combiner: str, rows: np.ndarray, weights: np.ndarray) -> np.ndarray:
+    if not len(rows):
+        return np.zeros(rows.shape[1])
+    if combiner == "max":
+        return rows.max(0)
+    total = (rows * weights[:, None]).sum(0)
+    return total / {"sum": 1.0, "mean": weights.sum(), "sqrtn": np.sqrt((weights**2).sum())}[combiner]
+
+
+@pytest.mark.parametrize("combiner", ["sum", "mean", "sqrtn", "max"])
+@pytest.mark.parametrize("is_weighted", [False, True])
+def test_bags_and_their_gradients_are_what_the_formula_says(combiner: str, is_weighted: bool) -> None:
+    if combiner == "max" and is_weighted:
+        with pytest.raises(UsageError, match="a maximum has no weights"):
+            Bags("t", 1, [0], [1.0], combiner, None)
+        return
+    chance = np.random.default_rng(2)
+    rows, weights = chance.normal(size=(9, 3)).astype(np.float32), chance.uniform(0.5, 2, 9).astype(np.float32)
+    left_out = np.arange(9) == 4
+    offsets = np.array([0, 0, 3, 4, 5, 9])
+    bags = Bags("t", 9, offsets, weights if is_weighted else None, combiner, left_out)
+    used = weights if is_weighted else np.ones(9, np.float32)
+    spans = [np.arange(a, b)[~left_out[a:b]] for a, b in zip(offsets, [*offsets[1:], 9], strict=True)]
+    found = bags.combined(rows[bags.kept])
+    for bag, span in enumerate(spans):
+        assert np.allclose(found[bag], reference(combiner, rows[span], used[span]), atol=1e-5)
+    upstream = chance.normal(size=found.shape).astype(np.float32)
+    gradients = np.zeros_like(rows)
+    gradients[bags.kept] = bags.spread(upstream)
+    for place in range(9):
+        for element in range(3):
+            moved = rows.astype(np.float64)
+            moved[place, element] += 1e-4
+            change = sum(
+                (reference(combiner, moved[span], used[span]) - reference(combiner, rows[span], used[span]))
+                @ upstream[bag]
+                for bag, span in enumerate(spans)
+            )
+            assert abs(change / 1e-4 - gradients[place, element]) < 1e-2
+
+
+def test_of_equal_ones_the_first_is_the_greatest() -> None:
+    bags = Bags("t", 3, [0, 2], None, "max", None)
+    with pytest.raises(UsageError, match="pull the bags before"):
+        bags.spread(np.ones((2, 1), np.float32))
+    assert bags.combined(np.array([[1.0], [1.0], [2.0]], np.float32)).tolist() == [[1.0], [2.0]]
+    assert bags.spread(np.ones((2, 1), np.float32)).tolist() == [[1.0], [0.0], [1.0]]
