@@ -250,3 +250,17 @@ def test_bags_padding_and_nulls_are_pulled_and_pushed_the_same_way() -> None:
         one.step(1, {})
         one.begin(2)
         assert users.pull([1, 2])[:, 0].tolist() == [-2, -5]
+
+
+def test_memory_of_ids_may_be_used_again_for_others() -> None:
+    with Cluster({}, Async(), tables=BOTH) as cluster:
+        one = cluster.trainer()
+        users = table_of(one, USERS)
+        ids = np.array([1, 2])
+        one.begin(0)
+        users.pull(ids)
+        ids[:] = 3, 4
+        users.push(ids, ones(2))
+        one.step(0, {})
+        one.begin(1)
+        assert users.pull([1, 2, 3, 4])[:, 0].tolist() == [0, 0, -1, -1]

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import cast
-
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
@@ -25,7 +23,8 @@ class DistinctIds:
     """
 
     def __init__(self, ids: Ids) -> None:
-        self.given = ids
+        #: A copy: it is compared with later ones, and the caller may use its memory again.
+        self.given = ids.copy()
         encoded = pa.array(ids).dictionary_encode()
         #: (m,) in the order in which they come first.
         self.ids = np.asarray(encoded.dictionary).astype(np.uint64, copy=False)
@@ -41,10 +40,15 @@ class DistinctIds:
         """(n, dim) gradients of what was given as (m, dim) sums; maybe the same array."""
         if self._is_distinct:
             return gradients
-        order = np.argsort(self.places, kind="stable")
-        counts = np.bincount(self.places, minlength=len(self.ids))
-        starts = np.cumsum(counts) - counts
-        return cast("Floats", np.add.reduceat(gradients[order], starts, axis=0))
+        # Ids are numbered as they come, so that one is new where its number is higher than all before it.
+        is_first = np.append(True, self.places[1:] > np.maximum.accumulate(self.places)[:-1])
+        found: Floats = gradients[is_first]
+        again = np.flatnonzero(~is_first)
+        again = again[np.argsort(self.places[again], kind="stable")]
+        repeated = self.places[again]
+        starts = np.flatnonzero(np.append(True, repeated[1:] != repeated[:-1]))
+        found[repeated[starts]] += np.add.reduceat(gradients[again], starts, axis=0)
+        return found
 
 
 class Divided:

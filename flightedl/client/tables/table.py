@@ -65,6 +65,8 @@ class Table:
         self.spec = spec
         self._declared = declared
         self._counts = counts
+        #: Of the newest pull or push: mostly what was pulled is pushed to.
+        self._distinct: DistinctIds | None = None
         #: The maximum that was pulled last: who pushes its gradient has to know where it came from.
         self._last: tuple[DistinctIds, Bags] | None = None
 
@@ -194,7 +196,10 @@ class Table:
         elif weights is not None:
             raise UsageError(f"table {self.name!r}: weights are of bags: give offsets, too")
         kept = None if left_out is None else ~left_out
-        return _Asked(found, DistinctIds(found.ids if kept is None else found.ids[kept]), kept, bags)
+        ids = found.ids if kept is None else found.ids[kept]
+        if self._distinct is None or not np.array_equal(self._distinct.given, ids):
+            self._distinct = DistinctIds(ids)
+        return _Asked(found, self._distinct, kept, bags)
 
     def rows_of(self, asked: _Asked, lookup: Lookup, number: int, max_norm: float | None = None) -> Floats:
         """What was asked for, of what came."""
