@@ -14,6 +14,7 @@ import base64
 import http.client
 import os
 import random
+import re
 import subprocess
 import sys
 import time
@@ -69,8 +70,12 @@ class Node:
         self._folder = folder
         self._labels = labels
         # Others may run the same test at the same time.
-        self._network = f"127.{random.randrange(1, 255)}.{random.randrange(1, 255)}"
+        self.network = f"127.{random.randrange(1, 255)}.{random.randrange(1, 255)}"
         self._addresses = iter(range(1, 255))
+
+    def new_address(self) -> str:
+        """Of the next pod."""
+        return f"{self.network}.{next(self._addresses)}"
 
     def step(self) -> None:
         """Start what is new, end what is to end, probe what runs, tell what has ended."""
@@ -94,7 +99,7 @@ class Node:
 
     def _start(self, pod: Object) -> None:
         name = pod["metadata"]["name"]
-        address = f"{self._network}.{next(self._addresses)}"
+        address = self.new_address()
         place = self._folder / name
         (container,) = pod["spec"]["containers"]
         mounts = {
@@ -105,7 +110,8 @@ class Node:
         environment["PATH"] = f"{Path(sys.executable).parent}:{environment.get('PATH', '')}"
         environment |= {key: _mounted(value, mounts) for key, value in self._variables(pod, container, address)}
         environment.pop("NUMBA_CACHE_DIR", None)
-        command = [_mounted(word, mounts) for word in [*container["command"], *container["args"]]]
+        words = [_expanded(word, environment) for word in [*container["command"], *container["args"]]]
+        command = [_mounted(word, mounts) for word in words]
         program = Path(sys.executable).parent / command[0]
         working = Path(_mounted(container["workingDir"], mounts))
         with (working / "output.log").open("ab") as log:
@@ -122,7 +128,7 @@ class Node:
 
     def _volume(self, pod: Object, name: str, place: Path) -> Path:
         place.mkdir(parents=True, exist_ok=True)
-        (volume,) = (each for each in pod["spec"]["volumes"] if each["name"] == name)
+        volume = next((each for each in pod["spec"]["volumes"] if each["name"] == name), {})
         if "secret" in volume:
             secret = self.cluster.get("Secret", volume["secret"]["secretName"])
             assert secret is not None, f"pod waits for {volume}"
@@ -240,11 +246,15 @@ class Node:
         self.running.clear()
 
 
+def _expanded(text: str, environment: Mapping[str, str]) -> str:
+    """``$(NAME)`` is the variable's value."""
+    return re.sub(r"\$\((\w+)\)", lambda match: environment[match[1]], text)
+
+
 def _mounted(text: str, mounts: Mapping[str, Path]) -> str:
     """A text in which paths of mounts are those of their folders. ``/tmp`` is the machine's."""
+    option, equals, value = text.partition("=") if text.startswith("--") else ("", "", text)
     for path, folder in mounts.items():
-        if path == "/tmp":
-            continue
-        if text == path or text.startswith(f"{path}/"):
-            return str(folder) + text[len(path) :]
+        if path != "/tmp" and (value == path or value.startswith(f"{path}/")):
+            return f"{option}{equals}{folder}{value[len(path) :]}"
     return text

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import click
 import pytest
@@ -16,8 +16,11 @@ from flightedl.launch.kubernetes.objects import render
 from flightedl.launch.kubernetes.submitting import submit as submit_objects
 from flightedl.launch.kubernetes.values import ClusterJob
 from flightedl.launch.kubernetes.views import labels_of
+from flightedl.launch.progress import Figures
+from flightedl.testing.clock import FakeClock
 from flightedl.testing.memory_cluster import MemoryCluster
 from flightedl_tools import clusters
+from flightedl_tools import submit as submit_module
 from flightedl_tools.submit import code_of, count_of, submit, variable_of
 
 
@@ -115,3 +118,52 @@ def test_wrong_variables_and_files_are_refused(script: Path, tmp_path: Path) -> 
     with pytest.raises(UsageError, match="put them into the image"):
         code_of(str(script), [tmp_path / "large.txt"])
     assert code_of("package.module", []) == {}
+
+
+class Shown:
+    """A display that keeps what it is told."""
+
+    def __init__(self) -> None:
+        self.said: list[str] = []
+        self.figures: list[Figures] = []
+
+    def line(self, name: str, text: str) -> None:
+        self.said.append(f"{name} | {text}")
+
+    def event(self, text: str) -> None:
+        self.said.append(text)
+
+    def update(self, figures: Figures) -> None:
+        self.figures.append(figures)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+
+def test_a_job_is_watched_to_its_end(cluster: MemoryCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With its output, what its pods wait for, and its last word."""
+    job = ClusterJob(job="demo", image="demo:1", target="train.py", tls=False, insecure=True)
+    submit_objects(cluster, render(job), SystemClock())
+    unscheduled = {"type": "PodScheduled", "status": "False", "message": "0/3 nodes are available"}
+    metadata = {"name": "demo-trainer-a", "labels": labels_of("demo", "trainer")}
+    cluster.apply([{"kind": "Pod", "metadata": metadata, "status": {"phase": "Pending", "conditions": [unscheduled]}}])
+    cluster.output["demo-trainer-a"] = ["loss=1"]
+
+    class Ending(FakeClock):
+        """While time passes, the job gets on."""
+
+        def sleep(self, seconds: float) -> None:
+            self.advance(seconds)
+            pod = {"status": {"phase": "Succeeded", "conditions": []}}
+            cluster.patch("Pod", "demo-trainer-a", pod)
+            over = {"type": "Complete", "status": "True"}
+            cluster.patch("Job", "demo-trainer", {"status": {"conditions": [over]}})
+
+    monkeypatch.setattr(submit_module, "SystemClock", Ending)
+    shown = Shown()
+    assert submit_module.watch(cluster, job, shown) == 0
+    assert shown.said[1:] == ["pods wait: 0/3 nodes are available", "demo-trainer-a | loss=1", "job demo is done"]
+    assert [(each.trainers, each.pservers) for each in shown.figures] == [(2, 2)]

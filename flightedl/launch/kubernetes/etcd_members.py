@@ -78,8 +78,8 @@ def _members(job: ClusterJob) -> Object:
         "livenessProbe": probe("health", "/health?serializable=true", period_s=10, failures=6),
         "readinessProbe": probe("health", "/health", period_s=2, failures=1),
     }
-    # The name is used in the arguments below.
-    environment = [variable_of_pod("POD_NAME", "metadata.name")]
+    # They are used in the arguments below.
+    environment = [variable_of_pod("POD_NAME", "metadata.name"), variable_of_pod("POD_IP", "status.podIP")]
     member = container(job, COMPONENT, ["etcd"], _arguments(job), environment, _RESOURCES, more, certificates)
     member["volumeMounts"].append({"name": "data", "mountPath": _DATA})
     return {
@@ -119,13 +119,13 @@ def _arguments(job: ClusterJob) -> list[str]:
     found = [
         "--name=$(POD_NAME)",
         f"--data-dir={_DATA}/data",
-        f"--listen-client-urls={scheme}://0.0.0.0:{ETCD_PORT}",
+        f"--listen-client-urls={scheme}://$(POD_IP):{ETCD_PORT}",
         f"--advertise-client-urls={scheme}://$(POD_NAME).{peers}:{ETCD_PORT}",
-        f"--listen-peer-urls={scheme}://0.0.0.0:{ETCD_PEER_PORT}",
+        f"--listen-peer-urls={scheme}://$(POD_IP):{ETCD_PEER_PORT}",
         f"--initial-advertise-peer-urls={scheme}://$(POD_NAME).{peers}:{ETCD_PEER_PORT}",
         f"--initial-cluster={cluster}",
         f"--initial-cluster-token={job.job}",
-        f"--listen-metrics-urls=http://0.0.0.0:{ETCD_HEALTH_PORT}",
+        f"--listen-metrics-urls=http://$(POD_IP):{ETCD_HEALTH_PORT}",
         "--auto-compaction-mode=revision",
         "--auto-compaction-retention=10000",
         "--logger=zap",
