@@ -1,4 +1,4 @@
-"""Writes the kustomize base, components and overlays in ``deploy/`` from what is rendered; for developers.
+"""Writes the manifests in ``deploy/`` from what is rendered, for kustomize and (``chart``) for Helm; for developers.
 
     python -m flightedl_tools.manifests
 
@@ -18,6 +18,7 @@ from flightedl.launch.kubernetes.objects import render
 from flightedl.launch.kubernetes.pods import Object
 from flightedl.launch.kubernetes.values import ClusterJob, Resources, Scaling
 
+from . import chart
 from .documents import as_yaml
 
 #: Without certificates and without an etcd: each overlay says which.
@@ -68,6 +69,8 @@ OVERLAYS: Mapping[str, Sequence[str]] = {
     "autoscale": ("tls", "etcd-3-tls", "s3", "autoscale"),
 }
 
+#: Where everything is written, below ``deploy/``.
+FOLDERS = ("base", "components", "overlays", "chart")
 #: A job that fits on one machine.
 ONE_POD = replace(BASE, checkpoint="s3://bucket/checkpoints", secret="train-store")  # noqa: S106 - a name
 
@@ -89,12 +92,12 @@ def files() -> dict[str, str]:
         lines = {"resources": ["../../base"], "components": [f"../../components/{part}" for part in parts]}
         found[f"overlays/{name}/kustomization.yaml"] = _kustomization("Kustomization", lines)
     found |= _directory("overlays/one-pod", "resources", _by_part(one_pod.render(ONE_POD)), "Kustomization")
-    return found
+    return found | chart.files()
 
 
 def write(directory: Path) -> None:
     """Write all files; what was written before and is not any more is removed."""
-    for folder in ("base", "components", "overlays"):
+    for folder in FOLDERS:
         for path in (directory / folder).rglob("*.yaml"):
             path.unlink()
     for name, text in files().items():

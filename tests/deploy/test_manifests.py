@@ -60,7 +60,7 @@ def pods(objects: list[Object]) -> dict[str, Object]:
 def test_every_file_is_what_the_code_writes() -> None:
     found = {
         str(path.relative_to(DEPLOY)): path.read_text()
-        for folder in ("base", "components", "overlays")
+        for folder in manifests.FOLDERS
         for path in (DEPLOY / folder).rglob("*.yaml")
     }
     assert found == manifests.files(), "run `python -m flightedl_tools.manifests`"
