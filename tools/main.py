@@ -23,6 +23,7 @@ from flightedl.process.importing import without_collection
 COMMANDS: dict[str, tuple[str, str, str]] = {
     "run": ("flightedl_tools.run", "run", "Run a whole job on this machine: servers and trainers."),
     "status": ("flightedl_tools.status", "status", "Show how a running job stands."),
+    "top": ("flightedl_tools.top", "top", "Watch a running job in this terminal."),
     "events": ("flightedl_tools.events", "events", "Show what has happened to a running job."),
     "doctor": ("flightedl_tools.doctor", "doctor", "Say what is wrong with a job, and what to try."),
     "master": ("flightedl_tools.servers", "master", "Start a master: hands out tasks."),

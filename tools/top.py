@@ -1,0 +1,126 @@
+"""``flightedl top``."""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections import deque
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import click
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from flightedl.adapters.clock import SystemClock
+from flightedl.adapters.etcd_access import EtcdAccess
+from flightedl.config import CommonSettings, settings
+from flightedl.errors import FlightedlError
+from flightedl.launch.status import JobStatus
+from flightedl.master.history import progress_of
+from flightedl.messages.base import encode
+from flightedl.messages.status import EventsReply, EventsRequest, JobEvent, StatusReply
+
+from .options import job_options
+from .status import facts, processes
+
+_TIMEOUT_S = 3.0
+_EVERY_S = 1.0
+_EVENTS = 8
+_RATES = 60
+_BARS = " ▁▂▃▄▅▆▇█"
+
+
+@click.command()
+@job_options
+@click.option("--tls-dir", metavar="DIR", help="Directory with ca.pem, cert.pem and key.pem: mutual TLS")
+def top(**options: Any) -> None:
+    """Watch a running job in this terminal.
+
+    Progress, throughput, who waits for whom, all processes and the newest events, every second, until Ctrl-C. Where
+    there is no terminal it shows them once.
+    """
+    values = settings(CommonSettings, **options)
+    clock = SystemClock()
+    console = Console(highlight=False)
+    view = View()
+    with JobStatus(EtcdAccess.of(values), values.job, clock, values.tls_dir) as job:
+        view.refresh(job)
+        if not console.is_terminal:
+            console.print(view.screen())
+            return
+        with Live(view.screen(), console=console, screen=True, auto_refresh=False) as live:
+            try:
+                while True:
+                    clock.sleep(_EVERY_S)
+                    view.refresh(job)
+                    live.update(view.screen(), refresh=True)
+            except KeyboardInterrupt:
+                return
+
+
+class View:
+    """What is known of the job, as a picture."""
+
+    def __init__(self) -> None:
+        self._status: StatusReply | None = None
+        self._trouble = ""
+        self._request = EventsRequest()
+        self._events: deque[JobEvent] = deque(maxlen=_EVENTS)
+        self._rates: deque[float] = deque(maxlen=_RATES)
+
+    def refresh(self, job: JobStatus) -> None:
+        """Ask the master again; what is known stays where it does not answer."""
+        try:
+            self.take(job.read(_TIMEOUT_S), job.ask("events", encode(self._request), EventsReply, _TIMEOUT_S))
+        except FlightedlError as error:
+            self._trouble = str(error)
+
+    def take(self, status: StatusReply, news: EventsReply) -> None:
+        """What the master says."""
+        self._status, self._trouble = status, ""
+        self._rates.append(status.records_per_s)
+        self._events.extend(news.events)
+        after = news.events[-1].number if news.events else self._request.after
+        self._request = EventsRequest(after=after, generation=news.generation)
+
+    def screen(self) -> RenderableType:
+        """All of it."""
+        status = self._status
+        parts: list[RenderableType] = [Text(self._trouble, style="red")] if self._trouble else []
+        if status is None:
+            return Group(*parts)
+        parts.append(ProgressBar(total=1.0, completed=progress_of(status)))
+        parts += [Text(f"{name:<12} {value}", overflow="ellipsis", no_wrap=True) for name, value in facts(status)]
+        parts.append(Text(f"{'throughput':<12} {sparkline(self._rates)}", style="cyan"))
+        if rounds := list(waits(status)):
+            parts += [Text(), Text("rounds that wait", style="bold"), *(Text(line, style="yellow") for line in rounds)]
+        parts += [Text(), processes(status), Text(), self._newest()]
+        return Group(*parts)
+
+    def _newest(self) -> Table:
+        table = Table(box=None, pad_edge=False, header_style="bold")
+        for title in ("when", "event", "newest last"):
+            table.add_column(title, no_wrap=True, overflow="ellipsis")
+        for event in self._events:
+            at = dt.datetime.fromtimestamp(event.at, dt.UTC).astimezone()
+            style = "yellow" if event.is_warning else ""
+            table.add_row(f"{at:%H:%M:%S}", event.kind, Text(event.text), style=style)
+        return table
+
+
+def waits(status: StatusReply) -> Iterable[str]:
+    """Rounds that wait, and for whom."""
+    names = {trainer.trainer: trainer.name or trainer.trainer for trainer in status.trainers}
+    for server in status.pservers:
+        if server.waits_for and server.waits_s >= _EVERY_S:
+            whom = ", ".join(names.get(each, each) for each in server.waits_for)
+            yield f"round {server.waits_at} of pserver-{server.index} has waited {server.waits_s:.0f} s for {whom}"
+
+
+def sparkline(values: Sequence[float]) -> str:
+    """A curve of one line, from 0 to the highest."""
+    highest = max(values, default=0.0) or 1.0
+    return "".join(_BARS[round(value / highest * (len(_BARS) - 1))] for value in values)
