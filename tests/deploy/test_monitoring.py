@@ -1,0 +1,73 @@
+"""The dashboard and the alert rules: they ask for figures that there are, by labels that these have."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import yaml
+
+from flightedl.domain.master.effects import Kind
+from flightedl.errors import ERRORS_BY_CODE
+from flightedl.master.metrics import MEASURES as OF_MASTERS
+from flightedl.master.metrics import figures as master_figures
+from flightedl.messages.status import PserverStatusReply, StatusReply
+from flightedl.pserver.meter import MEASURES as OF_PSERVERS
+from flightedl.pserver.metrics import figures as pserver_figures
+
+HERE = Path(__file__).parents[2] / "deploy" / "monitoring"
+RULES: list[dict[str, Any]] = yaml.safe_load((HERE / "alerts.yaml").read_text())["groups"][0]["rules"]
+DASHBOARD = json.loads((HERE / "dashboard.json").read_text())
+PANELS: list[dict[str, Any]] = DASHBOARD["panels"]
+EXPRESSIONS = [rule["expr"] for rule in RULES] + [target["expr"] for panel in PANELS for target in panel["targets"]]
+
+
+def known() -> dict[str, str]:
+    """Every figure -> the label that it has beside those of the process."""
+    needed = {field.name: 0 for field in msgspec.structs.fields(PserverStatusReply) if field.required}
+    pserver = PserverStatusReply(**{**needed, "members": [], "rows": {}})
+    figures = {**master_figures(StatusReply(job="a", state="")), **pserver_figures(pserver)}
+    found = {name: figure.label for name, figure in figures.items()}
+    for measure in (*OF_MASTERS, *OF_PSERVERS):
+        found[f"{measure.name}_bucket" if measure.buckets else f"{measure.name}_total"] = measure.label
+    return {f"flightedl_{name}": label for name, label in found.items()} | {"flightedl_lease_slack_seconds": ""}
+
+
+@pytest.mark.parametrize("expression", EXPRESSIONS)
+def test_what_is_asked_for_is_there(expression: str) -> None:
+    figures = known()
+    labels = {"job", "role", "index", "le", "instance"}
+    for name in re.findall(r"\bflightedl_\w+", expression):
+        assert name in figures, f"{name} is shown by no page"
+        labels.add(figures[name])
+    asked = re.findall(r"by \(([^)]*)\)", expression) + re.findall(r"[{,](\w+)=", expression)
+    assert {label.strip() for each in asked for label in each.split(",")} <= labels
+
+
+def test_kinds_and_codes_that_rules_name_are_there() -> None:
+    for expression in EXPRESSIONS:
+        assert set(re.findall(r'kind="(\w+)"', expression)) <= {kind.value for kind in Kind}
+        assert set(re.findall(r'code="(\w+)"', expression)) <= set(ERRORS_BY_CODE)
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: str(rule["alert"]))
+def test_every_alert_says_what_to_do(rule: dict[str, Any]) -> None:
+    assert rule["labels"]["severity"] in {"critical", "warning"}
+    assert set(rule["annotations"]) == {"summary", "description"}
+
+
+def test_panels_do_not_cover_each_other() -> None:
+    places = [tuple(panel["gridPos"][name] for name in "xywh") for panel in PANELS]
+    assert len(set(places)) == len(PANELS) == len({panel["id"] for panel in PANELS})
+    assert all(x + width <= 24 for x, _, width, _ in places)
+
+
+def test_every_figure_of_a_histogram_is_on_the_dashboard() -> None:
+    shown = " ".join(target["expr"] for panel in PANELS for target in panel["targets"])
+    assert all(
+        f"flightedl_{measure.name}_bucket" in shown for measure in (*OF_MASTERS, *OF_PSERVERS) if measure.buckets
+    )
