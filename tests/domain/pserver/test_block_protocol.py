@@ -477,6 +477,58 @@ def test_a_split_while_a_push_looks_for_its_blocks():
     assert [bench.values(number) for number in FIRST] == [[0], [], [0]]
 
 
+# blocks that are copied whole
+
+
+class WholeSpan(Span):
+    __slots__ = ()
+
+    is_copied_whole = True
+
+
+def whole_bench(mode: Mode, *members: int) -> Bench:
+    """The first span is copied as one."""
+    bench = Bench(mode, *members)
+    bench.span(FIRST.start).__class__ = WholeSpan
+    return bench
+
+
+def test_a_span_that_is_copied_whole_is_copied_by_the_first_push_or_by_the_thread():
+    bench = whole_bench(Async(), 1)
+    cut = bench.cut()
+    assert bench.due == set(range(5))
+    bench.push(1, 0)
+    assert [bench.copies[place] for place in range(3)] == [(0, 0, [])] * 3, "before it has changed"
+    assert bench.due == {3, 4}
+    copy = bench.protocol.copy(bench.span(20), 3)
+    assert copy is not None
+    assert list(copy.local) == [3]
+    other = whole_bench(Async(), 1)
+    other.cut()
+    copy = other.protocol.copy(other.span(11), 1)
+    assert copy is not None
+    assert list(copy.local) == [0, 1, 2], "whichever of its blocks is asked for"
+    assert other.protocol.copy(other.span(10), 0) is None
+    assert not cut.is_complete
+
+
+def test_a_span_that_is_copied_whole_is_due_at_its_round():
+    bench = whole_bench(Sync(), 1)
+    bench.cut(at_round=1)
+    assert not bench.due
+    bench.push(1, 0)
+    assert bench.due == {0, 1, 2}
+
+
+def test_a_span_that_is_copied_whole_is_split_when_it_is_restored_and_not_later():
+    bench = whole_bench(Async())
+    applied = AppliedBatches(5)
+    applied.mark(2, batch(0), TASK_SIZE)
+    bench.protocol.restore(applied, dict.fromkeys([*FIRST, *SECOND], (3, 2)))
+    assert [span.numbers for span in bench.protocol.spans] == [range(10, 12), range(12, 13), SECOND]
+    bench.protocol.check()
+
+
 # pulls
 
 
