@@ -14,7 +14,7 @@ from flightedl.adapters.etcd_access import EtcdAccess
 from flightedl.config import CommonSettings, settings
 from flightedl.launch.failed import alarms_of, joined, place_of, skipped_of
 from flightedl.launch.status import JobStatus
-from flightedl.messages.status import USUAL_REFUSALS, ServerStatus, StatusReply
+from flightedl.messages.status import USUAL_REFUSALS, ServerStatus, StatusReply, TableCounts
 
 from .consoles import table_console
 from .mode import described
@@ -79,6 +79,7 @@ def facts(reply: StatusReply) -> list[tuple[str, str]]:
     for each in reply.evaluations:
         means = ", ".join(f"{name} {value:.6g}" for name, value in each.metrics.items())
         found.append((each.name, f"{each.tasks.done} of {each.tasks.total} tasks evaluated{means and ': '}{means}"))
+    found.extend((f"table {each.name}", rows_of(each)) for each in reply.tables)
     if reply.mode:
         found.append(("mode", described(reply.mode_settings) or reply.mode))
     if reply.mode_change:
@@ -88,6 +89,15 @@ def facts(reply: StatusReply) -> list[tuple[str, str]]:
         found.append(("checkpoint", reply.checkpoint + age))
     found.extend(("alarm", text) for text in alarms_of(reply))
     return found
+
+
+def rows_of(counts: TableCounts) -> str:
+    """Figures of a table; those that say that something is missing where there are any."""
+    found = f"{counts.rows:,} rows, {counts.size_bytes / (1 << 20):,.1f} MiB"
+    if counts.reads:
+        found += f", {counts.hits / counts.reads:.0%} of reads found one"
+    more = {"wait for admission": counts.waiting, "evicted": counts.evicted, "refused: no memory": counts.refused}
+    return found + "".join(f", {number:,} {what}" for what, number in more.items() if number)
 
 
 def processes(reply: StatusReply) -> Table:

@@ -19,6 +19,7 @@ from flightedl.messages.status import (
     RunningPiece,
     ServerStatus,
     StatusReply,
+    TableCounts,
     TaskCounts,
     TrainerStatus,
 )
@@ -101,6 +102,7 @@ def describe(
         mode_settings={} if model is None else model.present_mode,
         mode_change="" if membership is None else _mode_change(membership),
         plan_hash="" if model is None else model.plan_hash,
+        tables=_tables(pservers),
         checkpoint=f"c-{core.checkpointing.latest}" if core.checkpointing.latest else "",
         checkpoint_age_s=core.checkpointing.age_s(now),
         is_growing=queue is not None and queue.is_growing,
@@ -243,3 +245,11 @@ def _running(queue: TaskQueue, indexed: IndexedDataset, now: float) -> list[Runn
         )
         for trainer, piece, task, since_s in queue.longest_running(_RUNNING_COUNT)
     ]
+
+
+def _tables(pservers: Sequence[PserverStatusReply | None]) -> list[TableCounts]:
+    """Figures of each table, of all pservers together."""
+    found: dict[str, TableCounts] = {}
+    for counts in (counts for said in pservers if said is not None for counts in said.tables):
+        found[counts.name] = found[counts.name].plus(counts) if counts.name in found else counts
+    return list(found.values())

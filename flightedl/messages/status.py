@@ -201,6 +201,8 @@ class StatusReply(Reply, frozen=True, kw_only=True):
     #: What a change of the mode waits for; empty: none is under way.
     mode_change: str = ""
     plan_hash: str = ""
+    #: Over all pservers, as they said last.
+    tables: list[TableCounts] = []
     checkpoint: str = ""
     checkpoint_age_s: float | None = None
     #: What keeps checkpoints from being made; empty: nothing.

@@ -3,17 +3,25 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+
+import numpy as np
 
 from flightedl.domain.consistency.modes import Mode
 from flightedl.domain.consistency.rounds import BlockRounds
+from flightedl.domain.exactly_once.batches import Batch
 from flightedl.domain.model.optimizers import LAMB, Optimizer
 from flightedl.domain.model.sharding import ShardPlan, runs_of
+from flightedl.domain.tables.placement import BUCKETS
+from flightedl.domain.tables.spec import TableSpec
 from flightedl.kernels.compiled import Update, block_kernels, half_kernels, kernel_for
 from flightedl.pserver.arena import Arena
 from flightedl.pserver.row_span import RowSpan
-from flightedl.pserver.row_store import RowStore
+from flightedl.pserver.row_store import RowStore, TableGradients
 from flightedl.pserver.spans import ArraySpan
+
+#: Of a store that nothing is kept in.
+_TRIAL_BYTES = 1 << 24
 
 
 def spans_of(plan: ShardPlan, index: int, optimizer: Optimizer, mode: Mode, wire: str, arena: Arena) -> list[ArraySpan]:
@@ -76,6 +84,24 @@ def rows_of(plan: ShardPlan, index: int, mode: Mode, local_start: int) -> list[R
     local = range(local_start, local_start + len(numbers))
     store = RowStore(plan.tables, range(numbers.start - first, numbers.stop - first))
     return [RowSpan(numbers, local, BlockRounds(mode), first, store, threading.Lock())]
+
+
+def load_row_kernels(tables: Sequence[TableSpec]) -> None:
+    """Compile what rows of these tables need, so that no push waits for it."""
+    if not tables:
+        return
+    batch, ids = Batch(0, 0, 0), np.zeros(1, np.uint64)
+    store = RowStore(tables, range(BUCKETS), memory_bytes=_TRIAL_BYTES)
+    push = [TableGradients(number, ids, np.zeros((1, table.dim), np.float32)) for number, table in enumerate(tables)]
+    for number, table in enumerate(tables):
+        store.check(number, ids, push[number].gradients)
+        store.update(push[number : number + 1], version=1, epoch=0, number=0)
+        store.read(number, ids, 1, 0, np.empty((1, table.dim), np.float32))
+    store.add(push, batch, 1.0, is_first=True)
+    store.update_round(version=2, epoch=0, number=1)
+    cut = store.begin_cut(2, 0, is_base=True)
+    while cut.next_rows() is not None:
+        pass
 
 
 def _of_one_rule(plan: ShardPlan, run: range, optimizer: Optimizer) -> Iterator[range]:

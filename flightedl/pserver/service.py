@@ -21,7 +21,7 @@ from flightedl.coordination.keys import JobKeys
 from flightedl.domain.checkpoint.pointer import loadable_of, rejected_of
 from flightedl.domain.checkpoint.values import SnapshotCommand
 from flightedl.domain.consistency.modes import Mode
-from flightedl.domain.model.declared import parameters_of, plan_of
+from flightedl.domain.model.declared import parameters_of, plan_of, tables_of
 from flightedl.domain.model.optimizers import Optimizer
 from flightedl.domain.model.parameters import ParameterSpec
 from flightedl.domain.model.sharding import ShardPlan
@@ -45,6 +45,7 @@ from flightedl.messages.status import PserverStatusReply, TableCounts
 from flightedl.ports import Clock, Storage
 from flightedl.process.host import host_facts
 from flightedl.process.startup_memory import release_startup_memory
+from flightedl.pserver.building import load_row_kernels
 from flightedl.pserver.meter import Meter
 from flightedl.pserver.restoring import load_newest
 from flightedl.pserver.shard import ShardState
@@ -192,6 +193,7 @@ class PserverService:
         for spec in parameters_of(model.declaration):
             kernel_for(optimizer.for_parameter(spec.name), spec.storage_dtype)
             block_kernels(spec.storage_dtype)
+        load_row_kernels(tables_of(model.declaration))
 
     @property
     def is_built(self) -> bool:
@@ -258,6 +260,7 @@ class PserverService:
     def _make_blocks(self, model: DeclaredModel) -> happens.BlocksMade:
         assert self._plan is not None, "the plan comes first"
         with self._turns.turn():
+            load_row_kernels(self._plan.tables)
             self._shard = shard = ShardState(
                 self._plan,
                 self._life.index,

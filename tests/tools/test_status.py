@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from flightedl.messages.status import ServerStatus, StatusReply, TrainerStatus
-from flightedl_tools.status import processes
+from flightedl.messages.status import ServerStatus, StatusReply, TableCounts, TrainerStatus
+from flightedl_tools.status import processes, rows_of
 
 
 def shown(server: ServerStatus) -> list[str]:
@@ -43,3 +43,12 @@ def test_a_trainer_is_shown_by_its_launchers_name_with_its_process() -> None:
 def test_nothing_is_said_of_the_blocks_of_a_pserver_that_does_not_answer() -> None:
     server = ServerStatus(index=0, address="h:1", generation=7, state="not reached")
     assert shown(server) == ["pserver-0", "h:1", "7", "not reached", ""]
+
+
+def test_a_table_is_told_with_what_is_missing_where_something_is() -> None:
+    some = TableCounts(name="users", rows=1200, size_bytes=3 << 20)
+    assert rows_of(some) == "1,200 rows, 3.0 MiB"
+    more = some.plus(TableCounts(name="users", reads=8, hits=6, refused=2, waiting=1000))
+    assert rows_of(more) == (
+        "1,200 rows, 3.0 MiB, 75% of reads found one, 1,000 wait for admission, 2 refused: no memory"
+    )
