@@ -44,6 +44,17 @@ def _copy(_typing: Any, target: Any, _at: Any, source: Any, _start: Any, _count:
     return types.none(target, number, source, number, number), generate
 
 
+def _atomic(order: str) -> Any:
+    def typed(_typing: Any, array: Any, _index: Any, number: Any) -> Any:
+        def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+            data = context.make_array(signature.args[0])(context, builder, arguments[0]).data
+            return builder.atomic_rmw(order, builder.gep(data, [arguments[1]]), arguments[2], "monotonic")
+
+        return number(array, types.int64, number), generate
+
+    return typed
+
+
 def _place(context: Any, builder: Any, signature: Any, arguments: Any, array: int, index: Any) -> Any:
     """Eight numbers from ``index`` and the argument behind the array on."""
     kind = signature.args[array]
@@ -119,6 +130,9 @@ def _trailing_zeros(_typing: Any, _bits: Any) -> Any:
 
 #: ``prefetch(array, index)``: the processor begins to load this element's cache line; any index, nothing waits.
 prefetch: Any = intrinsic(_prefetch)
+#: ``atomic_or(array, index, bits)``, ``atomic_add(array, index, number)``: for several threads; what was there before.
+atomic_or: Any = intrinsic(_atomic("or"))
+atomic_add: Any = intrinsic(_atomic("add"))
 #: ``copy(target, at, source, start, count)``: elements of one array to another of the same type; they do not overlap.
 copy: Any = intrinsic(_copy)
 #: ``trailing_zeros(bits)``: of 64 bits that are not all zero.

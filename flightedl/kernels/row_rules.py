@@ -44,12 +44,12 @@ _FACTOR_2 = np.uint64(0x94D049BB133111EB)
 GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
 
-@register_jitable
+@register_jitable(forceinline=True)
 def _gradient(w: Any, at: Any, g: Any, row: Any, i: Any, c: Any) -> Any:
     return min(max(g[row + i] * c.scale, -c.clip), c.clip) + c.decay * w[at + i]
 
 
-@register_jitable
+@register_jitable(forceinline=True)
 def _mean_square(w: Any, at: Any, g: Any, row: Any, dim: Any, c: Any) -> Any:
     """In an order that is the same on every machine."""
     eights = dim >> _U3
@@ -60,7 +60,7 @@ def _mean_square(w: Any, at: Any, g: Any, row: Any, dim: Any, c: Any) -> Any:
     return total / np.float32(dim)
 
 
-@register_jitable
+@register_jitable(forceinline=True)
 def _descend(w: Any, at: Any, g: Any, row: Any, dim: Any, c: Any, rate: Any) -> None:
     """``w -= rate * gradient``."""
     eights = dim >> _U3
@@ -69,18 +69,18 @@ def _descend(w: Any, at: Any, g: Any, row: Any, dim: Any, c: Any, rate: Any) -> 
         w[at + i] -= rate * _gradient(w, at, g, row, i, c)
 
 
-@register_jitable
+@register_jitable(forceinline=True)
 def nothing(w: Any, at: Any, g: Any, row: Any, dim: Any, s: Any, slot: Any, c: Any, first: Any, second: Any) -> None:
     """Where the rate is zero and the rule would divide by it."""
 
 
-@register_jitable
+@register_jitable(forceinline=True)
 def sgd(w: Any, at: Any, g: Any, row: Any, dim: Any, s: Any, slot: Any, c: Any, first: Any, second: Any) -> None:
     """No constants of its own."""
     _descend(w, at, g, row, dim, c, c.rate)
 
 
-@register_jitable
+@register_jitable(forceinline=True)
 def momentum(w: Any, at: Any, g: Any, row: Any, dim: Any, s: Any, slot: Any, c: Any, first: Any, second: Any) -> None:
     """a: momentum."""
     for i in range(dim):
@@ -89,7 +89,7 @@ def momentum(w: Any, at: Any, g: Any, row: Any, dim: Any, s: Any, slot: Any, c: 
         w[at + i] -= c.rate * speed
 
 
-@register_jitable
+@register_jitable(forceinline=True)
 def nesterov(w: Any, at: Any, g: Any, row: Any, dim: Any, s: Any, slot: Any, c: Any, first: Any, second: Any) -> None:
     """a: momentum."""
     for i in range(dim):
@@ -99,7 +99,7 @@ def nesterov(w: Any, at: Any, g: Any, row: Any, dim: Any, s: Any, slot: Any, c: 
         w[at + i] -= c.rate * (one + c.a * speed)
 
 
-@register_jitable
+@register_jitable(forceinline=True)
 def adagrad(w: Any, at: Any, g: Any, row: Any, dim: Any, s: Any, slot: Any, c: Any, first: Any, second: Any) -> None:
     """a: eps."""
     for i in range(dim):
@@ -110,7 +110,7 @@ def adagrad(w: Any, at: Any, g: Any, row: Any, dim: Any, s: Any, slot: Any, c: A
         w[at + i] -= c.rate * one / (divisor if divisor != np.float32(0) else np.float32(1))
 
 
-@register_jitable
+@register_jitable(forceinline=True)
 def row_adagrad(
     w: Any, at: Any, g: Any, row: Any, dim: Any, s: Any, slot: Any, c: Any, first: Any, second: Any
 ) -> None:
@@ -122,7 +122,7 @@ def row_adagrad(
         _descend(w, at, g, row, dim, c, c.rate / divisor)
 
 
-@register_jitable
+@register_jitable(forceinline=True)
 def adam(w: Any, at: Any, g: Any, row: Any, dim: Any, s: Any, slot: Any, c: Any, first: Any, second: Any) -> None:
     """a: 1 - beta1, b: beta2, c: 1 - beta2, d: eps; ``first`` and ``second`` are the corrections of this step."""
     rate = c.rate * first
@@ -137,7 +137,7 @@ def adam(w: Any, at: Any, g: Any, row: Any, dim: Any, s: Any, slot: Any, c: Any,
         w[at + i] -= rate * mean / (divisor if divisor != np.float32(0) else np.float32(1))
 
 
-@register_jitable
+@register_jitable(forceinline=True)
 def row_adam(w: Any, at: Any, g: Any, row: Any, dim: Any, s: Any, slot: Any, c: Any, first: Any, second: Any) -> None:
     """As ``adam``."""
     square = c.b * s[slot + dim] + c.c * _mean_square(w, at, g, row, dim, c)
@@ -151,7 +151,7 @@ def row_adam(w: Any, at: Any, g: Any, row: Any, dim: Any, s: Any, slot: Any, c: 
         w[at + i] -= rate * mean
 
 
-@register_jitable
+@register_jitable(forceinline=True)
 def ftrl(w: Any, at: Any, g: Any, row: Any, dim: Any, s: Any, slot: Any, c: Any, first: Any, second: Any) -> None:
     """rate: 1 / rate, a: l1, b: beta, c: 2 * l2."""
     zero = np.float32(0)
@@ -167,7 +167,7 @@ def ftrl(w: Any, at: Any, g: Any, row: Any, dim: Any, s: Any, slot: Any, c: Any,
         w[at + i] = zero if step == zero else -step / ((root + c.b) * c.rate + c.c)
 
 
-@register_jitable
+@register_jitable(forceinline=True)
 def scrambled(bits: Any) -> Any:
     """As ``initial.scrambled``."""
     bits = (bits ^ (bits >> _U30)) * _FACTOR_1
@@ -175,7 +175,7 @@ def scrambled(bits: Any) -> Any:
     return bits ^ (bits >> _U31)
 
 
-@register_jitable
+@register_jitable(forceinline=True)
 def to_float32(bits: Any, is_bfloat16: Any, box: Any, box_bits: Any) -> Any:
     """A 16-bit float; ``box_bits`` is the memory of ``box``, both of one number."""
     wide = np.uint32(bits)
@@ -191,7 +191,7 @@ def to_float32(bits: Any, is_bfloat16: Any, box: Any, box_bits: Any) -> Any:
     return -value if wide & np.uint32(0x8000) else value
 
 
-@register_jitable
+@register_jitable(forceinline=True)
 def to_half(value: Any, chance: Any, is_bfloat16: Any, box: Any, box_bits: Any) -> Any:
     """A finite number's two neighbours of 16 bits: the lower one unless ``chance`` in [0, 1) reaches beyond the number.
 

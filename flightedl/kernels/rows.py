@@ -28,7 +28,7 @@ import numpy as np
 import numpy.typing as npt
 from numba.extending import register_jitable
 
-from flightedl.kernels.intrinsics import copy, prefetch, trailing_zeros
+from flightedl.kernels.intrinsics import atomic_add, atomic_or, copy, prefetch, trailing_zeros
 
 Ids = npt.NDArray[np.uint64]
 Records = npt.NDArray[np.int64]
@@ -112,7 +112,7 @@ _FACTOR_2 = np.uint64(0x94D049BB133111EB)
 _ZERO = np.uint64(0)
 
 
-@register_jitable
+@register_jitable(forceinline=True)
 def _mixed(row_id: Any, salt: Any) -> Any:
     """As ``placement.mixed``."""
     bits = row_id ^ salt
@@ -126,25 +126,25 @@ def _segment_of(t: Table, mixed: Any) -> Any:
     return np.int64(t.directory[np.int64((mixed << _U10) >> np.uint64(64 - t.state[DEPTH]))])
 
 
-@register_jitable
+@register_jitable(forceinline=True)
 def _tag(mixed: Any) -> Any:
     """The byte that a line has of an id; never zero."""
     tag = (mixed >> _U6) & _BYTE
     return tag if tag != _ZERO else _U1
 
 
-@register_jitable
+@register_jitable(forceinline=True)
 def _zero_bytes(word: Any) -> Any:
     """The high bits of bytes that are zero; those above the lowest may be wrong."""
     return (word - _ONES) & ~word & _HIGHS
 
 
-@register_jitable
+@register_jitable(forceinline=True)
 def _next_line(line: Any) -> Any:
     return (line & ~(LINES - 1)) | ((line + 1) & (LINES - 1))
 
 
-@register_jitable
+@register_jitable(forceinline=True)
 def id_at(words: Words, at: Any) -> Any:
     """The id of a record that begins there."""
     return np.uint64(words[at]) | (np.uint64(words[at + 1]) << _U32)
@@ -180,7 +180,7 @@ def _find(t: Table, row_id: Any, mixed: Any) -> Any:
     return _find_from(t, row_id, _tag(mixed), _segment_of(t, mixed) * LINES + np.int64(mixed & _LINE_MASK))
 
 
-@register_jitable
+@register_jitable(forceinline=True)
 def _first_match(t: Table, tag: Any, line: Any) -> Any:
     """The record that is probably this id's, to be asked for; -1: none in this line."""
     pattern = tag * _ONES
@@ -284,18 +284,17 @@ def _made(t: Table, row_id: Any, mixed: Any, salt: Any) -> Any:
     return record
 
 
-@register_jitable
+@register_jitable(forceinline=True)
 def change(t: Table, record: Any) -> None:
-    """A record is about to change: a cut may have to have it as it is."""
+    """A record is about to change: a cut may have to have it as it is. Other threads may change other records."""
     bit = _U1 << np.uint64(record & 63)
     if t.dirty[record >> 6] & bit != _ZERO:
         return
-    t.dirty[record >> 6] |= bit
+    atomic_or(t.dirty, record >> 6, bit)
     state, stride = t.state, t.layout[STRIDE]
     if state[CURSOR] <= record < state[CUT_HIGH] and t.wanted[record >> 6] & bit != _ZERO:
-        source, target = record * stride, state[UNDO] * stride
-        copy(t.undo, target, t.words, source, stride)
-        state[UNDO] += 1
+        target = atomic_add(state, np.int64(UNDO), np.int64(1))
+        copy(t.undo, target * stride, t.words, record * stride, stride)
 
 
 @register_jitable
@@ -321,7 +320,7 @@ def _touch(t: Table, record: Any, version: Any, epoch: Any) -> None:
         t.words[at + t.layout[AT_EPOCH]] = epoch
 
 
-@register_jitable
+@register_jitable(forceinline=True)
 def _exists(t: Table, record: Any, oldest_version: Any, oldest_epoch: Any) -> Any:
     at = record * t.layout[STRIDE]
     if t.layout[AT_VERSION] >= 0 and np.int64(t.words[at + t.layout[AT_VERSION]]) < oldest_version:
@@ -356,7 +355,7 @@ def _remove(t: Table, record: Any, salt: Any) -> None:
     t.state[USED] -= 1
 
 
-@register_jitable
+@register_jitable(forceinline=True)
 def ask_for(t: Table, ids: Ids, start: Any, count: Any, salt: Any, shift: Any, stride: Any) -> None:
     """Have the records of a group of ids come into the cache, each probably.
 
@@ -380,7 +379,7 @@ def ask_for(t: Table, ids: Ids, start: Any, count: Any, salt: Any, shift: Any, s
             prefetch(t.words, at + stride - 1)
 
 
-@register_jitable
+@register_jitable(forceinline=True)
 def found(t: Table, row_id: Any, i: Any, stride: Any, has_age: Any, oldest_version: Any, oldest_epoch: Any) -> Any:
     """The record of a row that exists, of the i-th id of the group that was asked for; -1: there is none."""
     record = t.places[GROUP + i]
@@ -391,7 +390,7 @@ def found(t: Table, row_id: Any, i: Any, stride: Any, has_age: Any, oldest_versi
     return record
 
 
-@register_jitable
+@register_jitable(forceinline=True)
 def retouch(t: Table, record: Any, version: Any, epoch: Any) -> None:
     """A row is updated again."""
     _count_touch(t, record, -1)

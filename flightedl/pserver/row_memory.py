@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 #: Small tables shall stay small: so much has small pages.
-_SMALL_BYTES = 8 << 20
+_SMALL_BYTES = 1 << 20
 _PAGE_BYTES = 1 << 12
 #: Of the address space of a process, so that many tables find room.
 _MOST_BYTES = 1 << 44

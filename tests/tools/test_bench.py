@@ -105,3 +105,16 @@ def test_pushes_are_read_as_they_were_written(tmp_path):
     (tmp_path / "one").write_bytes(struct.pack("dd", 1.0, 2.5) + b"abc")
     (tmp_path / "two").write_bytes(b"")
     assert accepted_pushes(tmp_path) == {"one": [1.0, 2.5]}
+
+
+def test_rows_are_measured() -> None:
+    given = ["bench", "sparse", "--rows", "5000", "--dim", "4", "--ids", "500", "--turns", "2"]
+    done = CliRunner().invoke(command, [*given, "--json"])
+    assert done.exit_code == 0, done.output
+    found = json.loads(done.stdout)
+    assert [one["ids"] for one in found["speed"]] == ["uniform", "Zipf 1.05"]
+    assert all(one["gather_ratio"] > 0 and one["adagrad_ratio"] > 0 for one in found["speed"])
+    assert 0 < found["growth"]["increment_bytes"] < found["growth"]["base_bytes"] / 20
+    told = CliRunner().invoke(command, given).stdout
+    assert "row-wise Adagrad" in told
+    assert "rows made a second" in told

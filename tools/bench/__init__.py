@@ -5,6 +5,8 @@ know, whose server does nothing but the optimizer on one array: no blocks, no id
 sides take turns, ``sides`` is one of them, ``trainer`` its processes. ``peers`` compares with what other systems take:
 ``peer_sockets``, ``peer_rpc``, ``peer_gloo``, ``peer_ray``. ``growth``: by the model's size and the number of trainers.
 
+``sparse``: embedding tables: ``row_speed`` is rows against NumPy, ``row_growth`` what they cost as they become many.
+
 ``kernels``: the optimizers' loops. ``memory``: of a pserver. ``queue``: the cost of a dispatch (``dispatchers`` ask).
 ``recovery``: kill to working again (``steady`` is its trainer, ``watcher`` looks on, ``zombies`` write as deposed
 processes, ``shard`` is the cost of a checkpoint).
@@ -23,6 +25,11 @@ BENCHES: dict[str, tuple[str, str, str]] = {
     "memory": ("flightedl_tools.bench.memory", "memory", "Peak memory of a pserver with many trainers."),
     "kernels": ("flightedl_tools.bench.kernels", "kernels", "The optimizers' loops against torch's fused ones."),
     "recovery": ("flightedl_tools.bench.recovery", "recovery", "Kill -9 to working again; the cost of a checkpoint."),
+    "sparse": (
+        "flightedl_tools.bench.sparse",
+        "sparse",
+        "Rows of embedding tables against NumPy; growth, checkpoints.",
+    ),
     "queue": ("flightedl_tools.bench.queue", "queue", "Cost of a dispatch by the number of tasks."),
 }
 
