@@ -18,7 +18,7 @@ another count, measures there, compares, and stays or goes back:
 
 A rate is what is done in ``measure_s``, from ``settle_s`` after the trainers are those that are wanted: new ones load
 first. Whatever disturbs it (a trainer comes or goes, the job waits) begins it again, so that nothing is concluded from
-a disturbance. That somebody else has changed the count is taken as a wish, and measured from there.
+a disturbance. That somebody else has changed the count is taken as a wish, and measured from there; 0 is a pause.
 
 Trainers that are about to be taken away are replaced before they are gone, as far as the limits allow.
 
@@ -113,6 +113,10 @@ class MarginalScaling:
 
     def look(self, seen: Seen, now: float) -> Wish:
         """What to do, as the job stands at ``now``."""
+        if not seen.wanted and self.limits.minimum:
+            # Nobody but a person wants none.
+            self.target = None
+            return Wish(0, "somebody has paused it")
         if self.target is None or seen.wanted != self._asked:
             self._adopt(seen.wanted)
         assert self.target is not None, "it was adopted"
@@ -191,8 +195,6 @@ class MarginalScaling:
         if is_worth:
             # What the others bring has to be measured against what is possible now.
             self._best = low / lower if lower else 0.0
-            if self._ceiling is not None and self._ceiling[0] <= upper:
-                self._ceiling = None
         else:
             self._ceiling = upper, now
         return (count == upper) == is_worth

@@ -70,12 +70,12 @@ def cancel(cluster: Cluster, job: str, clock: Clock, *, at_once: bool = False) -
     """
     view = find(cluster, job)
     if not at_once and not view.is_finished:
+        # It would see to it that there are trainers again.
+        cluster.delete("Deployment", f"{job}-autoscaler")
         cluster.patch("Job", view.name, {"spec": {"parallelism": 0}})
-        for role in ("trainer", "pserver"):
-            if role == "pserver":
-                cluster.delete("Deployment", f"{job}-pserver")
-            selector = labels_of(job, role)
-            wait_until(lambda chosen=selector: not _running(cluster, chosen), _GONE_S, f"{role}s to end", clock)  # type: ignore[misc] # bound now
+        _wait_for_the_end_of(cluster, job, "trainer", clock)
+        cluster.delete("Deployment", f"{job}-pserver")
+        _wait_for_the_end_of(cluster, job, "pserver", clock)
     cluster.delete("Job", view.name)
 
 
@@ -97,6 +97,9 @@ def wait_until(is_so: Callable[[], bool], timeout_s: float, what: str, clock: Cl
         clock.sleep(_POLL_S)
 
 
-def _running(cluster: Cluster, labels: dict[str, str]) -> bool:
-    over = {"Succeeded", "Failed"}
-    return any(each.get("status", {}).get("phase") not in over for each in cluster.list("Pod", labels))
+def _wait_for_the_end_of(cluster: Cluster, job: str, role: str, clock: Clock) -> None:
+    def is_over() -> bool:
+        pods = cluster.list("Pod", labels_of(job, role))
+        return all(pod.get("status", {}).get("phase") in {"Succeeded", "Failed"} for pod in pods)
+
+    wait_until(is_over, _GONE_S, f"{role}s to end", clock)

@@ -162,8 +162,16 @@ def test_what_somebody_else_wants_is_measured_from_there_within_the_limits() -> 
     scaling = MarginalScaling(replace(LIMITS, maximum=10))
     assert look(scaling, 0) == 4
     assert look(scaling, 10, wanted=8) == 8
-    assert look(scaling, 20, wanted=0) == 1
+    assert look(scaling, 20, wanted=1) == 1
     assert look(scaling, 30, wanted=50) == 10
+
+
+def test_none_is_a_pause_until_somebody_wants_some_again() -> None:
+    scaling = MarginalScaling(LIMITS)
+    assert look(scaling, 0) == 4
+    assert look(scaling, 10, wanted=0, running=4, leaving=1) == 0
+    assert look(scaling, 20, wanted=0, running=0) == 0
+    assert look(scaling, 30, wanted=4, running=0) == 4
 
 
 def test_a_master_that_counts_less_begins_the_measurement_again() -> None:
@@ -174,9 +182,80 @@ def test_a_master_that_counts_less_begins_the_measurement_again() -> None:
     assert look(scaling, 100, records=0) == 4
 
 
+MEASURED = "it is being measured what they bring"
+
+
+class Measured:
+    """A job whose rate is given for each measurement."""
+
+    def __init__(self, limits: ScalingLimits, wanted: int) -> None:
+        self.scaling = MarginalScaling(limits)
+        self.wanted = wanted
+        self.now = 0.0
+        self.records = 0
+
+    def at(self, rate: float) -> int:
+        """How many trainers are wanted when so many records per second have been measured."""
+        reason = MEASURED
+        while reason == MEASURED:
+            self.now += 30
+            self.records += int(30 * rate)
+            reason, wanted = self._look()
+        self.wanted = wanted
+        return wanted
+
+    def _look(self) -> tuple[str, int]:
+        wish = self.scaling.look(Seen(self.records, self.wanted, self.wanted), self.now)
+        return wish.reason, wish.trainers
+
+
+def test_a_trainer_that_brings_exactly_what_it_has_to_stays() -> None:
+    job = Measured(LIMITS, 2)
+    assert job.at(200) == 3
+    assert job.at(250) == 4, "50 is half of 100"
+    assert job.at(290) == 3, "40 is less than half of 83"
+
+
+def test_an_average_that_is_exactly_at_the_margin_is_borne() -> None:
+    job = Measured(replace(LIMITS, maximum=4), 4)
+    assert job.at(400) == 4
+    assert job.at(160) == 4, "40 each is 0.8 of a half of 100"
+    assert job.at(156) == 3
+
+
+def test_fewer_are_not_tried_below_the_minimum() -> None:
+    job = Measured(replace(LIMITS, minimum=4, maximum=4), 4)
+    assert [job.at(400), job.at(40)] == [4, 4]
+
+
+def test_none_become_one() -> None:
+    job = Measured(replace(LIMITS, minimum=0), 0)
+    assert job.at(0) == 1
+    assert job.at(0) == 2, "one is better than none, whatever it does"
+
+
+def test_a_ceiling_is_tried_again_after_its_time() -> None:
+    job = Measured(replace(LIMITS, retry_s=240), 2)
+    assert job.at(200) == 3
+    assert job.at(210) == 2
+    found_at = job.now
+    wanted = {}
+    while job.wanted == 2:
+        job.at(200)
+        wanted[job.now - found_at] = job.wanted
+    assert wanted == {120: 2, 180: 2, 240: 3}
+
+
 @pytest.mark.parametrize(
-    "wrong", [{"minimum": 5, "maximum": 4}, {"minimum": -1}, {"worth": 1.5}, {"hourly_limit": 1.0}], ids=str
+    "wrong",
+    [{"minimum": 5, "maximum": 4}, {"minimum": -1}, {"worth": 1.5}, {"worth": -0.5}, {"hourly_limit": 1.0}],
+    ids=str,
 )
 def test_wrong_limits(wrong: dict[str, float]) -> None:
     with pytest.raises(ValueError, match=r"has to|needs"):
         replace(LIMITS, **wrong)
+
+
+@pytest.mark.parametrize("right", [{"minimum": 0}, {"minimum": 40}, {"worth": 0.0}, {"worth": 1.0}], ids=str)
+def test_limits_at_their_ends(right: dict[str, float]) -> None:
+    assert replace(LIMITS, **right).most == 40
