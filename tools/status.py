@@ -12,6 +12,7 @@ from rich.table import Table
 from flightedl.adapters.clock import SystemClock
 from flightedl.adapters.etcd_access import EtcdAccess
 from flightedl.config import CommonSettings, settings
+from flightedl.domain.diagnosis.profile import in_words
 from flightedl.launch.failed import alarms_of, joined, place_of, skipped_of
 from flightedl.launch.status import JobStatus
 from flightedl.messages.status import USUAL_REFUSALS, ServerStatus, StatusReply, TableCounts
@@ -80,6 +81,8 @@ def facts(reply: StatusReply) -> list[tuple[str, str]]:
         means = ", ".join(f"{name} {value:.6g}" for name, value in each.metrics.items())
         found.append((each.name, f"{each.tasks.done} of {each.tasks.total} tasks evaluated{means and ': '}{means}"))
     found.extend((f"table {each.name}", rows_of(each)) for each in reply.tables)
+    if spent := in_words(reply.profile):
+        found.append(("time", spent))
     if reply.mode:
         found.append(("mode", described(reply.mode_settings) or reply.mode))
     if reply.mode_change:

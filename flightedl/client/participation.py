@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 from flightedl.client.connections import SLICE_S, Servers, persistently
 from flightedl.client.model.parameters import Parameters
+from flightedl.client.profile import DATA, SCRIPT, SERVERS, LoopProfile
 from flightedl.client.registration import Registration
 from flightedl.client.waiting import Pauses, Waiting
 from flightedl.domain.consistency.modes import Mode
@@ -60,6 +61,8 @@ class Participation:
         #: Called before the first batch.
         self.before_batches: Callable[[], object] = lambda: None
         self._current: CurrentBatch | None = None
+        #: Where the time of the loop goes.
+        self.profile = LoopProfile()
         #: In the view.
         self.membership = TrainerMembership() if membership is None else membership
 
@@ -92,6 +95,7 @@ class Participation:
 
     def open_batch(self, current: CurrentBatch) -> bool:
         """Be a member of the view and have values that a member may have; False: the work was taken away."""
+        self.profile.does(DATA)
         if self._parameters is None:
             self.before_batches()
         if self._parameters is None:
@@ -99,6 +103,7 @@ class Participation:
         elif not self._open(self._parameters, current):
             return False
         self._current = current
+        self.profile.does(SCRIPT)
         return True
 
     def _open(self, parameters: Parameters, current: CurrentBatch) -> bool:
@@ -123,6 +128,7 @@ class Participation:
 
     def close_batch(self, current: CurrentBatch) -> None:
         """Answer for the blocks that the user's code did not push to."""
+        self.profile.does(SERVERS)
         if self._parameters is not None:
             self._parameters.batch_ends(current)
         self._current = None
@@ -131,9 +137,11 @@ class Participation:
         if not current.must_repeat:
             is_idle = self._parameters is not None and not current.has_gradient
             self._batch_done(current.record_count, is_idle)
+        self.profile.does(DATA)
 
     def abandon_batch(self) -> None:
         """The loop was left in the midst of a batch."""
+        self.profile.does("")
         self._current = None
         if self._parameters is not None:
             self._parameters.abandon_batch()

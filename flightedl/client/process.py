@@ -17,6 +17,7 @@ from flightedl.adapters.etcd import EtcdCoordinator
 from flightedl.adapters.etcd_access import EtcdAccess
 from flightedl.client.connections import SLICE_S, Servers, persistently
 from flightedl.client.data.feed import Fetch, TaskFeed
+from flightedl.client.profile import LoopProfile
 from flightedl.client.progress import ProgressReporter
 from flightedl.client.registration import Registration
 from flightedl.client.waiting import Waiting, Waits
@@ -69,8 +70,14 @@ class TrainerProcess:
         self._waits = Waits(self.clock, chosen.say_after_s, chosen.give_up_s, self._waits_for, job_over)
         connector = Connector(Caller("trainer", self.trainer), Role.TRAINER, chosen.tls_dir)
         self.servers = Servers(chosen.job, self.directory, connector, self._waits.asks)
+        #: Where the time of the script's loop goes.
+        self.profile = LoopProfile(self.clock.now)
         self.progress = ProgressReporter(
-            self._send_progress, lambda: (self.trainer, self.generation), self._waits.look, self.clock.now
+            self._send_progress,
+            lambda: (self.trainer, self.generation),
+            self._waits.look,
+            self.clock.now,
+            self.profile,
         )
 
     @property

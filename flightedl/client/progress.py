@@ -12,6 +12,7 @@ import threading
 from collections.abc import Callable, Mapping
 from typing import SupportsFloat
 
+from flightedl.client.profile import LoopProfile
 from flightedl.errors import FlightedlError, UsageError
 from flightedl.messages.base import decode, encode
 from flightedl.messages.tasks import METRICS_LIMIT, STACKS_LIMIT, LogReply, LogRequest
@@ -31,6 +32,7 @@ class ProgressReporter:
         sender: This trainer's id and generation.
         look: Called before each message: finds out what the trainer waits for.
         now: The process's clock.
+        profile: Where the time of the loop goes; None: nobody says so.
     """
 
     def __init__(
@@ -39,7 +41,9 @@ class ProgressReporter:
         sender: Callable[[], tuple[str, int]],
         look: Callable[[], None],
         now: Callable[[], float] = lambda: 0.0,
+        profile: LoopProfile | None = None,
     ) -> None:
+        self._profile = LoopProfile() if profile is None else profile
         self._now = now
         self._batch_at = now()
         self._sent_at = now()
@@ -112,6 +116,7 @@ class ProgressReporter:
                 return
             batch_s = self._now() - self._batch_at
             self._records, self._batches, self._idle_batches, self._skipped, self._metrics = 0, 0, 0, 0, {}
+        profile = self._profile.take()
         trainer, generation = self._sender()
         message = LogRequest(
             trainer=trainer,
@@ -125,12 +130,14 @@ class ProgressReporter:
             pid=os.getpid(),
             waiting_for=waiting,
             batch_s=batch_s,
+            profile=profile,
             facts=host_facts(),
             stacks=stacks()[:STACKS_LIMIT] if self._wants_stacks else "",
         )
         try:
             reply = decode(self._send(encode(message)), LogReply)
         except FlightedlError:
+            self._profile.give_back(profile)
             with self._lock:
                 self._records += records
                 self._batches += batches

@@ -97,6 +97,7 @@ class Job:
             trainer_membership(process.recorder, process.trainer),
             job_end(process.recorder),
         )
+        self._participation.profile = process.profile
         self._model = JobModel(process, self._participation)
         self._data = JobData(process, self._participation, self._require_open, begin_again, self._model.look_ahead)
         self._once = OnceNames(process.coordinator, process.keys, process.registration, process.waiting)

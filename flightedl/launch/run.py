@@ -24,6 +24,7 @@ from rich.console import Console
 
 from flightedl.adapters.clock import SystemClock
 from flightedl.config import CommonSettings, settings
+from flightedl.domain.diagnosis.profile import advice
 from flightedl.errors import EXIT_JOB_FAILED, FlightedlError, NotFoundError, UsageError
 from flightedl.launch.cluster import LocalCluster
 from flightedl.launch.failed import failed_tasks, joined, place_of, skipped_of
@@ -264,6 +265,9 @@ def _report(
     """Print how the job ended; the exit code."""
     failed = 0 if status is None else failed_tasks(status)
     for line in summary(outcome, status, failed, wall_s, directory):
+        console.print(f"flightedl: {line}", markup=False, highlight=False, soft_wrap=True)
+    if status is not None and (hint := advice(status.profile)):
+        line = f"where the time of trainers went: {hint}"
         console.print(f"flightedl: {line}", markup=False, highlight=False, soft_wrap=True)
     if resume_command and may_be_resumed(outcome, status):
         line = f"flightedl: go on from checkpoint {status.checkpoint if status else ''} with: {resume_command}"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
@@ -27,6 +27,7 @@ class TrainerProgress:
     heard_at: float = 0.0
     batch_s: float = 0.0
     facts: HostFacts | None = None
+    profile: Counter[str] = field(default_factory=Counter)
     #: Whether somebody wants to know where its threads stand, and what it last said of that.
     wants_stacks: bool = False
     stacks: str = ""
@@ -40,6 +41,8 @@ class JobProgress:
     #: Those of them that gave the declared model no gradient.
     idle_batches: int = 0
     skipped_records: int = 0
+    #: Seconds of all trainers' loops, also of those that have left, by what they did.
+    profile: Counter[str] = field(default_factory=Counter)
     trainers: dict[str, TrainerProgress] = field(default_factory=dict)
     _recent: deque[tuple[float, int, dict[str, tuple[float, float]]]] = field(default_factory=deque)
     _first: float | None = None
@@ -51,6 +54,9 @@ class JobProgress:
         trainer = self.trainers.setdefault(report.trainer, TrainerProgress())
         trainer.host, trainer.pid, trainer.waiting_for = report.host, report.pid, report.waiting_for
         trainer.heard_at, trainer.batch_s, trainer.facts = now, report.batch_s, report.facts
+        for what, seconds in report.profile.items():
+            trainer.profile[what] += seconds  # type: ignore[assignment]
+            self.profile[what] += seconds  # type: ignore[assignment]
         if report.stacks:
             trainer.stacks, trainer.wants_stacks = report.stacks, False
         trainer.records += report.records

@@ -77,6 +77,7 @@ def describe(
         idle_batches=progress.idle_batches,
         skipped_records=progress.skipped_records,
         skipped_parts=0 if indexed is None else len(indexed.layout.index.skipped),
+        profile=dict(progress.profile),
         records_per_s=progress.records_per_s(now),
         metrics=progress.metrics(now),
         master=None
@@ -226,6 +227,7 @@ def _trainer(
         waiting_for=said.waiting_for,
         silent_s=now - said.heard_at,
         batch_s=said.batch_s,
+        profile=dict(said.profile),
         facts=said.facts,
     )
 

@@ -57,6 +57,8 @@ class TrainerStatus(Reply, frozen=True, kw_only=True):
     #: Since it was heard of last, and since it was through with a batch when it was.
     silent_s: float = 0.0
     batch_s: float = 0.0
+    #: Seconds of its loop since this master heard of it first: waiting for "data", in the "script", with the "servers".
+    profile: dict[str, float] = {}
     facts: HostFacts | None = None
 
 
@@ -189,6 +191,8 @@ class StatusReply(Reply, frozen=True, kw_only=True):
     skipped_records: int = 0
     skipped_parts: int = 0
     records_per_s: float = 0.0
+    #: Seconds of all trainers' loops since this master began: waiting for "data", in the "script", with the "servers".
+    profile: dict[str, float] = {}
     #: Mean over the last seconds.
     metrics: dict[str, float] = {}
     master: ServerStatus | None = None

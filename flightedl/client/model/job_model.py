@@ -221,6 +221,7 @@ class JobModel:
             unclipped=rule.unclipped(spec.name for spec in plan.parameters),
             tree=tree,
         )
+        parameters.profile = process.profile
         self._participation.take(parameters, mode)
         parameters.refresh()
         return parameters

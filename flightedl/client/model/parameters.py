@@ -23,6 +23,7 @@ from flightedl.client.model.outgoing import Outgoing
 from flightedl.client.model.shard_client import Model, Sender, ShardClient
 from flightedl.client.model.trees import Tree
 from flightedl.client.model.values import ModelValues
+from flightedl.client.profile import SERVERS, LoopProfile
 from flightedl.client.tables.requests import DistinctIds
 from flightedl.client.tables.rows import TableRows
 from flightedl.client.tables.traffic import Lookup
@@ -134,6 +135,8 @@ class Parameters(Mapping[str, npt.NDArray[np.generic]]):
         #: The gradients of the push that is under way.
         self._outgoing = _NOTHING
         self._listener: Listener | None = None
+        #: Where the time of the loop goes.
+        self.profile = LoopProfile()
         #: Why the session is over; empty: it is not.
         self._closed = ""
 
@@ -397,6 +400,10 @@ class Parameters(Mapping[str, npt.NDArray[np.generic]]):
 
     def _transfer(self, transfer: Transfer) -> None:
         """All pservers in parallel."""
+        with self.profile.at(SERVERS):
+            self._carry_all_out(transfer)
+
+    def _carry_all_out(self, transfer: Transfer) -> None:
         outgoing = self._outgoing
         if self._plan.tables and outgoing.rows is None:
             outgoing = outgoing._replace(rows=self.rows.of(transfer))

@@ -120,6 +120,11 @@ function drawCurves() {
 
 const called = (trainer) => (trainer.name ? `${trainer.name} (${trainer.trainer})` : trainer.trainer);
 
+function spent(profile) {
+  const total = Object.values(profile).reduce((sum, each) => sum + each, 0);
+  return total < 2 ? "" : Object.entries(profile).map(([what, each]) => `${Math.round((100 * each) / total)} % ${what}`).join(", ");
+}
+
 function people(status) {
   const names = Object.fromEntries(status.trainers.map((each) => [each.trainer, called(each)]));
   const waits = [];
@@ -132,10 +137,10 @@ function people(status) {
   }
   for (const each of status.trainers) if (each.waiting_for) waits.push([called(each), each.waiting_for, ""]);
   table("waits", "Waits", ["who", "for whom or what", "for how long"], waits);
-  table("trainers", "What each holds, and when it was heard of", ["trainer", "where", "tasks held", "records", "batch", "heard", "memory"],
+  table("trainers", "What each holds, and when it was heard of", ["trainer", "where", "tasks held", "records", "batch", "heard", "time", "memory"],
     status.trainers.map((each) => [
       called(each), `${each.host} pid ${each.pid}`, each.holding, number(each.records), seconds(each.batch_s),
-      seconds(each.silent_s) + " ago", bytes(each.facts?.memory_bytes),
+      seconds(each.silent_s) + " ago", spent(each.profile), bytes(each.facts?.memory_bytes),
     ]), (place) => status.trainers[place].silent_s > 12);
   const servers = [...(status.master ? [{ ...status.master, role: "master" }] : []),
     ...status.pservers.map((each) => ({ ...each, role: `pserver-${each.index}` }))];

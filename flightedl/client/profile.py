@@ -1,0 +1,60 @@
+"""Where the time of a trainer's loop goes: waiting for data, in the script, or with the parameter servers.
+
+The user's thread says what it does from now on; the time until it says the next thing is added to that. It costs two
+looks at a clock each time. What goes on at the moment is not counted before it is over.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterator
+
+#: What the loop may do. "data": it waits for the next batch, or to be a member. "script": the user's code works.
+#: "servers": gradients and values are on their way, or it waits for the others of a round.
+DATA, SCRIPT, SERVERS = "data", "script", "servers"
+
+
+class LoopProfile:
+    """Of one trainer. The user's thread calls all but ``take``.
+
+    Args:
+        now: The process's clock.
+    """
+
+    def __init__(self, now: Callable[[], float] = lambda: 0.0) -> None:
+        self._now = now
+        self._doing = ""
+        self._since = now()
+        self._lock = threading.Lock()
+        self._seconds: dict[str, float] = {}
+
+    def does(self, what: str) -> str:
+        """From now on; returns what it did before. Empty: nothing that is counted."""
+        now, before = self._now(), self._doing
+        if before:
+            with self._lock:
+                self._seconds[before] = self._seconds.get(before, 0.0) + now - self._since
+        self._doing, self._since = what, now
+        return before
+
+    @contextlib.contextmanager
+    def at(self, what: str) -> Iterator[None]:
+        """Inside; afterwards what it did before."""
+        before = self.does(what)
+        try:
+            yield
+        finally:
+            self.does(before)
+
+    def take(self) -> dict[str, float]:
+        """Seconds of each since the last time; for any thread."""
+        with self._lock:
+            seconds, self._seconds = self._seconds, {}
+        return seconds
+
+    def give_back(self, seconds: dict[str, float]) -> None:
+        """What was taken could not be told: it is told next time."""
+        with self._lock:
+            for what, more in seconds.items():
+                self._seconds[what] = self._seconds.get(what, 0.0) + more
