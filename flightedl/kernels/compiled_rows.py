@@ -60,7 +60,9 @@ _TABLE = types.NamedTuple(  # type: ignore[no-untyped-call]
 
 _SIGNATURES: dict[Callable[..., Any], Any] = {
     rows.gather: _I64(_TABLE, _IDS, _U64, _I64, _I64, _I64, _WORDS, _NUMBERS),
-    rows.admit: _I64(_TABLE, _TABLE, _own(_U8), _IDS, _U64, _I64, _I64, _I64, _I64, _I64, _NUMBERS, _NUMBERS),
+    rows.count_in_sketch: _I64(_TABLE, _own(_U8), _IDS, _U64, _I64, _NUMBERS),
+    rows.wait: _I64(_TABLE, _IDS, _U64, _I64, _I64, _I64, _I64, _I64, _NUMBERS),
+    rows.make: _I64(_TABLE, _IDS, _U64, _I64, _I64, _NUMBERS, _NUMBERS),
     rows.advance: types.void(_TABLE, _I64, _I64, _I64),
     rows.sweep: types.void(_TABLE, _U64, _I64, _I64, _I64, _I64, _I64),
     rows.place: types.void(_TABLE, _IDS, _U64, _NUMBERS),

@@ -430,55 +430,42 @@ def gather(
     return missed
 
 
-@register_jitable
-def _is_counted(sketch: npt.NDArray[np.uint8], mixed: Any, admit_after: Any) -> Any:
-    """Count a push of an id in a count-min sketch, with conservative update; whether that was enough."""
-    mask = np.uint64(sketch.size // 4 - 1)
-    low = np.uint8(255)
-    for row in range(4):
-        place = row * (sketch.size // 4) + np.int64(_mixed(mixed, np.uint64(row + 1)) & mask)
-        low = min(low, sketch[place])
-    if np.int64(low) + 1 >= admit_after:
-        return True
-    for row in range(4):
-        place = row * (sketch.size // 4) + np.int64(_mixed(mixed, np.uint64(row + 1)) & mask)
-        sketch[place] = max(sketch[place], np.uint8(low + 1))
-    return False
+def count_in_sketch(
+    t: Table, sketch: npt.NDArray[np.uint8], ids: Ids, salt: int, admit_after: int, places: npt.NDArray[np.int64]
+) -> int:
+    """Count pushes in a count-min sketch, with conservative update (Estan & Varghese 2002).
 
-
-@register_jitable
-def _is_admitted(
-    w: Table, row_id: Any, mixed: Any, salt: Any, version: Any, epoch: Any, oldest: Any, oldest_epoch: Any, after: Any
-) -> Any:
-    """Count a push of an id without a row among those that wait.
+    Args:
+        t: The rows, which count those that are not admitted.
+        sketch: Four rows of counters.
+        ids: Of the push.
+        salt: Of the table.
+        admit_after: Pushes.
+        places: Of these ids among all of the push; changed: of those that were pushed often enough, probably.
 
     Returns:
-        1: this push admits it. 0: it does not. -1: there is no room.
+        How many these are.
     """
-    record = _find(w, row_id, mixed)
-    if record < 0:
-        record = _made(w, row_id, mixed, salt)
-        if record < 0:
-            return -1
-    else:
-        change(w, record)
-        _count_touch(w, record, -1)
-        if not _exists(w, record, oldest, oldest_epoch):
-            w.words[record * w.layout[STRIDE] + w.layout[AT_UPDATES]] = 0
-    at = record * w.layout[STRIDE] + w.layout[AT_UPDATES]
-    w.words[at] += np.uint32(1)
-    _touch(w, record, version, epoch)
-    _count_touch(w, record, 1)
-    if np.int64(w.words[at]) < after:
-        return 0
-    _remove(w, record, salt)
-    return 1
+    width, found = sketch.size // 4, 0
+    mask = np.uint64(width - 1)
+    for place in places:
+        mixed = _mixed(ids[place], salt)
+        low = np.uint8(255)
+        for row in range(4):
+            low = min(low, sketch[row * width + np.int64(_mixed(mixed, np.uint64(row + 1)) & mask)])
+        if np.int64(low) + 1 >= admit_after:
+            places[found] = place
+            found += 1
+            continue
+        t.state[NOT_ADMITTED] += 1
+        for row in range(4):
+            at = row * width + np.int64(_mixed(mixed, np.uint64(row + 1)) & mask)
+            sketch[at] = max(sketch[at], np.uint8(low + 1))
+    return found
 
 
-def admit(
-    t: Table,
+def wait(
     w: Table,
-    sketch: npt.NDArray[np.uint8],
     ids: Ids,
     salt: int,
     version: int,
@@ -487,14 +474,11 @@ def admit(
     oldest_epoch: int,
     admit_after: int,
     places: npt.NDArray[np.int64],
-    records: Records,
 ) -> int:
-    """Make rows of ids that have none, or an expired one, where this push admits them.
+    """Count pushes among the ids that wait, ``w``.
 
     Args:
-        t: The rows.
-        w: What waits.
-        sketch: Or counts what waits, where it is not empty.
+        w: They.
         ids: Of the push.
         salt: Of the table.
         version: That the push makes.
@@ -502,34 +486,69 @@ def admit(
         oldest_version: Lower ones have expired.
         oldest_epoch: Likewise.
         admit_after: Pushes.
-        places: Of these ids among all of the push; changed: of those whose rows were made.
+        places: Of these ids among all of the push; changed: of those that wait no more, because this was the last push.
+
+    Returns:
+        How many these are.
+    """
+    found, at_updates = 0, w.layout[AT_UPDATES]
+    for place in places:
+        mixed = _mixed(ids[place], salt)
+        record = _find(w, ids[place], mixed)
+        if record < 0:
+            record = _made(w, ids[place], mixed, salt)
+            if record < 0:
+                w.state[REFUSED] += 1
+                continue
+        else:
+            change(w, record)
+            if not _exists(w, record, oldest_version, oldest_epoch):
+                w.words[record * w.layout[STRIDE] + at_updates] = 0
+        at = record * w.layout[STRIDE] + at_updates
+        w.words[at] += np.uint32(1)
+        _touch(w, record, version, epoch)
+        if np.int64(w.words[at]) >= admit_after:
+            _remove(w, record, salt)
+            places[found] = place
+            found += 1
+        else:
+            w.state[NOT_ADMITTED] += 1
+    return found
+
+
+def make(
+    t: Table, ids: Ids, salt: int, version: int, epoch: int, places: npt.NDArray[np.int64], records: Records
+) -> int:
+    """Make rows of ids that have none, or an expired one.
+
+    Args:
+        t: The rows.
+        ids: Of the push.
+        salt: Of the table.
+        version: That the push makes.
+        epoch: Of it.
+        places: Of these ids among all of the push; changed: of those whose rows were made, because there was room.
         records: Filled: their records, which have neither slots nor values.
 
     Returns:
-        How many were made.
+        How many these are.
     """
     state, made = t.state, 0
     for place in places:
-        row_id = ids[place]
-        mixed = _mixed(row_id, salt)
-        expired = _find(t, row_id, mixed)
+        mixed = _mixed(ids[place], salt)
+        expired = _find(t, ids[place], mixed)
         if expired >= 0:
             _remove(t, expired, salt)
             state[EVICTED] += 1
-        admitted = 1
-        if sketch.size > 0:
-            admitted = 1 if _is_counted(sketch, mixed, admit_after) else 0
-        elif admit_after > 1:
-            admitted = _is_admitted(w, row_id, mixed, salt, version, epoch, oldest_version, oldest_epoch, admit_after)
-        record = _made(t, row_id, mixed, salt) if admitted == 1 else -1
-        if record >= 0:
-            _touch(t, record, version, epoch)
-            _count_touch(t, record, 1)
-            records[made] = record
-            places[made] = place
-            made += 1
-        else:
-            state[NOT_ADMITTED if admitted == 0 else REFUSED] += 1
+        record = _made(t, ids[place], mixed, salt)
+        if record < 0:
+            state[REFUSED] += 1
+            continue
+        _touch(t, record, version, epoch)
+        _count_touch(t, record, 1)
+        records[made] = record
+        places[made] = place
+        made += 1
     state[CREATED] += made
     return made
 

@@ -208,9 +208,15 @@ class RowTable:
         self, ids: Ids, push: RowPush, oldest: tuple[int, int], missing: npt.NDArray[np.int64]
     ) -> npt.NDArray[np.int64]:
         """Make rows that are admitted now, with first values and slots; the places of their ids."""
-        records = np.empty(missing.size, np.int64)
-        age = (self._salt, push.version, push.epoch, *oldest, self.spec.admit_after)
-        made = row_kernel(rows.admit)(self.rows, self.waiting, self.sketch, ids, *age, missing, records)
+        after, admitted = self.spec.admit_after, missing.size
+        if self.sketch.size:
+            admitted = row_kernel(rows.count_in_sketch)(self.rows, self.sketch, ids, self._salt, after, missing)
+        elif after > 1:
+            age = (push.version, push.epoch, *oldest)
+            admitted = row_kernel(rows.wait)(self.waiting, ids, self._salt, *age, after, missing)
+        records = np.empty(admitted, np.int64)
+        make = row_kernel(rows.make)
+        made = make(self.rows, ids, self._salt, push.version, push.epoch, missing[:admitted], records)
         for start in range(0, made, _CHUNK):
             some, new = missing[start : start + _CHUNK][: made - start], records[start : start + _CHUNK][: made - start]
             values = np.empty((some.size, self.spec.dim), np.float32)
@@ -238,7 +244,7 @@ class RowTable:
 
     def counts(self) -> RowCounts:
         """See ``RowStore.counts``."""
-        state = self.rows.state
+        state, waiting = self.rows.state, self.waiting.state
         live = int(state[rows.USED])
         if self.rows.by_version.size:
             live = min(live, int(state[rows.LIVE]))
@@ -248,12 +254,12 @@ class RowTable:
         return RowCounts(
             live,
             self.size_bytes,
-            int(self.waiting.state[rows.USED]),
+            int(waiting[rows.USED]),
             self._reads,
             self._hits,
             int(state[rows.CREATED]),
-            int(state[rows.NOT_ADMITTED]),
-            int(state[rows.REFUSED]),
+            int(state[rows.NOT_ADMITTED] + waiting[rows.NOT_ADMITTED]),
+            int(state[rows.REFUSED] + waiting[rows.REFUSED]),
             int(state[rows.EVICTED]) + self._removed,
         )
 
