@@ -77,13 +77,11 @@ _SIGNATURES: dict[Callable[..., Any], Any] = {
     row_rules.first_values: types.void(_IDS, _NUMBERS, _U64, _I64, _F64, _F64, _own(_F32, 2)),
     row_rules.combine: _I64(_IDS, _GRADIENTS, _F32, _NUMBERS, _LONGS, _own(_F32, 2), _I64),
 }
-_CONSTANTS = types.NamedUniTuple(  # type: ignore[no-untyped-call]
-    _F32, len(row_rules.Constants._fields), row_rules.Constants
-)
-_UPDATE = (_IDS, _received(_F32), _U64, _I64, _I64, _I64, _I64, _CONSTANTS, _FLOATS, _FLOATS, _NUMBERS)
+_UPDATE = (_IDS, _received(_F32), _U64, _I64, _I64, _I64, _I64, _FLOATS, _FLOATS, _FLOATS, _NUMBERS)
 _HALF_REST = (types.boolean, types.boolean, _U64, _FLOATS, _FLOATS, _WORDS)
 
 
+@cache
 def row_kernel(loop: Callable[..., Any]) -> Any:
     """A function of ``rows`` or ``row_rules`` as machine code."""
     return machine_code(loop, _SIGNATURES[loop], allocates=False)
@@ -151,10 +149,13 @@ class RowUpdate:
     first: Floats
     second: Floats
     code: Any = field(compare=False, repr=False)
+    #: By rate and scale, those of the last update.
+    numbers: dict[tuple[float, float], Floats] = field(default_factory=dict, compare=False, repr=False)
 
     def __call__(
         self,
         table: rows.Table,
+        floats: Floats,
         ids: npt.NDArray[np.uint64],
         gradients: Floats,
         push: RowPush,
@@ -165,6 +166,7 @@ class RowUpdate:
 
         Args:
             table: Of the rows.
+            floats: The memory of its records.
             ids: (n,).
             gradients: (n, dim).
             push: What both have in common.
@@ -174,22 +176,31 @@ class RowUpdate:
         Returns:
             How many these are.
         """
-        optimizer = self.optimizer
-        rate = optimizer.rate_at(push.number) * push.rate_factor
-        is_frozen = rate == 0 and isinstance(optimizer, Ftrl)
+        rate = self.optimizer.rate_at(push.number) * push.rate_factor
+        is_frozen = rate == 0 and isinstance(self.optimizer, Ftrl)
         code = _loop(row_rules.nothing) if is_frozen else self.code
-        clip = math.inf if optimizer.clip_value is None else optimizer.clip_value
-        numbers = self.constants(optimizer, 1.0 if is_frozen else rate)
-        c = row_rules.Constants(*map(np.float32, (push.scale, clip, optimizer.weight_decay, *numbers)))
-        words = table.words
-        floats, flat = words.view(np.float32), gradients.reshape(-1)
+        c = self._numbers(1.0 if is_frozen else rate, push.scale)
+        flat = gradients.reshape(-1)
         age = (push.salt, push.version, push.epoch, *oldest)
-        rest = (ids, flat, *age, c, self.first, self.second, missing)
         if not self.half or is_frozen:
-            return int(code(table, floats, *rest))
+            return int(code(table, floats, ids, flat, *age, c, self.first, self.second, missing))
         values, box = np.empty(gradients.shape[1], np.float32), np.empty(1, np.float32)
-        more = (self.half == "bfloat16", self.is_stochastic, push.seed, values, box, box.view(np.uint32))
-        return int(code(table, floats, words.view(np.uint16), *rest, *more))
+        rest = (self.half == "bfloat16", self.is_stochastic, push.seed, values, box, box.view(np.uint32))
+        halves = floats.view(np.uint16)
+        return int(code(table, floats, halves, ids, flat, *age, c, self.first, self.second, missing, *rest))
+
+    def _numbers(self, rate: float, scale: float) -> Floats:
+        """The loop's constants, as ``row_rules.Constants``; mostly those of the update before."""
+        known = self.numbers.get((rate, scale))
+        if known is None:
+            optimizer = self.optimizer
+            clip = math.inf if optimizer.clip_value is None else optimizer.clip_value
+            found = (scale, clip, optimizer.weight_decay, *self.constants(optimizer, rate))
+            known = np.zeros(len(row_rules.Constants._fields), np.float32)
+            known[: len(found)] = found
+            self.numbers.clear()
+            self.numbers[rate, scale] = known
+        return known
 
 
 def row_update(optimizer: Optimizer, dtype: str, *, is_stochastic: bool) -> RowUpdate:

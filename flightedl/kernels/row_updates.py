@@ -69,7 +69,7 @@ def loop_of(rule: Callable[..., Any], stamp: int) -> Callable[..., Any]:
         epoch: int,
         oldest_version: int,
         oldest_epoch: int,
-        c: Constants,
+        c: Floats,
         first: Floats,
         second: Floats,
         missing: npt.NDArray[np.int64],
@@ -84,6 +84,7 @@ def loop_of(rule: Callable[..., Any], stamp: int) -> Callable[..., Any]:
         if stamp < 0:
             return -1
         state = flush_subnormals()
+        k = Constants(c[0], c[1], c[2], c[3], c[4], c[5], c[6], c[7])
         stride, at_updates, at_slots, at_values = (
             t.layout[STRIDE],
             t.layout[AT_UPDATES],
@@ -109,7 +110,7 @@ def loop_of(rule: Callable[..., Any], stamp: int) -> Callable[..., Any]:
                 at = record * stride
                 step = _step_of(t, at, at_updates, first.size)
                 value, slot = np.uint64(at + at_values), np.uint64(at + at_slots)
-                rule(floats, value, g, np.uint64(start + i) * dim, dim, floats, slot, c, first[step], second[step])
+                rule(floats, value, g, np.uint64(start + i) * dim, dim, floats, slot, k, first[step], second[step])
         restore_subnormals(state)
         return missed
 
@@ -130,7 +131,7 @@ def half_loop_of(rule: Callable[..., Any], stamp: int) -> Callable[..., Any]:
         epoch: int,
         oldest_version: int,
         oldest_epoch: int,
-        c: Constants,
+        c: Floats,
         first: Floats,
         second: Floats,
         missing: npt.NDArray[np.int64],
@@ -145,6 +146,7 @@ def half_loop_of(rule: Callable[..., Any], stamp: int) -> Callable[..., Any]:
         if stamp < 0:
             return -1
         state = flush_subnormals()
+        k = Constants(c[0], c[1], c[2], c[3], c[4], c[5], c[6], c[7])
         stride, at_updates, at_slots = t.layout[STRIDE], t.layout[AT_UPDATES], t.layout[AT_SLOTS]
         has_age = t.layout[AT_VERSION] >= 0 or t.layout[AT_EPOCH] >= 0
         shift = np.uint64(64 - t.state[DEPTH])
@@ -168,7 +170,7 @@ def half_loop_of(rule: Callable[..., Any], stamp: int) -> Callable[..., Any]:
                 for j in range(dim):
                     values[j] = to_float32(halves[half + j], is_bfloat16, box, box_bits)
                 row, slot = np.uint64((start + i) * dim), np.uint64(at + at_slots)
-                rule(values, _ZERO, g, row, np.uint64(dim), floats, slot, c, first[step], second[step])
+                rule(values, _ZERO, g, row, np.uint64(dim), floats, slot, k, first[step], second[step])
                 stream = scrambled(seed ^ id_at(t.words, at))
                 for j in range(dim):
                     chance = _chance(stream, j) if is_stochastic else np.float32(0.5)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import mmap
 import os
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,15 +18,21 @@ import numpy.typing as npt
 #: Small tables shall stay small: so much has small pages.
 _SMALL_BYTES = 1 << 20
 _PAGE_BYTES = 1 << 12
-#: Of the address space of a process, so that many tables find room.
-_MOST_BYTES = 1 << 44
+#: Of the 2**47 that a process has.
+ADDRESS_BYTES = 1 << 44
 #: Not every system counts what is reserved; those that do need not be told.
 _FLAGS = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | int(getattr(mmap, "MAP_NORESERVE", 0))
+#: Of a container, by the two versions of cgroups; text where there is none.
+_LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
 
 
 def machine_bytes() -> int:
-    """Memory of this machine."""
-    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    """Memory of this machine, or of the container that this process may fill."""
+    found = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    for limit in _LIMITS:
+        with contextlib.suppress(OSError, ValueError):
+            found = min(found, int(limit.read_text()))
+    return found
 
 
 def reserved(size_bytes: int, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
@@ -34,7 +41,7 @@ def reserved(size_bytes: int, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
     Raises:
         MemoryError: not even little can be reserved.
     """
-    size_bytes = max(_PAGE_BYTES, min(size_bytes, _MOST_BYTES))
+    size_bytes = max(_PAGE_BYTES, min(size_bytes, ADDRESS_BYTES))
     while True:
         size_bytes = -(-size_bytes // _PAGE_BYTES) * _PAGE_BYTES
         try:

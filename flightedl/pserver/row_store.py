@@ -36,14 +36,14 @@ from flightedl.kernels import row_rules, rows
 from flightedl.kernels.compiled import block_kernels
 from flightedl.kernels.compiled_rows import RowPush, row_kernel
 from flightedl.pserver.row_cut import RowCut
-from flightedl.pserver.row_memory import machine_bytes
+from flightedl.pserver.row_memory import ADDRESS_BYTES, machine_bytes
 from flightedl.pserver.row_table import RowTable
 from flightedl.pserver.row_values import CutTable, Floats, Ids, RowChunk, RowCounts, TableGradients
 
 __all__ = ["CutTable", "RowChunk", "RowCounts", "RowCut", "RowStore", "TableGradients"]
 
 #: Of the machine's memory, where no bound was given.
-_SHARE = 0.9
+_SHARE = 0.8
 
 
 @dataclass(slots=True)
@@ -66,10 +66,9 @@ class RowStore:
         self.specs = list(specs)
         self.buckets = buckets
         self.memory_bytes = memory_bytes or int(machine_bytes() * _SHARE)
-        self._tables = [
-            RowTable(spec, number, len(buckets), self.memory_bytes) for number, spec in enumerate(self.specs)
-        ]
-        self._sizes = [table.size_bytes for table in self._tables]
+        each = min(self.memory_bytes, ADDRESS_BYTES // max(1, len(self.specs)))
+        self._tables = [RowTable(spec, number, len(buckets), each) for number, spec in enumerate(self.specs)]
+        self._size_bytes = self.size_bytes
         self._round: list[_Contribution] = []
         self._cut: RowCut | None = None
 
@@ -121,9 +120,8 @@ class RowStore:
         for table, ids, gradients in push:
             of_table = self._tables[table]
             by = scale[table] if isinstance(scale, Mapping) else scale
-            common = RowPush(self.specs[table].salt, version, epoch, number, by, rate_factor, seed)
-            of_table.update(ids, gradients, common, self.memory_bytes - sum(self._sizes))
-            self._sizes[table] = of_table.size_bytes
+            common = RowPush(of_table.salt, version, epoch, number, by, rate_factor, seed)
+            self._size_bytes += of_table.update(ids, gradients, common, self.memory_bytes - self._size_bytes)
 
     def add(self, push: Sequence[TableGradients], batch: Batch, weight: float, *, is_first: bool) -> None:
         """Keep a contribution to the open round.
@@ -186,7 +184,7 @@ class RowStore:
     @property
     def size_bytes(self) -> int:
         """Memory of all tables."""
-        return sum(self._sizes)
+        return sum(table.size_bytes for table in self._tables)
 
     def begin_cut(self, version: int, epoch: int, *, is_base: bool) -> RowCut:
         """What is there now, to be read from now on; one that is still being read is dropped.
@@ -213,7 +211,7 @@ class RowStore:
             columns = (np.ascontiguousarray(column[is_own]) for column in chunk[2:])
             chunk = RowChunk(chunk.table, chunk.is_waiting, *columns)
         self._tables[chunk.table].restore(chunk)
-        self._sizes[chunk.table] = self._tables[chunk.table].size_bytes
+        self._size_bytes = self.size_bytes
 
     def restore_table(self, table: int, cut: CutTable, buckets: range = range(BUCKETS)) -> None:
         """Remove what a cut no longer had, after its rows were restored, and before those of the next one.

@@ -71,10 +71,10 @@ def new_table(layout: list[int], memory_bytes: int, *, is_counted_by_age: bool) 
 
 def size_of(table: rows.Table) -> int:
     """Bytes that it has touched."""
-    state, stride = table.state, int(table.layout[rows.STRIDE])
-    records = int(state[rows.HIGH] + state[rows.UNDO]) * stride * _WORD_BYTES
-    bits = int(state[rows.HIGH]) // 4
-    return records + bits + int(state[rows.SEGMENTS]) * (_SEGMENT_BYTES + 8) + (_WORD_BYTES << int(state[rows.DEPTH]))
+    state = table.state.tolist()
+    records = (state[rows.HIGH] + state[rows.UNDO]) * int(table.layout[rows.STRIDE]) * _WORD_BYTES
+    index = state[rows.SEGMENTS] * (_SEGMENT_BYTES + 8) + (_WORD_BYTES << state[rows.DEPTH])
+    return int(records + index + state[rows.HIGH] // 4)
 
 
 def _layouts(spec: TableSpec, slot_words: int) -> tuple[list[int], list[int]]:
@@ -127,7 +127,9 @@ class RowTable:
         sketch_bytes = 1 << (spec.sketch_bytes.bit_length() - 1)
         has_sketch = spec.admit_after > 1 and not is_counting
         self.sketch = np.zeros(sketch_bytes if has_sketch else 0, np.uint8)
-        self._salt, self._key = spec.salt, spec.key
+        #: The records once more.
+        self._floats = self.rows.words.view(np.float32)
+        self.salt, self._key = spec.salt, spec.key
         self._init = init_numbers(spec.init)
         self._update = row_update(spec.optimizer, spec.dtype, is_stochastic=spec.rounding == "stochastic")
         self._epoch = 0
@@ -151,7 +153,7 @@ class RowTable:
         if self.half:
             target = np.empty((ids.size, self.value_words), np.uint32).view(np.float32)
         flat = target.reshape(-1).view(np.uint32)
-        missed = self._gather(self.rows, ids, self._salt, *self.oldest(version, epoch), self.value_words, flat, missing)
+        missed = self._gather(self.rows, ids, self.salt, *self.oldest(version, epoch), self.value_words, flat, missing)
         if self.half:
             bits = flat.view(np.uint16).reshape(ids.size, -1)[:, : self.spec.dim]
             half_kernels(self.half).to_float32(np.ascontiguousarray(bits).reshape(-1), out.reshape(-1))
@@ -182,23 +184,38 @@ class RowTable:
 
     # pushes
 
-    def update(self, ids: Ids, gradients: Floats, push: RowPush, room_bytes: int) -> None:
-        """See ``RowStore.update``; ``room_bytes`` is what may be taken at most."""
-        self._allow(room_bytes)
+    def update(self, ids: Ids, gradients: Floats, push: RowPush, room_bytes: int) -> int:
+        """See ``RowStore.update``.
+
+        Args:
+            ids: (n,).
+            gradients: (n, dim).
+            push: What they have in common.
+            room_bytes: Memory that may be taken at most.
+
+        Returns:
+            What was taken of it.
+        """
+        taken = 0
         oldest = self.oldest(push.version - 1, push.epoch)
         missing = np.empty(ids.size, np.int64)
-        missed = self._update(self.rows, ids, gradients, push, oldest, missing)
+        missed = self._update(self.rows, self._floats, ids, gradients, push, oldest, missing)
         if missed:
+            before = self.size_bytes
+            self._allow(room_bytes)
             made = self._make(ids, push, oldest, missing[:missed])
             if made.size:
-                self._update(self.rows, ids[made], gradients[made], push, oldest, missing)
+                self._update(self.rows, self._floats, ids[made], gradients[made], push, oldest, missing)
+            taken = self.size_bytes - before
         self._epoch = push.epoch
         if self._ages:
             if self.rows.by_version.size:
                 row_kernel(rows.advance)(self.rows, push.version, self._unused_versions, self._limit)
             self._sweep(push.version, push.epoch, _SWEPT_BY_ID * ids.size)
+        return taken
 
     def _allow(self, room_bytes: int) -> None:
+        """Let no more records be made than there is room for; only rows that are made need it."""
         for table in (self.rows, self.waiting):
             size = int(table.layout[rows.STRIDE])
             more = max(0, room_bytes) // (size * _WORD_BYTES + _INDEX_BYTES)
@@ -210,13 +227,13 @@ class RowTable:
         """Make rows that are admitted now, with first values and slots; the places of their ids."""
         after, admitted = self.spec.admit_after, missing.size
         if self.sketch.size:
-            admitted = row_kernel(rows.count_in_sketch)(self.rows, self.sketch, ids, self._salt, after, missing)
+            admitted = row_kernel(rows.count_in_sketch)(self.rows, self.sketch, ids, self.salt, after, missing)
         elif after > 1:
             age = (push.version, push.epoch, *oldest)
-            admitted = row_kernel(rows.wait)(self.waiting, ids, self._salt, *age, after, missing)
+            admitted = row_kernel(rows.wait)(self.waiting, ids, self.salt, *age, after, missing)
         records = np.empty(admitted, np.int64)
         make = row_kernel(rows.make)
-        made = make(self.rows, ids, self._salt, push.version, push.epoch, missing[:admitted], records)
+        made = make(self.rows, ids, self.salt, push.version, push.epoch, missing[:admitted], records)
         for start in range(0, made, _CHUNK):
             some, new = missing[start : start + _CHUNK][: made - start], records[start : start + _CHUNK][: made - start]
             values = np.empty((some.size, self.spec.dim), np.float32)
@@ -233,7 +250,7 @@ class RowTable:
         oldest = self.oldest(version, epoch)
         for table in (self.rows, self.waiting):
             if table.state[rows.HIGH]:
-                row_kernel(rows.sweep)(table, self._salt, *oldest, 0, 1024, count)
+                row_kernel(rows.sweep)(table, self.salt, *oldest, 0, 1024, count)
 
     # what there is
 
@@ -277,7 +294,7 @@ class RowTable:
             norms = np.sqrt(np.einsum("ij,ij->i", floats, floats, dtype=np.float64))
             small = records[norms < self.spec.evict.norm_below]
             removed.append(read_records(self.rows, self.rows.words, 0, 2, small).view(np.uint64).reshape(-1))
-            row_kernel(rows.remove)(self.rows, small, self._salt)
+            row_kernel(rows.remove)(self.rows, small, self.salt)
         found = np.concatenate([np.empty(0, np.uint64), *removed])
         self._removed += found.size
         return found
@@ -322,9 +339,9 @@ class RowTable:
         table = self.waiting if chunk.is_waiting else self.rows
         records = np.empty(chunk.ids.size, np.int64)
         if not chunk.is_waiting and self.waiting.state[rows.USED]:
-            row_kernel(rows.look_up)(self.waiting, chunk.ids, self._salt, records)
-            row_kernel(rows.remove)(self.waiting, records, self._salt)
-        row_kernel(rows.place)(table, chunk.ids, self._salt, records)
+            row_kernel(rows.look_up)(self.waiting, chunk.ids, self.salt, records)
+            row_kernel(rows.remove)(self.waiting, records, self.salt)
+        row_kernel(rows.place)(table, chunk.ids, self.salt, records)
         table.state[rows.REFUSED] += np.count_nonzero(records < 0)
         columns = {rows.AT_UPDATES: chunk.updates, rows.AT_VERSION: chunk.versions, rows.AT_EPOCH: chunk.epochs}
         for field, column in columns.items():
@@ -340,11 +357,11 @@ class RowTable:
         """Remove what a cut does not have, from these buckets."""
         records = np.empty(cut.removed.size, np.int64)
         for table in (self.rows, self.waiting):
-            row_kernel(rows.look_up)(table, cut.removed, self._salt, records)
-            row_kernel(rows.remove)(table, records, self._salt)
+            row_kernel(rows.look_up)(table, cut.removed, self.salt, records)
+            row_kernel(rows.remove)(table, records, self.salt)
             table.state[rows.SWEPT] = 0
             oldest, count = (cut.oldest, cut.oldest_epoch), int(table.state[rows.HIGH])
-            row_kernel(rows.sweep)(table, self._salt, *oldest, buckets.start, buckets.stop, count)
+            row_kernel(rows.sweep)(table, self.salt, *oldest, buckets.start, buckets.stop, count)
         if is_all and self.rows.by_version.size:
             row_kernel(rows.advance)(self.rows, cut.oldest + 1, 1, 0)
         if cut.sketch.size == self.sketch.size:

@@ -321,6 +321,33 @@ def test_a_full_store_refuses_new_rows_and_updates_the_others() -> None:
     assert content(store, 30)[7] == [-30.0] * 16
 
 
+def test_tables_share_the_memory_and_keep_apart() -> None:
+    specs = [TableSpec(name, dim, SGD(1.0)) for name, dim in (("a", 16), ("b", 1))]
+    store = RowStore(specs, range(1024), memory_bytes=1 << 20)
+    for version in range(1, 31):
+        numbers = np.arange(1000 * version, 1000 * version + 1000, dtype=np.uint64)
+        both = [TableGradients(table, numbers, ones(1000, specs[table].dim)) for table in (0, 1)]
+        store.update(both, version=version, epoch=0, number=0, scale={0: 1.0, 1: 2.0})
+    first, second = (store.counts(table) for table in (0, 1))
+    assert first.refused
+    assert second.refused
+    assert store.size_bytes < 1.1 * (1 << 20)
+    out = np.empty((1, 1), np.float32)
+    assert store.read(1, ids(1000), 30, 0, out) == 1
+    assert out[0, 0] == -2
+
+
+def test_rows_go_by_the_memory_declared() -> None:
+    spec = TableSpec("t", 16, SGD(1.0), evict=Evict(max_bytes=100 * 19 * 4))
+    store, reference = RowStore([spec], range(1024)), ReferenceTable(spec)
+    for version in range(1, 9):
+        push(store, version, *range(30 * version, 30 * version + 30))
+        gradients = dict.fromkeys(range(30 * version, 30 * version + 30), [1.0] * 16)
+        reference.update(gradients, version=version, epoch=0, number=0)
+    assert sorted(content(store, 8)) == sorted(reference.live(8, 0))
+    assert store.counts(0).rows == 90
+
+
 def test_pushes_are_checked() -> None:
     store = RowStore([SPEC], range(512))
     inside = [n for n in range(100) if not store.check(0, ids(n))]
