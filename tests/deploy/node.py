@@ -18,11 +18,12 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from flightedl.errors import UnavailableError
 from flightedl.ports import Cluster
 
 Object = dict[str, Any]
@@ -40,6 +41,7 @@ class RunningPod:
     process: subprocess.Popen[bytes]
     #: Mount path -> folder.
     mounts: Mapping[str, Path]
+    environment: Mapping[str, str]
     is_started: bool = False
     is_ready: bool = False
     ready_since: float = 0.0
@@ -123,7 +125,7 @@ class Node:
                 cwd=working,
                 start_new_session=True,
             )
-        self.running[name] = RunningPod(pod, address, process, mounts)
+        self.running[name] = RunningPod(pod, address, process, mounts, environment)
         self._tell(name, container, "Running", is_ready=False, address=address)
 
     def _volume(self, pod: Object, name: str, place: Path) -> Path:
@@ -233,6 +235,23 @@ class Node:
             states = {"name": container["name"], "image": container["image"], "imageID": "", "restartCount": 0}
             status["containerStatuses"] = [states | {"ready": False, "state": {"terminated": ended}}]
         self.tell_status(name, status)
+
+    def execute(self, pod: str, command: Sequence[str], timeout_s: float) -> str:
+        """Run a command as in a pod; see ``ports.Cluster``."""
+        running = self.running[pod]
+        program = Path(sys.executable).parent / command[0]
+        done = subprocess.run(
+            [str(program), *command[1:]],
+            env=running.environment,
+            cwd=running.mounts["/work"],
+            capture_output=True,
+            text=True,
+            timeout=timeout_s,
+            check=False,
+        )
+        if done.returncode:
+            raise UnavailableError(done.stderr)
+        return done.stdout
 
     def tell_status(self, name: str, status: Object) -> None:
         """What has become of a pod."""

@@ -23,8 +23,8 @@ from flightedl.launch.kubernetes.values import ClusterJob, Resources, Scaling
 from flightedl_tools import manifests
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
-#: The oldest that has everything, and newer ones.
-VERSIONS = ("1.31", "1.33", "1.36")
+#: The oldest that has everything, and a new one.
+VERSIONS = ("1.31", "1.36")
 STABLE = {"v1", "apps/v1", "batch/v1", "policy/v1", "networking.k8s.io/v1", "rbac.authorization.k8s.io/v1"}
 VARIABLES = {
     ENVIRONMENT_PREFIX + field.name.upper()
@@ -103,8 +103,9 @@ def by_name(objects: list[Object]) -> dict[tuple[str, str], Object]:
     return {(each["kind"], each["metadata"]["name"]): plain(each) for each in objects}
 
 
-@pytest.mark.parametrize("job", JOBS.values(), ids=JOBS)
-def test_objects_are_of_stable_apis_and_fit_their_schemas(job: ClusterJob) -> None:
+@pytest.mark.parametrize("name", ["full", "insecure", "local"])
+def test_objects_are_of_stable_apis_and_fit_their_schemas(name: str) -> None:
+    job = JOBS[name]
     for each in json.loads(json.dumps([*render(job), *one_pod.render(job)])):
         assert each["apiVersion"] in STABLE
         for version in VERSIONS if job is FULL else VERSIONS[-1:]:

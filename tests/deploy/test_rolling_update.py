@@ -20,6 +20,7 @@ from flightedl.launch.kubernetes.secrets import make_secrets
 from flightedl.launch.kubernetes.submitting import find, submit
 from flightedl.launch.kubernetes.values import ClusterJob
 from flightedl.launch.kubernetes.views import labels_of
+from flightedl.launch.kubernetes.watching import status_of
 from flightedl.launch.status import JobStatus
 from flightedl.testing.etcd_server import EtcdServer
 from flightedl.testing.memory_cluster import MemoryCluster
@@ -38,8 +39,9 @@ def cluster() -> MemoryCluster:
 
 
 @pytest.fixture
-def node(cluster: MemoryCluster, tmp_path: Path) -> Iterator[Node]:
+def node(cluster: MemoryCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Node]:
     found = Node(cluster, tmp_path / "pods", labels_of("ledger"))
+    monkeypatch.setattr(cluster, "execute", found.execute)
     yield found
     found.close()
 
@@ -95,6 +97,9 @@ def test_pservers_and_masters_are_replaced_one_after_the_other_and_every_record_
         changed = {"metadata": {"annotations": {"version": "2"}}}
         cluster.patch("Deployment", name, {"spec": {"template": changed}})
     until(lambda: all(map(controllers.is_rolled_out, servers)), "servers are not replaced")
+    said = status_of(cluster, "ledger")
+    assert said is not None, "a master's pod, with its certificate, tells how things stand"
+    assert {each.state for each in said.pservers} == {"serving"}
     until(lambda: find(cluster, "ledger").is_finished, "the job does not end", 90.0)
     asked.close()
     assert find(cluster, "ledger").state == "done"
