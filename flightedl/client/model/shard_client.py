@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from itertools import chain
 from typing import Protocol
 
@@ -22,10 +21,10 @@ import pyarrow as pa
 from flightedl.client.connections import Servers
 from flightedl.client.model.outgoing import Outgoing, Run, at_one_version
 from flightedl.client.model.values import ModelValues
-from flightedl.client.tables.joined import JoinedAnswers
 from flightedl.client.tables.traffic import RowMessages
 from flightedl.client.waiting import Waiting
 from flightedl.domain.model.sharding import Block, ShardPlan
+from flightedl.domain.trainer.joined import JoinedAnswers
 from flightedl.domain.trainer.transfers import AskAgain, KeepWaiting, Over, Pull, Push, Refused, ShardTransfer, Transfer
 from flightedl.errors import FlightedlError, MessageError
 from flightedl.messages.base import encode
@@ -198,12 +197,14 @@ class ShardClient:
         connection: Connection,
     ) -> None:
         """Messages there, the first of which brings the request, and answers back."""
-        joined = self._joined_answers(transfer, rows)
+        if rows is not None:
+            rows.begin(self._index)
+        joined = JoinedAnswers(self._buckets, transfer)
         with self._stream.use(connection, timeout_s=_STREAM_S) as exchange:
             for batch, packed in exchange.lock_step(_encoded(messages, request), ahead=self._window):
                 said = packed
                 if batch is not None:
-                    self._take(decode_parts(batch, packed, exchange.columns), transfer, joined)
+                    self._take(decode_parts(batch, packed, exchange.columns), transfer, joined, rows)
                     said = attached_to(packed)
                     # The next answer is to come into this one's memory, while that is in the processor's cache.
                     del batch
@@ -241,14 +242,19 @@ class ShardClient:
         message = [OutgoingBlocks(self._buckets, min_version, Outcome.NONE, payload, ())]
         self._exchange([message], encode(header), transfer, rows, connection)
 
-    def _joined_answers(self, transfer: ShardTransfer, rows: RowMessages | None) -> JoinedAnswers | None:
-        """Takes what one call is answered about buckets."""
-        if not self._buckets:
-            return None
-        if rows is None:
-            return JoinedAnswers(self._buckets, transfer, lambda *_: None)
-        rows.begin(self._index)
-        return JoinedAnswers(self._buckets, transfer, partial(rows.take, self._index))
+    def _take_rows(self, part: ReceivedBlocks, joined: JoinedAnswers, rows: RowMessages | None) -> None:
+        """Some buckets have answered, maybe with rows."""
+        blocks, version, outcome, data = part
+        if blocks.stop > self._buckets.stop:
+            raise MessageError(f"pserver {self._index} sent rows of {blocks}, which are not its own")
+        if outcome == Outcome.PARTLY_APPLIED:
+            joined.answered(blocks, outcome, having=data.tobytes())
+        elif data:
+            if rows is not None:
+                rows.take(self._index, blocks, version, data)
+            joined.answered(blocks, outcome, version)
+        else:
+            joined.answered(blocks, outcome)
 
     # a pull
 
@@ -266,16 +272,22 @@ class ShardClient:
         with connection.get(encode(ticket), timeout_s=_STREAM_S) as stream:
             for batch, _ in stream:
                 if batch is not None:
-                    self._take(parts_of(decode_batch(batch), self._run_of), transfer, None)
+                    self._take(parts_of(decode_batch(batch), self._run_of), transfer)
 
     # answers
 
-    def _take(self, parts: Iterable[ReceivedBlocks], transfer: ShardTransfer, joined: JoinedAnswers | None) -> None:
+    def _take(
+        self,
+        parts: Iterable[ReceivedBlocks],
+        transfer: ShardTransfer,
+        joined: JoinedAnswers | None = None,
+        rows: RowMessages | None = None,
+    ) -> None:
         """Store the values that came, and say what was answered."""
         for part in parts:
             blocks, version, outcome, data = part
             if joined is not None and blocks.start in self._buckets:
-                joined.take(part)
+                self._take_rows(part, joined, rows)
                 continue
             run = self._run_of.get(blocks[0])
             if run is None or self._run_of.get(blocks[-1]) != run:

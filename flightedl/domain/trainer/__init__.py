@@ -5,8 +5,8 @@
   the moment it is handed out until every block has answered for it. ``acknowledged``: the same where there is no model,
   and a batch is done when the user says so.
 * ``steps``: what each call of the user's code sends and asks for, from a batch's membership to its settling.
-  ``transfers`` is one push or pull on its way: what answers and failures mean for it. ``retries``: which errors are
-  worth another attempt.
+  ``transfers`` is one push or pull on its way: what answers and failures mean for it. ``joined``: a pserver's answers
+  for all its buckets of rows as one. ``retries``: which errors are worth another attempt.
 * ``sums``: which batches are in the sum that is pushed next, and what becomes of each.
 * ``membership``: when it joins the view, and under which mode.
 * ``first_values``: who gives the model its first values. ``ending``: which pservers' values are the result.

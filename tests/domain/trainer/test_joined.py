@@ -6,10 +6,8 @@ from typing import Any
 
 import pytest
 
-from flightedl.client.tables.joined import JoinedAnswers
-from flightedl.errors import MessageError
+from flightedl.domain.trainer.joined import JoinedAnswers
 from flightedl.messages.parameters import Outcome
-from flightedl.wire.parts import ReceivedBlocks
 
 BUCKETS = range(10, 20)
 FIRST, SECOND = range(10, 13), range(13, 20)
@@ -33,9 +31,12 @@ def told(*parts: tuple[range, int, Outcome, memoryview]) -> list[tuple[Any, ...]
             assert blocks == range(10, 11)
             heard.append((Outcome(outcome), version, having) if having else (Outcome(outcome), version))
 
-    joined = JoinedAnswers(BUCKETS, Core(), lambda blocks, version, data: None)
+    joined = JoinedAnswers(BUCKETS, Core())
     for blocks, version, outcome, data in parts:
-        joined.take(ReceivedBlocks(blocks, version, outcome, data))
+        if outcome is PARTLY:
+            joined.answered(blocks, outcome, having=bytes(data))
+        else:
+            joined.answered(blocks, outcome, version if data else None)
     return heard
 
 
@@ -66,8 +67,3 @@ def told(*parts: tuple[range, int, Outcome, memoryview]) -> list[tuple[Any, ...]
 )
 def test_ranges_are_one_answer(parts: list[Any], expected: list[Any]) -> None:
     assert told(*parts) == expected
-
-
-def test_foreign_buckets_are_refused() -> None:
-    with pytest.raises(MessageError, match="not its own"):
-        told((range(9, 12), 1, NONE, ROWS))
