@@ -53,6 +53,18 @@ def test_a_few_seeds():
     assert summary.checkpoints > 0
 
 
+def test_a_few_seeds_in_which_some_blocks_are_buckets_of_rows():
+    summary = run_seeds(range(6), has_rows=True)
+    assert not summary.found, report(summary.found)
+
+
+@pytest.mark.seeds
+@pytest.mark.timeout(300)
+def test_many_seeds_in_which_some_blocks_are_buckets_of_rows():
+    summary = run_seeds(range(2000, 2100), has_rows=True)
+    assert not summary.found, report(summary.found)
+
+
 @pytest.mark.seeds
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("mode", ["sync", "async", "bounded"])

@@ -54,12 +54,14 @@ class Cluster:
         mode: str = "",
         recovery: str = "",
         record: Path | None = None,
+        *,
+        has_rows: bool = False,
     ) -> None:
         """``record``: a directory for recordings of the processes; None: nothing is recorded."""
         self.world = world = World(seed)
         self._recordings = None if record is None else RunRecorder(record, world)
         self.flaws = frozenset(flaws)
-        self.scenario = scenario = drawn(seed, fault_scale, mode, recovery)
+        self.scenario = scenario = drawn(seed, fault_scale, mode, recovery, has_rows=has_rows)
         self.shape = scenario.shape
         self.fault_scale, self.break_rate = scenario.fault_scale, scenario.break_rate
         self.pserver_count = scenario.pserver_count

@@ -17,7 +17,7 @@ from msgspec.structs import replace
 from flightedl.domain.consistency.modes import Async, Mode, Sync
 from flightedl.domain.exactly_once.batches import Batch
 from flightedl.domain.model.parameters import ParameterSpec
-from flightedl.domain.model.sharding import ShardPlan, plan_for
+from flightedl.domain.model.sharding import ShardPlan, plan_for, runs_of
 from flightedl.domain.queue.tasks import TaskQueue
 from flightedl.domain.queue.values import QueueSettings, TaskBatches
 from flightedl.messages.declarations import (
@@ -53,6 +53,12 @@ def blocks_of(pserver_count: int, cut_for: int, index: int) -> tuple[int, ...]:
     return tuple(plan_of(pserver_count, cut_for).blocks_of(index).numbers.tolist())
 
 
+@lru_cache(maxsize=64)
+def buckets_of(pserver_count: int, cut_for: int, index: int) -> range:
+    """Of a pserver, the blocks that stand for its buckets of rows, where a job has rows: a few instead of many."""
+    return runs_of(plan_of(pserver_count, cut_for), index)[-1]
+
+
 @dataclass(frozen=True, slots=True)
 class JobShape:
     """What stays the same for the life of a job."""
@@ -79,6 +85,8 @@ class JobShape:
     timeout_floor_s: float = 4.0
     #: Whether some blocks get a gradient of a batch, and others none.
     is_patchy: bool = False
+    #: Whether some blocks of each pserver are treated as the buckets of tables are: pushed to, and copied, as one.
+    has_rows: bool = False
 
     @property
     def grows(self) -> bool:
@@ -136,6 +144,16 @@ class JobShape:
         for epoch in range(self.epochs):
             for task, count in enumerate(self.batch_counts):
                 yield from (Batch(epoch, task, batch) for batch in range(count))
+
+    def buckets(self, pserver_count: int, index: int) -> range:
+        """Of a pserver, those of its blocks that are treated as buckets."""
+        has_any = self.has_rows and blocks_of(pserver_count, self.cut_for, index)
+        return buckets_of(pserver_count, self.cut_for, index) if has_any else range(0)
+
+    def shard(self, pserver_count: int, index: int) -> list[int]:
+        """What a trainer's core knows of a pserver: all buckets are one block to it, the first."""
+        others = self.buckets(pserver_count, index)[1:]
+        return [number for number in blocks_of(pserver_count, self.cut_for, index) if number not in others]
 
     def has_gradient(self, batch: Batch, block: int) -> bool:
         """Some batches have no gradient, of all blocks or of some."""

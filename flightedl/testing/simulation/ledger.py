@@ -18,6 +18,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 from functools import lru_cache
+from typing import Self
 
 from flightedl.domain.consistency.modes import Async, Mode
 from flightedl.domain.consistency.rounds import BlockRounds
@@ -65,13 +66,13 @@ class LedgerSpan(BlockSpan):
         #: Who arrived in the open round.
         self.arrived: set[int] = set()
 
-    def parts(self, into: Sequence[range]) -> list[LedgerSpan]:
+    def parts(self, into: Sequence[range]) -> list[Self]:
         """A span for each stretch of blocks, with its part of the account."""
         parts = []
         for numbers in into:
             first = numbers.start - self.numbers.start
             at = slice(first, first + len(numbers))
-            part = LedgerSpan(numbers, self.local_of(numbers), self.rounds, self.blocks[at], self.shape)
+            part = type(self)(numbers, self.local_of(numbers), self.rounds, self.blocks[at], self.shape)
             part.accumulator, part.arrived = [dict(total) for total in self.accumulator[at]], self.arrived.copy()
             parts.append(part)
         return parts
@@ -136,6 +137,14 @@ def require_sound(name: str, number: int, values: Sequence[int], slot: int, upda
     right = sum(value * element for element, value in enumerate(values, 1))
     if slot != right:
         raise Violation(f"{name}: the slot of block {number} is {slot}, and belongs to other values, for which {right}")
+
+
+class BucketSpan(LedgerSpan):
+    """Blocks that are treated as buckets of rows."""
+
+    __slots__ = ()
+
+    is_copied_whole = True
 
 
 def _slows(mode: Mode) -> bool:

@@ -71,12 +71,14 @@ def run_seed(
     mode: str = "",
     recovery: str = "",
     record: Path | None = None,
+    *,
+    has_rows: bool = False,
 ) -> Outcome | Found:
-    """One run; ``record``: a directory for recordings of its processes."""
+    """One run; ``record``: a directory for recordings of its processes. ``has_rows``: see ``JobShape``."""
     cluster = None
     try:
         with planted(flaws):
-            cluster = Cluster(seed, flaws, fault_scale, mode, recovery, record)
+            cluster = Cluster(seed, flaws, fault_scale, mode, recovery, record, has_rows=has_rows)
             return cluster.run()
     except Exception as error:  # noqa: BLE001 - whatever a run raises is what it found
         story = "" if cluster is None else "\n".join(list(cluster.world.story())[-_STORY_LINES:])
@@ -98,6 +100,7 @@ def run_seeds(
     stop_at: int = 1,
     progress: Callable[[Summary], None] = lambda _: None,
     record: Path | None = None,
+    has_rows: bool = False,
 ) -> Summary:
     """Run seeds until all are done, or ``stop_at`` of them found something.
 
@@ -111,17 +114,19 @@ def run_seeds(
         stop_at: See above.
         progress: Told now and then.
         record: As of ``run_seed``, for a single seed.
+        has_rows: As of ``run_seed``.
     """
     summary = Summary()
     numbers = list(seeds)
     chunks = [
-        (numbers[at : at + _CHUNK], tuple(flaws), fault_scale, mode, recovery) for at in range(0, len(numbers), _CHUNK)
+        (numbers[at : at + _CHUNK], tuple(flaws), fault_scale, mode, recovery, has_rows)
+        for at in range(0, len(numbers), _CHUNK)
     ]
     if processes <= 1:
         for chunk in chunks:
             with _uncollected():
                 for seed in chunk[0]:
-                    summary.add(run_seed(seed, *chunk[1:], record))
+                    summary.add(run_seed(seed, *chunk[1:-1], record, has_rows=has_rows))
                     if len(summary.found) >= stop_at:
                         return summary
             progress(summary)
@@ -140,10 +145,10 @@ def run_seeds(
     return summary
 
 
-def _run_chunk(chunk: tuple[list[int], tuple[str, ...], float, str, str]) -> list[Outcome | Found]:
-    seeds, flaws, fault_scale, mode, recovery = chunk
+def _run_chunk(chunk: tuple[list[int], tuple[str, ...], float, str, str, bool]) -> list[Outcome | Found]:
+    seeds, flaws, fault_scale, mode, recovery, has_rows = chunk
     with _uncollected():
-        return [run_seed(seed, flaws, fault_scale, mode, recovery) for seed in seeds]
+        return [run_seed(seed, flaws, fault_scale, mode, recovery, has_rows=has_rows) for seed in seeds]
 
 
 @contextlib.contextmanager

@@ -54,8 +54,10 @@ class Scenario:
     break_rate: float
 
 
-def drawn(seed: int, fault_scale: float = 1.0, mode: str = "", recovery: str = "") -> Scenario:
-    """The scenario of a seed; ``mode`` and ``recovery``: instead of any."""
+def drawn(
+    seed: int, fault_scale: float = 1.0, mode: str = "", recovery: str = "", *, has_rows: bool = False
+) -> Scenario:
+    """The scenario of a seed; ``mode`` and ``recovery``: instead of any; ``has_rows``: see ``JobShape``."""
     # One for each kind of thing, so that what is drawn of one changes nothing of the others.
     random, fates, data = Random(seed), Random(f"fates {seed}"), Random(f"data {seed}")  # noqa: S311 - repeatable
     has_faulty_data = data.random() < _FAULTY_DATA_SHARE
@@ -84,6 +86,8 @@ def drawn(seed: int, fault_scale: float = 1.0, mode: str = "", recovery: str = "
         timeout_floor_s=100.0 if faulty and is_alone else 4.0,
         is_patchy=data.random() < _PATCHY_SHARE,
     )
+    if has_rows:
+        shape = replace(shape, has_rows=True, is_patchy=False)
     return Scenario(
         shape=shape,
         mode_name=mode_name,

@@ -34,7 +34,7 @@ from flightedl.recording.blocks import block_protocol
 from flightedl.recording.snapshots import pserver_snapshots
 from flightedl.recording.writer import Recorder
 from flightedl.testing.simulation.job import Gradient, JobShape
-from flightedl.testing.simulation.ledger import Block, LedgerSpan
+from flightedl.testing.simulation.ledger import Block, BucketSpan, LedgerSpan
 from flightedl.testing.simulation.store import StoredShard
 from flightedl.testing.simulation.world import Process, Reply, Violation
 
@@ -72,11 +72,12 @@ class Shard:
         self.contributed: Callable[[int, int], None] = lambda _member, _round: None
         #: By position.
         self.blocks: list[Block] = []
-        spans = []
+        spans: list[LedgerSpan] = []
         for numbers in runs_of(plan, index):
             blocks = [Block(number, [0] * shape.element_count) for number in numbers]
             local = range(len(self.blocks), len(self.blocks) + len(blocks))
-            spans.append(LedgerSpan(numbers, local, BlockRounds(mode), blocks, shape))
+            kind = BucketSpan if numbers == shape.buckets(plan.pserver_count, index) else LedgerSpan
+            spans.append(kind(numbers, local, BlockRounds(mode), blocks, shape))
             self.blocks += blocks
         self.protocol = block_protocol(recorder, pserver, spans, mode, nullcontext())
         #: Whom the blocks wait for: member -> first round.
@@ -93,6 +94,14 @@ class Shard:
         #: Of the snapshot under way.
         self._command: SnapshotCommand | None = None
         self._waiting: list[tuple[int, Sequence[tuple[int, int]], Reply, float]] = []
+        if buckets := shape.buckets(plan.pserver_count, index)[1:]:
+            # As if they came from files of different histories: each range is copied at another moment.
+            self._split(self._copying.choice(buckets))
+
+    def _split(self, at: int) -> None:
+        """The buckets from this one on have a span of their own."""
+        span = self._span(at)
+        self.protocol.split(span, [range(span.numbers.start, at), range(at, span.numbers.stop)])
 
     @property
     def newest_master(self) -> int:
@@ -271,6 +280,8 @@ class Shard:
                     break
                 stop += 1
             if range(number, stop) != span.numbers:
+                if span.is_copied_whole:
+                    raise Violation(f"{self._process.name} gets a push to {number} to {stop} of buckets {span.numbers}")
                 self.protocol.split(span, around(span.numbers, range(number, stop)))
                 continue
             push = BlockPush(name, generation, member, named, weight, step)

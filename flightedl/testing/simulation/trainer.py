@@ -26,7 +26,6 @@ from flightedl.testing.simulation.body import Body
 from flightedl.testing.simulation.etcd import ADDRESS, INIT, STATE, Transaction, claimed
 from flightedl.testing.simulation.evaluating import Evaluating
 from flightedl.testing.simulation.first_values import FirstValues
-from flightedl.testing.simulation.job import blocks_of
 from flightedl.testing.simulation.loop import Loop
 from flightedl.testing.simulation.worker import Worker
 from flightedl.testing.simulation.world import Action, Process
@@ -56,7 +55,9 @@ class Trainer(Process):
         self.membership = trainer_membership(self.recorder, name)
         mode, count = cluster.shape.mode, cluster.pserver_count
         self.membership.has_model(mode)
-        shards = [blocks_of(count, cluster.shape.cut_for, index) for index in range(count)]
+        #: By pserver, as its own job has them: another one may go on with other numbers.
+        self.buckets = [cluster.shape.buckets(count, index) for index in range(count)]
+        shards = [cluster.shape.shard(count, index) for index in range(count)]
         self.steps = trainer_steps(self.recorder, name, shards, self.membership, mode)
         self.job_end = job_end(self.recorder)
         #: Whether what it pulls now is the result of the job.

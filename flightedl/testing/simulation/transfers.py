@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from flightedl.domain.exactly_once.accumulation import having_bits
 from flightedl.domain.trainer import transfers as core
+from flightedl.domain.trainer.joined import Answered, JoinedAnswers
 from flightedl.errors import DeadlineError, FlightedlError, NotReadyError, ReplacedError, UnavailableError
 from flightedl.messages.parameters import Outcome
 from flightedl.messages.tasks import TasksReply
@@ -113,12 +114,21 @@ class Travel:
 
         match call := shard.next_call(key.created):
             case core.Push():
-                trainer.world.call(trainer, key.value, key.value.push, self._push(call, key), answered, late)
+                trainer.world.call(trainer, key.value, key.value.push, self._push(shard, call, key), answered, late)
             case core.Pull(wanted):
-                request = PullRequest(self._transfer.member, key.created, tuple(sorted(wanted.items())))
+                pairs = [(each, wanted[number]) for number in wanted for each in self._meant(shard, number)]
+                request = PullRequest(self._transfer.member, key.created, tuple(sorted(pairs)))
                 trainer.world.call(trainer, key.value, key.value.pull, request, answered, late)
 
-    def _push(self, call: core.Push, key: Any) -> Push:
+    def _buckets(self, shard: core.ShardTransfer) -> range:
+        return self._trainer.buckets[shard.index]
+
+    def _meant(self, shard: core.ShardTransfer, number: int) -> range:
+        """The blocks of a pserver that the core means by one."""
+        buckets = self._buckets(shard)
+        return buckets if number in buckets else range(number, number + 1)
+
+    def _push(self, shard: core.ShardTransfer, call: core.Push, key: Any) -> Push:
         current = call.current
         return Push(
             self._trainer.name,
@@ -127,7 +137,11 @@ class Travel:
             key.created,
             tuple(map(batch_of, (current.identity, *current.further))),
             current.assignment.batch_count,
-            tuple((number, call.bases[number], self._gradients.get(number, {})) for number in call.blocks),
+            tuple(
+                (each, call.bases[number], self._gradients.get(number, {}))
+                for number in call.blocks
+                for each in self._meant(shard, number)
+            ),
             float(current.record_count),
             current.step,
         )
@@ -135,11 +149,14 @@ class Travel:
     def _take(self, shard: core.ShardTransfer, pserver: Any, call: core.Call, reply: Any) -> None:
         """Say what was answered."""
         kind, *rows = reply
+        buckets = self._buckets(shard)
+        joined = JoinedAnswers(buckets, shard)
         if kind == "pushed":
             for number, outcome, lacking in rows[0]:
                 assert isinstance(call, core.Push)
                 having = [place not in lacking for place in range(1 + len(call.current.further))]
-                shard.answered(range(number, number + 1), outcome, having=having_bits(having))
+                to: Answered = joined if number in buckets else shard
+                to.answered(range(number, number + 1), outcome, having=having_bits(having))
         elif kind == "not member":
             assert isinstance(call, core.Pull)
             for number in call.wanted:
@@ -148,7 +165,8 @@ class Travel:
             if self._transfer.current is None and self._trainer.reads_result:
                 self._trainer.cluster.account.result_read(self._trainer, pserver)
             for number, version in rows[0]:
-                shard.answered(range(number, number + 1), Outcome.NONE, version)
+                to = joined if number in buckets else shard
+                to.answered(range(number, number + 1), Outcome.NONE, version)
 
     def _judge(self, shard: core.ShardTransfer, verdict: core.Verdict) -> None:
         """Go on as the core says, for as long as the program has patience."""
