@@ -5,6 +5,25 @@ from __future__ import annotations
 from flightedl.messages.status import PserverStatusReply
 from flightedl.process.metrics_page import Figure, Figures
 
+#: Figure of tables -> (help, field of ``TableCounts``). Their label has as many values as the model has tables.
+_TABLES = {
+    "table_rows": ("Rows that exist.", "rows"),
+    "table_size_bytes": ("Bytes of rows, slots and index.", "size_bytes"),
+    "table_waiting_ids": ("Ids that wait for admission.", "waiting"),
+    "table_reads_total": ("Ids read.", "reads"),
+    "table_hits_total": ("Ids read that had a row.", "hits"),
+    "table_created_total": ("Rows created.", "created"),
+    "table_evicted_total": ("Rows evicted.", "evicted"),
+    "table_refused_total": ("Gradients dropped because there was no memory for more rows.", "refused"),
+}
+
+
+def _of_tables(status: PserverStatusReply) -> Figures:
+    return {
+        name: Figure(told, {each.name: getattr(each, field) for each in status.tables}, "table")
+        for name, (told, field) in _TABLES.items()
+    }
+
 
 def figures(status: PserverStatusReply) -> Figures:
     """Name -> figure."""
@@ -23,6 +42,7 @@ def figures(status: PserverStatusReply) -> Figures:
         "received_bytes_total": Figure("Bytes of gradients that came.", status.received_bytes),
         "sent_bytes_total": Figure("Bytes of values that were sent.", status.sent_bytes),
         "refused_calls_total": Figure("Calls that ended with an error, by its code.", status.refused_calls, "code"),
+        **_of_tables(status),
         "snapshot_copy_seconds": Figure("To copy the blocks for the newest checkpoint.", status.copied_s),
         "snapshot_write_seconds": Figure("To write them.", status.written_s),
         "snapshot_bytes": Figure("Size of the file that it wrote.", status.written_bytes),

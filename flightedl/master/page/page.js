@@ -155,6 +155,11 @@ function people(status) {
 }
 
 function work(status) {
+  table("tables", "Embedding tables", ["table", "rows", "memory", "waiting", "read", "hits", "created", "evicted"],
+    status.tables.map((each) => [
+      each.name, number(each.rows), bytes(each.size_bytes), number(each.waiting), number(each.reads),
+      each.reads ? Math.round((100 * each.hits) / each.reads) + " %" : "", number(each.created), number(each.evicted),
+    ]));
   table("running", "Worked on for longest", ["trainer", "epoch", "task", "file", "for", "failed before"],
     status.running.map((each) => [
       each.trainer, each.epoch + 1, each.task, each.url, seconds(each.running_s), each.failures || "",
