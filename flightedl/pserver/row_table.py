@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -97,6 +98,18 @@ def _layouts(spec: TableSpec, slot_words: int) -> tuple[list[int], list[int]]:
     return layout, [waiting_at, *waiting[1:], waiting_at, waiting_at]
 
 
+def _compile_for(spec: TableSpec) -> None:
+    """Have the machine code of whatever pushes and cuts will wait for."""
+    wanted: list[Callable[..., Any]] = [rows.problem, rows.make, rows.scatter, rows.collect, rows.next_wanted]
+    wanted += [row_rules.first_values, row_rules.combine]
+    if spec.admit_after > 1:
+        wanted.append(rows.wait if spec.admission == "exact" else rows.count_in_sketch)
+    if spec.evict is not None:
+        wanted += [rows.advance, rows.sweep, rows.existing, rows.remove]
+    for loop in wanted:
+        row_kernel(loop)
+
+
 class RowTable:
     """Rows, and ids that wait for admission, of one table. Not thread-safe.
 
@@ -135,6 +148,7 @@ class RowTable:
         self._epoch = 0
         self._reads = self._hits = self._removed = 0
         self._gather = row_kernel(rows.gather)
+        _compile_for(spec)
         self._ages = evict is not None and (evict.goes_by_version or evict.goes_by_epoch)
 
     # reads
