@@ -87,6 +87,8 @@ class Optimizer(torch.optim.Optimizer):
         self._tensors: dict[str, torch.Tensor] = {}
         #: What a tensor's counter of writes was when its values were those of the job.
         self._written: dict[str, int] = {}
+        #: Buffer -> its values when they came, or when its change since then was pushed last.
+        self._told_buffers: dict[str, Array] = {}
         self._copies = Copies()
         #: The gradients that were pushed last, each with its counter of writes.
         self._pushed: set[tuple[int, int]] = set()
@@ -241,6 +243,8 @@ class Optimizer(torch.optim.Optimizer):
                 values = self._tensors[name].reshape(tensor.shape)
                 tensor.copy_(values if tensor.is_floating_point() else values.round())
                 self._written[name] = tensor._version
+                if name in self._buffers:
+                    self._told_buffers[name] = self.model[name].copy()
         self._tell_settings()
 
     def batch_ends(self, current: CurrentBatch) -> None:
@@ -278,16 +282,16 @@ class Optimizer(torch.optim.Optimizer):
         }
 
     def _changes_of_buffers(self) -> dict[str, Array]:
-        """By how much buffers changed here since the job gave them."""
+        """By how much buffers changed here since the job gave them, or since the push before."""
         changes: dict[str, Array] = {}
-        model = self.model
         for name, place in self._buffers.items():
             # PyTorch's kernels write statistics without counting that as a write.
-            given = model[name]
-            now = array_of(place.tensor.detach().cpu()).reshape(given.shape)
-            change = now.astype(given.dtype) - given
+            given = self._told_buffers[name]
+            now = array_of(place.tensor.detach().cpu()).reshape(given.shape).astype(given.dtype)
+            change = now - given
             if change.any():
                 changes[name] = np.asarray(change, given.dtype)
+                self._told_buffers[name] = now
         return changes
 
     def _require_unchanged(self) -> None:

@@ -16,6 +16,7 @@ from torch.nn import functional
 import flightedl as fe
 from flightedl.errors import GradientError, UsageError
 from flightedl.torch import Optimizer
+from flightedl.torch.tensors import Copies
 
 from .bench import BenchJob, TorchBench
 
@@ -556,6 +557,19 @@ def test_the_statistics_of_a_normalization_are_averaged() -> None:
             assert net.num_batches_tracked.dtype == torch.int64
 
 
+def test_what_a_buffer_changed_by_is_pushed_once_where_several_batches_are_one_push(bench: TorchBench) -> None:
+    net = nn.BatchNorm1d(1, momentum=0.5)
+    optimizer = Optimizer(net, bench.job, fe.SGD(0.1), mode=fe.Sync(reduce="sum", push_every=3))
+    for batch in range(6):
+        bench.job.begin(batch)
+        optimizer.zero_grad()
+        net(torch.tensor([[1.0], [3.0]])).sum().backward()
+        optimizer.step()
+        bench.job.end()
+    assert net.num_batches_tracked.item() == 6
+    torch.testing.assert_close(net.running_mean, torch.tensor([2.0 * (1 - 0.5**6)]))
+
+
 def test_masks_and_what_no_state_has_stay_the_modules(bench: TorchBench) -> None:
     net = line()
     net.register_buffer("mask", torch.tensor([True, False]))
@@ -586,6 +600,11 @@ def test_a_second_step_of_a_batch_is_refused(bench: TorchBench) -> None:
     optimizer.step()
     with pytest.raises(UsageError, match=r"already pushed for this batch .*steps_per_batch=2"):
         optimizer.step()
+
+
+def test_a_device_that_is_gone_is_named() -> None:
+    with pytest.raises(UsageError, match=r"'head.weight' cannot be read from meta: .*start this trainer again"):
+        Copies().arrays({"head.weight": torch.empty(2, device="meta")})
 
 
 def test_a_gradient_that_is_not_finite_is_named_as_the_module_names_it(bench: TorchBench) -> None:

@@ -6,6 +6,7 @@ sides take turns, ``sides`` is one of them, ``trainer`` its processes. ``peers``
 ``peer_sockets``, ``peer_rpc``, ``peer_gloo``, ``peer_ray``. ``growth``: by the model's size and the number of trainers.
 
 ``sparse``: embedding tables: ``row_speed`` is rows against NumPy, ``row_growth`` what they cost as they become many.
+``modules``: a step of a PyTorch module, against DDP (``module_worker`` is each process).
 
 ``kernels``: the optimizers' loops. ``memory``: of a pserver. ``queue``: the cost of a dispatch (``dispatchers`` ask).
 ``recovery``: kill to working again (``steady`` is its trainer, ``watcher`` looks on, ``zombies`` write as deposed
@@ -30,6 +31,7 @@ BENCHES: dict[str, tuple[str, str, str]] = {
         "sparse",
         "Rows of embedding tables against NumPy; growth, checkpoints.",
     ),
+    "torch": ("flightedl_tools.bench.modules", "torch", "A step of a PyTorch module on a job, against DDP."),
     "queue": ("flightedl_tools.bench.queue", "queue", "Cost of a dispatch by the number of tasks."),
 }
 

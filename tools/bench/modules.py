@@ -1,0 +1,121 @@
+"""``flightedl bench torch``: a step of a PyTorch module on a job, against the same module alone and with DDP.
+
+One trainer and one pserver on a job, two processes of DDP with gloo, one process alone: all with Adam, one thread for
+each process, the same network and batch. They take turns.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import statistics
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import click
+import pyarrow as pa
+import pyarrow.parquet as pq
+from rich.console import Console
+from rich.table import Table
+
+import flightedl as fe
+from flightedl.config import TrainerSettings, child_environment, settings
+
+from .orders import Worker, worker
+from .sides import Side
+
+_MODULE = "flightedl_tools.bench.module_worker"
+_ENVIRONMENT = {"GLOO_SOCKET_IFNAME": "lo", "PYTHONWARNINGS": "ignore", "TORCH_CPP_LOG_LEVEL": "ERROR"}
+_RECORDS = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class ModuleSteps:
+    """Median milliseconds of a step of a model of so many MiB. ``by_ddp`` is ours by DDP's: below 1 is faster."""
+
+    mb: float
+    alone_ms: float
+    ddp_ms: float
+    flightedl_ms: float
+    by_alone: float
+    by_ddp: float
+
+
+@contextlib.contextmanager
+def _ddp(mb: float) -> Iterator[Side]:
+    environment = child_environment(**_ENVIRONMENT)
+    with contextlib.ExitStack() as stack:
+        options: dict[str, Any] = {"kind": "ddp", "mb": mb, "rank": 0}
+        first = stack.enter_context(worker(_MODULE, [json.dumps(options)], environment))
+        options |= {"rank": 1, "port": int(first.line())}
+        second = stack.enter_context(worker(_MODULE, [json.dumps(options)], environment))
+        yield _side([first, second], mb)
+
+
+@contextlib.contextmanager
+def _job(mb: float, directory: Path) -> Iterator[Side]:
+    pq.write_table(pa.table({"n": range(_RECORDS)}), directory / "data.parquet", row_group_size=1000)
+    with fe.local() as cluster:
+        chosen = settings(TrainerSettings, etcd=cluster.etcd_address, job=cluster.job)
+        options = {"kind": "job", "mb": mb, "data": str(directory / "data.parquet")}
+        with worker(_MODULE, [json.dumps(options)], child_environment(chosen, **_ENVIRONMENT)) as trainer:
+            yield _side([trainer], mb)
+
+
+@contextlib.contextmanager
+def _alone(mb: float) -> Iterator[Side]:
+    with worker(_MODULE, [json.dumps({"kind": "alone", "mb": mb})], child_environment(**_ENVIRONMENT)) as process:
+        yield _side([process], mb)
+
+
+def _side(workers: Sequence[Worker], mb: float) -> Side:
+    for each in workers:
+        each.answer()
+    return Side(workers, [], int(mb * (1 << 20)))
+
+
+def measure(mb: float, *, turns: int, steps: int, directory: Path) -> ModuleSteps:
+    """All three, taking turns."""
+    with _alone(mb) as alone, _ddp(mb) as ddp, _job(mb, directory) as ours:
+        sides = [alone, ddp, ours]
+        for side in sides:
+            side.run(max(2, steps // 2))
+        times: list[list[float]] = [[] for _ in sides]
+        for turn in range(turns):
+            order = list(zip(sides, times, strict=True))
+            for side, found in order if turn % 2 == 0 else reversed(order):
+                found.append(side.run(steps))
+        ratios = [statistics.median(o / t for o, t in zip(times[2], found, strict=True)) for found in times[:2]]
+        return ModuleSteps(mb, *(1e3 * statistics.median(found) for found in times), *ratios)
+
+
+@click.command()
+@click.option("--mb", "sizes", type=click.FloatRange(min=0.01), multiple=True, help="MiB of the model [1, 10, 100]")
+@click.option("--steps", type=click.IntRange(min=0), default=0, help="Steps of a turn [0: by the size]")
+@click.option("--turns", type=click.IntRange(min=1), default=5, show_default=True, help="Turns of each side.")
+@click.option("--json", "wants_json", is_flag=True, help="Print JSON.")
+def torch(*, sizes: Sequence[float], steps: int, turns: int, wants_json: bool) -> None:
+    """A step of a PyTorch module on a job, against DDP and against none.
+
+    Needs PyTorch: pip install "flightedl[torch]".
+    """
+    found = []
+    for mb in sizes or (1.0, 10.0, 100.0):
+        click.echo(f"measuring a model of {mb:g} MiB ...", err=True)
+        with tempfile.TemporaryDirectory(prefix="flightedl-bench-") as directory:
+            count = steps or int(min(50, max(3, 200 / mb)))
+            found.append(measure(mb, turns=turns, steps=count, directory=Path(directory)))
+    if wants_json:
+        click.echo(json.dumps([asdict(one) for one in found], indent=2))
+        return
+    table = Table(title=f"a step of a module, Adam, {os.cpu_count()} cores, medians of alternated runs")
+    for name in ("MiB", "alone ms", "DDP x 2 ms", "flightedl ms", "by alone", "by DDP"):
+        table.add_column(name, justify="right")
+    for one in found:
+        times = (f"{value:.2f}" for value in (one.alone_ms, one.ddp_ms, one.flightedl_ms, one.by_alone, one.by_ddp))
+        table.add_row(f"{one.mb:g}", *times)
+    Console(highlight=False, width=120).print(table)
