@@ -165,10 +165,14 @@ class JobModel:
         """By table number, the ids that a batch is going to look up; None: they are not known."""
         if records is None:
             return None
-        return {
-            self._numbers[table.name]: table.asked(records.column(column), nulls="padding").distinct
-            for table, column in columns.items()
-        }
+        try:
+            return {
+                self._numbers[table.name]: table.asked(records.column(column), nulls="padding").distinct
+                for table, column in columns.items()
+            }
+        except (UsageError, KeyError):
+            # What is wrong with the next batch is told when it is there; the one at hand is pushed.
+            return None
 
     def _status_of(self, index: int) -> PserverStatusReply:
         _, connection = self._process.servers.pserver(index)
