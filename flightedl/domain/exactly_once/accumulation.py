@@ -15,6 +15,7 @@ Rules:
   done again, as one.
 * A mean that is done again in part is divided by the weight of the whole sum that it was first pushed in
   (``SumAgain.divisors``). So a batch has the weight that it had there, also where a block takes it in smaller company.
+  In synchronous mode it is divided by its own: the round that it comes to weighs it by the records that it has now.
 * A batch counts as done when every block has answered for it, in whatever company.
 
 Nothing is kept of what a batch was: doing one again means that the user's code computes it again, at fresh values.

@@ -140,7 +140,8 @@ class Steps:
         self._steps_since_pull = 0
         self.sums = None
         if isinstance(mode, Async | Sync) and mode.push_every > 1:
-            self.sums = BatchSums(mode.push_every, is_mean=mode.reduce == "mean")
+            is_mean, keeps_shares = mode.reduce == "mean", isinstance(mode, Async)
+            self.sums = BatchSums(mode.push_every, is_mean=is_mean, keeps_shares=keeps_shares)
 
     @property
     def is_synchronous(self) -> bool:

@@ -21,11 +21,14 @@ class BatchSums:
         push_every: So many batches are pushed at once.
         is_mean: What is pushed is the mean, weighted by records, over the batches that had a gradient for the
             parameter; else the plain sum.
+        keeps_shares: A batch that is done again in smaller company has the share that it had in the mean. False: what
+            is pushed is the mean of its batches, since the round that it comes to weighs it by their records.
     """
 
-    def __init__(self, push_every: int, *, is_mean: bool = True) -> None:
+    def __init__(self, push_every: int, *, is_mean: bool = True, keeps_shares: bool = True) -> None:
         self._group: BatchGroup[CurrentBatch] = BatchGroup(push_every)
         self._is_mean = is_mean
+        self._keeps_shares = keeps_shares
         #: Another one for each sum that is begun: whoever has gradients of another sum forgets them.
         self.identity = object()
         #: The present sum is one that is done again.
@@ -119,7 +122,8 @@ class BatchSums:
         self._divisors = {}
         if self._is_mean:
             # Parameters that had no gradient before are divided by what has one now.
-            self._divisors = self._weights if self._again is None else {**self._weights, **self._again.divisors}
+            known = self._again.divisors if self._again is not None and self._keeps_shares else {}
+            self._divisors = {**self._weights, **known}
         self._pushed = last
         together = CurrentBatch(
             first.assignment,

@@ -166,8 +166,8 @@ class JobShape:
 
     def shares(self, batches: Sequence[Batch], block: int, mode: Mode) -> Gradient:
         """What each batch adds to a block when these are one update."""
-        has_sums = isinstance(mode, Async) and mode.push_every > 1
-        is_mean = (isinstance(mode, Sync) or has_sums) and mode.reduce == "mean"  # type: ignore[attr-defined]
+        is_combined = isinstance(mode, Sync) or (isinstance(mode, Async) and mode.push_every > 1)
+        is_mean = is_combined and mode.reduce == "mean"  # type: ignore[attr-defined]
         parts = {
             self.element_of(batch): self.records_of(batch) if is_mean else 1
             for batch in batches

@@ -84,7 +84,8 @@ def drawn(
         confirmations=data.randint(1, 2),
         # Where nothing else fails, nothing may run too long either: all wait in their round for each that dies.
         timeout_floor_s=100.0 if faulty and is_alone else 4.0,
-        is_patchy=data.random() < _PATCHY_SHARE,
+        # A sum has one weight in a round, whatever some of its batches have for a block.
+        is_patchy=mode_name != "sync" and data.random() < _PATCHY_SHARE,
     )
     if has_rows:
         shape = replace(shape, has_rows=True, is_patchy=False)
@@ -124,7 +125,7 @@ def drawn(
 
 def _mode(random: Random, name: str) -> Mode:
     if name == "sync":
-        sync = random.choice((Sync(), Sync(), Sync(backup=1), Sync(deterministic=True)))
+        sync = random.choice((Sync(), Sync(push_every=2), Sync(backup=1), Sync(deterministic=True)))
         return replace(sync, reduce=random.choice(("mean", "mean", "sum")))
     return some_async(random) if name == "async" else Bounded(random.randrange(3))
 

@@ -290,8 +290,9 @@ class Strikes:
         if leader is None or leader.is_frozen:
             return
         self._world.fault("mode changed")
+        sums = () if self._cluster.shape.is_patchy else (Sync(push_every=2),)
         choices: tuple[Mode, ...] = (
-            self._cluster.fates.choice((Sync(), Sync("sum"), Sync(backup=1))),
+            self._cluster.fates.choice((Sync(), Sync("sum"), Sync(backup=1), *sums)),
             some_async(self._cluster.fates),
             some_async(self._cluster.fates),
             Bounded(self._world.random.randrange(3)),

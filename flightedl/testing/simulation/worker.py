@@ -7,6 +7,7 @@ from fractions import Fraction
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
+from flightedl.domain.consistency.modes import Sync
 from flightedl.domain.trainer.steps import AskToJoin, Effect, TakeSum, WaitToJoin, Work
 from flightedl.domain.trainer.transfers import Transfer
 from flightedl.errors import FlightedlError
@@ -108,6 +109,9 @@ class Worker:
         for block in steps.versions:
             shares = shape.shares(batches, block, steps.mode)
             right = {element: known.setdefault((block, element), share) for element, share in shares.items()}
+            if isinstance(steps.mode, Sync):
+                # The weights of a round are those of what is pushed now.
+                right = dict(shares)
             if right != self._gradients.get(block, {}):
                 raise Violation(
                     f"{self._trainer} pushes {self._gradients.get(block)} of {batches} to block {block}, not {right}"

@@ -127,3 +127,33 @@ def test_a_gradient_is_added_once() -> None:
     sums.settle(sums.take()[0], [])
     with pytest.raises(UsageError, match="'u' was already pushed"):
         sums.add(second, {"u"})
+
+
+@pytest.mark.parametrize(("keeps_shares", "divisor"), [(True, 8), (False, 5)])
+def test_what_is_done_again_is_divided_as_it_was_or_weighed_by_its_round(keeps_shares: bool, divisor: int) -> None:
+    """A round counts a push by the records that it has now, so the gradient is the mean over just these."""
+    sums, (first, second) = BatchSums(2, keeps_shares=keeps_shares), batches(2)
+    first.record_count, second.record_count = 3, 5
+    for member in (first, second):
+        member.begin()
+        sums.add(member, {"w"})
+        sums.complete(member)
+    together, divisors = sums.take()
+    assert (together.record_count, divisors) == (8, {"w": 8})
+    sums.settle(together, [(1,)])
+    second.begin()
+    sums.add(second, {"w"})
+    sums.complete(second)
+    together, divisors = sums.take()
+    assert (together.record_count, divisors) == (5, {"w": divisor})
+
+
+def test_a_batch_without_a_gradient_has_no_weight_in_a_sum() -> None:
+    sums, (first, second, third) = BatchSums(3), batches(3)
+    first.record_count, second.record_count, third.record_count = 3, 5, 7
+    sums.add(first, {"w"})
+    sums.complete(first)
+    sums.complete(second)
+    sums.add(third, {})
+    sums.complete(third)
+    assert sums.take()[0].record_count == 3
