@@ -37,13 +37,13 @@ class _Part:
         #: What the next increment has, too, if this cut is dropped.
         self._changed = dirty.copy()
         wanted = used.copy() if is_base else used & dirty
-        dirty.fill(0)
         count = int(np.bitwise_count(wanted).sum())
-        table.state[[rows.CURSOR, rows.CUT_HIGH, rows.UNDO]] = 0, high, 0
         self._row_bytes = int(table.layout[rows.STRIDE]) * _WORD_BYTES
-        self._table = table._replace(
-            wanted=wanted, undo=reserved(count * self._row_bytes, np.uint32) if count else _NO_WORDS
-        )
+        # Before anything is changed, since it may fail.
+        undo = reserved(count * self._row_bytes, np.uint32) if count else _NO_WORDS
+        dirty.fill(0)
+        table.state[[rows.CURSOR, rows.CUT_HIGH, rows.UNDO]] = 0, high, 0
+        self._table = table._replace(wanted=wanted, undo=undo)
 
     @property
     def _table(self) -> rows.Table:

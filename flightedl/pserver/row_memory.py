@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import mmap
 import os
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +21,9 @@ _SMALL_BYTES = 1 << 20
 _PAGE_BYTES = 1 << 12
 #: Of the 2**47 that a process has.
 ADDRESS_BYTES = 1 << 44
-#: Not every system counts what is reserved; those that do need not be told.
-_FLAGS = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | int(getattr(mmap, "MAP_NORESERVE", 0))
+#: Linux's MAP_NORESERVE, which Python names since 3.13 only: what is reserved is no memory yet, so it is not counted.
+_NO_RESERVE = 0x4000 if sys.platform == "linux" else 0
+_FLAGS = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NO_RESERVE
 #: Of a container, by the two versions of cgroups; text where there is none.
 _LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
 
@@ -35,11 +37,16 @@ def machine_bytes() -> int:
     return found
 
 
-def reserved(size_bytes: int, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
-    """An array of zeros of at least so many bytes, or of what could be reserved; its memory goes with its last view.
+def reserved(size_bytes: int, dtype: npt.DTypeLike, *, may_be_less: bool = False) -> npt.NDArray[Any]:
+    """An array of zeros of at least so many bytes; its memory goes with its last view.
+
+    Args:
+        size_bytes: Of the array.
+        dtype: Likewise.
+        may_be_less: Reserve what can be had, where a system counts what is reserved.
 
     Raises:
-        MemoryError: not even little can be reserved.
+        MemoryError: so much cannot be reserved.
     """
     size_bytes = max(_PAGE_BYTES, min(size_bytes, ADDRESS_BYTES))
     while True:
@@ -48,9 +55,8 @@ def reserved(size_bytes: int, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
             memory = mmap.mmap(-1, size_bytes, flags=_FLAGS)
             break
         except OSError:
-            # A system that counts what is reserved: halves, until it agrees.
             size_bytes //= 2
-            if size_bytes < _PAGE_BYTES:
+            if size_bytes < _PAGE_BYTES or not may_be_less:
                 raise MemoryError("no memory can be reserved for rows") from None
     if size_bytes > _SMALL_BYTES:
         with contextlib.suppress(OSError):

@@ -32,9 +32,9 @@ _EPOCHS_BYTES = 1 << 24
 
 def new_table(layout: list[int], memory_bytes: int, *, is_counted_by_age: bool) -> rows.Table:
     """Memory for records of this layout: as much as ``memory_bytes`` could hold."""
-    words = reserved(memory_bytes, np.uint32)
+    words = reserved(memory_bytes, np.uint32, may_be_less=True)
     most = words.size // layout[rows.STRIDE]
-    lines = reserved(-(-most // 256) * _SEGMENT_BYTES, np.uint64)
+    lines = reserved(-(-most // 256) * _SEGMENT_BYTES, np.uint64, may_be_less=True)
     segments = lines.size * 8 // _SEGMENT_BYTES
     bits = most // 8 + 8
     ages = (_VERSIONS_BYTES, _EPOCHS_BYTES) if is_counted_by_age else (0, 0)
