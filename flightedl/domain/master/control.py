@@ -47,12 +47,15 @@ class PserverControl:
     def look_at(self, index: int, generation: int) -> None:
         """A pserver that is settled takes part in checkpoints, unless it is about to go back to one."""
         state = self._state
-        if (
-            state.pservers.present.get(index) == generation
-            and state.pservers.is_settled(index, generation)
-            and not state.pservers.goes_back(index)
-        ):
+        if state.pservers.goes_back(index):
+            state.checkpointing.down(index, state.now)
+        elif state.pservers.present.get(index) == generation and state.pservers.is_settled(index, generation):
             state.checkpointing.settled(index, generation, state.now)
+
+    def look_at_all(self) -> None:
+        """Who takes part in checkpoints may have changed."""
+        for index, generation in self._state.pservers.present.items():
+            self.look_at(index, generation)
 
     def _control_asked(self, event: events.ControlAsked) -> None:
         state = self._state
@@ -114,7 +117,8 @@ class PserverControl:
             checkpoints.rejected(reply.rejected)
         if state.revision != before:
             state.ending.lost()
-        self.look_at(index, generation)
+        # One that has come back with less may send the others back, too.
+        self.look_at_all()
         # Who waits for the end of the job may have waited for this answer.
         state.outbox.is_stirred = True
 

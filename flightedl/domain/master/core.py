@@ -134,8 +134,7 @@ class MasterCore(MasterState):
             self.touch()
         if self.evaluations.tick(self.now):
             self.touch()
-        for index, generation in self.pservers.present.items():
-            self._control.look_at(index, generation)
+        self._control.look_at_all()
         self.look_at_end()
         self.tick_checkpoints()
         self.outbox.is_stirred = True

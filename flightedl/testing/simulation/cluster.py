@@ -232,6 +232,8 @@ class Cluster:
             self.etcd.die()
             self.etcd = Etcd(self.world, self.next_etcd())
             self.pserver_count = self.world.random.choice((1, 2, 3))
+        # Nobody renews the leases of those that are gone.
+        self.etcd.review()
         self.world.note("the whole job starts anew, with {} pservers", self.pserver_count)
         self._boot()
 

@@ -355,6 +355,27 @@ def test_a_process_told_to_end_hears_nothing_else() -> None:
     assert call.request.master_generation == MASTER
 
 
+def test_a_process_told_to_go_back_has_no_part_in_a_checkpoint() -> None:
+    core = MasterCore(
+        CoreSettings(generation=MASTER, pserver_count=2, recovery="rollback"),
+        0.0,
+        StoredState(declaration=declaration_in(Async())),
+        QueueSettings(2, lambda _: 1),
+    )
+    core.apply(events.LeasesSeen({}, {0: 1, 1: 2}, 100), 0.0)
+    nothing = AppliedReply(summary=AppliedSummary().encode(), checkpoint=3)
+    for index, generation in ((0, 1), (1, 2)):
+        core.apply(events.AppliedAnswered(index, generation, None, nothing), 0.0)
+    core.apply(events.LeasesSeen({}, {0: 9, 1: 2}, 100), 0.0)
+    core.apply(events.AppliedAnswered(0, 9, None, nothing), 0.0)
+    core.apply(events.TimePassed(), 1.0)
+    assert core.checkpointing.checkpoints.under_way is None, "it would save what is about to be given up"
+    core.apply(events.LeasesSeen({}, {0: 9, 1: 10}, 100), 2.0)
+    core.apply(events.AppliedAnswered(1, 10, None, nothing), 2.0)
+    core.apply(events.TimePassed(), 3.0)
+    assert core.checkpointing.checkpoints.under_way is not None
+
+
 def test_pservers_are_told_the_size_of_epochs_that_are_over_once() -> None:
     bench = Bench(tasks=1, epochs=3)
     bench.serve()
