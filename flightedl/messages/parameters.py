@@ -22,7 +22,8 @@ class Outcome(IntEnum):
     #: The sender is not a member of the view: join, pull, recompute.
     NOT_MEMBER = 4
     #: A sum of batches of which the block has some: nothing of it was taken. ``values`` tell which it has, a bit for
-    #: each batch, lowest first, in the order in which the push named them. Push the others again.
+    #: each batch, lowest first, in the order in which the push named them. Push the others again; in synchronous mode
+    #: to the next round, since the sender has arrived in this one.
     PARTLY_APPLIED = 5
 
 

@@ -211,7 +211,7 @@ class BlockProtocol(Generic[Span]):
             self.split(span, self._alike(span))
             return None
         if isinstance(is_new, bytes):
-            return Pushed(Outcome.PARTLY_APPLIED, rounds.version, (), is_new)
+            return self._refuse_sum(span, push, base_version, is_new)
         weight = (push.weight if self._is_mean else 1.0) if has_gradient else 0.0
         arrival = self._arrive(span, push, base_version, weight, is_new=is_new)
         effects: list[Effect] = []
@@ -225,6 +225,20 @@ class BlockProtocol(Generic[Span]):
             is_ready = rounds.pull(push.member, follows) is Pull.READY
             return Pushed(outcome, rounds.version, effects, b"", follows, is_ready, is_news)
         return Pushed(outcome, rounds.version, effects, is_news=is_news)
+
+    def _refuse_sum(self, span: Span, push: Push, base_version: int, having: bytes) -> Pushed:
+        """Take nothing of a sum of which the blocks have some batches.
+
+        In synchronous mode its sender arrives all the same. Other blocks may have taken the sum, and theirs is the next
+        round: where its sender had not arrived, it would be in two rounds at once, and two such trainers could wait for
+        each other for ever.
+        """
+        if not self.is_synchronous:
+            return Pushed(Outcome.PARTLY_APPLIED, span.rounds.version, (), having)
+        effects: list[Effect] = []
+        self._arrive(span, push, base_version, 0.0, is_new=False)
+        is_news = self._close_rounds(span, effects)
+        return Pushed(Outcome.PARTLY_APPLIED, span.rounds.version, effects, having, is_news=is_news)
 
     def _mark(self, span: Span, batches: Batches) -> bool | bytes | None:
         """Mark the batches as applied, if no block has any of them.

@@ -7,7 +7,8 @@ again, to whichever process holds the pserver's index by then, and only what was
   unless they came with the answer.
 * A block at which the gradient came too late, or that does not know the sender as a member, has nothing of it. The
   batch has to be computed again, under a new membership; nothing else of this transfer is of any use.
-* A block that has some batches of a sum takes none, and says which it has. The sum's owner pushes the others again.
+* A block that has some batches of a sum takes none, and says which it has. The sum's owner pushes the others again; in
+  synchronous mode to the next round, since it has arrived in this one.
 * No answer, an unknown outcome, an address of a process that is gone: the same request once more. Any other error is
   final: the request would be refused for ever.
 
@@ -21,7 +22,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
-from flightedl.domain.consistency.modes import Mode
+from flightedl.domain.consistency.modes import Mode, Sync
 from flightedl.domain.exactly_once.accumulation import lacking_of
 from flightedl.domain.trainer.batches import CurrentBatch
 from flightedl.domain.trainer.retries import is_transient
@@ -147,6 +148,10 @@ class ShardTransfer:
             self._pushes.difference_update(blocks)
             self.refusals.add(lacking_of(having, 1 + len(current.further)))
             current.note_answers({}, self.index, self.generation)
+            if self._whole.pull_after_push and isinstance(self._whole.mode, Sync):
+                # The trainer has arrived in their round, with nothing, and goes on with the next one as elsewhere.
+                bases, after = self._bases(blocks), self._whole.mode.version_after
+                self._pulls.update({block: after(bases[block]) for block in blocks})
             return
         elif outcome != Outcome.NONE:
             self._settle(blocks, has_values=version is not None)

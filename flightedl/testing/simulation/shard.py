@@ -183,7 +183,8 @@ class Shard:
         before = span.rounds.version
         pushed = self.protocol.push(span, push, base, has_gradient=has_gradient)
         if pushed is not None:
-            if base == before and pushed.outcome in ANSWERED:
+            has_refused_sum = pushed.outcome is Outcome.PARTLY_APPLIED and isinstance(mode, Sync)
+            if base == before and (pushed.outcome in ANSWERED or has_refused_sum):
                 span.arrived.add(push.member)
             self._change(span, pushed.effects, mode, gradients, base)
             if isinstance(mode, Sync) and not mode.backup and any(isinstance(e, AddGradient) for e in pushed.effects):

@@ -372,6 +372,25 @@ def test_a_sum_is_one_contribution_to_a_round_and_waits_in_it_with_all_its_batch
     assert not any(bench.has(0, number) for number in (4, 5))
 
 
+def test_who_brings_a_sum_that_is_refused_has_arrived_in_the_round_and_brings_the_rest_to_the_next():
+    bench = Bench(Sync(push_every=2), 1, 2)
+    bench.push(1, 0)
+    bench.push(2, 1)
+    refused = bench.push(1, 1, 2, base=1)
+    assert refused is not None
+    assert (refused.outcome, refused.effects) == (Outcome.PARTLY_APPLIED, [])
+    assert lacking_of(refused.having, 2) == (1,)
+    assert bench.span(10).rounds.waits_for() == [2]
+    bench.push(2, 3, base=1)
+    assert (sorted(bench.values(10)), bench.versions()[0]) == ([0, 1, 3], 2)
+    again = bench.push(1, 1, 2, base=1)
+    assert again is not None
+    assert (again.outcome, bench.span(10).rounds.waits_for()) == (Outcome.PARTLY_APPLIED, [1, 2])
+    bench.push(1, 2, base=2)
+    bench.push(2, 4, base=2)
+    assert (sorted(bench.values(10)), bench.versions()[0]) == ([0, 1, 2, 3, 4], 3)
+
+
 def test_a_snapshot_leaves_out_every_batch_of_a_sum_that_waits():
     bench = Bench(Sync(push_every=2), 1, 2)
     cut = bench.cut()

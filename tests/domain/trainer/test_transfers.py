@@ -132,6 +132,18 @@ def test_a_block_that_has_a_part_of_a_sum_says_which_batches_it_lacks() -> None:
     assert current.generations == {0: 11}, "it has a part of it"
 
 
+def test_in_synchronous_mode_a_block_that_refuses_a_sum_is_met_again_in_the_next_round() -> None:
+    transfer = pushed((0, 1), further=1, mode=Sync(push_every=2))
+    shard = transfer.shards[0]
+    shard.next_call(11)
+    shard.answered(range(1), Outcome.ACCEPTED, 6)
+    shard.answered(range(1, 2), Outcome.PARTLY_APPLIED, having=having_bits([True, False]))
+    assert shard.next_call(11) == Pull({1: 6})
+    shard.answered(range(1, 2), Outcome.NONE, 6)
+    assert shard.ended() == Over()
+    assert transfer.versions[1] == 6
+
+
 @pytest.mark.parametrize(
     "error",
     [NotReadyError("away"), DeadlineError("late"), OutcomeUnknownError("cut"), ReplacedError("another one")],
