@@ -336,42 +336,38 @@ def test_what_a_pserver_has_lost_is_done_again() -> None:
     assert bench.core.work.queue.counts().done == 0
 
 
-def test_a_process_told_to_end_hears_nothing_else() -> None:
+#: Of a pserver that loaded checkpoint 3, and has nothing of any epoch.
+LOADED = AppliedReply(summary=AppliedSummary().encode(), checkpoint=3)
+
+
+def core_that_sends_pserver_1_back(mode: Mode) -> MasterCore:
     core = MasterCore(
         CoreSettings(generation=MASTER, pserver_count=2, recovery="rollback"),
         0.0,
-        StoredState(declaration=declaration_in(Sync())),
+        StoredState(declaration=declaration_in(mode)),
         QueueSettings(2, lambda _: 1),
     )
     core.apply(events.LeasesSeen({}, {0: 1, 1: 2}, 100), 0.0)
-    nothing = AppliedReply(summary=AppliedSummary().encode(), checkpoint=3)
     for index, generation in ((0, 1), (1, 2)):
-        core.apply(events.AppliedAnswered(index, generation, None, nothing), 0.0)
+        core.apply(events.AppliedAnswered(index, generation, None, LOADED), 0.0)
     core.apply(events.LeasesSeen({}, {0: 9, 1: 2}, 100), 0.0)
-    core.apply(events.AppliedAnswered(0, 9, None, nothing), 0.0)
-    call = core.apply(events.ControlAsked(1, 2), 0.0)[-1]
+    core.apply(events.AppliedAnswered(0, 9, None, LOADED), 0.0)
+    return core
+
+
+def test_a_process_told_to_end_hears_nothing_else() -> None:
+    call = core_that_sends_pserver_1_back(Sync()).apply(events.ControlAsked(1, 2), 0.0)[-1]
     assert isinstance(call, out.ControlCall)
     assert isinstance(call.request, ReloadRequest)
     assert call.request.master_generation == MASTER
 
 
 def test_a_process_told_to_go_back_has_no_part_in_a_checkpoint() -> None:
-    core = MasterCore(
-        CoreSettings(generation=MASTER, pserver_count=2, recovery="rollback"),
-        0.0,
-        StoredState(declaration=declaration_in(Async())),
-        QueueSettings(2, lambda _: 1),
-    )
-    core.apply(events.LeasesSeen({}, {0: 1, 1: 2}, 100), 0.0)
-    nothing = AppliedReply(summary=AppliedSummary().encode(), checkpoint=3)
-    for index, generation in ((0, 1), (1, 2)):
-        core.apply(events.AppliedAnswered(index, generation, None, nothing), 0.0)
-    core.apply(events.LeasesSeen({}, {0: 9, 1: 2}, 100), 0.0)
-    core.apply(events.AppliedAnswered(0, 9, None, nothing), 0.0)
+    core = core_that_sends_pserver_1_back(Async())
     core.apply(events.TimePassed(), 1.0)
     assert core.checkpointing.checkpoints.under_way is None, "it would save what is about to be given up"
     core.apply(events.LeasesSeen({}, {0: 9, 1: 10}, 100), 2.0)
-    core.apply(events.AppliedAnswered(1, 10, None, nothing), 2.0)
+    core.apply(events.AppliedAnswered(1, 10, None, LOADED), 2.0)
     core.apply(events.TimePassed(), 3.0)
     assert core.checkpointing.checkpoints.under_way is not None
 
