@@ -13,8 +13,9 @@
 Reading order: ``errors``, ``config`` and ``ports`` (what everything stands on), ``messages`` and ``domain`` (all
 decisions, pure), ``kernels`` (the arithmetic), ``wire`` and ``rpc`` (what is said, and how), ``process`` (what keeps a
 process healthy), ``recording`` (what happened, to run it again), ``adapters`` (etcd, files, time), ``formats``
-(training data and checkpoint files), ``coordination`` (what processes share through etcd), ``master``, ``pserver``,
-``client`` (the kinds of process), ``torch`` (a client's part for PyTorch), ``launch`` (all of them on one machine),
+(training data and checkpoint files), ``curves`` (values that scripts log), ``coordination`` (what processes share
+through etcd), ``master``, ``pserver``, ``client`` (the kinds of process), ``torch`` (a client's part for PyTorch),
+``launch`` (all of them on one machine),
 ``examples`` (programs to run) and ``testing`` (support for tests).
 
 Importing this package loads nothing but itself: a name is imported when it is first used.

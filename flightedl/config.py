@@ -160,6 +160,8 @@ class TrainerSettings(CommonSettings):
     output_dir: str = ""
     #: What the launcher calls this process, for ``flightedl status``; empty: nobody has a name for it.
     process_name: str = ""
+    #: Write what ``job.log`` is given to files for TensorBoard, too, in ``output_dir``.
+    tensorboard: bool = False
 
 
 def _is_loopback(address: str) -> bool:

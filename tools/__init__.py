@@ -1,7 +1,7 @@
 """The commands: parse, call one function, print.
 
-``main`` is the ``flightedl`` command. Its subcommands: ``run``, ``status``, ``top``, ``events``, ``doctor`` (with
-a ``report``), ``servers`` (master and pserver), ``checkpoint``, ``dataset``, ``mode``, ``tasks``, ``certs``,
+``main`` is the ``flightedl`` command. Its subcommands: ``run``, ``status``, ``top``, ``events``, ``plot``, ``doctor``
+(with a ``report``), ``servers`` (master and pserver), ``checkpoint``, ``dataset``, ``mode``, ``tasks``, ``certs``,
 ``replay``, ``forget``, ``bench`` (measures), ``submit`` and ``clusters`` (jobs, logs, scale, cancel), ``autoscale``.
 What they share: ``options``, ``consoles`` and ``documents`` (YAML). For developers: ``schemas`` writes the contract
 files, ``manifests`` and ``chart`` the manifests in ``deploy/``.

@@ -25,6 +25,7 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
     "status": ("flightedl_tools.status", "status", "Show how a running job stands."),
     "top": ("flightedl_tools.top", "top", "Watch a running job in this terminal."),
     "events": ("flightedl_tools.events", "events", "Show what has happened to a running job."),
+    "plot": ("flightedl_tools.plot", "plot", "Draw what scripts logged, of one run or several."),
     "doctor": ("flightedl_tools.doctor", "doctor", "Say what is wrong with a job, and what to try."),
     "master": ("flightedl_tools.servers", "master", "Start a master: hands out tasks."),
     "pserver": ("flightedl_tools.servers", "pserver", "Start a parameter server: holds a part of the model."),

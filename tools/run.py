@@ -50,6 +50,7 @@ def resume_command(arguments: Sequence[str]) -> str:
 @click.option("--tls-dir", metavar="DIR", help="Directory with ca.pem, cert.pem and key.pem: mutual TLS")
 @click.option("--log-level", metavar="LEVEL", help="DEBUG, INFO, WARNING or ERROR [INFO]")
 @click.option("--page/--no-page", default=True, help="Serve a web page of the job on this machine [page]")
+@click.option("--tensorboard", is_flag=True, help="Write what job.log is given to files for TensorBoard, too.")
 @click.option("--record", metavar="DIR", type=click.Path(path_type=Path), help="Record the run, for `flightedl replay`")
 def run(
     *,
@@ -72,6 +73,7 @@ def run(
     tls_dir: str | None,
     log_level: str | None,
     page: bool,
+    tensorboard: bool,
     record: Path | None,
 ) -> int:
     """Run a whole job on this machine: servers and trainers.
@@ -89,6 +91,7 @@ def run(
         "tls_dir": tls_dir,
         "log_level": log_level,
         "record": record,
+        "tensorboard": tensorboard or None,
         "checkpoint_every_s": checkpoint_every_s,
         "checkpoint_every_tasks": checkpoint_every_tasks,
         "checkpoint_keep": checkpoint_keep,

@@ -17,6 +17,7 @@ from flightedl.adapters.etcd import EtcdCoordinator
 from flightedl.adapters.etcd_access import EtcdAccess
 from flightedl.client.connections import SLICE_S, Servers, persistently
 from flightedl.client.data.feed import Fetch, TaskFeed
+from flightedl.client.logged import LoggedValues, require_files
 from flightedl.client.profile import LoopProfile
 from flightedl.client.progress import ProgressReporter
 from flightedl.client.registration import Registration
@@ -48,11 +49,12 @@ class TrainerProcess:
         job_over: Why the servers will never answer again; empty: they may.
 
     Raises:
-        UsageError: nothing can be recorded where that is wanted.
+        UsageError: nothing can be recorded, or written for TensorBoard, where that is wanted.
         UnavailableError: etcd cannot be reached.
     """
 
     def __init__(self, chosen: TrainerSettings, job_over: Callable[[], str]) -> None:
+        require_files(chosen)
         self.clock: Clock = SystemClock()
         self.keys = JobKeys(chosen.job)
         self._cover_s = chosen.lease_ttl_s + _TAKEOVER_S
@@ -72,12 +74,14 @@ class TrainerProcess:
         self.servers = Servers(chosen.job, self.directory, connector, self._waits.asks)
         #: Where the time of the script's loop goes.
         self.profile = LoopProfile(self.clock.now)
+        logged = LoggedValues(chosen, self.trainer, self.clock)
         self.progress = ProgressReporter(
             self._send_progress,
             lambda: (self.trainer, self.generation),
             self._waits.look,
             self.clock.now,
             self.profile,
+            logged,
         )
 
     @property

@@ -12,6 +12,7 @@ import threading
 from collections.abc import Callable, Mapping
 from typing import SupportsFloat
 
+from flightedl.client.logged import LoggedValues
 from flightedl.client.profile import LoopProfile
 from flightedl.errors import FlightedlError, UsageError
 from flightedl.messages.base import decode, encode
@@ -33,6 +34,7 @@ class ProgressReporter:
         look: Called before each message: finds out what the trainer waits for.
         now: The process's clock.
         profile: Where the time of the loop goes; None: nobody says so.
+        logged: Writes metrics to files; None: nobody does.
     """
 
     def __init__(
@@ -42,7 +44,9 @@ class ProgressReporter:
         look: Callable[[], None],
         now: Callable[[], float] = lambda: 0.0,
         profile: LoopProfile | None = None,
+        logged: LoggedValues | None = None,
     ) -> None:
+        self._logged = logged
         self._profile = LoopProfile() if profile is None else profile
         self._now = now
         self._batch_at = now()
@@ -71,14 +75,16 @@ class ProgressReporter:
             self._records += records
             self._batches += 1
             self._idle_batches += is_idle
+        if self._logged is not None:
+            self._logged.batch(records)
 
     def skipped(self, records: int) -> None:
         """So many corrupt records were passed over."""
         with self._lock:
             self._skipped += records
 
-    def metrics(self, values: Mapping[str, SupportsFloat], weight: float) -> None:
-        """Metrics of a batch of this weight.
+    def metrics(self, values: Mapping[str, SupportsFloat], weight: float, epoch: int | None = None) -> None:
+        """Metrics of a batch of this weight, and its epoch from 0; None: they are of no batch.
 
         Raises:
             UsageError: there are too many different ones.
@@ -89,6 +95,8 @@ class ProgressReporter:
             for name, value in values.items():
                 total, weights = self._metrics.get(name, (0.0, 0.0))
                 self._metrics[name] = (total + float(value) * weight, weights + weight)
+        if self._logged is not None:
+            self._logged.add(values, weight, epoch)
 
     def waiting_for(self, reason: str) -> None:
         """What the trainer waits for; empty: nothing."""
@@ -104,7 +112,11 @@ class ProgressReporter:
         while not self._stopping.wait(_EVERY_S):
             self._look()
             self._flush()
+            if self._logged is not None:
+                self._logged.write()
         self._flush()
+        if self._logged is not None:
+            self._logged.write(is_end=True)
 
     def _flush(self) -> None:
         with self._lock:

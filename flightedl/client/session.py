@@ -327,9 +327,16 @@ class Job:
         return self._data.evaluate(name, declaration, measure, decode)
 
     def log(self, **metrics: SupportsFloat) -> None:
-        """Report metrics of the current batch; ``status`` and the progress bar show their mean over records."""
+        """Report metrics of the current batch; ``status`` and the progress bar show their mean over records.
+
+        With an output directory they are also written to files of it, see ``curves.files``.
+        """
         current = self._participation.current
-        self._process.progress.metrics(arguments.metrics_of(metrics), 1 if current is None else current.record_count)
+        values = arguments.metrics_of(metrics)
+        if current is None:
+            self._process.progress.metrics(values, 1)
+        else:
+            self._process.progress.metrics(values, current.record_count, current.assignment.epoch)
 
     def wait_for_end(self) -> None:
         """Return when every task of every epoch is done, by whichever trainer; a finished loop means the same.

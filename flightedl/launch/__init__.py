@@ -4,7 +4,8 @@
 * ``etcd``: an etcd of the job's own. ``policy``: what to do when a process ends (pure). ``supervisor``: does it.
 * ``cluster``: ``fe.local()``, the servers without trainers, for notebooks and tests. ``programs``: what its processes
   are, their settings and commands. ``naming``: who may start a job of a name. ``places``: where results and logs go.
-* ``run`` with ``progress``: ``flightedl run``, servers and trainers to the end of the job.
+* ``run`` with ``progress``: ``flightedl run``, servers and trainers to the end of the job; ``pictures``: what it makes
+  of the values that scripts logged.
 * ``trainer``: the outermost frame of a trainer process, around the user's script.
 * ``lease_cleaner``: ends the leases of processes that are known to be dead.
 * ``failed``: failed and skipped work in words.

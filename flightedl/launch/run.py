@@ -28,6 +28,7 @@ from flightedl.domain.diagnosis.profile import advice
 from flightedl.errors import EXIT_JOB_FAILED, FlightedlError, NotFoundError, UsageError
 from flightedl.launch.cluster import LocalCluster
 from flightedl.launch.failed import failed_tasks, joined, place_of, skipped_of
+from flightedl.launch.pictures import keep_curves
 from flightedl.launch.places import make_directory
 from flightedl.launch.policy import Role
 from flightedl.launch.programs import TrainerProgram
@@ -268,6 +269,8 @@ def _report(
         console.print(f"flightedl: {line}", markup=False, highlight=False, soft_wrap=True)
     if status is not None and (hint := advice(status.profile)):
         line = f"where the time of trainers went: {hint}"
+        console.print(f"flightedl: {line}", markup=False, highlight=False, soft_wrap=True)
+    for line in keep_curves(directory):
         console.print(f"flightedl: {line}", markup=False, highlight=False, soft_wrap=True)
     if resume_command and may_be_resumed(outcome, status):
         line = f"flightedl: go on from checkpoint {status.checkpoint if status else ''} with: {resume_command}"

@@ -1,0 +1,71 @@
+"""Curves as a PNG file, by matplotlib, which is an extra.
+
+Used for the curves of a run, by ``flightedl plot``, and by examples for curves of their own.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from flightedl.curves.merging import Curve
+from flightedl.errors import UsageError
+
+_WIDTH_INCHES = 5.0
+_HEIGHT_INCHES = 3.4
+_DOTS_PER_INCH = 120
+
+
+def can_draw() -> bool:
+    """Whether matplotlib is installed."""
+    return importlib.util.find_spec("matplotlib") is not None
+
+
+def draw(path: Path, panels: Mapping[str, Mapping[str, Curve]], *, x_label: str, title: str = "") -> Path:
+    """Draw curves, a panel for each name; returns ``path``.
+
+    Args:
+        path: Of the PNG file, which is replaced when it is complete.
+        panels: Name of what is shown -> label of a curve -> its (x, y). Values that are not finite are left out.
+        x_label: What x is.
+        title: Above all panels.
+
+    Raises:
+        UsageError: matplotlib is missing, there is nothing to draw, or the file cannot be written.
+    """
+    if not can_draw():
+        raise UsageError("curves are drawn by matplotlib: pip install 'flightedl[plot]'")
+    if not panels:
+        raise UsageError("there are no curves to draw")
+    from matplotlib.figure import Figure
+
+    columns = min(len(panels), 3, math.ceil(math.sqrt(len(panels))))
+    rows = math.ceil(len(panels) / columns)
+    # No pyplot: nothing is kept in the process, and no display is looked for.
+    figure = Figure(figsize=(columns * _WIDTH_INCHES, rows * _HEIGHT_INCHES), layout="constrained")
+    for place, (name, curves) in enumerate(panels.items(), start=1):
+        _panel(figure.add_subplot(rows, columns, place), name, curves, x_label)
+    if title:
+        figure.suptitle(title)
+    part = path.with_name(f".{path.name}")
+    try:
+        figure.savefig(part, format="png", dpi=_DOTS_PER_INCH)
+        part.replace(path)
+    except OSError as error:
+        raise UsageError(f"the curves cannot be written to {path}: {error.strerror}") from None
+    return path
+
+
+def _panel(axes: Any, name: str, curves: Mapping[str, Curve], x_label: str) -> None:
+    for label, curve in curves.items():
+        points = [(x, y) for x, y in curve if math.isfinite(y)]
+        style = {"marker": "o", "markersize": 3} if len(points) < 30 else {}
+        axes.plot([x for x, _ in points], [y for _, y in points], label=label, linewidth=1.4, **style)
+    axes.set_title(name, fontsize="medium")
+    axes.set_xlabel(x_label)
+    axes.grid(visible=True, alpha=0.3)
+    if len(curves) > 1:
+        axes.legend(fontsize="small")

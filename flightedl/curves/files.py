@@ -1,0 +1,116 @@
+"""Files of logged values: each trainer writes its own, and whoever wants the job's reads all of them.
+
+A trainer appends to ``metrics/TRAINER.csv`` of the output directory, where TRAINER is the id of the process, twice a
+second at most. One that is killed loses what it logged since; a line that it had begun is passed over. A trainer that
+is started again has another id, and so another file. At the end of a run all of them become ``metrics.parquet``.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from flightedl.curves.gathering import Point
+from flightedl.errors import DataError, NotFoundError
+
+#: In the output directory: the trainers' files, and all of them in one.
+DIRECTORY = "metrics"
+WHOLE = "metrics.parquet"
+_HEADER = ",".join(Point._fields)
+_TYPES = {"at": float, "epoch": int, "batches": int, "records": int, "value": float, "weight": float}
+
+
+class PointFile:
+    """Where a trainer writes; the file is made with the first point.
+
+    Args:
+        output_dir: The job's output directory.
+        trainer: The trainer's id.
+    """
+
+    def __init__(self, output_dir: Path, trainer: str) -> None:
+        self._path = output_dir / DIRECTORY / f"{trainer}.csv"
+
+    def append(self, points: Sequence[Point]) -> None:
+        """Add some.
+
+        Raises:
+            OSError: the file cannot be written.
+        """
+        text = io.StringIO()
+        if not self._path.exists():
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            text.write(_HEADER + "\n")
+        csv.writer(text, lineterminator="\n").writerows(points)
+        # All in one call, so that a process that is killed leaves a part of a line rarely.
+        with self._path.open("ab", buffering=0) as file:
+            file.write(text.getvalue().encode())
+
+
+def read_points(run: Path) -> list[Point]:
+    """What was logged in a run, oldest first.
+
+    Args:
+        run: Its output directory, or one of the files.
+
+    Raises:
+        NotFoundError: nothing was logged there.
+        DataError: a file has something else.
+    """
+    whole, directory = run / WHOLE, run / DIRECTORY
+    if run.is_file():
+        files = [run]
+    elif found := sorted(directory.glob("*.csv")) if directory.is_dir() else []:
+        files = found
+    else:
+        files = [whole] if whole.is_file() else []
+    points = [point for file in files for point in (_of_parquet(file) if file.suffix == ".parquet" else _of_csv(file))]
+    if not points:
+        raise NotFoundError(
+            f"{run} has no logged values: name the output directory of a run whose script calls job.log, "
+            f"or a file of its {DIRECTORY} directory"
+        )
+    return sorted(points)
+
+
+def write_whole(run: Path, points: Iterable[Point]) -> None:
+    """Write all points to one Parquet file of the output directory.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    columns = list(zip(*points, strict=True))
+    part = run / f".{WHOLE}"
+    pq.write_table(pa.table(dict(zip(Point._fields, map(pa.array, columns), strict=True))), part)
+    part.replace(run / WHOLE)
+
+
+def _of_csv(file: Path) -> Iterable[Point]:
+    try:
+        text = file.read_text("utf-8")
+        # The last line of a process that was killed may be a part of one.
+        lines = text[: text.rfind("\n") + 1].splitlines()
+        if lines and lines[0] != _HEADER:
+            raise DataError(f"{file} is not a file of logged values: its first line is not {_HEADER}")
+        return [_point(row) for row in csv.reader(lines[1:])]
+    except (OSError, ValueError, TypeError) as error:
+        raise DataError(f"{file} cannot be read as logged values: {error}") from None
+
+
+def _of_parquet(file: Path) -> Iterable[Point]:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        return [Point(**row) for row in pq.read_table(file, columns=list(Point._fields)).to_pylist()]
+    except (OSError, pa.ArrowException, TypeError) as error:
+        raise DataError(f"{file} cannot be read as logged values: {error}") from None
+
+
+def _point(row: list[str]) -> Point:
+    return Point(**{name: _TYPES.get(name, str)(text) for name, text in zip(Point._fields, row, strict=True)})

@@ -1,0 +1,54 @@
+"""One curve of what several trainers have logged. Pure.
+
+Trainers log at the same time, each its own means. Points are put in the order of their time, and neighbours are
+averaged by weight until there are few enough to look at.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Literal
+
+from flightedl.curves.gathering import Point
+
+#: "records": worked through by all trainers until then. "seconds": since the first point.
+Axis = Literal["records", "seconds"]
+Curve = Sequence[tuple[float, float]]
+
+
+def curves_of(points: Iterable[Point], axis: Axis = "records", limit: int = 200) -> dict[str, Curve]:
+    """Name -> (x, y) in the order of time, so many at most.
+
+    Args:
+        points: Of all trainers, in any order.
+        axis: What x is.
+        limit: How many points a curve has at most.
+    """
+    known: dict[str, int] = {}
+    began: float | None = None
+    found: dict[str, list[tuple[float, float, float]]] = {}
+    for point in sorted(points):
+        began = point.at if began is None else began
+        known[point.trainer] = max(point.records, known.get(point.trainer, 0))
+        x = float(sum(known.values())) if axis == "records" else point.at - began
+        found.setdefault(point.name, []).append((x, point.value, point.weight))
+    return {name: _thinned(of_name, limit) for name, of_name in sorted(found.items())}
+
+
+def _thinned(points: Sequence[tuple[float, float, float]], limit: int) -> Curve:
+    size = -(-len(points) // limit)
+    groups = (points[start : start + size] for start in range(0, len(points), size))
+    return [(group[-1][0], _mean(group)) for group in groups]
+
+
+def _mean(points: Sequence[tuple[float, float, float]]) -> float:
+    return sum(value * weight for _, value, weight in points) / sum(weight for _, _, weight in points)
+
+
+def by_name(runs: Mapping[str, Mapping[str, Curve]]) -> dict[str, dict[str, Curve]]:
+    """Of run -> name -> curve: name -> run -> curve, names in their order."""
+    found: dict[str, dict[str, Curve]] = {}
+    for run, curves in runs.items():
+        for name, curve in curves.items():
+            found.setdefault(name, {})[run] = curve
+    return dict(sorted(found.items()))

@@ -1,0 +1,51 @@
+"""Curves with characters, each of which holds two by four dots (Braille patterns)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from flightedl.curves.merging import Curve
+
+_BLANK = 0x2800
+#: The bit of each dot of a character: by column, then by row from above.
+_DOTS = ((0x01, 0x02, 0x04, 0x40), (0x08, 0x10, 0x20, 0x80))
+
+
+def chart(curve: Curve, low: tuple[float, float], high: tuple[float, float], width: int, height: int) -> Sequence[str]:
+    """Lines of a picture.
+
+    Args:
+        curve: Its (x, y); neighbours are joined. Values that are not finite are left out.
+        low: Lowest x and y of the picture.
+        high: Highest x and y.
+        width: Characters of a line.
+        height: Lines.
+    """
+    cells = [[0] * width for _ in range(height)]
+    before: tuple[int, int] | None = None
+    for x, y in curve:
+        if not math.isfinite(y):
+            before = None
+            continue
+        here = _place(x, low[0], high[0], width * 2), _place(y, low[1], high[1], height * 4)
+        for column, row in _between(here if before is None else before, here):
+            cells[height - 1 - row // 4][column // 2] |= _DOTS[column % 2][3 - row % 4]
+        before = here
+    return ["".join(chr(_BLANK + cell) for cell in line) for line in cells]
+
+
+def _place(value: float, low: float, high: float, count: int) -> int:
+    return 0 if high <= low else min(count - 1, max(0, round((value - low) / (high - low) * (count - 1))))
+
+
+def _between(first: tuple[int, int], last: tuple[int, int]) -> Sequence[tuple[int, int]]:
+    """Dots of a straight line."""
+    steps = max(abs(last[0] - first[0]), abs(last[1] - first[1]), 1)
+    return [
+        (
+            first[0] + round((last[0] - first[0]) * step / steps),
+            first[1] + round((last[1] - first[1]) * step / steps),
+        )
+        for step in range(steps + 1)
+    ]

@@ -1,0 +1,32 @@
+"""What is made of logged values at the end of a run: one file of all points, and a picture of their curves."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from flightedl.curves.drawing import can_draw, draw
+from flightedl.curves.files import WHOLE, read_points, write_whole
+from flightedl.curves.merging import by_name, curves_of
+from flightedl.errors import FlightedlError, NotFoundError
+
+PICTURE = "metrics.png"
+#: What x is, for people.
+LABELS = {"records": "records of all trainers", "seconds": "seconds"}
+
+
+def keep_curves(directory: Path) -> Iterator[str]:
+    """Write both to the output directory; what is to be said of it. A run that logged nothing gets neither."""
+    try:
+        points = read_points(directory)
+        write_whole(directory, points)
+        curves = curves_of(points)
+        if can_draw():
+            draw(directory / PICTURE, by_name({directory.name: curves}), x_label=LABELS["records"])
+            yield f"curves of {', '.join(curves)} are in {directory / PICTURE}"
+        else:
+            yield f"logged values are in {directory / WHOLE}; for a picture of them: pip install 'flightedl[plot]'"
+    except NotFoundError:
+        return
+    except (FlightedlError, OSError) as error:
+        yield f"what was logged is in {directory}, but there is no picture of it: {error}"

@@ -1,0 +1,184 @@
+"""From logged values to files and pictures: few points, nothing lost but a killed process's last moments."""
+
+from __future__ import annotations
+
+import math
+import struct
+import sys
+from pathlib import Path
+
+import pytest
+
+from flightedl.client.logged import LoggedValues, require_files
+from flightedl.config import TrainerSettings
+from flightedl.curves.drawing import draw
+from flightedl.curves.files import PointFile, read_points, write_whole
+from flightedl.curves.gathering import Gathering, Point
+from flightedl.curves.merging import curves_of
+from flightedl.curves.tensorboard import EventFile
+from flightedl.curves.terminal import chart
+from flightedl.errors import DataError, NotFoundError, UsageError
+from flightedl.launch import pictures
+from flightedl.launch.pictures import keep_curves
+from flightedl.testing.clock import FakeClock
+from flightedl_tools.main import run_command_line
+
+
+def point(trainer: str, at: float, records: int, value: float, name: str = "loss", weight: float = 1.0) -> Point:
+    return Point(at, trainer, 1, records // 10, records, name, value, weight)
+
+
+def test_a_stretch_has_the_mean_by_weight_and_what_was_done_by_then() -> None:
+    gathering = Gathering("t", 0.0)
+    gathering.add({"loss": 1.0}, 10, 1, 0.01, 100.01)
+    gathering.batch(10)
+    gathering.add({"loss": 4.0}, 20, 1, 0.02, 100.02)
+    assert gathering.take(0.05) == []
+    gathering.batch(20)
+    gathering.add({"loss": 9.0}, 1, 2, 0.2, 100.2)
+    assert gathering.take(0.2) == [Point(100.02, "t", 1, 1, 10, "loss", 3.0, 30.0)]
+    assert gathering.take(0.21, is_end=True) == [Point(100.2, "t", 2, 2, 30, "loss", 9.0, 1.0)]
+
+
+def test_a_batch_that_is_done_again_counts_again() -> None:
+    gathering = Gathering("t", 0.0)
+    for value in (1.0, 2.0):
+        gathering.add({"loss": value}, 10, 1, 0.01, 1.0)
+    (found,) = gathering.take(0.02, is_end=True)
+    assert (found.value, found.weight) == (1.5, 20.0)
+
+
+def test_a_week_has_few_points() -> None:
+    gathering, now, count = Gathering("t", 0.0), 0.0, 0
+    while now < 7 * 86_400:
+        gathering.add({"loss": 1.0}, 1, 1, now, now)
+        count += len(gathering.take(now))
+        now += 0.1 if now < 200 else 20.0
+    assert 2_000 < count < 12_000
+
+
+def test_what_trainers_wrote_is_read_in_the_order_of_time_without_a_broken_line(tmp_path: Path) -> None:
+    first, second = PointFile(tmp_path, "a"), PointFile(tmp_path, "b")
+    first.append([point("a", 1.0, 10, 0.5)])
+    second.append([point("b", 2.0, 10, math.inf)])
+    first.append([point("a", 3.0, 20, 0.25, 'odd, "name"')])
+    with (tmp_path / "metrics" / "a.csv").open("a") as file:
+        file.write("4.0,a,1,2,3")
+    found = read_points(tmp_path)
+    assert [each.at for each in found] == [1.0, 2.0, 3.0]
+    assert found[2].name == 'odd, "name"'
+    write_whole(tmp_path, found)
+    assert read_points(tmp_path / "metrics.parquet") == found
+
+
+def test_what_is_not_such_a_file_is_told(tmp_path: Path) -> None:
+    with pytest.raises(NotFoundError, match="has no logged values: name the output directory"):
+        read_points(tmp_path)
+    other = tmp_path / "other.csv"
+    other.write_text("a,b\n1,2\n")
+    with pytest.raises(DataError, match="its first line is not at,trainer"):
+        read_points(other)
+    (tmp_path / "other.parquet").write_bytes(b"?")
+    with pytest.raises(DataError, match="cannot be read as logged values"):
+        read_points(tmp_path / "other.parquet")
+
+
+def test_a_curve_goes_by_the_records_of_all_trainers() -> None:
+    points = [point("a", 1.0, 10, 1.0), point("b", 2.0, 30, 2.0), point("a", 3.0, 20, 3.0)]
+    assert curves_of(reversed(points)) == {"loss": [(10.0, 1.0), (40.0, 2.0), (50.0, 3.0)]}
+    assert curves_of(points, "seconds")["loss"][-1] == (2.0, 3.0)
+    many = [point("a", at, at * 10, 1.0, weight=2.0) for at in range(1000)]
+    assert len(curves_of(many, limit=100)["loss"]) == 100
+
+
+def test_a_chart_reaches_from_corner_to_corner() -> None:
+    lines = chart([(0.0, 0.0), (0.5, math.nan), (1.0, 1.0)], (0.0, 0.0), (1.0, 1.0), 10, 2)
+    assert lines == ["⠀⠀⠀⠀⠀⠀⠀⠀⠀⠈", "⡀⠀⠀⠀⠀⠀⠀⠀⠀⠀"]
+    assert chart([(0.0, 1.0), (1.0, 1.0)], (0.0, 1.0), (1.0, 1.0), 3, 1) == ["⣀⣀⣀"]
+
+
+def test_a_picture_is_written_whole(tmp_path: Path) -> None:
+    path = draw(tmp_path / "x.png", {"loss": {"run": [(0.0, 1.0), (1.0, math.nan)]}}, x_label="records", title="demo")
+    assert path.read_bytes().startswith(b"\x89PNG")
+    assert [each.name for each in tmp_path.iterdir()] == ["x.png"]
+    with pytest.raises(UsageError, match="no curves"):
+        draw(path, {}, x_label="")
+    with pytest.raises(UsageError, match="cannot be written to"):
+        draw(tmp_path / "absent" / "x.png", {"a": {}}, x_label="")
+
+
+def test_a_run_ends_with_one_file_of_values_and_a_picture_where_one_can_be_drawn(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert list(keep_curves(tmp_path)) == []
+    PointFile(tmp_path, "a").append([point("a", 1.0, 10, 0.5)])
+    monkeypatch.setattr(pictures, "can_draw", lambda: False)
+    (line,) = keep_curves(tmp_path)
+    assert "pip install 'flightedl[plot]'" in line
+    assert (tmp_path / "metrics.parquet").exists()
+    monkeypatch.undo()
+    (line,) = keep_curves(tmp_path)
+    assert line.startswith("curves of loss are in ")
+
+
+def test_a_trainer_writes_while_it_runs_and_goes_on_where_it_cannot(
+    tmp_path: Path, fake_clock: FakeClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    logged = LoggedValues(TrainerSettings(output_dir=str(tmp_path)), "t", fake_clock)
+    logged.add({"loss": 1.0}, 10, 0)
+    fake_clock.advance(0.2)
+    logged.write()
+    assert [each.value for each in read_points(tmp_path)] == [1.0]
+    logged.add({"loss": 3.0}, 10, None)
+    logged.write(is_end=True)
+    assert [each.epoch for each in read_points(tmp_path)] == [1, 1]
+    (tmp_path / "file").write_text("")
+    broken = LoggedValues(TrainerSettings(output_dir=str(tmp_path / "file")), "t", fake_clock)
+    for _ in range(2):
+        broken.add({"loss": 1.0}, 1, 0)
+        broken.write(is_end=True)
+    assert caplog.text.count("not written to files any more") == 1
+
+
+def test_tensorboard_gets_each_trainer_as_a_run_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torch", None)  # It is imported where it is there, which takes seconds.
+    events = EventFile(tmp_path, "t")
+    events.append([point("t", 1.5, 70, 0.25)])
+    events.close()
+    (file,) = (tmp_path / "tensorboard" / "t").iterdir()
+    content, found = file.read_bytes(), []
+    while content:
+        (size,) = struct.unpack("<Q", content[:8])
+        found.append(content[12 : 12 + size])
+        content = content[16 + size :]
+    (event,) = (each for each in found if b"loss" in each)
+    assert struct.pack("<d", 1.5) in event
+    assert struct.pack("<f", 0.25) in event
+
+
+def test_files_for_tensorboard_are_refused_before_anything_begins(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(UsageError, match="need a place: set output_dir"):
+        require_files(TrainerSettings(tensorboard=True))
+    monkeypatch.setattr("importlib.util.find_spec", lambda _name: None)
+    with pytest.raises(UsageError, match=r"pip install 'flightedl\[tensorboard\]'"):
+        require_files(TrainerSettings(tensorboard=True, output_dir="x"))
+    with pytest.raises(UsageError, match=r"pip install 'flightedl\[plot\]'"):
+        draw(Path("x.png"), {"a": {}}, x_label="")
+
+
+def test_the_command_compares_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for run, scale in (("one", 1.0), ("two", 2.0)):
+        PointFile(tmp_path / run / "out", "t").append(
+            [point("t", at, int(at) * 10, scale / at) for at in (1.0, 2.0, 4.0)]
+        )
+    runs = [str(tmp_path / run / "out") for run in ("one", "two")]
+    assert run_command_line(["plot", *runs]) == 0
+    text = capsys.readouterr().out
+    assert "loss  one/out: 0.25 at the end" in text
+    assert "loss  two/out: 0.5 at the end" in text
+    assert "40 records of all trainers" in text
+    assert run_command_line(["plot", *runs, "--json", "--by", "seconds", "--output", str(tmp_path / "a.png")]) == 0
+    assert '"two/out":{"loss":[[0.0,2.0],[1.0,1.0],[3.0,0.5]]}' in capsys.readouterr().out
+    assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
+    assert run_command_line(["plot", runs[0], "--metric", "absent"]) == 2
+    assert "has no values named absent; it has loss" in capsys.readouterr().err

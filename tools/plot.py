@@ -1,0 +1,80 @@
+"""``flightedl plot``."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+import click
+import msgspec
+from rich.console import Console
+
+from flightedl.curves.drawing import draw
+from flightedl.curves.files import read_points
+from flightedl.curves.merging import Axis, Curve, by_name, curves_of
+from flightedl.curves.terminal import chart
+from flightedl.errors import NotFoundError
+from flightedl.launch.pictures import LABELS
+
+_HEIGHT = 8
+_WIDEST = 100
+
+
+@click.command()
+@click.argument("runs", nargs=-1, required=True, metavar="RUN...", type=click.Path(path_type=Path))
+@click.option("--metric", "names", multiple=True, metavar="NAME", help="Only this one; may be repeated [all]")
+@click.option("--by", "axis", type=click.Choice(["records", "seconds"]), default="records", show_default=True)
+@click.option("--output", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE", help="Write a PNG file.")
+@click.option("--json", "as_json", is_flag=True, help="The points of all curves as one JSON object.")
+def plot(runs: tuple[Path, ...], names: tuple[str, ...], axis: Axis, output: Path | None, as_json: bool) -> None:
+    """Draw what scripts logged, of one run or several.
+
+    RUN is the output directory of `flightedl run`, also of one that still goes on, or one of the files of values in it.
+    """
+    found = {label: _chosen(curves_of(read_points(run), axis), names, run) for label, run in labelled(runs).items()}
+    if output is not None:
+        draw(output, by_name(found), x_label=LABELS[axis])
+        click.echo(f"flightedl: the curves are in {output}", err=True)
+    if as_json:
+        click.echo(msgspec.json.encode({"by": axis, "runs": found}))
+    elif output is None:
+        width = min(Console().width, _WIDEST)
+        for line in told(by_name(found), LABELS[axis], width):
+            click.echo(line)
+
+
+def labelled(runs: Iterable[Path]) -> dict[str, Path]:
+    """The last parts of their paths, as many as tell them apart."""
+    paths = list(dict.fromkeys(run.absolute() for run in runs))
+    deepest = max(len(path.parts) for path in paths)
+    for count in range(1, deepest + 1):
+        found = {"/".join(path.parts[-count:]): path for path in paths}
+        if len(found) == len(paths):
+            return found
+    return {str(path): path for path in paths}
+
+
+def _chosen(curves: Mapping[str, Curve], names: tuple[str, ...], run: Path) -> dict[str, Curve]:
+    if missing := [name for name in names if name not in curves]:
+        raise NotFoundError(f"{run} has no values named {', '.join(missing)}; it has {', '.join(curves)}")
+    return {name: curve for name, curve in curves.items() if not names or name in names}
+
+
+def told(panels: Mapping[str, Mapping[str, Curve]], x_label: str, width: int) -> Iterable[str]:
+    """Charts, one for each run and name; those of one name have the same scale."""
+    for name, curves in panels.items():
+        points = [(x, y) for curve in curves.values() for x, y in curve if math.isfinite(y)]
+        if not points:
+            yield f"{name}: no finite values"
+            continue
+        low = min(x for x, _ in points), min(y for _, y in points)
+        high = max(x for x, _ in points), max(y for _, y in points)
+        for run, curve in curves.items():
+            yield f"{click.style(name, bold=True)}  {run}: {curve[-1][1]:.6g} at the end"
+            scale = [f"{high[1]:.4g}", *[""] * (_HEIGHT - 2), f"{low[1]:.4g}"]
+            margin = max(map(len, scale))
+            for mark, line in zip(scale, chart(curve, low, high, width - margin - 2, _HEIGHT), strict=True):
+                yield f"{mark:>{margin}} {line}".rstrip()
+            right = f"{high[0]:,.0f} {x_label}"
+            yield " " * (margin + 1) + f"{low[0]:,.0f}" + right.rjust(width - margin - 2 - len(f"{low[0]:,.0f}"))
