@@ -17,7 +17,7 @@ PYTEST := $(BIN)/python -m pytest
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help run test test-one unit marked frameworks coverage mutants mutants-all lint format types layers check ci schemas manifests requirements fuzz storm bench audit sbom clean etcd-server kubectl promtool
+.PHONY: help run test test-one unit marked frameworks coverage mutants mutants-all lint format types layers check ci schemas manifests requirements fuzz storm bench audit sbom clean etcd-server kubectl promtool chromium
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -30,7 +30,7 @@ test: unit marked ## All tests: first the quick ones, then those with real serve
 unit: $(VENV)/.dev kubectl promtool ## The tests that need no server
 	@$(PYTEST) -q -n $(AT_ONCE) --dist worksteal -m "not ($(MARKED))"
 
-marked: $(VENV)/.dev etcd-server ## The tests with real etcd, S3 and killed processes
+marked: $(VENV)/.dev etcd-server chromium ## The tests with real etcd, S3 and killed processes
 	@$(PYTEST) -q -n $(AT_ONCE) --dist worksteal -m "$(MARKED)"
 
 test-one: $(VENV)/.dev ## Some tests, with the servers that they want (t=tests/wire/test_rows.py, k=name)
@@ -103,6 +103,10 @@ clean: ## Remove what was built and cached; .venv, runs/ and data/ stay
 # The test of the overlays wants it.
 kubectl:
 	@.ci/install-program kubectl kubectl
+
+# The tests of the job's page want it.
+chromium:
+	@.ci/install-program chromium chromium
 
 # The tests of the alert rules and of the figures' format want it.
 promtool:

@@ -13,7 +13,12 @@ function element(name, text, more = {}) {
 }
 
 const number = (value) => new Intl.NumberFormat("en", { maximumSignificantDigits: 4 }).format(value);
-const bytes = (value) => (value ? number(value / 2 ** 20) + " MiB" : "");
+function bytes(value) {
+  if (!value) return "";
+  const power = Math.min(4, Math.floor(Math.log2(value) / 10));
+  return `${new Intl.NumberFormat("en", { maximumSignificantDigits: 3 }).format(value / 2 ** (10 * power))} ${["B", "KiB", "MiB", "GiB", "TiB"][power]}`;
+}
+const time = (at) => new Date(at * 1000).toLocaleTimeString("en-GB");
 const seconds = (value) => (value < 90 ? Math.round(value) + " s" : value < 5400 ? Math.round(value / 60) + " min"
   : number(value / 3600) + " h");
 
@@ -32,16 +37,20 @@ function table(where, caption, titles, rows, bad = () => false) {
   const body = element("tbody");
   rows.forEach((row, place) => {
     const line = element("tr", undefined, bad(place) ? { class: "bad" } : {});
-    for (const cell of row) line.append(element("td", String(cell ?? "")));
+    for (const cell of row) {
+      const text = String(cell ?? "");
+      line.append(element("td", text, text.length > 40 ? { class: "long" } : {}));
+    }
     body.append(line);
   });
   made.append(body);
   const scrolling = element("div", undefined, { class: "table", tabindex: "0", role: "region", "aria-label": caption });
   scrolling.append(made);
-  const place = holder.firstElementChild ? holder.firstElementChild.scrollLeft : 0;
+  const before = holder.firstElementChild;
+  const [left, top] = before ? [before.scrollLeft, before.scrollTop] : [0, 0];
   const isFocused = holder.contains(document.activeElement);
   holder.replaceChildren(scrolling);
-  scrolling.scrollLeft = place;
+  [scrolling.scrollLeft, scrolling.scrollTop] = [left, top];
   if (isFocused) scrolling.focus();
 }
 
@@ -59,7 +68,7 @@ function facts(status) {
   const found = {
     epoch: status.epochs ? `${epoch} of ${status.epochs}` : epoch,
     tasks: `${tasks.done} done, ${tasks.pending} pending, ${tasks.todo} todo` + (tasks.failed ? `, ${tasks.failed} failed` : ""),
-    records: `${number(status.records)}, ${number(status.records_per_s)} per second`,
+    records: `${status.records.toLocaleString("en")}, ${number(Math.round(status.records_per_s))} per second`,
     remaining: status.epochs ? remaining() : "",
     mode: status.mode,
     checkpoint: status.checkpoint && `${status.checkpoint}, ${seconds(status.checkpoint_age_s ?? 0)} old`,
@@ -99,17 +108,17 @@ function curve(name, points) {
     `${(((time - from) / (to - from || 1)) * width).toFixed(1)},${(height - ((value - low) / (high - low || 1)) * height).toFixed(1)}`;
   const svg = document.createElementNS("http://www.w3.org/2000/svg", "svg");
   const last = number(values[values.length - 1]);
-  const text = `${name}: ${last} now, from ${number(low)} to ${number(high)} in the last ${seconds(to - from)}`;
+  const range = `from ${number(low)} to ${number(high)} in the last ${seconds(to - from)}`;
   for (const [key, value] of Object.entries({
-    viewBox: `0 -4 ${width} ${height + 8}`, preserveAspectRatio: "none", role: "img", "aria-label": text,
+    viewBox: `0 -4 ${width} ${height + 8}`, preserveAspectRatio: "none", role: "img", "aria-label": `${name}: ${last} now, ${range}`,
   })) svg.setAttribute(key, value);
   const line = document.createElementNS("http://www.w3.org/2000/svg", "polyline");
   line.setAttribute("points", points.filter((point) => Number.isFinite(point[1])).map(at).join(" "));
   svg.append(line);
   const caption = element("figcaption");
   caption.append(element("span", name), element("span", last));
-  const figure = element("figure", undefined, { title: text });
-  figure.append(caption, svg);
+  const figure = element("figure");
+  figure.append(caption, svg, element("p", range, { "aria-hidden": "true" }));
   return figure;
 }
 
@@ -176,7 +185,7 @@ function showEvents(news) {
   if (news.events[0].number === 1) events = [];
   events = [...news.events.reverse(), ...events].slice(0, 200);
   table("events", "Newest first", ["when", "kind", "what"], events.map((each) => [
-    new Date(each.at * 1000).toLocaleTimeString(), each.kind.replaceAll("_", " "), each.text,
+    time(each.at), each.kind.replaceAll("_", " "), each.text,
   ]), (place) => events[place].is_warning);
 }
 

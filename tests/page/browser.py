@@ -1,0 +1,173 @@
+"""Chromium without a window, told what to do by its DevTools protocol over a pair of pipes: no driver, no library.
+
+The protocol: https://chromedevtools.github.io/devtools-protocol/. Messages are JSON, each ends with a zero byte.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import io
+import json
+import os
+import select
+import subprocess
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from PIL import Image
+
+#: Longer than anybody waits for something in a page.
+_CALL_S = 40.0
+_FLAGS = (
+    "--headless=new",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    "--disable-dev-shm-usage",
+    "--disable-extensions",
+    "--disable-breakpad",
+    "--disable-features=SpareRendererForSitePerProcess,Translate,MediaRouter",
+    "--hide-scrollbars",
+    "--remote-debugging-pipe",
+)
+
+
+class Browser:
+    """One browser with one tab.
+
+    Args:
+        profile: An empty directory of its own.
+    """
+
+    def __init__(self, profile: Path) -> None:
+        to_browser, self._to = os.pipe()
+        self._from, from_browser = os.pipe()
+        # It reads from descriptor 3 and writes to 4.
+        shell = f'exec "$0" "$@" 3<&{to_browser} 4>&{from_browser}'
+        command = ["bash", "-c", shell, "chromium", *_FLAGS, f"--user-data-dir={profile}", "about:blank"]
+        log = (profile / "chromium.log").open("wb")
+        with log:
+            self._process = subprocess.Popen(
+                command, pass_fds=(to_browser, from_browser), stdin=subprocess.DEVNULL, stdout=log, stderr=log
+            )
+        os.close(to_browser)
+        os.close(from_browser)
+        self._buffer = b""
+        self._number = 0
+        self._session = ""
+        #: What the page said in the console, and what went wrong in it.
+        self.complaints: list[str] = []
+        (page,) = (each["targetId"] for each in self.call("Target.getTargets")["targetInfos"] if each["type"] == "page")
+        self._session = self.call("Target.attachToTarget", targetId=page, flatten=True)["sessionId"]
+        for domain in ("Page", "Runtime", "Log", "Accessibility"):
+            self.call(f"{domain}.enable")
+
+    def call(self, method: str, **parameters: Any) -> dict[str, Any]:
+        """Ask for something, and wait for the answer."""
+        self._number += 1
+        message = {"id": self._number, "method": method, "params": parameters}
+        if self._session:
+            message["sessionId"] = self._session
+        os.write(self._to, json.dumps(message).encode() + b"\0")
+        for answer in self._messages(_CALL_S):
+            if answer.get("id") == self._number:
+                assert "error" not in answer, f"{method}: {answer['error']}"
+                return dict(answer["result"])
+        raise AssertionError(f"Chromium does not answer {method}")
+
+    def _messages(self, timeout_s: float) -> Iterator[dict[str, Any]]:
+        """As they come, until none has come for so long."""
+        while True:
+            head, found, rest = self._buffer.partition(b"\0")
+            if found:
+                self._buffer = rest
+                message = json.loads(head)
+                self._note(message.get("method", ""), message.get("params", {}))
+                yield message
+                continue
+            ready, _, _ = select.select([self._from], [], [], timeout_s)
+            if not ready:
+                return
+            content = os.read(self._from, 1 << 20)
+            assert content, "Chromium has ended"
+            self._buffer += content
+
+    def _note(self, method: str, told: Mapping[str, Any]) -> None:
+        if method == "Runtime.exceptionThrown":
+            self.complaints.append(str(told["exceptionDetails"].get("exception", told["exceptionDetails"])))
+        elif method == "Log.entryAdded" and told["entry"]["level"] in {"error", "warning"}:
+            self.complaints.append(f"{told['entry']['text']} {told['entry'].get('url', '')}")
+        elif method == "Runtime.consoleAPICalled":
+            self.complaints.append(str(told["args"]))
+
+    def open(self, url: str) -> None:
+        """Go there."""
+        answer = self.call("Page.navigate", url=url)
+        assert "errorText" not in answer, answer
+
+    def run(self, script: str) -> Any:
+        """The value of an expression in the page."""
+        answer = self.call("Runtime.evaluate", expression=script, returnByValue=True, awaitPromise=True)
+        assert "exceptionDetails" not in answer, answer["exceptionDetails"]
+        return answer["result"].get("value")
+
+    def until(self, script: str, limit_s: float = 15.0) -> Any:
+        """The value of an expression as soon as it is true; the page itself looks whether it is."""
+        value = self.run(
+            f"""new Promise((found) => {{
+                const end = performance.now() + {limit_s * 1e3};
+                const look = () => {{
+                    const value = {script};
+                    if (value || performance.now() > end) found(value); else setTimeout(look, 40);
+                }};
+                look();
+            }})"""
+        )
+        assert value, f"never true: {script}\n{self.run('document.body.innerText')}"
+        return value
+
+    def looks(self, *, width: int, height: int, scheme: str, is_phone: bool = False) -> None:
+        """Take the size of a screen, and its reader's wish for light or dark."""
+        self.call(
+            "Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=is_phone
+        )
+        self.call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
+
+    def screenshot(self, path: Path) -> Image.Image:
+        """A picture of all of the page, also written to a file."""
+        size = self.call("Page.getLayoutMetrics")["cssContentSize"]
+        clip = {"x": 0, "y": 0, "width": size["width"], "height": size["height"], "scale": 1}
+        found = self.call("Page.captureScreenshot", format="png", captureBeyondViewport=True, clip=clip)
+        content = base64.b64decode(found["data"])
+        path.write_bytes(content)
+        return Image.open(io.BytesIO(content)).convert("RGB")
+
+    def press(self, key: str) -> None:
+        """Press and release a key."""
+        code = {"Tab": 9}[key]
+        for kind in ("keyDown", "keyUp"):
+            self.call("Input.dispatchKeyEvent", type=kind, key=key, code=key, windowsVirtualKeyCode=code)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._session = ""
+        with contextlib.suppress(AssertionError, OSError):
+            self.call("Browser.close")
+        os.close(self._to)
+        os.close(self._from)
+        try:
+            self._process.wait(10)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()

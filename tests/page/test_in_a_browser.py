@@ -1,0 +1,160 @@
+"""The job's page as people see it, hear it and reach it by keyboard, in a real browser.
+
+One job and one browser for all, so it is one test: its parts come in the order of the job's life.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from PIL import Image
+
+from .conftest import Shown
+
+pytestmark = [pytest.mark.etcd, pytest.mark.slow, pytest.mark.timeout(90)]
+
+#: For each element with a text of its own: its text, how it is seen against what is behind it (WCAG 2.2, 1.4.3).
+_CONTRASTS = """
+(() => {
+  const numbers = (color) => color.match(/[\\d.]+/g).map(Number);
+  const light = ([r, g, b]) => [r, g, b].map((c) => c / 255)
+    .map((c) => (c <= 0.04045 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4))
+    .reduce((sum, c, i) => sum + c * [0.2126, 0.7152, 0.0722][i], 0);
+  const behind = (e) => {
+    for (; e; e = e.parentElement) {
+      const color = numbers(getComputedStyle(e).backgroundColor);
+      if (color.length === 3 || color[3] > 0) return color;
+    }
+    return [255, 255, 255];
+  };
+  return [...document.querySelectorAll("body *")]
+    .filter((e) => e.checkVisibility() && [...e.childNodes].some((n) => n.nodeType === 3 && n.textContent.trim()))
+    .map((e) => {
+      const [a, b] = [light(numbers(getComputedStyle(e).color)), light(behind(e))].sort((x, y) => y - x);
+      return [e.textContent.trim().slice(0, 40), (a + 0.05) / (b + 0.05)];
+    });
+})()
+"""
+
+
+def text_of(shown: Shown, selector: str) -> str:
+    return str(shown.browser.run(f"document.querySelector({json.dumps(selector)}).innerText"))
+
+
+def seen_by_readers(shown: Shown) -> list[tuple[str, str]]:
+    """(role, name) of what a screen reader comes across, in its order."""
+    nodes: list[dict[str, Any]] = shown.browser.call("Accessibility.getFullAXTree")["nodes"]
+    return [(node["role"]["value"], node.get("name", {}).get("value", "")) for node in nodes if not node.get("ignored")]
+
+
+def it_shows_who_is_there_and_what_failed_with_file_and_error(shown: Shown) -> None:
+    assert shown.browser.run("document.title") == "page-demo: training"
+    assert "2 of 2" in text_of(shown, "#facts")
+    assert "c-" in text_of(shown, "#facts")
+    assert 0.4 < shown.browser.run("document.querySelector('#bar').value") < 0.6
+    assert "trainer-0" in text_of(shown, "#trainers")
+    assert "pserver-0" in text_of(shown, "#servers")
+    failed = text_of(shown, "#failed")
+    assert "numbers.parquet" in failed
+    assert "20 to 29" in failed
+    # What a script raises is a text, not a part of the page.
+    assert "ValueError: <b>bad</b> record" in failed
+    assert {"loss", "accuracy", "progress"} <= set(text_of(shown, "#curves").split("\n"))
+    assert "trainer came" in text_of(shown, "#events")
+
+
+def it_looks_right_in_light_in_dark_and_on_a_phone(shown: Shown, width: int, scheme: str, is_phone: bool) -> None:
+    shown.browser.looks(width=width, height=844, scheme=scheme, is_phone=is_phone)
+    picture = shown.browser.screenshot(shown.pictures / f"{scheme}-{width}.png")
+    paper = picture.getpixel((1, 1))
+    assert isinstance(paper, tuple)
+    assert (sum(paper) > 600) == (scheme == "light")
+    assert picture.width == width == shown.browser.run("document.documentElement.scrollWidth")
+    assert share_of_ink(picture, paper) > 0.01
+    # The curves are there, in the color of lines.
+    box = shown.browser.run(
+        "(({x, y, width, height}) => [x, y, x + width, y + height])"
+        "(document.querySelector('#curves svg').getBoundingClientRect())"
+    )
+    stroke = shown.browser.run("getComputedStyle(document.querySelector('polyline')).stroke")
+    line = tuple(int(part) for part in stroke.removeprefix("rgb(").removesuffix(")").split(","))
+    assert any(is_near(color, line) for _, color in picture.crop(tuple(map(int, box))).getcolors(1 << 20) or [])
+    faint = [(text, contrast) for text, contrast in shown.browser.run(_CONTRASTS) if contrast < 4.5]
+    assert faint == []
+
+
+def is_near(color: Any, wanted: tuple[int, ...]) -> bool:
+    return all(abs(a - b) < 8 for a, b in zip(color, wanted, strict=True))
+
+
+def share_of_ink(picture: Image.Image, paper: Any) -> float:
+    colors = picture.getcolors(1 << 24) or []
+    return 1 - sum(count for count, color in colors if color == paper) / (picture.width * picture.height)
+
+
+def screen_readers_come_across_landmarks_names_and_headings(shown: Shown) -> None:
+    shown.browser.looks(width=1200, height=844, scheme="light")
+    found = seen_by_readers(shown)
+    roles = [role for role, _ in found]
+    assert roles.count("banner") == roles.count("main") == 1
+    headings = [name for role, name in found if role == "heading"]
+    assert headings[0] == "page-demo"
+    for name in headings[1:]:
+        assert ("region", name) in found
+    for role in ("progressbar", "status", "region", "table", "image"):
+        names = [name for each, name in found if each == role]
+        assert names
+        assert role == "status" or all(names)
+    assert any(role == "image" and name.startswith("loss: ") and " now, from " in name for role, name in found)
+    assert ("columnheader", "error") in found
+
+
+def tables_are_reached_by_keyboard_in_their_order_and_seen_to_be(shown: Shown) -> None:
+    regions = [name for role, name in seen_by_readers(shown) if role == "region"]
+    shown.browser.run("document.activeElement.blur()")
+    reached = []
+    while len(reached) < 20:
+        shown.browser.press("Tab")
+        name, outline = shown.browser.run(
+            "[document.activeElement.getAttribute('aria-label'), getComputedStyle(document.activeElement).outlineStyle]"
+        )
+        if name is None or name in reached:
+            break
+        assert outline == "solid", name
+        reached.append(name)
+    assert {"What each holds, and when it was heard of", "Failed for good", "Newest first"} <= set(reached)
+    assert reached == sorted(reached, key=regions.index)
+
+
+def what_happens_arrives_without_a_reload_and_keeps_the_focus(shown: Shown) -> None:
+    browser = shown.browser
+    browser.run("window.stays = true")
+    browser.run("document.querySelector('#events [tabindex]').focus()")
+    shown.go_on()
+    browser.until("document.querySelector('#state').textContent == 'done'", 30)
+    browser.until("document.querySelector('#bar').value == 1")
+    assert browser.run("window.stays")
+    assert browser.run("document.activeElement.getAttribute('aria-label')") == "Newest first"
+
+
+def nothing_is_said_in_the_console(shown: Shown) -> None:
+    assert shown.browser.complaints == []
+
+
+def a_master_that_is_gone_is_told(shown: Shown) -> None:
+    shown.cluster.kill("master")
+    shown.browser.until("document.querySelector('#state').classList.contains('lost')")
+    assert "does not answer" in text_of(shown, "#state")
+
+
+def test_the_page(shown: Shown) -> None:
+    it_shows_who_is_there_and_what_failed_with_file_and_error(shown)
+    for width, scheme, is_phone in ((1200, "light", False), (1200, "dark", False), (390, "dark", True)):
+        it_looks_right_in_light_in_dark_and_on_a_phone(shown, width, scheme, is_phone)
+    screen_readers_come_across_landmarks_names_and_headings(shown)
+    tables_are_reached_by_keyboard_in_their_order_and_seen_to_be(shown)
+    what_happens_arrives_without_a_reload_and_keeps_the_focus(shown)
+    nothing_is_said_in_the_console(shown)
+    a_master_that_is_gone_is_told(shown)
