@@ -101,12 +101,7 @@ class ServerSettings(CommonSettings):
 
     def __post_init__(self) -> None:
         CommonSettings.__post_init__(self)
-        if not self.tls_dir and not self.insecure and not _is_loopback(self.bind):
-            raise UsageError(
-                f"bind is {self.bind}, and without TLS everybody who reaches it may ask everything: make certificates "
-                "with `flightedl certs create` and set tls_dir (FLIGHTEDL_TLS_DIR), or allow it by insecure "
-                "(--insecure or FLIGHTEDL_INSECURE=true) where only the job's processes reach this address"
-            )
+        _require_secure(self.bind, self.tls_dir, insecure=self.insecure)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -162,6 +157,25 @@ class TrainerSettings(CommonSettings):
     process_name: str = ""
     #: Write what ``job.log`` is given to files for TensorBoard, too, in ``output_dir``.
     tensorboard: bool = False
+    #: Port of a Prometheus page of this trainer, at ``bind``; 0: none, and nothing listens.
+    metrics_port: int = 0
+    bind: str = "127.0.0.1"
+    #: Serve that page beyond loopback in plain text.
+    insecure: bool = False
+
+    def __post_init__(self) -> None:
+        CommonSettings.__post_init__(self)
+        if self.metrics_port:
+            _require_secure(self.bind, self.tls_dir, insecure=self.insecure)
+
+
+def _require_secure(bind: str, tls_dir: str, *, insecure: bool) -> None:
+    if not tls_dir and not insecure and not _is_loopback(bind):
+        raise UsageError(
+            f"bind is {bind}, and without TLS everybody who reaches it may ask everything: make certificates "
+            "with `flightedl certs create` and set tls_dir (FLIGHTEDL_TLS_DIR), or allow it by insecure "
+            "(--insecure or FLIGHTEDL_INSECURE=true) where only the job's processes reach this address"
+        )
 
 
 def _is_loopback(address: str) -> bool:

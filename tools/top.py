@@ -17,6 +17,7 @@ from rich.text import Text
 from flightedl.adapters.clock import SystemClock
 from flightedl.adapters.etcd_access import EtcdAccess
 from flightedl.config import CommonSettings, settings
+from flightedl.domain.diagnosis.profile import in_words
 from flightedl.errors import FlightedlError
 from flightedl.launch.status import JobStatus
 from flightedl.master.history import progress_of
@@ -97,7 +98,10 @@ class View:
         parts.append(Text(f"{'throughput':<12} {sparkline(self._rates)}", style="cyan"))
         if rounds := list(waits(status)):
             parts += [Text(), Text("rounds that wait", style="bold"), *(Text(line, style="yellow") for line in rounds)]
-        parts += [Text(), processes(status), Text(), self._newest()]
+        parts += [Text(), processes(status), Text()]
+        if spent := list(times(status)):
+            parts += [Text("where their time goes", style="bold"), *map(Text, spent), Text()]
+        parts.append(self._newest())
         return Group(*parts)
 
     def _newest(self) -> Table:
@@ -118,6 +122,14 @@ def waits(status: StatusReply) -> Iterable[str]:
         if server.waits_for and server.waits_s >= _EVERY_S:
             whom = ", ".join(names.get(each, each) for each in server.waits_for)
             yield f"round {server.waits_at} of pserver-{server.index} has waited {server.waits_s:.0f} s for {whom}"
+
+
+def times(status: StatusReply) -> Iterable[str]:
+    """Of each trainer: where its loop spends its time, and how stale its gradients are."""
+    for trainer in status.trainers:
+        stale = "" if trainer.staleness is None else f", staleness {trainer.staleness:.1f}"
+        if spent := in_words(trainer.profile):
+            yield f"{trainer.name or trainer.trainer}: {spent}{stale}"
 
 
 def sparkline(values: Sequence[float]) -> str:

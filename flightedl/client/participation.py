@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from flightedl.client.connections import SLICE_S, Servers, persistently
 from flightedl.client.model.parameters import Parameters
-from flightedl.client.profile import DATA, SCRIPT, SERVERS, LoopProfile
+from flightedl.client.profile import DATA, PUSH, SCRIPT, LoopProfile
 from flightedl.client.registration import Registration
 from flightedl.client.waiting import Pauses, Waiting
 from flightedl.domain.consistency.modes import Mode
@@ -128,7 +128,7 @@ class Participation:
 
     def close_batch(self, current: CurrentBatch) -> None:
         """Answer for the blocks that the user's code did not push to."""
-        self.profile.does(SERVERS)
+        self.profile.does(PUSH)
         if self._parameters is not None:
             self._parameters.batch_ends(current)
         self._current = None

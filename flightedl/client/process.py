@@ -18,6 +18,7 @@ from flightedl.adapters.etcd_access import EtcdAccess
 from flightedl.client.connections import SLICE_S, Servers, persistently
 from flightedl.client.data.feed import Fetch, TaskFeed
 from flightedl.client.logged import LoggedValues, require_files
+from flightedl.client.metrics import metrics_page
 from flightedl.client.profile import LoopProfile
 from flightedl.client.progress import ProgressReporter
 from flightedl.client.registration import Registration
@@ -83,6 +84,8 @@ class TrainerProcess:
             self.profile,
             logged,
         )
+        self._page = contextlib.ExitStack()
+        self._page.enter_context(metrics_page(chosen, lambda: self.progress.figures(self.registration.held.slack_s)))
 
     @property
     def trainer(self) -> str:
@@ -142,6 +145,7 @@ class TrainerProcess:
 
     def close(self) -> None:
         """Leave the job, and let go of everything."""
+        self._page.close()
         self.progress.close()
         self.registration.close()
         self.servers.close()

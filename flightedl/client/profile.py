@@ -1,5 +1,8 @@
 """Where the time of a trainer's loop goes: waiting for data, in the script, or with the parameter servers.
 
+With these it is told apart what is spent on sending gradients, on waiting for others, and on receiving values: as the
+pserver saw it that took longest, since the loop goes on when the last one is done.
+
 The user's thread says what it does from now on; the time until it says the next thing is added to that. It costs two
 looks at a clock each time. What goes on at the moment is not counted before it is over.
 """
@@ -8,11 +11,13 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 
 #: What the loop may do. "data": it waits for the next batch, or to be a member. "script": the user's code works.
-#: "servers": gradients and values are on their way, or it waits for the others of a round.
-DATA, SCRIPT, SERVERS = "data", "script", "servers"
+DATA, SCRIPT = "data", "script"
+#: With the parameter servers: gradients are on their way; it waits for the others of a round, or for a version; values
+#: are on their way.
+PUSH, WAIT, PULL = "push", "wait", "pull"
 
 
 class LoopProfile:
@@ -46,6 +51,14 @@ class LoopProfile:
             yield
         finally:
             self.does(before)
+
+    def of_push(self, parts: Mapping[str, float]) -> None:
+        """So much of what was told as a push was something else."""
+        with self._lock:
+            for what, seconds in parts.items():
+                if what != PUSH:
+                    self._seconds[what] = self._seconds.get(what, 0.0) + seconds
+                    self._seconds[PUSH] = self._seconds.get(PUSH, 0.0) - seconds
 
     def take(self) -> dict[str, float]:
         """Seconds of each since the last time; for any thread."""

@@ -10,15 +10,19 @@ import os
 import socket
 import threading
 from collections.abc import Callable, Mapping
-from typing import SupportsFloat
+from typing import TYPE_CHECKING, SupportsFloat
 
 from flightedl.client.logged import LoggedValues
+from flightedl.client.metrics import Totals, figures
 from flightedl.client.profile import LoopProfile
 from flightedl.errors import FlightedlError, UsageError
 from flightedl.messages.base import decode, encode
 from flightedl.messages.tasks import METRICS_LIMIT, STACKS_LIMIT, LogReply, LogRequest
 from flightedl.process.host import host_facts
 from flightedl.process.stacks import stacks
+
+if TYPE_CHECKING:
+    from flightedl.process.metrics_page import Figures
 
 _EVERY_S = 0.5
 #: Something is sent so often, whether there is news or not.
@@ -57,6 +61,7 @@ class ProgressReporter:
         self._look = look
         self._sender = sender
         self._lock = threading.Lock()
+        self._totals = Totals()
         self._records = 0
         self._batches = 0
         self._idle_batches = 0
@@ -75,6 +80,9 @@ class ProgressReporter:
             self._records += records
             self._batches += 1
             self._idle_batches += is_idle
+            self._totals.batches += 1
+            self._totals.records += records
+            self._totals.idle_batches += is_idle
         if self._logged is not None:
             self._logged.batch(records)
 
@@ -82,6 +90,7 @@ class ProgressReporter:
         """So many corrupt records were passed over."""
         with self._lock:
             self._skipped += records
+            self._totals.skipped_records += records
 
     def metrics(self, values: Mapping[str, SupportsFloat], weight: float, epoch: int | None = None) -> None:
         """Metrics of a batch of this weight, and its epoch from 0; None: they are of no batch.
@@ -95,6 +104,7 @@ class ProgressReporter:
             for name, value in values.items():
                 total, weights = self._metrics.get(name, (0.0, 0.0))
                 self._metrics[name] = (total + float(value) * weight, weights + weight)
+            self._totals.logged.update(values)
         if self._logged is not None:
             self._logged.add(values, weight, epoch)
 
@@ -102,6 +112,11 @@ class ProgressReporter:
         """What the trainer waits for; empty: nothing."""
         with self._lock:
             self._waiting_for = reason[:500]
+
+    def figures(self, slack_s: float) -> Figures:
+        """For Prometheus; ``slack_s``: how long the lease is trusted without another renewal."""
+        with self._lock:
+            return figures(self._totals, slack_s)
 
     def close(self) -> None:
         """Send the rest and stop."""
@@ -160,4 +175,6 @@ class ProgressReporter:
                     self._metrics[name] = (total + more, weight + weights)
         else:
             self._sent_waiting_for, self._sent_at = waiting, self._now()
+            with self._lock:
+                self._totals.spent(profile)
             self._wants_stacks = reply.wants_stacks

@@ -141,7 +141,8 @@ class Programs:
         found: dict[Slot, Starter] = {}
         for index in range(trainers.count):
             slot = Slot(Role.TRAINER, index)
-            chosen = self.settings(TrainerSettings, output_dir=str(directory), process_name=str(slot))
+            own = {"output_dir": str(directory), "process_name": str(slot), "metrics_port": 0}
+            chosen = self.settings(TrainerSettings, **own)
             environment = child_environment(chosen, **threads)
             found[slot] = _starter(children, str(slot), program, environment, trainers.on_line)
         return found

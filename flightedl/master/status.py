@@ -96,7 +96,15 @@ def describe(
         ],
         pservers_desired=desired,
         trainers=[
-            _trainer(trainer_records.get(name, TrainerRecord(id=name)), generation, membership, queue, progress, now)
+            _trainer(
+                trainer_records.get(name, TrainerRecord(id=name)),
+                generation,
+                membership,
+                queue,
+                progress,
+                now,
+                pservers,
+            )
             for name, generation in sorted(trainers.items())
         ],
         mode="" if model is None else str(model.present_mode.get("kind", "")),
@@ -213,7 +221,10 @@ def _trainer(
     queue: TaskQueue | None,
     progress: JobProgress,
     now: float,
+    pservers: Sequence[PserverStatusReply | None],
 ) -> TrainerStatus:
+    member = 0 if membership is None else membership.member_id_of(record.id) or 0
+    staleness = [said.staleness[member] for said in pservers if said is not None and member in said.staleness]
     said = progress.trainers.get(record.id, TrainerProgress(heard_at=now))
     return TrainerStatus(
         trainer=record.id,
@@ -221,13 +232,14 @@ def _trainer(
         name=record.name,
         host=record.host or said.host,
         pid=record.pid or said.pid,
-        member=0 if membership is None else membership.member_id_of(record.id) or 0,
+        member=member,
         holding=0 if queue is None else queue.held_count(record.id),
         records=said.records,
         waiting_for=said.waiting_for,
         silent_s=now - said.heard_at,
         batch_s=said.batch_s,
         profile=dict(said.profile),
+        staleness=max(staleness, default=None),
         facts=said.facts,
     )
 

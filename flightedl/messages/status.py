@@ -57,8 +57,12 @@ class TrainerStatus(Reply, frozen=True, kw_only=True):
     #: Since it was heard of last, and since it was through with a batch when it was.
     silent_s: float = 0.0
     batch_s: float = 0.0
-    #: Seconds of its loop since this master heard of it first: waiting for "data", in the "script", with the "servers".
+    #: Seconds of its loop since this master heard of it first: waiting for "data", in the "script", to "push", to
+    #: "wait" for others of a round or for a version, to "pull".
     profile: dict[str, float] = {}
+    #: Updates that its newest gradients did not see, a mean in which newer ones count more; None: it has pushed none
+    #: that is of no round.
+    staleness: float | None = None
     facts: HostFacts | None = None
 
 
@@ -191,7 +195,7 @@ class StatusReply(Reply, frozen=True, kw_only=True):
     skipped_records: int = 0
     skipped_parts: int = 0
     records_per_s: float = 0.0
-    #: Seconds of all trainers' loops since this master began: waiting for "data", in the "script", with the "servers".
+    #: Seconds of all trainers' loops since this master began: see ``TrainerStatus.profile``.
     profile: dict[str, float] = {}
     #: Mean over the last seconds.
     metrics: dict[str, float] = {}
@@ -314,3 +318,5 @@ class PserverStatusReply(Reply, frozen=True, kw_only=True):
     #: Error code -> calls that ended so since the process began.
     refused_calls: dict[str, int] = {}
     tables: list[TableCounts] = []
+    #: Member -> updates that its newest gradients did not see, of those that are of no round.
+    staleness: dict[int, float] = {}

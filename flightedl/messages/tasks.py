@@ -168,7 +168,7 @@ class LogRequest(Sender, frozen=True, kw_only=True):
     waiting_for: Text = ""
     #: Since it was through with a batch, in seconds.
     batch_s: float = 0.0
-    #: Seconds of its loop: "data", "script" and "servers".
+    #: Seconds of its loop: "data", "script", "push", "wait" and "pull".
     profile: Annotated[dict[Name, float], msgspec.Meta(max_length=8)] = {}
     facts: HostFacts | None = None
     #: Where its threads stand, if the master wanted to know; empty: it did not.

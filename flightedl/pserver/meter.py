@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 from flightedl.domain.pserver.block_values import Effect, EmptyRound, Update
 from flightedl.messages.parameters import Outcome
@@ -18,6 +18,8 @@ STALENESS = Measure(
     "staleness_updates", "Updates that a gradient did not see.", (0.0, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0)
 )
 MEASURES = (PUSH_SECONDS, STEP_SECONDS, ROUND_SECONDS, STALENESS)
+#: How much the newest gradient counts in the mean of its sender's staleness.
+_NEWEST = 0.1
 
 
 class Meter:
@@ -38,6 +40,8 @@ class Meter:
         self._received_bytes = 0
         self._sent_bytes = 0
         self._round_closed_at: float | None = None
+        #: Member -> updates that its gradients did not see: a mean in which newer ones count more.
+        self._staleness: dict[int, float] = {}
         #: What the blocks wait for, as it was last looked at, and since when.
         self._waits: tuple[object, float] = (None, 0.0)
 
@@ -65,11 +69,14 @@ class Meter:
         with self._lock:
             self._rows[outcome] += count
 
-    def updates(self, effects: Sequence[Effect], base_version: int) -> None:
-        """What a push did to the first of this pserver's blocks; the others do as it does."""
+    def updates(self, effects: Sequence[Effect], base_version: int, member: int) -> None:
+        """What a member's push did to the first of this pserver's blocks; the others do as it does."""
         for effect in effects:
             if isinstance(effect, Update) and not effect.is_of_round:
-                self.instruments.observe(STALENESS, effect.from_version - base_version)
+                unseen = effect.from_version - base_version
+                self.instruments.observe(STALENESS, unseen)
+                before = self._staleness.get(member, unseen)
+                self._staleness[member] = before + _NEWEST * (unseen - before)
             elif isinstance(effect, Update | EmptyRound):
                 now = self.now()
                 if self._round_closed_at is not None:
@@ -93,6 +100,12 @@ class Meter:
     def size_bytes(self) -> tuple[int, int]:
         """(received, sent) bytes of values."""
         return self._received_bytes, self._sent_bytes
+
+    def staleness(self, members: Collection[int]) -> dict[int, float]:
+        """Updates that the newest gradients of members did not see; of others it is forgotten."""
+        for gone in self._staleness.keys() - members:
+            self._staleness.pop(gone, None)
+        return dict(self._staleness)
 
     def waits_s(self, what: object) -> float:
         """For how long this has been the answer whenever it was asked what the blocks wait for."""

@@ -464,6 +464,7 @@ class PserverService:
             is_draining=life.state is happens.State.DRAINING,
             refused_calls=self.refusals(),
             tables=[] if shard is None else _counts_of(shard),
+            staleness={} if shard is None else meter.staleness(shard.members),
         )
 
 

@@ -180,7 +180,7 @@ class ShardState(ShardRows):
                 self.changes.note()
             pushed = self._answer(span, decided, pull)
             if not span.local.start and decided.effects:
-                self.meter.updates(decided.effects, base_version)
+                self.meter.updates(decided.effects, base_version, push.member)
         self.meter.rows(decided.outcome, len(span.numbers))
         return pushed
 

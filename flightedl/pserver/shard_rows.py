@@ -116,7 +116,7 @@ class ShardRows(HeldBlocks):
                 if decided is None:
                     return None
                 self._carry_out(span, decided.effects, received)
-                self.meter.updates(decided.effects, base_version)
+                self.meter.updates(decided.effects, base_version, push.member)
             if decided.is_news:
                 self.changes.note()
             pushed = self._answer_of_rows(span, decided, received, pull)

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
+import socket
+import threading
+import urllib.request
 from typing import Any
 
 import numpy as np
 import pytest
 
+from flightedl.client.metrics import metrics_page
 from flightedl.client.participation import Participation
 from flightedl.client.progress import ProgressReporter
+from flightedl.config import TrainerSettings
 from flightedl.domain.consistency.modes import Async, Mode
-from flightedl.errors import UnavailableError
+from flightedl.errors import UnavailableError, UsageError
 from flightedl.messages.base import decode, encode
 from flightedl.messages.tasks import LogReply, LogRequest
 
@@ -74,3 +80,31 @@ def test_a_batch_without_a_gradient_is_idle(mode: Mode) -> None:
                 trainer.parameters.step({"w": np.ones(4, np.float32)})
             participation.close_batch(current)
     assert done == [True, False, True, False]
+
+
+def test_a_trainer_has_a_page_of_figures_if_it_is_asked_to_and_else_nothing_listens() -> None:
+    reporter = ProgressReporter(lambda _: encode(LogReply()), lambda: ("t", 1), lambda: None)
+    reporter.batch(10, is_idle=True)
+    reporter.skipped(3)
+    reporter.metrics({"loss": 0.5}, 10)
+    with contextlib.closing(reporter):
+        threads = threading.active_count()
+        with metrics_page(TrainerSettings(), lambda: reporter.figures(2.0)):
+            assert threading.active_count() == threads
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            port = listener.getsockname()[1]
+        chosen = TrainerSettings(job="demo", metrics_port=port, process_name="trainer-3")
+        with (
+            metrics_page(chosen, lambda: reporter.figures(2.0)),
+            urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5) as reply,
+        ):
+            page = reply.read().decode()
+    assert 'flightedl_loop_records_total{index="trainer-3",job="demo",role="trainer"} 10.0' in page
+    assert 'flightedl_logged{index="trainer-3",job="demo",name="loss",role="trainer"} 0.5' in page
+    assert "flightedl_lease_slack_seconds" in page
+
+
+def test_a_page_beyond_loopback_wants_tls() -> None:
+    assert TrainerSettings(bind="0.0.0.0").metrics_port == 0
+    with pytest.raises(UsageError, match=r"bind is 0\.0\.0\.0, and without TLS"):
+        TrainerSettings(bind="0.0.0.0", metrics_port=9000)

@@ -15,6 +15,8 @@ import yaml
 from prometheus_client import CollectorRegistry
 
 from flightedl.adapters.instruments import PrometheusInstruments
+from flightedl.client.metrics import Totals
+from flightedl.client.metrics import figures as trainer_figures
 from flightedl.domain.master.effects import Kind
 from flightedl.errors import ERRORS_BY_CODE
 from flightedl.master.metrics import MEASURES as OF_MASTERS
@@ -37,7 +39,11 @@ OF_A_MASTER = StatusReply(job="a", state="", checkpoint="c-3", checkpoint_age_s=
 OF_A_PSERVER = PserverStatusReply(
     **{**NEEDED, "members": [], "rows": {"a": 1}, "refused_calls": {"a": 1}, "tables": [TableCounts(name="t")]}
 )
-PAGES = {"master": (OF_MASTERS, master_figures(OF_A_MASTER)), "pserver": (OF_PSERVERS, pserver_figures(OF_A_PSERVER))}
+PAGES = {
+    "master": (OF_MASTERS, master_figures(OF_A_MASTER)),
+    "pserver": (OF_PSERVERS, pserver_figures(OF_A_PSERVER)),
+    "trainer": ((), trainer_figures(Totals(logged={"loss": 0.5}), 1.0)),
+}
 
 
 def promtool(*arguments: str, stdin: bytes = b"") -> None:
@@ -70,7 +76,7 @@ def known() -> dict[str, str]:
     found = {name: figure.label for name, figure in figures.items()}
     for measure in (*OF_MASTERS, *OF_PSERVERS):
         found[f"{measure.name}_bucket" if measure.buckets else f"{measure.name}_total"] = measure.label
-    return {f"flightedl_{name}": label for name, label in found.items()} | {"flightedl_lease_slack_seconds": ""}
+    return {f"flightedl_{name}": label for name, label in found.items()}
 
 
 @pytest.mark.parametrize("expression", EXPRESSIONS)

@@ -92,3 +92,11 @@ def test_waiting_is_counted_from_when_it_was_first_seen_for_the_same() -> None:
     measured.now = 4.0
     assert meter.waits_s((1, 2)) == 4
     assert meter.waits_s((2, 2)) == 0
+
+
+def test_staleness_is_told_by_member_and_forgotten_with_it() -> None:
+    measured = Measured(Async())
+    for batch, member in enumerate((1, 2, 2)):
+        measured.push(member, batch)
+    assert measured.meter.staleness([1, 2]) == {1: 0.0, 2: 1.1}
+    assert measured.meter.staleness([2]) == {2: 1.1}

@@ -40,7 +40,16 @@ def status(records_per_s: float = 10.0) -> StatusReply:
         records_per_s=records_per_s,
         pservers=[waiting],
         pservers_desired=2,
-        trainers=[TrainerStatus(trainer="t-1", name="trainer-0", generation=1, holding=2)],
+        trainers=[
+            TrainerStatus(
+                trainer="t-1",
+                name="trainer-0",
+                generation=1,
+                holding=2,
+                profile={"wait": 3.0, "script": 1.0},
+                staleness=2.0,
+            )
+        ],
     )
 
 
@@ -48,6 +57,7 @@ def test_it_shows_who_waits_all_processes_and_the_newest_events() -> None:
     view = View()
     view.take(status(), news(1, 2))
     view.take(status(5.0), news(3))
+    assert "trainer-0: 25% in the script, 75% waits for others of the round, staleness 2.0" in shown(view)
     text = shown(view)
     assert "round 7 of pserver-1 has waited 12 s for trainer-0" in text
     assert "pserver-0" in text

@@ -23,7 +23,7 @@ from flightedl.client.model.outgoing import Outgoing
 from flightedl.client.model.shard_client import Model, Sender, ShardClient
 from flightedl.client.model.trees import Tree
 from flightedl.client.model.values import ModelValues
-from flightedl.client.profile import SERVERS, LoopProfile
+from flightedl.client.profile import PUSH, LoopProfile
 from flightedl.client.tables.requests import DistinctIds
 from flightedl.client.tables.rows import TableRows
 from flightedl.client.tables.traffic import Lookup
@@ -400,8 +400,10 @@ class Parameters(Mapping[str, npt.NDArray[np.generic]]):
 
     def _transfer(self, transfer: Transfer) -> None:
         """All pservers in parallel."""
-        with self.profile.at(SERVERS):
+        with self.profile.at(PUSH):
             self._carry_all_out(transfer)
+        spent = (shard.phases.seconds for shard in self._shards)
+        self.profile.of_push(max(spent, key=lambda seconds: sum(seconds.values())))
 
     def _carry_all_out(self, transfer: Transfer) -> None:
         outgoing = self._outgoing

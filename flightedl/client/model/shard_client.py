@@ -13,14 +13,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, islice
 from typing import Protocol
 
 import pyarrow as pa
 
 from flightedl.client.connections import Servers
 from flightedl.client.model.outgoing import Outgoing, Run, at_one_version
+from flightedl.client.model.phases import Phases
 from flightedl.client.model.values import ModelValues
+from flightedl.client.profile import PULL, WAIT
 from flightedl.client.tables.traffic import RowMessages
 from flightedl.client.waiting import Waiting
 from flightedl.domain.model.sharding import Block, ShardPlan
@@ -113,6 +115,8 @@ class ShardClient:
         self._window = max(2, LOCK_STEP_LIMIT_BYTES // max(largest, 1))
         #: Steps follow each other on it.
         self._stream = ReusableExchange("step", STEP_SCHEMA, clock)
+        #: Where the time of the newest transfer went.
+        self.phases = Phases(clock.now)
 
     def close(self) -> None:
         """Let go of the stream."""
@@ -125,6 +129,9 @@ class ShardClient:
             FlightedlError: asking again cannot help.
             UnavailableError: the pserver stayed away for too long.
         """
+        phases = self.phases
+        wants_version = any(version for version in islice(transfer.pulls.values(), 1))
+        phases.begin(WAIT if transfer.pushes or wants_version else PULL)
         if transfer.is_over:
             return
         waiting = self._waiting()
@@ -145,6 +152,7 @@ class ShardClient:
                     waiting.because(reason)
                 case KeepWaiting(for_what):
                     waiting.patiently(for_what)
+        phases.end()
         waiting.over()
 
     def _call(self, transfer: ShardTransfer, whole: Transfer, outgoing: Outgoing) -> None:
@@ -168,6 +176,7 @@ class ShardClient:
         self, push: Push, transfer: ShardTransfer, whole: Transfer, outgoing: Outgoing, connection: Connection
     ) -> None:
         current, blocks = push.current, push.blocks
+        self.phases.sends()
         has_rows = blocks[-1] in self._buckets
         header = PushHeader(
             trainer=self._sender.trainer,
@@ -201,13 +210,14 @@ class ShardClient:
             rows.begin(self._index)
         joined = JoinedAnswers(self._buckets, transfer)
         with self._stream.use(connection, timeout_s=_STREAM_S) as exchange:
-            for batch, packed in exchange.lock_step(_encoded(messages, request), ahead=self._window):
+            for batch, packed in exchange.lock_step(_encoded(messages, request, self.phases), ahead=self._window):
                 said = packed
                 if batch is not None:
                     self._take(decode_parts(batch, packed, exchange.columns), transfer, joined, rows)
                     said = attached_to(packed)
                     # The next answer is to come into this one's memory, while that is in the processor's cache.
                     del batch
+                self.phases.answered()
                 if said == STEP_END:
                     return
 
@@ -250,6 +260,7 @@ class ShardClient:
         if outcome == Outcome.PARTLY_APPLIED:
             joined.answered(blocks, outcome, having=data.tobytes())
         elif data:
+            self.phases.values_came()
             if rows is not None:
                 rows.take(self._index, blocks, version, data)
             joined.answered(blocks, outcome, version)
@@ -292,6 +303,8 @@ class ShardClient:
             run = self._run_of.get(blocks[0])
             if run is None or self._run_of.get(blocks[-1]) != run:
                 raise MessageError(f"pserver {self._index} sent {blocks}, which are not its own")
+            if data:
+                self.phases.values_came()
             if outcome == Outcome.PARTLY_APPLIED:
                 transfer.answered(blocks, outcome, having=data[: len(data) // len(blocks)].tobytes())
             elif data:
@@ -302,9 +315,12 @@ class ShardClient:
 
 
 def _encoded(
-    messages: Iterable[Sequence[OutgoingBlocks]], request: bytes
+    messages: Iterable[Sequence[OutgoingBlocks]], request: bytes, phases: Phases
 ) -> Iterator[tuple[pa.RecordBatch, bytes, int]]:
     """Messages, each with its size in bytes; the first one brings the request of the step."""
     for pieces in messages:
-        yield *encode_parts(pieces, request), sum(piece.size_bytes for piece in pieces)
+        encoded = encode_parts(pieces, request)
+        phases.sent()
+        yield *encoded, sum(piece.size_bytes for piece in pieces)
         request = b""
+    phases.sent_all()

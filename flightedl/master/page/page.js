@@ -71,6 +71,7 @@ function facts(status) {
     records: `${status.records.toLocaleString("en")}, ${number(Math.round(status.records_per_s))} per second`,
     remaining: status.epochs ? remaining() : "",
     mode: status.mode,
+    time: spent(status.profile),
     checkpoint: status.checkpoint && `${status.checkpoint}, ${seconds(status.checkpoint_age_s ?? 0)} old`,
   };
   const list = $("facts");
@@ -129,9 +130,13 @@ function drawCurves() {
 
 const called = (trainer) => (trainer.name ? `${trainer.name} (${trainer.trainer})` : trainer.trainer);
 
+// Where a loop's time goes, as the trainer says it.
+const TIMES = { data: "data", script: "script", push: "push", wait: "wait for others", pull: "pull" };
+
 function spent(profile) {
   const total = Object.values(profile).reduce((sum, each) => sum + each, 0);
-  return total < 2 ? "" : Object.entries(profile).map(([what, each]) => `${Math.round((100 * each) / total)} % ${what}`).join(", ");
+  return total < 2 ? "" : Object.entries(TIMES).filter(([what]) => profile[what] > 0.005 * total)
+    .map(([what, name]) => `${Math.round((100 * profile[what]) / total)} % ${name}`).join(", ");
 }
 
 function people(status) {
@@ -146,10 +151,10 @@ function people(status) {
   }
   for (const each of status.trainers) if (each.waiting_for) waits.push([called(each), each.waiting_for, ""]);
   table("waits", "Waits", ["who", "for whom or what", "for how long"], waits);
-  table("trainers", "What each holds, and when it was heard of", ["trainer", "where", "tasks held", "records", "batch", "heard", "time", "memory"],
+  table("trainers", "What each holds, and when it was heard of", ["trainer", "where", "tasks held", "records", "batch", "heard", "time", "staleness", "memory"],
     status.trainers.map((each) => [
       called(each), `${each.host} pid ${each.pid}`, each.holding, number(each.records), seconds(each.batch_s),
-      seconds(each.silent_s) + " ago", spent(each.profile), bytes(each.facts?.memory_bytes),
+      seconds(each.silent_s) + " ago", spent(each.profile), each.staleness === null ? "" : number(each.staleness), bytes(each.facts?.memory_bytes),
     ]), (place) => status.trainers[place].silent_s > 12);
   const servers = [...(status.master ? [{ ...status.master, role: "master" }] : []),
     ...status.pservers.map((each) => ({ ...each, role: `pserver-${each.index}` }))];

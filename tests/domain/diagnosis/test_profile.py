@@ -6,14 +6,20 @@ from flightedl.domain.diagnosis.profile import advice, in_words, shares
 
 
 def test_the_parts_are_told_and_the_worst_gets_advice() -> None:
-    profile = {"data": 62.0, "script": 30.0, "servers": 8.0}
-    assert in_words(profile) == "62% waits for data, 30% in the script, 8% with the parameter servers"
+    profile = {"data": 62.0, "script": 30.0, "push": 2.0, "wait": 5.9, "pull": 0.1}
+    assert (
+        in_words(profile)
+        == "62% waits for data, 30% in the script, 2% sends gradients, 6% waits for others of the round"
+    )
     assert advice(profile).startswith("62% waits for data: read fewer columns")
-    assert advice({"data": 1.0, "script": 1.0, "servers": 6.0}).startswith("75% with the parameter servers: larger")
+    traffic = advice({"data": 1.0, "script": 4.0, "push": 3.0, "pull": 2.0})
+    assert traffic.startswith("30% sends gradients and 20% receives values: larger")
+    waits = advice({"script": 4.0, "push": 1.0, "wait": 4.0, "pull": 1.0})
+    assert waits.startswith("40% waits for others of the round: a round is as slow as its slowest trainer")
 
 
 def test_a_script_that_works_most_of_the_time_needs_no_advice() -> None:
-    assert advice({"script": 90.0, "data": 5.0, "servers": 5.0}) == ""
+    assert advice({"script": 90.0, "data": 5.0, "push": 5.0}) == ""
 
 
 def test_too_little_tells_nothing() -> None:
