@@ -23,6 +23,7 @@ from typing import Any, SupportsIndex, TypeVar
 from flightedl.errors import UsageError
 
 ENVIRONMENT_PREFIX = "FLIGHTEDL_"
+_TELEMETRY = ("", "otlp")
 _LOG_FORMATS = ("text", "json")
 _LOG_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
 _JOB_NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
@@ -54,6 +55,8 @@ class CommonSettings:
     etcd_user: str = ""
     #: File with the password of ``etcd_user``.
     etcd_password_file: str = ""
+    #: "otlp": send traces and logs to an OpenTelemetry collector, which its own variables name; empty: nothing is sent.
+    telemetry: str = ""
     #: Directory where the process records what happens to it, for ``flightedl replay``; empty: nothing is recorded.
     record: str = ""
 
@@ -66,6 +69,8 @@ class CommonSettings:
             raise UsageError(f"log_level is {self.log_level!r:.40}, but must be one of {', '.join(_LOG_LEVELS)}")
         if self.log_format not in _LOG_FORMATS:
             raise UsageError(f"log_format is {self.log_format!r:.40}, but must be one of {', '.join(_LOG_FORMATS)}")
+        if self.telemetry not in _TELEMETRY:
+            raise UsageError(f"telemetry is {self.telemetry!r:.40}, but must be otlp, or empty for none")
         if self.lease_ttl_s < 1:
             raise UsageError(f"lease_ttl_s is {self.lease_ttl_s}, but a lease lives for at least 1 second")
         for part in self.etcd.split(","):

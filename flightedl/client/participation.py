@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from msgspec.structs import replace
+
 from flightedl.client.connections import SLICE_S, Servers, persistently
 from flightedl.client.model.parameters import Parameters
 from flightedl.client.profile import DATA, PUSH, SCRIPT, LoopProfile
@@ -22,6 +24,7 @@ from flightedl.domain.trainer.steps import AskToJoin, Effect, WaitToJoin, carrie
 from flightedl.errors import MessageError
 from flightedl.messages.base import decode, encode
 from flightedl.messages.tasks import JoinReply, TasksReply
+from flightedl.process import tracing
 from flightedl.rpc.request_stream import RequestStream
 
 
@@ -197,8 +200,11 @@ class Participation:
         """Report to the master and ask it for work, on the thread whose stream it is."""
         self._renew_registration()
         member = self.membership.member
-        ticket = ask.ticket(self.trainer, self.generation, evaluation)
-        answer = requests.ask(self._servers.master(), encode(ticket), timeout_s=SLICE_S + ask.wait_s)
+        ticket, master = ask.ticket(self.trainer, self.generation, evaluation), self._servers.master()
+        with tracing.asks("master", "tasks", master.address):
+            if traceparent := tracing.carried():
+                ticket = replace(ticket, traceparent=traceparent)
+            answer = requests.ask(master, encode(ticket), timeout_s=SLICE_S + ask.wait_s)
         reply = decode(answer, TasksReply)
         if not all(assignment.chunks for assignment in reply.assignments):
             raise MessageError("the master does not say where a task's records are: update flightedl on all machines")

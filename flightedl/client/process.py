@@ -15,6 +15,7 @@ import msgspec
 from flightedl.adapters.clock import SystemClock
 from flightedl.adapters.etcd import EtcdCoordinator
 from flightedl.adapters.etcd_access import EtcdAccess
+from flightedl.adapters.telemetry import telemetry
 from flightedl.client.connections import SLICE_S, Servers, persistently
 from flightedl.client.data.feed import Fetch, TaskFeed
 from flightedl.client.logged import LoggedValues, require_files
@@ -61,6 +62,7 @@ class TrainerProcess:
         self._cover_s = chosen.lease_ttl_s + _TAKEOVER_S
         with contextlib.ExitStack() as stack:
             #: None: nothing is recorded.
+            stack.enter_context(telemetry(chosen, "trainer", self.clock))
             self.recorder = stack.enter_context(recording_process(chosen.record, "trainer", chosen.job, self.clock))
             etcd = EtcdCoordinator(EtcdAccess.of(chosen), clock=self.clock)
             self.coordinator = stack.enter_context(contextlib.closing(JobCoordinator(etcd, self.keys)))

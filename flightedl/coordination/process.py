@@ -27,6 +27,7 @@ from flightedl.adapters.etcd import EtcdCoordinator
 from flightedl.adapters.etcd_access import EtcdAccess
 from flightedl.adapters.instruments import PrometheusInstruments
 from flightedl.adapters.pem_files import FILES
+from flightedl.adapters.telemetry import telemetry
 from flightedl.config import ServerSettings
 from flightedl.coordination.keeper import HeldKey
 from flightedl.coordination.keys import JobKeys
@@ -161,7 +162,8 @@ def run_server(process: type[ServerProcess[Settings]], chosen: Settings) -> int:
     faulthandler.enable()
     log_format.set_up(chosen.log_level, chosen.log_format)
     try:
-        return process(chosen).run()
+        with telemetry(chosen, process.role, SystemClock()):
+            return process(chosen).run()
     except FlightedlError as error:
         sys.stderr.write(f"flightedl {process.role}: {error}\n")
         return exit_code_of(error)

@@ -24,6 +24,7 @@ from flightedl.messages.base import encode
 from flightedl.messages.checkpoints import CheckpointReply, CheckpointRequest
 from flightedl.messages.declarations import JobDeclaration
 from flightedl.ports import Storage
+from flightedl.process import tracing
 
 _log = logging.getLogger(__name__)
 
@@ -130,11 +131,14 @@ class CheckpointStore:
                 return
             data = self._manifest().encode()
         try:
-            storage.publish(manifest_name(number), [data])
+            with tracing.lasting("checkpoint", number), tracing.span("checkpoint.publish"):
+                storage.publish(manifest_name(number), [data])
         except Exception as error:  # noqa: BLE001 - whatever a store raises: who waits has to hear that it failed
             state.apply(ManifestFailed(number, str(error)))
         else:
             state.apply(ManifestWritten(number, manifests.checksum(data)))
+        finally:
+            tracing.over("checkpoint", number)
 
     def _manifest(self) -> Manifest:
         """Locked."""

@@ -13,6 +13,7 @@ from flightedl.messages.declarations import DatasetDeclaration, EvaluationDeclar
 from flightedl.messages.parameters import PullTicket
 from flightedl.messages.status import EventsRequest, StacksReply, StacksRequest
 from flightedl.messages.tasks import FailedTasksRequest, JoinRequest, LogRequest, ModeRequest, TasksTicket
+from flightedl.process import tracing
 from flightedl.process.stacks import stacks
 from flightedl.rpc.authentication import Role
 from flightedl.rpc.routes import Answer, Call, Endpoint, Endpoints, Routes
@@ -94,7 +95,9 @@ class MasterFlight:
         return Answer(CHUNK_SCHEMA, [chunks_to_batch(chunks) for chunks in pieces], encode(reply))
 
     def _ask_for_tasks(self, ticket: bytes, call: Call) -> bytes:
-        reply, pieces = self._service.tasks.exchange(decode(ticket, TasksTicket), call.closing)
+        request = decode(ticket, TasksTicket)
+        with tracing.serves("master", "tasks", request.traceparent):
+            reply, pieces = self._service.tasks.exchange(request, call.closing)
         assignments = [
             replace(assignment, chunks=chunks_to_rows(chunks))
             for assignment, chunks in zip(reply.assignments, pieces, strict=True)

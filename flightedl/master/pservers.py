@@ -30,6 +30,7 @@ from flightedl.messages.control import (
     ViewRequest,
 )
 from flightedl.messages.status import PserverStatusReply
+from flightedl.process import tracing
 from flightedl.rpc.client import Connection
 from flightedl.rpc.connector import Connector
 from flightedl.rpc.identity import ServerIdentity
@@ -187,7 +188,8 @@ class PserverLink:
                     applied = self._ask("applied", request, connection, AppliedReply, _CALL_S)
                     return events.AppliedAnswered(index, generation, call.audit, applied)
                 case SnapshotRequest():
-                    snapshot = self._ask("snapshot", request, connection, SnapshotReply, _CALL_S)
+                    with tracing.lasting("checkpoint", request.number):
+                        snapshot = self._ask("snapshot", request, connection, SnapshotReply, _CALL_S)
                     return events.SnapshotAnswered(index, generation, snapshot)
                 case SealRequest():
                     self._seal(request, connection)

@@ -21,6 +21,8 @@ from flightedl.errors import MessageError
 Natural = Annotated[int, msgspec.Meta(ge=0)]
 Text = Annotated[str, msgspec.Meta(max_length=4096)]
 Name = Annotated[str, msgspec.Meta(min_length=1, max_length=256)]
+#: W3C's traceparent of the span that a request belongs to; empty: of none.
+Traceparent = Annotated[str, msgspec.Meta(max_length=64)]
 Weight = Annotated[float, msgspec.Meta(ge=0, le=1e12)]
 
 

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import msgspec
 
-from flightedl.messages.base import Name, Natural, OfPlan, Reply, Request, Sender, Weight
+from flightedl.messages.base import Name, Natural, OfPlan, Reply, Request, Sender, Traceparent, Weight
 
 
 class Outcome(IntEnum):
@@ -57,6 +57,7 @@ class PushHeader(Sender, frozen=True, kw_only=True):
     wait_s: Annotated[float, msgspec.Meta(ge=0, le=20)] = 2.0
     #: Step only: whether fresh values are wanted.
     pull: bool = True
+    traceparent: Traceparent = ""
 
 
 class LookupHeader(OfPlan, frozen=True, kw_only=True):

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import msgspec
 
-from flightedl.messages.base import Name, Natural, Reply, Request, Sender, Text
+from flightedl.messages.base import Name, Natural, Reply, Request, Sender, Text, Traceparent
 from flightedl.messages.hosts import HostFacts
 
 #: Different names of metrics in one message.
@@ -69,6 +69,7 @@ class TasksTicket(Sender, frozen=True, kw_only=True):
     want: Annotated[int, msgspec.Meta(ge=0, le=64)] = 1
     #: How long the master may hold the call while there is nothing to hand out.
     wait_s: Annotated[float, msgspec.Meta(ge=0, le=20)] = 2.0
+    traceparent: Traceparent = ""
 
 
 #: url, version, format, number, first record, records, offset, bytes of a chunk.

@@ -7,6 +7,7 @@
 * ``free_memory``: what strangers' messages took is given back. ``startup_memory``: what only the start needed is.
 * ``metrics_page``: figures for Prometheus, read when they are asked for.
 * ``host``: what it knows of itself and its machine. ``stacks``: where its threads stand, told by itself.
+* ``tracing``: spans of steps, tasks, checkpoints and recoveries, across processes.
 * ``log_format``: a log for people or for programs.
 * ``http_page``: the small HTTP server of all pages.
 * ``health_page``: whether a server has started, is alive and ready, for the probes of a cluster.

@@ -27,6 +27,7 @@ from flightedl.messages.parameters import (
 )
 from flightedl.messages.status import StacksReply
 from flightedl.ports import Clock
+from flightedl.process import tracing
 from flightedl.process.stacks import stacks
 from flightedl.pserver.service import PserverService
 from flightedl.pserver.steps import StepSession, awaited_values
@@ -149,7 +150,14 @@ class PserverFlight:
             return True
         header = decode(request, PushHeader)
         shard = self._service.shard(header.plan_hash)
-        session = StepSession(shard, header)
+        with tracing.serves("pserver", "step", header.traceparent):
+            self._take_step(StepSession(shard, header), parts, exchange, call, header.wait_s)
+        shard.meter.step(self._clock.now() - began)
+        return True
+
+    def _take_step(
+        self, session: StepSession, parts: list[ReceivedBlocks], exchange: Exchange, call: Call, wait_s: float
+    ) -> None:
         while True:
             self._service.require_lease()
             pieces = session.feed(parts)
@@ -161,12 +169,10 @@ class PserverFlight:
                 break
             parts = self._next_parts(session, exchange)
         if not session.is_over:
-            deadline = min(self._clock.now() + header.wait_s, call.deadline)
+            deadline = min(self._clock.now() + wait_s, call.deadline)
             for pieces in _while_wanted(session.drain(self._clock, deadline), call):
                 exchange.write(*encode_parts(pieces))
             exchange.write_metadata(STEP_END)
-        shard.meter.step(self._clock.now() - began)
-        return True
 
     def _lookup(self, header: LookupHeader, parts: Sequence[ReceivedBlocks], exchange: Exchange, call: Call) -> None:
         """Rows of tables: what is there leaves with the word that this is all."""

@@ -43,6 +43,7 @@ from flightedl.messages.control import (
 from flightedl.messages.declarations import DeclaredModel, ElectionRecord, JobDeclaration
 from flightedl.messages.status import PserverStatusReply, TableCounts
 from flightedl.ports import Clock, Storage
+from flightedl.process import tracing
 from flightedl.process.host import host_facts
 from flightedl.process.startup_memory import release_startup_memory
 from flightedl.pserver.building import load_row_kernels
@@ -293,7 +294,7 @@ class PserverService:
         assert storage is not None, "the life knows that there is no store"
         began = self._clock.now()
         try:
-            with self._turns.turn():
+            with self._turns.turn(), tracing.span("recovery", pserver=self._life.index):
                 found = load_newest(
                     storage,
                     self._keys.job_name,

@@ -37,6 +37,7 @@ from flightedl.errors import FlightedlError, UnavailableError
 from flightedl.formats.row_batches import ROWS_OF, TABLE, WAITING, StoredRows, StoredRowSpan
 from flightedl.formats.shard_files import ShardHeader, StoredBlock, write_shard
 from flightedl.ports import Clock, Storage
+from flightedl.process import tracing
 from flightedl.pserver.row_store import RowCut
 from flightedl.recording.snapshots import pserver_snapshots
 from flightedl.recording.writer import Recorder
@@ -374,9 +375,8 @@ class Snapshots:
         if progress is None or order.order.is_newer_than(progress.order):
             self._shard.begin_copies(begin)
         if taken:
-            threading.Thread(
-                target=self._carry_out, args=(order, taken[0]), name="flightedl-snapshot", daemon=True
-            ).start()
+            carry_out = tracing.bound(self._carry_out, order, taken[0])
+            threading.Thread(target=carry_out, name="flightedl-snapshot", daemon=True).start()
         with self._lock:
             progress = self._state.progress
         assert progress is not None
@@ -392,11 +392,13 @@ class Snapshots:
 
     def _carry_out(self, order: SnapshotCommand, copies: SnapshotCopier) -> None:
         try:
-            applied = self._copy(order, copies)
+            with tracing.span("checkpoint.copy", pserver=self._index):
+                applied = self._copy(order, copies)
             if applied is None:
                 copies.drop_rows()
                 return
-            file = self._write(order, copies.take_blocks(), copies.rows, applied)
+            with tracing.span("checkpoint.write", pserver=self._index):
+                file = self._write(order, copies.take_blocks(), copies.rows, applied)
         except Exception as error:  # noqa: BLE001 - whatever goes wrong, the master has to hear of it
             if not isinstance(error, FlightedlError):
                 _log.exception("a snapshot could not be made")

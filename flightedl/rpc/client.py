@@ -27,6 +27,7 @@ from typing import Any, Self
 import pyarrow as pa
 
 from flightedl.errors import UnavailableError, UsageError
+from flightedl.process import tracing
 from flightedl.process.fork_guard import GUARD
 from flightedl.process.socket_abort import leave
 from flightedl.rpc.arrow_flight import flight
@@ -118,6 +119,8 @@ class Connection:
     ) -> None:
         self.address = address
         self.expected = expected
+        #: Of the server, for people.
+        self._role = "server" if expected is None else expected.role
         self._headers = [(CALLER_HEADER.encode(), (caller or Caller()).to_header().encode())]
         if expected is not None:
             self._headers.append((EXPECT_HEADER.encode(), expected.to_header().encode()))
@@ -170,16 +173,17 @@ class Connection:
         Raises:
             FlightedlError: what the server answered, or what happened on the way.
         """
-        call = self._start(verb, timeout_s, body)
+        with tracing.asks(self._role, verb, self.address):
+            call = self._start(verb, timeout_s, body)
 
-        def run() -> bytes:
-            results = self._client.do_action(flight.Action(verb, body), call.options)
-            # The error, if there is one, appears only while the results are read.
-            return b"".join([result.body.to_pybytes() for result in results])
+            def run() -> bytes:
+                results = self._client.do_action(flight.Action(verb, body), call.options)
+                # The error, if there is one, appears only while the results are read.
+                return b"".join([result.body.to_pybytes() for result in results])
 
-        answer = call.run(run)
-        call.check_server()
-        return answer
+            answer = call.run(run)
+            call.check_server()
+            return answer
 
     @contextmanager
     def get(self, ticket: bytes, *, timeout_s: float, schema: pa.Schema | None = None) -> Iterator[Download]:
@@ -265,6 +269,8 @@ class Connection:
             (TIMEOUT_HEADER.encode(), f"{timeout_s:.3f}".encode()),
             (CHECKSUM_HEADER.encode(), checksum_of(request).encode()),
         ]
+        if traceparent := tracing.carried():
+            headers.append((tracing.HEADER.encode(), traceparent.encode()))
         options = flight.FlightCallOptions(timeout=timeout_s, headers=headers)
         reply = self._replies.expect()
         return ClientCall(f"{verb} at {self.address}", options, self.expected, lambda: reply.header)

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import pyarrow as pa
 
 from flightedl.errors import InternalError, MessageError, UsageError
+from flightedl.process import tracing
 from flightedl.process.fork_guard import GUARD
 from flightedl.rpc.arrow_flight import flight
 from flightedl.rpc.authentication import Credentials
@@ -148,7 +149,8 @@ class Service(flight.FlightServerBase):  # type: ignore[misc]
             # Its length first: the bytes are a copy.
             self._check_length(action.body.size)
             handler = self._route(call, server.routes.actions, action.type)
-            return [handler(self._request(call, action.body.to_pybytes()), call)]
+            with tracing.serves(server.identity.role, action.type, call.headers.get(tracing.HEADER, "")):
+                return [handler(self._request(call, action.body.to_pybytes()), call)]
 
     @_guarded
     def do_get(self, context: flight.ServerCallContext, ticket: flight.Ticket) -> flight.FlightDataStream:

@@ -37,6 +37,7 @@ from flightedl.domain.trainer.steps import Effect, Steps, TakeSum, Work, carried
 from flightedl.domain.trainer.transfers import Transfer
 from flightedl.errors import UsageError
 from flightedl.ports import Clock
+from flightedl.process import tracing
 
 if TYPE_CHECKING:
     from flightedl.kernels.compiled import HalfKernels
@@ -187,11 +188,13 @@ class Parameters(Mapping[str, npt.NDArray[np.generic]]):
             UnavailableError: a pserver stayed away for longer than ``give_up_s``. Others may have the gradients: a loop
                 that goes on all the same gets this batch again.
         """
-        self._push(gradients, is_complete=True)
+        with tracing.span("step"):
+            self._push(gradients, is_complete=True)
 
     def step_rows(self) -> None:
         """``step`` of rows alone: the parameters get no gradient."""
-        self._push(_NO_GRADIENTS, is_complete=True)
+        with tracing.span("step"):
+            self._push(_NO_GRADIENTS, is_complete=True)
 
     def push(self, gradients: Mapping[str, npt.ArrayLike]) -> None:
         """Push the current batch's gradients of some parameters. Errors as ``step``."""
@@ -415,7 +418,9 @@ class Parameters(Mapping[str, npt.NDArray[np.generic]]):
                 shard, part = pairs[0]
                 shard.carry_out(part, transfer, outgoing)
                 return
-            futures = [self._pool.submit(shard.carry_out, part, transfer, outgoing) for shard, part in pairs]
+            futures = [
+                self._pool.submit(tracing.bound(shard.carry_out, part, transfer, outgoing)) for shard, part in pairs
+            ]
             try:
                 errors = [error for future in futures if (error := future.exception()) is not None]
             except BaseException:

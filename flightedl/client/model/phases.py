@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from flightedl.client.profile import PULL, PUSH, WAIT
+from flightedl.process import tracing
 
 
 class Phases:
@@ -38,6 +39,8 @@ class Phases:
         """Something else goes on from now on."""
         now, before = self._now(), self._phase
         self.seconds[before] = self.seconds.get(before, 0.0) + now - self._since
+        if tracing.is_on():
+            tracing.past(before, self._since, now)
         self._phase, self._since = phase, now
 
     def end(self) -> None:

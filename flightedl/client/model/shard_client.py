@@ -32,6 +32,7 @@ from flightedl.errors import FlightedlError, MessageError
 from flightedl.messages.base import encode
 from flightedl.messages.parameters import LookupHeader, Outcome, PullTicket, PushHeader
 from flightedl.ports import Clock
+from flightedl.process import tracing
 from flightedl.rpc.client import Connection
 from flightedl.rpc.client_streams import LOCK_STEP_LIMIT_BYTES
 from flightedl.rpc.reuse import ReusableExchange
@@ -134,6 +135,11 @@ class ShardClient:
         phases.begin(WAIT if transfer.pushes or wants_version else PULL)
         if transfer.is_over:
             return
+        with tracing.span("transfer", pserver=self._index):
+            self._converse(transfer, whole, outgoing)
+            phases.end()
+
+    def _converse(self, transfer: ShardTransfer, whole: Transfer, outgoing: Outgoing) -> None:
         waiting = self._waiting()
         for _ in waiting.steps():
             try:
@@ -152,7 +158,6 @@ class ShardClient:
                     waiting.because(reason)
                 case KeepWaiting(for_what):
                     waiting.patiently(for_what)
-        phases.end()
         waiting.over()
 
     def _call(self, transfer: ShardTransfer, whole: Transfer, outgoing: Outgoing) -> None:
@@ -190,6 +195,7 @@ class ShardClient:
             rows=len(blocks) + (len(self._buckets) - 1 if has_rows else 0),
             pull=whole.pull_after_push,
             wait_s=_SLICE_S,
+            traceparent=tracing.carried(),
         )
         pieces = self._blocks_by_message(blocks[:-1] if has_rows else blocks, push.bases, outgoing)
         if has_rows:
