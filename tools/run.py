@@ -8,9 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import click
-from rich.console import Console
 
-from flightedl.launch.run import RunOptions, run_job
+from flightedl.launch.forking import fork_server
 
 
 def resume_command(arguments: Sequence[str]) -> str:
@@ -99,18 +98,25 @@ def run(
         "resume": resume or None,
         "recovery": recovery,
     }
-    options = RunOptions(
-        target=script_or_module,
-        arguments=arguments,
-        trainers=trainers,
-        pservers=pservers,
-        job=job,
-        checkpoint=checkpoint,
-        standby=standby,
-        output=output,
-        etcd=etcd,
-        page=page,
-        resume_command=resume_command(sys.argv[1:]) if checkpoint else "",
-        more={name: value for name, value in more.items() if value is not None},
-    )
-    return run_job(options, Console(highlight=False))
+    with fork_server(trainers) as forks:
+        # The fork server imports while this process does.
+        from rich.console import Console
+
+        from flightedl.launch.run import RunOptions, run_job
+
+        options = RunOptions(
+            target=script_or_module,
+            arguments=arguments,
+            trainers=trainers,
+            pservers=pservers,
+            job=job,
+            checkpoint=checkpoint,
+            standby=standby,
+            output=output,
+            etcd=etcd,
+            page=page,
+            resume_command=resume_command(sys.argv[1:]) if checkpoint else "",
+            forks=forks,
+            more={name: value for name, value in more.items() if value is not None},
+        )
+        return run_job(options, Console(highlight=False))

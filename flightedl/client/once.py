@@ -26,7 +26,6 @@ from flightedl.client import arguments
 from flightedl.client.connections import persistently
 from flightedl.client.registration import Registration
 from flightedl.client.waiting import Waiting
-from flightedl.coordination.checkpoint_places import write_file
 from flightedl.coordination.keeper import HeldKey
 from flightedl.coordination.keys import JobKeys
 from flightedl.errors import FencedError, FlightedlError
@@ -72,6 +71,9 @@ class Once:
             FencedError: as of ``require``; nothing was changed.
             UnavailableError: the file could not be written, or etcd cannot be asked.
         """
+        # Few trainers write, and it knows all files of checkpoints.
+        from flightedl.coordination.checkpoint_places import write_file
+
         write_file(arguments.url_of("url", url), [data] if isinstance(data, bytes) else data, self.require)
 
 

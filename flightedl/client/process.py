@@ -39,6 +39,8 @@ from flightedl.rpc.request_stream import RequestStream
 
 Answer = TypeVar("Answer", bound=msgspec.Struct)
 
+#: How often somebody who waits for an event in etcd sees whether that is of any use.
+_LOOK_S = 0.5
 #: So long after the end of its lease at most, a master is replaced.
 _TAKEOVER_S = 1.5
 
@@ -124,12 +126,19 @@ class TrainerProcess:
     def wait_for_pservers(self, count: int) -> None:
         """Return when there are so many."""
         waiting = self.waiting()
+
+        def missing(directory: Directory) -> int:
+            return count - len([index for index in directory.pservers() if index < count])
+
+        def are_there(directory: Directory) -> bool | None:
+            return None if missing(directory) else True
+
         for _ in waiting.steps():
             self.directory.require_followed()
-            present = len([index for index in self.directory.pservers() if index < count])
-            if present >= count:
+            if self.directory.wait_until(are_there, _LOOK_S):
                 break
-            waiting.because(f"{count - present} of {count} pservers are missing: start them with `flightedl pserver`")
+            lacking = missing(self.directory)
+            waiting.because(f"{lacking} of {count} pservers are missing: start them with `flightedl pserver`")
         waiting.over()
 
     # tasks

@@ -64,6 +64,7 @@ def connect(
         UnavailableError: etcd cannot be reached.
     """
     process_tuning.apply()
+    process_tuning.let_pandas_wait()
     return Job(settings(TrainerSettings, etcd=etcd, job=job, **more), job_over=job_over, begin_again=begin_again)
 
 

@@ -63,12 +63,15 @@ class Waiting:
                 self._say(f"{asked[0]} to answer", now - self._start)
 
     def steps(self, first_s: float = 0.02, longest_s: float = 0.5) -> Iterator[None]:
-        """Endless attempts, with a pause that doubles between them."""
+        """Endless attempts, with a pause between them that grows by a third.
+
+        So what is waited for is noticed when the wait has become about a third longer, at most.
+        """
         pause = first_s
         while True:
             yield
             self._clock.sleep(pause)
-            pause = min(pause * 2, longest_s)
+            pause = min(pause * 4 / 3, longest_s)
 
     def because(self, reason: str | FlightedlError) -> None:
         """The attempt just made did not succeed for this reason.

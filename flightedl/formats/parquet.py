@@ -15,11 +15,10 @@ from __future__ import annotations
 import io
 from collections.abc import Collection, Iterable, Iterator
 from itertools import pairwise
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from flightedl.formats.chunks import Chunk, ChunkColumns, FileIndex, IndexOptions
@@ -28,6 +27,9 @@ from flightedl.formats.schemas import require_unique_columns
 from flightedl.formats.sinks import PartsSink
 from flightedl.formats.sources import WatchedFile, opened, parsing
 from flightedl.ports import Files, FileStat
+
+if TYPE_CHECKING:
+    import pyarrow.compute as pc
 
 #: Records decoded at a time where only a part of a row group is wanted.
 _DECODED_RECORDS = 65_536

@@ -9,14 +9,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from flightedl.errors import DataError
+
+if TYPE_CHECKING:
+    import pyarrow.compute as pc
 
 Condition = tuple[str, str, Any]
 
@@ -107,6 +109,9 @@ def empty(schema: pa.Schema, request: ReadRequest) -> Records:
 
 
 def _term(field: pa.Field, condition: Condition) -> pc.Expression:
+    # It makes 300 functions when it is imported, and a dataset without conditions needs none of them.
+    import pyarrow.compute as pc
+
     column, operator, value = condition
     reference = pc.field(column)
     if operator in _COMPARISONS:

@@ -1,6 +1,7 @@
 """Whole jobs on one machine: a real etcd, real server processes, trainers, and somebody who watches over them.
 
 * ``processes``: children that cannot outlive their parent; ``orphan_reaper`` is the process that sees to it.
+* ``fork_server`` is the process from which the first processes of a job are forked, ``forking`` asks it.
 * ``etcd``: an etcd of the job's own. ``policy``: what to do when a process ends (pure). ``supervisor``: does it.
 * ``cluster``: ``fe.local()``, the servers without trainers, for notebooks and tests. ``programs``: what its processes
   are, their settings and commands. ``naming``: who may start a job of a name. ``places``: where results and logs go.

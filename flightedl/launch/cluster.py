@@ -26,6 +26,7 @@ from flightedl.config import TrainerSettings
 from flightedl.coordination.checkpoint_places import job_storage
 from flightedl.errors import FlightedlError, JobFailedError, UnavailableError, UsageError
 from flightedl.launch.etcd import EmbeddedEtcd
+from flightedl.launch.forking import ForkServer, fork_server
 from flightedl.launch.lease_cleaner import LeaseCleaner
 from flightedl.launch.naming import JobName
 from flightedl.launch.places import LOGS, directory_of, free_port, make_directory
@@ -59,6 +60,7 @@ class LocalCluster:
         page: whether the master serves a web page of the job, at ``page_url``.
         limits: when the supervisor gives up.
         on_event: is told in one sentence about each process that ends or is replaced.
+        forks: a fork server that imports already; the cluster ends it. None: it starts one.
         more: further settings of all processes, such as ``lease_ttl_s``.
 
     Raises:
@@ -79,6 +81,7 @@ class LocalCluster:
         page: bool = False,
         limits: Limits | None = None,
         on_event: OnEvent | None = None,
+        forks: ForkServer | None = None,
         **more: Any,
     ) -> None:
         if record is not None:
@@ -95,6 +98,7 @@ class LocalCluster:
         self._output_dir = None if output_dir is None else directory_of(output_dir)
         self._limits = limits
         self._on_event = on_event
+        self._forks = forks
         self._clock = SystemClock()
         self._name = JobName(job, self._programs, self._clock, on_event or (lambda _: None))
         #: Whether the leases of processes that are seen to end are ended at once; else they run their time, as on a
@@ -171,7 +175,8 @@ class LocalCluster:
         if self._resources is not None:
             raise UsageError("the cluster runs already")
         self._require_places()
-        with contextlib.ExitStack() as stack:
+        forks, self._forks = self._forks or fork_server(self._programs.trainer_count), None
+        with contextlib.ExitStack() as stack, forks:
             if self._output_dir is None:
                 self._directory = Path(tempfile.mkdtemp(prefix="flightedl-local-"))
                 stack.callback(shutil.rmtree, self._directory, ignore_errors=True)
@@ -188,7 +193,7 @@ class LocalCluster:
                 first = etcd.start()
                 self._programs.etcd_address = etcd.address
                 starters[Slot(Role.ETCD, 0)] = lambda count: first if count == 1 else etcd.start_again()
-            starters |= self._programs.starters(children, self.directory)
+            starters |= self._programs.starters(children, self.directory, forks)
             cleaner = LeaseCleaner(self._programs.etcd(), self.job, self._clock)
             stack.callback(cleaner.close)
             account = stack.enter_context(self.status())
@@ -203,6 +208,7 @@ class LocalCluster:
             )
             stack.callback(self._supervisor.stop)
             self._supervisor.start()
+            forks.close()
             if ready_s is not None:
                 self._wait_until_ready(ready_s)
             self._resources = stack.pop_all()

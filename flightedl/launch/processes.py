@@ -30,6 +30,7 @@ from typing import IO, Self
 
 from flightedl.errors import UsageError
 from flightedl.launch import orphan_reaper
+from flightedl.launch.forking import ForkedProcess
 from flightedl.launch.orphan_reaper import kill_group
 
 #: Takes the child's name and one line without its end. Called from the child's reader thread; must not raise.
@@ -55,7 +56,9 @@ os.execv(sys.argv[2], sys.argv[2:])
 class Child:
     """One child process, running or ended. Made by :meth:`Children.start`; methods are thread-safe."""
 
-    def __init__(self, name: str, process: subprocess.Popen[bytes], log_path: Path, on_line: OnLine | None) -> None:
+    def __init__(
+        self, name: str, process: subprocess.Popen[bytes] | ForkedProcess, log_path: Path, on_line: OnLine | None
+    ) -> None:
         self.name = name
         self.log_path = log_path
         self._process = process
@@ -207,6 +210,18 @@ class Children:
             cwd=directory,
             start_new_session=True,
         ).result()
+        return self.take(name, process, on_line=on_line)
+
+    def take(
+        self, name: str, process: subprocess.Popen[bytes] | ForkedProcess, *, on_line: OnLine | None = None
+    ) -> Child:
+        """Have a process among the children that leads a process group, and whose output is a pipe.
+
+        Args:
+            name: as of ``start``.
+            process: a child of this process.
+            on_line: as of ``start``.
+        """
         self._tell(f"group {process.pid}")
         child = Child(name, process, self.log_directory / f"{name}.log", on_line or self._on_line)
         with self._lock:

@@ -20,6 +20,7 @@ from flightedl.config import (
     thread_environment,
 )
 from flightedl.errors import UsageError
+from flightedl.launch.forking import ForkServer
 from flightedl.launch.policy import Role, Slot
 from flightedl.launch.processes import Child, Children, OnLine
 from flightedl.launch.supervisor import Starter
@@ -114,28 +115,43 @@ class Programs:
         """How the job's etcd is reached."""
         return EtcdAccess.of(self.settings(CommonSettings))
 
-    def starters(self, children: Children, directory: Path) -> dict[Slot, Starter]:
-        """What starts each process but etcd; results go to ``directory``."""
+    @property
+    def trainer_count(self) -> int:
+        """How many trainers are started."""
+        return 0 if self._trainers is None else self._trainers.count
+
+    def starters(self, children: Children, directory: Path, forks: ForkServer) -> dict[Slot, Starter]:
+        """What starts each process but etcd; results go to ``directory``.
+
+        In this order they are there soonest: what the first ones import is needed by all, pservers load a compiler.
+        """
         # Ports are always free ones: a fixed one from the environment could serve only one of the processes.
         ports = {"port": 0, "metrics_port": 0, "health_port": 0}
-        trainers = 0 if self._trainers is None else self._trainers.count
         master_ports = ports | {"metrics_port": self._page_port}
-        master = self.master_settings(pservers=self._pservers, trainers=trainers, **master_ports)
+        master = self.master_settings(pservers=self._pservers, trainers=self.trainer_count, **master_ports)
         pserver = self.settings(PserverSettings, checkpoint=self._checkpoint, **ports)
-        slots = [Slot(Role.MASTER, 0), *(Slot(Role.PSERVER, index) for index in range(self._pservers))]
-        if self._standby:
-            slots += [Slot(Role.MASTER, 1), Slot(Role.PSERVER, self._pservers)][: 2 if self._pservers else 1]
+        pservers = self._pservers + (1 if self._standby and self._pservers else 0)
         cores = available_cores()
         environments = {
             Role.MASTER: child_environment(master, **thread_environment(cores, cores)),
             Role.PSERVER: child_environment(pserver, **thread_environment(max(self._pservers, 1), cores)),
         }
-        found: dict[Slot, Starter] = {
-            slot: _starter(children, str(slot), [f"flightedl.{slot.role}"], environments[slot.role]) for slot in slots
-        }
-        return found if self._trainers is None else found | self._trainer_starters(self._trainers, children, directory)
 
-    def _trainer_starters(self, trainers: TrainerProgram, children: Children, directory: Path) -> dict[Slot, Starter]:
+        def servers(role: Role, count: int) -> dict[Slot, Starter]:
+            program = [f"flightedl.{role}"]
+            return {
+                slot: _starter(children, forks, slot, program, environments[role])
+                for slot in (Slot(role, index) for index in range(count))
+            }
+
+        masters = servers(Role.MASTER, 2 if self._standby else 1)
+        if self._trainers is not None:
+            masters |= self._trainer_starters(self._trainers, children, directory, forks)
+        return masters | servers(Role.PSERVER, pservers)
+
+    def _trainer_starters(
+        self, trainers: TrainerProgram, children: Children, directory: Path, forks: ForkServer
+    ) -> dict[Slot, Starter]:
         threads = thread_environment(trainers.count, available_cores())
         program = ["flightedl.launch.trainer", trainers.target, *trainers.arguments]
         found: dict[Slot, Starter] = {}
@@ -144,7 +160,7 @@ class Programs:
             own = {"output_dir": str(directory), "process_name": str(slot), "metrics_port": 0}
             chosen = self.settings(TrainerSettings, **own)
             environment = child_environment(chosen, **threads)
-            found[slot] = _starter(children, str(slot), program, environment, trainers.on_line)
+            found[slot] = _starter(children, forks, slot, program, environment, trainers.on_line)
         return found
 
 
@@ -154,14 +170,19 @@ def _names_of(kind: type[CommonSettings]) -> set[str]:
 
 def _starter(
     children: Children,
-    name: str,
+    forks: ForkServer,
+    slot: Slot,
     module_and_arguments: Sequence[str],
     environment: Mapping[str, str],
     on_line: OnLine | None = None,
 ) -> Starter:
-    command = [sys.executable, "-m", *module_and_arguments]
+    name = str(slot)
 
-    def start(_count: int) -> Child:
-        return children.start(name, command, environment, on_line=on_line)
+    def start(count: int) -> Child:
+        module, *arguments = module_and_arguments
+        forked = forks.start(slot.role, module, arguments, environment) if count == 1 else None
+        if forked is not None:
+            return children.take(name, forked, on_line=on_line)
+        return children.start(name, [sys.executable, "-m", *module_and_arguments], environment, on_line=on_line)
 
     return start

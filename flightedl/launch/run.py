@@ -28,6 +28,7 @@ from flightedl.domain.diagnosis.profile import advice
 from flightedl.errors import EXIT_JOB_FAILED, FlightedlError, NotFoundError, UsageError
 from flightedl.launch.cluster import LocalCluster
 from flightedl.launch.failed import failed_tasks, joined, place_of, skipped_of
+from flightedl.launch.forking import ForkServer
 from flightedl.launch.pictures import keep_curves
 from flightedl.launch.places import make_directory
 from flightedl.launch.policy import Role
@@ -70,6 +71,8 @@ class RunOptions:
     page: bool = True
     #: The command that goes on from the checkpoints of this run; empty: nobody knows it.
     resume_command: str = ""
+    #: That imports already; None: one is started.
+    forks: ForkServer | None = None
     #: Further settings of all processes.
     more: Mapping[str, Any] = field(default_factory=dict)
 
@@ -126,6 +129,7 @@ def run_job(options: RunOptions, console: Console) -> int:
         trainers=program,
         page=options.page and not settings(CommonSettings, **_of_all(options.more)).tls_dir,
         on_event=display.event,
+        forks=options.forks,
         **options.more,
     )
     started_at = clock.now()

@@ -3,8 +3,9 @@
 Together about 90 MB of a pserver, whose memory is counted in arrays of the model. The pages of a library's code are
 those of its file: dropped, they come back by themselves when they are run again, so that a kernel may still be compiled
 later. Linux keeps dropped pages in its cache for as long as it has room. Only mappings of which no page was ever
-written are touched, and only of libraries that are loaded for good when this is called: one that is just being loaded
-is mapped before it is written. Where there is no ``/proc`` nothing is done.
+written (here, or in a process that this one was forked from) are touched, and only of libraries that are loaded for
+good when this is called: one that is just being loaded is mapped before it is written. Where there is no ``/proc``
+nothing is done.
 """
 
 from __future__ import annotations
@@ -16,6 +17,9 @@ from pathlib import Path
 
 _LIBRARIES = ("libllvmlite", "libarrow", "libparquet", "cygrpc")
 _MAPPING = re.compile(r"([0-9a-f]+)-([0-9a-f]+) r-[x-]p .*/(?:" + "|".join(_LIBRARIES) + r")[^/]*")
+#: Fields of proc_pid_smaps(5) about pages that are not the file's any more, in its order. After a fork dirty pages are
+#: shared with the parent, so that there is nothing in ``Private_Dirty``.
+_WRITTEN = ("Shared_Dirty:", "Private_Dirty:", "Anonymous:", "Swap:")
 #: From sys/mman.h.
 _MADV_DONTNEED = 4
 
@@ -39,7 +43,9 @@ def _clean(smaps: str) -> Iterator[tuple[int, int]]:
         if "-" in line.partition(" ")[0]:
             mapping = _MAPPING.fullmatch(line)
             found = None if mapping is None else (int(mapping[1], 16), int(mapping[2], 16))
-        elif found is not None and line.startswith("Private_Dirty:"):
-            if line.split()[1] == "0":
+        elif found is not None and line.startswith(_WRITTEN):
+            if line.split()[1] != "0":
+                found = None
+            elif line.startswith(_WRITTEN[-1]):
                 yield found
-            found = None
+                found = None

@@ -15,7 +15,8 @@ Three things are set, all measured (64 MB push and pull on loopback: 0.48 -> 0.7
 What ``tuned_environment`` says of big copies glibc reads before the program begins: only processes that were started
 with it have it.
 
-A server also does without some libraries (``leave_out_pandas_and_scipy``), and a pserver lets who runs go on
+A server also does without some libraries (``leave_out_pandas_and_scipy``), a trainer until it asks for them
+(``let_pandas_wait``), and a pserver lets who runs go on
 (``let_others_go_on``).
 
 What the environment already says is never overridden. Without glibc (macOS, musl) the allocator is left alone. The
@@ -25,12 +26,14 @@ price is memory: a process gives back at most what exceeds 1 GiB of free heap.
 from __future__ import annotations
 
 import ctypes
+import importlib.util
 import os
 import resource
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from importlib.abc import MetaPathFinder
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
 from types import ModuleType
 
 from flightedl.config import tuned_environment
@@ -90,6 +93,66 @@ def leave_out_pandas_and_scipy() -> bool:
         return False
     if not any(isinstance(finder, _LeftOut) for finder in sys.meta_path):
         sys.meta_path.insert(0, _LeftOut())
+    return True
+
+
+class _Awaited(MetaPathFinder):
+    """Tells pyarrow of pandas when a program imports it."""
+
+    def find_spec(
+        self,
+        fullname: str,
+        path: Sequence[str] | None,  # noqa: ARG002 - of importlib's
+        target: ModuleType | None = None,  # noqa: ARG002 - likewise
+    ) -> ModuleSpec | None:
+        if fullname != "pandas":
+            return None
+        sys.meta_path.remove(self)
+        spec = importlib.util.find_spec(fullname)
+        if spec is not None and spec.loader is not None:
+            spec.loader = _Telling(spec.loader)
+        return spec
+
+
+class _Telling(Loader):
+    """Loads pandas by its own loader, and then has pyarrow look for it once more."""
+
+    def __init__(self, loader: Loader) -> None:
+        self._loader = loader
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
+        return self._loader.create_module(spec)
+
+    def exec_module(self, module: ModuleType) -> None:
+        module.__loader__ = self._loader
+        if module.__spec__ is not None:
+            module.__spec__.loader = self._loader
+        self._loader.exec_module(module)
+        from pyarrow import lib
+
+        # It asks for pandas in a way that has to succeed, which makes pyarrow forget that there was none.
+        _ = lib._pandas_api.pd  # noqa: SLF001 - pyarrow has no other word for it
+
+
+def let_pandas_wait() -> bool:
+    """Let pyarrow do without pandas until the program itself imports it, or asks for a data frame.
+
+    pyarrow imports it, where it is installed, with the first array that it makes or reads, to see whether what it was
+    given is of pandas. Nothing can be before anybody has imported it, and half a second of a trainer's start is saved.
+    False: it is loaded already.
+    """
+    if "pandas" in sys.modules:
+        return False
+    if not any(isinstance(finder, _Awaited) for finder in sys.meta_path):
+        import pyarrow as pa
+
+        absent = _LeftOut()
+        sys.meta_path.insert(0, absent)
+        try:
+            pa.array([0])
+        finally:
+            sys.meta_path.remove(absent)
+        sys.meta_path.insert(0, _Awaited())
     return True
 
 

@@ -1,7 +1,7 @@
 """Recorded runs: what happened to the cores of a process and what came of it, written down, and run again.
 
 * ``writer`` writes one file for each process, ``reader`` reads it. ``values`` is how events and effects are written,
-  ``redaction`` what is left out.
+  ``redaction`` what is left out of texts, ``redacted_values`` of events and effects.
 * ``master``, of a pserver ``pserver`` (its life), ``blocks`` and ``snapshots``, of a trainer ``trainer`` (its feed),
   ``loops`` and ``acknowledged``, ``membership``, ``elections`` and ``endings`` make cores that are recorded, and cores
   to which recorded events happen. For a trainer's steps these are ``steps`` and ``step_player``, and ``step_values``

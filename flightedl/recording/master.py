@@ -15,7 +15,7 @@ from flightedl.domain.master.events import AppliedAnswered, Event, ManifestFaile
 from flightedl.domain.master.state import CoreSettings, StoredState
 from flightedl.domain.queue.values import QueueSettings
 from flightedl.errors import CorruptError
-from flightedl.recording.redaction import stored_without
+from flightedl.recording.redacted_values import stored_without
 from flightedl.recording.values import by_name, decode, with_counts
 from flightedl.recording.writer import Recorder
 

@@ -1,4 +1,4 @@
-"""What a recording leaves out: passwords in URLs, and what errors say, because they may quote records.
+"""What of texts a recording leaves out: passwords in URLs, and what errors say, because they may quote records.
 
 What is left out is replaced by something that is the same for the same text, so that what was equal stays equal. A text
 that is replaced already stays as it is.
@@ -8,20 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Callable
-from dataclasses import replace
-from typing import Any
 from urllib.parse import urlsplit, urlunsplit
-
-import msgspec
-
-from flightedl.domain.master import effects as out
-from flightedl.domain.master import events
-from flightedl.domain.master.state import StoredState
-from flightedl.domain.queue.values import Quarantined
-from flightedl.domain.trainer.feed import Ask
-from flightedl.messages.declarations import DeclaredDataset, JobDeclaration
-from flightedl.recording.values import builtins
 
 _DIGEST = re.compile(r"(\w+: )?#[0-9a-f]{12}")
 _REMOVED = re.compile(r"removed=[0-9a-f]{12}")
@@ -48,69 +35,6 @@ def _digest(text: str) -> str:
     return hashlib.blake2b(text.encode(errors="replace"), digest_size=6).hexdigest()
 
 
-def _value_without(value: object) -> str:
+def value_without(value: object) -> str:
+    """What is written of a value of a record."""
     return value if isinstance(value, str) and _DIGEST.fullmatch(value) else text_without(repr(value))
-
-
-#: Field -> what is written in its place, in the values that ``_is_private`` names.
-_REPLACED: dict[str, Callable[[Any], Any]] = {
-    "urls": lambda urls: [url_without(url) for url in urls],
-    "error": text_without,
-    "place": text_without,
-    "filter": lambda given: given and [[column, how, _value_without(value)] for column, how, value in given],
-}
-_PRIVATE = (
-    events.DatasetDeclared,
-    events.DatasetIndexed,
-    events.EvaluationDeclared,
-    events.EvaluationIndexed,
-)
-
-
-def _is_private(value: object) -> bool:
-    match value:
-        case events.WorkAsked(_, ticket):
-            return bool(ticket.failed)
-        case Ask(reports):
-            return bool(reports.failed)
-        case out.QueueNews(_, effect):
-            return isinstance(effect, Quarantined)
-        case out.Answer(_, reply):
-            return isinstance(reply, DeclaredDataset)
-        case _:
-            return isinstance(value, _PRIVATE)
-
-
-def redacted(value: object, written: object) -> object:
-    """What is written of an event or effect, without what it should not tell."""
-    return _without(builtins(written)) if _is_private(value) else written
-
-
-def _without(tree: Any) -> Any:
-    if isinstance(tree, dict):
-        return {
-            key: _REPLACED[key](value) if key in _REPLACED and value is not None else _without(value)
-            for key, value in tree.items()
-        }
-    return [_without(each) for each in tree] if isinstance(tree, list | tuple) else tree
-
-
-def stored_without(stored: StoredState) -> StoredState:
-    """What a predecessor left, likewise; documents that tell nothing stay as they are."""
-    declaration = msgspec.convert(_without(msgspec.to_builtins(stored.declaration)), JobDeclaration)
-    return replace(
-        stored,
-        declaration=msgspec.structs.replace(declaration, arrivals=[]),
-        failures=_document_without(stored.failures),
-        evaluations=_document_without(stored.evaluations),
-    )
-
-
-def _document_without(document: bytes | None) -> bytes | None:
-    if document is None:
-        return None
-    tree = _without(msgspec.json.decode(document))
-    for each in tree.get("evaluations", ()):
-        if each["queue"]:
-            each["queue"] = msgspec.json.encode(_without(msgspec.json.decode(each["queue"]))).decode()
-    return msgspec.json.encode(tree)

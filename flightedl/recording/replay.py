@@ -19,7 +19,7 @@ from flightedl.recording.master import MasterPlayer
 from flightedl.recording.membership import MembershipPlayer
 from flightedl.recording.pserver import LifePlayer
 from flightedl.recording.reader import ReadRecord, Recording
-from flightedl.recording.redaction import redacted
+from flightedl.recording.redacted_values import redacted
 from flightedl.recording.snapshots import SnapshotsPlayer
 from flightedl.recording.step_player import StepsPlayer
 from flightedl.recording.trainer import FeedPlayer

@@ -145,6 +145,29 @@ print("pandas" in sys.modules, "scipy" in sys.modules)
     assert run(program).splitlines() == ["True True 1", "[1, None] 2.0", "False False"]
 
 
+def test_a_trainer_has_pandas_when_it_asks_for_it() -> None:
+    program = """
+import sys
+from flightedl.process.tuning import let_pandas_wait
+print(let_pandas_wait(), let_pandas_wait())
+import pyarrow as pa
+print(pa.table({"k": [1, None]}).column(0).to_numpy(), "pandas" in sys.modules)
+frame = pa.table({"k": [1, 2]}).to_pandas()
+import pandas
+import pandas.core
+assert isinstance(frame, pandas.DataFrame)
+# As pyarrow reads a series only when it knows pandas.
+print(pa.array(pandas.Series([1.0, float("nan")])).null_count, let_pandas_wait())
+print(type(pandas.__loader__).__name__, type(pandas.__spec__.loader).__name__)
+"""
+    assert run(program).splitlines() == [
+        "True True",
+        "[ 1. nan] False",
+        "1 False",
+        "SourceFileLoader SourceFileLoader",
+    ]
+
+
 def test_a_server_may_open_as_many_connections_as_the_system_allows() -> None:
     program = """
 import resource

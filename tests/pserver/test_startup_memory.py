@@ -47,17 +47,37 @@ def test_pages_are_dropped_and_come_back() -> None:
     assert pa.array([3]).cast(pa.string()).to_pylist() == ["3"]
 
 
+def pages(shared_dirty: int = 0, private_dirty: int = 0, anonymous: int = 0, swap: int = 0) -> list[str]:
+    """What the kernel tells of the pages of a mapping, in kB."""
+    return [
+        f"Shared_Dirty:          {shared_dirty} kB",
+        f"Private_Dirty:         {private_dirty} kB",
+        f"Anonymous:             {anonymous} kB",
+        f"Swap:                  {swap} kB",
+    ]
+
+
+@pytest.mark.parametrize(
+    "written",
+    [{"shared_dirty": 4, "anonymous": 4}, {"anonymous": 4}, {"swap": 4}],
+    ids=["forked", "cleaned", "swapped"],
+)
+def test_what_was_written_to_before_a_fork_or_swapped_out_is_left_alone(written: dict[str, int]) -> None:
+    lines = ["1000-2000 r--p 00000000 fe:00 7 /venv/libllvmlite.so", *pages(**written)]
+    assert list(_clean("\n".join(lines))) == []
+
+
 def test_what_was_written_to_is_left_alone() -> None:
     lines = [
         "1000-2000 r-xp 00000000 fe:00 7 /venv/libllvmlite.so",
-        "Private_Dirty:         0 kB",
+        *pages(),
         "2000-3000 r--p 00000000 fe:00 7 /venv/libllvmlite.so",
-        "Private_Dirty:         4 kB",
+        *pages(private_dirty=4, anonymous=4),
         "3000-4000 rw-p 00000000 fe:00 7 /venv/libllvmlite.so",
-        "Private_Dirty:         0 kB",
+        *pages(),
         "4000-5000 r--p 00000000 fe:00 8 /data/libarrow/model.bin",
-        "Private_Dirty:         0 kB",
+        *pages(),
         "5000-6000 r--p 00000000 fe:00 9 /venv/pyarrow/libarrow.so.2600",
-        "Private_Dirty:         0 kB",
+        *pages(),
     ]
     assert list(_clean("\n".join(lines))) == [(0x1000, 0x2000), (0x5000, 0x6000)]

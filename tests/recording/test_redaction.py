@@ -15,7 +15,8 @@ from flightedl.domain.master.state import CoreSettings, StoredState
 from flightedl.domain.queue.values import FailedPiece, Quarantined, QueueSettings
 from flightedl.messages.declarations import DatasetDeclaration, DeclaredDataset, JobDeclaration
 from flightedl.messages.tasks import FailedTask, TasksTicket
-from flightedl.recording.redaction import redacted, stored_without, text_without, url_without
+from flightedl.recording.redacted_values import redacted, stored_without
+from flightedl.recording.redaction import text_without, url_without
 from flightedl.recording.values import encode, tagged
 
 SECRET = "hunter2"

@@ -21,7 +21,6 @@ from flightedl.client.participation import Participation
 from flightedl.client.process import TrainerProcess
 from flightedl.client.tables.requests import DistinctIds
 from flightedl.client.tables.table import Table
-from flightedl.coordination.checkpoint_places import write_model
 from flightedl.domain.consistency.modes import Mode, Sync
 from flightedl.domain.model.optimizers import SGD, Optimizer
 from flightedl.domain.model.parameters import ParameterSpec
@@ -249,6 +248,9 @@ class JobModel:
                 return
             parameters.pull()
             specs = [ParameterSpec(key, value.shape, value.dtype.name) for key, value in parameters.items()]
+            # Few trainers write, and it knows all files of checkpoints.
+            from flightedl.coordination.checkpoint_places import write_model
+
             write_model(target, form, specs, zip(specs, parameters.values(), strict=True), require)
 
         return self._saves.save(target, self._participation.epoch, write)

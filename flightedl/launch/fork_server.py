@@ -1,0 +1,183 @@
+"""The process from which the first processes of a job are forked, so that what all of them import is imported once.
+
+Five processes that each import for a second are what a small job on two cores would else begin with. ``forking`` starts
+this one, and asks it for one process after the other; what restarts later is started by itself, as a program.
+
+Theory of operation. Forking is safe here because nothing of gRPC's, Flight's or etcd's has been made yet: modules are
+imported, and machine code is loaded, no more. It begins to import when it starts, in the order in which processes will
+be asked for, and looks for requests between two modules: so a master and trainers already work while pservers' compiler
+is loaded. A child is forked twice, and its parent
+ends at once: so the kernel gives it to the launcher, which had itself made the *subreaper* of what it starts. From then
+on it is the launcher's child like any other: it waits for it, and the child dies with it.
+
+A child leads a session and a process group of its own. It has the environment that it was given, its output goes to the
+pipe that came with the request, and it is named by its own command line where ``ps`` shows it.
+
+Not guaranteed: that libraries which read their environment when they are loaded see that of the child. The launcher
+starts this process with what matters then: the tuning of the allocator and of gRPC, and the number of BLAS's threads.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import gc
+import importlib
+import json
+import os
+import runpy
+import select
+import signal
+import socket
+import sys
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from flightedl.config import replace_environment
+from flightedl.process.tuning import leave_out_pandas_and_scipy, let_pandas_wait
+
+#: Its last argument: room for a child's command line.
+PADDING = "-" * 512
+#: Of a request and of its answer: a number.
+NUMBER_BYTES = 8
+#: What a kind of process imports, in parts. Not what it runs as ``__main__``.
+_IMPORTS = {
+    "master": ("pyarrow.flight", "fsspec.implementations.local", "flightedl.adapters.etcd", "flightedl.master.main"),
+    "trainer": ("flightedl.client.session", "flightedl.formats.reader", "pyarrow.compute"),
+    "pserver": ("numba", "flightedl.kernels.compiled", "flightedl.pserver.main"),
+}
+_PR_SET_PDEATHSIG = 1
+#: How often a child looks whether it has another parent.
+_LOOK_S = 0.0005
+
+
+class Request(NamedTuple):
+    """A process that is asked for."""
+
+    #: Of ``_IMPORTS``; any other imports nothing before.
+    kind: str
+    #: That is run as ``__main__``, and its arguments.
+    module: str
+    arguments: list[str]
+    environment: dict[str, str]
+    #: Whose child it becomes.
+    launcher: int
+
+
+def main() -> None:
+    """Answer requests until there are no more; in a child: be what was asked for."""
+    gc.disable()
+    connection = socket.socket(fileno=0)
+    for kind in sys.argv[1:-1]:
+        _get_ready(kind, connection)
+    while (received := _received(connection)) is not None:
+        request, output = received
+        _get_ready(request.kind, None)
+        if (pid := _forked()) == 0:
+            connection.close()
+            _become(request, output)
+            runpy.run_module(request.module, run_name="__main__", alter_sys=True)
+            return
+        os.close(output)
+        connection.sendall(pid.to_bytes(NUMBER_BYTES, "little"))
+
+
+def _received(connection: socket.socket) -> tuple[Request, int] | None:
+    """A request, and where the output of the process goes; None: the launcher wants no more, or is gone."""
+    head, files, _, _ = socket.recv_fds(connection, NUMBER_BYTES, 1)
+    if len(head) < NUMBER_BYTES:
+        return None
+    left = int.from_bytes(head, "little")
+    parts = []
+    while left and (part := connection.recv(left)):
+        parts.append(part)
+        left -= len(part)
+    return None if left else (Request(*json.loads(b"".join(parts))), files[0])
+
+
+def _get_ready(kind: str, connection: socket.socket | None) -> None:
+    """Import what processes of this kind need, and load what takes long; stop where a request comes meanwhile."""
+    with _without_pandas_and_scipy():
+        for name in _IMPORTS.get(kind, ()):
+            if connection is not None and select.select([connection], [], [], 0)[0]:
+                return
+            importlib.import_module(name)
+        if kind == "pserver":
+            from flightedl.kernels.compiled import block_kernels
+
+            # The first of all kernels is what takes long: 0.3 s, the others 5 ms.
+            block_kernels("float32")
+    # What is there is there for good: a collection would only write to pages that children share.
+    gc.freeze()
+
+
+@contextlib.contextmanager
+def _without_pandas_and_scipy() -> Iterator[None]:
+    """No module that is imported here loads them, as of ``leave_out_pandas_and_scipy``; a trainer may use them."""
+    before = list(sys.meta_path)
+    leave_out_pandas_and_scipy()
+    try:
+        yield
+    finally:
+        sys.meta_path[:] = before
+
+
+def _forked() -> int:
+    """The pid of a child whose parent is the launcher; 0 in that child."""
+    reading, writing = os.pipe()
+    between = os.fork()
+    if between == 0:
+        between = os.getpid()
+        child = os.fork()
+        if child == 0:
+            os.close(reading)
+            os.close(writing)
+            # Asked for before the launcher is the parent, its death's signal would come when the one between ends.
+            while os.getppid() == between:
+                select.select([], [], [], _LOOK_S)
+            return 0
+        os.write(writing, child.to_bytes(NUMBER_BYTES, "little"))
+        os._exit(0)
+    os.close(writing)
+    os.waitpid(between, 0)
+    with open(reading, "rb") as pipe:  # noqa: PTH123 - a descriptor, which has no path
+        return int.from_bytes(pipe.read(), "little")
+
+
+def _become(request: Request, output: int) -> None:
+    """Be the process that was asked for, in all but its code."""
+    os.setsid()
+    with contextlib.suppress(AttributeError, OSError):
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != request.launcher:
+        os._exit(1)
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    os.dup2(output, 1)
+    os.dup2(output, 2)
+    os.close(output)
+    replace_environment(request.environment)
+    sys.argv = [request.module, *request.arguments]
+    sys.orig_argv = [sys.executable, "-m", *sys.argv]
+    _show(sys.orig_argv)
+    if request.kind == "trainer":
+        let_pandas_wait()
+    if (random := sys.modules.get("numpy.random")) is not None:
+        # Else all children would draw the same numbers.
+        random.seed()
+    gc.enable()
+
+
+def _show(command: list[str]) -> None:
+    """Write a command line where ``ps`` reads that of this process, over the one that it has."""
+    text = "\0".join(command).encode()
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        with open("/proc/self/stat", "rb") as file:  # noqa: PTH123 - before anything is imported for it
+            fields = file.read().rpartition(b")")[2].split()
+        # Of proc(5): arg_start and arg_end, the 48th and 49th field; the first one here is the third.
+        start, end = int(fields[45]), int(fields[46])
+        if start and end - start > len(PADDING):
+            ctypes.memmove(start, text[: end - start - 1].ljust(end - start, b"\0"), end - start)
+
+
+if __name__ == "__main__":
+    main()

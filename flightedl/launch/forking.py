@@ -1,0 +1,160 @@
+"""The launcher's side of ``fork_server``: processes that are there at once, because what they import is imported.
+
+On Linux alone. Where anything about it fails, the process is started as a program, as everywhere else: who asks gets
+None. The fork server is for the beginning of a job, when all its processes are started together; it ends with that.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Mapping, Sequence
+from types import TracebackType
+from typing import IO, Self
+
+from flightedl.config import available_cores, child_environment, thread_environment
+from flightedl.launch.fork_server import NUMBER_BYTES, PADDING, Request
+
+_PR_SET_CHILD_SUBREAPER = 36
+#: Imports may take long on a starved machine; the processes would take as long.
+_ANSWER_S = 120.0
+
+
+class ForkedProcess:
+    """What of ``subprocess.Popen`` is needed of a child that the fork server has made.
+
+    Args:
+        pid: Of the process, a child of this one.
+        output: The end of its pipe that is read.
+    """
+
+    def __init__(self, pid: int, output: IO[bytes]) -> None:
+        self.pid = pid
+        self.stdout: IO[bytes] | None = output
+        self.returncode: int | None = None
+
+    def wait(self) -> int:
+        """Its exit code, minus the signal's number; as ``subprocess.Popen.wait``."""
+        if self.returncode is None:
+            try:
+                self.returncode = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+            except ChildProcessError:
+                # Somebody else in this program waits for whatever ends.
+                self.returncode = 0
+        return self.returncode
+
+
+class ForkServer:
+    """A process from which others are forked. Use it in a ``with`` block; thread-safe.
+
+    Args:
+        environment: That it is started with: what libraries read while they are loaded.
+        kinds: Of the processes that will be asked for, in order: what these need is imported meanwhile.
+    """
+
+    def __init__(self, environment: Mapping[str, str], kinds: Sequence[str] = ()) -> None:
+        self._lock = threading.Lock()
+        self._socket: socket.socket | None = None
+        self._process: subprocess.Popen[bytes] | None = None
+        if not sys.platform.startswith("linux"):
+            return
+        ours, theirs = socket.socketpair()
+        with theirs:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "flightedl.launch.fork_server", *kinds, PADDING],
+                stdin=theirs.fileno(),
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                env={"PYTHONUNBUFFERED": "1", **environment},
+                start_new_session=True,
+            )
+        ours.settimeout(_ANSWER_S)
+        self._socket = ours
+
+    def start(
+        self, kind: str, module: str, arguments: Sequence[str], environment: Mapping[str, str]
+    ) -> ForkedProcess | None:
+        """A process that runs ``python -m module arguments``; None: start it as a program.
+
+        Args:
+            kind: "master", "pserver" or "trainer": what is imported before.
+            module: What it runs.
+            arguments: Of it.
+            environment: All of its environment variables.
+        """
+        request = Request(kind, module, list(arguments), {"PYTHONUNBUFFERED": "1", **environment}, os.getpid())
+        with self._lock:
+            if self._socket is None or not _adopt(wanted=True):
+                return None
+            reading, writing = os.pipe()
+            try:
+                pid = _asked(self._socket, json.dumps(request).encode(), writing)
+            except OSError:
+                pid = 0
+            finally:
+                os.close(writing)
+            if not pid or not _is_own(pid):
+                self._close()
+                os.close(reading)
+                return None
+            return ForkedProcess(pid, os.fdopen(reading, "rb"))
+
+    def close(self) -> None:
+        """There are no more requests."""
+        with self._lock:
+            self._close()
+
+    def _close(self) -> None:
+        if self._socket is not None:
+            self._socket.close()
+            _adopt(wanted=False)
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+        self._socket = self._process = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def fork_server(trainers: int) -> ForkServer:
+    """For a job with so many trainers, each of which gets its share of the cores."""
+    kinds = ("master", *(("trainer",) if trainers else ()), "pserver")
+    return ForkServer(child_environment(**thread_environment(trainers or 1, available_cores())), kinds)
+
+
+def _asked(connection: socket.socket, body: bytes, output: int) -> int:
+    """The pid that the fork server answers; 0: it has ended."""
+    socket.send_fds(connection, [len(body).to_bytes(NUMBER_BYTES, "little")], [output])
+    connection.sendall(body)
+    return int.from_bytes(connection.recv(NUMBER_BYTES), "little")
+
+
+def _adopt(*, wanted: bool) -> bool:
+    """Whether processes that lose their parent among this one's descendants become its children; False: not known."""
+    try:
+        return bool(ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, int(wanted), 0, 0, 0) == 0)
+    except (AttributeError, OSError):
+        return False
+
+
+def _is_own(pid: int) -> bool:
+    """Whether a process is a child of this one, running or ended; one that is not is killed."""
+    with contextlib.suppress(ChildProcessError):
+        os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        return True
+    with contextlib.suppress(OSError):
+        os.kill(pid, signal.SIGKILL)
+    return False
