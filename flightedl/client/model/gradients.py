@@ -1,7 +1,9 @@
 """What is checked of the user's gradients before anything of them is sent, and what they are scaled to.
 
 Big gradients are sent as they lie in the user's memory. Small ones travel many to a message, one after the other; they
-are put together here, before the check, because checking a thousand little arrays takes longer than sending them.
+are put together here, before the check, because checking a thousand little arrays takes longer than sending them. Where
+all of a message are there and as they were declared, which is nearly always, no Python runs for each of them (see
+``JoinedRun``); whatever is wrong with one of them is found, and said, by the way that looks at each.
 """
 
 from __future__ import annotations
@@ -10,6 +12,7 @@ import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from operator import attrgetter, itemgetter
 from typing import Any
 
 import numpy as np
@@ -34,6 +37,37 @@ class _Wanted:
     dtype: np.dtype[Any]
     #: Of 16-bit floats, in which it is declared or travels; empty: neither.
     kind: str
+
+
+_ARRAYS = {np.ndarray}
+_SHAPE = attrgetter("shape")
+
+
+class JoinedRun:
+    """Several whole parameters that travel in one message, and the memory in which their gradients are put together.
+
+    Args:
+        names: Of the parameters, in order.
+        wanted: What each one's gradient has to be; all are of one dtype.
+    """
+
+    def __init__(self, names: Sequence[str], wanted: Sequence[_Wanted]) -> None:
+        self.names = dict.fromkeys(names)
+        self.kind = wanted[0].kind
+        self._pick = itemgetter(*names)
+        self._shapes = [each.shape for each in wanted]
+        self._line = np.empty(sum(math.prod(shape) for shape in self._shapes), wanted[0].dtype)
+
+    def join(self, gradients: Mapping[str, Any]) -> Array | None:
+        """(n,) the gradients one after the other, until the next time; None: not all are there and as declared."""
+        try:
+            arrays = self._pick(gradients)
+            if set(map(type, arrays)) != _ARRAYS or list(map(_SHAPE, arrays)) != self._shapes:
+                return None
+            return np.concatenate(arrays, axis=None, out=self._line, casting="no")
+        except (KeyError, TypeError):
+            # One is missing, or has another dtype.
+            return None
 
 
 class GradientCheck:
@@ -68,12 +102,39 @@ class GradientCheck:
             )
             for spec in plan.parameters
         }
-        #: First block of a run of whole parameters -> their names.
-        self._runs = dict(_whole_runs(plan, runs))
+        #: First block of a run of whole parameters -> what joins them.
+        self._runs = {
+            first: JoinedRun(names, [self._wanted[name] for name in names]) for first, names in _whole_runs(plan, runs)
+        }
 
     def unknown(self, name: str) -> str:
         """What is wrong with a name that no parameter has."""
         return f"there is no parameter {name!r:.80}; declared are {', '.join(sorted(self._wanted))}"
+
+    def ready(
+        self, gradients: Mapping[str, npt.ArrayLike], where: object
+    ) -> tuple[dict[str, Array], Mapping[int, Array]]:
+        """What ``flattened`` and ``require_sound`` give, and raise, for gradients that are sent as they are.
+
+        Those that were joined without a look at each are not among the arrays.
+        """
+        together: dict[int, Array] = {}
+        joined: set[str] = set()
+        for first, run in self._runs.items() if isinstance(gradients, Mapping) else ():
+            line = run.join(gradients)
+            if line is not None and self._is_within(line, run.kind):
+                together[first] = line
+                joined |= run.names.keys()
+        if len(joined) == len(gradients) and together:
+            return {}, together
+        rest = {name: value for name, value in gradients.items() if name not in joined} if together else gradients
+        arrays = self.flattened(rest)
+        return arrays, together | self.require_sound(arrays, where)
+
+    @property
+    def clips(self) -> bool:
+        """Whether gradients may be scaled before they are sent."""
+        return self._clip_norm is not None
 
     def flattened(self, gradients: Mapping[str, npt.ArrayLike]) -> dict[str, Array]:
         """The gradients as contiguous (n,) arrays.
@@ -115,14 +176,14 @@ class GradientCheck:
         """
         together: dict[int, Array] = {}
         passed: set[str] = set()
-        for first, names in self._runs.items():
-            if not arrays.keys() >= names.keys():
+        for first, run in self._runs.items():
+            if not arrays.keys() >= run.names.keys():
                 continue
-            joined = np.concatenate([arrays[name] for name in names])
+            joined = np.concatenate([arrays[name] for name in run.names])
             # Where it is not sound, each one is looked at below, to name it.
-            if self._is_within(joined, self._wanted[next(iter(names))].kind):
+            if self._is_within(joined, run.kind):
                 together[first] = joined
-                passed |= names.keys()
+                passed |= run.names.keys()
         for name, array in arrays.items():
             kind = self._wanted[name].kind
             if name not in passed and not self._is_within(array, kind):
@@ -164,14 +225,14 @@ class GradientCheck:
         return _is_within(flat[:half], limit) & second.result()
 
 
-def _whole_runs(plan: ShardPlan, runs: Sequence[Sequence[range]]) -> Iterator[tuple[int, dict[str, None]]]:
-    """Runs of several blocks, each the whole of a parameter."""
+def _whole_runs(plan: ShardPlan, runs: Sequence[Sequence[range]]) -> Iterator[tuple[int, list[str]]]:
+    """First block and parameters of runs of several blocks, each the whole of a parameter."""
     for pserver_runs in runs:
         for run in pserver_runs:
             blocks = [plan.block(number) for number in run]
             specs = [plan.parameters[block.parameter] for block in blocks]
             if len(run) > 1 and all(block.size == spec.size for block, spec in zip(blocks, specs, strict=True)):
-                yield run.start, dict.fromkeys(spec.name for spec in specs)
+                yield run.start, [spec.name for spec in specs]
 
 
 def _square_sum(array: Array) -> float:

@@ -339,8 +339,11 @@ class Parameters(Mapping[str, npt.NDArray[np.generic]]):
         current, steps = self._require_current(), self.steps
         if self._tree is not None and gradients is not _NO_GRADIENTS:
             gradients = self._tree.flattened(gradients)
-        arrays = self._check.flattened(gradients)
-        together = self._check.require_sound(arrays, current)
+        if steps.sums is None and self._feedback is None and not self._check.clips:
+            arrays, together = self._check.ready(gradients, current)
+        else:
+            arrays = self._check.flattened(gradients)
+            together = self._check.require_sound(arrays, current)
         current.has_gradient = True
         if current.must_repeat:
             return
@@ -351,9 +354,9 @@ class Parameters(Mapping[str, npt.NDArray[np.generic]]):
                 self._add_rows(current)
                 self.run(steps.step(current))
             return
-        self._require_first(arrays, current)
+        self._require_first(gradients, current)
         outgoing = self._as_sent(arrays, together)
-        self.run(steps.step(current) if is_complete else steps.push(current, self._blocks_of(arrays)), outgoing)
+        self.run(steps.step(current) if is_complete else steps.push(current, self._blocks_of(gradients)), outgoing)
 
     def _places_of(self, name: str) -> list[Block]:
         return [self._blocks[number] for number in self._ranges[name]]
@@ -372,9 +375,9 @@ class Parameters(Mapping[str, npt.NDArray[np.generic]]):
             self.rows.sums.add(sums.identity, pending.take(), weight)
             pending.clear()
 
-    def _require_first(self, arrays: Mapping[str, Array], current: CurrentBatch) -> None:
+    def _require_first(self, names: Iterable[str], current: CurrentBatch) -> None:
         """UsageError if the batch has had a gradient for one of these parameters."""
-        for name in arrays if current.answered else ():
+        for name in names if current.answered else ():
             if not current.answered.keys().isdisjoint(self._ranges[name]):
                 raise UsageError(
                     f"the gradient of {name!r} was already pushed for this batch ({current}); for several steps, "

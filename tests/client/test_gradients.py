@@ -1,0 +1,97 @@
+"""What is checked of gradients, and that small ones are put together without a look at each."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import pytest
+
+from flightedl.client.model.gradients import GradientCheck
+from flightedl.domain.model.parameters import ParameterSpec
+from flightedl.domain.model.sharding import plan_shards, runs_of
+from flightedl.errors import GradientError
+
+#: Three that travel together, and one that is cut into blocks.
+_SHAPES = {"a": (4, 3), "b": (5,), "c": (), "z": (1 << 21,)}
+_SMALL = ("a", "b", "c")
+
+
+@pytest.fixture
+def check() -> Iterator[GradientCheck]:
+    specs = [ParameterSpec(name, shape) for name, shape in _SHAPES.items()]
+    plan = plan_shards(specs, 1)
+    with ThreadPoolExecutor(1) as pool:
+        yield GradientCheck(plan, [runs_of(plan, 0)], dict.fromkeys(_SHAPES, np.dtype(np.float32)), "", None, pool)
+
+
+def gradients(*names: str) -> dict[str, Any]:
+    random = np.random.default_rng(0)
+    return {name: random.standard_normal(_SHAPES[name], np.float32)[...] for name in names}
+
+
+def flat(given: dict[str, Any], *names: str) -> list[float]:
+    return np.concatenate([np.ravel(given[name]) for name in names]).tolist()
+
+
+def test_small_gradients_are_put_together_and_big_ones_stay_where_they_are(check: GradientCheck) -> None:
+    given = gradients("z", *_SMALL)
+    given["a"] = np.asfortranarray(given["a"])
+    arrays, together = check.ready(given, "batch 0")
+    assert [line.tolist() for line in together.values()] == [flat(given, *_SMALL)]
+    assert list(arrays) == ["z"]
+    assert arrays["z"] is given["z"]
+
+
+def test_the_same_memory_holds_them_the_next_time(check: GradientCheck) -> None:
+    _, before = check.ready(gradients(*_SMALL), "batch 0")
+    again = {name: np.asarray(2 * value) for name, value in gradients(*_SMALL).items()}
+    arrays, after = check.ready(again, "batch 1")
+    assert not arrays
+    assert [line.tolist() for line in after.values()] == [flat(again, *_SMALL)]
+    assert [line.ctypes.data for line in before.values()] == [line.ctypes.data for line in after.values()]
+
+
+@pytest.mark.parametrize("names", [(), ("b",), ("a", "c"), ("z", "b")])
+def test_where_one_is_missing_each_is_sent_for_itself(check: GradientCheck, names: tuple[str, ...]) -> None:
+    given = gradients(*names)
+    arrays, together = check.ready(given, "batch 0")
+    assert not together
+    assert {name: array.tolist() for name, array in arrays.items()} == {name: flat(given, name) for name in names}
+
+
+def test_what_is_no_array_of_numpy_is_taken_for_one(check: GradientCheck) -> None:
+    given = gradients("a", "b") | {"c": np.float32(7)}
+    _, together = check.ready(given, "batch 0")
+    assert [line.tolist() for line in together.values()] == [flat(given, *_SMALL)]
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "wrong"),
+    [
+        ("b", np.zeros(6, np.float32), r"gradient of 'b' has shape \(6,\), the parameter \(5,\)"),
+        ("a", np.zeros(12, np.float32), r"gradient of 'a' has shape \(12,\), the parameter \(4, 3\)"),
+        ("b", np.zeros(5), "gradient of 'b' is float64, the parameter float32"),
+        ("b", np.zeros(5, ">f4"), "gradient of 'b' is >f4, the parameter float32"),
+        ("a", np.full((4, 3), np.nan, np.float32), "gradient of 'a' has NaN or infinity in batch 0"),
+        ("a", "text", r"gradient of 'a' has shape \(\)"),
+        ("d", np.zeros(5, np.float32), "there is no parameter 'd'"),
+    ],
+)
+def test_what_is_wrong_with_one_of_many_is_said(check: GradientCheck, name: str, value: object, wrong: str) -> None:
+    with pytest.raises(GradientError, match=wrong):
+        check.ready(gradients(*_SMALL) | {name: value}, "batch 0")
+
+
+def test_lengths_that_are_exchanged_are_noticed(check: GradientCheck) -> None:
+    given = gradients(*_SMALL)
+    given["a"], given["b"] = np.zeros(5, np.float32), np.zeros((4, 3), np.float32)
+    with pytest.raises(GradientError, match="gradient of 'a' has shape"):
+        check.ready(given, "batch 0")
+
+
+def test_gradients_without_names_are_refused(check: GradientCheck) -> None:
+    with pytest.raises(GradientError, match="must be given by name"):
+        check.ready([np.zeros(5, np.float32)], "batch 0")  # type: ignore[arg-type]
