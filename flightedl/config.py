@@ -25,6 +25,7 @@ from flightedl.errors import UsageError
 ENVIRONMENT_PREFIX = "FLIGHTEDL_"
 _TELEMETRY = ("", "otlp")
 _LOG_FORMATS = ("text", "json")
+INTEGRITIES = ("auto", "always", "never")
 _LOG_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
 _JOB_NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
 
@@ -59,16 +60,18 @@ class CommonSettings:
     telemetry: str = ""
     #: Directory where the process records what happens to it, for ``flightedl replay``; empty: nothing is recorded.
     record: str = ""
+    #: Whether values that travel between trainers and pservers carry checksums: "always", "never", or "auto", where
+    #: nothing else protects them, see ``rpc.integrity``.
+    integrity: str = "auto"
 
     def __post_init__(self) -> None:
         if not is_job_name(self.job):
             raise UsageError(
                 f"job name {self.job!r} is not usable: use 1-63 lower-case letters, digits and dashes (FLIGHTEDL_JOB)"
             )
-        if self.log_level.upper() not in _LOG_LEVELS:
-            raise UsageError(f"log_level is {self.log_level!r:.40}, but must be one of {', '.join(_LOG_LEVELS)}")
-        if self.log_format not in _LOG_FORMATS:
-            raise UsageError(f"log_format is {self.log_format!r:.40}, but must be one of {', '.join(_LOG_FORMATS)}")
+        _require_one_of("log_level", self.log_level, self.log_level.upper(), _LOG_LEVELS)
+        _require_one_of("log_format", self.log_format, self.log_format, _LOG_FORMATS)
+        _require_one_of("integrity", self.integrity, self.integrity, INTEGRITIES)
         if self.telemetry not in _TELEMETRY:
             raise UsageError(f"telemetry is {self.telemetry!r:.40}, but must be otlp, or empty for none")
         if self.lease_ttl_s < 1:
@@ -183,6 +186,11 @@ def _require_secure(bind: str, tls_dir: str, *, insecure: bool) -> None:
         )
 
 
+def _require_one_of(name: str, given: str, value: str, allowed: tuple[str, ...]) -> None:
+    if value not in allowed:
+        raise UsageError(f"{name} is {given!r:.40}, but must be one of {', '.join(allowed)}")
+
+
 def _is_loopback(address: str) -> bool:
     try:
         return ipaddress.ip_address(address).is_loopback
@@ -264,8 +272,14 @@ def replace_environment(variables: Mapping[str, str]) -> None:
     os.environ.update(variables)
 
 
-def flight_environment() -> dict[str, str]:
-    """Variables for the allocator and gRPC, measured to nearly double the throughput of Flight."""
+def tuned_environment() -> dict[str, str]:
+    """Variables that every process of a job is started with.
+
+    They are for the allocator and gRPC, and measured to nearly double the throughput of Flight. By one of them glibc
+    copies a block of values past the processor's cache: what is copied there is not read soon, and would push out what
+    is. Measured with 64 MB: 8 % less time for a step. glibc's own limit is a part of the last cache, which a virtual
+    machine may report as all that its host has.
+    """
     gib = str(1 << 30)
     return {
         "MALLOC_MMAP_THRESHOLD_": gib,
@@ -274,17 +288,8 @@ def flight_environment() -> dict[str, str]:
         # Else each of a server's threads keeps the most that it ever held at once; the lock costs nothing measurable.
         "MALLOC_ARENA_MAX": "1",
         "GRPC_EXPERIMENTS": "tcp_frame_size_tuning,tcp_rcv_lowat",
+        "GLIBC_TUNABLES": "glibc.cpu.x86_non_temporal_threshold=1000000",
     }
-
-
-def tuned_environment() -> dict[str, str]:
-    """Variables that every process of a job is started with.
-
-    Those of ``flight_environment``, and one by which glibc copies a block of values past the processor's cache: what is
-    copied there is not read soon, and would push out what is. Measured with 64 MB: 8 % less time for a step. glibc's
-    own limit is a part of the last cache, which a virtual machine may report as all that its host has.
-    """
-    return flight_environment() | {"GLIBC_TUNABLES": "glibc.cpu.x86_non_temporal_threshold=1000000"}
 
 
 def child_environment(*values: CommonSettings, **variables: str) -> dict[str, str]:
@@ -334,8 +339,3 @@ def available_cores(quota: Path = Path("/sys/fs/cgroup/cpu.max")) -> int:
         return max(1, min(found, math.ceil(int(limit_us) / int(period_us))))
     except (OSError, ValueError):  # No container, or one without a quota ("max").
         return found
-
-
-def bare_environment() -> dict[str, str]:
-    """The environment of a child process that flightedl is compared with: this one's, with ``flight_environment``."""
-    return flight_environment() | dict(os.environ)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import click
 
+from flightedl.config import INTEGRITIES
 from flightedl.launch.forking import fork_server
 
 
@@ -47,6 +48,11 @@ def resume_command(arguments: Sequence[str]) -> str:
 @click.option("--etcd", metavar="HOST:PORT", help="Use this running etcd [one is started for the job]")
 @click.option("--lease-ttl-s", type=float, help="After how long a process that fell silent counts as dead [5]")
 @click.option("--tls-dir", metavar="DIR", help="Directory with ca.pem, cert.pem and key.pem: mutual TLS")
+@click.option(
+    "--integrity",
+    type=click.Choice(INTEGRITIES),
+    help="Checksums of the values that travel: where nothing else protects them, always, or never [auto]",
+)
 @click.option("--log-level", metavar="LEVEL", help="DEBUG, INFO, WARNING or ERROR [INFO]")
 @click.option("--page/--no-page", default=True, help="Serve a web page of the job on this machine [page]")
 @click.option("--tensorboard", is_flag=True, help="Write what job.log is given to files for TensorBoard, too.")
@@ -70,6 +76,7 @@ def run(
     etcd: str | None,
     lease_ttl_s: float | None,
     tls_dir: str | None,
+    integrity: str | None,
     log_level: str | None,
     page: bool,
     tensorboard: bool,
@@ -88,6 +95,7 @@ def run(
     more = {
         "lease_ttl_s": lease_ttl_s,
         "tls_dir": tls_dir,
+        "integrity": integrity,
         "log_level": log_level,
         "record": record,
         "tensorboard": tensorboard or None,

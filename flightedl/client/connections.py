@@ -122,7 +122,7 @@ class Servers:
             if known is not None and known[0] == record:
                 return known[1]
             expected = ServerIdentity(job=self._job, role=role, index=index, generation=record.generation)
-            connection = self._connector.connect(record.address, expected)
+            connection = self._connector.connect(record.address, expected, record.integrity)
             self._connections[role, index] = (record, connection)
             if known is not None:
                 self._retired.append(known[1])

@@ -151,7 +151,13 @@ class ServerProcess(abc.ABC, Generic[Settings]):
         """What a key of this process says: where it can be called (port 0: nowhere yet), and which process it is."""
         address = f"{self._settings.advertise or self._settings.bind}:{port}" if port else ""
         return msgspec.json.encode(
-            ServerRecord(address=address, generation=generation, name=socket.gethostname(), pid=os.getpid())
+            ServerRecord(
+                address=address,
+                generation=generation,
+                name=socket.gethostname(),
+                pid=os.getpid(),
+                integrity=self._settings.integrity,
+            )
         )
 
 

@@ -23,6 +23,8 @@ class ServerRecord(msgspec.Struct, frozen=True, kw_only=True):
     #: For people: which process this is.
     name: str = ""
     pid: Natural = 0
+    #: Whether it wants values with checksums, see ``rpc.integrity``.
+    integrity: str = "auto"
 
 
 class TrainerRecord(msgspec.Struct, frozen=True, kw_only=True):

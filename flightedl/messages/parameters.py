@@ -58,6 +58,8 @@ class PushHeader(Sender, frozen=True, kw_only=True):
     #: Step only: whether fresh values are wanted.
     pull: bool = True
     traceparent: Traceparent = ""
+    #: Step only: whether the values of the answers carry checksums, as those of the step do.
+    checksums: bool = True
 
 
 class LookupHeader(OfPlan, frozen=True, kw_only=True):
@@ -68,6 +70,8 @@ class LookupHeader(OfPlan, frozen=True, kw_only=True):
     member: Natural = 0
     #: How long the server may hold the stream for the version that is wanted.
     wait_s: Annotated[float, msgspec.Meta(ge=0, le=20)] = 2.0
+    #: Whether the rows that come carry checksums.
+    checksums: bool = True
 
 
 class Opening(Reply, frozen=True, kw_only=True):

@@ -151,17 +151,17 @@ class PserverFlight:
         header = decode(request, PushHeader)
         shard = self._service.shard(header.plan_hash)
         with tracing.serves("pserver", "step", header.traceparent):
-            self._take_step(StepSession(shard, header), parts, exchange, call, header.wait_s)
+            self._take_step(StepSession(shard, header), parts, exchange, call, header)
         shard.meter.step(self._clock.now() - began)
         return True
 
     def _take_step(
-        self, session: StepSession, parts: list[ReceivedBlocks], exchange: Exchange, call: Call, wait_s: float
+        self, session: StepSession, parts: list[ReceivedBlocks], exchange: Exchange, call: Call, header: PushHeader
     ) -> None:
         while True:
             self._service.require_lease()
             pieces = session.feed(parts)
-            exchange.write(*encode_parts(pieces, STEP_END if session.is_over else b""))
+            exchange.write(*encode_parts(pieces, STEP_END if session.is_over else b"", checksums=header.checksums))
             # The next message is to come into this one's memory, while that is in the processor's cache. And of values
             # that somebody holds, others' gradients make a copy first.
             del parts, pieces
@@ -169,9 +169,9 @@ class PserverFlight:
                 break
             parts = self._next_parts(session, exchange)
         if not session.is_over:
-            deadline = min(self._clock.now() + wait_s, call.deadline)
+            deadline = min(self._clock.now() + header.wait_s, call.deadline)
             for pieces in _while_wanted(session.drain(self._clock, deadline), call):
-                exchange.write(*encode_parts(pieces))
+                exchange.write(*encode_parts(pieces, checksums=header.checksums))
             exchange.write_metadata(STEP_END)
 
     def _lookup(self, header: LookupHeader, parts: Sequence[ReceivedBlocks], exchange: Exchange, call: Call) -> None:
@@ -181,12 +181,12 @@ class PserverFlight:
             raise MessageError(f"a lookup is about the buckets of a pserver, and has {len(parts)} parts")
         pieces, rest = shard.read(shard.lookup(parts[0]), header.member)
         if pieces or not rest:
-            exchange.write(*encode_parts(pieces, b"" if rest else STEP_END))
+            exchange.write(*encode_parts(pieces, b"" if rest else STEP_END, checksums=header.checksums))
         if rest:
             deadline = min(self._clock.now() + header.wait_s, call.deadline)
             found = awaited_values(shard, header.member, deque(rest), self._clock, deadline)
             for more in _while_wanted(found, call):
-                exchange.write(*encode_parts(more))
+                exchange.write(*encode_parts(more, checksums=header.checksums))
             exchange.write_metadata(STEP_END)
 
     @staticmethod

@@ -177,7 +177,7 @@ class HeldBlocks:
         effects: Sequence[Effect],
         pushed: Array | ReceivedRows | None = None,
         *,
-        is_sent_next: bool = False,
+        has_checksum: bool = False,
     ) -> None:
         """Do what the protocol decided; the span's lock is held."""
         for effect in effects:
@@ -190,7 +190,7 @@ class HeldBlocks:
                 pass
             elif isinstance(span, ArraySpan):
                 assert not isinstance(pushed, ReceivedRows), "blocks get no rows"
-                span.carry_out(effect, pushed, is_sent_next=is_sent_next)
+                span.carry_out(effect, pushed, has_checksum=has_checksum)
             else:
                 assert not isinstance(pushed, np.ndarray), "rows get no blocks"
                 span.carry_out(effect, pushed)

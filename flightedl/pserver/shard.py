@@ -112,11 +112,11 @@ class ShardState(ShardRows):
             span = self._span(blocks.start)
             pushed = None
             if blocks == span.numbers and (len(data) == span.offsets[-1] or not data):
-                pushed = self._push(push, span, version, data, header.pull)
+                pushed = self._push(push, span, version, data, header)
             if pushed is not None:
                 found.append(pushed)
             else:
-                found.extend(self._push_by_span(push, part, header.pull))
+                found.extend(self._push_by_span(push, part, header))
         return found
 
     def push_rows(self, header: PushHeader, rows: Rows) -> list[Pushed]:
@@ -127,7 +127,7 @@ class ShardState(ShardRows):
                 raise self._wrong_size(range(number, number + 1), size_bytes)
         return self.push(header, list(parts_of(rows)))
 
-    def _push_by_span(self, push: Push, part: ReceivedBlocks, pull: bool) -> Iterator[Pushed]:
+    def _push_by_span(self, push: Push, part: ReceivedBlocks, header: PushHeader) -> Iterator[Pushed]:
         """A part that is not just one span; spans that it has only some blocks of are split."""
         blocks, version, _, data = part
         if data and len(data) != self._sent_bytes(blocks):
@@ -142,7 +142,7 @@ class ShardState(ShardRows):
                     self._incoming.gradient(span, range(number, stop), data[:size_bytes])
                 with span.lock, self._soundness:
                     self._protocol.split(span, around(span.numbers, range(number, stop)))
-            elif (pushed := self._push(push, span, version, data[:size_bytes], pull)) is not None:
+            elif (pushed := self._push(push, span, version, data[:size_bytes], header)) is not None:
                 yield pushed
                 number, data = stop, data[size_bytes:]
 
@@ -161,10 +161,13 @@ class ShardState(ShardRows):
         more = f" and {len(blocks) - 1} behind it have" if len(blocks) > 1 else " has"
         return MessageError(f"{named}{more} {self._sent_bytes(blocks)} bytes, not {size_bytes}")
 
-    def _push(self, push: Push, span: ArraySpan, base_version: int, data: memoryview, pull: bool) -> Pushed | None:
-        """All blocks of a span; None: it was split meanwhile. ``pull``: the sender wants the values that follow."""
+    def _push(
+        self, push: Push, span: ArraySpan, base_version: int, data: memoryview, header: PushHeader
+    ) -> Pushed | None:
+        """All blocks of a span; None: it was split meanwhile."""
         gradient = self._incoming.gradient(span, span.numbers, data) if len(data) else None
         protocol, has_gradient = self._protocol, gradient is not None
+        has_checksum = header.pull and header.checksums
         with span.lock:
             self._soundness.require()
             if span.is_split:
@@ -175,10 +178,10 @@ class ShardState(ShardRows):
                 decided = protocol.push(span, push, base_version, has_gradient=has_gradient)
                 if decided is None:
                     return None
-                self._carry_out(span, decided.effects, gradient if kept is None else kept, is_sent_next=pull)
+                self._carry_out(span, decided.effects, gradient if kept is None else kept, has_checksum=has_checksum)
             if decided.is_news:
                 self.changes.note()
-            pushed = self._answer(span, decided, pull)
+            pushed = self._answer(span, decided, header.pull)
             if not span.local.start and decided.effects:
                 self.meter.updates(decided.effects, base_version, push.member)
         self.meter.rows(decided.outcome, len(span.numbers))

@@ -234,13 +234,13 @@ class ArraySpan(BlockSpan):
         """A copy that may be kept when the message is gone."""
         return self._arena.copy(gradient)
 
-    def carry_out(self, effect: AddGradient | Update, gradient: Array | None, *, is_sent_next: bool) -> None:
+    def carry_out(self, effect: AddGradient | Update, gradient: Array | None, *, has_checksum: bool) -> None:
         """Change the values as the protocol says.
 
         Args:
             effect: What to do.
             gradient: (n,) of all blocks, finite; None: none was pushed.
-            is_sent_next: New values are about to be sent.
+            has_checksum: New values are about to be sent with their checksum.
         """
         if isinstance(effect, AddGradient):
             assert gradient is not None, "what has no gradient is not added"
@@ -252,9 +252,8 @@ class ArraySpan(BlockSpan):
         if effect.is_of_round:
             self._add_kept()
             gradient = self.accumulator
-            is_sent_next = True
         assert gradient is not None, "there is nothing to update from"
-        self.run_optimizer(gradient, effect.number, effect.scale, effect.rate_factor, is_sent_next=is_sent_next)
+        self.run_optimizer(gradient, effect.number, effect.scale, effect.rate_factor, has_checksum=has_checksum)
 
     def _add_kept(self) -> None:
         """Add up what was kept."""
@@ -263,7 +262,7 @@ class ArraySpan(BlockSpan):
         self.contributions.clear()
 
     def run_optimizer(
-        self, gradient: Array, number: int, scale: float = 1.0, rate_factor: float = 1.0, *, is_sent_next: bool = False
+        self, gradient: Array, number: int, scale: float = 1.0, rate_factor: float = 1.0, *, has_checksum: bool = False
     ) -> None:
         """One update of all blocks, from a finite gradient (n,).
 
@@ -272,10 +271,10 @@ class ArraySpan(BlockSpan):
             number: Updates before this one.
             scale: What the gradient is multiplied by.
             rate_factor: What the learning rate is multiplied by.
-            is_sent_next: The new values are about to be sent, so their checksum is made along the way.
+            has_checksum: The new values' checksum is wanted soon, so it is made along the way.
         """
         values = self.detach_for_write()
-        if is_sent_next and not self.wire:
+        if has_checksum and not self.wire:
             checksum = RunningChecksum()
             self.update(values, gradient, self.slots, number, scale, rate_factor, checksum.update)
             self._checksums.whole = checksum.intdigest()

@@ -107,6 +107,7 @@ class Connection:
         expected: The server that is meant. Generation 0 accepts any generation; None accepts any server.
         caller: Who asks.
         credentials: Mutual TLS; None: plain text.
+        has_checksums: Whether values that travel on it carry checksums, see ``rpc.integrity``.
     """
 
     def __init__(
@@ -116,8 +117,10 @@ class Connection:
         expected: ServerIdentity | None = None,
         caller: Caller | None = None,
         credentials: Credentials | None = None,
+        has_checksums: bool = True,
     ) -> None:
         self.address = address
+        self.has_checksums = has_checksums
         self.expected = expected
         #: Of the server, for people.
         self._role = "server" if expected is None else expected.role

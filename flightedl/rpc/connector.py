@@ -13,6 +13,7 @@ from flightedl.errors import UsageError
 from flightedl.rpc.authentication import Credentials, Role, place_of
 from flightedl.rpc.client import Connection
 from flightedl.rpc.identity import Caller, ServerIdentity
+from flightedl.rpc.integrity import has_checksums, is_loopback
 
 
 class Connector:
@@ -22,12 +23,14 @@ class Connector:
         caller: Who asks, for the servers' logs.
         role: What this process is; says which certificate it shows.
         tls_dir: Directory with its certificate, see ``Credentials.load``; empty: plain text.
+        integrity: Whether this process wants values with checksums, see ``rpc.integrity``.
 
     Raises:
         UsageError: a file of the directory is missing or is not PEM.
     """
 
-    def __init__(self, caller: Caller, role: Role, tls_dir: str = "") -> None:
+    def __init__(self, caller: Caller, role: Role, tls_dir: str = "", integrity: str = "auto") -> None:
+        self._integrity = integrity
         self._caller = caller
         self._role = role
         self._directory = tls_dir
@@ -35,9 +38,17 @@ class Connector:
         self._state = self._looks()
         self._credentials = Credentials.load(tls_dir, role)
 
-    def connect(self, address: str, expected: ServerIdentity | None) -> Connection:
-        """A connection to the server at ``host:port`` that is meant."""
-        return Connection(address, expected=expected, caller=self._caller, credentials=self._present())
+    def connect(self, address: str, expected: ServerIdentity | None, integrity: str = "auto") -> Connection:
+        """A connection to the server at ``host:port`` that is meant; ``integrity``: whether that wants checksums."""
+        credentials = self._present()
+        is_protected = credentials is not None or is_loopback(address)
+        return Connection(
+            address,
+            expected=expected,
+            caller=self._caller,
+            credentials=credentials,
+            has_checksums=has_checksums(self._integrity, integrity, is_protected=is_protected),
+        )
 
     def _present(self) -> Credentials | None:
         if not self._directory:

@@ -5,13 +5,14 @@ of ``STEP_SCHEMA`` with one row, the values of all its parts one after the other
 says what they are. Five columns, as in ``wire.rows``, say the same, but making and taking them apart costs more than
 everything else that is done for a message.
 
-The header, little-endian: ``uint64`` xxh3-64 of what follows in it; ``uint32`` 2, the version of this layout;
+The header, little-endian: ``uint64`` xxh3-64 of what follows in it; ``uint32`` 2, the version of this layout, or 3
+where the values carry no checksums, because something else protects them (``rpc.integrity``);
 ``uint32`` number of parts; then for each part 32 bytes: ``int32`` first block, ``int32`` number of blocks, ``int64``
 version, ``int32`` outcome (0 to the server), ``uint32`` bytes of values, ``uint64`` xxh3-64 of those bytes (0 where
-there are none); then what is attached, mostly nothing: to the server the request of the step that begins with this
-message, from the server the word that the step is over (a message of its own, for so little, costs as much as another
-megabyte's Python). So a checksum covers every bit that is used. Where a part's blocks begin is known from the shard
-plan.
+there are none, and in layout 3); then what is attached, mostly nothing: to the server the request of the step that
+begins with this message, from the server the word that the step is over (a message of its own, for so little, costs as
+much as another megabyte's Python). So in layout 2 a checksum covers every bit that is used. Where a part's blocks begin
+is known from the shard plan.
 
 Received values are read-only views of network memory at any address; they live as long as the batch.
 """
@@ -41,6 +42,8 @@ STEP_END = b"end of step"
 PARTS_LIMIT = 1000
 
 _LAYOUT = 2
+_UNCHECKED_LAYOUT = 3
+_LAYOUTS = frozenset({_LAYOUT, _UNCHECKED_LAYOUT})
 _BINARY = STEP_SCHEMA.field(0).type
 _START = Struct("<QII")
 _PART = Struct("<iiqiIQ")
@@ -60,18 +63,25 @@ class ReceivedBlocks(NamedTuple):
     data: memoryview
 
 
-def encode_parts(pieces: Sequence[OutgoingBlocks], attached: bytes = b"") -> tuple[pa.RecordBatch, bytes]:
+def encode_parts(
+    pieces: Sequence[OutgoingBlocks], attached: bytes = b"", *, checksums: bool = True
+) -> tuple[pa.RecordBatch, bytes]:
     """A message: its batch and its header, with what is attached to it.
 
     No values are copied where only one piece carries any.
+
+    Args:
+        pieces: What it brings.
+        attached: Beside it.
+        checksums: Whether the values carry any.
     """
     filled: list[memoryview] = []
+    layout = _LAYOUT if checksums else _UNCHECKED_LAYOUT
     if len(pieces) == 1:
-        body = _ONE.pack(_LAYOUT, 1, *_fields(pieces[0], filled))
+        body = _ONE.pack(layout, 1, *_fields(pieces[0], filled, checksums))
     else:
-        body = b"".join(
-            (_START.pack(0, _LAYOUT, len(pieces))[8:], *(_PART.pack(*_fields(piece, filled)) for piece in pieces))
-        )
+        fields = (_PART.pack(*_fields(piece, filled, checksums)) for piece in pieces)
+        body = b"".join((_START.pack(0, layout, len(pieces))[8:], *fields))
     if attached:
         body += attached
     values = filled[0] if len(filled) == 1 else b"".join(filled)
@@ -85,14 +95,16 @@ def _offsets(size_bytes: int) -> pa.Buffer:
     return pa.py_buffer(array("i", (0, size_bytes)))
 
 
-def _fields(piece: OutgoingBlocks, filled: list[memoryview]) -> tuple[int, int, int, int, int, int]:
+def _fields(piece: OutgoingBlocks, filled: list[memoryview], checksums: bool) -> tuple[int, int, int, int, int, int]:
     blocks, values = piece.blocks, piece.values
     if values is None or not values.size:
         return blocks.start, len(blocks), piece.version, piece.outcome, 0, 0
     data = memoryview(values.data).cast("B")
     filled.append(data)
     known = piece.checksums
-    if known is None:
+    if not checksums:
+        checksum = 0
+    elif known is None:
         checksum = _digest(data)
     else:
         # Two threads may both make it; they are equal.
@@ -103,7 +115,7 @@ def _fields(piece: OutgoingBlocks, filled: list[memoryview]) -> tuple[int, int, 
 
 
 def decode_parts(batch: pa.RecordBatch, header: bytes | None, columns: Sequence[pa.Array] = ()) -> list[ReceivedBlocks]:
-    """The parts of a received message (its batch validated against ``STEP_SCHEMA``), with all checksums verified.
+    """The parts of a received message (its batch validated against ``STEP_SCHEMA``), with its checksums verified.
 
     Args:
         batch: As received.
@@ -120,10 +132,11 @@ def decode_parts(batch: pa.RecordBatch, header: bytes | None, columns: Sequence[
         raise MessageError(f"a message has {batch.num_rows} rows of values, not 1")
     checksum, layout, count = _START.unpack_from(header)
     end = _START.size + count * _PART.size
-    if layout != _LAYOUT or len(header) < end:
+    if layout not in _LAYOUTS or len(header) < end:
         raise MessageError(f"a header of layout {layout} with {count} parts has {len(header)} bytes: another version?")
     if _digest(memoryview(header)[8:]) != checksum:
         raise DamagedError("a message's header does not match its checksum")
+    is_checked = layout == _LAYOUT
     data = _value(columns[0] if columns else batch.column(0))
     parts: list[ReceivedBlocks] = []
     start = 0
@@ -136,7 +149,7 @@ def decode_parts(batch: pa.RecordBatch, header: bytes | None, columns: Sequence[
         if stop > len(data):
             raise MessageError(f"a message's header tells of {stop} bytes or more, {len(data)} came")
         values = data[start:stop] if size_bytes else _NOTHING
-        if size_bytes and _digest(values) != expected:
+        if is_checked and size_bytes and _digest(values) != expected:
             raise DamagedError(f"the values of blocks {first} to {first + length - 1} do not match their checksum")
         parts.append(ReceivedBlocks(range(first, first + length), version, outcome, values))
         start = stop

@@ -96,6 +96,21 @@ def test_values_that_changed_are_refused() -> None:
         decode_parts(_batch(bytes(data)), header)
 
 
+def test_values_may_travel_without_checksums_but_no_header_does() -> None:
+    batch, header = encode_parts(_pieces(), b"a request", checksums=False)
+    assert [part.data for part in decode_parts(batch, header)] == [
+        memoryview(b"" if piece.values is None else piece.values.tobytes()) for piece in _pieces()
+    ]
+    data = bytearray(batch.column(0)[0].as_py())
+    data[7] ^= 1
+    assert decode_parts(_batch(bytes(data)), header)[0].data == data[:16], "nobody looks at them"
+    for place in range(0, len(header), 5):
+        damaged = bytearray(header)
+        damaged[place] ^= 4
+        with pytest.raises((DamagedError, MessageError)):
+            decode_parts(batch, bytes(damaged))
+
+
 @pytest.mark.parametrize(
     ("header", "batch", "message"),
     [
@@ -103,7 +118,7 @@ def test_values_that_changed_are_refused() -> None:
         (b"\1" * 15, _batch(VALUES.tobytes()), "no header"),
         (_sealed(pack("<II", 2, 1) + _part()), _batch(), "0 rows"),
         (_sealed(pack("<II", 2, 1) + _part()), _batch(VALUES.tobytes(), b""), "2 rows"),
-        (_sealed(pack("<II", 3, 1) + _part()), _batch(VALUES.tobytes()), "layout 3"),
+        (_sealed(pack("<II", 4, 1) + _part()), _batch(VALUES.tobytes()), "layout 4"),
         (_sealed(pack("<II", 2, 2) + _part()), _batch(VALUES.tobytes()), "2 parts"),
         (_sealed(pack("<II", 2, 0xFFFFFFFF) + _part()), _batch(VALUES.tobytes()), "parts has"),
         (_sealed(pack("<II", 2, 1) + _part(first=-1)), _batch(VALUES.tobytes()), "from -1"),

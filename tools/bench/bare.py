@@ -1,8 +1,7 @@
 """The reference: a lock-step DoExchange of 1 MiB batches and a plain optimizer loop, on bare pyarrow.flight.
 
-Both sides run as processes of their own, with flightedl's settings of the allocator and of gRPC's frames, but not that
-of big copies (``config.tuned_environment``) nor those of ``process.tuning`` (clients without gRPC's event engine,
-pservers under ``SCHED_BATCH``), which would make it faster, too. Each server holds one array.
+Both sides run as processes of their own with the same settings (``config.tuned_environment``, ``process.tuning``, and
+servers under ``SCHED_BATCH``). Each server holds one array.
 ``python -m flightedl_tools.bench.bare server ELEMENTS OPTIMIZER`` prints its port; ``... client ELEMENTS ADDRESS...``
 takes its orders as ``flightedl_tools.bench.orders`` says, and splits its array evenly over the servers.
 """
@@ -21,6 +20,7 @@ import pyarrow as pa
 from pyarrow import flight
 
 from flightedl.domain.model.optimizers import SGD, Adagrad, Adam, Momentum, Optimizer
+from flightedl.process import tuning
 
 from .orders import say_port, serve
 
@@ -129,8 +129,10 @@ def run_server(element_count: int, optimizer: str) -> None:
 
 
 if __name__ == "__main__":
+    tuning.apply()
     role, *rest = sys.argv[1:]
     if role == "server":
+        tuning.let_others_go_on()
         run_server(int(rest[0]), rest[1])
     else:
         run_client(int(rest[0]), rest[1:])

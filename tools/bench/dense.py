@@ -19,7 +19,7 @@ import pyarrow.parquet as pq
 from rich.console import Console
 from rich.table import Table
 
-from flightedl.config import TrainerSettings, bare_environment, child_environment, settings
+from flightedl.config import INTEGRITIES, TrainerSettings, child_environment, settings
 from flightedl.domain.consistency.modes import Async, Bounded, Mode, Sync
 from flightedl.errors import JobFailedError
 from flightedl.launch.cluster import LocalCluster
@@ -54,6 +54,7 @@ class Workload:
     optimizer: str = "sgd"
     mode: str = "async"
     wire: str = ""
+    integrity: str = "auto"
 
     @property
     def shapes(self) -> list[int]:
@@ -68,7 +69,10 @@ class Workload:
     def __str__(self) -> str:
         pieces = "" if self.parameters == 1 else f" in {self.parameters}"
         wire = f", {self.wire} wire" if self.wire else ""
-        return f"{self.mb:g} MB{pieces}, {self.optimizer}, {self.mode}{wire}, {self.trainers} x {self.pservers}"
+        checked = "" if self.integrity == "auto" else f", integrity {self.integrity}"
+        return (
+            f"{self.mb:g} MB{pieces}, {self.optimizer}, {self.mode}{wire}{checked}, {self.trainers} x {self.pservers}"
+        )
 
 
 #: The standard table.
@@ -106,7 +110,7 @@ class Comparison:
 @contextlib.contextmanager
 def bare_side(workload: Workload) -> Iterator[Side]:
     """Bare Flight in the same shape."""
-    environment = bare_environment()
+    environment = child_environment()
     module = "flightedl_tools.bench.bare"
     count = sum(workload.shapes)
     shares = [part.size for part in np.array_split(np.empty(count, np.bool_), workload.pservers)]
@@ -145,8 +149,10 @@ def flightedl_side(workload: Workload, directory: Path) -> Iterator[Side]:
         "own_gradients": workload.trainers * workload.size_bytes <= _OWN_GRADIENTS_BYTES,
     }
     with contextlib.ExitStack() as stack:
-        cluster = stack.enter_context(LocalCluster(workload.pservers, job="bench"))
-        environment = child_environment(settings(TrainerSettings, etcd=cluster.etcd_address, job="bench"))
+        cluster = stack.enter_context(LocalCluster(workload.pservers, job="bench", integrity=workload.integrity))
+        environment = child_environment(
+            settings(TrainerSettings, etcd=cluster.etcd_address, job="bench", integrity=workload.integrity)
+        )
         trainers = [
             stack.enter_context(worker("flightedl_tools.bench.trainer", [json.dumps(options)], environment))
             for _ in range(workload.trainers)
@@ -240,6 +246,7 @@ def _cells(bare: Measured, other: Measured, ratio: float) -> list[str]:
 @click.option("--optimizer", type=click.Choice(["sgd", "momentum", "adagrad", "adam"]), default="sgd")
 @click.option("--mode", type=click.Choice(list(MODES)), default="async", show_default=True)
 @click.option("--wire", type=click.Choice(["", "bfloat16", "float16"]), default="", help="16-bit floats on the wire.")
+@click.option("--integrity", type=click.Choice(INTEGRITIES), default="auto", help="Checksums of values [auto]")
 @click.option("--steps", type=click.IntRange(min=0), default=0, help="Steps of a turn [0: by the size]")
 @click.option("--turns", type=click.IntRange(min=1), default=5, show_default=True, help="Turns of each side.")
 @click.option("--peers", "wants_peers", is_flag=True, help="Compare also with what is installed of other systems.")

@@ -196,6 +196,7 @@ class ShardClient:
             pull=whole.pull_after_push,
             wait_s=_SLICE_S,
             traceparent=tracing.carried(),
+            checksums=connection.has_checksums,
         )
         pieces = self._blocks_by_message(blocks[:-1] if has_rows else blocks, push.bases, outgoing)
         if has_rows:
@@ -216,7 +217,8 @@ class ShardClient:
             rows.begin(self._index)
         joined = JoinedAnswers(self._buckets, transfer)
         with self._stream.use(connection, timeout_s=_STREAM_S) as exchange:
-            for batch, packed in exchange.lock_step(_encoded(messages, request, self.phases), ahead=self._window):
+            sent = _encoded(messages, request, self.phases, checksums=connection.has_checksums)
+            for batch, packed in exchange.lock_step(sent, ahead=self._window):
                 said = packed
                 if batch is not None:
                     self._take(decode_parts(batch, packed, exchange.columns), transfer, joined, rows)
@@ -254,7 +256,9 @@ class ShardClient:
     ) -> None:
         """Read rows, or only have the version of all rows."""
         payload = None if rows is None else rows.asked(self._index)
-        header = LookupHeader(plan_hash=self._model.plan.hash, member=member, wait_s=_SLICE_S)
+        header = LookupHeader(
+            plan_hash=self._model.plan.hash, member=member, wait_s=_SLICE_S, checksums=connection.has_checksums
+        )
         message = [OutgoingBlocks(self._buckets, min_version, Outcome.NONE, payload, ())]
         self._exchange([message], encode(header), transfer, rows, connection)
 
@@ -321,11 +325,11 @@ class ShardClient:
 
 
 def _encoded(
-    messages: Iterable[Sequence[OutgoingBlocks]], request: bytes, phases: Phases
+    messages: Iterable[Sequence[OutgoingBlocks]], request: bytes, phases: Phases, *, checksums: bool
 ) -> Iterator[tuple[pa.RecordBatch, bytes, int]]:
     """Messages, each with its size in bytes; the first one brings the request of the step."""
     for pieces in messages:
-        encoded = encode_parts(pieces, request)
+        encoded = encode_parts(pieces, request, checksums=checksums)
         phases.sent()
         yield *encoded, sum(piece.size_bytes for piece in pieces)
         request = b""
