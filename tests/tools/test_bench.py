@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import struct
 
+import numpy as np
 import pytest
 from click.testing import CliRunner
 
@@ -20,6 +21,8 @@ from flightedl_tools.bench.dense import (
 from flightedl_tools.bench.peers import BLOCK_ELEMENTS, PEERS, Peer, blocks, installed, missing_line, peer_side
 from flightedl_tools.bench.sides import Measured
 from flightedl_tools.bench.steady import accepted_pushes, longest_pause
+from flightedl_tools.bench.tables.whole import RowPeer, missing, standard
+from flightedl_tools.bench.tables.workloads import as_numbers, steps_of, workloads_of
 from flightedl_tools.main import command
 
 
@@ -108,7 +111,7 @@ def test_pushes_are_read_as_they_were_written(tmp_path):
 
 
 def test_rows_are_measured() -> None:
-    given = ["bench", "sparse", "--rows", "5000", "--dim", "4", "--ids", "500", "--turns", "2"]
+    given = ["bench", "sparse", "speed", "growth", "--rows", "5000", "--dim", "4", "--ids", "500", "--turns", "2"]
     done = CliRunner().invoke(command, [*given, "--json"])
     assert done.exit_code == 0, done.output
     found = json.loads(done.stdout)
@@ -118,3 +121,34 @@ def test_rows_are_measured() -> None:
     told = CliRunner().invoke(command, given).stdout
     assert "row-wise Adagrad" in told
     assert "rows made a second" in told
+
+
+def test_all_sides_have_the_same_ids() -> None:
+    workloads = [workload for workload, _ in standard(is_full=False, rows=[2600], dims=[4], ids=[260])]
+    assert workloads_of(as_numbers(workloads)) == workloads
+    assert [workload.group.tables for workload in workloads] == [1, 26, 100, 1]
+    for workload in workloads:
+        steps = steps_of(workload)
+        assert np.array_equal(steps, steps_of(workload))
+        assert np.shape(steps)[1:] == (workload.group.tables, workload.ids_of_one)
+        assert 0 <= np.min(steps) <= np.max(steps) < workload.group.rows_of_one
+
+
+def test_who_cannot_be_compared_is_named() -> None:
+    nothing = RowPeer("Nothing", "peer_nothing", "no_such_package")
+    found = missing([nothing, RowPeer("No", "peer_no", "numpy", "no-such-command")])
+    assert found == [
+        "Nothing is not compared: the Python package no_such_package is not installed",
+        "No is not compared: there is no no-such-command on PATH",
+    ]
+
+
+@pytest.mark.etcd
+def test_a_small_run_of_tables_between_processes() -> None:
+    given = ["bench", "sparse", "whole", "--rows", "2600", "--dim", "4", "--ids", "260", "--turns", "2"]
+    done = CliRunner().invoke(command, [*given, "--no-peers", "--json"])
+    assert done.exit_code == 0, done.output
+    found = json.loads(done.stdout)["whole"]
+    assert [one["by_other"] is None for one in found] == [True, False, False, True]
+    assert all(one["sides"][0]["side"] == "flightedl" for one in found)
+    assert all(side["step_s"] > 0 and side["cpu_s"] > 0 for one in found for side in one["sides"])

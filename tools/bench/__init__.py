@@ -5,7 +5,7 @@ know, whose server does nothing but the optimizer on one array: no blocks, no id
 sides take turns, ``sides`` is one of them, ``trainer`` its processes. ``peers`` compares with what other systems take:
 ``peer_sockets``, ``peer_rpc``, ``peer_gloo``, ``peer_ray``. ``growth``: by the model's size and the number of trainers.
 
-``sparse``: embedding tables: ``row_speed`` is rows against NumPy, ``row_growth`` what they cost as they become many.
+``sparse``: embedding tables, see ``tables``.
 ``modules``: a step of a PyTorch module, against DDP (``module_worker`` is each process).
 
 ``kernels``: the optimizers' loops. ``memory``: of a pserver. ``queue``: the cost of a dispatch (``dispatchers`` ask).
@@ -29,7 +29,7 @@ BENCHES: dict[str, tuple[str, str, str]] = {
     "sparse": (
         "flightedl_tools.bench.sparse",
         "sparse",
-        "Rows of embedding tables against NumPy; growth, checkpoints.",
+        "Embedding tables against NumPy, Redis and torch.distributed.rpc; growth.",
     ),
     "torch": ("flightedl_tools.bench.modules", "torch", "A step of a PyTorch module on a job, against DDP."),
     "queue": ("flightedl_tools.bench.queue", "queue", "Cost of a dispatch by the number of tasks."),

@@ -1,4 +1,4 @@
-"""How the bench tells its processes when to run: a line with a number of steps, answered by a line of JSON.
+"""How the bench tells its processes when to run: a line with a number of steps and maybe their kind, answered by JSON.
 
 Both sides of a comparison live all the time and take turns, so that neither has a warmer machine. A worker answers
 ``{"seconds": [...], "cpu_s": ...}``: each step's wall time, and the processor time of the process for all of them. The
@@ -21,8 +21,13 @@ from flightedl.errors import JobFailedError
 
 def next_order() -> int:
     """How many steps to run now; 0: end."""
-    line = sys.stdin.readline()
-    return int(line) if line.strip() else 0
+    return next_choice()[0]
+
+
+def next_choice() -> tuple[int, int]:
+    """How many steps to run now, and of which kind; 0 steps: end."""
+    count, choice, *_ = *map(int, sys.stdin.readline().split()), 0, 0
+    return count, choice
 
 
 def ready(servers: Sequence[int] = ()) -> None:
@@ -37,13 +42,21 @@ def report(seconds: Sequence[float], cpu_s: float) -> None:
 
 def serve(step: Callable[[], object], servers: Sequence[int] = ()) -> None:
     """Run steps as ordered until the input ends."""
+    serve_choices([step], servers)
+
+
+def serve_choices(steps: Sequence[Callable[[], object]], servers: Sequence[int] = ()) -> None:
+    """The same with several kinds of steps, of which each order names one."""
     ready(servers)
-    while count := next_order():
+    while True:
+        count, choice = next_choice()
+        if not count:
+            return
         cpu_s = time.process_time()
         seconds = []
         for _ in range(count):
             begun = time.perf_counter()
-            step()
+            steps[choice]()
             seconds.append(time.perf_counter() - begun)
         report(seconds, time.process_time() - cpu_s)
 
@@ -65,9 +78,9 @@ class Worker:
 
     process: subprocess.Popen[str]
 
-    def order(self, count: int) -> None:
-        """Begin ``count`` steps."""
-        self._write(f"{count}\n")
+    def order(self, count: int, choice: int = 0) -> None:
+        """Begin ``count`` steps, of one kind of several."""
+        self._write(f"{count} {choice}\n")
 
     def answer(self) -> dict[str, Any]:
         """The answer to the order before."""

@@ -19,7 +19,8 @@ from .peers import LEARNING_RATE, block_sizes, run, serve_until_told
 _held: list[Any] = []
 
 
-def _join(name: str, rank: int, port: int, transport: str) -> None:
+def join(name: str, rank: int, port: int, transport: str) -> None:
+    """Meet the other process."""
     only: dict[str, Any] = {"_transports": ["uv"], "_channels": ["basic"]} if transport == "tcp" else {}
     options = rpc.TensorPipeRpcBackendOptions(init_method=f"tcp://127.0.0.1:{port}", **only)
     rpc.init_rpc(name, rank=rank, world_size=2, rpc_backend_options=options)
@@ -35,14 +36,14 @@ def run_server(element_count: int, transport: str) -> None:
     _held.extend(torch.zeros(size) for size in block_sizes(element_count))
     (port,) = free_ports(1)
     say_port(port)
-    serve_until_told(lambda: _join("server", 0, port, transport))
+    serve_until_told(lambda: join("server", 0, port, transport))
 
 
 def run_client(element_count: int, port: int, transport: str) -> None:
     """Step as ordered."""
     gradients = [torch.randn(size) for size in block_sizes(element_count)]
     values = [torch.zeros(size) for size in block_sizes(element_count)]
-    _join("client", 1, port, transport)
+    join("client", 1, port, transport)
 
     def step() -> None:
         calls = [rpc.rpc_async("server", update, (number, one)) for number, one in enumerate(gradients)]

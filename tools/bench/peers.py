@@ -26,7 +26,7 @@ from .sides import Side
 #: Elements that travel together.
 BLOCK_ELEMENTS = 1 << 20
 LEARNING_RATE = 0.01
-_ENVIRONMENT = {
+PEER_ENVIRONMENT = {
     "GLOO_SOCKET_IFNAME": "lo",
     "TP_SOCKET_IFNAME": "lo",
     "RAY_USAGE_STATS_ENABLED": "0",
@@ -71,7 +71,7 @@ def missing_line(found: Sequence[Peer]) -> str:
 def peer_side(peer: Peer, element_count: int) -> Iterator[Side]:
     """A peer's processes, ready to step."""
     module = f"flightedl_tools.bench.{peer.program}"
-    environment = child_environment(**_ENVIRONMENT)
+    environment = child_environment(**PEER_ENVIRONMENT)
     with contextlib.ExitStack() as stack:
         servers, port = [], "0"
         if peer.has_server:

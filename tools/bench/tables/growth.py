@@ -11,7 +11,7 @@ import psutil
 
 from flightedl.pserver.row_store import RowCut, RowStore
 
-from .row_speed import batches, fill, new_store, push
+from .speed import batches, fill, new_store, push
 
 #: Of the steps that are compared.
 _IDS_A_STEP = 4096
