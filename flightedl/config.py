@@ -152,6 +152,14 @@ class PserverSettings(ServerSettings):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class DoctorSettings(CommonSettings):
+    """What ``flightedl doctor`` is told."""
+
+    #: URL of the job's checkpoints, to try out; empty: that is left out.
+    checkpoint: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TrainerSettings(CommonSettings):
     """What ``fe.connect()`` is told."""
 

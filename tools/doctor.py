@@ -11,7 +11,7 @@ import msgspec
 
 from flightedl.adapters.clock import SystemClock
 from flightedl.adapters.etcd_access import EtcdAccess
-from flightedl.config import CommonSettings, settings
+from flightedl.config import DoctorSettings, settings
 from flightedl.domain.diagnosis.findings import Finding, Severity, Wait
 from flightedl.domain.diagnosis.observations import Observations
 from flightedl.domain.diagnosis.trainers import waits
@@ -27,6 +27,7 @@ _MARKS = {Severity.BROKEN: ("broken", "red"), Severity.HARMFUL: ("harmful", "yel
 @click.command()
 @job_options
 @click.option("--tls-dir", metavar="DIR", help="Directory with ca.pem, cert.pem and key.pem: mutual TLS")
+@click.option("--checkpoint", metavar="URL", help="Try the place of the job's checkpoints: write, read, delete [none]")
 @click.option("--json", "as_json", is_flag=True, help="Findings and waits as one JSON object.")
 @click.option(
     "--report", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE", help="Also write an HTML page."
@@ -35,10 +36,10 @@ def doctor(as_json: bool, report: Path | None, **options: Any) -> int:
     """Say what is wrong with a job, and what to try.
 
     It asks etcd, the master, all parameter servers and, by way of the master, the trainers: who waits for whom, and
-    why. Exit code 1: something keeps the job from going on.
+    why. With the URL of the checkpoints it tries these out, too. Exit code 1: something keeps the job from going on.
     """
-    values = settings(CommonSettings, **options)
-    own = Doctor(EtcdAccess.of(values), values.job, SystemClock(), values.tls_dir)
+    values = settings(DoctorSettings, **options)
+    own = Doctor(EtcdAccess.of(values), values.job, SystemClock(), values.tls_dir, values.checkpoint)
     seen, found = own.explain(own.look(with_stacks=report is not None))
     if as_json:
         click.echo(msgspec.json.encode({"job": seen.job, "findings": found, "waits": waits(seen)}))
@@ -66,8 +67,21 @@ def told(seen: Observations, findings: Sequence[Finding], waiting: Sequence[Wait
     if waiting:
         lines += ["", "who waits for whom:"]
         lines += [f"  {each.who} waits{_seconds(each)} for {each.awaited}" for each in waiting]
+    lines += ["", *tried] if (tried := tried_out(seen)) else []
     if not findings:
         lines.append("nothing is wrong, as far as can be seen")
+    return lines
+
+
+def tried_out(seen: Observations) -> list[str]:
+    """What was tried out from here, with figures."""
+    lines = []
+    if seen.store is not None and not seen.store.error:
+        times = ", ".join(f"{what} {seconds * 1e3:.0f} ms" for what, seconds in seen.store.seconds.items())
+        lines.append(f"{seen.store.url}: {times} ({seen.store.size_bytes:,} bytes)")
+    ends = [each.ends_s for each in seen.certificates.values() if each.ends_s is not None]
+    if ends:
+        lines.append(f"certificates of servers hold for {(min(ends) - seen.asker.wall_s) / 86_400:.0f} days at least")
     return lines
 
 

@@ -45,6 +45,8 @@ def report_of(seen: Observations, findings: Sequence[Finding], waiting: Sequence
         ),
         "<h2>Processes</h2>",
         _table(("process", "where", "state", "of it"), _processes(seen)),
+        "<h2>Tried out</h2>",
+        _table(("what", "result"), _tried(seen)),
         "<h2>Events</h2>",
         _table(("when", "kind", "what"), _events(seen)),
         "<h2>Where threads stand</h2>" if seen.stacks else "",
@@ -94,6 +96,17 @@ def _processes(seen: Observations) -> Iterable[tuple[str, str, str, str]]:
         state = f"waits for {trainer.waiting_for}" if trainer.waiting_for else f"holds {trainer.holding} tasks"
         heard = f"heard {trainer.silent_s:.0f} s ago, {trainer.records:,} records"
         yield name_of(trainer), f"{trainer.host} pid {trainer.pid}", state, heard
+
+
+def _tried(seen: Observations) -> Iterable[tuple[str, str]]:
+    if seen.store is not None:
+        times = ", ".join(f"{what} {seconds * 1e3:.0f} ms" for what, seconds in seen.store.seconds.items())
+        yield seen.store.url, seen.store.error or f"{times} ({seen.store.size_bytes:,} bytes)"
+    for path, (free, total) in sorted(seen.disks.items()):
+        yield f"disk of {path}", f"{free / 1e9:,.1f} of {total / 1e9:,.1f} GB free"
+    for who, shown in sorted(seen.certificates.items()):
+        if shown.ends_s is not None:
+            yield f"certificate of {who}", f"until {dt.datetime.fromtimestamp(shown.ends_s, dt.UTC):%Y-%m-%d %H:%M}"
 
 
 def _events(seen: Observations) -> Iterable[tuple[str, str, str]]:

@@ -43,6 +43,11 @@ class LoopProfile:
         self._doing, self._since = what, now
         return before
 
+    @property
+    def doing(self) -> str:
+        """What it does now; for any thread."""
+        return self._doing
+
     @contextlib.contextmanager
     def at(self, what: str) -> Iterator[None]:
         """Inside; afterwards what it did before."""

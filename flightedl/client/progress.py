@@ -158,6 +158,7 @@ class ProgressReporter:
             waiting_for=waiting,
             batch_s=batch_s,
             profile=profile,
+            doing=self._profile.doing,
             facts=host_facts(),
             stacks=stacks()[:STACKS_LIMIT] if self._wants_stacks else "",
         )

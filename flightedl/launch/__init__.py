@@ -13,6 +13,7 @@
 * ``verdict``: whether a job whose trainers ended well has done its work.
 * ``former``: what etcd keeps of an earlier job of the same name, and how it is forgotten.
 * ``liveness``: whether a job runs whose leases are in etcd, and who may start it.
-* ``status``: asks a job's master how it stands. ``doctor``: asks everybody, and says what is wrong.
+* ``status``: asks a job's master how it stands. ``doctor``: asks everybody, and says what is wrong; ``probes``: what it
+  tries out itself.
 * ``kubernetes``: a job on Kubernetes. ``certificates``: which ones the members of a job have.
 """

@@ -11,6 +11,7 @@ import socket
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, suppress
+from pathlib import Path
 from typing import TypeVar
 
 import msgspec
@@ -22,8 +23,9 @@ from flightedl.coordination.lives import JobCoordinator
 from flightedl.coordination.records import ServerRecord
 from flightedl.domain.diagnosis.examine import examine
 from flightedl.domain.diagnosis.findings import Cause, Finding
-from flightedl.domain.diagnosis.observations import Asked, Observations
+from flightedl.domain.diagnosis.observations import Asked, Observations, ShownCertificate
 from flightedl.errors import FlightedlError
+from flightedl.launch.probes import certificate_of, disk_of, try_store
 from flightedl.launch.status import tool_connector
 from flightedl.messages.base import decode, encode
 from flightedl.messages.status import (
@@ -36,6 +38,7 @@ from flightedl.messages.status import (
 )
 from flightedl.ports import Clock, Listing
 from flightedl.process.host import host_facts
+from flightedl.rpc.authentication import SERVER_NAME, Role, place_of
 from flightedl.rpc.connector import Connector
 from flightedl.rpc.identity import ServerIdentity
 
@@ -60,9 +63,12 @@ class Doctor:
         job: The job's name.
         clock: The process's clock.
         tls_dir: Directory with an admin's or a reader's certificate; empty: plain text.
+        checkpoint: URL of the job's checkpoints, to try out; empty: that is left out.
     """
 
-    def __init__(self, etcd: EtcdAccess, job: str, clock: Clock, tls_dir: str = "") -> None:
+    def __init__(self, etcd: EtcdAccess, job: str, clock: Clock, tls_dir: str = "", checkpoint: str = "") -> None:
+        self._tls_dir = tls_dir
+        self._checkpoint = checkpoint
         self._etcd = etcd
         self._job = job
         self._keys = JobKeys(job)
@@ -72,7 +78,15 @@ class Doctor:
     def look(self, *, with_stacks: bool = False) -> Observations:
         """Ask everybody once; ``with_stacks``: also where the threads of servers stand."""
         endpoints = _at_once(self._ask_etcd, self._etcd.each_endpoint)
-        seen = Observations(job=self._job, asker=host_facts(), etcd=tuple(asked for asked, _ in endpoints))
+        here = Path()
+        found_disk = disk_of(here)
+        seen = Observations(
+            job=self._job,
+            asker=host_facts(),
+            etcd=tuple(asked for asked, _ in endpoints),
+            store=try_store(self._checkpoint, self._job, self._clock) if self._checkpoint else None,
+            disks={} if found_disk is None else {str(here.absolute()): found_disk},
+        )
         listing = next((found for _, found in endpoints if found is not None), None)
         if listing is None:
             return seen
@@ -93,6 +107,7 @@ class Doctor:
             if (index := self._keys.pserver_index(key)) is not None and record.address
         }
         seen = self._ask_pservers(seen, places)
+        seen = dataclasses.replace(seen, certificates=self._certificates(master, places))
         return self._with_stacks(seen, master, places) if with_stacks else seen
 
     def explain(self, seen: Observations) -> tuple[Observations, list[Finding]]:
@@ -168,6 +183,19 @@ class Doctor:
             pservers={index: asked for index, (asked, _) in answers.items()},
             replies={index: reply for index, (_, reply) in answers.items() if reply is not None},
         )
+
+    def _certificates(
+        self, master: ServerRecord | None, places: dict[int, ServerRecord]
+    ) -> dict[str, ShownCertificate]:
+        """Those that servers show; nothing where there is no TLS."""
+        if not self._tls_dir:
+            return {}
+        servers = {f"pserver-{index}": record.address for index, record in places.items()}
+        if master is not None:
+            servers["master"] = master.address
+        place = place_of(self._tls_dir, Role.ADMIN)
+        shown = _at_once(lambda address: certificate_of(address, place, SERVER_NAME), servers.values())
+        return dict(zip(servers, shown, strict=True))
 
     def _ask(
         self,

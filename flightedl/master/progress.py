@@ -28,6 +28,7 @@ class TrainerProgress:
     batch_s: float = 0.0
     facts: HostFacts | None = None
     profile: Counter[str] = field(default_factory=Counter)
+    doing: str = ""
     #: Whether somebody wants to know where its threads stand, and what it last said of that.
     wants_stacks: bool = False
     stacks: str = ""
@@ -54,6 +55,7 @@ class JobProgress:
         trainer = self.trainers.setdefault(report.trainer, TrainerProgress())
         trainer.host, trainer.pid, trainer.waiting_for = report.host, report.pid, report.waiting_for
         trainer.heard_at, trainer.batch_s, trainer.facts = now, report.batch_s, report.facts
+        trainer.doing = report.doing
         for what, seconds in report.profile.items():
             trainer.profile[what] += seconds  # type: ignore[assignment]
             self.profile[what] += seconds  # type: ignore[assignment]

@@ -239,6 +239,7 @@ def _trainer(
         silent_s=now - said.heard_at,
         batch_s=said.batch_s,
         profile=dict(said.profile),
+        doing=said.doing,
         staleness=max(staleness, default=None),
         facts=said.facts,
     )

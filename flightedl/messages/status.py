@@ -60,6 +60,8 @@ class TrainerStatus(Reply, frozen=True, kw_only=True):
     #: Seconds of its loop since this master heard of it first: waiting for "data", in the "script", to "push", to
     #: "wait" for others of a round or for a version, to "pull".
     profile: dict[str, float] = {}
+    #: What it did when it was heard of last, see ``LogRequest.doing``.
+    doing: str = ""
     #: Updates that its newest gradients did not see, a mean in which newer ones count more; None: it has pushed none
     #: that is of no round.
     staleness: float | None = None

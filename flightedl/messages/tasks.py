@@ -171,6 +171,8 @@ class LogRequest(Sender, frozen=True, kw_only=True):
     batch_s: float = 0.0
     #: Seconds of its loop: "data", "script", "push", "wait" and "pull".
     profile: Annotated[dict[Name, float], msgspec.Meta(max_length=8)] = {}
+    #: What it does now: "data", "script" or, as long as it is with the parameter servers, "push"; empty: not known.
+    doing: Text = ""
     facts: HostFacts | None = None
     #: Where its threads stand, if the master wanted to know; empty: it did not.
     stacks: Annotated[str, msgspec.Meta(max_length=STACKS_LIMIT)] = ""

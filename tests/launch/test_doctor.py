@@ -11,11 +11,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+import flightedl as fe
 from flightedl.adapters.clock import SystemClock
 from flightedl.adapters.etcd_access import EtcdAccess
 from flightedl.domain.diagnosis.findings import Cause, Finding
 from flightedl.domain.diagnosis.observations import Observations
 from flightedl.domain.diagnosis.trainers import waits
+from flightedl.errors import DeclarationError
 from flightedl.launch.cluster import LocalCluster, TrainerProgram
 from flightedl.launch.doctor import Doctor
 from flightedl.testing.etcd_server import EtcdServer
@@ -50,13 +52,13 @@ def doctor(etcd: str, job: str) -> Doctor:
     return Doctor(EtcdAccess(etcd), job, SystemClock())
 
 
-def until_found(own: Doctor, cause: Cause) -> tuple[Observations, Finding]:
-    """What is seen when this is among what is wrong."""
+def until_found(own: Doctor, cause: Cause, text: str = "") -> tuple[Observations, Finding]:
+    """What is seen when this is among what is wrong, and told with this text."""
     deadline = time.monotonic() + 40
     while True:
         seen, found = own.explain(own.look())
         for each in found:
-            if each.cause is cause:
+            if each.cause is cause and text in each.text:
                 return seen, each
         assert time.monotonic() < deadline, [(each.cause, each.text) for each in found]
 
@@ -71,8 +73,7 @@ def test_it_names_who_hangs_who_stands_still_and_who_is_gone(own_etcd: EtcdServe
     program = TrainerProgram(str(tmp_path / "train.py"), (str(tmp_path / "k.parquet"), str(release)), 2)
     with LocalCluster(1, job="ill", etcd=own_etcd.address, output_dir=tmp_path / "out", trainers=program) as cluster:
         own = doctor(own_etcd.address, "ill")
-        seen, slow = until_found(own, Cause.TRAINER_IS_SLOW)
-        assert "others wait for it" in slow.text
+        seen, slow = until_found(own, Cause.TRAINER_IS_SLOW, "others wait for it")
         assert "train.py" in slow.text
         assert " hang" in slow.stack
         assert str(tmp_path) not in slow.stack
@@ -82,6 +83,12 @@ def test_it_names_who_hangs_who_stands_still_and_who_is_gone(own_etcd: EtcdServe
         assert "trainer_came" in page
         assert slow.text in "\n".join(told(seen, [slow], waits(seen)))
         release.touch()
+
+        # Another script under the same name.
+        with cluster.connect() as second, pytest.raises(DeclarationError):
+            second.parameters({"other": np.zeros(3, np.float32)}, optimizer=fe.SGD(lr=1.0))
+        _, two = until_found(own, Cause.OTHER_JOB)
+        assert "another model or dataset under the name ill" in two.text
 
         cluster.kill("pserver", number=signal.SIGSTOP)
         _, still = until_found(own, Cause.PSERVER_UNREACHABLE)

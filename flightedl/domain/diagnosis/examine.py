@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from flightedl.domain.diagnosis import servers, trainers, work
+from flightedl.domain.diagnosis import probes, servers, trainers, work
 from flightedl.domain.diagnosis.findings import Cause, Finding, Severity
 from flightedl.domain.diagnosis.observations import Observations
 
@@ -15,6 +15,9 @@ _RULES = (
     trainers.trainers,
     work.work,
     work.checkpoints,
+    probes.store,
+    probes.disks,
+    probes.certificates,
 )
 #: Where one of these is found, what a missing answer looks like is no finding of its own.
 _HIDES = {

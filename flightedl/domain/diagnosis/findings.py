@@ -55,6 +55,8 @@ class Cause(enum.StrEnum):
     TOO_FEW_TASKS = "too_few_tasks"
     JOB_DONE = "job_done"
     WORK_WAS_MISSING = "work_was_missing"
+    CERTIFICATE_ENDS = "certificate_ends"
+    DISK_NEARLY_FULL = "disk_nearly_full"
     STORE_FULL = "store_full"
     STORE_FAILS = "store_fails"
     STORE_SLOW = "store_slow"

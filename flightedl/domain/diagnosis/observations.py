@@ -8,6 +8,9 @@ from dataclasses import dataclass, field
 from flightedl.messages.hosts import HostFacts
 from flightedl.messages.status import JobEvent, PserverStatusReply, StatusReply
 
+#: In errors of storages that have no room.
+_FULL = ("no space", "full", "quota", "enospc", "storage exceeded", "disk usage")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:
@@ -23,6 +26,35 @@ class Asked:
     code: str = ""
     #: By the clock of whoever asked, when the answer came; seconds since 1970.
     heard_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoreTried:
+    """What came of a small object in the checkpoints' storage."""
+
+    #: Without credentials.
+    url: str
+    size_bytes: int
+    #: "write", "read", "delete" -> how long that took.
+    seconds: Mapping[str, float] = field(default_factory=dict)
+    error: str = ""
+    #: Of its disk; None: it has none of this machine's.
+    free_bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShownCertificate:
+    """What a server showed when a connection came about."""
+
+    #: Seconds since 1970; None: not known.
+    ends_s: float | None = None
+    #: Why it is not accepted; empty: it is, or nothing was shown.
+    error: str = ""
+
+
+def is_full(error: str) -> bool:
+    """Whether a storage says that it has no room."""
+    return any(word in error.lower() for word in _FULL)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,3 +80,9 @@ class Observations:
     replies: Mapping[int, PserverStatusReply] = field(default_factory=dict)
     #: Who was asked where its threads stand -> what it said.
     stacks: Mapping[str, str] = field(default_factory=dict)
+    #: None: nobody said where checkpoints are.
+    store: StoreTried | None = None
+    #: Path -> (free, all) bytes of its disk, of the machine of whoever asks.
+    disks: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    #: Of servers, where the job has TLS.
+    certificates: Mapping[str, ShownCertificate] = field(default_factory=dict)

@@ -21,6 +21,9 @@ _BATCH_S = 10.0
 _SLOW_FACTOR = 3.0
 _PSERVER = re.compile(r"pserver (\d+)")
 
+#: What a trainer does that waits for a parameter server, or by way of it for others: its script is not at work.
+_WITH_SERVERS = "push"
+
 
 def waits(seen: Observations) -> list[Wait]:
     """Who waits for whom now, the longest first."""
@@ -102,7 +105,7 @@ def _still(seen: Observations, trainer: TrainerStatus, held_up: dict[str, float]
             stack,
         )
         return
-    if trainer.waiting_for or not trainer.holding:
+    if trainer.waiting_for or not trainer.holding or (trainer.doing == _WITH_SERVERS and not waited):
         return
     batch_s = trainer.batch_s + trainer.silent_s
     others = [each.batch_s for each in status.trainers if each.trainer != who and not each.waiting_for]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from flightedl.domain.diagnosis.findings import Cause, Finding, Severity
-from flightedl.domain.diagnosis.observations import Observations
+from flightedl.domain.diagnosis.observations import Observations, is_full
 from flightedl.messages.status import StatusReply
 
 BROKEN, HARMFUL, NOTE = Severity
@@ -16,7 +16,6 @@ _SLOW_S = 20.0
 #: What a storage should at least take, in bytes a second, and how long a file has to take to tell.
 _STORE_BYTES_PER_S = 20e6
 _STORE_S = 5.0
-_FULL = ("no space", "full", "quota", "enospc", "storage exceeded", "disk usage")
 
 
 def work(seen: Observations) -> Iterator[Finding]:
@@ -117,7 +116,7 @@ def checkpoints(seen: Observations) -> Iterator[Finding]:
     """The checkpoints' storage."""
     status = seen.status
     alarm = "" if status is None else status.checkpoint_alarm
-    if alarm and any(word in alarm.lower() for word in _FULL):
+    if alarm and is_full(alarm):
         yield Finding(
             Cause.STORE_FULL,
             HARMFUL,

@@ -10,7 +10,7 @@ import pytest
 
 from flightedl.domain.diagnosis.examine import examine
 from flightedl.domain.diagnosis.findings import Cause, Severity, Wait
-from flightedl.domain.diagnosis.observations import Asked, Observations
+from flightedl.domain.diagnosis.observations import Asked, Observations, ShownCertificate, StoreTried
 from flightedl.domain.diagnosis.trainers import waits
 from flightedl.messages.hosts import HostFacts
 from flightedl.messages.status import (
@@ -325,6 +325,21 @@ STAGED: dict[str, tuple[Observations, Cause, str]] = {
         Cause.JOB_REFUSED,
         "pserver-1",
     ),
+    "a certificate ends tomorrow": (
+        replace(healthy(), certificates={"master": ShownCertificate(ends_s=NOW + 86_400)}),
+        Cause.CERTIFICATE_ENDS,
+        "master",
+    ),
+    "a certificate has ended": (
+        replace(healthy(), certificates={"pserver-1": ShownCertificate(error="certificate has expired")}),
+        Cause.CERTIFICATE_ENDS,
+        "pserver-1",
+    ),
+    "the next checkpoint does not fit": (
+        replace(healthy(), store=StoreTried(url="/checkpoints", size_bytes=1, free_bytes=239)),
+        Cause.DISK_NEARLY_FULL,
+        "store",
+    ),
     "all is done": (with_status(healthy(), state="done"), Cause.JOB_DONE, "job"),
 }
 
@@ -341,6 +356,10 @@ def test_the_cause_is_named_and_nothing_else(problem: str) -> None:
 def test_nothing_is_wrong_with_a_job_that_gets_on() -> None:
     assert examine(healthy()) == []
     assert waits(healthy()) == []
+
+
+def test_who_waits_for_servers_is_not_taken_for_a_slow_script() -> None:
+    assert examine(with_trainers(healthy(), trainer("t1"), trainer("t2", batch_s=600, doing="push"))) == []
 
 
 def test_every_cause_is_staged() -> None:

@@ -1,0 +1,90 @@
+"""What the doctor tries out itself: a small object in the checkpoints' storage, disks, the certificates of servers."""
+
+from __future__ import annotations
+
+import shutil
+import socket
+import ssl
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+
+from flightedl.adapters.pem_files import FILES
+from flightedl.adapters.storage import without_credentials
+from flightedl.coordination.checkpoint_places import job_storage
+from flightedl.domain.diagnosis.observations import ShownCertificate, StoreTried
+from flightedl.errors import DamagedError, FlightedlError
+from flightedl.ports import Clock, Storage
+
+_SIZE_BYTES = 1 << 16
+_HANDSHAKE_S = 3.0
+
+
+def try_store(url: str, job: str, clock: Clock) -> StoreTried:
+    """Write a small object beside the job's checkpoints, read it and delete it again. Raises nothing."""
+    shown, seconds = without_credentials(url), dict[str, float]()
+    tried = StoreTried(url=shown, size_bytes=_SIZE_BYTES, free_bytes=_free_bytes(url))
+    try:
+        storage = job_storage(url, job)
+        if storage is not None:
+            _go_through(storage, lambda what, began: seconds.update({what: clock.now() - began}), clock)
+    except FlightedlError as error:
+        return StoreTried(url=shown, size_bytes=_SIZE_BYTES, free_bytes=tried.free_bytes, error=str(error))
+    return StoreTried(url=shown, size_bytes=_SIZE_BYTES, free_bytes=tried.free_bytes, seconds=seconds)
+
+
+def _go_through(storage: Storage, took: Callable[[str, float], None], clock: Clock) -> None:
+    name, content = f"doctor-{uuid.uuid4().hex}", uuid.uuid4().bytes * (_SIZE_BYTES // 16)
+    began = clock.now()
+    storage.publish(name, [content])
+    took("write", began)
+    try:
+        began = clock.now()
+        if storage.read(name) != content:
+            raise DamagedError("what was read is not what was written")
+        took("read", began)
+    finally:
+        began = clock.now()
+        storage.delete(name)
+    took("delete", began)
+
+
+def _free_bytes(url: str) -> int | None:
+    """Of the disk of a directory, or of the nearest one above it that there is; None: it is elsewhere."""
+    if "://" in url and not url.startswith("file://"):
+        return None
+    found = disk_of(Path(url.removeprefix("file://")))
+    return None if found is None else found[0]
+
+
+def disk_of(path: Path) -> tuple[int, int] | None:
+    """(free, all) bytes of the disk that it is on, or would be; None: that cannot be told."""
+    for place in (path.absolute(), *path.absolute().parents):
+        try:
+            usage = shutil.disk_usage(place)
+        except OSError:
+            continue
+        return usage.free, usage.total
+    return None
+
+
+def certificate_of(address: str, place: Path, server_name: str) -> ShownCertificate:
+    """What a TLS server shows whoever has the certificate of that directory. Raises nothing."""
+    ca, cert, key = (str(place / name) for name in FILES)
+    host, _, port = address.rpartition(":")
+    try:
+        context = ssl.create_default_context(cafile=ca)
+        context.load_cert_chain(cert, key)
+        context.set_alpn_protocols(["h2"])
+        with (
+            socket.create_connection((host.strip("[]"), int(port)), timeout=_HANDSHAKE_S) as plain,
+            context.wrap_socket(plain, server_hostname=server_name) as secured,
+        ):
+            shown = secured.getpeercert()
+    except ssl.SSLCertVerificationError as error:
+        return ShownCertificate(error=error.verify_message)
+    except (OSError, ValueError):
+        # That it cannot be reached is told elsewhere.
+        return ShownCertificate()
+    ends = None if shown is None else shown.get("notAfter")
+    return ShownCertificate(ends_s=float(ssl.cert_time_to_seconds(ends)) if isinstance(ends, str) else None)
