@@ -17,7 +17,7 @@ PYTEST := $(BIN)/python -m pytest
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help run test test-one unit marked frameworks coverage mutants mutants-all lint format types layers check ci schemas manifests requirements fuzz storm bench audit sbom clean etcd-server kubectl promtool chromium
+.PHONY: help run test test-one unit marked frameworks coverage mutants mutants-all lint format types layers check ci schemas manifests requirements fuzz storm bench audit sbom clean programs etcd-server kubectl promtool chromium
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -100,6 +100,8 @@ clean: ## Remove what was built and cached; .venv, runs/ and data/ stay
 	@rm -rf build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 	@find . -name __pycache__ -not -path './$(VENV)/*' -prune -exec rm -rf {} +
 
+programs: etcd-server kubectl promtool chromium
+
 # The test of the overlays wants it.
 kubectl:
 	@.ci/install-program kubectl kubectl
@@ -126,5 +128,6 @@ $(VENV)/.run: pyproject.toml | $(BIN)/python
 
 $(VENV)/.dev: pyproject.toml | $(BIN)/python
 	@echo "installing flightedl and what its tests need into $(VENV)"
-	@$(PIP) -e '.[test,lint]'
+	@$(PIP) -e '.[lint]'
+	@$(BIN)/python -m flightedl.kernels >/dev/null & $(PIP) -e '.[test]' && wait
 	@touch $@ $(VENV)/.run

@@ -3,6 +3,7 @@
 * ``compiled`` compiles ``rules`` (every optimizer's update as a loop) and ``blocks`` (sums, checks, 16-bit conversion).
 * ``compiled_rows`` compiles ``rows`` (how rows of embedding tables lie, and are found) and ``row_updates`` (their
   updates, by ``row_rules``); ``intrinsics`` are instructions that numba has no name for.
+* ``ahead`` names all that these may compile, and ``python -m flightedl.kernels`` compiles it before anybody waits.
 * ``subnormals`` has subnormal numbers count as zero in them.
 * ``half_precision``: which dtypes have 16 bits, and how their bits are carried where NumPy does not know them.
 """

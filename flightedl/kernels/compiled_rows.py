@@ -87,6 +87,11 @@ def row_kernel(loop: Callable[..., Any]) -> Any:
     return machine_code(loop, _SIGNATURES[loop], allocates=False)
 
 
+def all_row_kernels() -> list[Callable[..., Any]]:
+    """What ``row_kernel`` compiles."""
+    return list(_SIGNATURES)
+
+
 @cache
 def _stamp() -> int:
     """Of the files that the loops of updates call into."""

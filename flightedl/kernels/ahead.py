@@ -1,0 +1,55 @@
+"""Machine code before anybody waits for it: all that a pserver may ask for, compiled into numba's cache."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+from flightedl.domain.model.optimizers import (
+    LAMB,
+    SGD,
+    Adadelta,
+    Adagrad,
+    Adam,
+    Ftrl,
+    Momentum,
+    Optimizer,
+    RMSprop,
+)
+from flightedl.domain.tables.optimizers import RowAdagrad, RowAdam
+from flightedl.kernels.compiled import block_kernels, half_kernels, kernel_for
+from flightedl.kernels.compiled_rows import all_row_kernels, row_kernel, row_update
+
+_FOR_BOTH: tuple[Optimizer, ...] = (
+    SGD(lr=1.0),
+    Momentum(lr=1.0),
+    Momentum(lr=1.0, nesterov=True),
+    Adagrad(lr=1.0),
+    Adam(lr=1.0),
+    Ftrl(lr=1.0),
+)
+#: One of each kind whose loop has a form of its own; AdamW and Delta run loops of others.
+_FOR_BLOCKS: tuple[Optimizer, ...] = (
+    *_FOR_BOTH,
+    Adadelta(lr=1.0),
+    *(RMSprop(lr=1.0, centered=centered, momentum=momentum) for centered in (False, True) for momentum in (0.0, 0.9)),
+    Adam(lr=1.0, amsgrad=True),
+    LAMB(lr=1.0),
+)
+_FOR_ROWS: tuple[Optimizer, ...] = (*_FOR_BOTH, RowAdagrad(lr=1.0), RowAdam(lr=1.0))
+
+
+def all_kernels() -> list[Callable[[], object]]:
+    """What compiles each kernel that a pserver may ask for, or reads it from numba's cache; the longest first."""
+    return [
+        # The loop of float16 is that of bfloat16.
+        *(
+            partial(row_update, rule, dtype, is_stochastic=True)
+            for rule in _FOR_ROWS
+            for dtype in ("bfloat16", "float32")
+        ),
+        *(partial(kernel_for, rule, dtype) for rule in _FOR_BLOCKS for dtype in ("float32", "float64")),
+        *(partial(row_kernel, loop) for loop in all_row_kernels()),
+        *(partial(block_kernels, dtype) for dtype in ("float32", "float64")),
+        *(partial(half_kernels, kind) for kind in ("bfloat16", "float16")),
+    ]

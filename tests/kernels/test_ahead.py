@@ -1,0 +1,16 @@
+"""That nothing is left to compile after ``python -m flightedl.kernels``."""
+
+from flightedl.domain.model import optimizers as of_blocks
+from flightedl.kernels import ahead, compiled, compiled_rows
+
+
+def test_every_rule_is_compiled_ahead():
+    wanted = set(compiled._RULES)
+    assert {type(rule) for rule in ahead._FOR_BLOCKS} == wanted - {of_blocks.AdamW, of_blocks.Delta}
+    assert {type(rule) for rule in ahead._FOR_ROWS} == set(compiled_rows._RULES)
+
+
+def test_rules_without_a_form_of_their_own_run_the_loops_of_others():
+    loop = {rule: compiled._RULES[rule](rule(lr=1.0))[0] for rule in (of_blocks.Adam, of_blocks.AdamW, of_blocks.SGD)}
+    assert loop[of_blocks.AdamW] is loop[of_blocks.Adam]
+    assert compiled._RULES[of_blocks.Delta](of_blocks.Delta())[0] is loop[of_blocks.SGD]
