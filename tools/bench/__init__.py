@@ -8,6 +8,9 @@ sides take turns, ``sides`` is one of them, ``trainer`` its processes. ``peers``
 ``sparse``: embedding tables, see ``tables``.
 ``modules``: a step of a PyTorch module, against DDP (``module_worker`` is each process).
 
+``latency``: what people wait for with small models and short jobs. ``starts`` times whole commands (``first_batch`` is
+the script that they run, ``local_digits`` the same work without flightedl), ``peer_allreduce`` is another round.
+
 ``kernels``: the optimizers' loops. ``memory``: of a pserver. ``queue``: the cost of a dispatch (``dispatchers`` ask).
 ``recovery``: kill to working again (``steady`` is its trainer, ``watcher`` looks on, ``zombies`` write as deposed
 processes, ``shard`` is the cost of a checkpoint).
@@ -30,6 +33,11 @@ BENCHES: dict[str, tuple[str, str, str]] = {
         "flightedl_tools.bench.sparse",
         "sparse",
         "Embedding tables against NumPy, Redis and torch.distributed.rpc; growth.",
+    ),
+    "latency": (
+        "flightedl_tools.bench.latency",
+        "latency",
+        "Small models, short tasks, short jobs: what people wait for.",
     ),
     "torch": ("flightedl_tools.bench.modules", "torch", "A step of a PyTorch module on a job, against DDP."),
     "queue": ("flightedl_tools.bench.queue", "queue", "Cost of a dispatch by the number of tasks."),
