@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Self
 
 import pytest
 
@@ -39,14 +40,17 @@ class Registered:
 class Master:
     """Answers what it was told to, the last answer for ever; also the way to it."""
 
+    address = "127.0.0.1:7000"
+
     def __init__(self) -> None:
         self.answers: list[TasksReply | Callable[[], TasksReply]] = []
         self.asked = 0
 
-    def master(self) -> None:
-        """There is one."""
+    def master(self) -> Self:
+        """The connection to it."""
+        return self
 
-    def ask(self, _connection: None, request: bytes, *, timeout_s: float) -> bytes:
+    def ask(self, _connection: Self, request: bytes, *, timeout_s: float) -> bytes:
         ticket = decode(request, TasksTicket)
         assert (ticket.want, ticket.holding, timeout_s > 0) == (0, [], True)
         self.asked += 1
