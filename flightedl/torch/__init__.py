@@ -11,6 +11,7 @@
 * ``module`` knows what of a module the job has, and under which names; ``tensors`` turns tensors into arrays and back.
 * ``groups`` turns parameter groups into settings of the servers; ``optimizer`` pushes, pulls, and keeps module and
   job the same.
+* ``embedding`` has modules whose rows lie in tables; ``rows`` makes parameters of the rows that a batch uses.
 * ``batches`` makes tensors of Arrow's batches; ``files`` loads a saved model into a plain module.
 
 Imported only when asked for: ``import flightedl`` needs no PyTorch.
@@ -24,7 +25,8 @@ except ImportError as error:
     raise ImportError(f"fe.torch needs PyTorch: pip install 'flightedl[torch]' ({error})") from None
 
 from flightedl.torch.batches import IterableDataset, batches
+from flightedl.torch.embedding import Embedding, EmbeddingBag, EmbeddingCollection
 from flightedl.torch.files import load_into
 from flightedl.torch.optimizer import Optimizer
 
-__all__ = ["IterableDataset", "Optimizer", "batches", "load_into"]
+__all__ = ["Embedding", "EmbeddingBag", "EmbeddingCollection", "IterableDataset", "Optimizer", "batches", "load_into"]

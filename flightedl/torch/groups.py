@@ -7,14 +7,14 @@ the whole job: whoever changes them in a trainer is refused, because the others 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import torch
 
 from flightedl.domain.model.optimizers import Optimizer
-from flightedl.domain.model.schedules import rate_at
+from flightedl.domain.model.schedules import Schedule, rate_at
 from flightedl.domain.model.settings import fields_of
 from flightedl.errors import UsageError
 
@@ -81,3 +81,49 @@ def shown(rule: Optimizer, version: int = 0) -> dict[str, Any]:
     if "lr" in found:
         found["lr"] = rate_at(found["lr"], version)
     return found
+
+
+class ShownSettings:
+    """What each parameter group of an optimizer shows of the servers' settings, and whether somebody has changed it."""
+
+    def __init__(self) -> None:
+        self._rules: list[Optimizer] = []
+        self._told: list[dict[str, Any]] = []
+
+    def add(self, rule: Optimizer, told: dict[str, Any]) -> None:
+        """The next group has this rule, and shows this."""
+        self._rules.append(rule)
+        self._told.append(told)
+
+    def require_unchanged(self, groups: Sequence[Mapping[str, Any]]) -> None:
+        """UsageError when somebody changed what a group shows."""
+        for number, (group, told, rule) in enumerate(zip(groups, self._told, self._rules, strict=True)):
+            for name, value in told.items():
+                now = group[name]
+                if now is value or now == value:
+                    continue
+                raise UsageError(
+                    f"{name} of group {number} was set to {now!r:.40}, but the servers have {value!r} for the whole "
+                    "job: a PyTorch scheduler would start from 0 in a trainer that joins late; declare a schedule, as "
+                    f"in fe.{type(rule).__name__}(lr=fe.StepDecay(0.1, 0.5, every=100)), which the servers follow"
+                )
+
+    def tell(self, groups: Sequence[dict[str, Any]], version_of: Callable[[int], int | None]) -> None:
+        """Show the rate of the next update: that at the version of each group, by its number; None: not known."""
+        for number, (group, told, rule) in enumerate(zip(groups, self._told, self._rules, strict=True)):
+            if "lr" not in told or isinstance(getattr(rule, "lr", 0.0), float):
+                continue
+            if (version := version_of(number)) is None:
+                continue
+            rate = rule.rate_at(version)
+            if group["lr"] == told["lr"]:
+                group["lr"] = rate
+            told["lr"] = rate
+
+    def are_of(self, groups: Sequence[Mapping[str, Any]]) -> bool:
+        """Whether these groups show the same, as far as it does not change while the job runs."""
+        return len(groups) == len(self._told) and all(
+            group.get(name, value) == value or isinstance(getattr(rule, name), Schedule)
+            for group, told, rule in zip(groups, self._told, self._rules, strict=True)
+            for name, value in told.items()
+        )

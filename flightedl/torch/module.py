@@ -3,6 +3,7 @@
 * Names are those of the module as it was written: wrappers (``torch.compile``, ``DistributedDataParallel``) add
   prefixes, which are left out. A parameter that is used twice has the first of its names.
 * All floating-point parameters are declared, frozen ones too: they may be thawed while the job runs.
+* Rows of tables are no parameters: see ``rows``.
 * Of buffers, floating-point ones that a ``state_dict`` has are declared, and integers of one element, which count:
   the servers keep these as float64, which is exact up to 2**53. Other buffers, such as masks and positions, and
   those that are not finite, stay what the module made them.
@@ -17,6 +18,7 @@ import torch
 from torch import nn
 
 from flightedl.errors import UsageError
+from flightedl.torch.rows import OnTable
 
 _WRAPPERS = (nn.parallel.DistributedDataParallel, nn.DataParallel)
 _COMPILED = "_orig_mod"
@@ -58,12 +60,20 @@ def parameters_of(module: nn.Module) -> dict[str, Place]:
         raise UsageError(f"the first argument is {module!r:.80}, but must be the module to train, as in Optimizer(net)")
     found: dict[str, Place] = {}
     for name, place in _walk(module, "_parameters"):
-        _require_plain(name, place.tensor)
+        if isinstance(place.owner, OnTable):
+            continue
+        _require_plain(name, place)
         if place.tensor.is_floating_point() and place.tensor.numel():
             found[name] = place
-    if not found:
+    if not found and not embeddings_of(module):
         raise UsageError("this module has no floating-point parameters: there is nothing to train")
     return found
+
+
+def embeddings_of(module: nn.Module) -> dict[str, OnTable]:
+    """Name -> what lies in tables."""
+    found = {prefix.removesuffix("."): owner for prefix, owner in _modules(module, once=True)}
+    return {name: owner for name, owner in found.items() if isinstance(owner, OnTable)}
 
 
 def buffers_of(module: nn.Module) -> dict[str, Place]:
@@ -109,8 +119,13 @@ def _modules(module: nn.Module, *, once: bool) -> Iterator[tuple[str, nn.Module]
         yield "".join(f"{part}." for part in parts), owner
 
 
-def _require_plain(name: str, tensor: torch.Tensor) -> None:
-    kind = type(tensor).__name__
+def _require_plain(name: str, place: Place) -> None:
+    tensor, kind = place.tensor, type(place.tensor).__name__
+    if isinstance(place.owner, nn.Embedding | nn.EmbeddingBag) and place.owner.max_norm is not None:
+        raise UsageError(
+            f"the embedding of {name!r} has max_norm, and so writes to its rows in each trainer by itself: put it into "
+            "a table, fe.torch.Embedding(job.table(...), max_norm=...), or leave max_norm out"
+        )
     if kind in ("DTensor", "FlatParameter") or hasattr(tensor, "_local_tensor"):
         raise UsageError(
             f"parameter {name!r} is sharded over processes ({kind}): FSDP and tensor parallelism cannot be combined "

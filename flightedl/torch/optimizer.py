@@ -13,6 +13,7 @@ that its next gradient counts as computed at.
   know. What writes the same values, or restores them, is fine.
 * Buffers that training changes are averaged: a step pushes by how much they changed here, and the servers add the mean
   of that (``Delta``). Integers of one element, which count, count the rounds.
+* Rows of tables that embeddings looked up are parameters until the step, see ``rows``; they are pushed with it.
 * A batch whose gradients were computed and not pushed is refused when the next one is asked for: it would count as done
   without them.
 
@@ -21,7 +22,7 @@ What is not guaranteed: writes through ``.data`` are not noticed; the next value
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NoReturn, Protocol
 
@@ -33,11 +34,11 @@ from flightedl.client.model.parameters import Parameters
 from flightedl.domain.consistency.modes import Mode
 from flightedl.domain.model.optimizers import Delta
 from flightedl.domain.model.optimizers import Optimizer as Rule
-from flightedl.domain.model.schedules import Schedule
 from flightedl.domain.trainer.batches import CurrentBatch
-from flightedl.errors import UsageError
-from flightedl.torch.groups import chosen, settings_in, shown, with_groups
-from flightedl.torch.module import Place, buffers_of, parameters_of
+from flightedl.errors import GradientError, UsageError
+from flightedl.torch.groups import ShownSettings, chosen, settings_in, shown, with_groups
+from flightedl.torch.module import Place, buffers_of, embeddings_of, parameters_of
+from flightedl.torch.rows import RowGroups
 from flightedl.torch.tensors import Array, Copies, array_of, tensor_of
 
 
@@ -77,6 +78,7 @@ class Optimizer(torch.optim.Optimizer):
         error_feedback: bool = False,
     ) -> None:
         self._places = parameters_of(module)
+        self._rows = RowGroups(embeddings_of(module))
         self._names = {id(place.tensor): name for name, place in self._places.items()}
         self._buffers = buffers_of(module)
         given = self._given(groups)
@@ -92,15 +94,16 @@ class Optimizer(torch.optim.Optimizer):
         self._copies = Copies()
         #: The gradients that were pushed last, each with its counter of writes.
         self._pushed: set[tuple[int, int]] = set()
-        #: Of each group, what it shows.
-        self._told: list[dict[str, Any]] = []
+        self._shown = ShownSettings()
         super().__init__([{**group} for group in given], shown(self._rule))
+        self._have_groups_of_rows()
         # Some tools take an optimizer without any state for one that was never used, and try it out.
         for place in self._places.values():
             self.state[place.tensor] = {"version": torch.zeros(())}
         self._model = job.parameters(
             self._first_values(), optimizer=self._rule, mode=mode, wire=wire, error_feedback=error_feedback
         )
+        self._require_own_tables()
         self._tensors = {name: tensor_of(self._model[name]) for name in self._model}
         self.values_came(list(self._tensors))
         self._model.listen(self)
@@ -113,8 +116,25 @@ class Optimizer(torch.optim.Optimizer):
             if not isinstance(group, Mapping) or "params" not in group:
                 raise UsageError(f'groups has {group!r:.80}, but must have dicts such as {{"params": ..., "lr": 0.1}}')
             params = group["params"]
-            given.append({**group, "params": [params] if isinstance(params, torch.Tensor) else list(params)})
+            tensors = [params] if isinstance(params, torch.Tensor) else list(params)
+            dense = self._without_rows(group, tensors)
+            if dense or not tensors:
+                given.append({**group, "params": dense})
         return given
+
+    def _without_rows(self, group: Mapping[str, Any], tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """Rows have groups of their own.
+
+        Raises:
+            UsageError: the group has settings for nothing but rows.
+        """
+        dense = [tensor for tensor in tensors if not self._rows.owns(tensor)]
+        if tensors and not dense and group.keys() - {"params"}:
+            raise UsageError(
+                f"a group gives {', '.join(sorted(group.keys() - {'params'}))} for nothing but embeddings on tables, "
+                "whose settings are those of the table: give them to job.table(..., optimizer=...)"
+            )
+        return dense
 
     def _names_in(self, tensors: Iterable[torch.Tensor]) -> list[str]:
         names = []
@@ -127,6 +147,20 @@ class Optimizer(torch.optim.Optimizer):
                 )
             names.append(name)
         return names
+
+    def _have_groups_of_rows(self) -> None:
+        for module, rule in self._rows.rules():
+            told = shown(rule)
+            super().add_param_group({"params": [module.rows], **told})
+            self._shown.add(rule, told)
+            self._rows.has(module, self.param_groups[-1])
+            self.state[module.rows] = {"version": torch.zeros(())}
+
+    def _require_own_tables(self) -> None:
+        """UsageError when rows would go to another job."""
+        for module, _ in self._rows.rules():
+            if module.table.declared[1] is not self.model:
+                raise UsageError(f"table {module.table.name!r} is of another job: declare it with the same one's table")
 
     def _first_values(self) -> dict[str, Array]:
         tensors = {name: place.tensor.detach() for name, place in self._places.items()}
@@ -162,12 +196,19 @@ class Optimizer(torch.optim.Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        self._require_settings()
+        self._shown.require_unchanged(self.param_groups)
         self._require_unchanged()
-        gradients = self._gradients()
-        arrays = self._copies.arrays(gradients)
-        self.model.step(self._as_declared(arrays) | self._changes_of_buffers())
+        gradients, rows = self._gradients(), self._rows.gradients()
+        arrays = self._copies.arrays(gradients | {name: used.leaf.grad for name, (_, used) in rows.items()})
+        try:
+            for name, (table, used) in rows.items():
+                table.push_distinct(used.ids, used.gradients(arrays.pop(name)))
+            self.model.step(self._as_declared(arrays) | self._changes_of_buffers())
+        except GradientError:
+            self.model.forget_rows()
+            raise
         self._pushed = {_state_of(gradient) for gradient in gradients.values()}
+        self._rows.drop()
         return loss
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
@@ -177,7 +218,7 @@ class Optimizer(torch.optim.Optimizer):
             UsageError: they are not of the module, or the group has other settings than were declared.
         """
         params = param_group["params"]
-        tensors = [params] if isinstance(params, torch.Tensor) else list(params)
+        tensors = self._without_rows(param_group, [params] if isinstance(params, torch.Tensor) else list(params))
         names = self._names_in(tensors)
         rules = [self._rule.for_parameter(name) for name in names]
         settings = settings_in(param_group, type(self._rule))
@@ -189,9 +230,10 @@ class Optimizer(torch.optim.Optimizer):
                         f"from the start, as in fe.{type(rule).__name__}(..., overrides={{{name!r}: "
                         f"{{{setting!r}: {value!r}}}}})"
                     )
-        told = shown(rules[0] if rules else self._rule)
+        rule = rules[0] if rules else self._rule
+        told = shown(rule)
         super().add_param_group({**param_group, **told, "params": tensors})
-        self._told.append(told)
+        self._shown.add(rule, told)
 
     def state_dict(self) -> dict[str, Any]:
         """As of every optimizer: its groups, and of each parameter the version of its values.
@@ -203,6 +245,8 @@ class Optimizer(torch.optim.Optimizer):
             if place.tensor in self.state:
                 self.state[place.tensor]["version"].fill_(versions[name])
         state: dict[str, Any] = super().state_dict()
+        for group, shown_group in zip(self.param_groups, state["param_groups"], strict=True):
+            del shown_group["params"][len(self._lasting(group["params"])) :]
         return state
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
@@ -212,13 +256,8 @@ class Optimizer(torch.optim.Optimizer):
             UsageError: it is another optimizer's.
         """
         groups = state_dict.get("param_groups", ())
-        sizes = [len(group["params"]) for group in self.param_groups]
-        if [len(group["params"]) for group in groups] != sizes or any(
-            group.get(name, value) != value
-            for group, told in zip(groups, self._told, strict=True)
-            for name, value in told.items()
-            if not isinstance(getattr(self._rule, name), Schedule)
-        ):
+        sizes = [len(self._lasting(group["params"])) for group in self.param_groups]
+        if [len(group["params"]) for group in groups] != sizes or not self._shown.are_of(groups):
             raise UsageError(
                 "this state is another optimizer's, and the servers have that of this job: resume the job from its "
                 "checkpoint, as with flightedl run --resume"
@@ -249,9 +288,15 @@ class Optimizer(torch.optim.Optimizer):
 
     def batch_ends(self, current: CurrentBatch) -> None:
         """The loop goes on to the next batch."""
-        if current.has_gradient:
-            return
+        try:
+            if not current.has_gradient:
+                self._require_pushed(current)
+        finally:
+            self._rows.drop()
+
+    def _require_pushed(self, current: CurrentBatch) -> None:
         left = [gradient for gradient in self._gradients().values() if _state_of(gradient) not in self._pushed]
+        left += [used.leaf.grad for _, used in self._rows.gradients().values() if used.leaf.grad is not None]
         plain = [gradient.coalesce().values() if gradient.is_sparse else gradient for gradient in left]
         # A GradScaler leaves a batch out whose gradients are not finite.
         if any(bool(each.count_nonzero()) for each in plain) and all(bool(each.isfinite().all()) for each in plain):
@@ -266,10 +311,15 @@ class Optimizer(torch.optim.Optimizer):
     def _grouped(self) -> Iterable[torch.Tensor]:
         return (tensor for group in self.param_groups for tensor in group["params"])
 
+    def _lasting(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """Those of a group that are there in every batch."""
+        return [tensor for tensor in tensors if tensor in self.state]
+
     def _gradients(self) -> dict[str, torch.Tensor]:
+        """By name, of what the servers have as parameters."""
         found: dict[str, torch.Tensor] = {}
         for tensor in self._grouped():
-            if tensor.grad is not None:
+            if tensor.grad is not None and id(tensor) in self._names:
                 found[self._names[id(tensor)]] = tensor.grad
         return found
 
@@ -312,35 +362,19 @@ class Optimizer(torch.optim.Optimizer):
                 )
             self._written[name] = tensor._version
 
-    def _require_settings(self) -> None:
-        """UsageError when somebody changed what a group shows."""
-        for number, (group, told) in enumerate(zip(self.param_groups, self._told, strict=True)):
-            for name, value in told.items():
-                now = group[name]
-                if now is value or now == value:
-                    continue
-                raise UsageError(
-                    f"{name} of group {number} was set to {now!r:.40}, but the servers have {value!r} for the whole "
-                    "job: a PyTorch scheduler would start from 0 in a trainer that joins late; declare a schedule, as "
-                    f"in fe.{type(self._rule).__name__}(lr=fe.StepDecay(0.1, 0.5, every=100)), which the servers follow"
-                )
-
     def _tell_settings(self) -> None:
         """Show the rate of the next update."""
-        if self._model is None or not self.param_groups:
-            return
-        versions: dict[str, int] | None = None
-        for group, told in zip(self.param_groups, self._told, strict=True):
-            if not group["params"] or "lr" not in told:
-                continue
-            rule = self._rule.for_parameter(self._names[id(group["params"][0])])
-            if isinstance(getattr(rule, "lr", 0.0), float):
-                continue
-            versions = versions or self._model.versions
-            rate = rule.rate_at(versions[self._names[id(group["params"][0])]])
-            if group["lr"] == told["lr"]:
-                group["lr"] = rate
-            told["lr"] = rate
+        versions: dict[str, int] = {}
+
+        def version_of(number: int) -> int | None:
+            params = self.param_groups[number]["params"]
+            name = self._names.get(id(params[0])) if params else None
+            if name is None or self._model is None:
+                return None
+            versions.update(versions or self._model.versions)
+            return versions[name]
+
+        self._shown.tell(self.param_groups, version_of)
 
 
 def _state_of(gradient: torch.Tensor) -> tuple[int, int]:

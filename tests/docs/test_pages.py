@@ -50,6 +50,8 @@ OF_THE_SESSION = {
         "carry_out",
         "close",
         "close_batch",
+        "current_batch",
+        "forget_rows",
         "listen",
         "look_up",
         "push_rows",
@@ -58,7 +60,7 @@ OF_THE_SESSION = {
         "step_rows",
         "where",
     },
-    "table": {"asked", "rows_of"},
+    "table": {"asked", "declared", "push_distinct", "rows_of"},
 }
 
 

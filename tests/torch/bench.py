@@ -9,8 +9,11 @@ from typing import Any, Self
 from flightedl.client.model.declared import declared_arrays
 from flightedl.client.model.parameters import Parameters
 from flightedl.client.model.trees import tree_of
+from flightedl.client.tables.table import Table
 from flightedl.domain.consistency.modes import Mode, Sync
 from flightedl.domain.model.optimizers import Optimizer
+from flightedl.domain.tables.spec import TableSpec
+from flightedl.messages.status import TableCounts
 
 from ..client.pserver_bench import Cluster, Trainer
 
@@ -37,6 +40,16 @@ class BenchJob:
         self.trainer = cluster.trainer(self._member, error_feedback=error_feedback, tree=tree)
         return self.trainer.parameters
 
+    def table(self, name: str, dim: int, *, optimizer: Optimizer, **more: Any) -> Table:
+        spec = TableSpec(name, dim, optimizer, **more)
+        self._bench.tables[name] = spec
+
+        def declared(_: str) -> tuple[int, Parameters]:
+            assert self.trainer is not None
+            return sorted(self._bench.tables).index(name), self.trainer.parameters
+
+        return Table(spec, declared, lambda name: TableCounts(name=name))
+
     def begin(self, batch: int, records: int = 1) -> None:
         """A batch is handed out."""
         assert self.trainer is not None
@@ -49,7 +62,7 @@ class BenchJob:
         assert current is not None
         model.batch_ends(current)
         if not current.must_repeat:
-            model.run(model.steps.close_batch(current))
+            model.close_batch(current)
         self.trainer.current = None
 
 
@@ -60,6 +73,7 @@ class TorchBench:
         self._pservers, self._trainers = pservers, trainers
         self._lock = threading.Lock()
         self.cluster: Cluster | None = None
+        self.tables: dict[str, TableSpec] = {}
         self.jobs = [BenchJob(self, member) for member in range(1, trainers + 1)]
 
     @property
@@ -80,6 +94,7 @@ class TorchBench:
                     members=self._trainers,
                     optimizer=Optimizer.from_json(optimizer.to_json()),
                     wire=wire,
+                    tables=[self.tables[name] for name in sorted(self.tables)],
                     initial={name: array.copy() for name, array in arrays.items()},
                 )
             return self.cluster

@@ -24,7 +24,7 @@ from flightedl.client.model.shard_client import Model, Sender, ShardClient
 from flightedl.client.model.trees import Tree
 from flightedl.client.model.values import ModelValues
 from flightedl.client.profile import PUSH, LoopProfile
-from flightedl.client.tables.requests import DistinctIds
+from flightedl.client.tables.requests import DistinctIds, Ids
 from flightedl.client.tables.rows import TableRows
 from flightedl.client.tables.traffic import Lookup
 from flightedl.client.waiting import Waiting
@@ -269,8 +269,13 @@ class Parameters(Mapping[str, npt.NDArray[np.generic]]):
         """The current batch, for people."""
         return f"{self._scope.current or 'no batch'}"
 
-    def push_rows(self, table: int, ids: DistinctIds, gradients: npt.NDArray[np.float32]) -> None:
-        """Gradients of rows, which leave with the current batch's step.
+    @property
+    def current_batch(self) -> CurrentBatch | None:
+        """What the user's code is at."""
+        return self._scope.current
+
+    def push_rows(self, table: int, ids: Ids, gradients: npt.NDArray[np.float32]) -> None:
+        """Gradients of the rows of distinct ids, which leave with the current batch's step.
 
         Raises:
             UsageError: no batch is current, or its rows were pushed.
@@ -281,7 +286,11 @@ class Parameters(Mapping[str, npt.NDArray[np.generic]]):
         name = self._plan.tables[table].name
         if self.rows.is_sent(current):
             raise UsageError(f"rows of table {name!r} were already pushed for this batch ({current}): push before step")
-        self.rows.pending.add(table, ids.ids, ids.summed(gradients))
+        self.rows.pending.add(table, ids, gradients)
+
+    def forget_rows(self) -> None:
+        """Nothing of what waits for the current batch's step is pushed."""
+        self.rows.forget()
 
     def close_batch(self, current: CurrentBatch) -> None:
         """The user's code is through with the batch: what it did not push arrives, rows that it left leave."""

@@ -9,10 +9,11 @@ import numpy as np
 import numpy.typing as npt
 
 from flightedl.client.tables.bags import Bags
-from flightedl.client.tables.ids import FoundIds, found_ids
+from flightedl.client.tables.ids import FoundIds, Ids, found_ids
 from flightedl.client.tables.requests import DistinctIds
 from flightedl.client.tables.traffic import Lookup, require_known
 from flightedl.domain.tables.spec import TableSpec
+from flightedl.domain.trainer.batches import CurrentBatch
 from flightedl.errors import GradientError, UsageError
 from flightedl.messages.status import TableCounts
 
@@ -27,8 +28,13 @@ class Traffic(Protocol):
         """Rows of tables, by table number."""
         ...
 
-    def push_rows(self, table: int, ids: DistinctIds, gradients: Floats) -> None:
-        """Gradients of rows, which leave with the current batch's step."""
+    @property
+    def current_batch(self) -> CurrentBatch | None:
+        """What the user's code is at."""
+        ...
+
+    def push_rows(self, table: int, ids: Ids, gradients: Floats) -> None:
+        """Gradients of the rows of distinct ids, which leave with the current batch's step."""
         ...
 
     def where(self) -> str:
@@ -36,7 +42,7 @@ class Traffic(Protocol):
         ...
 
 
-class _Asked(NamedTuple):
+class Asked(NamedTuple):
     """What a pull or push is about."""
 
     found: FoundIds
@@ -150,8 +156,19 @@ class Table:
             values = self._bags_pulled(asked).spread(values)
         elif asked.kept is not None:
             values = values[asked.kept]
-        self._require_finite(asked.distinct, values, traffic)
-        traffic.push_rows(number, asked.distinct, values)
+        self._require_finite(asked.distinct.given, values, traffic)
+        traffic.push_rows(number, asked.distinct.ids, asked.distinct.summed(values))
+
+    def push_distinct(self, ids: Ids, gradients: Floats) -> None:
+        """``push`` of distinct ids: (m,) and (m, dim). Errors likewise."""
+        number, traffic = self._declared(self.name)
+        self._require_finite(ids, gradients, traffic)
+        traffic.push_rows(number, ids, gradients)
+
+    @property
+    def declared(self) -> tuple[int, Traffic]:
+        """The number of the table, and what brings its rows; declares the model if nobody has."""
+        return self._declared(self.name)
 
     def stats(self) -> TableCounts:
         """Figures of the table over all pservers: rows, their bytes, reads and so on."""
@@ -176,7 +193,7 @@ class Table:
         combiner: str = "sum",
         padding_idx: int | None = None,
         nulls: Nulls = "error",
-    ) -> _Asked:
+    ) -> Asked:
         """Which rows are meant. Arguments and errors as of ``pull``."""
         found = found_ids(self.name, ids)
         if nulls not in {"error", "padding"}:
@@ -199,9 +216,9 @@ class Table:
         ids = found.ids if kept is None else found.ids[kept]
         if self._distinct is None or not np.array_equal(self._distinct.given, ids):
             self._distinct = DistinctIds(ids)
-        return _Asked(found, self._distinct, kept, bags)
+        return Asked(found, self._distinct, kept, bags)
 
-    def rows_of(self, asked: _Asked, lookup: Lookup, number: int, max_norm: float | None = None) -> Floats:
+    def rows_of(self, asked: Asked, lookup: Lookup, number: int, max_norm: float | None = None) -> Floats:
         """What was asked for, of what came."""
         table = lookup.tables[number]
         require_known(self.name, table.unknown)
@@ -220,7 +237,7 @@ class Table:
             found = whole
         return found.reshape(*asked.found.shape, self.dim)
 
-    def _bags_pulled(self, asked: _Asked) -> Bags:
+    def _bags_pulled(self, asked: Asked) -> Bags:
         """The bags as they were pulled, if these are the same."""
         assert asked.bags is not None, "there are bags"
         if self._last is not None and np.array_equal(self._last[0].given, asked.distinct.given):
@@ -240,10 +257,10 @@ class Table:
             raise GradientError(f"the gradients of table {self.name!r} are {array.dtype}: use .astype(np.float32)")
         return np.ascontiguousarray(array).reshape(-1, self.dim)
 
-    def _require_finite(self, ids: DistinctIds, values: Floats, traffic: Traffic) -> None:
+    def _require_finite(self, ids: Ids, values: Floats, traffic: Traffic) -> None:
         finite = np.isfinite(values)
         if not finite.all():
-            first = int(ids.given[np.flatnonzero(~finite.all(axis=1))[0]])
+            first = int(ids[np.flatnonzero(~finite.all(axis=1))[0]])
             raise GradientError(
                 f"the gradient of id {first} of table {self.name!r} has NaN or infinity in {traffic.where()}; nothing "
                 "of it was pushed"

@@ -1,0 +1,636 @@
+"""Embeddings on tables, against real pservers in this process, beside PyTorch's own."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import pickle
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+import torch
+from torch import nn
+
+import flightedl as fe
+from flightedl.client.tables.table import Table
+from flightedl.errors import GradientError, UsageError
+from flightedl.torch import Embedding, EmbeddingBag, EmbeddingCollection, Optimizer
+
+from .bench import BenchJob, TorchBench
+
+
+@pytest.fixture
+def bench() -> Iterator[TorchBench]:
+    with TorchBench() as made:
+        yield made
+
+
+def table_of(job: BenchJob, name: str = "users", dim: int = 3, rule: Any = None, **more: Any) -> Table:
+    return job.table(name, dim, optimizer=rule or fe.SGD(1.0), **{"init": fe.Uniform(0.5), **more})
+
+
+def plain_like(rows: np.ndarray, kind: type[Any] = nn.Embedding, **more: Any) -> Any:
+    """PyTorch's embedding with these rows."""
+    made = kind(*rows.shape, **more)
+    with torch.no_grad():
+        made.weight.copy_(torch.from_numpy(rows))
+        if more.get("padding_idx") is not None:
+            made.weight[more["padding_idx"]] = 0
+    return made
+
+
+def rows_in(table: Table, count: int) -> np.ndarray:
+    return table.pull(np.arange(count))
+
+
+def ids_of(count: int, size: tuple[int, ...], below: int = 20) -> list[torch.Tensor]:
+    generator = torch.Generator().manual_seed(3)
+    return [torch.randint(below, size, generator=generator) for _ in range(count)]
+
+
+# the same numbers as PyTorch's
+
+
+@pytest.mark.filterwarnings("ignore:Sparse invariant checks")
+@pytest.mark.parametrize(
+    ("rule", "make"),
+    [
+        (fe.SGD(0.1), lambda p: torch.optim.SGD(p, lr=0.1)),
+        (fe.Adagrad(0.1, eps=1e-10), lambda p: torch.optim.Adagrad(p, lr=0.1)),
+    ],
+    ids=["sgd", "adagrad"],
+)
+def test_100_steps_of_an_embedding_are_those_of_torch(
+    rule: Any, make: Callable[[Any], torch.optim.Optimizer], bench: TorchBench
+) -> None:
+    table = table_of(bench.job, rule=rule)
+    torch.manual_seed(0)
+    ours = nn.Sequential(Embedding(table), nn.Linear(3, 2))
+    plain_head = copy.deepcopy(ours[1])
+    optimizer = Optimizer(ours, bench.job, rule)
+    theirs = nn.Sequential(plain_like(rows_in(table, 20), sparse=True), plain_head)
+    reference = make(theirs.parameters())
+    for batch, ids in enumerate(ids_of(100, (8, 2))):
+        bench.job.begin(batch, len(ids))
+        for net, each in ((ours, optimizer), (theirs, reference)):
+            each.zero_grad()
+            (net(ids) - 1).square().mean().backward()
+            each.step()
+        bench.job.end()
+    torch.testing.assert_close(torch.from_numpy(rows_in(table, 20)), theirs[0].weight.detach(), rtol=0, atol=1e-5)
+    torch.testing.assert_close(ours[1].weight.detach(), theirs[1].weight.detach(), rtol=0, atol=1e-5)
+
+
+def both_bags(bench: TorchBench, **more: Any) -> tuple[Table, EmbeddingBag, nn.EmbeddingBag, Optimizer]:
+    table = table_of(bench.job)
+    ours = EmbeddingBag(table, **more)
+    optimizer = Optimizer(nn.ModuleDict({"bag": ours}), bench.job, fe.SGD(1.0))
+    return table, ours, plain_like(rows_in(table, 20), nn.EmbeddingBag, **more), optimizer
+
+
+@pytest.mark.parametrize("mode", ["sum", "mean", "max"])
+@pytest.mark.parametrize("padding_idx", [None, 3])
+@pytest.mark.parametrize("shape", ["offsets", "last offset", "table"])
+def test_bags_are_those_of_torch(mode: str, padding_idx: int | None, shape: str, bench: TorchBench) -> None:
+    table, ours, theirs, optimizer = both_bags(
+        bench, mode=mode, padding_idx=padding_idx, include_last_offset=shape == "last offset"
+    )
+    ids = torch.tensor([3, 5, 5, 7, 3, 3, 19, 0])
+    given: tuple[torch.Tensor, ...] = {
+        "table": (ids.reshape(2, 4),),
+        # The second bag is empty, the third has padding alone.
+        "offsets": (ids, torch.tensor([0, 4, 4, 6])),
+        "last offset": (ids, torch.tensor([0, 4, 4, 6, 8])),
+    }[shape]
+    bench.job.begin(0)
+    found, wanted = ours(*given), theirs(*given)
+    assert torch.equal(found, wanted)
+    weights = torch.arange(found.numel()).reshape(found.shape)
+    (found * weights).sum().backward()
+    (wanted * weights).sum().backward()
+    before = rows_in(table, 20)
+    optimizer.step()
+    bench.job.end()
+    np.testing.assert_allclose(before - rows_in(table, 20), theirs.weight.grad.numpy(), rtol=1e-6, atol=1e-6)
+
+
+def test_weights_of_bags_count_and_have_gradients(bench: TorchBench) -> None:
+    _, ours, theirs, _ = both_bags(bench, mode="sum")
+    bench.job.begin(0)
+    grads = []
+    for bag in (ours, theirs):
+        weights = torch.tensor([1.0, 2.0, -3.0], requires_grad=True)
+        found = bag(torch.tensor([4, 4, 9]), torch.tensor([0, 1]), per_sample_weights=weights)
+        found.square().sum().backward()
+        grads.append((found.detach(), weights.grad))
+    torch.testing.assert_close(grads[0], grads[1])
+
+
+def test_a_column_of_lists_is_bags(bench: TorchBench) -> None:
+    _, ours, theirs, _ = both_bags(bench, mode="mean")
+    column = pa.array([[1, 2], [], [4, 4, 4]])
+    assert torch.equal(ours(column), theirs(torch.tensor([1, 2, 4, 4, 4]), torch.tensor([0, 2, 2])))
+
+
+@pytest.mark.parametrize("norm_type", [1.0, 2.0])
+def test_rows_beyond_a_norm_are_scaled_as_they_are_read(norm_type: float, bench: TorchBench) -> None:
+    table = table_of(bench.job)
+    net = Embedding(table, max_norm=0.3, norm_type=norm_type)
+    optimizer = Optimizer(net, bench.job, fe.SGD(1.0))
+    rows = rows_in(table, 20)
+    ids = torch.arange(20)
+    bench.job.begin(0)
+    found = net(ids)
+    torch.testing.assert_close(found.detach(), plain_like(rows, max_norm=0.3, norm_type=norm_type)(ids).detach())
+    found.square().sum().backward()
+    optimizer.step()
+    bench.job.end()
+    norms = np.linalg.norm(rows, norm_type, axis=1)
+    assert 0 < (norms > 0.3).sum() < 20
+    moved = rows - rows_in(table, 20)
+    np.testing.assert_allclose(moved[norms <= 0.3], 2 * rows[norms <= 0.3], rtol=1e-5)
+    if norm_type == 2:
+        np.testing.assert_allclose(moved[norms > 0.3], 0, atol=1e-5, err_msg="to grow does not make it longer")
+
+
+# what gets a gradient, and what does not
+
+
+def test_repeated_ids_and_several_lookups_add_up(bench: TorchBench) -> None:
+    table = table_of(bench.job)
+    net = Embedding(table)
+    optimizer = Optimizer(net, bench.job, fe.SGD(1.0))
+    before = rows_in(table, 20)
+    bench.job.begin(0)
+    (net(torch.tensor([1, 1, 2])).sum() + net(torch.tensor([[2], [5]])).sum() + 0 * net([7]).sum()).backward()
+    net([9])
+    optimizer.step()
+    bench.job.end()
+    moved = (before - rows_in(table, 20))[:, 0]
+    assert moved.round(4).tolist() == [{1: 2, 2: 2, 5: 1}.get(each, 0) for each in range(20)]
+
+
+def test_padding_is_zeros_and_has_no_gradient(bench: TorchBench) -> None:
+    table = table_of(bench.job)
+    net = Embedding(table, padding_idx=0)
+    optimizer = Optimizer(net, bench.job, fe.SGD(1.0))
+    before = rows_in(table, 3)
+    bench.job.begin(0)
+    found = net(torch.tensor([[0, 1], [2, 0]]))
+    assert found[0, 0].tolist() == found[1, 1].tolist() == [0, 0, 0]
+    assert torch.equal(found[0, 1], torch.from_numpy(before[1]))
+    found.sum().backward()
+    optimizer.step()
+    bench.job.end()
+    assert (before - rows_in(table, 3))[:, 0].round(4).tolist() == [0, 1, 1]
+    bench.job.begin(1)
+    assert net(torch.tensor([0, 0])).tolist() == [[0, 0, 0]] * 2
+    assert net(torch.empty(0, 2, dtype=torch.int64)).shape == (0, 2, 3)
+
+
+def test_texts_and_nulls(bench: TorchBench) -> None:
+    net = Embedding(table_of(bench.job), nulls="padding")
+    Optimizer(net, bench.job, fe.SGD(1.0))
+    found = net(pa.array(["a", None, "a", "b"]))
+    assert found[1].tolist() == [0, 0, 0]
+    assert torch.equal(found[0], found[2])
+    assert torch.equal(found[[0, 3]].detach(), net(["a", "b"]).detach())
+
+
+def test_frozen_rows_stay_and_may_be_thawed(bench: TorchBench) -> None:
+    table = table_of(bench.job)
+    net = nn.Sequential(Embedding(table), nn.Linear(3, 1))
+    optimizer = Optimizer(net, bench.job, fe.SGD(1.0))
+    for batch, is_frozen in enumerate((True, False)):
+        net[0].requires_grad_(not is_frozen)
+        before = rows_in(table, 3)
+        bench.job.begin(batch)
+        optimizer.zero_grad()
+        net(torch.tensor([1, 2])).sum().backward()
+        optimizer.step()
+        bench.job.end()
+        assert (before == rows_in(table, 3)).all() == is_frozen
+
+
+@pytest.mark.parametrize("way", ["eval", "no_grad", "inference", "outside"])
+def test_reading_makes_no_row_and_no_parameter(way: str, bench: TorchBench) -> None:
+    table = table_of(bench.job)
+    net = nn.Sequential(Embedding(table), nn.Linear(3, 1))
+    optimizer = Optimizer(net, bench.job, fe.SGD(1.0))
+    if way != "outside":
+        bench.job.begin(0)
+    if way == "eval":
+        net.eval()
+    with {"no_grad": torch.no_grad, "inference": torch.inference_mode}.get(way, contextlib.nullcontext)():
+        found = net(torch.tensor([1, 2]))
+    if found.requires_grad:
+        found.sum().backward()
+    assert [name for name, _ in net.named_parameters()] == ["0.rows", "1.weight", "1.bias"]
+    optimizer.zero_grad()
+    if way != "outside":
+        optimizer.step()
+        bench.job.end()
+    assert rows_made(bench) == 0
+
+
+def rows_made(bench: TorchBench) -> int:
+    return sum(counts.rows for shard in bench.cluster.shards for counts in shard.row_counts())
+
+
+def test_training_makes_the_rows_that_got_a_gradient(bench: TorchBench) -> None:
+    net = nn.Sequential(Embedding(table_of(bench.job)), nn.Linear(3, 1))
+    optimizer = Optimizer(net, bench.job, fe.SGD(1.0))
+    bench.job.begin(0)
+    net(torch.tensor([1, 2, 2])).sum().backward()
+    optimizer.step()
+    bench.job.end()
+    assert rows_made(bench) == 2
+
+
+def test_a_collection_looks_all_tables_up_in_one_round_trip(bench: TorchBench) -> None:
+    users, items = table_of(bench.job), table_of(bench.job, "items", 2)
+    net = EmbeddingCollection(
+        {
+            "user": Embedding(users),
+            "liked": EmbeddingBag(items, mode="sum", padding_idx=0),
+            "item": Embedding(items),
+            "unused": Embedding(users),
+        }
+    )
+    optimizer = Optimizer(net, bench.job, fe.SGD(1.0))
+    item_rows, user_rows = rows_in(items, 10), rows_in(users, 10)
+    before = bench.cluster.shards[0].meter.messages
+    bench.job.begin(0)
+    lookups = count_lookups(bench)
+    found = net(
+        {
+            "user": torch.tensor([1, 2]),
+            "liked": (torch.tensor([5, 0, 5, 6]), torch.tensor([0, 3])),
+            "item": torch.tensor([6, 7]),
+        }
+    )
+    assert lookups == [1]
+    np.testing.assert_allclose(found["user"].detach(), user_rows[[1, 2]])
+    np.testing.assert_allclose(found["liked"].detach(), [2 * item_rows[5], item_rows[6]], rtol=1e-6)
+    np.testing.assert_allclose(found["item"].detach(), item_rows[[6, 7]])
+    sum(each.sum() for each in found.values()).backward()
+    optimizer.step()
+    bench.job.end()
+    assert bench.cluster.shards[0].meter.messages > before
+    moved = (item_rows - rows_in(items, 10))[:, 0].round(4).tolist()
+    assert moved == [{5: 2, 6: 2, 7: 1}.get(each, 0) for each in range(10)]
+
+
+def count_lookups(bench: TorchBench) -> list[int]:
+    model, calls = bench.job.trainer.parameters, [0]
+    run = model.run
+
+    def counted(*args: Any) -> Any:
+        calls[0] += 1
+        return run(*args)
+
+    model.run = counted
+    return calls
+
+
+# modes
+
+
+@pytest.mark.parametrize("mode", [fe.Sync(push_every=2), fe.Async(push_every=2)], ids=["sync", "async"])
+def test_rows_of_several_batches_are_one_push(mode: Any, bench: TorchBench) -> None:
+    table = table_of(bench.job)
+    net = Embedding(table)
+    optimizer = Optimizer(net, bench.job, fe.SGD(1.0), mode=mode)
+    first = rows_in(table, 2)
+    moved = []
+    for batch in range(4):
+        bench.job.begin(batch, records=1 + 2 * (batch % 2))
+        optimizer.zero_grad()
+        (net(torch.tensor([batch % 2])) * 4).sum().backward()
+        optimizer.step()
+        bench.job.end()
+        moved.append((first - rows_in(table, 2))[:, 0].round(4).tolist())
+    # The mean over records: (1 * 4) / 4 of the first id, (3 * 4) / 4 of the second.
+    assert moved == [[0, 0], [1, 3], [1, 3], [2, 6]]
+
+
+def trained_by_four() -> list[bytes]:
+    with TorchBench(trainers=4, pservers=2) as bench:
+        tables = [table_of(job, rule=fe.Adagrad(0.1)) for job in bench.jobs]
+        nets = []
+        for table in tables:
+            torch.manual_seed(0)
+            nets.append(nn.Sequential(Embedding(table), nn.Flatten(), nn.Linear(6, 1)))
+
+        def train(job: BenchJob) -> None:
+            number = bench.jobs.index(job)
+            optimizer = Optimizer(nets[number], job, fe.Adam(1e-2), mode=fe.Sync(deterministic=True))
+            for batch, ids in enumerate(ids_of(5, (4, 2))):
+                job.begin(4 * batch + number, 4)
+                optimizer.zero_grad()
+                nets[number]((ids + number) % 20).square().sum().backward()
+                optimizer.step()
+                job.end()
+
+        bench.run(train)
+        return [rows_in(tables[0], 20).tobytes(), nets[0][2].weight.detach().numpy().tobytes()]
+
+
+def test_four_deterministic_trainers_get_the_same_bits_twice() -> None:
+    assert trained_by_four() == trained_by_four()
+
+
+def test_two_trainers_share_the_rows() -> None:
+    with TorchBench(trainers=2) as bench:
+        tables = [table_of(job) for job in bench.jobs]
+
+        def train(job: BenchJob) -> None:
+            number = bench.jobs.index(job)
+            net = Embedding(tables[number])
+            optimizer = Optimizer(net, job, fe.SGD(1.0))
+            job.begin(number, records=[3, 1][number])
+            (net(torch.tensor([1, 1 + number])) * (1 + number)).sum().backward()
+            optimizer.step()
+            job.end()
+
+        bench.run(train)
+        fresh = tables[0].pull([100])
+        moved = rows_in(tables[0], 3)[:, 0]
+    with TorchBench() as other:
+        table = table_of(other.job)
+        Optimizer(Embedding(table), other.job, fe.SGD(1.0))
+        assert (table.pull([100]) == fresh).all()
+        # (3 * 2 + 1 * 2) / 4 of the first, 1 * 2 / 4 of the second
+        assert (rows_in(table, 3)[:, 0] - moved).round(4).tolist() == [0, 2, 0.5]
+
+
+def test_a_second_batch_sees_what_the_first_one_did(bench: TorchBench) -> None:
+    table = table_of(bench.job, init=fe.Zeros())
+    net = Embedding(table)
+    optimizer = Optimizer(net, bench.job, fe.SGD(1.0))
+    seen = []
+    for batch in range(3):
+        bench.job.begin(batch)
+        optimizer.zero_grad()
+        found = net(torch.tensor([1]))
+        seen.append(found[0, 0].item())
+        found.sum().backward()
+        optimizer.step()
+        bench.job.end()
+    assert seen == [0, -1, -2]
+
+
+# what PyTorch and its tools do with modules
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
+def test_other_types_of_floats(dtype: torch.dtype, bench: TorchBench) -> None:
+    table = table_of(bench.job)
+    net = nn.Sequential(Embedding(table), nn.Linear(3, 1)).to(dtype)
+    optimizer = Optimizer(net, bench.job, fe.SGD(1.0))
+    before = rows_in(table, 2)
+    bench.job.begin(0)
+    found = net[0](torch.tensor([1]))
+    assert found.dtype == dtype
+    net[1](found).sum().backward()
+    optimizer.step()
+    bench.job.end()
+    assert (before[1] != rows_in(table, 2)[1]).all()
+
+
+def test_autocast_and_a_scaler_that_leaves_out_what_overflowed(bench: TorchBench) -> None:
+    table = table_of(bench.job, init=fe.Zeros())
+    net = nn.Sequential(Embedding(table), nn.Linear(3, 1, bias=False))
+    nn.init.ones_(net[1].weight)
+    optimizer = Optimizer(net, bench.job, fe.SGD(0.0))
+    scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
+    for batch, factor in enumerate((1.0, float("inf"), 1.0)):
+        bench.job.begin(batch)
+        optimizer.zero_grad()
+        with torch.autocast("cpu", torch.bfloat16):
+            rows = net[0](torch.tensor([1, 1]))
+            loss = net[1](rows).float().sum() + 0.0
+        # Of the rows alone.
+        scaler.scale(loss + (rows.sum() * (factor - 1) if factor != 1 else 0.0)).backward()
+        scaler.unscale_(optimizer)
+        scaler.step(optimizer)
+        scaler.update()
+        bench.job.end()
+    assert rows_in(table, 2)[1].tolist() == [-4.0] * 3
+    assert scaler.get_scale() == 2.0
+
+
+def test_clipping_counts_rows(bench: TorchBench) -> None:
+    table = table_of(bench.job, init=fe.Zeros())
+    net = nn.ModuleDict({"embedding": Embedding(table, padding_idx=0), "head": nn.Linear(1, 1, bias=False)})
+    optimizer = Optimizer(net, bench.job, fe.SGD(0.0))
+    bench.job.begin(0)
+    (net["embedding"](torch.tensor([0, 1]))[:, 0] * 30).sum().backward()
+    net["head"].weight.grad = torch.tensor([[40.0]])
+    assert nn.utils.clip_grad_norm_(net.parameters(), 5.0).item() == pytest.approx(50.0)
+    optimizer.step()
+    bench.job.end()
+    assert rows_in(table, 2)[1, 0] == pytest.approx(-3.0)
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
+def test_a_compiled_module_trains_rows(bench: TorchBench) -> None:
+    tables = [table_of(bench.job, init=fe.Zeros()), table_of(bench.job, "items", 3, init=fe.Zeros())]
+
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embeddings = EmbeddingCollection({"user": Embedding(tables[0])})
+            self.item = Embedding(tables[1])
+            self.scale = nn.Parameter(torch.ones(3))
+
+        def forward(self, ids: torch.Tensor) -> torch.Tensor:
+            return ((self.embeddings({"user": ids})["user"] + self.item(ids)) * self.scale).sum()
+
+    net = Net()
+    compiled = torch.compile(net, backend="eager")
+    optimizer = Optimizer(compiled, bench.job, fe.SGD(0.0))
+    assert list(bench.job.trainer.parameters) == ["scale"]
+    for batch in range(3):
+        bench.job.begin(batch)
+        optimizer.zero_grad()
+        compiled(torch.tensor([1, 2, 2])).backward()
+        optimizer.step()
+        bench.job.end()
+    for table in tables:
+        assert rows_in(table, 3)[:, 0].tolist() == [0, -3, -6]
+
+
+def test_a_module_of_nothing_but_tables_trains(bench: TorchBench) -> None:
+    table = table_of(bench.job, init=fe.Zeros())
+    net = Embedding(table)
+    optimizer = Optimizer(net, bench.job, fe.Adam())
+    assert [group["lr"] for group in optimizer.param_groups] == [fe.Adam().lr, 1.0]
+    bench.job.begin(0)
+    net(torch.tensor([1])).sum().backward()
+    optimizer.step()
+    bench.job.end()
+    assert rows_in(table, 2)[:, 0].tolist() == [0, -1]
+
+
+def test_a_state_dict_leaves_rows_out(bench: TorchBench) -> None:
+    net = nn.Sequential(Embedding(table_of(bench.job)), nn.Linear(3, 1))
+    optimizer = Optimizer(net, bench.job, fe.SGD(1.0))
+    kept = optimizer.state_dict()
+    bench.job.begin(0)
+    net(torch.tensor([1])).sum().backward()
+    assert list(net.state_dict()) == ["1.weight", "1.bias"]
+    net.load_state_dict(net.state_dict())
+    optimizer.load_state_dict(kept)
+    optimizer.load_state_dict(optimizer.state_dict())
+    assert [len(group["params"]) for group in optimizer.param_groups] == [2, 2]
+    optimizer.step()
+    assert [len(group["params"]) for group in optimizer.param_groups] == [2, 1]
+    bench.job.end()
+
+
+def test_rows_in_groups_have_the_settings_of_their_table(bench: TorchBench) -> None:
+    net = nn.Sequential(Embedding(table_of(bench.job)), nn.Linear(3, 1))
+    optimizer = Optimizer(net, bench.job, fe.SGD(0.5), groups=[{"params": net.parameters(), "lr": 0.25}])
+    assert [(len(group["params"]), group["lr"]) for group in optimizer.param_groups] == [(2, 0.25), (1, 1.0)]
+    optimizer.param_groups[1]["lr"] = 0.1
+    bench.job.begin(0)
+    with pytest.raises(UsageError, match=r"lr of group 1 was set to 0.1, but the servers have 1.0"):
+        optimizer.step()
+
+
+def test_a_copy_of_a_module_reads_the_same_table(bench: TorchBench) -> None:
+    net = nn.Sequential(Embedding(table_of(bench.job)), nn.Linear(3, 1))
+    optimizer = Optimizer(net, bench.job, fe.SGD(1.0))
+    bench.job.begin(0)
+    net(torch.tensor([1])).sum().backward()
+    made = copy.deepcopy(net).eval()
+    assert torch.equal(made(torch.tensor([1])), net(torch.tensor([1])))
+    assert [name for name, _ in made.named_parameters()] == ["0.rows", "1.weight", "1.bias"]
+    optimizer.step()
+    bench.job.end()
+    with pytest.raises(UsageError, match="cannot be pickled, for its rows are the servers'"):
+        pickle.dumps(net)
+
+
+def test_checkpointed_activations_count_once(bench: TorchBench) -> None:
+    table = table_of(bench.job, init=fe.Zeros())
+    net = Embedding(table)
+    optimizer = Optimizer(net, bench.job, fe.SGD(1.0))
+    bench.job.begin(0)
+    torch.utils.checkpoint.checkpoint(
+        lambda ids: net(ids).tanh(), torch.tensor([1, 1]), use_reentrant=False
+    ).sum().backward()
+    optimizer.step()
+    bench.job.end()
+    assert rows_in(table, 2)[:, 0].tolist() == [0, -2]
+
+
+def test_lookups_of_a_batch_that_was_left_out_are_forgotten(bench: TorchBench) -> None:
+    table = table_of(bench.job, init=fe.Zeros())
+    net = Embedding(table)
+    optimizer = Optimizer(net, bench.job, fe.SGD(1.0))
+    bench.job.begin(0)
+    net(torch.tensor([1]))
+    bench.job.end()
+    assert len(list(net.parameters())) == 1
+    bench.job.begin(1)
+    net(torch.tensor([2])).sum().backward()
+    with pytest.raises(UsageError, match=r"gradients of epoch 1, task 0, batch 1 were not pushed"):
+        bench.job.end()
+    optimizer.zero_grad()
+
+
+# what is refused
+
+
+def test_a_gradient_that_is_not_finite_is_named_and_nothing_is_pushed(bench: TorchBench) -> None:
+    users, items = table_of(bench.job, init=fe.Zeros()), table_of(bench.job, "items", init=fe.Zeros())
+    net = nn.ModuleList([Embedding(items), Embedding(users, padding_idx=0)])
+    optimizer = Optimizer(net, bench.job, fe.SGD(1.0))
+    bench.job.begin(0)
+    (net[0](torch.tensor([1])).sum() + net[1](torch.tensor([0, 7])).sum() * float("nan")).backward()
+    with pytest.raises(GradientError, match=r"gradient of id 7 of table 'users' has NaN or infinity in epoch 1"):
+        optimizer.step()
+    optimizer.zero_grad()
+    bench.job.end()
+    assert not rows_in(items, 2).any()
+
+
+def test_rows_stay_where_another_gradient_is_not_finite(bench: TorchBench) -> None:
+    table = table_of(bench.job, init=fe.Zeros())
+    net = nn.Sequential(Embedding(table), nn.Linear(3, 1))
+    optimizer = Optimizer(net, bench.job, fe.SGD(1.0))
+    bench.job.begin(0)
+    net(torch.tensor([1])).sum().backward()
+    net[1].weight.grad.fill_(float("inf"))
+    with pytest.raises(GradientError, match=r"gradient of '1.weight' has NaN or infinity"):
+        optimizer.step()
+    bench.job.end()
+    assert not rows_in(table, 2).any()
+
+
+def test_a_table_of_another_job_is_refused(bench: TorchBench) -> None:
+    with TorchBench() as other:
+        table = table_of(other.job)
+        Optimizer(Embedding(table), other.job, fe.SGD(1.0))
+        mine = table_of(bench.job, "items")
+        with pytest.raises(UsageError, match="table 'users' is of another job"):
+            Optimizer(nn.ModuleList([Embedding(mine), Embedding(table)]), bench.job, fe.SGD(1.0))
+
+
+@pytest.mark.parametrize(
+    ("make", "text"),
+    [
+        (lambda _: Embedding(5), r"5 is no table: give what job.table\(name, dim, ...\) returned"),
+        (lambda table: Embedding(table, max_norm=-1.0), "max_norm is -1.0, but must be greater than 0"),
+        (lambda table: EmbeddingBag(table, mode="first"), "mode is 'first', but must be one of sum, mean, max"),
+        (lambda _: EmbeddingCollection({}), "one or more fe.torch.Embedding"),
+        (lambda table: Embedding(table)([1]), "no module that an fe.torch.Optimizer has.*call eval"),
+    ],
+)
+def test_what_makes_no_embedding_is_refused(make: Callable[[Table], Any], text: str, bench: TorchBench) -> None:
+    with pytest.raises(UsageError, match=text):
+        make(table_of(bench.job))
+
+
+@pytest.mark.parametrize(
+    ("look", "text"),
+    [
+        (lambda net: net["one"](torch.ones(2)), "ids of table 'users' are float32"),
+        (lambda net: net["one"](pa.array([1, None])), "have 1 nulls: see nulls='padding'"),
+        (lambda net: net["one"](pa.array([[1], [2]])), "are lists, which are bags: use fe.torch.EmbeddingBag"),
+        (lambda net: net["bag"](torch.tensor([1, 2])), "the bags of table 'users' make no sense: offsets"),
+        (lambda net: net["bag"](torch.tensor([1, 2]), torch.tensor([1])), "the bags of table 'users' make no sense"),
+        (
+            lambda net: net["bag"](torch.tensor([[1, 2]]), None, torch.ones(1, 2)),
+            "make no sense: .*per_sample_weights",
+        ),
+        (lambda net: net["all"]({"z": [1]}), "there is no embedding 'z', only one"),
+    ],
+)
+def test_ids_that_make_no_sense_are_refused(look: Callable[[Any], Any], text: str, bench: TorchBench) -> None:
+    table = table_of(bench.job)
+    net = nn.ModuleDict({"one": Embedding(table), "bag": EmbeddingBag(table)})
+    net["all"] = EmbeddingCollection({"one": net["one"]})
+    Optimizer(net, bench.job, fe.SGD(1.0))
+    with pytest.raises(UsageError, match=text):
+        look(net)
+
+
+def test_settings_for_nothing_but_rows_are_refused(bench: TorchBench) -> None:
+    net = nn.Sequential(Embedding(table_of(bench.job)), nn.Linear(3, 1))
+    groups = [{"params": net[0].parameters(), "lr": 0.1}, {"params": net[1].parameters()}]
+    with pytest.raises(UsageError, match=r"gives lr for nothing but embeddings on tables.*job.table"):
+        Optimizer(net, bench.job, fe.SGD(1.0), groups=groups)
+    Optimizer(net, bench.job, fe.SGD(1.0), groups=[{"params": net[0].parameters()}, groups[1]])
+
+
+def test_an_embedding_of_torch_is_a_parameter_and_one_that_rewrites_itself_is_refused(bench: TorchBench) -> None:
+    with pytest.raises(UsageError, match=r"embedding of '0.weight' has max_norm, .* put it into a table"):
+        Optimizer(nn.Sequential(nn.Embedding(4, 2, max_norm=1.0)), bench.job, fe.SGD(1.0))
+    Optimizer(nn.Sequential(nn.Embedding(4, 2, sparse=True)), bench.job, fe.SGD(1.0))
+    assert list(bench.job.trainer.parameters) == ["0.weight"]
