@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 
 import numpy as np
+import psutil
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -48,6 +49,22 @@ with fe.connect() as job:
 """
 
 
+#: Raises at one record, for ever; otherwise trains whatever is put into the directory.
+FOLLOWING = """
+import sys
+import numpy as np
+import flightedl as fe
+
+with fe.connect() as job:
+    data = job.dataset(sys.argv[1] + "/*.parquet", batch_size=5, follow=True)
+    model = job.parameters({"w": np.zeros(64, np.float32)}, optimizer=fe.SGD(lr=1.0), mode=fe.Async())
+    for batch in data:
+        if 7 in batch["k"].to_pylist():
+            raise ValueError("seven")
+        model.step({"w": np.ones(64, np.float32)})
+"""
+
+
 def doctor(etcd: str, job: str) -> Doctor:
     return Doctor(EtcdAccess(etcd), job, SystemClock())
 
@@ -61,6 +78,7 @@ def until_found(own: Doctor, cause: Cause, text: str = "") -> tuple[Observations
             if each.cause is cause and text in each.text:
                 return seen, each
         assert time.monotonic() < deadline, [(each.cause, each.text) for each in found]
+        time.sleep(0.2)
 
 
 def test_it_names_who_hangs_who_stands_still_and_who_is_gone(own_etcd: EtcdServer, tmp_path: Path) -> None:
@@ -94,6 +112,51 @@ def test_it_names_who_hangs_who_stands_still_and_who_is_gone(own_etcd: EtcdServe
         _, still = until_found(own, Cause.PSERVER_UNREACHABLE)
         assert "does not answer" in still.text
         cluster.kill("pserver", number=signal.SIGCONT)
+
+
+def test_it_names_poison_frozen_servers_trainers_that_are_gone_and_data_that_have_run_out(
+    own_etcd: EtcdServer, tmp_path: Path
+) -> None:
+    data = tmp_path / "data"
+    data.mkdir()
+    (tmp_path / "train.py").write_text(FOLLOWING)
+    pq.write_table(pa.table({"k": np.arange(20)}), data / "k.parquet", row_group_size=10)
+    program = TrainerProgram(str(tmp_path / "train.py"), (str(data),), 1)
+    settings = {"attempts_limit": 1, "lease_ttl_s": 2.0, "follow_every_s": 0.5}
+    with LocalCluster(1, job="ill", etcd=own_etcd.address, trainers=program, **settings) as cluster:
+        own = doctor(own_etcd.address, "ill")
+        _, poison = until_found(own, Cause.POISON_RECORD)
+        assert "k.parquet, records 5 to 9 failed" in poison.text
+        assert "ValueError: seven" in poison.text
+        until_found(own, Cause.DATA_RUN_OUT)
+
+        cluster.kill("master", number=signal.SIGSTOP)
+        until_found(own, Cause.NO_MASTER)
+        cluster.kill("master", number=signal.SIGCONT)
+        until_found(own, Cause.DATA_RUN_OUT)
+
+        cluster.kill("trainer", number=signal.SIGSTOP)
+        until_found(own, Cause.NO_TRAINERS)
+        cluster.kill("trainer", number=signal.SIGCONT)
+
+        (data / "_END").touch()
+        _, done = until_found(own, Cause.JOB_DONE)
+        assert done.text == "all epochs are done"
+
+
+def test_without_a_page_nobody_listens_for_browsers(own_etcd: EtcdServer) -> None:
+    """Each server has the one port that Flight has."""
+
+    def ports(cluster: LocalCluster, role: str) -> list[int]:
+        process = psutil.Process(cluster.pid(role))
+        return [each.laddr.port for each in process.net_connections("tcp") if each.status == psutil.CONN_LISTEN]
+
+    with LocalCluster(1, job="plain", etcd=own_etcd.address) as cluster:
+        assert cluster.page_url == ""
+        assert [len(ports(cluster, role)) for role in ("master", "pserver")] == [1, 1]
+    with LocalCluster(1, job="shown", etcd=own_etcd.address, page=True) as cluster:
+        assert int(cluster.page_url.strip("/").rpartition(":")[2]) in ports(cluster, "master")
+        assert len(ports(cluster, "master")) == 2
 
 
 def test_it_tells_an_etcd_that_is_not_there_from_one_that_stands_still(
