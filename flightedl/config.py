@@ -129,6 +129,8 @@ class MasterSettings(ServerSettings):
     checkpoint_keep: int = 3
     #: Checkpoints whose number is a multiple of it stay for ever; 0: none.
     checkpoint_keep_every: int = 0
+    #: So many checkpoints in a row have of tables only the rows that have changed; 0: all have all.
+    checkpoint_increments: int = 8
     #: "replay": a pserver that comes back catches up. "rollback": all go back to the checkpoint that it has.
     recovery: str = "replay"
     #: How often to look for new files of a dataset that is followed; a file joins when two looks find it the same.

@@ -32,6 +32,9 @@ def resume_command(arguments: Sequence[str]) -> str:
 @click.option("--checkpoint-every-tasks", type=int, help="Finished tasks between checkpoints; 0: not by tasks [0]")
 @click.option("--checkpoint-keep", type=click.IntRange(min=1), help="How many of the newest checkpoints stay [3]")
 @click.option("--checkpoint-keep-every", type=int, help="Multiples of this number stay for ever; 0: none [0]")
+@click.option(
+    "--checkpoint-increments", type=int, help="So many in a row have only rows that have changed; 0: none [8]"
+)
 @click.option("--resume", is_flag=True, help="Go on from the newest checkpoint at the URL, also of other --pservers.")
 @click.option(
     "--standby/--no-standby",
@@ -68,6 +71,7 @@ def run(
     checkpoint_every_tasks: int | None,
     checkpoint_keep: int | None,
     checkpoint_keep_every: int | None,
+    checkpoint_increments: int | None,
     resume: bool,
     recovery: str | None,
     standby: bool | None,
@@ -103,6 +107,7 @@ def run(
         "checkpoint_every_tasks": checkpoint_every_tasks,
         "checkpoint_keep": checkpoint_keep,
         "checkpoint_keep_every": checkpoint_keep_every,
+        "checkpoint_increments": checkpoint_increments,
         "resume": resume or None,
         "recovery": recovery,
     }

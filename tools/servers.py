@@ -27,6 +27,9 @@ from .options import server_options
 @click.option("--checkpoint-every-tasks", type=int, help="Finished tasks between checkpoints; 0: not by tasks [0]")
 @click.option("--checkpoint-keep", type=click.IntRange(min=1), help="How many of the newest checkpoints stay [3]")
 @click.option("--checkpoint-keep-every", type=int, help="Multiples of this number stay for ever; 0: none [0]")
+@click.option(
+    "--checkpoint-increments", type=int, help="So many in a row have only rows that have changed; 0: none [8]"
+)
 def master(**options: Any) -> None:
     """Start a master: hands out tasks.
 

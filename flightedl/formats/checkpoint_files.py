@@ -11,7 +11,15 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from flightedl.domain.checkpoint.manifest import Manifest, Skipped, candidates, examine, manifest_name
+from flightedl.domain.checkpoint.manifest import (
+    Link,
+    Manifest,
+    ShardFile,
+    Skipped,
+    candidates,
+    examine,
+    manifest_name,
+)
 from flightedl.domain.checkpoint.restoring import FilePart, applied_of, recut, saved_plan
 from flightedl.domain.exactly_once.applied import AppliedBatches
 from flightedl.domain.model.parameters import ParameterSpec
@@ -48,13 +56,16 @@ def verify(storage: Storage, manifest: Manifest) -> int:
     Raises:
         CorruptError, NotFoundError: a file is damaged or missing.
     """
-    for file in manifest.shards:
-        header, applied, blocks = load_shard(storage, file.name, file.size_bytes, file.hash)
-        _require(manifest, header, file.index, file.name)
-        for _ in blocks:
-            pass
-        AppliedBatches.decode(applied)
-    return sum(file.size_bytes for file in manifest.shards)
+    size_bytes = 0
+    for shard in manifest.shards:
+        for file in shard.chain:
+            header, applied, blocks = load_shard(storage, file.name, file.size_bytes, file.hash)
+            _require(manifest, header, shard.index, file)
+            for _ in blocks:
+                pass
+            AppliedBatches.decode(applied)
+            size_bytes += file.size_bytes
+    return size_bytes
 
 
 def load_parameters(
@@ -76,7 +87,7 @@ def load_parameters(
                 if not mine:
                     continue
                 contents = read_blocks(storage, file.name, file.size_bytes, mine)
-                _require(manifest, contents.header, file.index, file.name)
+                _require(manifest, contents.header, file.index, file)
                 for block in contents.blocks:
                     values[block.start : block.stop] = block.values
         yield spec, values.reshape(spec.shape)
@@ -92,7 +103,8 @@ def load_shard_blocks(
 ) -> AppliedBatches:
     """Give ``take`` every block that the pserver ``index`` of ``plan`` owns, and rows; what is applied to all that.
 
-    Of rows, those of its buckets come and maybe others, each file's behind its spans.
+    Of rows, those of its buckets come and maybe others, the last file's behind its spans: before these come rows of the
+    files that it is built on, in their order.
 
     Blocks count only when this returns.
 
@@ -116,9 +128,12 @@ def _load_part(
     take: Callable[[StoredBlock | StoredRows | StoredRowSpan], None],
 ) -> AppliedBatches:
     file = part.file
+    blocks, buckets = part.split(block_count)
+    if buckets:
+        _load_links(storage, manifest, file, take)
     if part.is_whole:
         header, applied, found = load_shard(storage, file.name, file.size_bytes, file.hash)
-        _require(manifest, header, file.index, file.name)
+        _require(manifest, header, file.index, file)
         for span in header.rows:
             take(span)
         for each in found:
@@ -126,10 +141,9 @@ def _load_part(
     else:
         # A few at a time: what one pserver needs of a file may be all but a block of it.
         applied = b""
-        blocks, buckets = part.split(block_count)
         if buckets:
             header, applied, rows = read_rows(storage, file.name, file.size_bytes)
-            _require(manifest, header, file.index, file.name)
+            _require(manifest, header, file.index, file)
             for span in header.rows:
                 take(span)
             for some in rows:
@@ -137,15 +151,30 @@ def _load_part(
         for first in range(0, len(blocks), _BLOCKS_AT_ONCE):
             wanted = blocks[first : first + _BLOCKS_AT_ONCE]
             contents = read_blocks(storage, file.name, file.size_bytes, wanted)
-            _require(manifest, contents.header, file.index, file.name)
+            _require(manifest, contents.header, file.index, file)
             applied = contents.applied
             for block in contents.blocks:
                 take(block)
     return AppliedBatches.decode(applied)
 
 
-def _require(manifest: Manifest, header: ShardHeader, index: int, name: str) -> None:
+def _load_links(
+    storage: Storage,
+    manifest: Manifest,
+    file: ShardFile,
+    take: Callable[[StoredBlock | StoredRows | StoredRowSpan], None],
+) -> None:
+    """The rows of what a file is an increment on."""
+    for link in file.links:
+        header, _, rows = read_rows(storage, link.name, link.size_bytes)
+        _require(manifest, header, file.index, link)
+        for some in rows:
+            take(some)
+
+
+def _require(manifest: Manifest, header: ShardHeader, index: int, file: ShardFile | Link) -> None:
     """The file is the one that the manifest means."""
+    number = file.number if isinstance(file, Link) else manifest.number
     said = (header.job, header.number, header.index, header.pservers, header.plan_hash)
-    if said != (manifest.job, manifest.number, index, manifest.pserver_count, manifest.plan_hash):
-        raise CorruptError(f"{name} is the file of another checkpoint")
+    if said != (manifest.job, number, index, manifest.pserver_count, manifest.plan_hash):
+        raise CorruptError(f"{file.name} is the file of another checkpoint")

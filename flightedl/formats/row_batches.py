@@ -6,8 +6,9 @@ A record batch has one row of the file's schema, and what it is about is said by
   ``row_updates``, ``row_versions``, ``row_epochs`` (n uint32 each), ``values`` (n * dim elements), ``slot_0`` (float32:
   of each row the numbers of all slots); ``stop`` is n.
 * ``waiting``: ids that wait for admission, likewise, without values and slots; ``row_updates`` are their pushes.
-* ``table``: what else is said of a table, behind its rows: ``ids`` are rows that were removed by this checkpoint,
-  ``stop`` is the version below which rows have been given up, ``values`` are the counters of a sketch.
+* ``table``: what else is said of a table, before all rows: ``ids`` are rows that are no more, of those in the files
+  that this one is an increment on, ``stop`` is the version below which rows have been given up, ``values`` are the
+  counters of a sketch.
 
 ``block`` is the first bucket's position of the span that they are of, ``version`` and ``updates`` are the span's.
 """

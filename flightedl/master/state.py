@@ -382,4 +382,5 @@ def settings_of(chosen: MasterSettings) -> CheckpointSettings:
         interval_tasks=chosen.checkpoint_every_tasks or None,
         keep=chosen.checkpoint_keep,
         keep_every=chosen.checkpoint_keep_every or None,
+        increments=chosen.checkpoint_increments,
     )

@@ -58,6 +58,10 @@ class SnapshotRequest(OfPlan, frozen=True, kw_only=True):
     round: Natural | None = None
     #: File to write, relative to the job's storage.
     name: Name
+    #: The file of this process in the newest complete checkpoint; empty: there is none.
+    after: str = ""
+    #: False: of rows of tables, only those are wanted that have changed since ``after``, where that is known.
+    is_base: bool = True
 
 
 class ShardFileMessage(Reply, frozen=True, kw_only=True):
@@ -70,6 +74,10 @@ class ShardFileMessage(Reply, frozen=True, kw_only=True):
     blocks: int
     lowest_version: int
     highest_version: int
+    #: Of all that, rows of tables.
+    row_bytes: int = 0
+    #: The file that it is an increment on; empty: all rows are in it.
+    after: str = ""
 
 
 class SnapshotReply(Reply, frozen=True, kw_only=True):

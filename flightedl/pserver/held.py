@@ -201,17 +201,17 @@ class HeldBlocks:
         copies = self._copies
         if copies is None or copies.cut is not copy.cut:
             return
-        if isinstance(span, RowSpan):
-            copies.copy_rows(span, copy.version, copy.updates)
-            return
         try:
+            if isinstance(span, RowSpan):
+                copies.copy_rows(span, copy.version, copy.updates)
+                return
             for local in copy.local:
                 number = span.numbers[local - span.local.start]
                 copies.copy(span.block(self._plan.block(number)), copy.version, copy.updates)
         except MemoryError:
             # Training goes on without them.
             self.drop_copies(copies)
-            copies.give_up("there is no memory for the copies of its blocks")
+            copies.give_up("there is no memory for the copies of its blocks and rows")
 
     # checkpoints
 
@@ -227,6 +227,11 @@ class HeldBlocks:
             if copies is not None:
                 self._copies = copies
                 copies.note_due(self._protocol.begin_cut(copies.cut))
+
+    def has_changes_since(self, file: str) -> bool:
+        """Whether all rows know what has changed since the cut that this file was made of; under all locks."""
+        spans = self.row_spans()
+        return bool(spans) and all(span.store.knows(file) for span in spans)
 
     def copy_due_blocks(self, copies: SnapshotCopier) -> None:
         """Copy every block that is due now, unless other copies have taken the place of these."""
@@ -280,6 +285,11 @@ class HeldBlocks:
         with self._shared_lock:
             if self._copies is copies:
                 self._copies = None
+
+    def begin_restore(self) -> None:
+        """Another checkpoint is going to be taken over; of one before that was damaged, nothing stays."""
+        self._restored.clear()
+        self._restored_rows.begin()
 
     def restore(self, stored: StoredBlock | StoredRows | StoredRowSpan) -> None:
         """Take over what a checkpoint has, before anybody uses the shard.

@@ -43,6 +43,10 @@ class Restored:
 class Restorable(Protocol):
     """Blocks that nobody uses yet."""
 
+    def begin_restore(self) -> None:
+        """What was taken over so far is of a checkpoint that cannot be used."""
+        ...
+
     def restore(self, stored: StoredBlock | StoredRows | StoredRowSpan) -> None:
         """Overwrite a block's values, slots and version, or take rows over. CorruptError: it does not fit."""
         ...
@@ -84,6 +88,7 @@ def load_newest(
                 case ReadManifest(number):
                     step = search.manifest_read(storage.read(manifest_name(number)))
                 case LoadBlocks(manifest):
+                    shard.begin_restore()
                     applied = load_shard_blocks(storage, manifest, parameters, plan, index, shard.restore)
                     step = search.loaded()
                 case Found(number, skipped):

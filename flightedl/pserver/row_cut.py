@@ -6,8 +6,8 @@ changed since, up to the end, and then what was set aside of the others, of whic
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -18,31 +18,73 @@ from flightedl.pserver.row_memory import reserved
 from flightedl.pserver.row_table import RowTable
 from flightedl.pserver.row_values import CutTable, RowChunk
 
-_NO_BITS = np.empty(0, np.uint64)
+_NO_IDS = _NO_BITS = np.empty(0, np.uint64)
 _NO_WORDS = np.empty(0, np.uint32)
 _WORD_BYTES = 4
 
 
-class _Part:
-    """Rows of one table, or the ids that wait in it."""
+class RowChanges(NamedTuple):
+    """What has changed between two cuts of a store."""
 
-    def __init__(self, owner: RowTable, oldest: tuple[int, int], *, is_waiting: bool, is_base: bool) -> None:
+    #: Of each part, a bit for each record.
+    records: tuple[npt.NDArray[np.uint64], ...]
+    #: Of each table, ids of rows that a cut removed.
+    removed: tuple[npt.NDArray[np.uint64], ...]
+
+
+def merged(older: RowChanges, newer: RowChanges) -> RowChanges:
+    """All that has changed."""
+    return RowChanges(
+        tuple(_either(one, other) for one, other in zip(older.records, newer.records, strict=True)),
+        tuple(np.union1d(one, other) for one, other in zip(older.removed, newer.removed, strict=True)),
+    )
+
+
+def _either(one: npt.NDArray[np.uint64], other: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+    found = np.zeros(max(one.size, other.size), np.uint64)
+    found[: one.size] = one
+    found[: other.size] |= other
+    return found
+
+
+def _parts_of(tables: Iterable[RowTable]) -> list[tuple[RowTable, bool]]:
+    """Tables, and whether it is the ids that wait in them."""
+    return [(table, is_waiting) for table in tables for is_waiting in (False, True)]
+
+
+def changes_of(tables: Sequence[RowTable], removed: Iterable[npt.NDArray[np.uint64]]) -> RowChanges:
+    """What has changed since the cut before; these rows are removed by the one that is made now."""
+    bits = []
+    for table, is_waiting in _parts_of(tables):
+        records = table.waiting if is_waiting else table.rows
+        bits.append(records.dirty[: -(-int(records.state[rows.HIGH]) // 64)].copy())
+    return RowChanges(tuple(bits), tuple(removed))
+
+
+class _Part:
+    """Rows of one table, or the ids that wait in it; ``changed`` None: all of them are wanted."""
+
+    def __init__(
+        self, owner: RowTable, oldest: tuple[int, int], changed: npt.NDArray[np.uint64] | None, *, is_waiting: bool
+    ) -> None:
         self._owner = owner
         self._is_waiting = is_waiting
         self._oldest = oldest
         self._undone = 0
         table = self._table
-        high = int(table.state[rows.HIGH])
-        used, dirty = (bits[: -(-high // 64)] for bits in (table.used, table.dirty))
-        #: What the next increment has, too, if this cut is dropped.
-        self._changed = dirty.copy()
-        wanted = used.copy() if is_base else used & dirty
+        self._high = int(table.state[rows.HIGH])
+        used = table.used[: -(-self._high // 64)]
+        wanted = used.copy() if changed is None else used & changed
         count = int(np.bitwise_count(wanted).sum())
         self._row_bytes = int(table.layout[rows.STRIDE]) * _WORD_BYTES
-        # Before anything is changed, since it may fail.
         undo = reserved(count * self._row_bytes, np.uint32) if count else _NO_WORDS
-        dirty.fill(0)
-        table.state[[rows.CURSOR, rows.CUT_HIGH, rows.UNDO]] = 0, high, 0
+        self._ready = (wanted, undo)
+
+    def begin(self) -> None:
+        """Set aside from now on what changes before it was read."""
+        table, (wanted, undo) = self._table, self._ready
+        table.dirty[: -(-self._high // 64)] = 0
+        table.state[[rows.CURSOR, rows.CUT_HIGH, rows.UNDO]] = 0, self._high, 0
         self._table = table._replace(wanted=wanted, undo=undo)
 
     @property
@@ -89,10 +131,7 @@ class _Part:
         table = self._table
         table.state[[rows.CURSOR, rows.CUT_HIGH, rows.UNDO]] = 0
         self._table = table._replace(wanted=_NO_BITS, undo=_NO_WORDS)
-
-    def note_changes(self) -> None:
-        """What had changed before the cut has so for the next one, too."""
-        self._table.dirty[: self._changed.size] |= self._changed
+        self._ready = (_NO_BITS, _NO_WORDS)
 
 
 class RowCut:
@@ -102,25 +141,31 @@ class RowCut:
         tables: Of the store.
         version: Of the span.
         epoch: The highest of all batches applied so far.
-        is_base: Everything is in it; else what has changed since the cut before.
+        changes: What is in it; None: everything.
+
+    Raises:
+        MemoryError: nothing was done.
     """
 
-    def __init__(self, tables: Sequence[RowTable], version: int, epoch: int, *, is_base: bool) -> None:
+    def __init__(self, tables: Sequence[RowTable], version: int, epoch: int, changes: RowChanges | None) -> None:
         self.version = version
         self.epoch = epoch
-        self.is_base = is_base
+        self.is_base = changes is None
         #: All rows were given.
         self.is_read = False
-        found: list[CutTable] = []
-        self._parts: list[_Part] = []
-        for table in tables:
-            removed = table.remove_small(version, epoch)
-            oldest = table.oldest(version, epoch)
-            found.append(CutTable(oldest[0], removed, table.sketch.copy(), oldest[1]))
-            self._parts += [_Part(table, oldest, is_waiting=one, is_base=is_base) for one in (False, True)]
         #: By table number.
-        self.tables: Sequence[CutTable] = found
-        self._left = list(self._parts)
+        self.tables: Sequence[CutTable] = [
+            CutTable(*table.oldest(version, epoch), _NO_IDS if changes is None else changes.removed[place], sketch)
+            for place, table in enumerate(tables)
+            for sketch in (table.sketch.copy(),)
+        ]
+        bits = (None,) * (2 * len(tables)) if changes is None else changes.records
+        self._left = [
+            _Part(table, table.oldest(version, epoch), changed, is_waiting=is_waiting)
+            for (table, is_waiting), changed in zip(_parts_of(tables), bits, strict=True)
+        ]
+        for part in self._left:
+            part.begin()
 
     def next_rows(self, max_bytes: int = 1 << 22) -> RowChunk | None:
         """The next rows, of about so many bytes; None: that was all, and the cut is complete, or it was dropped.
@@ -136,9 +181,7 @@ class RowCut:
         return None
 
     def drop(self) -> None:
-        """The cut did not become part of a chain: the next increment has its changes, too. Also after its end."""
+        """The rest is not wanted any more. Also after its end."""
         for part in self._left:
             part.end()
-        for part in self._parts:
-            part.note_changes()
-        self._left, self._parts, self.is_read = [], [], True
+        self._left, self.is_read = [], True

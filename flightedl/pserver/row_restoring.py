@@ -26,8 +26,17 @@ class RestoredRows:
         self.positions: dict[int, tuple[int, int]] = {}
         #: Position -> the highest epoch of the batches in its rows.
         self._epochs: dict[int, int] = {}
-        #: By table, what each file says of it.
-        self._tables: dict[int, list[CutTable]] = {}
+        #: By the first position of a span in a chain of files, and by table: what the last file says of it.
+        self._tables: dict[tuple[int, int], CutTable] = {}
+        #: The positions of each such span.
+        self._stored: dict[int, range] = {}
+
+    def begin(self) -> None:
+        """A checkpoint is going to be taken over: what came of another one, which was damaged, does not count."""
+        if self._span is not None:
+            self._span.begin_restore()
+        for known in (self.positions, self._epochs, self._tables, self._stored):
+            known.clear()
 
     def take(self, stored: StoredRows | StoredRowSpan) -> None:
         """Take some over; rows of other pservers' buckets are left out.
@@ -39,6 +48,7 @@ class RestoredRows:
         if span is None:
             raise CorruptError("a file has rows of tables, and the job has none")
         if isinstance(stored, StoredRowSpan):
+            self._stored[stored.first] = stored.numbers
             for number in stored.numbers:
                 if number in span.numbers:
                     self.positions[number] = (stored.version, stored.updates)
@@ -46,8 +56,9 @@ class RestoredRows:
         elif stored.table >= len(span.store.specs):
             raise CorruptError(f"there is no table of number {stored.table}")
         elif stored.kind == TABLE:
-            found = CutTable(stored.oldest, stored.ids, stored.values)  # type: ignore[arg-type]
-            self._tables.setdefault(stored.table, []).append(found)
+            span.store.restore_removed(stored.table, stored.ids)
+            found = CutTable(stored.oldest, 0, stored.ids, stored.values)  # type: ignore[arg-type]
+            self._tables[stored.span, stored.table] = found
         elif len(stored.ids):
             span.store.restore(_chunk(span, stored))
 
@@ -55,11 +66,21 @@ class RestoredRows:
         """All was taken over, and lies in these spans now."""
         for span in spans:
             span.epoch = max((self._epochs.get(number, 0) for number in span.numbers), default=0)
-            for table, found in self._tables.items():
-                # Rows of a file that were given up are not in it; those of another file may be older.
-                oldest = min(each.oldest for each in found)
-                for each in found:
-                    span.store.restore_table(table, replace(each, oldest=oldest))
+            for table, spec in enumerate(span.store.specs):
+                unused_epochs = None if spec.evict is None else spec.evict.unused_epochs
+                oldest_epoch = 0 if unused_epochs is None else max(0, span.epoch - unused_epochs)
+                found = [
+                    (numbers, self._tables[first, table])
+                    for first, numbers in self._stored.items()
+                    if (first, table) in self._tables
+                    and numbers.start < span.numbers.stop
+                    and span.numbers.start < numbers.stop
+                ]
+                for numbers, cut in found:
+                    buckets = span.buckets_of(numbers)
+                    span.store.restore_table(table, replace(cut, oldest_epoch=oldest_epoch), buckets)
+                # What one file gave up is gone now; rows of another one may be older, and exist.
+                span.store.restore_oldest(table, min((cut.oldest for _, cut in found), default=0))
 
 
 def _chunk(span: RowSpan, stored: StoredRows) -> RowChunk:

@@ -126,6 +126,7 @@ class RowSpan(BlockSpan):
         for number, table in enumerate(cut.tables):
             for part in parts:
                 part.store.restore_table(number, table)
+                part.store.restore_oldest(number, table.oldest)
         for part in parts:
             for effect, received in self._kept:
                 part.carry_out(effect, received.within(part.buckets, specs))
@@ -215,9 +216,14 @@ class RowSpan(BlockSpan):
 
     # checkpoints
 
-    def begin_cut(self, version: int, *, is_base: bool = True) -> RowCut:
-        """What is there now, at a version, to be read behind whatever changes it."""
-        return self.store.begin_cut(version, self.epoch, is_base=is_base)
+    def begin_cut(self, version: int, *, file: str = "", after: str = "", is_base: bool = True) -> RowCut:
+        """What is there now, at a version, to be read behind whatever changes it; see ``RowStore.begin_cut``."""
+        return self.store.begin_cut(version, self.epoch, file=file, after=after, is_base=is_base)
+
+    def begin_restore(self) -> None:
+        """Forget all rows: those of a checkpoint come, and what came before of another one does not count."""
+        self.store = RowStore(self.store.specs, self.buckets, memory_bytes=self.store.memory_bytes)
+        self.epoch = 0
 
 
 def _seed_of(effect: Update) -> int:

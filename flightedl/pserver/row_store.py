@@ -11,9 +11,10 @@ round closes, they are summed by id, in the order of arrival, or of the batches,
 
 **Cuts.** ``begin_cut`` is instantaneous: the cut's content is what exists then, wherever its reading has got to. It is
 read in chunks (``RowCut.next_rows``), each of which takes a millisecond or two; a row that changes before it was read
-is set aside first. A cut has everything (a *base*) or what has changed since the cut before (an *increment*): whoever
-reads a base and its increments takes the last of each row, drops those that are named as removed, and what does not
-exist by the last cut's ``oldest``, version and epoch.
+is set aside first. A cut has everything (a *base*) or what has changed since the cut that some file was made of (an
+*increment*, see ``domain.checkpoint.changes``): whoever reads a base and its increments drops before each of these what
+it names as removed, takes the last of each row, and drops what does not exist by the last cut's ``oldest``, version and
+epoch.
 
 **Memory** is bounded by ``memory_bytes``: beyond it no new rows are made. Their gradients are dropped and counted as
 ``refused``; reads of them give what ``unknown`` says. Rows that are there are updated on.
@@ -29,13 +30,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from flightedl.domain.checkpoint.changes import ChangesSince
 from flightedl.domain.exactly_once.batches import Batch
 from flightedl.domain.tables.placement import BUCKETS, buckets_of
 from flightedl.domain.tables.spec import TableSpec
 from flightedl.kernels import row_rules, rows
 from flightedl.kernels.compiled import block_kernels
 from flightedl.kernels.compiled_rows import RowPush, row_kernel
-from flightedl.pserver.row_cut import RowCut
+from flightedl.pserver.row_cut import RowChanges, RowCut, changes_of, merged
 from flightedl.pserver.row_memory import ADDRESS_BYTES, machine_bytes
 from flightedl.pserver.row_table import RowTable
 from flightedl.pserver.row_values import CutTable, Floats, Ids, RowChunk, RowCounts, TableGradients
@@ -71,6 +73,7 @@ class RowStore:
         self._size_bytes = self.size_bytes
         self._round: list[_Contribution] = []
         self._cut: RowCut | None = None
+        self._changes: ChangesSince[RowChanges] = ChangesSince(merged)
 
     def check(self, table: int, ids: Ids, gradients: Floats | None = None) -> str:
         """Why these cannot be read, or pushed; empty: nothing is wrong with them."""
@@ -186,17 +189,28 @@ class RowStore:
         """Memory of all tables."""
         return sum(table.size_bytes for table in self._tables)
 
-    def begin_cut(self, version: int, epoch: int, *, is_base: bool) -> RowCut:
+    def knows(self, file: str) -> bool:
+        """Whether there can be an increment on this file."""
+        return self._changes.knows(file)
+
+    def begin_cut(self, version: int, epoch: int, *, file: str = "", after: str = "", is_base: bool = False) -> RowCut:
         """What is there now, to be read from now on; one that is still being read is dropped.
 
         Args:
             version: Of the span.
             epoch: The highest of all batches applied so far.
-            is_base: Everything; else what has changed since the last cut that was not dropped.
+            file: That is made of it, by which later cuts may name it.
+            after: The newest file that counts; a cut has what has changed since, and everything where that is unknown.
+            is_base: It has everything in any case.
+
+        Raises:
+            MemoryError: there is none for what the cut may have to set aside; no cut is made.
         """
         if self._cut is not None and not self._cut.is_read:
             self._cut.drop()
-        self._cut = RowCut(self._tables, version, epoch, is_base=is_base)
+        removed = [table.remove_small(version, epoch) for table in self._tables]
+        changes = self._changes.cut(file, after, changes_of(self._tables, removed))
+        self._cut = RowCut(self._tables, version, epoch, None if is_base else changes)
         return self._cut
 
     def restore(self, chunk: RowChunk) -> None:
@@ -213,16 +227,23 @@ class RowStore:
         self._tables[chunk.table].restore(chunk)
         self._size_bytes = self.size_bytes
 
+    def restore_removed(self, table: int, removed: Ids) -> None:
+        """Remove what an increment says was removed, before its rows are restored."""
+        self._tables[table].remove(removed)
+
     def restore_table(self, table: int, cut: CutTable, buckets: range = range(BUCKETS)) -> None:
-        """Remove what a cut no longer had, after its rows were restored, and before those of the next one.
+        """Remove what had expired at a cut, after its rows and those that it is built on were restored.
 
         Args:
             table: Its number.
             cut: What it said of this table.
             buckets: Of the store that the cut is of.
         """
-        is_all = buckets.start <= self.buckets.start and self.buckets.stop <= buckets.stop
-        self._tables[table].restore_table(cut, buckets, is_all=is_all)
+        self._tables[table].restore_table(cut, buckets)
+
+    def restore_oldest(self, table: int, oldest: int) -> None:
+        """Rows of lower versions do not exist, in none of the cuts that were restored."""
+        self._tables[table].restore_oldest(oldest)
 
 
 def _combined(parts: Sequence[tuple[float, TableGradients]], dim: int) -> tuple[Ids, Floats]:

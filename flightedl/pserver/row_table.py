@@ -367,19 +367,26 @@ class RowTable:
                 self._write(rows.AT_SLOTS, records, chunk.slots)
         row_kernel(rows.count_touches)(table, records)
 
-    def restore_table(self, cut: CutTable, buckets: range, *, is_all: bool) -> None:
-        """Remove what a cut does not have, from these buckets."""
-        records = np.empty(cut.removed.size, np.int64)
+    def remove(self, ids: Ids) -> None:
+        """Remove rows, and ids that wait, where there are some of these."""
+        records = np.empty(ids.size, np.int64)
         for table in (self.rows, self.waiting):
-            row_kernel(rows.look_up)(table, cut.removed, self.salt, records)
+            row_kernel(rows.look_up)(table, ids, self.salt, records)
             row_kernel(rows.remove)(table, records, self.salt)
+
+    def restore_table(self, cut: CutTable, buckets: range) -> None:
+        """Remove what had expired at a cut, from these buckets."""
+        for table in (self.rows, self.waiting) if self._ages else ():
             table.state[rows.SWEPT] = 0
             oldest, count = (cut.oldest, cut.oldest_epoch), int(table.state[rows.HIGH])
             row_kernel(rows.sweep)(table, self.salt, *oldest, buckets.start, buckets.stop, count)
-        if is_all and self.rows.by_version.size:
-            row_kernel(rows.advance)(self.rows, cut.oldest + 1, 1, 0)
         if cut.sketch.size == self.sketch.size:
             np.maximum(self.sketch, cut.sketch, out=self.sketch)
+
+    def restore_oldest(self, oldest: int) -> None:
+        """Lower versions have expired."""
+        if self.rows.by_version.size:
+            row_kernel(rows.advance)(self.rows, oldest + 1, 1, 0)
 
 
 def read_records(

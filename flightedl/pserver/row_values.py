@@ -68,9 +68,9 @@ class CutTable:
 
     #: Rows that a lower version updated last do not exist.
     oldest: int
-    #: (n,): rows that the cut removed, see ``Evict``; also in increments, where they may be in what came before.
+    #: As ``oldest``, by the epoch.
+    oldest_epoch: int
+    #: (n,): of an increment, rows that cuts removed (see ``Evict``) of what came before; they may be there again.
     removed: Ids
     #: Counters of a sketch of ids that wait; empty: there is none.
     sketch: npt.NDArray[np.uint8]
-    #: As ``oldest``, by the epoch.
-    oldest_epoch: int = 0

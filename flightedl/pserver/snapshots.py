@@ -28,17 +28,17 @@ from typing import Protocol, TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from flightedl.domain.checkpoint.changes import increment_on
 from flightedl.domain.checkpoint.manifest import ShardFile
 from flightedl.domain.checkpoint.snapshot import SnapshotCut
 from flightedl.domain.checkpoint.values import OrderNumber, SnapshotCommand, SnapshotProgress
 from flightedl.domain.exactly_once.applied import AppliedBatches
 from flightedl.domain.model.sharding import Block
 from flightedl.errors import FlightedlError, UnavailableError
-from flightedl.formats.row_batches import ROWS_OF, TABLE, WAITING, StoredRows, StoredRowSpan
 from flightedl.formats.shard_files import ShardHeader, StoredBlock, write_shard
 from flightedl.ports import Clock, Storage
 from flightedl.process import tracing
-from flightedl.pserver.row_store import RowCut
+from flightedl.pserver.cut_rows import CopiedSpan, CutRows
 from flightedl.recording.snapshots import pserver_snapshots
 from flightedl.recording.writer import Recorder
 
@@ -92,81 +92,6 @@ class CopyMemory:
         return known
 
 
-class CopiedSpan(Protocol):
-    """What is copied of a span of rows; its lock is held meanwhile."""
-
-    @property
-    def numbers(self) -> range: ...
-
-    @property
-    def local(self) -> range: ...
-
-    @property
-    def epoch(self) -> int: ...
-
-    @property
-    def lock(self) -> threading.Lock: ...
-
-    def begin_cut(self, version: int) -> RowCut:
-        """What is there now, to be read behind whatever changes it."""
-        ...
-
-
-class CutRows:
-    """The rows of a span as they were when they were cut; made under the span's lock, which is not held later.
-
-    Args:
-        span: Whose.
-        version: That they have in the file.
-        updates: Of the optimizer, so far.
-    """
-
-    def __init__(self, span: CopiedSpan, version: int, updates: int) -> None:
-        numbers = span.numbers
-        self.span = StoredRowSpan(numbers.start, len(numbers), version, updates, span.epoch)
-        self._lock = span.lock
-        self._cut = span.begin_cut(version)
-
-    def stored(self) -> Iterator[StoredRows]:
-        """All rows, some at a time, and then what else is said of each table."""
-        while True:
-            with self._lock:
-                chunk = self._cut.next_rows()
-            if chunk is None:
-                break
-            kind = WAITING if chunk.is_waiting else f"{ROWS_OF}{chunk.values.dtype.name}"
-            yield StoredRows(
-                self.span.first,
-                chunk.table,
-                kind,
-                chunk.ids,
-                chunk.updates,
-                chunk.versions,
-                chunk.epochs,
-                chunk.slots,
-                chunk.values,
-            )
-        nothing, no_rows = np.empty(0, np.uint32), np.empty((0, 0), np.float32)
-        for number, table in enumerate(self._cut.tables):
-            yield StoredRows(
-                self.span.first,
-                number,
-                TABLE,
-                table.removed,
-                nothing,
-                nothing,
-                nothing,
-                no_rows,
-                table.sketch,
-                table.oldest,
-            )
-
-    def drop(self) -> None:
-        """They are not wanted any more."""
-        with self._lock:
-            self._cut.drop()
-
-
 class SnapshotCopier:
     """One snapshot while its blocks are copied. Thread-safe.
 
@@ -174,10 +99,16 @@ class SnapshotCopier:
         cut: Decides when a block is due, and what is applied to its copy.
         block_count: Of the shard.
         memory: Where the copies lie.
+        command: That it is for.
+        after: The file that it is an increment on; empty: none.
     """
 
-    def __init__(self, cut: SnapshotCut, block_count: int, memory: CopyMemory) -> None:
+    def __init__(
+        self, cut: SnapshotCut, block_count: int, memory: CopyMemory, command: SnapshotCommand, after: str = ""
+    ) -> None:
         self.cut = cut
+        self.after = after
+        self._command = command
         self._memory = memory
         self._blocks: list[StoredBlock | None] = [None] * block_count
         self._rows: list[CutRows] = []
@@ -224,7 +155,10 @@ class SnapshotCopier:
 
     def copy_rows(self, span: CopiedSpan, version: int, updates: int) -> None:
         """Cut the rows of a span, as the protocol says: they are copied behind it. The span's lock is held."""
-        self._rows.append(CutRows(span, version, updates))
+        rows = CutRows(span, version, updates, self._command, is_base=not self.after)
+        self._rows.append(rows)
+        if rows.is_base and self.after:
+            self.give_up("rows do not know any more what has changed in them")
         with self._changed:
             for local in span.local:
                 self._due[local] = 0
@@ -287,6 +221,10 @@ class CopiedShard(Protocol):
 
     def begin_copies(self, begin: Callable[[Sequence[int], int], SnapshotCopier | None]) -> None:
         """Call ``begin(versions, highest open round)`` under all locks; keep its copies."""
+        ...
+
+    def has_changes_since(self, file: str) -> bool:
+        """Whether all rows know what has changed since the cut that this file was made of; under all locks."""
         ...
 
     def copy_due_blocks(self, copies: SnapshotCopier) -> None:
@@ -367,7 +305,8 @@ class Snapshots:
                 cut = self._state.take(order, versions, highest_open_round)
             if cut is None:
                 return None
-            taken.append(SnapshotCopier(cut, len(versions), self._memory))
+            after = increment_on(order.after, self._shard.has_changes_since, is_base=order.is_base)
+            taken.append(SnapshotCopier(cut, len(versions), self._memory, order, after))
             return taken[0]
 
         with self._lock:
@@ -398,7 +337,7 @@ class Snapshots:
                 copies.drop_rows()
                 return
             with tracing.span("checkpoint.write", pserver=self._index):
-                file = self._write(order, copies.take_blocks(), copies.rows, applied)
+                file = self._write(order, copies, applied)
         except Exception as error:  # noqa: BLE001 - whatever goes wrong, the master has to hear of it
             if not isinstance(error, FlightedlError):
                 _log.exception("a snapshot could not be made")
@@ -432,9 +371,8 @@ class Snapshots:
         with self._lock:
             return self._state.is_current(order)
 
-    def _write(
-        self, order: SnapshotCommand, blocks: list[StoredBlock], rows: Sequence[CutRows], applied: AppliedBatches
-    ) -> ShardFile:
+    def _write(self, order: SnapshotCommand, copies: SnapshotCopier, applied: AppliedBatches) -> ShardFile:
+        blocks, rows = copies.take_blocks(), copies.rows
         if self._storage is None:
             raise FlightedlError("this pserver was started without --checkpoint: give it the same URL as the master")
         began = self._clock.now()
@@ -471,4 +409,6 @@ class Snapshots:
             blocks=len(blocks),
             lowest_version=min(versions, default=0),
             highest_version=max(versions, default=0),
+            row_bytes=sum(each.size_bytes for each in rows),
+            after=copies.after,
         )

@@ -18,7 +18,7 @@ from flightedl.domain.tables.evict import Evict
 from flightedl.domain.tables.optimizers import RowAdagrad, RowAdam
 from flightedl.domain.tables.reference import ReferenceTable
 from flightedl.domain.tables.spec import TableSpec
-from flightedl.pserver.row_store import RowChunk, RowStore, TableGradients
+from flightedl.pserver.row_store import RowChunk, RowCut, RowStore, TableGradients
 
 SPEC = TableSpec("t", 2, SGD(1.0))
 #: Of which the tests take ids: small ones, the highest, and some that fall into one line of the index.
@@ -46,9 +46,15 @@ def push(store: RowStore, version: int, *numbers: int, epoch: int = 0) -> None:
     store.update([TableGradients(0, ids(*numbers), gradients)], version=version, epoch=epoch, number=version - 1)
 
 
+def cut_of(store: RowStore, version: int, epoch: int = 0, *, is_base: bool = True) -> RowCut:
+    """A base, or an increment on the cut before it."""
+    newest = store._changes._newest
+    file = str(1 + int(newest or 0))
+    return store.begin_cut(version, epoch, file=file, after="" if is_base else newest)
+
+
 def content(store: RowStore, version: int, epoch: int = 0, *, is_base: bool = True) -> dict[int, list[float]]:
-    cut = store.begin_cut(version, epoch, is_base=is_base)
-    return values_of(chunks_of(cut))
+    return values_of(chunks_of(cut_of(store, version, epoch, is_base=is_base)))
 
 
 def chunks_of(cut: Any, max_bytes: int = 1 << 22) -> list[RowChunk]:
@@ -71,7 +77,7 @@ STEPS = st.lists(
     st.tuples(
         st.lists(st.sampled_from(IDS), unique=True, max_size=12),
         st.sampled_from([0, 0, 0, 1]),
-        st.sampled_from(["push", "push", "push", "round", "empty", "cut", "restore"]),
+        st.sampled_from(["push", "push", "push", "round", "empty", "cut", "cut", "given up", "restore"]),
     ),
     max_size=25,
 )
@@ -88,6 +94,10 @@ class Pair:
         self.random = np.random.default_rng(0)
         #: Base and increments so far.
         self.chain: list[tuple[list[RowChunk], Any]] = []
+        #: Cuts that came to nothing, the newest one that did not, and what was removed since that.
+        self.given_up = 0
+        self.newest = ""
+        self.removed: list[int] = []
 
     def push(self, numbers: Sequence[int]) -> None:
         self.version += 1
@@ -103,9 +113,21 @@ class Pair:
         self.store.update([TableGradients(0, ids(*numbers), gradients)], **given)
         self.number += 1
 
-    def cut(self) -> None:
-        cut = self.store.begin_cut(self.version, self.epoch, is_base=not self.chain)
-        assert sorted(cut.tables[0].removed.tolist()) == self.reference.remove_small(self.version, self.epoch)
+    def cut(self, *, is_given_up: bool = False) -> None:
+        """One that counts from the next one on, if it is not given up."""
+        newest = str(len(self.chain) + self.given_up)
+        cut = self.store.begin_cut(
+            self.version, self.epoch, file=str(1 + int(newest)), after=self.newest, is_base=not self.chain
+        )
+        removed = self.reference.remove_small(self.version, self.epoch)
+        self.removed = sorted({*self.removed, *removed})
+        assert sorted(cut.tables[0].removed.tolist()) == (self.removed if self.chain else [])
+        if is_given_up:
+            self.given_up += 1
+            if len(self.chain) % 2:
+                chunks_of(cut, 200)
+            return
+        self.newest, self.removed = str(1 + int(newest)), []
         self.chain.append((chunks_of(cut, 200), cut))
 
     def restore(self) -> None:
@@ -113,10 +135,14 @@ class Pair:
         self.cut()
         self.store = RowStore([self.spec], range(1024))
         for chunks, cut in self.chain:
+            self.store.restore_removed(0, cut.tables[0].removed)
             for chunk in chunks:
                 self.store.restore(chunk)
-            self.store.restore_table(0, cut.tables[0])
+        newest = self.chain[-1][1].tables[0]
+        self.store.restore_table(0, newest)
+        self.store.restore_oldest(0, newest.oldest)
         self.chain.clear()
+        self.newest = ""
 
     def check(self) -> None:
         live = self.reference.live(self.version, self.epoch)
@@ -140,8 +166,8 @@ def test_a_store_does_what_the_reference_does(
             pair.push(numbers)
         elif what == "empty":
             pair.version += 1
-        elif what == "cut":
-            pair.cut()
+        elif what in {"cut", "given up"}:
+            pair.cut(is_given_up=what == "given up")
         else:
             pair.restore()
         pair.check()
@@ -235,12 +261,12 @@ def test_a_cut_has_what_was_there_when_it_began(
         for one in (store, twin):
             push(one, version, *numbers)
             if version == 1:
-                one.begin_cut(1, 0, is_base=True)
+                cut_of(one, 1)
                 if not is_base:
                     chunks_of(one._cut)
     version = len(before)
     expected = content(twin, version, is_base=is_base)
-    cut = store.begin_cut(version, 0, is_base=is_base)
+    cut = cut_of(store, version, is_base=is_base)
     found: list[RowChunk] = []
     for numbers, chunks in after:
         version += 1
@@ -258,13 +284,45 @@ def test_an_increment_has_what_changed_and_what_a_dropped_one_had() -> None:
     push(store, 2, 3, 50)
     assert content(store, 2, is_base=False) == {3: [-2, -2], 50: [-1, -1]}
     assert content(store, 2, is_base=False) == {}
+    newest = store._changes._newest
     push(store, 3, 4)
-    cut = store.begin_cut(3, 0, is_base=False)
+    cut = store.begin_cut(3, 0, file="dropped", after=newest)
+    assert not cut.is_base
     push(store, 4, 5)
     assert cut.next_rows() is not None
     cut.drop()
     assert cut.next_rows() is None
-    assert sorted(content(store, 4, is_base=False)) == [4, 5]
+    assert sorted(values_of(chunks_of(store.begin_cut(4, 0, file="whole", after=newest)))) == [4, 5]
+    push(store, 5, 6)
+    assert sorted(values_of(chunks_of(store.begin_cut(5, 0, file="base", after=newest, is_base=True)))) == [
+        *range(20),
+        50,
+    ]
+    push(store, 6, 7)
+    assert sorted(values_of(chunks_of(store.begin_cut(6, 0, file="more", after=newest)))) == [4, 5, 6, 7]
+    cut = store.begin_cut(7, 0, file="unknown", after="whole")
+    assert cut.is_base
+    assert len(values_of(chunks_of(cut))) == 21
+
+
+def test_a_row_that_was_removed_and_came_back_is_in_the_increment() -> None:
+    spec = TableSpec("t", 2, SGD(1.0), evict=Evict(norm_below=0.5))
+    store, other = RowStore([spec], range(1024)), RowStore([spec], range(1024))
+    push(store, 1, 1, 2)
+    base = store.begin_cut(1, 0, file="base")
+    found = [(base, chunks_of(base))]
+    store.update([TableGradients(0, ids(1), -ones(1))], version=2, epoch=0, number=1)
+    chunks_of(store.begin_cut(2, 0, file="failed", after="base"))
+    assert store.counts(0).rows == 1, "its norm is too small"
+    push(store, 3, 1)
+    cut = store.begin_cut(3, 0, file="increment", after="base")
+    assert cut.tables[0].removed.tolist() == [1]
+    found.append((cut, chunks_of(cut)))
+    for one, chunks in found:
+        other.restore_removed(0, one.tables[0].removed)
+        for chunk in chunks:
+            other.restore(chunk)
+    assert content(other, 3) == {1: [-1, -1], 2: [-1, -1]}
 
 
 def test_ids_that_wait_are_in_a_cut_and_are_counted_on() -> None:

@@ -9,6 +9,7 @@ import pytest
 from flightedl.adapters.clock import SystemClock
 from flightedl.client.tables.requests import DistinctIds
 from flightedl.client.tables.traffic import Lookup, RowMessages
+from flightedl.domain.checkpoint.chains import Chains, Offer
 from flightedl.domain.checkpoint.manifest import Manifest, ShardFile, manifest_name
 from flightedl.domain.checkpoint.values import OrderNumber, SnapshotCommand
 from flightedl.domain.consistency.modes import Async, Mode, Sync
@@ -62,10 +63,12 @@ class Pserver:
         """The ids that lie here."""
         return IDS[pservers_of(IDS, TABLES[table].salt, self.plan.pserver_count) == self.index]
 
-    def push(self, batch: int, base: int = 0, wanted: bool = False) -> list[Pushed]:
+    def push(self, batch: int, base: int = 0, wanted: bool = False, every: int = 1) -> list[Pushed]:
+        """Every so manieth row."""
         sections = [
-            Section(Kind.GRADIENTS, table, self.mine(table), -np.ones((len(self.mine(table)), dim), np.float32))
+            Section(Kind.GRADIENTS, table, mine, -np.ones((len(mine), dim), np.float32))
             for table, dim in enumerate(DIMS)
+            for mine in (self.mine(table)[self.mine(table) % every == 0],)
         ]
         if wanted:
             sections += [Section(Kind.WANTED, 0, self.mine(0)[::2])]
@@ -98,8 +101,10 @@ class Pserver:
         found = lookup.tables[table]
         return found.rows[np.sort(found.divided.places(self.index)) if self.plan.pserver_count > 1 else slice(None)]
 
-    def checkpoint(self, number: int) -> ShardFile:
-        self.snapshots.order(SnapshotCommand(OrderNumber(1, number, 1), None, f"c-{number}/shard-{self.index}.arrow"))
+    def checkpoint(self, number: int, offer: Offer | None = None) -> ShardFile:
+        name, order = f"c-{number}/shard-{self.index}.arrow", OrderNumber(1, number, 1)
+        more = () if offer is None else (offer.after, offer.is_base)
+        self.snapshots.order(SnapshotCommand(order, None, name, *more))
 
         def file() -> ShardFile | None:
             progress = self.snapshots.progress
@@ -187,6 +192,109 @@ def test_rows_are_restored_on_another_number_of_pservers_also_of_different_histo
         assert outcomes <= {Outcome.ACCEPTED, Outcome.ALREADY_APPLIED}
         require(new, 2)
         assert sum(counts.rows for counts in new.shard.row_counts()) == sum(len(new.mine(t)) for t in range(3))
+
+
+class Cluster:
+    """Pservers whose checkpoints are chains."""
+
+    def __init__(self, count: int) -> None:
+        self.storage, self.chains = MemoryStorage(), Chains(8, None)
+        self.pservers = [Pserver(self.storage, Async(), index, count) for index in range(count)]
+
+    def push(self, batch: int, every: int = 1) -> None:
+        for pserver in self.pservers:
+            pserver.push(batch, base=batch, every=every)
+
+    def checkpoint(self, number: int, *, is_published: bool = True) -> list[ShardFile]:
+        files = []
+        for pserver in self.pservers:
+            offer = self.chains.offer(pserver.index, 10 + pserver.index, number, ())
+            linked = self.chains.linked(pserver.checkpoint(number, offer), offer)
+            assert linked is not None
+            files.append(linked)
+        if is_published:
+            publish(self.storage, number, *files)
+            self.chains.completed(number, files)
+        return files
+
+    def rows(self) -> list[dict[int, list[float]]]:
+        """Of each table, by id."""
+        return rows_of(self.pservers)
+
+    def restored(self, count: int) -> list[Pserver]:
+        found = [Pserver(self.storage, Async(), index, count) for index in range(count)]
+        self.numbers = {pserver.restore() for pserver in found}
+        for pserver in found:
+            pserver.check()
+        return found
+
+
+def rows_of(pservers: list[Pserver]) -> list[dict[int, list[float]]]:
+    found: list[dict[int, list[float]]] = [{} for _ in TABLES]
+    for pserver in pservers:
+        for table, rows in enumerate(found):
+            rows.update(zip(pserver.mine(table).tolist(), pserver.read(table).tolist(), strict=True))
+    return found
+
+
+@pytest.mark.parametrize(("before", "after"), [(2, 2), (1, 3), (2, 1)])
+def test_a_base_and_increments_are_restored_also_where_one_came_to_nothing(before: int, after: int) -> None:
+    cluster = Cluster(before)
+    cluster.push(0)
+    assert not any(file.links for file in cluster.checkpoint(1))
+    cluster.push(1, every=7)
+    base = cluster.rows()
+    cluster.checkpoint(2, is_published=False)
+    cluster.push(2, every=11)
+    files = cluster.checkpoint(3)
+    assert {tuple(link.number for link in file.links) for file in files} == {(1,)}
+    assert rows_of(cluster.restored(after)) == cluster.rows() != base
+    cluster.push(3, every=7)
+    files = cluster.checkpoint(4)
+    assert {tuple(link.number for link in file.links) for file in files} == {(1, 3)}
+    assert max(file.row_bytes for file in files) < min(file.links[0].row_bytes for file in files) / 2
+    expected = cluster.rows()
+    counts = [[counts.rows for counts in pserver.shard.row_counts()] for pserver in cluster.pservers]
+    cluster.push(4)
+    restored = cluster.restored(after)
+    assert cluster.numbers == {4}
+    assert rows_of(restored) == expected
+    found = [[counts.rows for counts in pserver.shard.row_counts()] for pserver in restored]
+    assert np.sum(found, axis=0).tolist() == np.sum(counts, axis=0).tolist()
+    for pserver in restored:
+        pserver.push(4, base=4)
+    assert rows_of(restored) == cluster.rows(), "slots and counts were restored, too"
+
+
+def test_where_a_file_of_the_chain_is_damaged_nothing_of_it_stays() -> None:
+    cluster = Cluster(2)
+    cluster.push(0)
+    cluster.checkpoint(1)
+    expected = cluster.rows()
+    for number in (2, 3):
+        cluster.push(number - 1)
+        name = cluster.checkpoint(number)[1].name
+    data = bytearray(cluster.storage.read(name))
+    data[len(data) // 2] ^= 1
+    cluster.storage.publish(name, [bytes(data)])
+    restored = cluster.restored(1)
+    assert cluster.numbers == {2}
+    cluster.storage.publish(cluster.chains.offer(1, 11, 4, ()).after.replace("c-3", "c-2"), [b"x"])
+    restored = cluster.restored(1)
+    assert cluster.numbers == {1}
+    assert rows_of(restored) == expected
+    assert restored[0].shard.row_counts()[2].rows == 0, "admitted by the second push, of which nothing is there"
+
+
+def test_a_restored_pserver_begins_with_a_base() -> None:
+    cluster = Cluster(1)
+    cluster.push(0)
+    (file,) = cluster.checkpoint(1)
+    cluster.pservers = cluster.restored(1)
+    assert not cluster.pservers[0].shard.has_changes_since(file.name)
+    (file,) = cluster.checkpoint(2)
+    assert not file.links
+    assert cluster.pservers[0].shard.has_changes_since(file.name)
 
 
 def test_what_changes_while_a_checkpoint_is_written_is_not_in_it() -> None:

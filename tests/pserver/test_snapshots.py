@@ -300,6 +300,9 @@ def test_a_push_goes_on_while_complete_copies_are_dropped(monkeypatch: pytest.Mo
 MANY = [ParameterSpec(name, (size,)) for name, size in zip("abcdefghi", (3, 9000, 5, 7, 2, 7, 1, 1, 1), strict=True)]
 
 
+COMMAND = SnapshotCommand(OrderNumber(1, 1, 0), None, "c-1/by-hand.arrow")
+
+
 class ByHand:
     """A snapshot of a shard that is taken step by step, with no thread of its own."""
 
@@ -309,7 +312,7 @@ class ByHand:
 
         def begin(versions: Sequence[int], _: int) -> SnapshotCopier:
             cut = SnapshotCut(len(versions), at_round)
-            self.copies = SnapshotCopier(cut, len(versions), pserver.snapshots._memory)
+            self.copies = SnapshotCopier(cut, len(versions), pserver.snapshots._memory, COMMAND)
             return self.copies
 
         pserver.shard.begin_copies(begin)

@@ -39,6 +39,8 @@ QUICK = (
     "a denial is about everything",
     "reported before the sum is pushed",
     "done before ack",
+    "a failed increment swallows changes",
+    "bases are deleted",
 )
 
 
@@ -56,6 +58,7 @@ def test_a_few_seeds():
 def test_a_few_seeds_in_which_some_blocks_are_buckets_of_rows():
     summary = run_seeds(range(3), has_rows=True)
     assert not summary.found, report(summary.found)
+    assert summary.increments > 5
 
 
 @pytest.mark.seeds

@@ -51,6 +51,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from flightedl.domain.checkpoint import manifest as manifests
+from flightedl.domain.checkpoint.chains import Chains, Offer
 from flightedl.domain.checkpoint.manifest import Manifest, ShardFile, shard_name
 from flightedl.domain.checkpoint.pointer import FORMAT, PointerRecord, decode_pointer
 from flightedl.domain.checkpoint.values import (
@@ -87,6 +88,8 @@ class _Ordered:
     #: Members of the generations that it was sent to.
     generations: dict[int, int]
     reason: str
+    #: Checkpoints that were known to be unusable.
+    rejected: tuple[int, ...]
     taken: set[int] = field(default_factory=set)
     files: dict[int, ShardFile] = field(default_factory=dict)
 
@@ -140,6 +143,7 @@ class Checkpoints:
         #: The newest pointer that is known to be stored.
         self._stored_latest = latest
         self._rejected = sorted(rejected)[-_REJECTED_LIMIT:]
+        self._chains = Chains(settings.increments, settings.keep_every)
         self._pservers: dict[int, int] = {}
         self._work: _Ordered | _Publishing | None = None
         #: Why a checkpoint is wanted beside the interval; empty: nobody asked.
@@ -301,7 +305,10 @@ class Checkpoints:
         if progress.state in {"taken", "written"}:
             work.taken.add(index)
         if progress.file is not None:
-            work.files[index] = progress.file
+            linked = self._chains.linked(progress.file, self._offer(work, index))
+            if linked is None:
+                return self._give_up(now, f"pserver {index} built checkpoint {work.number} on what it was not offered")
+            work.files[index] = linked
             if len(work.files) == self._pserver_count:
                 files = tuple(work.files[i] for i in range(self._pserver_count))
                 self._work = _Publishing(work.number, work.round, files, work.reason)
@@ -375,6 +382,7 @@ class Checkpoints:
         if not isinstance(work, _Publishing) or work.number != number or not work.is_pointing:
             return ()
         self._work = None
+        self._chains.completed(number, work.files)
         self._stored_latest = self._latest
         self._last_complete_s = now
         self._failures = 0
@@ -412,7 +420,9 @@ class Checkpoints:
             # Where nobody trains, the rounds that are open stay open.
             at_round = self._highest_round + (self._margin if rounds.has_members else 0)
             self._margin = max(1, self._margin // 2)
-        work = _Ordered(number, 0, at_round, now, dict(self._pservers), self._wanted or "the interval")
+        work = _Ordered(
+            number, 0, at_round, now, dict(self._pservers), self._wanted or "the interval", tuple(self._rejected)
+        )
         self._wanted = ""
         self._work = work
         return (Persist(), *self._propose(work, at_round, now))
@@ -429,9 +439,14 @@ class Checkpoints:
         return OrderNumber(self._master_generation, work.number, work.serial)
 
     def _order_to(self, work: _Ordered, index: int) -> OrderSnapshot:
-        generation = work.generations[index]
-        name = shard_name(work.number, index, self._pserver_count, generation, work.serial)
-        return OrderSnapshot(index, generation, SnapshotCommand(self._order(work), work.round, name))
+        generation, offer = work.generations[index], self._offer(work, index)
+        name = shard_name(work.number, index, self._pserver_count, generation, work.serial, offer.since)
+        command = SnapshotCommand(self._order(work), work.round, name, offer.after, offer.is_base)
+        return OrderSnapshot(index, generation, command)
+
+    def _offer(self, work: _Ordered, index: int) -> Offer:
+        """The same for as long as a checkpoint is ordered."""
+        return self._chains.offer(index, work.generations[index], work.number, work.rejected)
 
     def _give_up(self, now: float, reason: str) -> Effects:
         work = self._work

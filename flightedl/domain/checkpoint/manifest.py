@@ -8,6 +8,8 @@ Rules:
   shard file's name has its writer's generation and the order's serial in it. So nobody ever writes a name twice with
   other contents, and a master that was deposed can at worst complete a checkpoint of its own number.
 * The document ends in a checksum of all that comes before. One flipped bit, or one missing byte, and it does not load.
+* A file may be an increment: then the files that it is built on, its ``links``, belong to the checkpoint, too, though
+  they lie with older ones (see ``chains``).
 * Names are relative to the storage of the job.
 
 Not guaranteed: that the files named still have the bytes they had; who loads them compares their hashes.
@@ -28,6 +30,7 @@ from flightedl.errors import CorruptError
 FORMAT = 1
 _MANIFEST = re.compile(r"c-(0|[1-9][0-9]{0,17})/manifest\.json")
 _FILE = re.compile(r"c-(0|[1-9][0-9]{0,17})/[^/]+")
+_INCREMENT = re.compile(r"c-(?:0|[1-9][0-9]{0,17})/shard-.*-on-(0|[1-9][0-9]{0,17})\.arrow")
 
 
 def manifest_name(number: int) -> str:
@@ -35,15 +38,38 @@ def manifest_name(number: int) -> str:
     return f"c-{number}/manifest.json"
 
 
-def shard_name(number: int, index: int, pserver_count: int, generation: int, serial: int) -> str:
-    """A name that nobody else writes: numbers are unique among masters, serials within a number."""
-    return f"c-{number}/shard-{index}-of-{pserver_count}-{generation}-{serial}.arrow"
+def shard_name(
+    number: int, index: int, pserver_count: int, generation: int, serial: int, since: int | None = None
+) -> str:
+    """A name that nobody else writes: numbers are unique among masters, serials within a number.
+
+    ``since``: of an increment, the checkpoint that its chain begins with.
+    """
+    on = "" if since is None or since == number else f"-on-{since}"
+    return f"c-{number}/shard-{index}-of-{pserver_count}-{generation}-{serial}{on}.arrow"
+
+
+def since_of(name: str) -> int | None:
+    """The checkpoint that the chain of a file begins with, by its name; None: it is no increment."""
+    found = _INCREMENT.fullmatch(name)
+    return None if found is None else int(found[1])
 
 
 def number_of(name: str) -> int | None:
     """The checkpoint that a file belongs to; None: not a checkpoint's file."""
     found = _FILE.fullmatch(name)
     return None if found is None else int(found[1])
+
+
+class Link(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A file of an older checkpoint that an increment is built on."""
+
+    #: Of that checkpoint.
+    number: int
+    name: str
+    size_bytes: int
+    hash: str
+    row_bytes: int
 
 
 class ShardFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -59,6 +85,17 @@ class ShardFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     blocks: int
     lowest_version: int
     highest_version: int
+    #: Of all that, rows of tables.
+    row_bytes: int = 0
+    #: The file that it is an increment on; empty: it is a base.
+    after: str = ""
+    #: Of an increment: what it is built on, the base first. Filled in by the master.
+    links: tuple[Link, ...] = ()
+
+    @property
+    def chain(self) -> tuple[Link | ShardFile, ...]:
+        """All files that have rows of this pserver, in the order in which they have to be read."""
+        return (*self.links, self)
 
 
 class _Document(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -135,6 +172,10 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             raise CorruptError(f"a manifest of format {manifest.format}: this flightedl reads format {FORMAT}")
         if [shard.index for shard in manifest.shards] != list(range(manifest.pserver_count)):
             raise CorruptError("the manifest does not name one file for each pserver")
+        for shard in manifest.shards:
+            numbers = [*(link.number for link in shard.links), manifest.number]
+            if numbers != sorted(set(numbers)) or shard.after != (shard.links[-1].name if shard.links else ""):
+                raise CorruptError(f"{shard.name} is an increment on other files than the manifest names")
         return manifest
 
 
@@ -190,12 +231,12 @@ def examine(number: int, data: bytes, sizes: Mapping[str, int], job: str) -> Man
         return Skipped(number, f"it is of job {manifest.job!r}")
     if manifest.number != number:
         return Skipped(number, f"its manifest is that of checkpoint {manifest.number}")
-    for shard in manifest.shards:
-        size_bytes = sizes.get(shard.name)
+    for file in (file for shard in manifest.shards for file in shard.chain):
+        size_bytes = sizes.get(file.name)
         if size_bytes is None:
-            return Skipped(number, f"{shard.name} is missing")
-        if size_bytes != shard.size_bytes:
-            return Skipped(number, f"{shard.name} has {size_bytes} bytes instead of {shard.size_bytes}")
+            return Skipped(number, f"{file.name} is missing")
+        if size_bytes != file.size_bytes:
+            return Skipped(number, f"{file.name} has {size_bytes} bytes instead of {file.size_bytes}")
     return manifest
 
 
@@ -209,10 +250,11 @@ def deletable(
 
     Who deletes stops at the first failure.
 
-    The newest ``keep`` checkpoints up to ``latest`` stay, and those whose number is a multiple of ``keep_every``. Below
-    the oldest of the newest ``keep`` everything else goes, also what never got a manifest. Nothing at or above it is
-    touched: so a manifest that a deposed master completes late either names files that are all there, or is older than
-    every checkpoint that is kept, and goes with the next sweep.
+    The newest ``keep`` checkpoints up to ``latest`` stay with all that their chains begin with, and those whose number
+    is a multiple of ``keep_every``, which have no chains. Below the oldest of the newest ``keep``, or of what their
+    chains need, everything else goes, also what never got a manifest. Nothing at or above it is touched: so a manifest
+    that a deposed master completes late either names files that are all there, or is older than every checkpoint that
+    is kept, and goes with the next sweep.
 
     Args:
         names: All files there are.
@@ -225,8 +267,13 @@ def deletable(
     if latest not in complete:
         # What the pointer names is not there: no time to delete anything.
         return ()
-    floor = complete[:keep][-1]
+    kept = complete[:keep]
+    #: (the checkpoint that a chain begins with, one that has an increment of it)
+    chains = [(since, number) for name in names if (since := since_of(name)) and (number := number_of(name))]
+    floor = min([kept[-1], *(since for since, number in chains if number in kept)])
     lasting = {number for number in complete if keep_every and number % keep_every == 0}
+    # They are bases, unless others were to be kept when they were made.
+    lasting |= {older for since, number in chains if number in lasting for older in range(since, number)}
     going = [
         name for name in names if (number := number_of(name)) is not None and number < floor and number not in lasting
     ]

@@ -20,6 +20,7 @@ class CheckpointSettings:
         at_epoch_end: At the end of each epoch.
         keep: So many of the newest stay.
         keep_every: Those whose number is a multiple of it stay for ever; None: none.
+        increments: Of rows of tables, so many checkpoints in a row have only what has changed; 0: none.
         patience_s: An agreed round that is not reached within this time is given up: the copies are taken at once.
         give_up_s: Copies that are not written within this time are given up.
         retry_floor_s: Wait after a failure; doubles with each further one ...
@@ -31,6 +32,7 @@ class CheckpointSettings:
     at_epoch_end: bool = True
     keep: int = 3
     keep_every: int | None = None
+    increments: int = 8
     patience_s: float = 30.0
     give_up_s: float = 1800.0
     retry_floor_s: float = 1.0
@@ -39,6 +41,8 @@ class CheckpointSettings:
     def __post_init__(self) -> None:
         if self.keep < 1 or (self.keep_every is not None and self.keep_every < 1):
             raise UsageError("checkpoints: keep and keep_every must be at least 1")
+        if self.increments < 0:
+            raise UsageError("checkpoints: increments must not be below 0")
         if (self.interval_s is not None and self.interval_s <= 0) or (
             self.interval_tasks is not None and self.interval_tasks < 1
         ):
@@ -82,12 +86,16 @@ class SnapshotCommand:
     order: OrderNumber
     round: int | None
     name: str
+    #: The file of this process in the newest complete checkpoint; empty: there is none.
+    after: str = ""
+    #: Rows are wanted whole, not what has changed since ``after``.
+    is_base: bool = True
 
     @classmethod
     def of(cls, request: SnapshotRequest) -> SnapshotCommand:
         """What a master asks for."""
         number = OrderNumber(request.master_generation, request.number, request.serial)
-        return cls(number, request.round, request.name)
+        return cls(number, request.round, request.name, request.after, request.is_base)
 
 
 State = Literal["refused", "waiting", "taken", "written", "failed"]
@@ -125,6 +133,8 @@ class SnapshotProgress:
                 blocks=file.blocks,
                 lowest_version=file.lowest_version,
                 highest_version=file.highest_version,
+                row_bytes=file.row_bytes,
+                after=file.after,
             ),
             reply.reason,
         )
@@ -147,6 +157,8 @@ class SnapshotProgress:
                 blocks=file.blocks,
                 lowest_version=file.lowest_version,
                 highest_version=file.highest_version,
+                row_bytes=file.row_bytes,
+                after=file.after,
             ),
             reason=self.reason,
             copied_s=copied_s,

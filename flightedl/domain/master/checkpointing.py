@@ -113,6 +113,8 @@ class Checkpointing:
             serial=snapshot.order.serial,
             round=snapshot.round,
             name=snapshot.name,
+            after=snapshot.after,
+            is_base=snapshot.is_base,
         )
 
     def answered(self, index: int, generation: int, reply: SnapshotReply, now: float) -> None:

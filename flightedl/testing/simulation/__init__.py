@@ -15,8 +15,8 @@ What decides is the production code of ``flightedl.domain``: the cores of master
 * ``account``: *what must hold*, of all that is given out, done, stored and told;
 * ``job``: the ledger program, some of whose data nobody can train; ``evaluating``: what it evaluates before and after;
 * ``planted`` (with ``planted_trainer``, ``planted_queue``, ``planted_blocks``, ``planted_protocol``,
-  ``planted_weights``): bugs to plant in the product, ``flaws``: in these models; ``strikes``: faults at random;
-  ``runs``: many seeds on several processes; ``recorded``: recordings of the processes.
+  ``planted_weights``, ``planted_rows``): bugs to plant in the product, ``flaws``: in these models; ``strikes``: faults
+  at random; ``runs``: many seeds on several processes; ``recorded``: recordings of the processes.
 
 What must hold, besides every ``check`` of the domain:
 

@@ -65,8 +65,8 @@ def main() -> int:
     sys.stdout.write(
         f"{summary.seeds} seeds ({modes}) in {clock.now() - begun_s:.1f} s: {summary.events:,} events, "
         f"{summary.fault_count:,} faults ({kinds}), {summary.checkpoints:,} manifests, "
-        f"{summary.begun_anew:,} times begun anew, {summary.quarantined:,} batches set aside, "
-        f"{summary.evaluations:,} results of evaluations, "
+        f"{summary.increments:,} increments, {summary.begun_anew:,} times begun anew, "
+        f"{summary.quarantined:,} batches set aside, {summary.evaluations:,} results of evaluations, "
         f"{summary.simulated_s / 3600:.1f} simulated hours, {len(summary.found)} violations\n"
     )
     return 1 if summary.found else 0

@@ -26,6 +26,7 @@ from flightedl.testing.simulation.etcd import (
 )
 from flightedl.testing.simulation.job import plan_of, set_aside, wrong
 from flightedl.testing.simulation.ledger import require_sound
+from flightedl.testing.simulation.store import whole
 from flightedl.testing.simulation.world import Violation
 
 if TYPE_CHECKING:
@@ -54,7 +55,7 @@ class Account:
         #: Members whose program has left its loop, or gone on after a push that failed.
         self.out_of_step: set[int] = set()
         #: Manifests written, results of evaluations heard, batches set aside, pservers that ended with all saved.
-        self.checkpoints = self.evaluations = self.quarantined = self.drains = 0
+        self.checkpoints = self.increments = self.evaluations = self.quarantined = self.drains = 0
 
     def given(self, trainer: str, evaluation: str, assignment: Any) -> None:
         """A trainer is given a piece: only a successor of its name may be given this attempt again, for this piece."""
@@ -179,26 +180,40 @@ class Account:
             manifest = Manifest.decode(data)
         except CorruptError as error:
             raise Violation(f"{why} checkpoint {number}: {error}") from None
-        for shard in manifest.shards:
-            if shard.name not in store.files:
-                raise Violation(f"{why} checkpoint {number}, whose {shard.name} is not there")
-            if shard.name not in store.rotten and store.sizes[shard.name] != shard.size_bytes:
-                raise Violation(f"{why} checkpoint {number}, whose {shard.name} is another one")
-        whole = [s for shard in manifest.shards if (s := store.files[shard.name]) and shard.name not in store.rotten]
-        if manifest.round is not None and any(version != manifest.round for s in whole for version in s.versions):
+        for file in (file for shard in manifest.shards for file in shard.chain):
+            if file.name not in store.files:
+                raise Violation(f"{why} checkpoint {number}, whose {file.name} is not there")
+            if file.name not in store.rotten and store.sizes[file.name] != file.size_bytes:
+                raise Violation(f"{why} checkpoint {number}, whose {file.name} is another one")
+        copies = [s for shard in manifest.shards if (s := store.files[shard.name]) and shard.name not in store.rotten]
+        if manifest.round is not None and any(version != manifest.round for s in copies for version in s.versions):
             raise Violation(f"checkpoint {number} is not of one round")
 
     def file_written(self, name: str) -> None:
         number = number_of(name)
         if number is None or name != manifest_name(number):
-            shard = self._cluster.store.files[name]
-            blocks = list(zip(shard.blocks, shard.values, shard.slots, shard.updates, strict=True))
-            self._require_exact(name, blocks, AppliedBatches.decode(shard.applied))
+            store = self._cluster.store
+            shard = whole(store.files, name)
+            if shard is not None and not self._has_rot(name):
+                blocks = list(zip(shard.blocks, shard.values, shard.slots, shard.updates, strict=True))
+                self._require_exact(name, blocks, AppliedBatches.decode(shard.applied))
             return
         self.checkpoints += 1
+        if name not in self._cluster.store.rotten:
+            shards = Manifest.decode(self._cluster.store.files[name]).shards
+            self.increments += sum(bool(shard.links) for shard in shards)
         kept = self._cluster.pointer()
         if kept is None or number > kept:
             self._require_complete(number, None, "a manifest was written for")
+
+    def _has_rot(self, name: str) -> bool:
+        """Whether a file, or one that it is an increment on, is not what was written, or gone."""
+        store = self._cluster.store
+        while name:
+            if name in store.rotten or name not in store.files:
+                return True
+            name = store.files[name].after
+        return False
 
     def serves(self, pserver: Pserver) -> None:
         """A pserver begins to serve, maybe what it has put together from several files."""
@@ -251,9 +266,9 @@ class Account:
         if name in store.rotten:
             return
         shard = Manifest.decode(store.files[name]).shards[pserver.index]
-        if shard.name in store.rotten:
+        saved = whole(store.files, shard.name)
+        if saved is None or self._has_rot(shard.name):
             return
-        saved = store.files[shard.name]
         for block, kept in zip(saved.blocks, saved.values, strict=True):
             if any(now < before for now, before in zip(kept, values[block], strict=True)):
                 raise Violation(f"{pserver.name} ends as if all that it has were saved: not so for block {block}")
@@ -294,8 +309,8 @@ class Account:
         if self._cluster.etcd.has_gone_back or name in store.rotten:
             return
         for file in Manifest.decode(store.files[name]).shards:
-            shard = store.files[file.name]
-            if file.name in store.rotten:
+            shard = whole(store.files, file.name)
+            if shard is None or self._has_rot(file.name):
                 continue
             for block, values in zip(shard.blocks, shard.values, strict=True):
                 if found := self._wrong(block, values, leader):

@@ -38,6 +38,8 @@ class Outcome:
     faults: dict[str, int]
     mode: str
     checkpoints: int
+    #: Files of complete checkpoints that are increments.
+    increments: int
     begun_anew: int
     quarantined: int
     evaluations: int
@@ -272,6 +274,7 @@ class Cluster:
             faults=dict(world.faults),
             mode=self.scenario.mode_name,
             checkpoints=self.account.checkpoints,
+            increments=self.account.increments,
             begun_anew=self.begun_anew,
             quarantined=self.account.quarantined,
             evaluations=self.account.evaluations,

@@ -20,11 +20,16 @@ from fractions import Fraction
 from functools import lru_cache
 from typing import Self
 
+from flightedl.domain.checkpoint.changes import ChangesSince
+from flightedl.domain.checkpoint.values import SnapshotCommand
 from flightedl.domain.consistency.modes import Async, Mode
 from flightedl.domain.consistency.rounds import BlockRounds
 from flightedl.domain.pserver.block_values import AddGradient, BlockSpan, EmptyRound, Update
 from flightedl.testing.simulation.job import Gradient, JobShape
 from flightedl.testing.simulation.world import Violation
+
+#: (block, element) that changed.
+Changed = frozenset[tuple[int, int]]
 
 
 @dataclass(slots=True)
@@ -40,6 +45,8 @@ class Block:
     updated_to: int = 0
     #: Which first values they grew from, see ``StoredShard``.
     model: tuple[int, int] | None = None
+    #: Elements that have changed since the last cut.
+    changed: set[int] = field(default_factory=set)
     span: LedgerSpan = field(init=False, repr=False)
 
     @property
@@ -119,6 +126,7 @@ class LedgerSpan(BlockSpan):
             if block.values[element]:
                 raise Violation(f"block {block.number}: element {element} has a batch twice")
             block.values[element] = block.updates
+            block.changed.add(element)
             block.slot += block.updates * (1 + element)
 
     def round_over(self, effect: Update | EmptyRound, first_rounds: Mapping[int, int], backup: int) -> None:
@@ -140,11 +148,24 @@ def require_sound(name: str, number: int, values: Sequence[int], slot: int, upda
 
 
 class BucketSpan(LedgerSpan):
-    """Blocks that are treated as buckets of rows."""
+    """Blocks that are treated as buckets of rows, of which files may have only what has changed."""
 
-    __slots__ = ()
+    __slots__ = ("changes",)
 
     is_copied_whole = True
+
+    def __init__(
+        self, numbers: range, local: range, rounds: BlockRounds, blocks: Sequence[Block], shape: JobShape
+    ) -> None:
+        super().__init__(numbers, local, rounds, blocks, shape)
+        self.changes: ChangesSince[Changed] = ChangesSince(frozenset.__or__)
+
+    def cut(self, command: SnapshotCommand) -> Changed | None:
+        """What has changed since the file that an order names; None: that is not known."""
+        changed = frozenset((block.number, element) for block in self.blocks for element in block.changed)
+        for block in self.blocks:
+            block.changed.clear()
+        return self.changes.cut(command.name, command.after, changed)
 
 
 def _slows(mode: Mode) -> bool:

@@ -35,6 +35,7 @@ from flightedl.testing.simulation.flaws import FLAWS
 from flightedl.testing.simulation.planted_blocks import BLOCK_BUGS
 from flightedl.testing.simulation.planted_protocol import PROTOCOL_BUGS
 from flightedl.testing.simulation.planted_queue import QUEUE_BUGS
+from flightedl.testing.simulation.planted_rows import ROW_BUGS
 from flightedl.testing.simulation.planted_trainer import TRAINER_BUGS
 from flightedl.testing.simulation.planted_weights import WEIGHT_BUGS
 
@@ -275,7 +276,7 @@ PLANTED: dict[str, Planted] = {
     ),
 }
 
-_ROOMS = (BLOCK_BUGS, TRAINER_BUGS, QUEUE_BUGS, PROTOCOL_BUGS, WEIGHT_BUGS)
+_ROOMS = (BLOCK_BUGS, TRAINER_BUGS, QUEUE_BUGS, PROTOCOL_BUGS, WEIGHT_BUGS, ROW_BUGS)
 PLANTED |= {name: Planted(*bug) for room in _ROOMS for name, bug in room.items()}
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from flightedl.domain.checkpoint.manifest import Manifest, ShardFile, manifest_name
+from flightedl.domain.checkpoint.manifest import ShardFile, manifest_name
 from flightedl.domain.checkpoint.pointer import loadable_of, rejected_of
 from flightedl.domain.checkpoint.restoring import FilePart, recut
 from flightedl.domain.checkpoint.values import OrderNumber, SnapshotCommand
@@ -34,7 +34,7 @@ from flightedl.testing.simulation.etcd import ADDRESS, DONE, INIT, STATE, Transa
 from flightedl.testing.simulation.job import Gradient, plan_of
 from flightedl.testing.simulation.ledger import Block
 from flightedl.testing.simulation.shard import Shard
-from flightedl.testing.simulation.store import StoredShard
+from flightedl.testing.simulation.store import StoredShard, put_together
 from flightedl.testing.simulation.world import Action, Process, Reply, Violation
 
 if TYPE_CHECKING:
@@ -269,7 +269,8 @@ class Pserver(Process):
                     go_on(search.loaded() if is_usable else search.unusable("a file cannot be used"))
 
                 saved = plan_of(manifest.pserver_count, manifest.cut_for)
-                self._load(manifest, list(recut(manifest, saved, self.plan, self.index)), [], loaded, unreachable)
+                parts = list(recut(manifest, saved, self.plan, self.index))
+                self._load(parts, [file.name for part in parts for file in part.file.chain], [], loaded, unreachable)
             case Found(number, skipped):
                 self._apply(happens.Restored(number, skipped))
             case _:
@@ -277,15 +278,17 @@ class Pserver(Process):
 
     def _load(
         self,
-        manifest: Manifest,
         parts: list[FilePart],
+        names: list[str],
         found: list[StoredShard],
         done: Callable[[bool], None],
         failed: Action,
     ) -> None:
         """Read the files one after the other; whether all can be used, and the blocks have what is in them."""
-        if len(found) == len(parts):
-            self._blocks().restore(list(zip(parts, found, strict=True)))
+        if len(found) == len(names):
+            left = iter(found)
+            shards = [put_together([next(left) for _ in part.file.chain]) for part in parts]
+            self._blocks().restore(list(zip(parts, shards, strict=True)))
             done(True)
             return
 
@@ -293,9 +296,9 @@ class Pserver(Process):
             if stored is None or (stored[1] and "hashes are not compared" not in self.flaws):
                 done(False)
             else:
-                self._load(manifest, parts, [*found, stored[0]], done, failed)
+                self._load(parts, names, [*found, stored[0]], done, failed)
 
-        self.cluster.store.read(self, parts[len(found)].file.name, read, failed)
+        self.cluster.store.read(self, names[len(found)], read, failed)
 
     # the master
 
@@ -399,7 +402,9 @@ class Pserver(Process):
 
     def _publish(self, order: OrderNumber, name: str, shard: StoredShard) -> None:
         snapshots = self._blocks().snapshots
-        size_bytes = 100 + len(shard.applied) + len(shard.blocks)
+        # Enough for a chain of some increments, where there are rows.
+        row_bytes = 0 if not self.cluster.shape.has_rows else 300 if shard.after else 3000
+        size_bytes = 100 + len(shard.applied) + len(shard.blocks) + row_bytes
         file = ShardFile(
             index=self.index,
             generation=self.generation,
@@ -409,6 +414,8 @@ class Pserver(Process):
             blocks=len(shard.blocks),
             lowest_version=min(shard.versions, default=0),
             highest_version=max(shard.versions, default=0),
+            row_bytes=row_bytes,
+            after=shard.after,
         )
 
         def done() -> None:

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from flightedl.testing.simulation.cluster import Cluster, Outcome
 from flightedl.testing.simulation.planted import planted
+from flightedl.testing.simulation.planted_rows import ROW_BUGS
 
 _CHUNK = 25
 _STORY_LINES = 60
@@ -36,6 +37,7 @@ class Summary:
     events: int = 0
     simulated_s: float = 0.0
     checkpoints: int = 0
+    increments: int = 0
     begun_anew: int = 0
     quarantined: int = 0
     evaluations: int = 0
@@ -52,6 +54,7 @@ class Summary:
         self.events += result.events
         self.simulated_s += result.simulated_s
         self.checkpoints += result.checkpoints
+        self.increments += result.increments
         self.begun_anew += result.begun_anew
         self.quarantined += result.quarantined
         self.evaluations += result.evaluations
@@ -75,6 +78,7 @@ def run_seed(
     has_rows: bool = False,
 ) -> Outcome | Found:
     """One run; ``record``: a directory for recordings of its processes. ``has_rows``: see ``JobShape``."""
+    has_rows = has_rows or not ROW_BUGS.keys().isdisjoint(flaws)
     cluster = None
     try:
         with planted(flaws):

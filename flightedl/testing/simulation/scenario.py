@@ -105,6 +105,7 @@ def drawn(
             interval_tasks=fates.choice((None, None, 1, 3)),
             keep=random.randint(1, 3),
             keep_every=random.choice((None, None, 4)),
+            increments=data.choice((0, 1, 3, 8)) if has_rows else 8,
             patience_s=2.0,
             give_up_s=8.0,
             retry_floor_s=0.3,

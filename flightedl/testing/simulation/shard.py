@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
 from random import Random
 
+from flightedl.domain.checkpoint.changes import increment_on
 from flightedl.domain.checkpoint.restoring import FilePart, applied_of
 from flightedl.domain.checkpoint.snapshot import SnapshotCut
 from flightedl.domain.checkpoint.values import OrderNumber, SnapshotCommand, SnapshotProgress
@@ -35,7 +36,7 @@ from flightedl.recording.snapshots import pserver_snapshots
 from flightedl.recording.writer import Recorder
 from flightedl.testing.simulation.job import Gradient, JobShape
 from flightedl.testing.simulation.ledger import Block, BucketSpan, LedgerSpan
-from flightedl.testing.simulation.store import StoredShard
+from flightedl.testing.simulation.store import UNCHANGED, StoredShard
 from flightedl.testing.simulation.world import Process, Reply, Violation
 
 _PULL_S = 1.0
@@ -91,8 +92,9 @@ class Shard:
         self._due: set[int] = set()
         #: Position -> (version, updates, values, slot).
         self._copies: dict[int, tuple[int, int, tuple[int, ...], int]] = {}
-        #: Of the snapshot under way.
+        #: Of the snapshot under way, and the file that it is an increment on.
         self._command: SnapshotCommand | None = None
+        self._after = ""
         self._waiting: list[tuple[int, Sequence[tuple[int, int]], Reply, float]] = []
         if buckets := shape.buckets(plan.pserver_count, index)[1:]:
             # As if they came from files of different histories: each range is copied at another moment.
@@ -199,6 +201,9 @@ class Shard:
         cut = self.snapshots.take(order, protocol.versions(), protocol.highest_open_round())
         if cut is not None:
             self._copies, self._due, self._command = {}, set(protocol.begin_cut(cut)), order
+            spans = [span for span in protocol.spans if isinstance(span, BucketSpan)]
+            knows = all(span.changes.knows(order.after) for span in spans) if spans else False
+            self._after = increment_on(order.after, lambda _: knows, is_base=order.is_base)
             self._go_on_copying()
             if not self.blocks:
                 self._process.later(0.0, lambda: self._save(cut, order))
@@ -223,15 +228,24 @@ class Shard:
             self._go_on_copying()
 
     def _copy(self, copy: CopyBlocks) -> None:
+        command = self._command
+        assert command is not None, "blocks are copied for a snapshot"
+        span = self.blocks[copy.local[0]].span
+        changed = span.cut(command) if isinstance(span, BucketSpan) else None
+        if self._after and changed is None and isinstance(span, BucketSpan):
+            raise Violation(f"{self._process.name} does not know any more what has changed in {span.numbers}")
+        wanted = changed if self._after else None
         for position in copy.local:
             block = self.blocks[position]
             if block.updates != copy.updates or block.updated_to > copy.version:
                 made = (block.updates, block.updated_to)
                 raise Violation(f"block {block.number} is copied as {copy}, and has (updates, version) {made}")
-            self._copies[position] = (copy.version, copy.updates, tuple(block.values), block.slot)
+            values = tuple(
+                value if wanted is None or (block.number, element) in wanted else UNCHANGED
+                for element, value in enumerate(block.values)
+            )
+            self._copies[position] = (copy.version, copy.updates, values, block.slot)
             self._due.discard(position)
-        command = self._command
-        assert command is not None, "blocks are copied for a snapshot"
         if len(self._copies) == len(self.blocks):
             self._process.later(_COPY_S * self._copying.random(), lambda: self._save(copy.cut, command))
 
@@ -249,6 +263,7 @@ class Shard:
             slots=tuple(copy[3] for copy in copies),
             applied=applied.encode(),
             model=next((block.model for block in self.blocks), None),
+            after=self._after,
         )
         self._publish(command.order, command.name, shard)
 

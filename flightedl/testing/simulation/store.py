@@ -6,7 +6,7 @@ What was asked for is done some time later, also when the asker is frozen or dea
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -25,6 +25,34 @@ class StoredShard:
     applied: bytes
     #: (life of the job, election): which first values they grew from; None: zeros of nobody.
     model: tuple[int, int] | None = None
+    #: The file that it is an increment on, if it is one: elements that have not changed since are ``UNCHANGED``.
+    after: str = ""
+
+
+#: In the place of a value.
+UNCHANGED = -1
+
+
+def put_together(chain: Sequence[StoredShard]) -> StoredShard:
+    """What a base and the increments on it say."""
+    values = chain[0].values
+    for shard in chain[1:]:
+        values = tuple(
+            tuple(old if new == UNCHANGED else new for old, new in zip(*both, strict=True))
+            for both in zip(values, shard.values, strict=True)
+        )
+    return replace(chain[-1], values=values)
+
+
+def whole(files: Mapping[str, Any], name: str) -> StoredShard | None:
+    """What a file says with what it is an increment on; None: some of that is gone."""
+    chain: list[StoredShard] = []
+    while name:
+        if name not in files:
+            return None
+        chain.append(files[name])
+        name = files[name].after
+    return put_together(chain[::-1])
 
 
 class Store(Process):

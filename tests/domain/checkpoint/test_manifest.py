@@ -6,8 +6,10 @@ import random
 
 import msgspec
 import pytest
+from msgspec import structs
 
 from flightedl.domain.checkpoint.manifest import (
+    Link,
     Manifest,
     Skipped,
     candidates,
@@ -115,6 +117,40 @@ def test_the_newest_stay_and_every_nth():
     assert gone(names, latest=9, keep=2, keep_every=None) == set(range(1, 8))
     assert gone(names, latest=9, keep=2, keep_every=3) == {1, 2, 4, 5, 7}
     assert gone(names, latest=9, keep=20, keep_every=None) == set()
+
+
+def test_what_increments_are_built_on_stays():
+    names = [*files(*range(1, 10)), "c-8/shard-1-of-2-1-1-on-5.arrow", "c-9/shard-1-of-2-1-1-on-5.arrow"]
+    assert gone(names, latest=9, keep=1, keep_every=None) == {1, 2, 3, 4}
+    assert gone(names, latest=9, keep=2, keep_every=None, rejected=[8]) == {1, 2, 3, 4}
+    names = [*files(*range(1, 10)), "c-4/shard-0-of-1-1-2-on-3.arrow"]
+    assert gone(names, latest=9, keep=1, keep_every=None) == set(range(1, 9))
+    assert gone(names, latest=9, keep=1, keep_every=4) == {1, 2, 5, 6, 7}, "they may have been kept by other rules"
+
+
+def test_an_increment_needs_what_it_is_built_on():
+    links = (
+        Link(number=1, name="c-1/shard-0-of-1-1-1.arrow", size_bytes=7, hash="1" * 32, row_bytes=5),
+        Link(number=2, name="c-2/shard-0-of-1-1-1-on-1.arrow", size_bytes=8, hash="2" * 32, row_bytes=5),
+    )
+    first, *others = manifest().shards
+    with_links = structs.replace(first, after=links[-1].name, links=links)
+    found = structs.replace(manifest(), shards=(with_links, *others))
+    sizes = {shard.name: 10 for shard in found.shards} | {link.name: link.size_bytes for link in links}
+    assert examine(3, found.encode(), sizes, "job") == found
+    assert (
+        "c-1/shard-0-of-1-1-1.arrow has 6 bytes" in examine(3, found.encode(), sizes | {links[0].name: 6}, "job").reason
+    )
+    sizes.pop(links[1].name)
+    assert "c-2/shard-0-of-1-1-1-on-1.arrow is missing" in examine(3, found.encode(), sizes, "job").reason
+    for wrong in (
+        structs.replace(with_links, links=links[::-1], after=links[0].name),
+        structs.replace(with_links, links=links[:1]),
+        structs.replace(with_links, links=()),
+        structs.replace(with_links, links=(*links, structs.replace(links[1], number=3))),
+    ):
+        broken = structs.replace(found, shards=(wrong, *others))
+        assert "increment on other files" in examine(3, broken.encode(), sizes, "job").reason
 
 
 def test_manifests_go_before_what_they_name():

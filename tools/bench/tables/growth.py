@@ -112,7 +112,7 @@ def _step_s(store: RowStore, rows: int, dim: int) -> float:
 
 def _begin(store: RowStore, *, is_base: bool) -> tuple[float, RowCut]:
     begun = time.perf_counter()
-    cut = store.begin_cut(1, 0, is_base=is_base)
+    cut = store.begin_cut(1, 0, file="base" if is_base else "increment", after="" if is_base else "base")
     return time.perf_counter() - begun, cut
 
 

@@ -1,0 +1,102 @@
+"""The rows of a span on their way into a file: what was cut of them, read behind whatever changes them."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from typing import Protocol
+
+import numpy as np
+
+from flightedl.domain.checkpoint.values import SnapshotCommand
+from flightedl.formats.row_batches import ROWS_OF, TABLE, WAITING, StoredRows, StoredRowSpan
+from flightedl.pserver.row_store import RowCut
+
+
+class CopiedSpan(Protocol):
+    """What is copied of a span of rows; its lock is held meanwhile."""
+
+    @property
+    def numbers(self) -> range: ...
+
+    @property
+    def local(self) -> range: ...
+
+    @property
+    def epoch(self) -> int: ...
+
+    @property
+    def lock(self) -> threading.Lock: ...
+
+    def begin_cut(self, version: int, *, file: str, after: str, is_base: bool) -> RowCut:
+        """What is there now, to be read behind whatever changes it; see ``RowStore.begin_cut``."""
+        ...
+
+
+class CutRows:
+    """The rows of a span as they were when they were cut; made under the span's lock, which is not held later.
+
+    Args:
+        span: Whose.
+        version: That they have in the file.
+        updates: Of the optimizer, so far.
+        command: For which it is.
+        is_base: All rows are wanted, not those that changed.
+    """
+
+    def __init__(
+        self, span: CopiedSpan, version: int, updates: int, command: SnapshotCommand, *, is_base: bool
+    ) -> None:
+        numbers = span.numbers
+        self.span = StoredRowSpan(numbers.start, len(numbers), version, updates, span.epoch)
+        self._lock = span.lock
+        self._cut = span.begin_cut(version, file=command.name, after=command.after, is_base=is_base)
+        #: All rows are there.
+        self.is_base = self._cut.is_base
+        #: Of what was given so far.
+        self.size_bytes = 0
+
+    def stored(self) -> Iterator[StoredRows]:
+        """What is said of each table, and then all rows, some at a time."""
+        for rows in self._stored():
+            columns = (rows.ids, rows.updates, rows.versions, rows.epochs, rows.slots, rows.values)
+            self.size_bytes += sum(column.nbytes for column in columns)
+            yield rows
+
+    def _stored(self) -> Iterator[StoredRows]:
+        nothing, no_rows = np.empty(0, np.uint32), np.empty((0, 0), np.float32)
+        for number, table in enumerate(self._cut.tables):
+            yield StoredRows(
+                self.span.first,
+                number,
+                TABLE,
+                table.removed,
+                nothing,
+                nothing,
+                nothing,
+                no_rows,
+                table.sketch,
+                table.oldest,
+            )
+        while True:
+            with self._lock:
+                chunk = self._cut.next_rows()
+            if chunk is None:
+                break
+            kind = WAITING if chunk.is_waiting else f"{ROWS_OF}{chunk.values.dtype.name}"
+            yield StoredRows(
+                self.span.first,
+                chunk.table,
+                kind,
+                chunk.ids,
+                chunk.updates,
+                chunk.versions,
+                chunk.epochs,
+                chunk.slots,
+                chunk.values,
+            )
+
+    def drop(self) -> None:
+        """They are not wanted any more."""
+        with self._lock:
+            self._cut.drop()

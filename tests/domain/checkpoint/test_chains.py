@@ -1,0 +1,109 @@
+"""Which files of a checkpoint are increments, on what, and when a chain ends."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from flightedl.domain.checkpoint.chains import Chains, Offer
+from flightedl.domain.checkpoint.manifest import ShardFile, shard_name, since_of
+
+
+def file(number: int, after: str = "", *, size_bytes: int = 1000, **more: Any) -> ShardFile:
+    given: dict[str, Any] = {"index": 0, "generation": 5, "row_bytes": size_bytes - 100, **more}
+    return ShardFile(
+        name=f"c-{number}/a",
+        size_bytes=size_bytes,
+        hash="0" * 32,
+        blocks=1,
+        lowest_version=0,
+        highest_version=0,
+        after=after,
+        **given,
+    )
+
+
+def made(chains: Chains, number: int, size_bytes: int = 10, rejected: tuple[int, ...] = ()) -> Offer:
+    """A checkpoint is made as it is offered, and complete; the offer."""
+    offer = chains.offer(0, 5, number, rejected)
+    found = file(number, size_bytes=1000) if offer.is_base else file(number, offer.after, size_bytes=size_bytes)
+    linked = chains.linked(found, offer)
+    assert linked is not None
+    chains.completed(number, [linked])
+    return offer
+
+
+def test_a_chain_is_a_base_and_so_many_increments():
+    chains = Chains(2, None)
+    offers = [made(chains, number) for number in range(1, 8)]
+    assert [offer.is_base for offer in offers] == [True, False, False, True, False, False, True]
+    assert [offer.since for offer in offers] == [1, 1, 1, 4, 4, 4, 7]
+    assert offers[3].after == "c-3/a", "changes since then are kept, should the base come to nothing"
+    last = chains.linked(file(9, "c-7/a", size_bytes=10), chains.offer(0, 5, 9, ()))
+    assert last is not None
+    assert [link.name for link in last.links] == ["c-7/a"]
+
+
+def test_without_increments_all_are_bases():
+    chains = Chains(0, None)
+    assert all(made(chains, number).is_base for number in range(1, 5))
+
+
+def test_a_chain_ends_when_its_increments_are_larger_than_its_base():
+    chains = Chains(100, None)
+    assert [made(chains, number, 400).is_base for number in range(1, 6)] == [True, False, False, False, True]
+
+
+def test_where_rows_are_the_smaller_part_there_are_no_increments():
+    chains = Chains(8, None)
+    chains.completed(1, [file(1, row_bytes=499)])
+    assert chains.offer(0, 5, 2, ()).is_base
+    chains.completed(1, [file(1, row_bytes=500)])
+    assert not chains.offer(0, 5, 2, ()).is_base
+
+
+def test_what_is_kept_for_ever_is_a_base():
+    chains = Chains(8, 4)
+    assert [number for number in range(1, 10) if made(chains, number).is_base] == [1, 4, 8]
+
+
+def test_nothing_is_built_on_what_could_not_be_loaded():
+    chains = Chains(8, None)
+    for number in (1, 2, 3):
+        made(chains, number)
+    assert not chains.offer(0, 5, 4, [9]).is_base
+    assert chains.offer(0, 5, 4, [2]) == Offer("c-3/a", is_base=True, since=4)
+
+
+def test_another_process_begins_with_a_base():
+    chains = Chains(8, None)
+    made(chains, 1)
+    assert chains.offer(0, 6, 2, ()) == Offer("", is_base=True, since=2)
+    assert chains.offer(1, 5, 2, ()) == Offer("", is_base=True, since=2)
+
+
+def test_a_process_may_make_a_base_all_the_same():
+    chains = Chains(8, None)
+    made(chains, 1)
+    offer = chains.offer(0, 5, 2, ())
+    assert chains.linked(file(2), offer) == file(2)
+
+
+@pytest.mark.parametrize("after", ["c-1/a", "c-3/a"])
+def test_nothing_is_built_on_what_was_not_offered(after: str):
+    chains = Chains(8, None)
+    made(chains, 1)
+    made(chains, 2)
+    offer = chains.offer(0, 5, 3, ())
+    assert chains.linked(file(3, after), offer) is None
+    assert chains.linked(file(3, "c-2/a"), Offer("c-2/a", is_base=True, since=3)) is None
+    assert chains.linked(replace(file(3, "c-2/a"), index=1), offer) is None
+
+
+def test_a_name_says_with_which_checkpoint_its_chain_begins():
+    assert since_of(shard_name(12, 0, 2, 7, 1, since=9)) == 9
+    assert since_of(shard_name(12, 0, 2, 7, 1, since=12)) is None
+    assert since_of(shard_name(12, 0, 2, 7, 1)) is None
+    assert since_of("c-12/manifest.json") is None
