@@ -68,6 +68,8 @@ class Storm:
     optimizer: str = "sgd"
     #: The script catches what ``model.step`` raises, after so many seconds, and goes on; 0: it does not.
     swallow_after_s: float = 0.0
+    #: It counts in rows of embedding tables, too.
+    tables: bool = False
     #: Mean time between faults.
     every_s: float = 1.5
     lease_s: float = 2.0
@@ -94,6 +96,7 @@ class Storm:
             *("--pause", str(self.pause_s), "--read-pause", str(self.read_pause_s), "--optimizer", self.optimizer),
             *("--per-task", str(self.per_task), "--batch-size", str(self.batch_size)),
             *(["--swallow-errors"] if self.swallow_after_s else []),
+            *(["--tables"] if self.tables else []),
         ]
 
     def run(self) -> tuple[int, str]:
@@ -194,6 +197,8 @@ SERIES = (
     f"--mode sync --strike trainer+master=5 --strike same-name=4 --strike trainer+etcd=3 {_LONG_TASKS}",
     f"--mode mean --optimizer adam --strike two=8 --strike trainer+pserver=4 --s3 {_LONG_TASKS}",
     f"--mode mean --strike two=8 --strike trainer+pserver=4 {_LONG_TASKS} --batch-size 7",
+    f"--mode async --tables --checkpoint-every 1 --epochs 2 --every 1 {_MIXED}",
+    f"--mode sync --tables --checkpoint-every 1 --epochs 2 --every 1 {_MIXED}",
     f"--mode backup --epochs 2 --every 1 {_MIXED}",
     f"--mode async --strike stall=4 --strike trainer+master=2 --swallow-after 5 {_LONG_TASKS} --lease 12 --epochs 4",
     f"--mode sync --strike stall=4 --strike trainer+master=2 --swallow-after 5 {_LONG_TASKS} --lease 12 --epochs 4",
@@ -235,6 +240,7 @@ def parser_of_a_storm() -> argparse.ArgumentParser:
     parser.add_argument("--strike", action="append", default=[], help=f"name=count; {', '.join(STRIKES)}")
     parser.add_argument("--directory", type=Path, required=True)
     parser.add_argument("--checkpoint", default="")
+    parser.add_argument("--tables", action="store_true", help="count in rows of embedding tables, too")
     parser.add_argument("--old-etcd", action="store_true", help="restore etcd from an older backup; then resume")
     parser.add_argument("--s3", action="store_true", help="keep checkpoints on a real S3 server, started for the storm")
     parser.add_argument("--series", action="store_true", help="all that are known to be hard, one after another")
@@ -274,6 +280,7 @@ def storm_of(chosen: argparse.Namespace) -> Storm:
         read_pause_s=chosen.read_pause,
         optimizer=chosen.optimizer,
         swallow_after_s=chosen.swallow_after,
+        tables=chosen.tables,
         every_s=chosen.every,
         lease_s=chosen.lease,
         checkpoint=chosen.checkpoint,

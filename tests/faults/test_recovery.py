@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import psutil
 import pytest
 
 import flightedl as fe
@@ -98,6 +99,29 @@ def test_a_stopped_job_goes_on_from_its_checkpoint_alone(tmp_path: Path) -> None
     assert again.returncode == 2, text(tmp_path)
     assert "add --resume" in text(tmp_path)
     resumed = run(tmp_path, "--resume", *more, arguments=epochs)
+    assert resumed.returncode == 0, text(tmp_path)
+    assert verdict(text(tmp_path)) == (0, 0), text(tmp_path)
+
+
+def test_rows_survive_two_pservers_killed_at_once_and_another_number_of_them(tmp_path: Path) -> None:
+    """From a base and increments on it, one of which may have come to nothing."""
+    epochs = ("--epochs", "2", "--tables", "--mode", "async")
+    first = run(tmp_path, "--trainers", "2", "--pservers", "2", arguments=(*epochs, "--pause", "0.1"), wait=False)
+    place = tmp_path / "ck" / "ledger"
+
+    def increments() -> int:
+        return len(list(place.glob("c-*/shard-*-on-*.arrow")))
+
+    until(lambda: increments() >= 2, first, tmp_path)
+    before = {each.name for each in place.glob("c-*")}
+    for child in psutil.Process(first.pid).children(recursive=True):
+        if "flightedl.pserver" in child.cmdline():
+            child.kill()
+    until(lambda: {each.name for each in place.glob("c-*") if list(each.glob("*-on-*"))} - before, first, tmp_path)
+    first.send_signal(signal.SIGINT)
+    first.wait(30)
+    assert first.returncode == 130, text(tmp_path)
+    resumed = run(tmp_path, "--resume", "--trainers", "2", "--pservers", "3", arguments=epochs)
     assert resumed.returncode == 0, text(tmp_path)
     assert verdict(text(tmp_path)) == (0, 0), text(tmp_path)
 

@@ -11,7 +11,7 @@ next. Rules:
 * A chain ends, and is replaced by a base, when it has as many increments as allowed, when these are together larger
   than its base, or when one of its files belongs to a checkpoint that could not be loaded. So reading takes at most
   twice as long, and takes at most twice as much room.
-* Where rows are the smaller part of a base, there are no increments.
+* Where rows are less than a third of a base, increments would save too little: there are none.
 * Checkpoints that are kept for ever are bases: they need no others.
 * A file's name says with which checkpoint its chain begins (``manifest.shard_name``), so retention needs no other
   memory than the names: it keeps all files from the oldest one on that a kept checkpoint needs.
@@ -27,6 +27,9 @@ from dataclasses import dataclass
 from msgspec.structs import replace
 
 from flightedl.domain.checkpoint.manifest import Link, ShardFile
+
+#: One of so many bytes of a base must be of rows.
+_LEAST_SHARE = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +82,7 @@ class Chains:
         is_base = (
             is_lasting
             or len(chain) > self._limit
-            or 2 * chain[0].row_bytes < chain[0].size_bytes
+            or _LEAST_SHARE * chain[0].row_bytes < chain[0].size_bytes
             or sum(link.size_bytes for link in chain[1:]) > chain[0].size_bytes
             or any(link.number in rejected for link in chain)
         )

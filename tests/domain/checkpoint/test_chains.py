@@ -56,11 +56,11 @@ def test_a_chain_ends_when_its_increments_are_larger_than_its_base():
     assert [made(chains, number, 400).is_base for number in range(1, 6)] == [True, False, False, False, True]
 
 
-def test_where_rows_are_the_smaller_part_there_are_no_increments():
+def test_where_rows_are_a_small_part_there_are_no_increments():
     chains = Chains(8, None)
-    chains.completed(1, [file(1, row_bytes=499)])
+    chains.completed(1, [file(1, row_bytes=333)])
     assert chains.offer(0, 5, 2, ()).is_base
-    chains.completed(1, [file(1, row_bytes=500)])
+    chains.completed(1, [file(1, row_bytes=334)])
     assert not chains.offer(0, 5, 2, ()).is_base
 
 
