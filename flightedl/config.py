@@ -152,6 +152,14 @@ class MasterSettings(ServerSettings):
 class PserverSettings(ServerSettings):
     """A pserver's settings."""
 
+    #: MiB that the rows of tables may have, with slots and index; 0: as much as is there.
+    table_memory_mb: int = 0
+
+    def __post_init__(self) -> None:
+        ServerSettings.__post_init__(self)
+        if self.table_memory_mb < 0:
+            raise UsageError(f"table_memory_mb is {self.table_memory_mb}, but must be at least 1, or 0 for no limit")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DoctorSettings(CommonSettings):

@@ -35,6 +35,7 @@ def resume_command(arguments: Sequence[str]) -> str:
 @click.option(
     "--checkpoint-increments", type=int, help="So many in a row have only rows that have changed; 0: none [8]"
 )
+@click.option("--table-memory-mb", type=int, help="MiB that rows may have on each pserver; 0: what is there [0]")
 @click.option("--resume", is_flag=True, help="Go on from the newest checkpoint at the URL, also of other --pservers.")
 @click.option(
     "--standby/--no-standby",
@@ -72,6 +73,7 @@ def run(
     checkpoint_keep: int | None,
     checkpoint_keep_every: int | None,
     checkpoint_increments: int | None,
+    table_memory_mb: int | None,
     resume: bool,
     recovery: str | None,
     standby: bool | None,
@@ -108,6 +110,7 @@ def run(
         "checkpoint_keep": checkpoint_keep,
         "checkpoint_keep_every": checkpoint_keep_every,
         "checkpoint_increments": checkpoint_increments,
+        "table_memory_mb": table_memory_mb,
         "resume": resume or None,
         "recovery": recovery,
     }

@@ -40,6 +40,7 @@ def master(**options: Any) -> None:
 
 @click.command()
 @server_options
+@click.option("--table-memory-mb", type=int, help="MiB that rows of tables may have; 0: what is there [0]")
 def pserver(**options: Any) -> None:
     """Start a parameter server: holds a part of the model.
 

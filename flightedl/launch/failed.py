@@ -70,4 +70,10 @@ def alarms_of(status: StatusReply) -> list[str]:
         "tasks": f"{missing:,} that were reported as done had to be done again" if missing else "",
         "dataset": status.dataset_alarm,
     }
+    for table in status.tables:
+        if table.refused:
+            alarms[f"table {table.name}"] = (
+                f"{table.refused:,} gradients of new rows were dropped, because there is no memory for more: have more "
+                "pservers, give them more (--table-memory-mb), or let rows go (evict=)"
+            )
     return [f"{what}: {text}" for what, text in alarms.items() if text]

@@ -16,12 +16,10 @@ from flightedl.domain.tables.placement import BUCKETS
 from flightedl.domain.tables.spec import TableSpec
 from flightedl.kernels.compiled import Update, block_kernels, half_kernels, kernel_for
 from flightedl.pserver.arena import Arena
+from flightedl.pserver.row_memory import RowMemory
 from flightedl.pserver.row_span import RowSpan
 from flightedl.pserver.row_store import RowStore, TableGradients
 from flightedl.pserver.spans import ArraySpan
-
-#: Of a store that nothing is kept in.
-_TRIAL_BYTES = 1 << 24
 
 
 def spans_of(plan: ShardPlan, index: int, optimizer: Optimizer, mode: Mode, wire: str, arena: Arena) -> list[ArraySpan]:
@@ -69,7 +67,7 @@ def spans_of(plan: ShardPlan, index: int, optimizer: Optimizer, mode: Mode, wire
     return spans
 
 
-def rows_of(plan: ShardPlan, index: int, mode: Mode, local_start: int) -> list[RowSpan]:
+def rows_of(plan: ShardPlan, index: int, mode: Mode, local_start: int, memory: RowMemory) -> list[RowSpan]:
     """The span of a pserver's buckets, if it has any, without rows.
 
     Args:
@@ -77,12 +75,13 @@ def rows_of(plan: ShardPlan, index: int, mode: Mode, local_start: int) -> list[R
         index: Of the pserver.
         mode: That the buckets begin in.
         local_start: Position of the first of them on this pserver.
+        memory: Bounds what rows may have.
     """
     numbers, first = plan.buckets_of(index), plan.block_count
     if not numbers:
         return []
     local = range(local_start, local_start + len(numbers))
-    store = RowStore(plan.tables, range(numbers.start - first, numbers.stop - first))
+    store = RowStore(plan.tables, range(numbers.start - first, numbers.stop - first), memory)
     return [RowSpan(numbers, local, BlockRounds(mode), first, store, threading.Lock())]
 
 
@@ -91,7 +90,7 @@ def load_row_kernels(tables: Sequence[TableSpec]) -> None:
     if not tables:
         return
     batch, ids = Batch(0, 0, 0), np.zeros(1, np.uint64)
-    store = RowStore(tables, range(BUCKETS), memory_bytes=_TRIAL_BYTES)
+    store = RowStore(tables, range(BUCKETS))
     push = [TableGradients(number, ids, np.zeros((1, table.dim), np.float32)) for number, table in enumerate(tables)]
     for number, table in enumerate(tables):
         store.check(number, ids, push[number].gradients)

@@ -24,6 +24,7 @@ from flightedl.formats.row_batches import StoredRows, StoredRowSpan
 from flightedl.formats.shard_files import StoredBlock
 from flightedl.pserver.arena import Arena
 from flightedl.pserver.building import rows_of, spans_of
+from flightedl.pserver.row_memory import RowMemory
 from flightedl.pserver.row_restoring import RestoredRows
 from flightedl.pserver.row_span import ReceivedRows, RowSpan
 from flightedl.pserver.row_store import RowCounts
@@ -49,6 +50,7 @@ class HeldBlocks:
         on_lost: Told why when the blocks do not belong together any more: ends the process.
         recorder: Records what happens to them; None: nothing does.
         generation: Of the pserver's process, for that.
+        row_bytes: Memory that rows may have; 0: what is there.
     """
 
     def __init__(
@@ -61,6 +63,7 @@ class HeldBlocks:
         on_lost: Callable[[str], None] = lambda _: None,
         recorder: Recorder | None = None,
         generation: int = 0,
+        row_bytes: int = 0,
     ) -> None:
         self.plan_hash = plan.hash
         self._soundness = Soundness(on_lost)
@@ -71,7 +74,7 @@ class HeldBlocks:
         self._numbers = [number for span in blocks for number in span.numbers]
         #: Numbers of the buckets, which lie behind the blocks.
         self.buckets = plan.buckets_of(index)
-        spans: list[HeldSpan] = [*blocks, *rows_of(plan, index, mode, len(self._numbers))]
+        spans: list[HeldSpan] = [*blocks, *rows_of(plan, index, mode, len(self._numbers), RowMemory(row_bytes))]
         self._locks = [span.lock for span in spans]
         #: Of what all spans share: the applied batches, the spans themselves, and which copies are being made.
         self._shared_lock = threading.Lock()

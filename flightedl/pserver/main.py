@@ -57,6 +57,7 @@ class PserverProcess(ServerProcess[PserverSettings]):
             job_storage(self._settings.checkpoint, self._settings.job),
             self._clock,
             self._recorder,
+            self._settings.table_memory_mb << 20,
         )
         credentials = Credentials.load(self._settings.tls_dir, Role.SERVER)
         server = FlightServer(

@@ -115,7 +115,7 @@ class RowSpan(BlockSpan):
         specs = self.store.specs
         parts = []
         for numbers in into:
-            store = RowStore(specs, self.buckets_of(numbers), memory_bytes=self.store.memory_bytes)
+            store = RowStore(specs, self.buckets_of(numbers), self.store.memory)
             part = RowSpan(numbers, self.local_of(numbers), self.rounds, self._first, store, self.lock)
             part.epoch = self.epoch
             parts.append(part)
@@ -127,6 +127,7 @@ class RowSpan(BlockSpan):
             for part in parts:
                 part.store.restore_table(number, table)
                 part.store.restore_oldest(number, table.oldest)
+        self.store.close()
         for part in parts:
             for effect, received in self._kept:
                 part.carry_out(effect, received.within(part.buckets, specs))
@@ -222,7 +223,8 @@ class RowSpan(BlockSpan):
 
     def begin_restore(self) -> None:
         """Forget all rows: those of a checkpoint come, and what came before of another one does not count."""
-        self.store = RowStore(self.store.specs, self.buckets, memory_bytes=self.store.memory_bytes)
+        self.store.close()
+        self.store = RowStore(self.store.specs, self.buckets, self.store.memory)
         self.epoch = 0
 
 

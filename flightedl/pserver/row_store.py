@@ -16,7 +16,7 @@ is set aside first. A cut has everything (a *base*) or what has changed since th
 it names as removed, takes the last of each row, and drops what does not exist by the last cut's ``oldest``, version and
 epoch.
 
-**Memory** is bounded by ``memory_bytes``: beyond it no new rows are made. Their gradients are dropped and counted as
+**Memory** is bounded (``row_memory``): beyond that no new rows are made. Their gradients are dropped and counted as
 ``refused``; reads of them give what ``unknown`` says. Rows that are there are updated on.
 
 Not thread-safe: the lock of the span is held around every call but ``check``, here and of ``RowCut``. Calls release the
@@ -38,14 +38,11 @@ from flightedl.kernels import row_rules, rows
 from flightedl.kernels.compiled import block_kernels
 from flightedl.kernels.compiled_rows import RowPush, row_kernel
 from flightedl.pserver.row_cut import RowChanges, RowCut, changes_of, merged
-from flightedl.pserver.row_memory import ADDRESS_BYTES, machine_bytes
+from flightedl.pserver.row_memory import ADDRESS_BYTES, RowMemory, machine_bytes
 from flightedl.pserver.row_table import RowTable
 from flightedl.pserver.row_values import CutTable, Floats, Ids, RowChunk, RowCounts, TableGradients
 
 __all__ = ["CutTable", "RowChunk", "RowCounts", "RowCut", "RowStore", "TableGradients"]
-
-#: Of the machine's memory, where no bound was given.
-_SHARE = 0.8
 
 
 @dataclass(slots=True)
@@ -61,16 +58,17 @@ class RowStore:
     Args:
         specs: The tables, by number.
         buckets: Of the span.
-        memory_bytes: Bound of all that the store holds, but for what a cut sets aside; 0: most of the machine's memory.
+        memory: Bounds what is held, but not what a cut sets aside, nor what is restored.
     """
 
-    def __init__(self, specs: Sequence[TableSpec], buckets: range, *, memory_bytes: int = 0) -> None:
+    def __init__(self, specs: Sequence[TableSpec], buckets: range, memory: RowMemory | None = None) -> None:
         self.specs = list(specs)
         self.buckets = buckets
-        self.memory_bytes = memory_bytes or int(machine_bytes() * _SHARE)
-        each = min(self.memory_bytes, ADDRESS_BYTES // max(1, len(self.specs)))
+        self.memory = RowMemory() if memory is None else memory
+        each = min(machine_bytes(), ADDRESS_BYTES // max(1, len(self.specs)))
         self._tables = [RowTable(spec, number, len(buckets), each) for number, spec in enumerate(self.specs)]
-        self._size_bytes = self.size_bytes
+        self._size_bytes = 0
+        self._note_size()
         self._round: list[_Contribution] = []
         self._cut: RowCut | None = None
         self._changes: ChangesSince[RowChanges] = ChangesSince(merged)
@@ -124,7 +122,9 @@ class RowStore:
             of_table = self._tables[table]
             by = scale[table] if isinstance(scale, Mapping) else scale
             common = RowPush(of_table.salt, version, epoch, number, by, rate_factor, seed)
-            self._size_bytes += of_table.update(ids, gradients, common, self.memory_bytes - self._size_bytes)
+            taken = of_table.update(ids, gradients, common, self.memory.room_bytes)
+            self._size_bytes += taken
+            self.memory.taken_bytes += taken
 
     def add(self, push: Sequence[TableGradients], batch: Batch, weight: float, *, is_first: bool) -> None:
         """Keep a contribution to the open round.
@@ -189,6 +189,15 @@ class RowStore:
         """Memory of all tables."""
         return sum(table.size_bytes for table in self._tables)
 
+    def _note_size(self) -> None:
+        before, self._size_bytes = self._size_bytes, self.size_bytes
+        self.memory.taken_bytes += self._size_bytes - before
+
+    def close(self) -> None:
+        """Nobody uses it any more: its memory is given back with it."""
+        self.memory.taken_bytes -= self._size_bytes
+        self._size_bytes = 0
+
     def knows(self, file: str) -> bool:
         """Whether there can be an increment on this file."""
         return self._changes.knows(file)
@@ -225,7 +234,7 @@ class RowStore:
             columns = (np.ascontiguousarray(column[is_own]) for column in chunk[2:])
             chunk = RowChunk(chunk.table, chunk.is_waiting, *columns)
         self._tables[chunk.table].restore(chunk)
-        self._size_bytes = self.size_bytes
+        self._note_size()
 
     def restore_removed(self, table: int, removed: Ids) -> None:
         """Remove what an increment says was removed, before its rows are restored."""

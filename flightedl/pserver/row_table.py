@@ -198,14 +198,14 @@ class RowTable:
 
     # pushes
 
-    def update(self, ids: Ids, gradients: Floats, push: RowPush, room_bytes: int) -> int:
+    def update(self, ids: Ids, gradients: Floats, push: RowPush, room_bytes: Callable[[], int]) -> int:
         """See ``RowStore.update``.
 
         Args:
             ids: (n,).
             gradients: (n, dim).
             push: What they have in common.
-            room_bytes: Memory that may be taken at most.
+            room_bytes: Tells how much memory may be taken at most, where that has to be known.
 
         Returns:
             What was taken of it.
@@ -216,7 +216,7 @@ class RowTable:
         missed = self._update(self.rows, self._floats, ids, gradients, push, oldest, missing)
         if missed:
             before = self.size_bytes
-            self._allow(room_bytes)
+            self._allow(room_bytes())
             made = self._make(ids, push, oldest, missing[:missed])
             if made.size:
                 self._update(self.rows, self._floats, ids[made], gradients[made], push, oldest, missing)

@@ -73,6 +73,7 @@ class PserverService:
         storage: Where the checkpoints lie; None: there are none.
         clock: Measures, and paces what is tried again.
         recorder: Records what happens; None: nothing does.
+        row_bytes: Memory that rows of tables may have; 0: what is there.
     """
 
     def __init__(
@@ -84,7 +85,9 @@ class PserverService:
         storage: Storage | None,
         clock: Clock,
         recorder: Recorder | None = None,
+        row_bytes: int = 0,
     ) -> None:
+        self._row_bytes = row_bytes
         self._is_held: Callable[[], bool] = lambda: False
         #: What the server counts, set once there is one.
         self.refusals: Callable[[], dict[str, int]] = dict
@@ -272,6 +275,7 @@ class PserverService:
                 self._recorder,
                 self._life.generation,
                 self.meter,
+                self._row_bytes,
             )
         release_startup_memory()
         self._snapshots = Snapshots(

@@ -61,9 +61,10 @@ class ShardState(ShardRows):
         recorder: Recorder | None = None,
         generation: int = 0,
         meter: Meter | None = None,
+        row_bytes: int = 0,
     ) -> None:
         found = Meter() if meter is None else meter
-        super().__init__(plan, index, optimizer, mode, wire, on_lost, recorder, generation, found)
+        super().__init__(plan, index, optimizer, mode, wire, on_lost, recorder, generation, found, row_bytes)
         self._incoming = IncomingValues(plan)
         #: Of the plan: from this position on there are buckets.
         self._first_bucket = plan.block_count

@@ -62,8 +62,9 @@ class ShardRows(HeldBlocks):
         recorder: Recorder | None,
         generation: int,
         meter: Meter,
+        row_bytes: int = 0,
     ) -> None:
-        super().__init__(plan, index, optimizer, mode, wire, on_lost, recorder, generation)
+        super().__init__(plan, index, optimizer, mode, wire, on_lost, recorder, generation, row_bytes)
         self.meter = meter
         self.changes = Changes()
         self._incoming_rows = IncomingRows(plan, index)

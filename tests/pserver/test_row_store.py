@@ -18,6 +18,7 @@ from flightedl.domain.tables.evict import Evict
 from flightedl.domain.tables.optimizers import RowAdagrad, RowAdam
 from flightedl.domain.tables.reference import ReferenceTable
 from flightedl.domain.tables.spec import TableSpec
+from flightedl.pserver.row_memory import RowMemory, available_bytes, machine_bytes
 from flightedl.pserver.row_store import RowChunk, RowCut, RowStore, TableGradients
 
 SPEC = TableSpec("t", 2, SGD(1.0))
@@ -369,7 +370,7 @@ def test_the_index_grows_row_by_row() -> None:
 
 
 def test_a_full_store_refuses_new_rows_and_updates_the_others() -> None:
-    store = RowStore([TableSpec("t", 16, SGD(1.0))], range(1024), memory_bytes=1 << 20)
+    store = RowStore([TableSpec("t", 16, SGD(1.0))], range(1024), RowMemory(1 << 20))
     for version in range(1, 31):
         push(store, version, *range(1000 * version, 1000 * version + 1000), 7)
     counts = store.counts(0)
@@ -379,9 +380,44 @@ def test_a_full_store_refuses_new_rows_and_updates_the_others() -> None:
     assert content(store, 30)[7] == [-30.0] * 16
 
 
+def test_a_machine_that_has_no_more_memory_gets_no_new_rows() -> None:
+    left = [3 << 30]
+    memory = RowMemory(available=lambda: left[0])
+    store = RowStore([TableSpec("t", 16, SGD(1.0))], range(1024), memory)
+    push(store, 1, *range(1000))
+    assert store.counts(0).rows == 1000
+    assert memory.taken_bytes == store.size_bytes
+    left[0] = 1000
+    memory.taken_bytes += 65 << 20
+    push(store, 2, *range(1000, 1100), 7)
+    counts = store.counts(0)
+    assert (counts.rows, counts.refused) == (1000, 100)
+    assert content(store, 2)[7] == [-2.0] * 16
+    left[0] = 3 << 30
+    push(store, 3, *range(1000, 1100))
+    assert store.counts(0).rows == 1100
+
+
+def test_what_is_restored_is_not_bounded() -> None:
+    spec = TableSpec("t", 16, SGD(1.0))
+    store, small = RowStore([spec], range(1024)), RowStore([spec], range(1024), RowMemory(1000))
+    push(store, 1, *range(2000))
+    for chunk in chunks_of(store.begin_cut(1, 0)):
+        small.restore(chunk)
+    push(small, 2, 1, 5000)
+    counts = small.counts(0)
+    assert (counts.rows, counts.refused) == (2000, 1)
+
+
+def test_the_memory_that_is_there_is_known() -> None:
+    assert 1 << 20 < available_bytes() <= machine_bytes()
+    memory = RowMemory()
+    assert 0 <= memory.room_bytes() < machine_bytes()
+
+
 def test_tables_share_the_memory_and_keep_apart() -> None:
     specs = [TableSpec(name, dim, SGD(1.0)) for name, dim in (("a", 16), ("b", 1))]
-    store = RowStore(specs, range(1024), memory_bytes=1 << 20)
+    store = RowStore(specs, range(1024), RowMemory(1 << 20))
     for version in range(1, 31):
         numbers = np.arange(1000 * version, 1000 * version + 1000, dtype=np.uint64)
         both = [TableGradients(table, numbers, ones(1000, specs[table].dim)) for table in (0, 1)]

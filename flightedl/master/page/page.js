@@ -169,11 +169,12 @@ function people(status) {
 }
 
 function work(status) {
-  table("tables", "Embedding tables", ["table", "rows", "memory", "waiting", "read", "hits", "created", "evicted"],
+  table("tables", "Embedding tables", ["table", "rows", "memory", "waiting", "read", "hits", "created", "evicted", "no memory for"],
     status.tables.map((each) => [
       each.name, number(each.rows), bytes(each.size_bytes), number(each.waiting), number(each.reads),
       each.reads ? Math.round((100 * each.hits) / each.reads) + " %" : "", number(each.created), number(each.evicted),
-    ]));
+      each.refused ? number(each.refused) : "",
+    ]), (place) => status.tables[place].refused > 0);
   table("running", "Worked on for longest", ["trainer", "epoch", "task", "file", "for", "failed before"],
     status.running.map((each) => [
       each.trainer, each.epoch + 1, each.task, each.url, seconds(each.running_s), each.failures || "",
