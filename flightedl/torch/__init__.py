@@ -12,7 +12,8 @@
 * ``groups`` turns parameter groups into settings of the servers; ``optimizer`` pushes, pulls, and keeps module and
   job the same.
 * ``embedding`` has modules whose rows lie in tables; ``rows`` makes parameters of the rows that a batch uses.
-* ``batches`` makes tensors of Arrow's batches; ``files`` loads a saved model into a plain module.
+* ``batches`` makes tensors of Arrow's batches, ``ahead`` finds out who asks for them too early; ``files`` loads a saved
+  model into a plain module.
 
 Imported only when asked for: ``import flightedl`` needs no PyTorch.
 """

@@ -5,8 +5,8 @@ A tensor of a column of numbers without nulls is the column's own memory. It may
 and refused.
 
 A batch is *current* from the moment it is handed out until the next one is asked for, and its identity goes with that.
-So batches must not be asked for ahead of the step: worker processes of a ``DataLoader`` are refused, and the dataset
-reads ahead by itself.
+So batches must not be asked for ahead of the step (``ahead``): worker processes of a ``DataLoader`` are refused, and
+the dataset reads ahead by itself.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ import torch
 from torch.utils import data as torch_data
 
 from flightedl.errors import UsageError
+from flightedl.torch.ahead import handed_out
 
 Tensors = Any
 
@@ -69,28 +70,47 @@ def _batches(
     move: _Move,
 ) -> Iterator[Tensors]:
     for batch in dataset:
-        if transform is not None:
-            yield move.all_of(transform(batch))
-            continue
-        _require_columns(columns, batch.schema)
-        tensors = {name: tensor_of_column(name, batch.column(name)) for name in columns or batch.schema.names}
-        shared = {} if copy else {name: (tensor, tensor._version) for name, tensor in tensors.items()}
-        if copy:
-            tensors = {name: tensor.clone() for name, tensor in tensors.items()}
-        found = {name: move.one(tensor) for name, tensor in tensors.items()}
-        match len(columns):
-            case 0:
-                yield found
-            case 1:
-                yield found[columns[0]]
-            case _:
-                yield tuple(found[name] for name in columns)
-        for name, (tensor, version) in shared.items():
-            if tensor._version != version:
-                raise UsageError(
-                    f"the tensor of column {name!r} was written to, but is the dataset's own memory: give copy=True, "
-                    "or write to a copy"
-                )
+        made, shared = _tensors_of(batch, columns, transform, copy, move)
+        handed_out(made)
+        yield made
+        # What is kept here would look as if it were still in use.
+        del made
+        _require_unwritten(shared)
+
+
+def _tensors_of(
+    batch: pa.RecordBatch,
+    columns: Sequence[str],
+    transform: Callable[[pa.RecordBatch], Tensors] | None,
+    copy: bool,
+    move: _Move,
+) -> tuple[Tensors, dict[str, tuple[torch.Tensor, int]]]:
+    """What the user gets, and which of its columns must not be written to, with their counters of writes."""
+    if transform is not None:
+        return move.all_of(transform(batch)), {}
+    _require_columns(columns, batch.schema)
+    tensors = {name: tensor_of_column(name, batch.column(name)) for name in columns or batch.schema.names}
+    shared = {} if copy else {name: (tensor, tensor._version) for name, tensor in tensors.items()}
+    if copy:
+        tensors = {name: tensor.clone() for name, tensor in tensors.items()}
+    found = {name: move.one(tensor) for name, tensor in tensors.items()}
+    match len(columns):
+        case 0:
+            return found, shared
+        case 1:
+            return found[columns[0]], shared
+        case _:
+            return tuple(found[name] for name in columns), shared
+
+
+def _require_unwritten(shared: dict[str, tuple[torch.Tensor, int]]) -> None:
+    for name, (tensor, version) in shared.items():
+        if tensor._version != version:
+            raise UsageError(
+                f"the tensor of column {name!r} was written to, but is the dataset's own memory: give copy=True, "
+                "or write to a copy"
+            )
+    shared.clear()
 
 
 class IterableDataset(torch_data.IterableDataset[Tensors]):

@@ -36,6 +36,7 @@ from flightedl.domain.model.optimizers import Delta
 from flightedl.domain.model.optimizers import Optimizer as Rule
 from flightedl.domain.trainer.batches import CurrentBatch
 from flightedl.errors import GradientError, UsageError
+from flightedl.torch.ahead import OneByOne
 from flightedl.torch.groups import ShownSettings, chosen, settings_in, shown, with_groups
 from flightedl.torch.module import Place, buffers_of, embeddings_of, parameters_of
 from flightedl.torch.rows import RowGroups
@@ -95,6 +96,7 @@ class Optimizer(torch.optim.Optimizer):
         #: The gradients that were pushed last, each with its counter of writes.
         self._pushed: set[tuple[int, int]] = set()
         self._shown = ShownSettings()
+        self._one_by_one = OneByOne()
         super().__init__([{**group} for group in given], shown(self._rule))
         self._have_groups_of_rows()
         # Some tools take an optimizer without any state for one that was never used, and try it out.
@@ -196,6 +198,7 @@ class Optimizer(torch.optim.Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
+        self._one_by_one.require_is_through()
         self._shown.require_unchanged(self.param_groups)
         self._require_unchanged()
         gradients, rows = self._gradients(), self._rows.gradients()
@@ -288,6 +291,7 @@ class Optimizer(torch.optim.Optimizer):
 
     def batch_ends(self, current: CurrentBatch) -> None:
         """The loop goes on to the next batch."""
+        self._one_by_one.batch_ends(current)
         try:
             if not current.has_gradient:
                 self._require_pushed(current)

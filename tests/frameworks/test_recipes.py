@@ -6,7 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from ..torch.page import prepare, run_blocks
+from flightedl.errors import UsageError
+
+from ..torch.bench import TorchBench
+from ..torch.page import JobOfOne, prepare, run_blocks
 
 # What these packages warn of is theirs.
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -23,3 +26,62 @@ def test_a_recipe_for_pytorch(package: str, tmp_path: Path, monkeypatch: pytest.
 def test_jax_and_optax(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     prepare(tmp_path, monkeypatch)
     run_blocks("frameworks.md", "jax")
+
+
+#: What people write first: the data prepared too, or a training_step that takes a batch.
+AHEAD = {
+    "accelerate": """
+from accelerate import Accelerator
+from torch.utils.data import DataLoader
+
+accelerator = Accelerator(cpu=True)
+data = fe.torch.IterableDataset(job.dataset("data/*.parquet", batch_size=50), transform=features)
+loader = DataLoader(data, batch_size=None)
+net, optimizer, loader = accelerator.prepare(net, fe.torch.Optimizer(net, job, fe.Adam(lr=1e-2)), loader)
+for x, label in loader:
+    optimizer.zero_grad()
+    accelerator.backward(functional.cross_entropy(net(x), label))
+    optimizer.step()
+""",
+    "lightning": """
+import lightning
+
+
+class Lit(lightning.LightningModule):
+    def __init__(self, net, job):
+        super().__init__()
+        self.net, self.job = net, job
+
+    def training_step(self, batch, number):
+        x, label = batch
+        return functional.cross_entropy(self.net(x), label)
+
+    def configure_optimizers(self):
+        return fe.torch.Optimizer(self.net, self.job, fe.Adam(lr=1e-2))
+
+
+trainer = lightning.Trainer(max_epochs=1, accelerator="cpu", logger=False, enable_checkpointing=False)
+trainer.fit(Lit(net, job), fe.torch.IterableDataset(job.dataset("data/*.parquet", batch_size=50), transform=features))
+""",
+}
+
+
+@pytest.mark.parametrize(
+    ("package", "text"),
+    [
+        ("accelerate", r"accelerate's prepared loaders ask for a batch ahead.*give accelerator.prepare the module"),
+        ("lightning", r"Lightning asks for a batch ahead.*next\(dataloader_iter\)"),
+    ],
+)
+def test_what_asks_ahead_is_refused_before_anything_is_pushed(
+    package: str, text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prepare(tmp_path, monkeypatch)
+    names: dict[str, object] = {"__name__": "__main__"}
+    run_blocks("torch.md", "torch", names, only=1)
+    with TorchBench() as bench:
+        names["job"] = job = JobOfOne(bench)
+        with pytest.raises(UsageError, match=text):
+            exec(AHEAD[package], names)
+        assert job.trainer is not None
+        assert set(job.trainer.parameters.versions.values()) == {0}

@@ -373,7 +373,10 @@ class Parameters(Mapping[str, npt.NDArray[np.generic]]):
     def _require_current(self) -> CurrentBatch:
         current = self._scope.current
         if current is None:
-            raise UsageError("there is no current batch: push and step belong inside `for batch in job.dataset(...)`")
+            raise UsageError(
+                "there is no current batch: push and step belong inside `for batch in job.dataset(...)`, before the "
+                "next one is asked for"
+            )
         return current
 
     def _add_rows(self, current: CurrentBatch) -> None:
