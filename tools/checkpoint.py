@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any
+from urllib.parse import quote
 
 import click
 
@@ -12,8 +13,9 @@ from flightedl.adapters.clock import SystemClock
 from flightedl.adapters.etcd_access import EtcdAccess
 from flightedl.adapters.storage import open_storage
 from flightedl.config import CommonSettings, settings
-from flightedl.coordination.checkpoint_places import export_model
+from flightedl.coordination.checkpoint_places import export_model, export_table
 from flightedl.domain.checkpoint.manifest import Manifest, Skipped, manifest_name
+from flightedl.domain.checkpoint.restoring import saved_tables
 from flightedl.errors import EXIT_FAILED, CorruptError, NotFoundError, UsageError
 from flightedl.formats.checkpoint_files import found_checkpoints, verify
 from flightedl.formats.model_files import WRITERS
@@ -78,9 +80,11 @@ def list_command(url: str, job: str | None) -> None:
         size = sum(shard.size_bytes for shard in each.shards) / 1e6
         versions = sorted({shard.lowest_version for shard in each.shards if shard.blocks})
         highest = max((shard.highest_version for shard in each.shards), default=0)
+        bases = sorted({shard.links[0].number for shard in each.shards if shard.links})
+        on = f"  on c-{bases[0]}" if bases else ""
         click.echo(
             f"c-{each.number:<6} {when}  {each.pserver_count} pservers  {size:,.1f} MB  "
-            f"versions {versions[0] if versions else 0}-{highest}"
+            f"versions {versions[0] if versions else 0}-{highest}{on}"
         )
 
 
@@ -154,15 +158,50 @@ def restore(url: str, job: str | None, number: int, yes: bool) -> None:
 @click.argument("output")
 @click.option("--format", "kind", type=click.Choice(sorted(WRITERS)), help="Of the file [by its name]")
 @click.option("--number", type=int, help="Which checkpoint [the newest]")
-def export(url: str, job: str | None, output: str, kind: str | None, number: int | None) -> None:
-    """Write the model of a checkpoint to OUTPUT, a path or URL of one file."""
+@click.option("--tables", "has_tables", is_flag=True, help="The rows of all tables: OUTPUT is a folder.")
+@click.option("--table", "tables", multiple=True, metavar="NAME", help="The rows of this table; may be repeated.")
+@click.option("--slots", is_flag=True, help="With what the tables' optimizers keep beside the values.")
+def export(
+    url: str,
+    job: str | None,
+    output: str,
+    *,
+    kind: str | None,
+    number: int | None,
+    has_tables: bool,
+    tables: tuple[str, ...],
+    slots: bool,
+) -> None:
+    """Write the model of a checkpoint to OUTPUT, a path or URL of one file.
+
+    With --tables or --table: rows, a Parquet file for each table, in the folder OUTPUT.
+    """
+    if kind and (has_tables or tables):
+        raise UsageError("tables are written as Parquet: leave --format out")
+    if slots and not (has_tables or tables):
+        raise UsageError("--slots is of tables: give --tables, or --table NAME")
     while True:
         storage, manifest = _chosen(url, job, number)
         try:
-            name = export_model(storage, manifest, output, kind or "")
+            if has_tables or tables:
+                found = tables or tuple(table.name for table in saved_tables(manifest))
+                if not found:
+                    raise UsageError(f"checkpoint c-{manifest.number} has no tables")
+                places = [
+                    export_table(storage, manifest, each, f"{output.rstrip('/')}/{_file_of(each)}", has_slots=slots)
+                    for each in found
+                ]
+                name = ", ".join(places)
+            else:
+                name = export_model(storage, manifest, output, kind or "")
         except NotFoundError:
             if number is None and not _is_there(storage, manifest.number):
                 continue  # Its job goes on, and has a newer one.
             raise
         click.echo(f"c-{manifest.number} written to {name}")
         return
+
+
+def _file_of(table: str) -> str:
+    """The name of a table's file: a table may be called anything."""
+    return f"{quote(table, safe=' ')}.parquet"

@@ -9,9 +9,10 @@ from collections.abc import Callable, Iterable
 
 from flightedl.adapters.storage import open_storage
 from flightedl.domain.checkpoint.manifest import Manifest
+from flightedl.domain.checkpoint.restoring import saved_tables
 from flightedl.domain.model.declared import parameters_of
 from flightedl.domain.model.parameters import ParameterSpec
-from flightedl.errors import CorruptError
+from flightedl.errors import CorruptError, UsageError
 from flightedl.formats.checkpoint_files import load_parameters
 from flightedl.formats.model_files import WRITERS, Parameters, format_of
 from flightedl.messages.base import decode
@@ -70,6 +71,36 @@ def export_model(
     """
     specs = specs_of(manifest)
     return write_model(output, kind, specs, load_parameters(storage, manifest, specs), require)
+
+
+def export_table(
+    storage: Storage,
+    manifest: Manifest,
+    name: str,
+    output: str,
+    *,
+    has_slots: bool = False,
+    require: Callable[[], None] = lambda: None,
+) -> str:
+    """Write the rows of a checkpoint's table to a Parquet file; where it is. ``require``: as of ``write_model``.
+
+    Raises:
+        UsageError: the checkpoint has no such table; or as of ``write_model``.
+        UnavailableError: as of ``write_model``.
+        CorruptError, NotFoundError: the checkpoint is damaged.
+    """
+    # Most jobs export no tables, and what writes Parquet takes a while to import.
+    from flightedl.formats.stored_tables import stored_rows
+    from flightedl.formats.table_files import table_file
+
+    tables = saved_tables(manifest)
+    number = next((number for number, table in enumerate(tables) if table.name == name), None)
+    if number is None:
+        known = ", ".join(table.name for table in tables) or "none"
+        raise UsageError(f"checkpoint {manifest.number} has no table {name!r}: there are {known}")
+    spec = tables[number]
+    rows = stored_rows(storage, manifest, number, spec)
+    return write_file(output, table_file(spec, rows, has_slots=has_slots), require)
 
 
 def specs_of(manifest: Manifest) -> list[ParameterSpec]:

@@ -12,9 +12,9 @@ One module for each format: ``parquet``, ``arrow_ipc`` (with ``arrow_messages``)
 ``record_places`` (which records a batch has, for people).
 
 Of the model: ``shard_files`` (what one pserver writes for a checkpoint; ``row_batches``: rows of tables in it),
-``checkpoint_files`` (reads them),
-``range_file`` (a stored file as Arrow wants one), ``model_files`` (one file for others to load) and ``model_readers``
-(reads it back).
+``checkpoint_files`` (reads them; ``stored_tables``: a table's rows out of all), ``range_file`` (a stored file as Arrow
+wants one), ``model_files`` (one file for others to load), ``model_readers`` (reads it back), ``table_files`` (both, of
+a table's rows).
 
 ``registry`` knows all formats and imports them; who needs one module only, as pservers do, never loads the others.
 

@@ -60,7 +60,7 @@ def verify(storage: Storage, manifest: Manifest) -> int:
     for shard in manifest.shards:
         for file in shard.chain:
             header, applied, blocks = load_shard(storage, file.name, file.size_bytes, file.hash)
-            _require(manifest, header, shard.index, file)
+            require_file(manifest, header, shard.index, file)
             for _ in blocks:
                 pass
             AppliedBatches.decode(applied)
@@ -87,7 +87,7 @@ def load_parameters(
                 if not mine:
                     continue
                 contents = read_blocks(storage, file.name, file.size_bytes, mine)
-                _require(manifest, contents.header, file.index, file)
+                require_file(manifest, contents.header, file.index, file)
                 for block in contents.blocks:
                     values[block.start : block.stop] = block.values
         yield spec, values.reshape(spec.shape)
@@ -133,7 +133,7 @@ def _load_part(
         _load_links(storage, manifest, file, take)
     if part.is_whole:
         header, applied, found = load_shard(storage, file.name, file.size_bytes, file.hash)
-        _require(manifest, header, file.index, file)
+        require_file(manifest, header, file.index, file)
         for span in header.rows:
             take(span)
         for each in found:
@@ -143,7 +143,7 @@ def _load_part(
         applied = b""
         if buckets:
             header, applied, rows = read_rows(storage, file.name, file.size_bytes)
-            _require(manifest, header, file.index, file)
+            require_file(manifest, header, file.index, file)
             for span in header.rows:
                 take(span)
             for some in rows:
@@ -151,7 +151,7 @@ def _load_part(
         for first in range(0, len(blocks), _BLOCKS_AT_ONCE):
             wanted = blocks[first : first + _BLOCKS_AT_ONCE]
             contents = read_blocks(storage, file.name, file.size_bytes, wanted)
-            _require(manifest, contents.header, file.index, file)
+            require_file(manifest, contents.header, file.index, file)
             applied = contents.applied
             for block in contents.blocks:
                 take(block)
@@ -167,12 +167,12 @@ def _load_links(
     """The rows of what a file is an increment on."""
     for link in file.links:
         header, _, rows = read_rows(storage, link.name, link.size_bytes)
-        _require(manifest, header, file.index, link)
+        require_file(manifest, header, file.index, link)
         for some in rows:
             take(some)
 
 
-def _require(manifest: Manifest, header: ShardHeader, index: int, file: ShardFile | Link) -> None:
+def require_file(manifest: Manifest, header: ShardHeader, index: int, file: ShardFile | Link) -> None:
     """The file is the one that the manifest means."""
     number = file.number if isinstance(file, Link) else manifest.number
     said = (header.job, header.number, header.index, header.pservers, header.plan_hash)

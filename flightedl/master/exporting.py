@@ -10,7 +10,7 @@ import logging
 import threading
 from collections.abc import Callable
 
-from flightedl.coordination.checkpoint_places import export_model
+from flightedl.coordination.checkpoint_places import export_model, export_table
 from flightedl.domain.checkpoint.manifest import Manifest
 from flightedl.errors import FlightedlError, NotReadyError, UsageError
 from flightedl.formats.checkpoint_files import found_checkpoints
@@ -60,7 +60,8 @@ class ModelExports:
         """
         if self._storage is None:
             raise UsageError("this job keeps no checkpoints to take the model from: start it with --checkpoint URL")
-        format_of(request.url, request.format)
+        if not request.table:
+            format_of(request.url, request.format)
         with self._lock:
             state = self._states.get(request.url)
             if state is not None and state.state != "writing":
@@ -80,9 +81,14 @@ class ModelExports:
                 for found in found_checkpoints(storage, self._job)
                 if isinstance(found, Manifest) and found.number >= number
             )
-            where = export_model(storage, manifest, request.url, request.format, self._require)
+            if request.table:
+                where = export_table(
+                    storage, manifest, request.table, request.url, has_slots=request.slots, require=self._require
+                )
+            else:
+                where = export_model(storage, manifest, request.url, request.format, self._require)
             state = SaveModelReply(state="written", where=where, checkpoint=manifest.number)
-            _log.info("model written where=%s checkpoint=%d", where, manifest.number)
+            _log.info("%s written where=%s checkpoint=%d", request.table or "model", where, manifest.number)
         except (FlightedlError, StopIteration) as error:
             state = SaveModelReply(state="failed", error=str(error) or "its checkpoint is gone already")
         with self._lock:

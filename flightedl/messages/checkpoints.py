@@ -34,8 +34,12 @@ class SaveModelRequest(Request, frozen=True, kw_only=True):
     """Asks the master to write the model, taken from a new checkpoint, to a file; again: how far it is."""
 
     url: Text
-    #: "safetensors", "npz" or "arrow"; empty: by the name.
+    #: "safetensors", "npz" or "arrow"; empty: by the name. Of a table: it is Parquet.
     format: Text = ""
+    #: Write the rows of this table, not the parameters.
+    table: Text = ""
+    #: With what the table's optimizer keeps beside the values.
+    slots: bool = False
 
 
 class SaveRecord(Reply, frozen=True, kw_only=True):

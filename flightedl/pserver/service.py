@@ -16,6 +16,7 @@ import queue
 import threading
 from collections.abc import Callable
 
+from flightedl.adapters.storage import FsspecFiles
 from flightedl.coordination.directory import Directory
 from flightedl.coordination.keys import JobKeys
 from flightedl.domain.checkpoint.pointer import loadable_of, rejected_of
@@ -27,7 +28,7 @@ from flightedl.domain.model.parameters import ParameterSpec
 from flightedl.domain.model.sharding import ShardPlan
 from flightedl.domain.pserver import life_values as happens
 from flightedl.domain.recovery.replay import AppliedSummary
-from flightedl.errors import FlightedlError, UnavailableError
+from flightedl.errors import DataError, FlightedlError, UnavailableError, UsageError
 from flightedl.kernels.compiled import block_kernels, kernel_for
 from flightedl.messages.base import OfPlan, decode
 from flightedl.messages.control import (
@@ -42,7 +43,7 @@ from flightedl.messages.control import (
 )
 from flightedl.messages.declarations import DeclaredModel, ElectionRecord, JobDeclaration
 from flightedl.messages.status import PserverStatusReply, TableCounts
-from flightedl.ports import Clock, Storage
+from flightedl.ports import Clock, Files, Storage
 from flightedl.process import tracing
 from flightedl.process.host import host_facts
 from flightedl.process.startup_memory import release_startup_memory
@@ -59,6 +60,8 @@ _log = logging.getLogger(__name__)
 
 _PAUSE_S = 0.5
 _CATCH_UP_S = 5.0
+#: Of a file with first rows.
+_READ_TRIES = 3
 _SETTLED = (happens.State.NO_MODEL, happens.State.WAITING, happens.State.SERVING)
 
 
@@ -113,6 +116,10 @@ class PserverService:
         self._shard: ShardState | None = None
         self._snapshots: Snapshots | None = None
         self._is_prepared = False
+        self._files: Files = FsspecFiles()
+        #: Whether tables have the rows that they are declared to begin with; held while these are read.
+        self._has_first_rows = False
+        self._loading = threading.Lock()
         #: Why the store could not be read, as it was logged last.
         self._said = ""
 
@@ -363,8 +370,32 @@ class PserverService:
         """First values were sent; how many blocks have this election's now, and how many there are."""
         shard = self._blocks()
         count = shard.initialized_count(election)
+        if self._life.takes_first_values and count == shard.block_count:
+            self._load_first_rows(shard)
         self._apply(happens.FirstValuesCame(election, count))
         return self._life.first_value_count(election, count), shard.block_count
+
+    def _load_first_rows(self, shard: ShardState) -> None:
+        """Once: who sends first values again waits for it."""
+        if not any(table.first_rows for table in shard.tables):
+            return
+        # Few jobs begin with rows, and what reads Parquet takes a while to import.
+        from flightedl.pserver.first_rows import load_first_rows
+
+        with self._loading:
+            tries = 0
+            while not self._has_first_rows and not self._is_closing.is_set():
+                try:
+                    for span in shard.row_spans():
+                        span.begin_restore()
+                        load_first_rows(span, self._files, self._clock)
+                    self._has_first_rows = True
+                except (DataError, UsageError) as error:
+                    tries += 1
+                    if tries == _READ_TRIES or not isinstance(error, DataError):
+                        self._fail(str(error))
+                        raise
+                    self._is_closing.wait(_PAUSE_S)
 
     def _blocks(self) -> ShardState:
         assert self._shard is not None, "the life knows of blocks that are not there"

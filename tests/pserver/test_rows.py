@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from pathlib import Path
+
 import msgspec
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from flightedl.adapters.clock import SystemClock
+from flightedl.adapters.storage import FsspecFiles
 from flightedl.client.tables.requests import DistinctIds
 from flightedl.client.tables.traffic import Lookup, RowMessages
 from flightedl.domain.checkpoint.chains import Chains, Offer
@@ -19,12 +25,17 @@ from flightedl.domain.model.sharding import plan_for
 from flightedl.domain.tables.evict import Evict
 from flightedl.domain.tables.placement import pservers_of
 from flightedl.domain.tables.spec import TableSpec
-from flightedl.errors import GradientError, MessageError
+from flightedl.errors import GradientError, MessageError, UsageError
+from flightedl.formats.checkpoint_files import found_checkpoints
+from flightedl.formats.stored_tables import stored_rows
+from flightedl.kernels.half_precision import widened
 from flightedl.messages.base import encode
 from flightedl.messages.control import ViewMemberMessage, ViewRequest
 from flightedl.messages.declarations import DeclaredModel, JobDeclaration, ModelDeclaration
 from flightedl.messages.parameters import BatchIdentity, Outcome, PushHeader
+from flightedl.pserver.first_rows import load_first_rows
 from flightedl.pserver.restoring import load_newest
+from flightedl.pserver.row_memory import RowMemory
 from flightedl.pserver.shard import ShardState
 from flightedl.pserver.shard_rows import Pushed
 from flightedl.pserver.snapshots import Snapshots
@@ -264,6 +275,46 @@ def test_a_base_and_increments_are_restored_also_where_one_came_to_nothing(befor
     for pserver in restored:
         pserver.push(4, base=4)
     assert rows_of(restored) == cluster.rows(), "slots and counts were restored, too"
+
+
+def test_the_rows_of_a_chain_are_exported_as_they_are() -> None:
+    cluster = Cluster(2)
+    for number, every in enumerate((1, 7, 11)):
+        cluster.push(number, every=every)
+        cluster.checkpoint(1 + number)
+    (manifest, *_) = (each for each in found_checkpoints(cluster.storage, "j") if isinstance(each, Manifest))
+    assert all(len(file.links) > 1 for file in manifest.shards)
+    for number, spec in enumerate(TABLES):
+        found: dict[int, list[float]] = {}
+        for rows in stored_rows(cluster.storage, manifest, number, spec):
+            values = rows.values
+            if rows.values.dtype == np.uint16:
+                wide = np.empty(values.size, np.float32)
+                widened(values.reshape(-1).data.cast("B"), spec.dtype, wide)
+                values = wide.reshape(values.shape)
+            assert not found.keys() & set(rows.ids.tolist()), "a row is there twice"
+            found.update(zip(rows.ids.tolist(), values.tolist(), strict=True))
+        table = cluster.rows()[number]
+        expected = {key: row for key, row in table.items() if any(row)}
+        assert {key: row for key, row in found.items() if any(row)} == expected
+
+
+def test_a_table_begins_with_the_rows_of_a_file(tmp_path: Path) -> None:
+    first = Pserver(MemoryStorage(), Async(), 0, 2)
+    span = first.shard.row_spans()[0]
+    path = tmp_path / "rows.parquet"
+    values = np.arange(600, dtype=np.float32).reshape(300, 2)
+    columns = {"id": IDS.view(np.int64), "values": pa.FixedSizeListArray.from_arrays(values.reshape(-1), 2)}
+    pq.write_table(pa.table(columns), path)
+    span.store.specs[0] = replace(TABLES[0], first_rows=str(path))
+    load_first_rows(span, FsspecFiles(), SystemClock())
+    np.testing.assert_array_equal(first.read(0), values[first.mine(0).astype(np.int64)])
+    assert [counts.rows for counts in first.shard.row_counts()] == [len(first.mine(0)), 0, 0]
+    first.push(0)
+    np.testing.assert_array_equal(first.read(0), values[first.mine(0).astype(np.int64)] + 1)
+    span.store.memory = RowMemory(100)
+    with pytest.raises(UsageError, match="no memory for all rows"):
+        load_first_rows(span, FsspecFiles(), SystemClock())
 
 
 def test_where_a_file_of_the_chain_is_damaged_nothing_of_it_stays() -> None:

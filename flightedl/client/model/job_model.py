@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -10,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from flightedl.adapters.storage import FsspecFiles, without_credentials
 from flightedl.client.connections import SLICE_S, persistently
 from flightedl.client.model.declared import declared_arrays
 from flightedl.client.model.election import elect_and_initialize
@@ -118,14 +120,30 @@ class JobModel:
     def table(self, spec: TableSpec) -> Table:
         """Declare a table. Errors as of ``Job.table``."""
         if (known := self._tables.get(spec.name)) is not None:
+            spec = replace(spec, first_rows=known.spec.first_rows)
             if known.spec != spec:
                 raise DeclarationError(f"table {spec.name!r} was declared before: {difference(known.spec, spec)}")
             return known
         if self._parameters is not None:
             raise UsageError(f"declare table {spec.name!r} before job.parameters, which declares the whole model")
-        table = self._tables[spec.name] = Table(spec, self._declared, self.table_counts)
+        table = self._tables[spec.name] = Table(spec, self._declared, self.table_counts, self)
         self._participation.before_batches = self.require_declared
         return table
+
+    def begin_with(self, name: str, url: str) -> None:
+        """Let a table begin with the rows of a file. Errors as of ``Table.load``."""
+        table = self._tables[name]
+        if table.spec.first_rows not in {"", url}:
+            raise UsageError(
+                f"table {name!r} begins with the rows of {without_credentials(table.spec.first_rows)} already"
+            )
+        if self._parameters is not None and not table.spec.first_rows:
+            raise UsageError(f"load rows of table {name!r} before job.parameters, or its first pull: it is in use")
+        # Few jobs begin with rows, and reading Parquet takes a while to import.
+        from flightedl.formats.table_files import require_table_file
+
+        require_table_file(FsspecFiles(), url, table.spec)
+        table.spec = replace(table.spec, first_rows=url)
 
     def require_declared(self) -> Parameters:
         """The model, declared with nothing but tables if nobody has declared it yet."""
@@ -258,6 +276,16 @@ class JobModel:
 
         return self._saves.save(target, self._participation.epoch, write)
 
+    def save_table(self, name: str, target: str, *, has_slots: bool) -> bool:
+        """Have the rows of a table written as one file, by one of all trainers. Errors as of ``Table.export``."""
+        self.require_declared()
+
+        def write(require_request: Callable[[], None]) -> None:
+            require_request()
+            self._save_on_master(SaveModelRequest(url=target, table=name, slots=has_slots))
+
+        return self._saves.save(target, self._participation.epoch, write)
+
     def _save_on_master(self, request: SaveModelRequest) -> None:
         waiting = self._process.waiting()
         for _ in waiting.steps():
@@ -266,8 +294,8 @@ class JobModel:
                 break
             if reply.state == "failed":
                 waiting.over()
-                raise UnavailableError(f"the model was not saved: {reply.error}")
-            waiting.patiently("the master to write the model")
+                raise UnavailableError(f"the {'table' if request.table else 'model'} was not saved: {reply.error}")
+            waiting.patiently(f"the master to write the {'table' if request.table else 'model'}")
         waiting.over()
 
     def close(self, why: str) -> None:

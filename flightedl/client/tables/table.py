@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any, Literal, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
+from flightedl.client.arguments import url_of
 from flightedl.client.tables.bags import Bags
 from flightedl.client.tables.ids import FoundIds, Ids, found_ids
 from flightedl.client.tables.requests import DistinctIds
@@ -42,6 +44,18 @@ class Traffic(Protocol):
         ...
 
 
+class Owner(Protocol):
+    """The model that a table is of, see ``model.job_model``."""
+
+    def save_table(self, name: str, target: str, *, has_slots: bool) -> bool:
+        """Have its rows written by one of all trainers."""
+        ...
+
+    def begin_with(self, name: str, url: str) -> None:
+        """Let it begin with the rows of a file."""
+        ...
+
+
 class Asked(NamedTuple):
     """What a pull or push is about."""
 
@@ -63,12 +77,18 @@ class Table:
         spec: As declared.
         declared: The number of the table, and what brings its rows; declares the model if nobody has.
         counts: Of the table, over all pservers.
+        owner: The model that it is of.
     """
 
     def __init__(
-        self, spec: TableSpec, declared: Callable[[str], tuple[int, Traffic]], counts: Callable[[str], TableCounts]
+        self,
+        spec: TableSpec,
+        declared: Callable[[str], tuple[int, Traffic]],
+        counts: Callable[[str], TableCounts],
+        owner: Owner | None = None,
     ) -> None:
         self.spec = spec
+        self._owner = owner
         self._declared = declared
         self._counts = counts
         #: Of the newest pull or push: mostly what was pulled is pushed to.
@@ -169,6 +189,45 @@ class Table:
     def declared(self) -> tuple[int, Traffic]:
         """The number of the table, and what brings its rows; declares the model if nobody has."""
         return self._declared(self.name)
+
+    def load(self, url: str | Path) -> None:
+        """Begin with the rows of a file, before the model is declared: the same call in every trainer.
+
+        Pservers read it, each for itself, before the first step; a job that goes on from a checkpoint does without.
+
+        Args:
+            url: Path or URL of a Parquet file as ``export`` writes it, or with other whole numbers as ``id``, and lists
+                of floats as ``values``. Slots and counts come along where it has those of this table's optimizer.
+                It has to be the same for all pservers.
+
+        Raises:
+            UsageError: the model is declared already, or begins with another file.
+            DataError: the file cannot be read, or has no rows for this table.
+        """
+        if self._owner is None:
+            raise UsageError(f"table {self.name!r} is of no job")
+        self._owner.begin_with(self.name, url_of("url", url))
+
+    def export(self, url: str | Path, *, slots: bool = False) -> bool:
+        """Write all rows as one Parquet file; call it in all trainers, and one of them does it.
+
+        The rows come from a checkpoint that is made for it. As with ``Job.save_model``, the n-th call for a URL within
+        an epoch is the same request in all trainers.
+
+        Args:
+            url: Path or URL of the file: the columns ``id`` and ``values``.
+            slots: Also what the optimizer keeps beside the values, and each row's number of updates.
+
+        Returns:
+            True in the trainer that asked the master for it, False in the others.
+
+        Raises:
+            UsageError: the job keeps no checkpoints, or the URL cannot be used.
+            UnavailableError: the file could not be written.
+        """
+        if self._owner is None:
+            raise UsageError(f"table {self.name!r} is of no job")
+        return self._owner.save_table(self.name, url_of("url", url), has_slots=bool(slots))
 
     def stats(self) -> TableCounts:
         """Figures of the table over all pservers: rows, their bytes, reads and so on."""

@@ -148,6 +148,7 @@ class Checkpoints:
         self._work: _Ordered | _Publishing | None = None
         #: Why a checkpoint is wanted beside the interval; empty: nobody asked.
         self._wanted = ""
+        self._is_waited_for = False
         self._last_begun_s = now
         self._last_complete_s = now
         self._tasks_since = 0
@@ -229,9 +230,13 @@ class Checkpoints:
         """A pserver could not load these: they do not count among those that are kept. Stored with ``encode``."""
         self._rejected = sorted({*self._rejected, *numbers})[-_REJECTED_LIMIT:]
 
-    def request(self, reason: str) -> int:
-        """Somebody wants a checkpoint of what there is now; returns a ticket for ``is_satisfied``."""
+    def request(self, reason: str, *, is_waited_for: bool = False) -> int:
+        """Somebody wants a checkpoint of what there is now; returns a ticket for ``is_satisfied``.
+
+        ``is_waited_for``: maybe by who would have to reach the next round, so the open one is proposed first.
+        """
         self._wanted = reason
+        self._is_waited_for = self._is_waited_for or is_waited_for
         return self._next_number
 
     def request_last(self, reason: str) -> int:
@@ -418,12 +423,12 @@ class Checkpoints:
         at_round = None
         if rounds is not None:
             # Where nobody trains, the rounds that are open stay open.
-            at_round = self._highest_round + (self._margin if rounds.has_members else 0)
+            at_round = self._highest_round + (self._margin if rounds.has_members and not self._is_waited_for else 0)
             self._margin = max(1, self._margin // 2)
         work = _Ordered(
             number, 0, at_round, now, dict(self._pservers), self._wanted or "the interval", tuple(self._rejected)
         )
-        self._wanted = ""
+        self._wanted, self._is_waited_for = "", False
         self._work = work
         return (Persist(), *self._propose(work, at_round, now))
 

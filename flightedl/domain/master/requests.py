@@ -311,8 +311,10 @@ class Requests:
                 # The one at the end of the job will have everything.
                 ticket = state.ending.final_ticket
             if ticket is None:
-                ask = checkpoints.request_last if event.is_last else checkpoints.request
-                ticket = ask(request.reason)
+                if event.is_last:
+                    ticket = checkpoints.request_last(request.reason)
+                else:
+                    ticket = checkpoints.request(request.reason, is_waited_for=True)
                 state.tick_checkpoints()
             is_complete = checkpoints.is_satisfied(ticket)
             is_hopeless = event.is_last and checkpoints.is_over(ticket)

@@ -48,6 +48,8 @@ class TableSpec(Setting):
     #: Of a sketch, on each pserver: see ``sketch_error``.
     sketch_bytes: int = number(1 << 22, at_least=1 << 10, at_most=1 << 30)
     evict: Evict | None = None
+    #: Path or URL of a Parquet file with the rows that are there before the first push; empty: none.
+    first_rows: str = ""
 
     def check(self) -> None:
         if not 0 < len(self.name) <= NAME_LENGTH_LIMIT:

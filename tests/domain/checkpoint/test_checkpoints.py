@@ -77,6 +77,15 @@ def test_a_refused_round_is_proposed_later_with_a_growing_margin():
     assert len({order.snapshot.name for order in (*first, *second, *third)}) == 6
 
 
+def test_who_waits_for_a_checkpoint_need_not_reach_another_round_for_it():
+    master = ready()
+    master.request("a test", is_waited_for=True)
+    first = ordered(master.tick(1.0, OpenRounds(7)))
+    assert {order.snapshot.round for order in first} == {7}
+    second = ordered(master.progressed(0, 10, SnapshotProgress(first[0].snapshot.order, "refused", 9), 1.1))
+    assert {order.snapshot.round for order in second} == {11}
+
+
 def test_a_round_that_is_not_reached_is_given_up_for_now():
     master = ready(patience_s=5)
     master.request("a test")

@@ -1,0 +1,217 @@
+"""Rows of a table in a file of its own: Parquet, with a column of ids, and one of values for each row.
+
+* ``id``: int64; ids of 2**63 and above are negative there, and texts are the hashes that they were looked up by.
+* ``values``: a list of ``dim`` float32, or float16 (halffloat) of such a table; bfloat16 is written as float32.
+* With slots: ``updates`` (int64), and a column for each slot of the optimizer, a list of ``dim`` or a number, float32.
+
+What is read may come from elsewhere: any integers as ids, any floats as values, lists of one size or not. Columns that
+mean nothing here are passed over, and slots, too, where they are not those of the table's optimizer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from flightedl.domain.tables.placement import as_ids
+from flightedl.domain.tables.spec import TableSpec
+from flightedl.errors import DataError
+from flightedl.formats.parquet import Footer
+from flightedl.formats.row_batches import StoredRows
+from flightedl.formats.sinks import PartsSink
+from flightedl.formats.sources import WatchedFile, opened, parsing
+from flightedl.kernels.half_precision import shortened, widened
+from flightedl.ports import Files
+
+Floats = npt.NDArray[np.float32]
+
+_ROWS_A_GROUP = 1 << 17
+#: Of the pieces in which a file is read.
+_ROWS_AT_ONCE = 1 << 16
+SUFFIXES = (".parquet", ".pq")
+_OPTIMIZER = b"flightedl.optimizer"
+_LARGEST_HALF = 65504.0
+
+
+class FileRows(NamedTuple):
+    """Some rows of a file."""
+
+    ids: npt.NDArray[np.uint64]
+    #: (n, dim).
+    values: Floats
+    #: (n,) uint32 and (n, numbers of all slots); None: the file has none that fit.
+    updates: npt.NDArray[np.uint32] | None
+    slots: Floats | None
+
+
+# --- writing ---
+
+
+def schema_of(spec: TableSpec, *, has_slots: bool) -> pa.Schema:
+    """Of the file of a table."""
+    element = pa.float16() if spec.dtype == "float16" else pa.float32()
+    fields = [
+        pa.field("id", pa.int64(), nullable=False),
+        pa.field("values", pa.list_(element, spec.dim), nullable=False),
+    ]
+    if has_slots:
+        fields.append(pa.field("updates", pa.int64(), nullable=False))
+        fields += [
+            pa.field(slot.name, pa.list_(pa.float32(), spec.dim) if slot.per_element else pa.float32(), nullable=False)
+            for slot in spec.optimizer.slots
+        ]
+    return pa.schema(
+        fields, {b"flightedl.table": spec.name.encode(), _OPTIMIZER: type(spec.optimizer).__name__.encode()}
+    )
+
+
+def table_file(spec: TableSpec, rows: Iterable[StoredRows], *, has_slots: bool = False) -> Iterator[bytes]:
+    """A file of rows, in parts."""
+    schema, sink = schema_of(spec, has_slots=has_slots), PartsSink()
+    with pq.ParquetWriter(
+        pa.PythonFile(sink, mode="w"), schema, compression="zstd", write_page_checksum=True
+    ) as writer:
+        waiting: list[pa.RecordBatch] = []
+        for some in rows:
+            if len(some.ids):
+                waiting.append(_batch(spec, some, schema, has_slots=has_slots))
+            if sum(len(batch) for batch in waiting) >= _ROWS_A_GROUP:
+                writer.write_table(pa.Table.from_batches(waiting, schema), row_group_size=2 * _ROWS_A_GROUP)
+                waiting.clear()
+                yield sink.take()
+        if waiting:
+            writer.write_table(pa.Table.from_batches(waiting, schema))
+    yield sink.take()
+
+
+def _batch(spec: TableSpec, rows: StoredRows, schema: pa.Schema, *, has_slots: bool) -> pa.RecordBatch:
+    columns = [rows.ids.view(np.int64), _values(spec, rows)]
+    if has_slots:
+        columns.append(rows.updates.astype(np.int64))
+        at = 0
+        for slot in spec.optimizer.slots:
+            width = spec.dim if slot.per_element else 1
+            columns.append(np.ascontiguousarray(rows.slots[:, at : at + width]))
+            at += width
+    return pa.RecordBatch.from_arrays(
+        [_column(column, field.type) for column, field in zip(columns, schema, strict=True)], schema=schema
+    )
+
+
+def _values(spec: TableSpec, rows: StoredRows) -> npt.NDArray[Any]:
+    if spec.dtype == "float32":
+        return rows.values
+    bits = np.ascontiguousarray(rows.values)
+    if spec.dtype == "float16":
+        return bits.view(np.float16)
+    wide = np.empty(bits.size, np.float32)
+    widened(bits.reshape(-1).data.cast("B"), spec.dtype, wide)
+    return wide.reshape(bits.shape)
+
+
+def _column(array: npt.NDArray[Any], kind: pa.DataType) -> pa.Array:
+    if pa.types.is_fixed_size_list(kind):
+        return pa.FixedSizeListArray.from_arrays(pa.array(array.reshape(-1), kind.value_type), type=kind)
+    return pa.array(array.reshape(-1), kind)
+
+
+# --- reading ---
+
+
+def require_table_file(files: Files, url: str, spec: TableSpec) -> None:
+    """Raise DataError, one sentence, unless the file has rows for this table, as far as its footer shows."""
+    with opened(files, url) as source:
+        _require(url, Footer(source).schema, spec)
+
+
+def _require(url: str, schema: pa.Schema, spec: TableSpec) -> None:
+    for name in ("id", "values"):
+        if schema.names.count(name) != 1:
+            raise DataError(f"{url} has no column {name!r}: a table's rows are in the columns id and values")
+    ids, values = schema.field("id").type, schema.field("values").type
+    if not pa.types.is_integer(ids):
+        raise DataError(f"{url} has ids that are {ids}, and not whole numbers")
+    if not _is_list(values) or not pa.types.is_floating(values.value_type):
+        raise DataError(f"{url} has values that are {values}, and not lists of floats")
+    if pa.types.is_fixed_size_list(values) and values.list_size != spec.dim:
+        raise DataError(f"{url} has rows of {values.list_size} values, and table {spec.name!r} has dim {spec.dim}")
+
+
+def _is_list(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_fixed_size_list(kind) or pa.types.is_list(kind) or pa.types.is_large_list(kind))
+
+
+def read_table_file(files: Files, url: str, spec: TableSpec) -> Iterator[FileRows]:
+    """The rows of a file, some at a time.
+
+    Raises:
+        DataError: it has no rows for this table, is damaged, or cannot be read.
+    """
+    with opened(files, url) as source:
+        footer = Footer(source)
+        _require(url, footer.schema, spec)
+        slots = [slot.name for slot in spec.optimizer.slots]
+        has_slots = _has_slots(footer, spec)
+        names = ["id", "values", *(["updates", *slots] if has_slots else [])]
+        file = pq.ParquetFile(
+            pa.PythonFile(source, mode="r"), metadata=footer.metadata, page_checksum_verification=True
+        )
+        for batch in file.iter_batches(batch_size=_ROWS_AT_ONCE, columns=names, use_threads=False):
+            yield _file_rows(url, source, batch, spec, slots if has_slots else None)
+
+
+def _has_slots(footer: Footer, spec: TableSpec) -> bool:
+    said, wanted = footer.metadata.metadata or {}, schema_of(spec, has_slots=True)
+    if said.get(_OPTIMIZER) != wanted.metadata[_OPTIMIZER]:
+        return False
+    names = wanted.names[2:]
+    return all(footer.schema.names.count(name) == 1 for name in names) and all(
+        footer.schema.field(name).type == wanted.field(name).type for name in names
+    )
+
+
+def _file_rows(
+    url: str, source: WatchedFile, batch: pa.RecordBatch, spec: TableSpec, slots: Sequence[str] | None
+) -> FileRows:
+    with parsing(source, "its rows"):
+        if any(column.null_count for column in batch.columns):
+            raise DataError(f"{url} has nulls among its rows")
+        ids = as_ids(batch.column("id").to_numpy(zero_copy_only=False))
+        values = _matrix(url, batch.column("values"), spec)
+        if not np.isfinite(values).all():
+            worst = batch.column("id")[int(np.flatnonzero(~np.isfinite(values).all(axis=1))[0])].as_py()
+            raise DataError(f"{url} has NaN or infinity in the row of id {worst}")
+        if slots is None:
+            return FileRows(ids, values, None, None)
+        parts = [_matrix(url, batch.column(name), spec) for name in slots]
+        updates = batch.column("updates").to_numpy().astype(np.uint32)
+        return FileRows(ids, values, updates, np.concatenate([np.empty((len(ids), 0), np.float32), *parts], axis=1))
+
+
+def _matrix(url: str, column: pa.Array, spec: TableSpec) -> Floats:
+    """(n, dim) of lists, or (n, 1) of numbers."""
+    if not _is_list(column.type):
+        numbers: Floats = column.to_numpy().astype(np.float32).reshape(-1, 1)
+        return numbers
+    flat: Floats = column.flatten().to_numpy(zero_copy_only=False).astype(np.float32)
+    if flat.size != len(column) * spec.dim or not _has_size(column, spec.dim):
+        raise DataError(f"{url} has a row without {spec.dim} values, which is the dim of table {spec.name!r}")
+    return np.ascontiguousarray(flat.reshape(-1, spec.dim))
+
+
+def _has_size(column: pa.Array, dim: int) -> bool:
+    return pa.types.is_fixed_size_list(column.type) or set(np.unique(column.value_lengths().to_numpy())) <= {dim}
+
+
+def as_kept(values: Floats, dtype: str) -> npt.NDArray[Any]:
+    """Values as a table of this dtype has them: 16-bit ones rounded to nearest even."""
+    if dtype == "float32":
+        return values
+    if dtype == "float16":
+        values = np.clip(values, -_LARGEST_HALF, _LARGEST_HALF)
+    return shortened(values.reshape(-1), dtype).reshape(values.shape)

@@ -1,0 +1,63 @@
+"""Rows that a table begins with, from a file: read by each pserver for itself, when the model gets its first values.
+
+So they are there before the first push, and in every checkpoint; a pserver that comes back has them from there. Where
+there is none yet the model begins anew, and so do they.
+"""
+
+from __future__ import annotations
+
+import logging
+
+import numpy as np
+
+from flightedl.domain.tables.spec import TableSpec
+from flightedl.errors import UsageError
+from flightedl.formats.table_files import FileRows, as_kept, read_table_file
+from flightedl.ports import Clock, Files
+from flightedl.pserver.row_span import RowSpan
+from flightedl.pserver.row_store import RowChunk
+
+_log = logging.getLogger(__name__)
+
+_WORD_BYTES = 4
+
+
+def load_first_rows(span: RowSpan, files: Files, clock: Clock) -> None:
+    """Give the tables of a span, which nobody uses yet, the rows that they are declared to begin with.
+
+    Raises:
+        DataError: a file cannot be read, or has no rows for its table.
+        UsageError: there is no memory for them.
+    """
+    for number, spec in enumerate(span.store.specs):
+        if not spec.first_rows:
+            continue
+        began, count = clock.now(), 0
+        for rows in read_table_file(files, spec.first_rows, spec):
+            with span.lock:
+                count += len(rows.ids)
+                if span.store.memory.room_bytes() < len(rows.ids) * spec.row_words * _WORD_BYTES:
+                    raise UsageError(
+                        f"table {spec.name!r}: there is no memory for all rows of {spec.first_rows}: have more "
+                        "pservers, or give them more (--table-memory-mb)"
+                    )
+                span.store.restore(_chunk(number, spec, rows))
+        _log.info(
+            "table begins with rows table=%s rows=%d seconds=%.3f",
+            spec.name,
+            span.store.counts(number).rows,
+            clock.now() - began,
+        )
+
+
+def _chunk(number: int, spec: TableSpec, rows: FileRows) -> RowChunk:
+    zeros = np.zeros(len(rows.ids), np.uint32)
+    slots = rows.slots
+    if slots is None:
+        first = [
+            np.full(spec.dim if slot.per_element else 1, slot.initial, np.float32) for slot in spec.optimizer.slots
+        ]
+        whole = np.concatenate([np.empty(0, np.float32), *first])
+        slots = np.tile(whole, (len(rows.ids), 1))
+    updates = zeros if rows.updates is None else rows.updates
+    return RowChunk(number, False, rows.ids, updates, zeros, zeros, slots, as_kept(rows.values, spec.dtype))

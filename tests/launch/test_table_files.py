@@ -1,0 +1,71 @@
+"""Tables of a whole job: begun with a file, exported while it runs, and out of its checkpoints."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from click.testing import CliRunner
+
+import flightedl as fe
+from flightedl.errors import DataError, UsageError
+from flightedl_tools.main import command
+
+pytestmark = [pytest.mark.etcd, pytest.mark.slow, pytest.mark.timeout(180)]
+
+IDS = np.array([3, -4, 2**40, 17], np.int64)
+
+
+def rows_of(path: Path) -> dict[int, list[float]]:
+    table = pq.read_table(path)
+    return dict(zip(table["id"].to_pylist(), table["values"].to_pylist(), strict=True))
+
+
+def test_a_table_begins_with_a_file_and_is_exported(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"k": np.arange(4)}), tmp_path / "data.parquet", row_group_size=1)
+    first = {int(row): [float(place), -1.0] for place, row in enumerate(IDS)}
+    pq.write_table(pa.table({"id": list(first), "values": list(first.values())}), tmp_path / "first.parquet")
+    pq.write_table(pa.table({"id": [1], "values": [[1.0]]}), tmp_path / "narrow.parquet")
+    url = str(tmp_path / "checkpoints")
+    with fe.local(pservers=2, checkpoint=url, checkpoint_every_s=1000.0) as cluster, cluster.connect() as job:
+        data = iter(job.dataset(str(tmp_path / "data.parquet"), batch_size=1))
+        users = job.table("users", 2, optimizer=fe.RowAdagrad(lr=1.0))
+        plain = job.table("plain/rows", 2, optimizer=fe.SGD(lr=1.0))
+        with pytest.raises(DataError, match=r"missing\.parquet"):
+            users.load(tmp_path / "missing.parquet")
+        users.load(tmp_path / "first.parquet")
+        with pytest.raises(UsageError, match=r"begins with the rows of .*first\.parquet already"):
+            users.load(tmp_path / "narrow.parquet")
+        assert job.table("users", 2, optimizer=fe.RowAdagrad(lr=1.0)) is users
+        next(data)
+        np.testing.assert_array_equal(users.pull(IDS), np.array(list(first.values()), np.float32))
+        assert len(users) == 4
+        with pytest.raises(UsageError, match=r"before job\.parameters"):
+            plain.load(tmp_path / "first.parquet")
+        plain.push([1, 2], -np.ones((2, 2), np.float32))
+        users.push(IDS[:1], np.ones((1, 2), np.float32))
+        job.step()
+        changed = users.pull(IDS[:1])[0].tolist()
+        assert changed != first[3]
+        assert plain.export(tmp_path / "plain.parquet")
+        assert users.export(tmp_path / "users.parquet", slots=True)
+        assert rows_of(tmp_path / "plain.parquet") == {1: [1.0, 1.0], 2: [1.0, 1.0]}
+        assert rows_of(tmp_path / "users.parquet") == first | {3: changed}
+        slots = pq.read_table(tmp_path / "users.parquet")[fe.RowAdagrad().slots[0].name]
+        assert sorted(slots.to_pylist()) == [0, 0, 0, 1]
+        for _ in data:
+            pass
+    ran = CliRunner().invoke(command, ["checkpoint", "export", url, str(tmp_path / "all"), "--tables"])
+    assert ran.exit_code == 0, ran.output
+    assert rows_of(tmp_path / "all" / "users.parquet") == first | {3: changed}
+    assert rows_of(tmp_path / "all" / "plain%2Frows.parquet") == {1: [1.0, 1.0], 2: [1.0, 1.0]}
+    for arguments, text in (
+        (["--table", "items"], "no table 'items': there are plain/rows, users"),
+        (["--slots"], "--slots is of tables"),
+        (["--tables", "--format", "npz"], "leave --format out"),
+    ):
+        ran = CliRunner().invoke(command, ["checkpoint", "export", url, str(tmp_path / "x"), *arguments])
+        assert text in str(ran.exception), ran.output
