@@ -14,7 +14,7 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import click
 import pyarrow as pa
@@ -34,15 +34,33 @@ _RECORDS = 10_000
 
 
 @dataclass(frozen=True, slots=True)
+class Spread:
+    """Of what several turns measured: half of them lie between ``low`` and ``high``."""
+
+    median: float
+    low: float
+    high: float
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> Self:
+        """Of two turns or more."""
+        low, median, high = statistics.quantiles(values, n=4, method="inclusive")
+        return cls(median, low, high)
+
+    def __str__(self) -> str:
+        return f"{self.median:.3g} ({self.low:.3g} to {self.high:.3g})"
+
+
+@dataclass(frozen=True, slots=True)
 class ModuleSteps:
-    """Median milliseconds of a step of a model of so many MiB. ``by_ddp`` is ours by DDP's: below 1 is faster."""
+    """Milliseconds of a step of a model of so many MiB. ``by_ddp`` is ours by DDP's: below 1 is faster."""
 
     mb: float
-    alone_ms: float
-    ddp_ms: float
-    flightedl_ms: float
-    by_alone: float
-    by_ddp: float
+    alone_ms: Spread
+    ddp_ms: Spread
+    flightedl_ms: Spread
+    by_alone: Spread
+    by_ddp: Spread
 
 
 @contextlib.contextmanager
@@ -89,14 +107,14 @@ def measure(mb: float, *, turns: int, steps: int, directory: Path) -> ModuleStep
             order = list(zip(sides, times, strict=True))
             for side, found in order if turn % 2 == 0 else reversed(order):
                 found.append(side.run(steps))
-        ratios = [statistics.median(o / t for o, t in zip(times[2], found, strict=True)) for found in times[:2]]
-        return ModuleSteps(mb, *(1e3 * statistics.median(found) for found in times), *ratios)
+        ratios = [Spread.of([o / t for o, t in zip(times[2], found, strict=True)]) for found in times[:2]]
+        return ModuleSteps(mb, *(Spread.of([1e3 * each for each in found]) for found in times), *ratios)
 
 
 @click.command()
 @click.option("--mb", "sizes", type=click.FloatRange(min=0.01), multiple=True, help="MiB of the model [1, 10, 100]")
 @click.option("--steps", type=click.IntRange(min=0), default=0, help="Steps of a turn [0: by the size]")
-@click.option("--turns", type=click.IntRange(min=1), default=5, show_default=True, help="Turns of each side.")
+@click.option("--turns", type=click.IntRange(min=2), default=7, show_default=True, help="Turns of each side.")
 @click.option("--json", "wants_json", is_flag=True, help="Print JSON.")
 def torch(*, sizes: Sequence[float], steps: int, turns: int, wants_json: bool) -> None:
     """A step of a PyTorch module on a job, against DDP and against none.
@@ -112,10 +130,13 @@ def torch(*, sizes: Sequence[float], steps: int, turns: int, wants_json: bool) -
     if wants_json:
         click.echo(json.dumps([asdict(one) for one in found], indent=2))
         return
-    table = Table(title=f"a step of a module, Adam, {os.cpu_count()} cores, medians of alternated runs")
+    cores = os.cpu_count()
+    table = Table(
+        title=f"a step of a module, Adam, {cores} cores: median of alternated turns, and where half of them lie"
+    )
     for name in ("MiB", "alone ms", "DDP x 2 ms", "flightedl ms", "by alone", "by DDP"):
         table.add_column(name, justify="right")
     for one in found:
-        times = (f"{value:.2f}" for value in (one.alone_ms, one.ddp_ms, one.flightedl_ms, one.by_alone, one.by_ddp))
-        table.add_row(f"{one.mb:g}", *times)
+        values = (one.alone_ms, one.ddp_ms, one.flightedl_ms, one.by_alone, one.by_ddp)
+        table.add_row(f"{one.mb:g}", *map(str, values))
     Console(highlight=False, width=120).print(table)
