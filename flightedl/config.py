@@ -26,6 +26,7 @@ ENVIRONMENT_PREFIX = "FLIGHTEDL_"
 _TELEMETRY = ("", "otlp")
 _LOG_FORMATS = ("text", "json")
 INTEGRITIES = ("auto", "always", "never")
+SAME_HOST = ("auto", "never")
 _LOG_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
 _JOB_NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
 
@@ -63,6 +64,9 @@ class CommonSettings:
     #: Whether values that travel between trainers and pservers carry checksums: "always", "never", or "auto", where
     #: nothing else protects them, see ``rpc.integrity``.
     integrity: str = "auto"
+    #: Whether values between a trainer and a pserver of one host and user lie in memory that both map: "auto", or
+    #: "never", see ``rpc.same_host``.
+    same_host: str = "auto"
 
     def __post_init__(self) -> None:
         if not is_job_name(self.job):
@@ -72,6 +76,7 @@ class CommonSettings:
         _require_one_of("log_level", self.log_level, self.log_level.upper(), _LOG_LEVELS)
         _require_one_of("log_format", self.log_format, self.log_format, _LOG_FORMATS)
         _require_one_of("integrity", self.integrity, self.integrity, INTEGRITIES)
+        _require_one_of("same_host", self.same_host, self.same_host, SAME_HOST)
         if self.telemetry not in _TELEMETRY:
             raise UsageError(f"telemetry is {self.telemetry!r:.40}, but must be otlp, or empty for none")
         if self.lease_ttl_s < 1:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import click
 
-from flightedl.config import INTEGRITIES
+from flightedl.config import INTEGRITIES, SAME_HOST
 from flightedl.launch.forking import fork_server
 
 
@@ -57,6 +57,11 @@ def resume_command(arguments: Sequence[str]) -> str:
     type=click.Choice(INTEGRITIES),
     help="Checksums of the values that travel: where nothing else protects them, always, or never [auto]",
 )
+@click.option(
+    "--same-host",
+    type=click.Choice(SAME_HOST),
+    help="Values between processes of one host and user in memory that both map, where it can be had, or never [auto]",
+)
 @click.option("--log-level", metavar="LEVEL", help="DEBUG, INFO, WARNING or ERROR [INFO]")
 @click.option("--page/--no-page", default=True, help="Serve a web page of the job on this machine [page]")
 @click.option("--tensorboard", is_flag=True, help="Write what job.log is given to files for TensorBoard, too.")
@@ -83,6 +88,7 @@ def run(
     lease_ttl_s: float | None,
     tls_dir: str | None,
     integrity: str | None,
+    same_host: str | None,
     log_level: str | None,
     page: bool,
     tensorboard: bool,
@@ -102,6 +108,7 @@ def run(
         "lease_ttl_s": lease_ttl_s,
         "tls_dir": tls_dir,
         "integrity": integrity,
+        "same_host": same_host,
         "log_level": log_level,
         "record": record,
         "tensorboard": tensorboard or None,

@@ -143,6 +143,8 @@ def _versions(server: ServerStatus) -> str:
     if wrong:
         codes = ", ".join(f"{count} {code}" for code, count in wrong.items())
         size += f", {sum(wrong.values())} calls refused: {codes}"
+    if server.streams:
+        size += f", {server.shared_streams} of {server.streams} streams in shared memory"
     if server.lowest_version == server.highest_version:
         return f"{server.lowest_version} ({size})"
     return f"{server.lowest_version}-{server.highest_version} ({size})"

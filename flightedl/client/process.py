@@ -75,7 +75,9 @@ class TrainerProcess:
             self._base = stack.pop_all()
         self.directory = Directory(self.coordinator, self.keys, self.clock).start()
         self._waits = Waits(self.clock, chosen.say_after_s, chosen.give_up_s, self._waits_for, job_over)
-        connector = Connector(Caller("trainer", self.trainer), Role.TRAINER, chosen.tls_dir, chosen.integrity)
+        connector = Connector(
+            Caller("trainer", self.trainer), Role.TRAINER, chosen.tls_dir, chosen.integrity, chosen.same_host
+        )
         self.servers = Servers(chosen.job, self.directory, connector, self._waits.asks)
         #: Where the time of the script's loop goes.
         self.profile = LoopProfile(self.clock.now)

@@ -79,7 +79,7 @@ class RunOptions:
 
 def _of_all(more: Mapping[str, Any]) -> dict[str, Any]:
     """The settings that all processes have."""
-    return {name: value for name, value in more.items() if name in {"tls_dir", "integrity"}}
+    return {name: value for name, value in more.items() if name in {"tls_dir", "integrity", "same_host"}}
 
 
 def job_name(target: str) -> str:

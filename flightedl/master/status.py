@@ -211,6 +211,8 @@ def _server(
         facts=said.facts,
         received_bytes=said.received_bytes,
         sent_bytes=said.sent_bytes,
+        streams=said.streams,
+        shared_streams=said.shared_streams,
     )
 
 

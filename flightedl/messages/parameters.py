@@ -7,7 +7,7 @@ from typing import Annotated
 
 import msgspec
 
-from flightedl.messages.base import Name, Natural, OfPlan, Reply, Request, Sender, Traceparent, Weight
+from flightedl.messages.base import Name, Natural, OfPlan, Reply, Request, Sender, Text, Traceparent, Weight
 
 
 class Outcome(IntEnum):
@@ -72,6 +72,24 @@ class LookupHeader(OfPlan, frozen=True, kw_only=True):
     wait_s: Annotated[float, msgspec.Meta(ge=0, le=20)] = 2.0
     #: Whether the rows that come carry checksums.
     checksums: bool = True
+
+
+class ShareRequest(Request, frozen=True, kw_only=True):
+    """On a stream of steps, sealed, as metadata alone, before one of them: may values lie in memory of both sides?"""
+
+    verb: str = "share"
+    #: What the asker knows of its host, network and user; opaque.
+    host: Text
+
+
+class ShareReply(Reply, frozen=True, kw_only=True):
+    """The answer, sealed, as metadata alone."""
+
+    #: Name of a Unix socket on which the server waits for a descriptor, and what the memory begins with, in hex.
+    socket: str = ""
+    nonce: str = ""
+    #: Why values travel by TCP; empty: they need not.
+    refused: str = ""
 
 
 class Opening(Reply, frozen=True, kw_only=True):

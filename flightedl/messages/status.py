@@ -39,6 +39,9 @@ class ServerStatus(Reply, frozen=True, kw_only=True):
     #: Bytes of values since it began.
     received_bytes: int = 0
     sent_bytes: int = 0
+    #: Streams of trainers that are open, and those whose values lie in memory that both sides map.
+    streams: int = 0
+    shared_streams: int = 0
 
 
 class TrainerStatus(Reply, frozen=True, kw_only=True):
@@ -304,6 +307,9 @@ class PserverStatusReply(Reply, frozen=True, kw_only=True):
     #: Bytes of values since the process began.
     received_bytes: int = 0
     sent_bytes: int = 0
+    #: Streams of trainers that are open, and those whose values lie in memory that both sides map.
+    streams: int = 0
+    shared_streams: int = 0
     #: Members for whom others wait at a version, and for how long: they have not pushed, or are too far behind.
     waits_at: int = 0
     waits_for: list[int] = []

@@ -2,7 +2,7 @@
 
 ``step`` (DoExchange) is push and pull in one stream (see ``steps``): its first message brings the request, each message
 is answered by one, and the last message says that the step is over; another step may come on the stream. So may a
-lookup of rows, which is one message and its answer.
+lookup of rows, which is one message and its answer. What messages travel by is the business of ``step_stream``.
 ``push`` (DoPut) and ``pull`` (DoGet) are the same apart, for any Flight client.
 """
 
@@ -30,11 +30,12 @@ from flightedl.ports import Clock
 from flightedl.process import tracing
 from flightedl.process.stacks import stacks
 from flightedl.pserver.service import PserverService
+from flightedl.pserver.step_stream import StepStream
 from flightedl.pserver.steps import StepSession, awaited_values
 from flightedl.rpc.authentication import Role
 from flightedl.rpc.routes import Call, ExchangeRoute, Outgoing, PutRoute, Routes
 from flightedl.rpc.streams import Exchange, Incoming
-from flightedl.wire.parts import STEP_END, STEP_SCHEMA, ReceivedBlocks, attached_to, decode_parts, encode_parts
+from flightedl.wire.parts import STEP_END, STEP_SCHEMA, ReceivedBlocks
 from flightedl.wire.rows import PUSH_SCHEMA, VALUES_SCHEMA, OutgoingBlocks, decode_batch, decode_rows, encode_pieces
 
 _ROLES = {
@@ -47,11 +48,18 @@ _ROLES = {
 
 
 class PserverFlight:
-    """Routes of one pserver."""
+    """Routes of one pserver.
 
-    def __init__(self, service: PserverService, clock: Clock) -> None:
+    Args:
+        service: Answers.
+        clock: For waits.
+        shares_memory: Whether trainers of the same host may have memory in common with it.
+    """
+
+    def __init__(self, service: PserverService, clock: Clock, *, shares_memory: bool = True) -> None:
         self._service = service
         self._clock = clock
+        self._shares_memory = shares_memory
 
     def routes(self) -> Routes:
         """All verbs."""
@@ -127,76 +135,76 @@ class PserverFlight:
         )
 
     def _step(self, _: bytes, exchange: Exchange, call: Call) -> None:
-        exchange.begin(STEP_SCHEMA)
-        while self._has_taken_step(exchange, call):
-            pass
+        stream = StepStream(exchange, self._clock, self._service.meter, shares_memory=self._shares_memory)
+        stream.begin()
+        try:
+            while self._has_taken_step(stream, call):
+                pass
+        finally:
+            stream.end()
 
-    def _has_taken_step(self, exchange: Exchange, call: Call) -> bool:
+    def _has_taken_step(self, stream: StepStream, call: Call) -> bool:
         """One step; False: the client wants no more of them."""
-        message = exchange.read_at_rest()
-        if message is None:
+        received = stream.request()
+        if received is None:
             return False
         call.check_begin()
-        batch, packed = message
-        del message
-        if batch is None:
-            raise MessageError("a step begins with a message that has values and a header")
+        parts, request = received
+        del received
         began = self._clock.now()
-        parts = decode_parts(batch, packed, exchange.columns)
-        del batch
-        request = attached_to(packed)
         if decode(request, Opening).verb == "lookup":
-            self._lookup(decode(request, LookupHeader), parts, exchange, call)
+            self._lookup(decode(request, LookupHeader), parts, stream, call)
             return True
         header = decode(request, PushHeader)
         shard = self._service.shard(header.plan_hash)
         with tracing.serves("pserver", "step", header.traceparent):
-            self._take_step(StepSession(shard, header), parts, exchange, call, header)
+            self._take_step(StepSession(shard, header), parts, stream, call, header)
         shard.meter.step(self._clock.now() - began)
         return True
 
     def _take_step(
-        self, session: StepSession, parts: list[ReceivedBlocks], exchange: Exchange, call: Call, header: PushHeader
+        self, session: StepSession, parts: list[ReceivedBlocks], stream: StepStream, call: Call, header: PushHeader
     ) -> None:
+        checksums = header.checksums
         while True:
             self._service.require_lease()
             pieces = session.feed(parts)
-            exchange.write(*encode_parts(pieces, STEP_END if session.is_over else b"", checksums=header.checksums))
+            stream.write(pieces, STEP_END if session.is_over else b"", checksums=checksums)
             # The next message is to come into this one's memory, while that is in the processor's cache. And of values
             # that somebody holds, others' gradients make a copy first.
             del parts, pieces
             if session.has_all:
                 break
-            parts = self._next_parts(session, exchange)
+            parts = self._next_parts(session, stream)
         if not session.is_over:
             deadline = min(self._clock.now() + header.wait_s, call.deadline)
             for pieces in _while_wanted(session.drain(self._clock, deadline), call):
-                exchange.write(*encode_parts(pieces, checksums=header.checksums))
-            exchange.write_metadata(STEP_END)
+                stream.write(pieces, checksums=checksums, may_wait=True)
+            stream.write_word(STEP_END)
 
-    def _lookup(self, header: LookupHeader, parts: Sequence[ReceivedBlocks], exchange: Exchange, call: Call) -> None:
+    def _lookup(self, header: LookupHeader, parts: Sequence[ReceivedBlocks], stream: StepStream, call: Call) -> None:
         """Rows of tables: what is there leaves with the word that this is all."""
         shard = self._service.shard(header.plan_hash)
         if len(parts) != 1:
             raise MessageError(f"a lookup is about the buckets of a pserver, and has {len(parts)} parts")
         pieces, rest = shard.read(shard.lookup(parts[0]), header.member)
         if pieces or not rest:
-            exchange.write(*encode_parts(pieces, b"" if rest else STEP_END, checksums=header.checksums))
+            stream.write(pieces, b"" if rest else STEP_END, checksums=header.checksums)
         if rest:
             deadline = min(self._clock.now() + header.wait_s, call.deadline)
             found = awaited_values(shard, header.member, deque(rest), self._clock, deadline)
             for more in _while_wanted(found, call):
-                exchange.write(*encode_parts(more, checksums=header.checksums))
-            exchange.write_metadata(STEP_END)
+                stream.write(more, checksums=header.checksums, may_wait=True)
+            stream.write_word(STEP_END)
 
     @staticmethod
-    def _next_parts(session: StepSession, exchange: Exchange) -> list[ReceivedBlocks]:
+    def _next_parts(session: StepSession, stream: StepStream) -> list[ReceivedBlocks]:
         """Those of the next message of a step."""
-        batch, packed = exchange.read() or (None, None)
-        if batch is None:
+        received = stream.read()
+        if received is None:
             raise MessageError(session.missing)
-        parts = decode_parts(batch, packed, exchange.columns)
-        if attached_to(packed):
+        parts, attached = received
+        if attached:
             raise MessageError(f"a step begins before the one before it ended: {session.missing}")
         return parts
 

@@ -61,7 +61,7 @@ class PserverProcess(ServerProcess[PserverSettings]):
         )
         credentials = Credentials.load(self._settings.tls_dir, Role.SERVER)
         server = FlightServer(
-            PserverFlight(service, self._clock).routes(),
+            PserverFlight(service, self._clock, shares_memory=self._settings.same_host != "never").routes(),
             ServerIdentity(self._settings.job, "pserver"),
             host=self._settings.bind,
             port=self._settings.port,

@@ -39,6 +39,8 @@ class Meter:
         self._rows = [0] * (max(Outcome) + 1)
         self._received_bytes = 0
         self._sent_bytes = 0
+        #: Streams of steps that are open, and those of them that share memory.
+        self._streams = self._shared_streams = 0
         self._round_closed_at: float | None = None
         #: Member -> updates that its gradients did not see: a mean in which newer ones count more.
         self._staleness: dict[int, float] = {}
@@ -59,6 +61,12 @@ class Meter:
         """Values left that were waited for."""
         with self._lock:
             self._sent_bytes += size_bytes
+
+    def stream(self, more: int, *, shared: int = 0) -> None:
+        """So many more streams of steps are open, and share memory; negative: so many fewer."""
+        with self._lock:
+            self._streams += more
+            self._shared_streams += shared
 
     def step(self, seconds: float) -> None:
         """A step is over."""
@@ -95,6 +103,11 @@ class Meter:
         """Blocks that were pushed, by what became of them."""
         with self._lock:
             return {outcome.name.lower(): self._rows[outcome] for outcome in Outcome if outcome is not Outcome.NONE}
+
+    @property
+    def streams(self) -> tuple[int, int]:
+        """Streams of steps that are open, and how many of them share memory with a trainer."""
+        return self._streams, self._shared_streams
 
     @property
     def size_bytes(self) -> tuple[int, int]:

@@ -41,6 +41,8 @@ def figures(status: PserverStatusReply) -> Figures:
         "rows_total": Figure("Blocks that were pushed, by what became of them.", status.rows, "outcome"),
         "received_bytes_total": Figure("Bytes of gradients that came.", status.received_bytes),
         "sent_bytes_total": Figure("Bytes of values that were sent.", status.sent_bytes),
+        "streams": Figure("Streams of trainers that are open.", status.streams),
+        "shared_streams": Figure("Those whose values lie in memory that both sides map.", status.shared_streams),
         "refused_calls_total": Figure("Calls that ended with an error, by its code.", status.refused_calls, "code"),
         **_of_tables(status),
         "snapshot_copy_seconds": Figure("To copy the blocks for the newest checkpoint.", status.copied_s),

@@ -487,6 +487,8 @@ class PserverService:
             rows=meter.rows_by_outcome,
             received_bytes=received_bytes,
             sent_bytes=sent_bytes,
+            streams=meter.streams[0],
+            shared_streams=meter.streams[1],
             waits_at=waits_at,
             waits_for=waits_for,
             waits_s=meter.waits_s((waits_at, *waits_for)) if waits_for else 0.0,

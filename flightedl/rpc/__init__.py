@@ -3,9 +3,9 @@
 Reading order: ``routes`` (what a server is made of), ``server`` (its life and its admission), ``service`` and
 ``streams`` (how it answers), ``client`` and ``client_streams`` (how it is asked), ``request_stream`` (again and again),
 ``reuse`` (streams that stay open from one request to the next), ``errors`` (how they cross), ``validation`` (what is
-checked of every batch), ``integrity`` (which values carry checksums). ``identity`` says who talks to whom,
-``authentication`` proves it, and ``connector`` opens connections accordingly; ``arrow_flight`` imports pyarrow.flight
-in the right order.
+checked of every batch), ``integrity`` (which values carry checksums), ``same_host`` (memory beside a stream).
+``identity`` says who talks to whom, ``authentication`` proves it, and ``connector`` opens connections accordingly;
+``arrow_flight`` imports pyarrow.flight in the right order.
 
 Rules that hold for every call:
 

@@ -108,6 +108,7 @@ class Connection:
         caller: Who asks.
         credentials: Mutual TLS; None: plain text.
         has_checksums: Whether values that travel on it carry checksums, see ``rpc.integrity``.
+        shares_memory: Whether to ask the server for shared memory, see ``rpc.same_host``.
     """
 
     def __init__(
@@ -118,8 +119,10 @@ class Connection:
         caller: Caller | None = None,
         credentials: Credentials | None = None,
         has_checksums: bool = True,
+        shares_memory: bool = False,
     ) -> None:
         self.address = address
+        self.shares_memory = shares_memory
         self.has_checksums = has_checksums
         self.expected = expected
         #: Of the server, for people.

@@ -272,7 +272,7 @@ class ClientExchange:
         return answer
 
     def lock_step(
-        self, messages: Iterable[tuple[pa.RecordBatch, bytes | None, int]], *, ahead: int
+        self, messages: Iterable[tuple[pa.RecordBatch | None, bytes, int]], *, ahead: int
     ) -> Iterator[Message]:
         """Write messages to a server that answers each with one of about its size; gives its answers in order.
 
@@ -281,7 +281,7 @@ class ClientExchange:
         dropped before the next one is asked for leaves it its memory.
 
         Args:
-            messages: Batch, metadata and bytes of values, see ``write``; made when they are about to be sent.
+            messages: Batch or None, metadata and bytes of values, see ``write``; made when they are about to be sent.
             ahead: Messages that may be unanswered; fewer where they are more than ``LOCK_STEP_LIMIT_BYTES`` together.
 
         Raises:
@@ -294,7 +294,10 @@ class ClientExchange:
             while unanswered and total_bytes + size_bytes > LOCK_STEP_LIMIT_BYTES:
                 yield self.answer()
                 total_bytes -= unanswered.popleft()
-            self.write(batch, metadata, size_bytes=size_bytes)
+            if batch is None:
+                self.write_metadata(metadata)
+            else:
+                self.write(batch, metadata, size_bytes=size_bytes)
             unanswered.append(size_bytes)
             total_bytes += size_bytes
             if len(unanswered) >= ahead:

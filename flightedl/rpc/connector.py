@@ -24,13 +24,17 @@ class Connector:
         role: What this process is; says which certificate it shows.
         tls_dir: Directory with its certificate, see ``Credentials.load``; empty: plain text.
         integrity: Whether this process wants values with checksums, see ``rpc.integrity``.
+        same_host: Whether it shares memory with servers of its host, see ``rpc.same_host``.
 
     Raises:
         UsageError: a file of the directory is missing or is not PEM.
     """
 
-    def __init__(self, caller: Caller, role: Role, tls_dir: str = "", integrity: str = "auto") -> None:
+    def __init__(
+        self, caller: Caller, role: Role, tls_dir: str = "", integrity: str = "auto", same_host: str = "auto"
+    ) -> None:
         self._integrity = integrity
+        self._shares_memory = same_host != "never"
         self._caller = caller
         self._role = role
         self._directory = tls_dir
@@ -48,6 +52,7 @@ class Connector:
             caller=self._caller,
             credentials=credentials,
             has_checksums=has_checksums(self._integrity, integrity, is_protected=is_protected),
+            shares_memory=self._shares_memory,
         )
 
     def _present(self) -> Credentials | None:

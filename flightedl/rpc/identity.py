@@ -116,8 +116,8 @@ def checksum_of(request: bytes) -> str:
     return xxhash.xxh3_64_hexdigest(request)
 
 
-#: Length of what ``checksum_of`` returns.
-_CHECKSUM_BYTES = 16
+#: Length of what ``checksum_of`` returns, and so of what stands before a sealed message.
+SEAL_BYTES = 16
 
 
 def sealed(content: bytes) -> bytes:
@@ -127,8 +127,8 @@ def sealed(content: bytes) -> bytes:
 
 def unsealed(message: bytes) -> bytes:
     """What was sealed; raises DamagedError unless it is as it was."""
-    content = message[_CHECKSUM_BYTES:]
-    check_undamaged(content, message[:_CHECKSUM_BYTES].decode("latin-1"))
+    content = message[SEAL_BYTES:]
+    check_undamaged(content, message[:SEAL_BYTES].decode("latin-1"))
     return content
 
 

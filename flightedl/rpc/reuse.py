@@ -12,9 +12,10 @@ by ``close_idle``, or leaves it: a server does not wait for a stream on which no
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import msgspec
 import pyarrow as pa
@@ -32,6 +33,8 @@ _LIFETIME_S = 5.0
 class _Held:
     connection: Connection
     exchange: ClientExchange
+    #: What was made of it when it was opened.
+    greeted: Any
     #: Until when requests are sent, and when the stream ends.
     old_at: float
     ends_at: float
@@ -44,9 +47,17 @@ class ReusableExchange:
         verb: What the stream is opened with; requests are messages on it.
         schema: Of what is written.
         clock: For the stream's time.
+        greet: Told of each stream that was opened, before its first request; gives what ``use_greeted`` has with it.
     """
 
-    def __init__(self, verb: str, schema: pa.Schema, clock: Clock) -> None:
+    def __init__(
+        self,
+        verb: str,
+        schema: pa.Schema,
+        clock: Clock,
+        greet: Callable[[Connection, ClientExchange], object] = lambda _connection, _exchange: None,
+    ) -> None:
+        self._greet = greet
         self._descriptor = msgspec.json.encode({"verb": verb})
         self._schema = schema
         self._clock = clock
@@ -65,9 +76,15 @@ class ReusableExchange:
             connection: To whom; another one than last time ends the stream to that.
             timeout_s: What the request may take at most, and up to five seconds more if the server freezes.
         """
+        with self.use_greeted(connection, timeout_s=timeout_s) as (exchange, _):
+            yield exchange
+
+    @contextmanager
+    def use_greeted(self, connection: Connection, *, timeout_s: float) -> Iterator[tuple[ClientExchange, Any]]:
+        """As ``use``, with what was made of the stream when it was opened."""
         held = self._take(connection, timeout_s) or self._open(connection, timeout_s)
         try:
-            yield held.exchange
+            yield held.exchange, held.greeted
         except BaseException as error:
             held.exchange.__exit__(type(error), error, error.__traceback__)
             raise
@@ -94,7 +111,12 @@ class ReusableExchange:
     def _open(self, connection: Connection, timeout_s: float) -> _Held:
         now, lifetime_s = self._clock.now(), _LIFETIME_S + timeout_s
         exchange = connection.exchange(self._descriptor, self._schema, timeout_s=lifetime_s).__enter__()
-        return _Held(connection, exchange, now + _LIFETIME_S, now + lifetime_s)
+        try:
+            greeted = self._greet(connection, exchange)
+        except BaseException as error:
+            exchange.__exit__(type(error), error, error.__traceback__)
+            raise
+        return _Held(connection, exchange, greeted, now + _LIFETIME_S, now + lifetime_s)
 
 
 def _end(exchange: ClientExchange) -> None:

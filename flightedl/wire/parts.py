@@ -14,13 +14,17 @@ begins with this message, from the server the word that the step is over (a mess
 much as another megabyte's Python). So in layout 2 a checksum covers every bit that is used. Where a part's blocks begin
 is known from the shard plan.
 
+Where both sides map memory of each other's (``shared_values``), a message may have its values there. Then it is a
+header alone, of layout 4 with checksums or 5 without, in which ``uint64``, the offset of the values in the sender's
+memory, stands between the number of parts and the first of them.
+
 Received values are read-only views of network memory at any address; they live as long as the batch.
 """
 
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from struct import Struct
 from types import MappingProxyType
@@ -31,6 +35,7 @@ import xxhash
 
 from flightedl.errors import DamagedError, MessageError
 from flightedl.wire.rows import OutgoingBlocks, Rows
+from flightedl.wire.shared_values import Inbox, Outbox
 
 #: To the server ``version`` is the base version that the gradient was computed at; no values: an arrival without one.
 #: From the server no values: there are none to send yet.
@@ -41,13 +46,14 @@ STEP_END = b"end of step"
 #: A message has no more of them, so that its header is small.
 PARTS_LIMIT = 1000
 
-_LAYOUT = 2
-_UNCHECKED_LAYOUT = 3
-_LAYOUTS = frozenset({_LAYOUT, _UNCHECKED_LAYOUT})
+#: (the values are shared, they carry checksums) -> the layout that says so.
+_LAYOUT_OF = {(False, True): 2, (False, False): 3, (True, True): 4, (True, False): 5}
+_LAYOUTS = {layout: of for of, layout in _LAYOUT_OF.items()}
 _BINARY = STEP_SCHEMA.field(0).type
 _START = Struct("<QII")
 _PART = Struct("<iiqiIQ")
 _ONE = Struct("<IIiiqiIQ")
+_OFFSET = Struct("<Q")
 _NOTHING = memoryview(b"")
 _NO_RUNS: Mapping[int, int] = MappingProxyType({})
 _digest = xxhash.xxh3_64_intdigest
@@ -64,29 +70,36 @@ class ReceivedBlocks(NamedTuple):
 
 
 def encode_parts(
-    pieces: Sequence[OutgoingBlocks], attached: bytes = b"", *, checksums: bool = True
-) -> tuple[pa.RecordBatch, bytes]:
+    pieces: Sequence[OutgoingBlocks], attached: bytes = b"", *, checksums: bool = True, outbox: Outbox | None = None
+) -> tuple[pa.RecordBatch | None, bytes]:
     """A message: its batch and its header, with what is attached to it.
 
-    No values are copied where only one piece carries any.
+    No values are copied where only one piece carries any, but to ``outbox``.
 
     Args:
         pieces: What it brings.
         attached: Beside it.
         checksums: Whether the values carry any.
+        outbox: Takes the values where they are worth it and there is room; the batch is None then.
     """
     filled: list[memoryview] = []
-    layout = _LAYOUT if checksums else _UNCHECKED_LAYOUT
-    if len(pieces) == 1:
-        body = _ONE.pack(layout, 1, *_fields(pieces[0], filled, checksums))
+    fields = [_fields(piece, filled, checksums) for piece in pieces]
+    size_bytes = sum(map(len, filled))
+    start = None if outbox is None else outbox.put(filled, size_bytes)
+    layout = _LAYOUT_OF[start is not None, checksums]
+    if len(fields) == 1 and start is None:
+        body = _ONE.pack(layout, 1, *fields[0])
     else:
-        fields = (_PART.pack(*_fields(piece, filled, checksums)) for piece in pieces)
-        body = b"".join((_START.pack(0, layout, len(pieces))[8:], *fields))
+        offset = b"" if start is None else _OFFSET.pack(start)
+        body = b"".join((_START.pack(0, layout, len(fields))[8:], offset, *(_PART.pack(*part) for part in fields)))
     if attached:
         body += attached
+    header = _digest(body).to_bytes(8, "little") + body
+    if start is not None:
+        return None, header
     values = filled[0] if len(filled) == 1 else b"".join(filled)
     column = pa.Array.from_buffers(_BINARY, 1, [None, _offsets(len(values)), pa.py_buffer(values)], 0)
-    return pa.RecordBatch.from_arrays([column], schema=STEP_SCHEMA), _digest(body).to_bytes(8, "little") + body
+    return pa.RecordBatch.from_arrays([column], schema=STEP_SCHEMA), header
 
 
 @lru_cache(256)
@@ -114,13 +127,16 @@ def _fields(piece: OutgoingBlocks, filled: list[memoryview], checksums: bool) ->
     return blocks.start, len(blocks), piece.version, piece.outcome, len(data), checksum
 
 
-def decode_parts(batch: pa.RecordBatch, header: bytes | None, columns: Sequence[pa.Array] = ()) -> list[ReceivedBlocks]:
+def decode_parts(
+    batch: pa.RecordBatch | None, header: bytes | None, columns: Sequence[pa.Array] = (), inbox: Inbox | None = None
+) -> list[ReceivedBlocks]:
     """The parts of a received message (its batch validated against ``STEP_SCHEMA``), with its checksums verified.
 
     Args:
-        batch: As received.
+        batch: As received; None: there was none.
         header: Its app_metadata.
         columns: Those of the batch, where somebody has them already.
+        inbox: Where values lie that are not in a batch; None: nothing is shared.
 
     Raises:
         MessageError: the header is not one, or does not fit the values.
@@ -128,21 +144,50 @@ def decode_parts(batch: pa.RecordBatch, header: bytes | None, columns: Sequence[
     """
     if header is None or len(header) < _START.size:
         raise MessageError("a message has no header in its app_metadata")
-    if batch.num_rows != 1:
-        raise MessageError(f"a message has {batch.num_rows} rows of values, not 1")
     checksum, layout, count = _START.unpack_from(header)
-    end = _START.size + count * _PART.size
-    if layout not in _LAYOUTS or len(header) < end:
+    start, end = _bounds(layout, count)
+    if not end or len(header) < end:
         raise MessageError(f"a header of layout {layout} with {count} parts has {len(header)} bytes: another version?")
     if _digest(memoryview(header)[8:]) != checksum:
         raise DamagedError("a message's header does not match its checksum")
-    is_checked = layout == _LAYOUT
-    data = _value(columns[0] if columns else batch.column(0))
+    fields = list(_PART.iter_unpack(memoryview(header)[start:end]))
+    is_shared, is_checked = _LAYOUTS[layout]
+    if not is_shared:
+        data = _values_of(batch, columns)
+    elif inbox is None or batch is not None:
+        raise MessageError("a message's values are said to lie in memory, but none is shared for them")
+    else:
+        data = inbox.take(_OFFSET.unpack_from(header, _START.size)[0], sum(field[4] for field in fields))
+    return _parts_in(data, fields, is_checked=is_checked)
+
+
+def is_shared(header: bytes | None) -> bool:
+    """Whether a message of a header alone has its values in memory."""
+    if header is None or len(header) < _START.size:
+        return False
+    return _LAYOUTS.get(_START.unpack_from(header)[1], (False,))[0]
+
+
+def _bounds(layout: int, count: int) -> tuple[int, int]:
+    """Where the parts of a header begin and end; zeros: there is no such layout."""
+    if layout not in _LAYOUTS:
+        return 0, 0
+    start = _START.size + (_OFFSET.size if _LAYOUTS[layout][0] else 0)
+    return start, start + count * _PART.size
+
+
+def _values_of(batch: pa.RecordBatch | None, columns: Sequence[pa.Array]) -> memoryview:
+    if batch is None:
+        raise MessageError("a message has a header that tells of values, and none came with it")
+    if batch.num_rows != 1:
+        raise MessageError(f"a message has {batch.num_rows} rows of values, not 1")
+    return _value(columns[0] if columns else batch.column(0))
+
+
+def _parts_in(data: memoryview, fields: Iterable[Sequence[int]], *, is_checked: bool) -> list[ReceivedBlocks]:
     parts: list[ReceivedBlocks] = []
     start = 0
-    for first, length, version, outcome, size_bytes, expected in _PART.iter_unpack(
-        memoryview(header)[_START.size : end]
-    ):
+    for first, length, version, outcome, size_bytes, expected in fields:
         if first < 0 or length < 1:
             raise MessageError(f"a message has {length} blocks from {first}")
         stop = start + size_bytes
@@ -186,8 +231,8 @@ def parts_of(rows: Rows, run_of: Mapping[int, int] = _NO_RUNS) -> Iterator[Recei
 def attached_to(header: bytes | None) -> bytes:
     """What a header carries beside the parts; it was decoded, so it is there and sound."""
     assert header is not None, "decode_parts refuses a message without a header"
-    _, _, count = _START.unpack_from(header)
-    return header[_START.size + count * _PART.size :]
+    _, layout, count = _START.unpack_from(header)
+    return header[_bounds(layout, count)[1] :]
 
 
 def _value(column: pa.Array) -> memoryview:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Self
 
 import numpy as np
@@ -23,6 +23,7 @@ from flightedl.messages.control import ViewMemberMessage, ViewRequest
 from flightedl.messages.parameters import BatchIdentity, PushHeader
 from flightedl.messages.tasks import Assignment
 from flightedl.pserver.flight import PserverFlight
+from flightedl.pserver.meter import Meter
 from flightedl.pserver.shard import ShardState
 from flightedl.rpc import Connection, FlightServer, ServerIdentity
 from flightedl.wire.rows import Row
@@ -36,6 +37,7 @@ class OneShard:
 
     state: ShardState
     has_lease: bool = True
+    meter: Meter = field(default_factory=Meter)
 
     def shard(self, plan_hash: str) -> ShardState:
         self.state.require_plan(plan_hash)
@@ -105,7 +107,9 @@ class Cluster:
         dtype: str = "float32",
         initial: Mapping[str, np.ndarray] | None = None,
         tables: Sequence[TableSpec] = (),
+        shares_memory: bool = True,
     ) -> None:
+        self.shares_memory = shares_memory
         self.mode, self.wire = mode, wire
         self.initial = initial
         self.specs = [
@@ -137,7 +141,7 @@ class Cluster:
         server = FlightServer(PserverFlight(service, CLOCK).routes(), identity, clock=CLOCK)
         server.start_serving(identity)
         self.servers.append(server)
-        self.connections.append(Connection(server.address, expected=identity))
+        self.connections.append(Connection(server.address, expected=identity, shares_memory=self.shares_memory))
         self.shards[index : index + 1] = [shard]
         self.services[index : index + 1] = [service]
         return generation, self.connections[-1]

@@ -6,6 +6,8 @@ Every mutated message goes through what a server does with one: the header's JSO
 ``rpc.validation``, the rows' checksums, the shard. A crash of the process is a find; so is anything applied that no
 correct sender ever meant, a wrong account of what is applied, or a server that a correct sender cannot use afterwards.
 
+Half of the steps' messages have their values in memory that their sender may change at any time.
+
 In sync mode the hostile sender is one of two members, so that its rows land in open rounds; the other one, who is
 correct, closes them. In async mode half of the messages are sums of several batches.
 """
@@ -37,6 +39,7 @@ from flightedl.pserver.shard_rows import Pushed, Wanted
 from flightedl.rpc.validation import BatchLimits, Tally, check_schema
 from flightedl.wire.parts import STEP_SCHEMA, attached_to, decode_parts, encode_parts
 from flightedl.wire.rows import PUSH_SCHEMA, OutgoingBlocks, decode_batch, encode_rows
+from flightedl.wire.shared_values import CopyingInbox, Outbox
 
 SIZES = (16, 16, 3, 40)
 #: What lengths and offsets are most afraid of.
@@ -69,6 +72,9 @@ class Target:
         self.batch = 0
         self.accepted = 0
         self.refused: Counter[str] = Counter()
+        #: Shared with the senders, with room for a few messages.
+        self.memory = np.zeros(4096, np.uint8)
+        self.inbox = CopyingInbox(self.memory)
         #: The most that each block may have got: a gradient for each time that somebody pushed it one.
         self.pushed = 0
 
@@ -96,8 +102,8 @@ class Target:
         arrays = [np.full(size, -1, np.float32) for size in SIZES]
         return encode_rows(range(len(SIZES)), self.versions(), arrays).serialize().to_pybytes()
 
-    def step_message(self, chance: random.Random, request: bytes) -> tuple[bytes, bytes]:
-        """The same as the message of a step that brings its request: its batch, its header."""
+    def step_message(self, chance: random.Random, request: bytes) -> tuple[bytes | None, bytes]:
+        """The same as the message of a step that brings its request: its batch, or None: in memory; its header."""
         versions = self.versions()
         together = chance.random() < 0.5 and len(set(versions)) == 1
         ranges = [range(len(SIZES))] if together else [range(n, n + 1) for n in range(len(SIZES))]
@@ -107,15 +113,26 @@ class Target:
             )
             for blocks in ranges
         ]
-        batch, packed = encode_parts(pieces, request)
-        return batch.serialize().to_pybytes(), packed
+        outbox = None
+        if chance.random() < 0.5:
+            outbox = Outbox(self.memory, 0)
+            outbox.put([], chance.randrange(2048))
+        batch, packed = encode_parts(pieces, request, outbox=outbox)
+        return None if batch is None else batch.serialize().to_pybytes(), packed
 
-    def take_step(self, message: bytes, packed: bytes) -> set[int]:
+    def damage_memory(self, chance: random.Random) -> None:
+        """Some of it."""
+        found = mutated(self.memory.tobytes(), chance)[: self.memory.size]
+        self.memory[: len(found)] = np.frombuffer(found, np.uint8)
+
+    def take_step(self, message: bytes | None, packed: bytes) -> set[int]:
         """Likewise, a message of a step."""
 
         def push() -> list[Pushed]:
-            batch, columns = _sound(message, STEP_SCHEMA)
-            parts = decode_parts(batch, packed, columns)
+            batch, columns = (None, ()) if message is None else _sound(message, STEP_SCHEMA)
+            parts = decode_parts(batch, packed, columns, self.inbox)
+            # What is taken was copied: whatever the sender does now comes too late.
+            self.memory[:] = 0xFF
             request = decode(attached_to(packed), PushHeader)
             self.shard.require_plan(request.plan_hash)
             return self.shard.push(request, parts)
@@ -237,6 +254,8 @@ def attack(count: int, seed: int, mode: Mode) -> Target:
                 if chance.random() < 0.5:
                     # A sender who means it: only what the header says is checked then.
                     packed = xxhash.xxh3_64_intdigest(packed[8:]).to_bytes(8, "little") + packed[8:]
+            elif draw >= 0.35 and message is None:
+                target.damage_memory(chance)
             elif draw >= 0.35:
                 message = mutated(message, chance)
             if is_step:

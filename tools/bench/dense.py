@@ -55,6 +55,8 @@ class Workload:
     mode: str = "async"
     wire: str = ""
     integrity: str = "auto"
+    #: What values travel by: "shared" memory, or "tcp".
+    path: str = "shared"
 
     @property
     def shapes(self) -> list[int]:
@@ -70,9 +72,9 @@ class Workload:
         pieces = "" if self.parameters == 1 else f" in {self.parameters}"
         wire = f", {self.wire} wire" if self.wire else ""
         checked = "" if self.integrity == "auto" else f", integrity {self.integrity}"
-        return (
-            f"{self.mb:g} MB{pieces}, {self.optimizer}, {self.mode}{wire}{checked}, {self.trainers} x {self.pservers}"
-        )
+        by = "" if self.path == "shared" else f", by {self.path}"
+        shape = f"{self.trainers} x {self.pservers}"
+        return f"{self.mb:g} MB{pieces}, {self.optimizer}, {self.mode}{wire}{checked}, {shape}{by}"
 
 
 #: The standard table.
@@ -148,11 +150,11 @@ def flightedl_side(workload: Workload, directory: Path) -> Iterator[Side]:
         "more": {"wire": workload.wire} if workload.wire else {},
         "own_gradients": workload.trainers * workload.size_bytes <= _OWN_GRADIENTS_BYTES,
     }
+    same_host = "auto" if workload.path == "shared" else "never"
+    more: dict[str, Any] = {"integrity": workload.integrity, "same_host": same_host}
     with contextlib.ExitStack() as stack:
-        cluster = stack.enter_context(LocalCluster(workload.pservers, job="bench", integrity=workload.integrity))
-        environment = child_environment(
-            settings(TrainerSettings, etcd=cluster.etcd_address, job="bench", integrity=workload.integrity)
-        )
+        cluster = stack.enter_context(LocalCluster(workload.pservers, job="bench", **more))
+        environment = child_environment(settings(TrainerSettings, etcd=cluster.etcd_address, job="bench", **more))
         trainers = [
             stack.enter_context(worker("flightedl_tools.bench.trainer", [json.dumps(options)], environment))
             for _ in range(workload.trainers)

@@ -1,7 +1,8 @@
 """The conversation with one pserver, through its restarts: what a transfer asks of it, and the messages that say so.
 
 A step is a stream of messages in lock-step: a few ahead, then one answer read for each message written, which keeps the
-data in the processor's cache and cannot deadlock. The stream is kept open from step to step. In synchronous mode a
+data in the processor's cache and cannot deadlock. The stream is kept open from step to step; what its messages travel
+by is the business of ``step_channel``. In synchronous mode a
 block's fresh values come when its round has closed; what has not come by the end of a step is asked for again, in
 slices of time.
 
@@ -16,11 +17,10 @@ from dataclasses import dataclass
 from itertools import chain, islice
 from typing import Protocol
 
-import pyarrow as pa
-
 from flightedl.client.connections import Servers
 from flightedl.client.model.outgoing import Outgoing, Run, at_one_version
 from flightedl.client.model.phases import Phases
+from flightedl.client.model.step_channel import StepChannel
 from flightedl.client.model.values import ModelValues
 from flightedl.client.profile import PULL, WAIT
 from flightedl.client.tables.traffic import RowMessages
@@ -35,18 +35,9 @@ from flightedl.ports import Clock
 from flightedl.process import tracing
 from flightedl.rpc.client import Connection
 from flightedl.rpc.client_streams import LOCK_STEP_LIMIT_BYTES
-from flightedl.rpc.reuse import ReusableExchange
-from flightedl.wire.parts import (
-    PARTS_LIMIT,
-    STEP_END,
-    STEP_SCHEMA,
-    ReceivedBlocks,
-    attached_to,
-    decode_parts,
-    encode_parts,
-    parts_of,
-)
+from flightedl.wire.parts import PARTS_LIMIT, STEP_END, ReceivedBlocks, parts_of
 from flightedl.wire.rows import OutgoingBlocks, decode_batch
+from flightedl.wire.shared_values import SHARED_FROM_BYTES
 
 _SLICE_S = 2.0
 _STREAM_S = 30.0
@@ -111,17 +102,19 @@ class ShardClient:
         self._servers = servers
         self._sender = sender
         self._waiting = waiting
-        largest = max((model.values.sent_bytes(run) for run in runs), default=1)
+        sizes = [model.values.sent_bytes(run) for run in runs]
+        largest = max(sizes, default=1)
         #: Messages written ahead of the answers read: two at least.
         self._window = max(2, LOCK_STEP_LIMIT_BYTES // max(largest, 1))
         #: Steps follow each other on it.
-        self._stream = ReusableExchange("step", STEP_SCHEMA, clock)
+        is_worth_sharing = bool(self._buckets) or largest >= SHARED_FROM_BYTES
+        self._channel = StepChannel(index, clock, is_worth_sharing=is_worth_sharing, step_bytes=sum(sizes))
         #: Where the time of the newest transfer went.
         self.phases = Phases(clock.now)
 
     def close(self) -> None:
         """Let go of the stream."""
-        self._stream.close_idle()
+        self._channel.close_idle()
 
     def carry_out(self, transfer: ShardTransfer, whole: Transfer, outgoing: Outgoing) -> None:
         """Until nothing more is asked of this pserver.
@@ -216,15 +209,11 @@ class ShardClient:
         if rows is not None:
             rows.begin(self._index)
         joined = JoinedAnswers(self._buckets, transfer)
-        with self._stream.use(connection, timeout_s=_STREAM_S) as exchange:
-            sent = _encoded(messages, request, self.phases, checksums=connection.has_checksums)
-            for batch, packed in exchange.lock_step(sent, ahead=self._window):
-                said = packed
-                if batch is not None:
-                    self._take(decode_parts(batch, packed, exchange.columns), transfer, joined, rows)
-                    said = attached_to(packed)
-                    # The next answer is to come into this one's memory, while that is in the processor's cache.
-                    del batch
+        checksums = connection.has_checksums
+        with self._channel.use(connection, timeout_s=_STREAM_S) as stream:
+            for parts, said in stream.converse(messages, request, self.phases, checksums=checksums, ahead=self._window):
+                self._take(parts, transfer, joined, rows)
+                del parts
                 self.phases.answered()
                 if said == STEP_END:
                     return
@@ -322,15 +311,3 @@ class ShardClient:
                 transfer.answered(blocks, outcome, version)
             else:
                 transfer.answered(blocks, outcome)
-
-
-def _encoded(
-    messages: Iterable[Sequence[OutgoingBlocks]], request: bytes, phases: Phases, *, checksums: bool
-) -> Iterator[tuple[pa.RecordBatch, bytes, int]]:
-    """Messages, each with its size in bytes; the first one brings the request of the step."""
-    for pieces in messages:
-        encoded = encode_parts(pieces, request, checksums=checksums)
-        phases.sent()
-        yield *encoded, sum(piece.size_bytes for piece in pieces)
-        request = b""
-    phases.sent_all()

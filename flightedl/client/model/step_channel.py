@@ -1,0 +1,191 @@
+"""What the messages of steps to one pserver travel by: a stream that is kept open, and memory that both sides map.
+
+A stream to a pserver of the same host shares memory from its first message on (``rpc.same_host``); values for which
+there is room then lie there, and the messages only say where. Everything else is as without it. What is in the way of
+it is said once, and values are sent.
+
+In lock-step (``rpc.client_streams``) an answer says that the pserver has what the message brought, so its memory is
+free. What the pserver put into its own is free when its next message is asked for: that is said by a number in memory.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+
+import pyarrow as pa
+
+from flightedl.client.model.phases import Phases
+from flightedl.ports import Clock
+from flightedl.rpc.client import Connection
+from flightedl.rpc.client_streams import ClientExchange
+from flightedl.rpc.reuse import ReusableExchange
+from flightedl.rpc.same_host import NotSharedError, SharedPair, ask_to_share
+from flightedl.wire.parts import (
+    PARTS_LIMIT,
+    STEP_SCHEMA,
+    ReceivedBlocks,
+    attached_to,
+    decode_parts,
+    encode_parts,
+    is_shared,
+)
+from flightedl.wire.rows import OutgoingBlocks
+from flightedl.wire.shared_values import Inbox, Outbox
+
+_log = logging.getLogger(__name__)
+
+#: Values of several messages travel as one up to so many bytes, where they are in memory: a message costs time.
+_JOINED_BYTES = 4 << 20
+#: Messages of a step then, at least: both sides are to be at work on different ones.
+_MESSAGES = 8
+
+
+class _Shared:
+    """The memory of one stream, from the trainer's side."""
+
+    def __init__(self, pair: SharedPair) -> None:
+        self.pair = pair
+        self.outbox = Outbox(pair.own.values)
+        self.inbox = Inbox(pair.other.values)
+
+
+class StepChannel:
+    """The way to one pserver. For one thread at a time.
+
+    Args:
+        index: Of the pserver, for people.
+        clock: For the time of streams.
+        is_worth_sharing: Whether there are messages that gain by shared memory.
+        step_bytes: Of the values of a step.
+    """
+
+    def __init__(self, index: int, clock: Clock, *, is_worth_sharing: bool, step_bytes: int) -> None:
+        self._joined_bytes = min(_JOINED_BYTES, step_bytes // _MESSAGES)
+        self._index = index
+        self._is_worth_sharing = is_worth_sharing
+        self._stream = ReusableExchange("step", STEP_SCHEMA, clock, self._greet)
+        #: Whose server shares no memory.
+        self._unshared: Connection | None = None
+
+    def close_idle(self) -> None:
+        """Let go of the stream."""
+        self._stream.close_idle()
+
+    @contextmanager
+    def use(self, connection: Connection, *, timeout_s: float) -> Iterator[StepStream]:
+        """The stream, for one request; see ``ReusableExchange.use``."""
+        with self._stream.use_greeted(connection, timeout_s=timeout_s) as (exchange, shared):
+            stream = StepStream(exchange, shared, self._joined_bytes)
+            try:
+                yield stream
+            finally:
+                # An error that somebody keeps has the frames that it went through, and they have this.
+                stream.end()
+
+    def _greet(self, connection: Connection, exchange: ClientExchange) -> _Shared | None:
+        if not (self._is_worth_sharing and connection.shares_memory) or self._unshared is connection:
+            return None
+        try:
+            return _Shared(ask_to_share(exchange))
+        except NotSharedError as error:
+            self._unshared = connection
+            _log.debug("values from and to pserver %d travel by TCP: %s", self._index, error)
+            return None
+
+
+class StepStream:
+    """One request and its answers.
+
+    Args:
+        exchange: What they travel by.
+        shared: Memory of both sides; None: there is none.
+        joined_bytes: Values of several messages that travel as one, where they are in memory.
+    """
+
+    def __init__(self, exchange: ClientExchange, shared: _Shared | None, joined_bytes: int = 0) -> None:
+        self._joined_bytes = joined_bytes
+        self._exchange = exchange
+        self._shared = shared
+        #: For each message that has no answer yet: whether its values are in memory.
+        self._unanswered: deque[bool] = deque()
+
+    def end(self) -> None:
+        """Let go of the memory."""
+        self._shared = None
+
+    def converse(
+        self,
+        messages: Iterable[Sequence[OutgoingBlocks]],
+        request: bytes,
+        phases: Phases,
+        *,
+        checksums: bool,
+        ahead: int,
+    ) -> Iterator[tuple[list[ReceivedBlocks], bytes]]:
+        """Messages there, the first of which brings the request, and answers back, in lock-step.
+
+        Drop an answer's values before you ask for the next one.
+
+        Args:
+            messages: Made when they are about to be sent.
+            request: Of the step.
+            phases: Told what goes on.
+            checksums: Whether values carry any.
+            ahead: Messages that may be unanswered.
+
+        Yields:
+            What came, and what is attached to it.
+        """
+        sent = self._encoded(messages, request, phases, checksums=checksums)
+        for batch, packed in self._exchange.lock_step(sent, ahead=ahead):
+            if self._unanswered and self._unanswered.popleft() and self._shared is not None:
+                self._shared.outbox.taken(1)
+            if batch is not None:
+                yield decode_parts(batch, packed, self._exchange.columns), attached_to(packed)
+            elif not is_shared(packed):
+                yield [], packed or b""
+            else:
+                inbox = None if self._shared is None else self._shared.inbox
+                try:
+                    yield decode_parts(None, packed, inbox=inbox), attached_to(packed)
+                finally:
+                    # Also where the caller asks for nothing more, as this was the last one.
+                    if self._shared is not None:
+                        self._shared.pair.own.taken += 1
+                    del inbox
+            # The next answer is to come into this one's memory, while that is in the processor's cache.
+            del batch
+
+    def _encoded(
+        self, messages: Iterable[Sequence[OutgoingBlocks]], request: bytes, phases: Phases, *, checksums: bool
+    ) -> Iterator[tuple[pa.RecordBatch | None, bytes, int]]:
+        """Messages, each with its size in bytes."""
+        outbox = None
+        if self._shared is not None:
+            outbox, messages = self._shared.outbox, _joined(messages, self._joined_bytes)
+        for pieces in messages:
+            batch, packed = encode_parts(pieces, request, checksums=checksums, outbox=outbox)
+            self._unanswered.append(batch is None)
+            phases.sent()
+            # What is not sent cannot make both sides wait for each other.
+            yield batch, packed, 0 if batch is None else sum(piece.size_bytes for piece in pieces)
+            request = b""
+        phases.sent_all()
+
+
+def _joined(messages: Iterable[Sequence[OutgoingBlocks]], limit_bytes: int) -> Iterator[Sequence[OutgoingBlocks]]:
+    """Several messages in one as long as they have no more bytes than that: each costs time of its own."""
+    joined: list[OutgoingBlocks] = []
+    total_bytes = 0
+    for pieces in messages:
+        size_bytes = sum(piece.size_bytes for piece in pieces)
+        if joined and (total_bytes + size_bytes > limit_bytes or len(joined) + len(pieces) > PARTS_LIMIT):
+            yield joined
+            joined, total_bytes = [], 0
+        joined.extend(pieces)
+        total_bytes += size_bytes
+    if joined:
+        yield joined

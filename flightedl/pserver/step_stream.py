@@ -1,0 +1,143 @@
+"""A trainer's stream of steps as the pserver sees it: messages come and leave, by TCP or in memory that both sides map.
+
+What a message means is not known here (``steps``, ``flight``), and what carries it is known nowhere else. A trainer on
+the same host asks for shared memory before its first step (``rpc.same_host``); from then on either side puts a
+message's values there where they have room, and sends them where not.
+
+Values that come are copied before anybody looks at them: the trainer could change them between the check and the use.
+Values that leave are a copy, too, so that nobody has to wait with an update until a trainer has read them.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+
+from flightedl.errors import MessageError
+from flightedl.ports import Clock
+from flightedl.pserver.meter import Meter
+from flightedl.rpc.same_host import NotSharedError, SharedPair, is_share_request, refuse_to_share, share
+from flightedl.rpc.streams import Exchange
+from flightedl.wire.parts import STEP_SCHEMA, ReceivedBlocks, attached_to, decode_parts, encode_parts, is_shared
+from flightedl.wire.rows import OutgoingBlocks
+from flightedl.wire.shared_values import CopyingInbox, Outbox
+
+_log = logging.getLogger(__name__)
+
+#: How long values that nobody asked for just now wait for room in the memory, before they are sent.
+_PATIENCE_S = 0.1
+_POLL_S = 0.00005
+
+Received = tuple[list[ReceivedBlocks], bytes]
+
+
+class StepStream:
+    """Both directions of one stream; end it when its handler returns.
+
+    Args:
+        exchange: The stream.
+        clock: For waits.
+        meter: Counts streams.
+        shares_memory: Whether values may lie in memory that the trainer maps.
+    """
+
+    def __init__(self, exchange: Exchange, clock: Clock, meter: Meter, *, shares_memory: bool) -> None:
+        self._exchange = exchange
+        self._clock = clock
+        self._meter = meter
+        self._shares_memory = shares_memory
+        self._has_asked = False
+        self._pair: SharedPair | None = None
+        self._inbox: CopyingInbox | None = None
+        self._outbox: Outbox | None = None
+        #: Messages of the outbox that the trainer said to have taken.
+        self._taken = 0
+
+    def begin(self) -> None:
+        """Announce what the answers look like."""
+        self._exchange.begin(STEP_SCHEMA)
+        self._meter.stream(1)
+
+    def end(self) -> None:
+        """Let go of the memory."""
+        self._meter.stream(-1, shared=0 if self._pair is None else -1)
+        self._pair = self._inbox = self._outbox = None
+
+    def request(self) -> Received | None:
+        """The message that begins the next step, and what is attached to it; None: the trainer wants no more of them.
+
+        Raises:
+            FlightedlError: it is unsound or damaged.
+        """
+        while True:
+            message = self._exchange.read_at_rest()
+            if message is None:
+                return None
+            batch, packed = message
+            if batch is not None or is_shared(packed):
+                return self._decoded(batch, packed)
+            if self._has_asked or packed is None or not is_share_request(packed):
+                raise MessageError("a step begins with a message that has values and a header")
+            self._has_asked = True
+            self._share(packed)
+
+    def read(self) -> Received | None:
+        """The next message of a step; None: none comes."""
+        message = self._exchange.read()
+        if message is None or (message[0] is None and not is_shared(message[1])):
+            return None
+        return self._decoded(*message)
+
+    def write(
+        self, pieces: Sequence[OutgoingBlocks], attached: bytes = b"", *, checksums: bool, may_wait: bool = False
+    ) -> None:
+        """Send an answer.
+
+        Args:
+            pieces: What it brings.
+            attached: Beside it.
+            checksums: Whether the values carry any.
+            may_wait: For the trainer to take what it has; it reads, and sends nothing.
+        """
+        if self._outbox is not None:
+            self._have_room(sum(piece.size_bytes for piece in pieces), may_wait=may_wait)
+        batch, packed = encode_parts(pieces, attached, checksums=checksums, outbox=self._outbox)
+        if batch is None:
+            self._exchange.write_metadata(packed)
+        else:
+            self._exchange.write(batch, packed)
+
+    def write_word(self, word: bytes) -> None:
+        """Send a word without values."""
+        self._exchange.write_metadata(word)
+
+    def _decoded(self, batch: object, packed: bytes | None) -> Received:
+        parts = decode_parts(batch, packed, self._exchange.columns, self._inbox)
+        return parts, attached_to(packed)
+
+    def _share(self, request: bytes) -> None:
+        if not self._shares_memory:
+            refuse_to_share(self._exchange, "the pserver has same_host=never")
+            return
+        try:
+            self._pair = share(self._exchange, request, self._clock)
+        except NotSharedError as error:
+            _log.debug("values of a trainer travel by TCP: %s", error)
+            return
+        self._inbox = CopyingInbox(self._pair.other.values)
+        self._outbox = Outbox(self._pair.own.values)
+        self._meter.stream(0, shared=1)
+
+    def _have_room(self, size_bytes: int, *, may_wait: bool) -> None:
+        assert self._pair is not None
+        assert self._outbox is not None
+        until = self._clock.now() + _PATIENCE_S if may_wait else 0.0
+        while True:
+            # Whatever a trainer writes there, it only gets what it says to have taken already.
+            news = min(self._pair.other.taken - self._taken, self._outbox.untaken)
+            if news > 0:
+                self._taken += news
+                self._outbox.taken(news)
+            if not may_wait or self._outbox.has_room(size_bytes) or self._clock.now() > until:
+                return
+            self._clock.sleep(_POLL_S)

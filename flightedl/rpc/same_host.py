@@ -1,0 +1,198 @@
+"""How the two ends of a stream find out that they are on one host, and come to map memory of each other's.
+
+The client asks on the stream: a message of metadata alone, a sealed ``ShareRequest`` that says where it is. Where that
+is where the server is (``host_mark``), the server listens on a Unix socket without a file, under a random name, and
+answers with that name and a nonce. The client comes there, and each side hands over the descriptor of a memory that
+begins with the nonce; each looks who the other one is by the kernel's word (SO_PEERCRED): only the same user counts.
+From then on messages of the stream may have their values in memory.
+
+Whatever is in the way of it, values travel by TCP on the same stream: neither side waits for the other for more than
+half a second. Memory belongs to one stream. A handler that is late so never reads, or writes, what is the next
+stream's; and when a stream ends, however it does, its memory is given back.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import socket
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from struct import Struct
+
+from flightedl.errors import AuthenticationError, FlightedlError, MessageError, UnavailableError
+from flightedl.messages.base import decode, encode
+from flightedl.messages.parameters import ShareReply, ShareRequest
+from flightedl.ports import Clock
+from flightedl.process.shared_memory import NONCE_BYTES, SharedMemory, host_mark
+from flightedl.rpc.client_streams import ClientExchange
+from flightedl.rpc.identity import SEAL_BYTES, sealed, unsealed
+from flightedl.rpc.streams import Exchange
+
+#: How long one side waits for the other. The client waits a little longer than the server, which answers it.
+_WAIT_S = 0.5
+_CLIENT_WAIT_S = 0.75
+_DONE = b"1"
+_CREDENTIALS = Struct("3i")
+
+
+@dataclass(frozen=True, slots=True)
+class SharedPair:
+    """The memory of both ends of a stream."""
+
+    own: SharedMemory
+    other: SharedMemory
+
+
+class NotSharedError(UnavailableError):
+    """Values of this stream travel by TCP; says why."""
+
+
+def uid_of_peer(connection: socket.socket) -> int:
+    """The user of the process at the other end of a Unix socket, as the kernel knows it."""
+    found: tuple[int, int, int] = _CREDENTIALS.unpack(
+        connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    )
+    return found[1]
+
+
+# the client's side
+
+
+def ask_to_share(exchange: ClientExchange) -> SharedPair:
+    """Ask the server at the other end of a fresh stream to share memory.
+
+    Raises:
+        NotSharedError: it is not to be had; the stream is as good as before.
+        FlightedlError: something is wrong with the stream.
+    """
+    mark = host_mark()
+    if not mark:
+        raise NotSharedError("this system has no memory that can be shared")
+    exchange.write_metadata(sealed(encode(ShareRequest(host=mark))))
+    _, answer = exchange.answer()
+    if answer is None:
+        raise MessageError("the answer to a request for shared memory has no metadata")
+    reply = decode(unsealed(answer), ShareReply)
+    if reply.refused:
+        raise NotSharedError(reply.refused)
+    try:
+        return _come_to(reply)
+    except (OSError, FlightedlError, ValueError) as error:
+        raise NotSharedError(f"no memory could be exchanged: {str(error)[:200]}") from None
+
+
+def _come_to(reply: ShareReply) -> SharedPair:
+    nonce = bytes.fromhex(reply.nonce)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as connection:
+        connection.settimeout(_CLIENT_WAIT_S)
+        connection.connect(_address(reply.socket))
+        _require_same_user(connection)
+        own = SharedMemory.create(nonce)
+        _send(connection, own)
+        return SharedPair(own, _receive(connection, nonce))
+
+
+# the server's side
+
+
+def is_share_request(message: bytes) -> bool:
+    """Whether a message of metadata alone is meant for ``share``, by its looks."""
+    return message[SEAL_BYTES : SEAL_BYTES + 1] == b"{"
+
+
+def refuse_to_share(exchange: Exchange, why: str) -> None:
+    """Answer a client's request: values travel by TCP."""
+    exchange.write_metadata(sealed(encode(ShareReply(refused=why))))
+
+
+def share(exchange: Exchange, request: bytes, clock: Clock) -> SharedPair:
+    """Answer a client's request, and wait until it has come.
+
+    Args:
+        exchange: The stream that it came on.
+        request: As it came.
+        clock: For the time that the client has.
+
+    Raises:
+        NotSharedError: the client knows, or will find out; the stream is as good as before.
+        FlightedlError: it was no request.
+    """
+    asked = decode(unsealed(request), ShareRequest)
+    if not asked.host or asked.host != host_mark():
+        why = "trainer and pserver are on different hosts, of different users or in different containers"
+        refuse_to_share(exchange, why)
+        raise NotSharedError(why)
+    name, nonce = secrets.token_hex(NONCE_BYTES), secrets.token_bytes(NONCE_BYTES)
+    with ExitStack() as stack:
+        try:
+            own = SharedMemory.create(nonce)
+            stack.callback(own.sent)
+            listener = stack.enter_context(_listening(name))
+        except (OSError, UnavailableError) as error:
+            refuse_to_share(exchange, f"the pserver has no memory to share: {str(error)[:200]}")
+            raise NotSharedError(str(error)) from None
+        exchange.write_metadata(sealed(encode(ShareReply(socket=name, nonce=nonce.hex()))))
+        return _wait_for_client(listener, own, clock)
+
+
+@contextmanager
+def _listening(name: str) -> Iterator[socket.socket]:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
+        listener.bind(_address(name))
+        listener.listen(4)
+        yield listener
+
+
+def _wait_for_client(listener: socket.socket, own: SharedMemory, clock: Clock) -> SharedPair:
+    """The first one that is the client; its name can be read by all users of the host, so others may come, too."""
+    until = clock.now() + _WAIT_S
+    why = "nobody came"
+    while (left_s := until - clock.now()) > 0:
+        listener.settimeout(left_s)
+        try:
+            connection, _ = listener.accept()
+            with connection:
+                connection.settimeout(max(0.01, until - clock.now()))
+                _require_same_user(connection)
+                other = _receive(connection, own.nonce)
+                _send(connection, own)
+                return SharedPair(own, other)
+        except TimeoutError:
+            pass
+        except (OSError, FlightedlError) as error:
+            why = str(error)[:200]
+    raise NotSharedError(f"the client did not come for the memory in time: {why}")
+
+
+# both
+
+
+def _address(name: str) -> bytes:
+    """Linux's kind of Unix socket that has no file: nothing of it is left when the process is gone."""
+    return b"\0flightedl-" + name.encode()
+
+
+def _require_same_user(connection: socket.socket) -> None:
+    uid = uid_of_peer(connection)
+    if uid != os.geteuid():
+        raise AuthenticationError(f"the process at the other end is of user {uid}, this one of {os.geteuid()}")
+
+
+def _send(connection: socket.socket, own: SharedMemory) -> None:
+    try:
+        socket.send_fds(connection, [_DONE], [own.descriptor()])
+    finally:
+        own.sent()
+
+
+def _receive(connection: socket.socket, nonce: bytes) -> SharedMemory:
+    said, descriptors, _, _ = socket.recv_fds(connection, len(_DONE), 1, socket.MSG_CMSG_CLOEXEC)
+    for more in descriptors[1:]:
+        os.close(more)
+    if said != _DONE or not descriptors:
+        for each in descriptors[:1]:
+            os.close(each)
+        raise MessageError("no descriptor came with the word that there is one")
+    return SharedMemory.received(descriptors[0], nonce)

@@ -1,0 +1,139 @@
+"""Values that lie in memory which the receiver maps, too: where they are put, and how they are read.
+
+A message then has an offset in place of a batch (see ``parts``). Its sender copies the values to free memory of its
+own (:class:`Outbox`), and has that memory again when the receiver has taken them, which it does in the order in which
+they left. The lowest free place is used: mostly the same few MiB, which so stay in the processor's cache.
+
+The receiver reads them where they lie, or, where it decides by what it reads, from a copy: whoever owns the memory may
+change it at any moment (:class:`CopyingInbox`).
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+
+import numpy as np
+import numpy.typing as npt
+
+from flightedl.errors import MessageError
+
+Bytes = npt.NDArray[np.uint8]
+
+#: What is smaller travels in the message: making a place for it costs as much.
+SHARED_FROM_BYTES = 4096
+#: Values that are not taken yet; a single message may have more.
+UNTAKEN_LIMIT_BYTES = 8 << 20
+_ALIGNMENT_BYTES = 64
+#: Below what glibc copies past the cache, see ``config.tuned_environment``: the other side reads it soon.
+_PIECE_BYTES = 960 << 10
+
+
+class Outbox:
+    """Values on their way to the other side. For one thread.
+
+    Args:
+        memory: (n,) bytes that both sides map.
+        least_bytes: Of values that are worth a place there.
+    """
+
+    def __init__(self, memory: Bytes, least_bytes: int = SHARED_FROM_BYTES) -> None:
+        self._memory = memory
+        self._least_bytes = least_bytes
+        #: Where each message's values lie, oldest first.
+        self._untaken: deque[tuple[int, int]] = deque()
+        self._untaken_bytes = 0
+
+    def put(self, values: Iterable[memoryview], size_bytes: int) -> int | None:
+        """Copy values there, one after the other.
+
+        Args:
+            values: Bytes.
+            size_bytes: Of all of them.
+
+        Returns:
+            Where they begin; None: there is no room now, or they are too few.
+        """
+        start = self._free_place(size_bytes) if size_bytes >= self._least_bytes else None
+        if start is None:
+            return None
+        self._untaken.append((start, start + size_bytes))
+        self._untaken_bytes += size_bytes
+        for part in values:
+            copy_to_cache(self._memory[start : start + part.nbytes], np.frombuffer(part, np.uint8))
+            start += part.nbytes
+        return self._untaken[-1][0]
+
+    def has_room(self, size_bytes: int) -> bool:
+        """Whether so many bytes could be put there now."""
+        return self._free_place(size_bytes) is not None
+
+    @property
+    def untaken(self) -> int:
+        """Messages whose values are there."""
+        return len(self._untaken)
+
+    def taken(self, count: int) -> None:
+        """The receiver has taken the values of so many more messages."""
+        for _ in range(min(count, len(self._untaken))):
+            start, end = self._untaken.popleft()
+            self._untaken_bytes -= end - start
+
+    def _free_place(self, size_bytes: int) -> int | None:
+        """The first gap that is wide enough."""
+        if self._untaken and self._untaken_bytes + size_bytes > UNTAKEN_LIMIT_BYTES:
+            return None
+        place = 0
+        for start, end in sorted(self._untaken):
+            if place + size_bytes <= start:
+                break
+            place = -(-end // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES
+        return place if place + size_bytes <= self._memory.size else None
+
+
+class Inbox:
+    """Values from the other side, read where they lie.
+
+    Args:
+        memory: (n,) bytes of the other side.
+    """
+
+    def __init__(self, memory: Bytes) -> None:
+        self._memory = memory
+
+    def take(self, start: int, size_bytes: int) -> memoryview:
+        """What lies there.
+
+        Raises:
+            MessageError: it is beyond the memory's end.
+        """
+        return self._place(start, size_bytes).data.cast("B")
+
+    def _place(self, start: int, size_bytes: int) -> Bytes:
+        if start + size_bytes > self._memory.size:
+            raise MessageError(
+                f"values are said to lie at {start} to {start + size_bytes} of {self._memory.size} shared bytes"
+            )
+        return self._memory[start : start + size_bytes]
+
+
+class CopyingInbox(Inbox):
+    """The same from a copy, which holds until the next values are taken: nobody changes it between check and use."""
+
+    def __init__(self, memory: Bytes) -> None:
+        super().__init__(memory)
+        self._copy: Bytes = np.empty(0, np.uint8)
+
+    def take(self, start: int, size_bytes: int) -> memoryview:
+        place = self._place(start, size_bytes)
+        if size_bytes > self._copy.size:
+            self._copy = np.empty(size_bytes, np.uint8)
+        copy = self._copy[:size_bytes]
+        copy_to_cache(copy, place)
+        return copy.data.cast("B")
+
+
+def copy_to_cache(target: Bytes, source: Bytes) -> None:
+    """Copy bytes to where they are read soon."""
+    for start in range(0, source.size, _PIECE_BYTES):
+        target[start : start + _PIECE_BYTES] = source[start : start + _PIECE_BYTES]

@@ -1,0 +1,283 @@
+"""Steps whose values lie in memory of both sides: the same results as by TCP, whatever is in the way of it."""
+
+from __future__ import annotations
+
+import gc
+import random
+import sys
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from flightedl.client.model import step_channel
+from flightedl.client.model.phases import Phases
+from flightedl.client.model.step_channel import StepChannel
+from flightedl.domain.consistency.modes import Async, Bounded, Mode, Sync
+from flightedl.domain.model.optimizers import SGD, Adam
+from flightedl.domain.tables.spec import TableSpec
+from flightedl.errors import GradientError, MessageError
+from flightedl.messages.base import encode
+from flightedl.process import shared_memory
+from flightedl.pserver import flight, step_stream
+from flightedl.wire import shared_values
+from flightedl.wire.parts import STEP_END
+from flightedl.wire.rows import OutgoingBlocks
+
+from .pserver_bench import CLOCK, Cluster
+from .test_tables import table_of
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="memory is shared on Linux only")
+
+SHAPES = {"w": (300, 1000), "a": (7,), "c": (3, 5), "big": (2_600_000,)}
+USERS = TableSpec("users", 64, SGD(lr=1.0))
+
+
+@pytest.fixture(autouse=True)
+def nothing_mapped_behind() -> Iterator[None]:
+    yield
+    _wait_for(lambda: _mapped() == 0)
+
+
+def _mapped() -> int:
+    return Path("/proc/self/maps").read_text().count("flightedl-values")
+
+
+def _wait_for(there: Callable[[], object]) -> None:
+    gc.collect()
+    for _ in range(500):
+        if there():
+            return
+        time.sleep(0.01)
+    raise AssertionError("it did not come")
+
+
+def _streams(cluster: Cluster) -> list[tuple[int, int]]:
+    return [service.meter.streams for service in cluster.services]
+
+
+def _gradients(seed: int) -> dict[str, np.ndarray]:
+    chance = np.random.default_rng(seed)
+    return {name: chance.standard_normal(shape).astype(np.float32) for name, shape in SHAPES.items()}
+
+
+def _trained(cluster: Cluster, members: int, steps: int = 3) -> list[dict[str, np.ndarray]]:
+    """What each member's parameters are after some steps."""
+
+    def train(member: int) -> dict[str, np.ndarray]:
+        trainer = trainers[member - 1]
+        for number in range(steps):
+            batch = number * members + member - 1
+            trainer.begin(batch)
+            trainer.step(batch, _gradients(batch))
+        trainer.parameters.pull()
+        return {name: values.copy() for name, values in trainer.parameters.items()}
+
+    trainers = [cluster.trainer(member) for member in range(1, members + 1)]
+    with ThreadPoolExecutor(members) as pool:
+        return list(pool.map(train, range(1, members + 1)))
+
+
+@pytest.mark.parametrize(
+    ("mode", "members", "wire"),
+    [
+        (Async(), 1, ""),
+        (Async(), 1, "bfloat16"),
+        (Sync(), 2, ""),
+        (Sync(deterministic=True), 2, "float16"),
+        (Bounded(staleness=1), 1, ""),
+    ],
+)
+def test_the_values_are_those_that_come_by_tcp(mode: Mode, members: int, wire: str) -> None:
+    found = []
+    for shares_memory in (True, False):
+        with Cluster(
+            SHAPES,
+            mode,
+            pservers=2,
+            members=members,
+            optimizer=Adam(lr=0.1),
+            wire=wire,
+            shares_memory=shares_memory,
+        ) as cluster:
+            found.append(_trained(cluster, members))
+            expected = (members, members if shares_memory else 0)
+            assert _streams(cluster) == [expected] * 2
+        _wait_for(lambda cluster=cluster: _streams(cluster) == [(0, 0)] * 2)
+    for shared, sent in zip(*found, strict=True):
+        for name, values in shared.items():
+            if members == 1:
+                assert np.array_equal(values, sent[name]), name
+            else:
+                # Sums of a round are added up as they come.
+                assert np.allclose(values, sent[name], rtol=1e-3, atol=1e-4), name
+
+
+@pytest.mark.parametrize("mode", [Async(), Sync()], ids=["async", "sync"])
+def test_what_there_is_no_room_for_is_sent(mode: Mode, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shared_values, "UNTAKEN_LIMIT_BYTES", 1)
+    monkeypatch.setattr(step_stream, "_PATIENCE_S", 0.0)
+    with Cluster(SHAPES, mode, members=2 if isinstance(mode, Sync) else 1) as cluster:
+        members = 2 if isinstance(mode, Sync) else 1
+        for values in _trained(cluster, members):
+            assert np.isfinite(values["big"]).all()
+            assert values["big"].any()
+        (shard,) = cluster.shards
+        for block in shard.blocks():
+            assert block.rounds.version == 3
+
+
+def test_messages_of_random_sizes_and_rooms(monkeypatch: pytest.MonkeyPatch) -> None:
+    chance = random.Random(3)
+    real = shared_values.Outbox.put
+
+    def sometimes(self: shared_values.Outbox, values: object, size_bytes: int) -> int | None:
+        return real(self, values, size_bytes) if chance.random() < 0.6 else None
+
+    monkeypatch.setattr(shared_values.Outbox, "put", sometimes)
+    monkeypatch.setattr(step_channel, "_JOINED_BYTES", 100_000)
+    with Cluster(SHAPES, Async(), pservers=2) as cluster:
+        trainer = cluster.trainer()
+        total = {name: np.zeros(shape, np.float32) for name, shape in SHAPES.items()}
+        for batch in range(8):
+            trainer.begin(batch)
+            gradients = _gradients(batch)
+            trainer.step(batch, gradients)
+            for name, gradient in gradients.items():
+                total[name] -= gradient
+                assert np.array_equal(trainer.parameters[name], total[name]), (batch, name)
+
+
+@pytest.mark.parametrize("pservers", [1, 2])
+def test_rows_of_tables_lie_there_as_well(pservers: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    put: list[int | None] = []
+    real = shared_values.Outbox.put
+
+    def noted(self: shared_values.Outbox, values: object, size_bytes: int) -> int | None:
+        put.append(real(self, values, size_bytes))
+        return put[-1]
+
+    monkeypatch.setattr(shared_values.Outbox, "put", noted)
+    ids = np.random.default_rng(0).integers(0, 1 << 40, 3000)
+    with Cluster({"w": (4,)}, Async(), pservers=pservers, tables=[USERS]) as cluster:
+        trainer = cluster.trainer()
+        users = table_of(trainer, USERS, [USERS])
+        gradients = np.random.default_rng(1).standard_normal((len(ids), 64)).astype(np.float32)
+        trainer.begin(0)
+        assert (users.pull(ids) == 0).all()
+        users.push(ids, gradients)
+        trainer.step(0, {})
+        trainer.begin(1)
+        assert np.array_equal(users.pull(ids), -gradients)
+        assert all(shared == 1 for _, shared in _streams(cluster))
+    # The ids that are asked for, the rows that answer, and the gradients, of each pserver.
+    assert sum(place is not None for place in put) >= 3 * pservers
+
+
+def test_small_models_do_not_share(monkeypatch: pytest.MonkeyPatch) -> None:
+    with Cluster({"w": (100,)}, Async()) as cluster:
+        trainer = cluster.trainer()
+        trainer.begin(0)
+        trainer.step(0, {"w": np.ones(100, np.float32)})
+        assert _streams(cluster) == [(1, 0)]
+
+
+@pytest.mark.parametrize("who", ["the pserver does not want to", "another host", "the memory is of nobody's"])
+def test_without_shared_memory_values_travel_by_tcp(
+    who: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("DEBUG", "flightedl.client.model.step_channel")
+    if who == "the pserver does not want to":
+        real = flight.StepStream
+        monkeypatch.setattr(flight, "StepStream", lambda *a, shares_memory: real(*a, shares_memory=False))
+    elif who == "another host":
+        monkeypatch.setattr("flightedl.rpc.same_host.host_mark", iter(["here", "there", "here", "there"]).__next__)
+    else:
+        monkeypatch.setattr(shared_memory, "_MAGIC", b"no such memory..")
+        monkeypatch.setattr("flightedl.rpc.same_host.uid_of_peer", lambda _: -1)
+        monkeypatch.setattr("flightedl.rpc.same_host._WAIT_S", 0.1)
+    with Cluster(SHAPES, Async()) as cluster:
+        trainer = cluster.trainer()
+        for batch in range(3):
+            trainer.begin(batch)
+            trainer.step(batch, _gradients(batch))
+            # Another stream does not ask again.
+            trainer.parameters._shards[0].close()
+        _wait_for(lambda: _streams(cluster) == [(0, 0)])
+    said = [record.getMessage() for record in caplog.records if "by TCP" in record.getMessage()]
+    assert len(said) == 1, said
+    assert said[0].startswith("values from and to pserver 0 travel by TCP: ")
+
+
+def test_nothing_of_a_stream_is_the_next_ones() -> None:
+    with Cluster(SHAPES, Async()) as cluster:
+        trainer = cluster.trainer()
+        for batch in range(3):
+            trainer.begin(batch)
+            trainer.step(batch, _gradients(batch))
+            assert _streams(cluster) == [(1, 1)]
+            assert _mapped() == 4
+            trainer.parameters._shards[0].close()
+            _wait_for(lambda: _mapped() == 0)
+        assert all(block.rounds.version == 3 for block in cluster.shards[0].blocks())
+
+
+def _converse(cluster: Cluster, values: np.ndarray, numbers: range, rows: int) -> None:
+    channel = StepChannel(0, CLOCK, is_worth_sharing=True, step_bytes=values.nbytes)
+    header = encode(cluster.header(1, rows=rows))
+    message = [OutgoingBlocks(numbers, 0, 0, values, ())]
+    try:
+        with channel.use(cluster.connections[0], timeout_s=10.0) as stream:
+            for _parts, said in stream.converse([message], header, Phases(CLOCK.now), checksums=False, ahead=2):
+                if said == STEP_END:
+                    return
+    finally:
+        channel.close_idle()
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_what_is_not_finite_is_refused_wherever_it_lies(bad: float) -> None:
+    with Cluster({"w": (50_000,)}, Async()) as cluster:
+        values = np.ones(50_000, np.float32)
+        values[49_999] = bad
+        numbers = range(len(cluster.shards[0].numbers))
+        with pytest.raises(GradientError, match="NaN or infinity"):
+            _converse(cluster, values, numbers, len(numbers))
+        with pytest.raises(MessageError, match="bytes, not"):
+            _converse(cluster, values[:-1], numbers, len(numbers))
+        assert not any(block.values.any() for block in cluster.shards[0].blocks())
+        _converse(cluster, np.ones(50_000, np.float32), numbers, len(numbers))
+        assert all((block.values == -1).all() for block in cluster.shards[0].blocks())
+
+
+def test_a_trainer_that_says_to_have_taken_anything_hurts_only_itself() -> None:
+    with Cluster(SHAPES, Sync(), members=2) as cluster:
+        one, other = cluster.trainer(1), cluster.trainer(2)
+        stop, chance = False, random.Random(0)
+
+        def lie() -> None:
+            while not stop:
+                held = one.parameters._shards[0]._channel._stream._held
+                if held is not None and held.greeted is not None:
+                    held.greeted.pair.own._taken[0] = chance.randrange(1 << 64)
+                del held
+                time.sleep(0.001)
+
+        def train(trainer: object, member: int) -> None:
+            for number in range(4):
+                batch = number * 2 + member
+                trainer.begin(batch)
+                trainer.step(batch, _gradients(batch))
+
+        with ThreadPoolExecutor(3) as pool:
+            liar = pool.submit(lie)
+            for done in [pool.submit(train, one, 0), pool.submit(train, other, 1)]:
+                done.result()
+            stop = True
+            liar.result()
+        other.parameters.pull()
+        expected = sum(_gradients(batch)["big"].astype(np.float64) for batch in range(8)) / 2
+        assert np.allclose(other.parameters["big"], -expected, atol=1e-4)

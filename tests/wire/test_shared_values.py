@@ -1,0 +1,168 @@
+"""Values in memory that both sides map: where they are put, how they are read, and what the messages say of them."""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+
+import numpy as np
+import pytest
+
+from flightedl.errors import DamagedError, MessageError
+from flightedl.messages.parameters import Outcome
+from flightedl.wire import shared_values
+from flightedl.wire.parts import STEP_SCHEMA, attached_to, decode_parts, encode_parts, is_shared
+from flightedl.wire.rows import OutgoingBlocks
+from flightedl.wire.shared_values import CopyingInbox, Inbox, Outbox, copy_to_cache
+
+VALUES = np.arange(6, dtype=np.float32)
+
+
+def _memory(size: int = 4096) -> np.ndarray:
+    return np.zeros(size, np.uint8)
+
+
+def _pieces() -> list[OutgoingBlocks]:
+    return [
+        OutgoingBlocks(range(3, 5), 1 << 40, Outcome.ACCEPTED, VALUES[:4], ()),
+        OutgoingBlocks(range(9, 10), 2, Outcome.STALE, None, ()),
+        OutgoingBlocks(range(5, 6), 7, Outcome.NONE, VALUES[4:], ()),
+    ]
+
+
+def _bytes(value: int, size: int) -> memoryview:
+    return memoryview(np.full(size, value, np.uint8))
+
+
+def test_what_is_not_taken_is_not_written_over() -> None:
+    chance, memory = random.Random(0), _memory()
+    outbox, inbox = Outbox(memory, 0), Inbox(memory)
+    there: deque[tuple[int, int, int]] = deque()
+    refused = 0
+    for number in range(3000):
+        size = chance.randrange(1, 1200)
+        start = outbox.put([_bytes(number % 251, size)], size)
+        if start is None:
+            refused += 1
+        else:
+            there.append((start, size, number % 251))
+        while there and (start is None or chance.random() < 0.3):
+            begin, length, value = there.popleft()
+            assert set(inbox.take(begin, length)) == {value}
+            outbox.taken(1)
+            if chance.random() < 0.5:
+                break
+        assert outbox.untaken == len(there)
+        for begin, length, value in there:
+            assert set(inbox.take(begin, length)) == {value}
+    assert refused
+
+
+def test_the_same_memory_is_used_again() -> None:
+    memory = _memory(1 << 20)
+    outbox = Outbox(memory, 0)
+    starts = set()
+    for _ in range(50):
+        starts.add(outbox.put([_bytes(1, 1000)], 1000))
+        if outbox.untaken > 2:
+            outbox.taken(1)
+    assert max(starts) < 4096
+
+
+def test_there_is_a_limit_to_what_is_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shared_values, "UNTAKEN_LIMIT_BYTES", 1000)
+    outbox = Outbox(_memory(), 0)
+    assert outbox.put([_bytes(1, 2000)], 2000) == 0, "a single one may have more"
+    assert outbox.put([_bytes(1, 1)], 1) is None
+    outbox.taken(1)
+    assert outbox.put([_bytes(1, 600)], 600) == 0
+    assert not outbox.has_room(600)
+    assert outbox.has_room(400)
+    assert Outbox(_memory(100), 0).put([_bytes(1, 101)], 101) is None
+
+
+def test_more_is_said_to_be_taken_than_there_is() -> None:
+    outbox = Outbox(_memory(), 0)
+    outbox.put([_bytes(1, 10)], 10)
+    outbox.taken(10**18)
+    assert outbox.untaken == 0
+
+
+def test_what_is_small_travels_in_the_message() -> None:
+    batch, header = encode_parts(_pieces(), outbox=Outbox(_memory()))
+    assert batch is not None
+    assert not is_shared(header)
+    assert decode_parts(batch, header)
+
+
+@pytest.mark.parametrize("pieces", [_pieces(), _pieces()[:1]], ids=["three", "one"])
+@pytest.mark.parametrize("checksums", [True, False])
+@pytest.mark.parametrize("before", [0, 100])
+def test_parts_arrive_as_they_were_sent(pieces: list[OutgoingBlocks], checksums: bool, before: int) -> None:
+    memory = _memory()
+    outbox = Outbox(memory, 1)
+    outbox.put([_bytes(9, before)], before)
+    batch, header = encode_parts(pieces, b"a request", checksums=checksums, outbox=outbox)
+    assert batch is None
+    assert is_shared(header)
+    sent, sent_header = encode_parts(pieces, b"a request", checksums=checksums)
+    expected = decode_parts(sent, sent_header)
+    for inbox in (Inbox(memory), CopyingInbox(memory)):
+        assert decode_parts(None, header, inbox=inbox) == expected
+    assert attached_to(header) == b"a request"
+
+
+def test_a_copy_does_not_change_with_the_memory() -> None:
+    memory = _memory()
+    _, header = encode_parts(_pieces(), outbox=Outbox(memory, 0))
+    inbox = CopyingInbox(memory)
+    parts = decode_parts(None, header, inbox=inbox)
+    memory[:] = 0xFF
+    assert np.array_equal(np.frombuffer(parts[0].data, np.float32), VALUES[:4])
+    with pytest.raises(DamagedError):
+        decode_parts(None, header, inbox=inbox)
+
+
+def test_values_beyond_the_memory_are_refused() -> None:
+    memory = _memory()
+    outbox = Outbox(memory, 0)
+    outbox.put([], 2048)
+    _, header = encode_parts(_pieces(), outbox=outbox)
+    for inbox in (Inbox(memory[:2060]), CopyingInbox(memory[:2060])):
+        with pytest.raises(MessageError, match="2048 to 2072 of 2060 shared bytes"):
+            decode_parts(None, header, inbox=inbox)
+
+
+def test_memory_that_nobody_shares_is_refused() -> None:
+    _, header = encode_parts(_pieces(), outbox=Outbox(_memory(), 0))
+    with pytest.raises(MessageError, match="none is shared"):
+        decode_parts(None, header)
+    batch, plain = encode_parts(_pieces())
+    with pytest.raises(MessageError, match="none is shared"):
+        decode_parts(batch, header, inbox=Inbox(_memory()))
+    with pytest.raises(MessageError, match="none came"):
+        decode_parts(None, plain, inbox=Inbox(_memory()))
+
+
+def test_a_header_cut_short_is_refused() -> None:
+    memory = _memory()
+    _, header = encode_parts(_pieces(), outbox=Outbox(memory, 0))
+    for length in range(len(header)):
+        with pytest.raises((MessageError, DamagedError)):
+            decode_parts(None, header[:length], inbox=Inbox(memory))
+    assert not is_shared(None)
+    assert not is_shared(b"\4")
+
+
+def test_copies_are_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shared_values, "_PIECE_BYTES", 7)
+    source = np.arange(50, dtype=np.uint8)
+    target = np.zeros(50, np.uint8)
+    copy_to_cache(target, source)
+    assert np.array_equal(target, source)
+
+
+def test_the_schema_of_batches_is_the_same() -> None:
+    batch, _ = encode_parts(_pieces(), outbox=Outbox(_memory(10), 0))
+    assert batch is not None
+    assert batch.schema == STEP_SCHEMA
