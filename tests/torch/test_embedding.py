@@ -17,9 +17,10 @@ from torch import nn
 import flightedl as fe
 from flightedl.client.tables.table import Table
 from flightedl.errors import GradientError, UsageError
-from flightedl.torch import Embedding, EmbeddingBag, EmbeddingCollection, Optimizer
+from flightedl.torch import Embedding, EmbeddingBag, EmbeddingCollection, Optimizer, batches
 
 from .bench import BenchJob, TorchBench
+from .page import JobOfOne, OneByOne
 
 
 @pytest.fixture
@@ -315,6 +316,36 @@ def test_rows_of_several_batches_are_one_push(mode: Any, bench: TorchBench) -> N
         moved.append((first - rows_in(table, 2))[:, 0].round(4).tolist())
     # The mean over records: (1 * 4) / 4 of the first id, (3 * 4) / 4 of the second.
     assert moved == [[0, 0], [1, 3], [1, 3], [2, 6]]
+
+
+def test_each_step_of_a_batch_counts_once(bench: TorchBench) -> None:
+    job = JobOfOne(bench)
+    table = table_of(job, init=fe.Zeros())
+    net = nn.ModuleDict({"one": Embedding(table), "other": Embedding(table)})
+    optimizer = Optimizer(net, job, fe.SGD(1.0))
+    data = OneByOne(job, [pa.record_batch({"id": [n, n]}) for n in (1, 1, 2) for _ in range(2)], 2)
+    for ids in batches(data, "id"):
+        optimizer.zero_grad()
+        net[("one", "other")[data.step_of_batch]](ids).sum().backward()
+        optimizer.step()
+    assert rows_in(table, 3)[:, 0].tolist() == [0, -2 * 2 * 2, -2 * 2]
+
+
+def test_rows_that_came_in_advance_cost_no_round_trip(bench: TorchBench) -> None:
+    table = table_of(bench.job, init=fe.Zeros())
+    net = Embedding(table)
+    optimizer = Optimizer(net, bench.job, fe.SGD(1.0))
+    bench.job.trainer.parameters.rows.next_ids = lambda: {0: table.asked([2, 1]).distinct}
+    bench.job.begin(0)
+    net(torch.tensor([1])).sum().backward()
+    optimizer.step()
+    bench.job.end()
+    bench.job.begin(1)
+    lookups = count_lookups(bench)
+    assert net(torch.tensor([2, 1]))[:, 0].tolist() == [0, -1]
+    assert lookups == [0]
+    assert net(torch.tensor([1, 2]))[:, 0].tolist() == [-1, 0]
+    assert lookups == [1]
 
 
 def trained_by_four() -> list[bytes]:

@@ -28,6 +28,8 @@ from .page import JobOfOne
 from .test_whole_job import trainers_of
 
 EPOCHS = 2
+#: In one of the files.
+RATINGS = 30_000
 
 #: Each rating adds 1 to its own row of a table of one element: what that has at the end is how often it counted.
 SCRIPT = f"""
@@ -54,7 +56,7 @@ with fe.connect() as job:
         time.sleep(0.02)
     job.wait_for_end()
     if job.once("count"):
-        np.save(job.output_dir / "counts.npy", counts.pull(np.arange(90_000))[:, 0])
+        np.save(job.output_dir / "counts.npy", counts.pull(np.arange({RATINGS} + 1))[:, 0])
 """
 
 
@@ -125,7 +127,7 @@ def test_a_trainer_is_killed_and_every_rating_counts_once(files: Files, tmp_path
     command = [sys.executable, "-m", "flightedl", "run", "train.py", "--trainers", "3", "--pservers", "2"]
     log = (tmp_path / "log").open("w")
     process = subprocess.Popen(
-        [*command, "--output", "out", "--lease-ttl-s", "2", "--", *map(str, files.train)],
+        [*command, "--output", "out", "--lease-ttl-s", "2", "--", str(files.train[0])],
         cwd=tmp_path,
         stdout=log,
         stderr=subprocess.STDOUT,
@@ -144,4 +146,6 @@ def test_a_trainer_is_killed_and_every_rating_counts_once(files: Files, tmp_path
         process.wait()
         log.close()
     counts = np.load(tmp_path / "out" / "counts.npy")
-    assert np.unique(counts).tolist() == [EPOCHS]
+    assert np.unique(counts[:RATINGS]).tolist() == [EPOCHS]
+    # What an id without a row begins with.
+    assert counts[RATINGS] == 0
