@@ -21,6 +21,8 @@ _CHUNK = 2048
 _SWEPT_BY_ID = 2
 _WORD_BYTES = 4
 _SEGMENT_BYTES = rows.LINES * 64
+#: Rows whose norms are looked at together: a multiple of 64.
+_LOOKED_AT = 1 << 14
 #: Of the index, for a record.
 _INDEX_BYTES = 14
 _NO_COUNTS = np.empty(0, np.int32)
@@ -295,18 +297,29 @@ class RowTable:
         )
 
     def remove_small(self, version: int, epoch: int) -> Ids:
-        """Remove the rows whose norm is too small; their ids."""
+        """Remove the rows whose norm is too small; their ids.
+
+        Only those that have changed since the last cut: it has looked at the others.
+        """
         if self.spec.evict is None or self.spec.evict.norm_below is None:
             return np.empty(0, np.uint64)
         removed = []
-        oldest = self.oldest(version, epoch)
-        for start in range(0, int(self.rows.state[rows.HIGH]), 1 << 14):
-            records = np.empty(1 << 14, np.int64)
-            records = records[: row_kernel(rows.existing)(self.rows, *oldest, start, records)]
-            values = self.values_of(self.rows.words, records)
+        oldest, table = self.oldest(version, epoch), self.rows
+        for start in range(0, int(table.state[rows.HIGH]), _LOOKED_AT):
+            bits = slice(start >> 6, (start + _LOOKED_AT) >> 6)
+            changed = table.used[bits] & table.dirty[bits]
+            if not changed.any():
+                continue
+            records = start + np.flatnonzero(np.unpackbits(changed.view(np.uint8), bitorder="little"))
+            values = self.values_of(table.words, records)
             floats = self._from_bits(values) if self.half else values
             norms = np.sqrt(np.einsum("ij,ij->i", floats, floats, dtype=np.float64))
             small = records[norms < self.spec.evict.norm_below]
+            if not small.size:
+                continue
+            there = np.empty(_LOOKED_AT, np.int64)
+            there = there[: row_kernel(rows.existing)(table, *oldest, start, there)]
+            small = np.intersect1d(small, there, assume_unique=True)
             removed.append(read_records(self.rows, self.rows.words, 0, 2, small).view(np.uint64).reshape(-1))
             row_kernel(rows.remove)(self.rows, small, self.salt)
         found = np.concatenate([np.empty(0, np.uint64), *removed])
