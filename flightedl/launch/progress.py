@@ -29,6 +29,8 @@ from flightedl.ports import Clock
 
 _PLAIN_EVERY_S = 5.0
 _QUIET_S = 10.0
+#: More are added up.
+_TABLES_SHOWN = 3
 _PERCENT_LINE = re.compile(r"(?P<title>\S.{0,80}?): +(?P<percent>\d{1,3}) ?%")
 
 
@@ -86,12 +88,20 @@ class Figures:
                 for each in self.status.evaluations
                 if not each.is_done
             ]
+            found += _tables_of(self.status)
             if self.status.tasks.failed or self.status.failed:
                 found.append(f"{max(self.status.tasks.failed, len(self.status.failed))} failed")
         there = 0 if self.status is None else len(self.status.pservers)
         found.append(f"pservers {there}/{self.pservers}")
         found.append(f"trainers {self.trainers_running}/{self.trainers}")
         return tuple(found)
+
+
+def _tables_of(status: StatusReply) -> list[str]:
+    """How many rows there are: of each table where there are few."""
+    if len(status.tables) > _TABLES_SHOWN:
+        return [f"{sum(table.rows for table in status.tables):,} rows in {len(status.tables)} tables"]
+    return [f"{table.name} {table.rows:,} rows" for table in status.tables]
 
 
 class Display(Protocol):

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
 from msgspec.structs import replace
 
-from flightedl.launch.failed import failed_tasks, joined, place_of, skipped_of
-from flightedl.messages.status import FailedPiece, StatusReply, TaskCounts
+from flightedl.launch.failed import alarms_of, failed_tasks, joined, place_of, skipped_of
+from flightedl.launch.progress import Figures
+from flightedl.messages.status import FailedPiece, StatusReply, TableCounts, TaskCounts
 
 PIECE = FailedPiece(
     epoch=0,
@@ -57,3 +59,19 @@ def test_what_was_skipped_is_counted() -> None:
     assert skipped_of(StatusReply(job="j", state="done", skipped_records=1)) == "1 corrupt record"
     both = StatusReply(job="j", state="done", skipped_records=333, skipped_parts=2)
     assert skipped_of(both) == "333 corrupt records and 2 corrupt parts of the files"
+
+
+def test_rows_that_were_refused_are_an_alarm() -> None:
+    status = StatusReply(job="j", state="training", tables=[TableCounts(name="a"), TableCounts(name="b", refused=1200)])
+    (alarm,) = alarms_of(status)
+    assert alarm.startswith("table b: 1,200 gradients of new rows were dropped")
+    assert "--table-memory-mb" in alarm
+
+
+@pytest.mark.parametrize(
+    ("count", "expected"), [(2, {"t0 0 rows", "t1 1,000 rows"}), (5, {"10,000 rows in 5 tables"}), (0, set())]
+)
+def test_the_progress_shows_tables(count: int, expected: set[str]) -> None:
+    tables = [TableCounts(name=f"t{number}", rows=1000 * number) for number in range(count)]
+    figures = Figures(1.0, StatusReply(job="j", state="training", tables=tables), 1, 1, 1)
+    assert {text for text in figures.texts if "rows" in text} == expected

@@ -60,6 +60,7 @@ class Cause(enum.StrEnum):
     STORE_FULL = "store_full"
     STORE_FAILS = "store_fails"
     STORE_SLOW = "store_slow"
+    TABLE_FULL = "table_full"
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,6 +26,7 @@ def work(seen: Observations) -> Iterator[Finding]:
     yield from _failures(status)
     yield from _slow_files(status)
     yield from _data(status)
+    yield from _tables(status)
     if status.missing_tasks:
         yield Finding(
             Cause.WORK_WAS_MISSING,
@@ -109,6 +110,20 @@ def _data(status: StatusReply) -> Iterator[Finding]:
                 "At the end of an epoch that is so. If an epoch has few tasks, cut the data into more and smaller "
                 "chunks "
                 "(`flightedl dataset split`).",
+            )
+
+
+def _tables(status: StatusReply) -> Iterator[Finding]:
+    for table in status.tables:
+        if table.refused:
+            yield Finding(
+                Cause.TABLE_FULL,
+                HARMFUL,
+                "job",
+                f"there is no memory for more rows of table {table.name!r}, which has {table.rows:,}: "
+                f"{table.refused:,} gradients of new ones were dropped",
+                "Have more pservers, give them more memory (--table-memory-mb), or let rows go that are not used "
+                "(evict=). Rows that are there are trained on.",
             )
 
 

@@ -21,6 +21,7 @@ from flightedl.messages.status import (
     RunningPiece,
     ServerStatus,
     StatusReply,
+    TableCounts,
     TaskCounts,
     TrainerStatus,
 )
@@ -209,6 +210,11 @@ STAGED: dict[str, tuple[Observations, Cause, str]] = {
         ),
         Cause.SLOW_FILE,
         "t2",
+    ),
+    "a table has no memory for more rows": (
+        with_status(healthy(), tables=[TableCounts(name="users", rows=10, refused=3)]),
+        Cause.TABLE_FULL,
+        "job",
     ),
     "a record is poison": (with_status(healthy(), failed=[POISON]), Cause.POISON_RECORD, "job"),
     "the script raises at every batch": (
