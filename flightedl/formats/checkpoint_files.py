@@ -100,13 +100,14 @@ def load_shard_blocks(
     plan: ShardPlan,
     index: int,
     take: Callable[[StoredBlock | StoredRows | StoredRowSpan], None],
+    begin: Callable[[str], None] = lambda _: None,
 ) -> AppliedBatches:
     """Give ``take`` every block that the pserver ``index`` of ``plan`` owns, and rows; what is applied to all that.
 
     Of rows, those of its buckets come and maybe others, the last file's behind its spans: before these come rows of the
     files that it is built on, in their order.
 
-    Blocks count only when this returns.
+    Blocks count only when this returns. ``begin`` is told the name of each file before it is read.
 
     Raises:
         CorruptError, NotFoundError: a file is damaged or missing.
@@ -116,7 +117,7 @@ def load_shard_blocks(
     parts = recut(manifest, saved_plan(manifest, parameters), plan, index)
     applied: dict[str, AppliedBatches] = {}
     for part in parts:
-        applied[part.file.name] = _load_part(storage, manifest, part, plan.block_count, take)
+        applied[part.file.name] = _load_part(storage, manifest, part, plan.block_count, take, begin)
     return applied_of(parts, applied)
 
 
@@ -126,11 +127,13 @@ def _load_part(
     part: FilePart,
     block_count: int,
     take: Callable[[StoredBlock | StoredRows | StoredRowSpan], None],
+    begin: Callable[[str], None],
 ) -> AppliedBatches:
     file = part.file
     blocks, buckets = part.split(block_count)
     if buckets:
-        _load_links(storage, manifest, file, take)
+        _load_links(storage, manifest, file, take, begin)
+    begin(file.name)
     if part.is_whole:
         header, applied, found = load_shard(storage, file.name, file.size_bytes, file.hash)
         require_file(manifest, header, file.index, file)
@@ -163,9 +166,11 @@ def _load_links(
     manifest: Manifest,
     file: ShardFile,
     take: Callable[[StoredBlock | StoredRows | StoredRowSpan], None],
+    begin: Callable[[str], None],
 ) -> None:
     """The rows of what a file is an increment on."""
     for link in file.links:
+        begin(link.name)
         header, _, rows = read_rows(storage, link.name, link.size_bytes)
         require_file(manifest, header, file.index, link)
         for some in rows:

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 import msgspec
 
-from flightedl.messages.base import Name, Natural, OfPlan, Reply, Request
+from flightedl.messages.base import Name, Natural, OfPlan, Reply, Request, Text
 
 
 class ViewMemberMessage(Request, frozen=True, kw_only=True):
@@ -59,7 +59,7 @@ class SnapshotRequest(OfPlan, frozen=True, kw_only=True):
     #: File to write, relative to the job's storage.
     name: Name
     #: The file of this process in the newest complete checkpoint; empty: there is none.
-    after: str = ""
+    after: Text = ""
     #: False: of rows of tables, only those are wanted that have changed since ``after``, where that is known.
     is_base: bool = True
 

@@ -81,6 +81,8 @@ def load_newest(
     step = search.begin()
     applied: AppliedBatches | None = None
     while True:
+        #: Of the checkpoint, the file that is being read.
+        files: list[str] = [""]
         try:
             match step:
                 case ListFiles():
@@ -89,7 +91,7 @@ def load_newest(
                     step = search.manifest_read(storage.read(manifest_name(number)))
                 case LoadBlocks(manifest):
                     shard.begin_restore()
-                    applied = load_shard_blocks(storage, manifest, parameters, plan, index, shard.restore)
+                    applied = load_shard_blocks(storage, manifest, parameters, plan, index, shard.restore, files.append)
                     step = search.loaded()
                 case Found(number, skipped):
                     _report(skipped)
@@ -98,7 +100,7 @@ def load_newest(
                     _report(skipped)
                     return Restored(None, None, skipped)
         except (CorruptError, NotFoundError, UsageError) as error:
-            step = search.unusable(str(error))
+            step = search.unusable(str(error), files[-1])
 
 
 def _report(skipped: Iterable[Skipped]) -> None:

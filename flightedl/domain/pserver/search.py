@@ -4,7 +4,8 @@ Every checkpoint of the model will do, because what it says is applied belongs t
 more batches to be done again. So one that is torn, truncated or changed is skipped and reported, and the one before it
 is tried. Newer ones than etcd names a deposed master may have left, and ones before the first that it named may be of a
 model that was given first values again; neither is looked at. Nor is one that any pserver could not load: where all
-go back to one checkpoint, they would else never agree on it, and retention does not count on it either.
+go back to one checkpoint, they would else never agree on it, and retention does not count on it either. Where a file is
+damaged, all checkpoints that are increments on it are passed over without reading what they have.
 
 The search asks for one thing at a time (a ``Step``), and is told what came of it. Where all that was listed could not
 be loaded, the store is listed once more: retention may have deleted it while it was read.
@@ -74,6 +75,8 @@ class CheckpointSearch:
         #: Those that were not tried yet.
         self._left: tuple[int, ...] = ()
         self._skipped: list[Skipped] = []
+        #: Files that could not be read.
+        self._damaged: set[str] = set()
 
     def begin(self) -> Step:
         """The first step."""
@@ -87,6 +90,7 @@ class CheckpointSearch:
             return NothingFound((*self._skipped, *without_manifest(self._sizes)))
         self._listed = self._left = found
         self._skipped = []
+        self._damaged.clear()
         return self._next()
 
     def _may_load(self, number: int | None) -> bool:
@@ -102,10 +106,16 @@ class CheckpointSearch:
     def manifest_read(self, data: bytes) -> Step:
         """The bytes of the manifest that was asked for."""
         found = examine(self._left[0], data, self._sizes, self._job)
-        return LoadBlocks(found) if isinstance(found, Manifest) else self._skip(found)
+        if isinstance(found, Skipped):
+            return self._skip(found)
+        needed = (file.name for shard in found.shards for file in shard.chain)
+        damaged = next((name for name in needed if name in self._damaged), None)
+        return LoadBlocks(found) if damaged is None else self.unusable(f"it needs {damaged}, too")
 
-    def unusable(self, reason: str) -> Step:
-        """What was asked for of this checkpoint is not there, or is not what it was."""
+    def unusable(self, reason: str, file: str = "") -> Step:
+        """What was asked for of this checkpoint is not there, or is not what it was; ``file``: which one, if one is."""
+        if file:
+            self._damaged.add(file)
         return self._skip(Skipped(self._left[0], reason))
 
     def _skip(self, skipped: Skipped) -> Step:

@@ -265,8 +265,8 @@ class Pserver(Process):
                 store.read(self, manifest_name(number), read, unreachable)
             case LoadBlocks(manifest):
 
-                def loaded(is_usable: bool) -> None:
-                    go_on(search.loaded() if is_usable else search.unusable("a file cannot be used"))
+                def loaded(damaged: str) -> None:
+                    go_on(search.unusable("a file cannot be used", damaged) if damaged else search.loaded())
 
                 saved = plan_of(manifest.pserver_count, manifest.cut_for)
                 parts = list(recut(manifest, saved, self.plan, self.index))
@@ -281,20 +281,20 @@ class Pserver(Process):
         parts: list[FilePart],
         names: list[str],
         found: list[StoredShard],
-        done: Callable[[bool], None],
+        done: Callable[[str], None],
         failed: Action,
     ) -> None:
-        """Read the files one after the other; whether all can be used, and the blocks have what is in them."""
+        """Read the files one after the other; which one is damaged. Empty: the blocks have what is in them."""
         if len(found) == len(names):
             left = iter(found)
             shards = [put_together([next(left) for _ in part.file.chain]) for part in parts]
             self._blocks().restore(list(zip(parts, shards, strict=True)))
-            done(True)
+            done("")
             return
 
         def read(stored: tuple[StoredShard, bool] | None) -> None:
             if stored is None or (stored[1] and "hashes are not compared" not in self.flaws):
-                done(False)
+                done(names[len(found)])
             else:
                 self._load(parts, names, [*found, stored[0]], done, failed)
 

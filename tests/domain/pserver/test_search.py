@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Container
 
 import pytest
+from msgspec.structs import replace
 
-from flightedl.domain.checkpoint.manifest import Manifest, ShardFile, Skipped, manifest_name, shard_name
+from flightedl.domain.checkpoint.manifest import Link, Manifest, ShardFile, Skipped, manifest_name, shard_name
 from flightedl.domain.pserver.first_values import FirstValues
 from flightedl.domain.pserver.search import CheckpointSearch, Found, ListFiles, LoadBlocks, NothingFound, ReadManifest
 
@@ -73,6 +74,34 @@ def test_one_that_cannot_be_used_gives_way_to_the_one_before_it():
     assert tried == [2, 1]
     assert isinstance(found, Found)
     assert (found.number, [each.number for each in found.skipped], found.skipped[1]) == (1, [3, 2], flipped)
+
+
+def test_all_that_is_built_on_a_damaged_file_is_passed_over_unread():
+    store = Store(1, 2, 3, 4, 5)
+    for number in (3, 4, 5):
+        links = tuple(
+            Link(number=n, name=shard_name(n, 0, 1, 7, 1), size_bytes=9, hash="0" * 32, row_bytes=9)
+            for n in range(2, number)
+        )
+        manifest = Manifest.decode(store.data[number])
+        file = replace(manifest.shards[0], links=links, after=links[-1].name)
+        store.data[number] = replace(manifest, shards=(file,)).encode()
+        store.sizes[manifest_name(number)] = len(store.data[number])
+    search = CheckpointSearch("job", None)
+    search.begin()
+    step, loaded = search.listed(store.sizes), []
+    while isinstance(step, ReadManifest | LoadBlocks):
+        if isinstance(step, ReadManifest):
+            step = search.manifest_read(store.data[step.number])
+        else:
+            loaded.append(step.manifest.number)
+            damaged = shard_name(3, 0, 1, 7, 1)
+            is_damaged = any(file.name == damaged for file in step.manifest.shards[0].chain)
+            step = search.unusable("flipped", damaged) if is_damaged else search.loaded()
+    assert loaded == [5, 2]
+    assert isinstance(step, Found)
+    assert [each.number for each in step.skipped] == [5, 4, 3]
+    assert step.skipped[1].reason == f"it needs {damaged}, too"
 
 
 def test_a_listing_shows_what_is_torn_before_it_is_read():
