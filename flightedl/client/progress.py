@@ -1,7 +1,8 @@
 """Tells the master what this trainer does: records, batches, means of metrics, what it waits for.
 
-Twice a second where there is something new, and every few seconds that it is there at all: so a script that hangs can
-be told from a process that stands still. Who looks after the job may also ask where the trainer's threads stand.
+Twice a second where there is something new, more seldom where the master asks for that, and every few seconds that it
+is there at all: so a script that hangs can be told from a process that stands still. Who looks after the job may also
+ask where the trainer's threads stand.
 """
 
 from __future__ import annotations
@@ -61,6 +62,7 @@ class ProgressReporter:
         self._look = look
         self._sender = sender
         self._lock = threading.Lock()
+        self._every_s = _EVERY_S
         self._totals = Totals()
         self._records = 0
         self._batches = 0
@@ -124,7 +126,7 @@ class ProgressReporter:
         self._thread.join(2.0)
 
     def _run(self) -> None:
-        while not self._stopping.wait(_EVERY_S):
+        while not self._stopping.wait(self._every_s):
             self._look()
             self._flush()
             if self._logged is not None:
@@ -178,4 +180,4 @@ class ProgressReporter:
             self._sent_waiting_for, self._sent_at = waiting, self._now()
             with self._lock:
                 self._totals.spent(profile)
-            self._wants_stacks = reply.wants_stacks
+            self._wants_stacks, self._every_s = reply.wants_stacks, reply.every_s

@@ -25,7 +25,7 @@ from flightedl.master.exporting import ModelExports
 from flightedl.master.growing import Growing
 from flightedl.master.indexing import DatasetIndexing
 from flightedl.master.journal import Journal
-from flightedl.master.progress import TrainerProgress
+from flightedl.master.progress import TrainerProgress, report_every_s
 from flightedl.master.pservers import PserverLinks
 from flightedl.master.recovery import RecoveredState
 from flightedl.master.state import JobState
@@ -185,7 +185,10 @@ class MasterService:
             if report.trainer not in state.core.trainers:
                 return LogReply()
             state.progress.add(report, state.clock.now())
-            return LogReply(wants_stacks=state.progress.trainers[report.trainer].wants_stacks)
+            return LogReply(
+                wants_stacks=state.progress.trainers[report.trainer].wants_stacks,
+                every_s=report_every_s(len(state.core.trainers)),
+            )
 
     def stacks_of_trainer(self, request: StacksRequest, closing: threading.Event) -> StacksReply:
         """Where a trainer's threads stand, as it says itself with its next report.

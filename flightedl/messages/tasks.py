@@ -183,6 +183,8 @@ class LogReply(Reply, frozen=True, kw_only=True):
 
     #: Whether somebody wants to know where the trainer's threads stand.
     wants_stacks: bool = False
+    #: When the next one is welcome: the more trainers there are, the less often each says something.
+    every_s: Annotated[float, msgspec.Meta(ge=0.1, le=60)] = 0.5
 
 
 class FailedTasksRequest(Request, frozen=True, kw_only=True):

@@ -4,6 +4,7 @@
 know, whose server does nothing but the optimizer on one array: no blocks, no identity, no checks. ``orders`` lets two
 sides take turns, ``sides`` is one of them, ``trainer`` its processes. ``peers`` compares with what other systems take:
 ``peer_sockets``, ``peer_rpc``, ``peer_gloo``, ``peer_ray``. ``growth``: by the model's size and the number of trainers.
+``scale``: what is needed to predict larger jobs (``costs``).
 
 ``sparse``: embedding tables, see ``tables``.
 ``modules``: a step of a PyTorch module, against DDP (``module_worker`` is each process).
@@ -26,6 +27,11 @@ import click
 BENCHES: dict[str, tuple[str, str, str]] = {
     "dense": ("flightedl_tools.bench.dense", "dense", "Push + optimizer + pull against bare Flight."),
     "growth": ("flightedl_tools.bench.growth", "growth", "Bytes a second by the model's size and the trainers."),
+    "scale": (
+        "flightedl_tools.bench.scale",
+        "scale",
+        "What a step costs whom; predictions for larger jobs; one on paper.",
+    ),
     "memory": ("flightedl_tools.bench.memory", "memory", "Peak memory of a pserver with many trainers."),
     "kernels": ("flightedl_tools.bench.kernels", "kernels", "The optimizers' loops against torch's fused ones."),
     "recovery": ("flightedl_tools.bench.recovery", "recovery", "Kill -9 to working again; the cost of a checkpoint."),

@@ -38,7 +38,7 @@ MODES: dict[str, Mode] = {
 }
 #: Records of the benched dataset; a task is a row group of it.
 _RECORDS = 1 << 16
-_RECORDS_PER_TASK = 1 << 12
+RECORDS_PER_TASK = 1 << 12
 #: Of all trainers together; beyond they share one file.
 _OWN_GRADIENTS_BYTES = 2 << 30
 
@@ -136,7 +136,7 @@ def flightedl_side(workload: Workload, directory: Path) -> Iterator[Side]:
     path = directory / "records.parquet"
     if not path.exists():
         table = pa.table({"k": np.arange(_RECORDS)})
-        pq.write_table(table, path, row_group_size=_RECORDS_PER_TASK)
+        pq.write_table(table, path, row_group_size=RECORDS_PER_TASK)
     gradients = directory / "gradients"
     if not gradients.exists() or gradients.stat().st_size != workload.size_bytes:
         with gradients.open("wb") as file:
@@ -162,7 +162,8 @@ def flightedl_side(workload: Workload, directory: Path) -> Iterator[Side]:
         for trainer in trainers:
             trainer.answer()
         pids = [pid for index in range(workload.pservers) if (pid := cluster.pid("pserver", index)) is not None]
-        yield Side(trainers, pids, workload.size_bytes)
+        others = {role: pid for role in ("master", "etcd") if (pid := cluster.pid(role)) is not None}
+        yield Side(trainers, pids, workload.size_bytes, others)
 
 
 def compare(workload: Workload, *, turns: int, steps: int, directory: Path, peers: Sequence[Peer] = ()) -> Comparison:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import psutil
@@ -23,16 +23,28 @@ class Measured:
     cpu_s_per_gb: float
     #: Largest resident memory of one server.
     server_bytes: int
+    #: Of ``cpu_s_per_gb``'s, what a step of one trainer takes of itself, and of all that hold the model together.
+    trainer_cpu_s: float = 0.0
+    server_cpu_s: float = 0.0
 
 
 class Side:
     """The workers of one side, and the servers whose processor time counts."""
 
-    def __init__(self, workers: Sequence[Worker], servers: Sequence[int], size_bytes: int) -> None:
+    def __init__(
+        self,
+        workers: Sequence[Worker],
+        servers: Sequence[int],
+        size_bytes: int,
+        others: Mapping[str, int] | None = None,
+    ) -> None:
         self._workers = workers
+        #: Pids of further processes by what they are, whose processor time does not count.
+        self.others = dict(others or {})
         self._servers = [psutil.Process(pid) for pid in servers]
         self._size_bytes = size_bytes
-        self._cpu_s: list[float] = []
+        self._trainer_cpu_s: list[float] = []
+        self._server_cpu_s: list[float] = []
         self._medians: list[float] = []
         self._server_bytes = 0
 
@@ -44,7 +56,9 @@ class Side:
         answers = [one.answer() for one in self._workers]
         cpu_s = sum(sum(process.cpu_times()[:2]) for process in self._servers) - before
         self._server_bytes = max([self._server_bytes, *(process.memory_info().rss for process in self._servers)])
-        self._cpu_s.append((cpu_s + sum(answer["cpu_s"] for answer in answers)) / step_count / len(self._workers))
+        steps = step_count * len(self._workers)
+        self._server_cpu_s.append(cpu_s / steps)
+        self._trainer_cpu_s.append(sum(answer["cpu_s"] for answer in answers) / steps)
         median = float(statistics.median([second for answer in answers for second in answer["seconds"]]))
         self._medians.append(median)
         return median
@@ -53,11 +67,14 @@ class Side:
         """Of all runs but those before ``forget``."""
         step_s = statistics.median(self._medians)
         moved = 2 * self._size_bytes
+        each_s = map(sum, zip(self._trainer_cpu_s, self._server_cpu_s, strict=True))
         return Measured(
             step_s,
             moved * len(self._workers) / step_s,
-            statistics.median(self._cpu_s) / (moved / 1e9),
+            statistics.median(each_s) / (moved / 1e9),
             self._server_bytes,
+            statistics.median(self._trainer_cpu_s),
+            statistics.median(self._server_cpu_s),
         )
 
     @property
@@ -68,4 +85,5 @@ class Side:
     def forget(self) -> None:
         """What came before was the warm-up."""
         self._medians.clear()
-        self._cpu_s.clear()
+        self._trainer_cpu_s.clear()
+        self._server_cpu_s.clear()

@@ -1,0 +1,90 @@
+"""What a job costs on paper: constants are found again in what they make, and the busiest part is told first."""
+
+from __future__ import annotations
+
+import pytest
+from click.testing import CliRunner
+
+from flightedl.master.progress import report_every_s
+from flightedl_tools.bench.costs import (
+    Constants,
+    Job,
+    Machines,
+    Seen,
+    Shape,
+    fitted,
+    loads,
+    processes_of,
+    requests_per_s,
+)
+from flightedl_tools.bench.scale import LARGE, SMALL
+from flightedl_tools.main import command
+
+COST = Constants(
+    step_s=3e-4,
+    step_server_s=1e-4,
+    trainer_gb_s=0.5,
+    message_s=2e-4,
+    server_gb_s=0.6,
+    master_s=0.01,
+    request_s=5e-4,
+    etcd_s=0.02,
+    etcd_process_s=4e-4,
+)
+
+
+def seen_of(shape: Shape) -> Seen:
+    requests = requests_per_s(shape.trainers, 10.0)
+    return Seen(
+        shape,
+        COST.trainer_cpu_s(shape),
+        COST.servers_cpu_s(shape),
+        COST.master_cpu_s(requests),
+        COST.etcd_cpu_s(processes_of(shape)),
+        100.0,
+        requests,
+    )
+
+
+def test_constants_are_found_in_what_small_jobs_take_and_predict_the_large_ones() -> None:
+    found = fitted([seen_of(shape) for shape in SMALL])
+    for shape in LARGE:
+        assert found.trainer_cpu_s(shape) == pytest.approx(COST.trainer_cpu_s(shape), rel=1e-6)
+        assert found.servers_cpu_s(shape) == pytest.approx(COST.servers_cpu_s(shape), rel=1e-6)
+    assert found.request_s == pytest.approx(COST.request_s)
+    assert found.etcd_process_s == pytest.approx(COST.etcd_process_s)
+
+
+def test_what_noise_would_make_negative_is_nothing() -> None:
+    seen = [seen_of(shape) for shape in SMALL]
+    # More trainers with less work for etcd.
+    odd = [
+        Seen(each.shape, each.trainer_s, each.servers_s, each.master_s, 0.1 / each.shape.trainers, 1, 1)
+        for each in seen
+    ]
+    found = fitted(odd)
+    assert found.etcd_process_s == 0
+    assert found.etcd_s > 0
+
+
+def test_a_dense_model_of_100_gb_is_too_much_for_the_network_and_its_rows_are_not() -> None:
+    dense = Job(Shape(1000, 64, 100 * 10**9), 100e9, step_s=0.2, task_s=30)
+    busiest = loads(dense, COST, Machines())[0]
+    assert busiest.what == "a server's network"
+    # Each server moves a 64th of the model for each of 5,000 steps a second, over 3.125 GB/s.
+    assert busiest.part == pytest.approx(5000 * 100e9 / 64 / 3.125e9)
+    rows = Job(Shape(1000, 64, 20 * 10**6), 100e9, step_s=0.2, task_s=30)
+    assert all(load.part < 1 for load in loads(rows, COST, Machines()))
+
+
+@pytest.mark.parametrize(("trainers", "seconds"), [(1, 0.5), (100, 0.5), (400, 2.0), (1000, 5.0), (100_000, 5.0)])
+def test_the_more_trainers_there_are_the_less_often_each_reports(trainers: int, seconds: float) -> None:
+    assert report_every_s(trainers) == seconds
+
+
+def test_the_command_is_there() -> None:
+    shown = CliRunner().invoke(command, ["bench", "scale", "--help"])
+    assert shown.exit_code == 0
+    assert "busiest first" in shown.output
+    assert CliRunner().invoke(command, ["bench", "scale", "--trainers", "0"]).exit_code == 2
+    assert "scale" in CliRunner().invoke(command, ["bench", "--help"]).output

@@ -1,0 +1,176 @@
+"""``flightedl bench scale``: what a step costs whom, predictions for larger jobs, and a job on paper.
+
+Constants come from small jobs, see ``costs``; what they predict for larger ones is compared with what these take on
+this machine, and the job that the options describe is worked out.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+import click
+import psutil
+from rich.console import Console
+from rich.progress import Progress
+from rich.table import Table
+
+from .costs import GB, Constants, Job, Load, Machines, Seen, Shape, fitted, loads, requests_per_s
+from .dense import RECORDS_PER_TASK, Workload, default_steps, flightedl_side
+
+MB = 1 << 20
+#: What the constants come from, and what they are tried on.
+SMALL = (Shape(1, 1, MB // 16), Shape(1, 4, MB // 16), Shape(4, 1, MB // 16), Shape(1, 1, 64 * MB))
+LARGE = (Shape(2, 1, 64 * MB), Shape(2, 2, 16 * MB), Shape(4, 2, 64 * MB), Shape(8, 4, MB), Shape(8, 4, 64 * MB))
+
+
+def seen(shape: Shape, turns: int, directory: Path) -> Seen:
+    """What a job of this shape takes: SGD, async."""
+    workload = Workload(mb=shape.step_bytes / MB, trainers=shape.trainers, pservers=shape.pservers)
+    steps = max(default_steps(workload), 20)
+    with flightedl_side(workload, directory) as side:
+        side.run(max(2, steps // 2))
+        side.forget()
+        others = [psutil.Process(pid) for pid in (side.others["master"], side.others["etcd"])]
+        began, before = time.monotonic(), [sum(each.cpu_times()[:2]) for each in others]
+        while turns > 0 or time.monotonic() - began < 3.0:
+            side.run(steps)
+            turns -= 1
+        wall_s = time.monotonic() - began
+        master_s, etcd_s = (
+            (sum(each.cpu_times()[:2]) - then) / wall_s for each, then in zip(others, before, strict=True)
+        )
+        found = side.measured()
+    steps_per_s = shape.trainers / found.step_s
+    return Seen(
+        shape,
+        found.trainer_cpu_s,
+        found.server_cpu_s,
+        master_s,
+        etcd_s,
+        steps_per_s,
+        requests_per_s(shape.trainers, shape.trainers * RECORDS_PER_TASK / steps_per_s),
+    )
+
+
+def constants_table(cost: Constants) -> Table:
+    """For people."""
+    table = Table(title="what costs how much of a processor", show_header=False)
+    table.add_column("what")
+    table.add_column("seconds", justify="right")
+    for what, told in (
+        ("trainer: a step, and each server in it", f"{cost.step_s * 1e6:.0f} us + {cost.step_server_s * 1e6:.0f} us"),
+        ("trainer: a GB pushed and pulled", f"{cost.trainer_gb_s:.2f} s"),
+        ("server: a message, a GB", f"{cost.message_s * 1e6:.0f} us, {cost.server_gb_s:.2f} s"),
+        (
+            "master: a second, and each request in it",
+            f"{cost.master_s * 1e3:.1f} ms + {cost.request_s * 1e3:.2f} ms",
+        ),
+        (
+            "etcd: a second, and each process in it",
+            f"{cost.etcd_s * 1e3:.1f} ms + {cost.etcd_process_s * 1e3:.2f} ms",
+        ),
+    ):
+        table.add_row(what, told)
+    return table
+
+
+def tried_table(tried: Sequence[Seen], cost: Constants, cores: int) -> Table:
+    """Prediction beside measurement."""
+    table = Table(title=f"larger jobs: predicted and measured, {cores} cores")
+    table.add_column("trainers x servers")
+    for column in ("trainer ms a step", "servers ms a step", "steps/s of all"):
+        table.add_column(column, justify="right")
+    for each in tried:
+        trainer_s, servers_s = cost.trainer_cpu_s(each.shape), cost.servers_cpu_s(each.shape)
+        table.add_row(
+            str(each.shape),
+            f"{trainer_s * 1e3:.2f} / {each.trainer_s * 1e3:.2f}",
+            f"{servers_s * 1e3:.2f} / {each.servers_s * 1e3:.2f}",
+            f"{cores / (trainer_s + servers_s):,.0f} / {each.steps_per_s:,.0f}",
+        )
+    return table
+
+
+def paper_table(found: Sequence[Load], job: Job) -> Table:
+    """The job on paper."""
+    shape = job.shape
+    title = f"on paper: {shape.trainers:,} trainers x {shape.pservers} servers, {job.stored_bytes / GB:,.0f} GB, "
+    table = Table(title=f"{title}{2 * shape.step_bytes / 1e6:,.1f} MB a step of {job.step_s:g} s")
+    table.add_column("what")
+    table.add_column("does")
+    table.add_column("of what it can", justify="right")
+    for load in found:
+        table.add_row(load.what, load.told, f"{load.part:.1%}")
+    return table
+
+
+@click.command()
+@click.option("--trainers", type=click.IntRange(min=1), default=1000, show_default=True, help="Of the job on paper.")
+@click.option("--pservers", type=click.IntRange(min=1), default=64, show_default=True)
+@click.option("--gb", type=click.FloatRange(min=0.001), default=100.0, show_default=True, help="Of it, with slots.")
+@click.option(
+    "--step-mb",
+    type=click.FloatRange(min=0.0001),
+    default=20.0,
+    show_default=True,
+    help="That a step touches and pushes: all of a dense model, some rows of tables.",
+)
+@click.option("--step-s", type=click.FloatRange(min=0.0001), default=0.2, show_default=True, help="From step to step.")
+@click.option("--task-s", type=click.FloatRange(min=0.001), default=30.0, show_default=True, help="A task lasts.")
+@click.option("--gbit", type=click.FloatRange(min=0.001), default=25.0, show_default=True, help="Network a machine.")
+@click.option("--cores", type=click.FloatRange(min=0.1), default=8.0, show_default=True, help="Cores of a server.")
+@click.option("--turns", type=click.IntRange(min=1), default=3, show_default=True)
+@click.option("--json", "wants_json", is_flag=True, help="Print JSON.")
+def scale(
+    *,
+    trainers: int,
+    pservers: int,
+    gb: float,
+    step_mb: float,
+    step_s: float,
+    task_s: float,
+    gbit: float,
+    cores: float,
+    turns: int,
+    wants_json: bool,
+) -> None:
+    """What a step costs whom, and what a large job would cost.
+
+    Measures small jobs (SGD, async), predicts larger ones beside what they take here, then works out the job that the
+    options describe: what is how busy, the busiest first.
+    """
+    found: list[Seen] = []
+    with (
+        tempfile.TemporaryDirectory(prefix="flightedl-bench-") as directory,
+        Progress(console=Console(stderr=True), transient=True) as progress,
+    ):
+        task = progress.add_task("measuring", total=len(SMALL) + len(LARGE))
+        for shape in (*SMALL, *LARGE):
+            progress.update(task, description=str(shape))
+            found.append(seen(shape, turns, Path(directory)))
+            progress.advance(task)
+    cost = fitted(found[: len(SMALL)])
+    job = Job(Shape(trainers, pservers, int(step_mb * 1e6)), gb * GB, step_s, task_s)
+    machines = Machines(server_cores=cores, network_bytes_per_s=gbit * 1e9 / 8)
+    busy = loads(job, cost, machines)
+    if wants_json:
+        click.echo(
+            json.dumps(
+                {"seen": [asdict(each) for each in found], "constants": asdict(cost), "loads": [*map(asdict, busy)]},
+                indent=2,
+            )
+        )
+        return
+    console = Console(highlight=False, width=120)
+    for table in (
+        constants_table(cost),
+        tried_table(found[len(SMALL) :], cost, os.cpu_count() or 1),
+        paper_table(busy, job),
+    ):
+        console.print(table)
