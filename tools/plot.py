@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
@@ -12,12 +11,10 @@ from rich.console import Console
 
 from flightedl.curves.drawing import draw
 from flightedl.curves.files import read_points
-from flightedl.curves.merging import Axis, Curve, by_name, curves_of
-from flightedl.curves.terminal import chart
+from flightedl.curves.merging import LABELS, Axis, Curve, by_name, curves_of
+from flightedl.curves.terminal import charts
 from flightedl.errors import NotFoundError
-from flightedl.launch.pictures import LABELS
 
-_HEIGHT = 8
 _WIDEST = 100
 
 
@@ -40,7 +37,7 @@ def plot(runs: tuple[Path, ...], names: tuple[str, ...], axis: Axis, output: Pat
         click.echo(msgspec.json.encode({"by": axis, "runs": found}))
     elif output is None:
         width = min(Console().width, _WIDEST)
-        for line in told(by_name(found), LABELS[axis], width):
+        for line in charts(by_name(found), LABELS[axis], width):
             click.echo(line)
 
 
@@ -59,22 +56,3 @@ def _chosen(curves: Mapping[str, Curve], names: tuple[str, ...], run: Path) -> d
     if missing := [name for name in names if name not in curves]:
         raise NotFoundError(f"{run} has no values named {', '.join(missing)}; it has {', '.join(curves)}")
     return {name: curve for name, curve in curves.items() if not names or name in names}
-
-
-def told(panels: Mapping[str, Mapping[str, Curve]], x_label: str, width: int) -> Iterable[str]:
-    """Charts, one for each run and name; those of one name have the same scale."""
-    for name, curves in panels.items():
-        points = [(x, y) for curve in curves.values() for x, y in curve if math.isfinite(y)]
-        if not points:
-            yield f"{name}: no finite values"
-            continue
-        low = min(x for x, _ in points), min(y for _, y in points)
-        high = max(x for x, _ in points), max(y for _, y in points)
-        for run, curve in curves.items():
-            yield f"{click.style(name, bold=True)}  {run}: {curve[-1][1]:.6g} at the end"
-            scale = [f"{high[1]:.4g}", *[""] * (_HEIGHT - 2), f"{low[1]:.4g}"]
-            margin = max(map(len, scale))
-            for mark, line in zip(scale, chart(curve, low, high, width - margin - 2, _HEIGHT), strict=True):
-                yield f"{mark:>{margin}} {line}".rstrip()
-            right = f"{high[0]:,.0f} {x_label}"
-            yield " " * (margin + 1) + f"{low[0]:,.0f}" + right.rjust(width - margin - 2 - len(f"{low[0]:,.0f}"))

@@ -13,6 +13,8 @@ from flightedl.curves.gathering import Point
 
 #: "records": worked through by all trainers until then. "seconds": since the first point.
 Axis = Literal["records", "seconds"]
+#: The same, for people.
+LABELS: Mapping[Axis, str] = {"records": "records of all trainers", "seconds": "seconds"}
 Curve = Sequence[tuple[float, float]]
 
 

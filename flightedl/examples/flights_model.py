@@ -1,16 +1,15 @@
-"""Flights as numbers, and a network with one hidden layer on them.
+"""Flights as numbers, and a wide-and-deep network on them (Cheng et al. 2016).
 
-A record becomes (see ``features``):
+A record becomes two things:
 
-* *numeric*: sine and cosine of time of day and day of year, distance, weather, and a flag for missing weather;
-* *one-hot*: carrier, origin, month, hour, weekday, each a row number of one matrix;
-* *hashed*: tail number and destination. A string's id is a 63-bit FNV-1a hash (any string has one, no vocabulary is
-  kept) and its row number the id folded into the field's buckets; two strings may share a row, which costs accuracy,
-  not correctness.
+* *dense* inputs (see ``features``): time of day, distance, weather, weekday and month;
+* an id in each of ``FIELDS``: carrier, aircraft, origin, destination, flight number, hour. Each field has an embedding
+  table, and its id there a row of 1 + ``EMBEDDING_SIZE`` numbers.
 
-The network is ``sigmoid(relu(numeric @ N + sum of one-hot rows + sum of hashed rows + c) @ v + d)``. A sum of rows is
-what a product with a one-hot matrix would give, without making that matrix; its gradient adds each record's hidden
-gradient to the rows it used and is zero elsewhere.
+The network's answer is ``sigmoid(wide + deep)``. *Wide* is linear: the dense inputs times weights, plus the first
+number of each row; it is what a logistic regression has. *Deep* is a network with two hidden layers, whose inputs are
+the dense ones and the other numbers of the rows. ``loss_and_gradients`` does the calculus by hand, in NumPy, so that
+nothing is hidden.
 """
 
 from __future__ import annotations
@@ -22,18 +21,19 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
 
 Floats = npt.NDArray[np.float32]
-Ids = npt.NDArray[np.int64]
 #: The network's arrays by name, as ``first_parameters`` makes them and ``fe.Job.parameters`` gives them back.
 Parameters = Mapping[str, npt.NDArray[Any]]
+#: By field: (n, 1 + EMBEDDING_SIZE), a row for each record.
+Rows = Mapping[str, npt.NDArray[Any]]
 
 #: Minutes after which an arrival counts as late.
 LATE_MINUTES = 15
 
-CARRIERS = ("9E", "AA", "AS", "B6", "DL", "EV", "F9", "FL", "HA", "MQ", "OO", "UA", "US", "VX", "WN", "YV")
-ORIGINS = ("EWR", "JFK", "LGA")
+#: Columns whose values are ids of tables.
+FIELDS = ("carrier", "tailnum", "origin", "dest", "flight", "hour")
+EMBEDDING_SIZE = 8
 
 #: Rough mean and spread over the training files, so that inputs are of size one; not fitted to anything.
 _SCALES = {
@@ -47,166 +47,144 @@ _SCALES = {
     "visib": (9.3, 2.0),
 }
 _DISTANCE_SCALE = (1040.0, 730.0)
-NUMERIC_COUNT = 4 + 1 + len(_SCALES) + 2
+#: The angle of the day, distance, weather, what of it is missing, weekday and month.
+DENSE_COUNT = 2 + 1 + len(_SCALES) + 2 + 7 + 12
+HIDDEN_COUNTS = (128, 64)
 
-#: Sizes of the one-hot fields in the order of their columns; carrier and origin have one row for "another".
-ONE_HOT_SIZES = (len(CARRIERS) + 1, len(ORIGINS) + 1, 12, 24, 7)
-#: Buckets of tail number and destination.
-HASHED_SIZES = (4096, 512)
-HIDDEN_COUNT = 64
+
+#: Of the rates at the beginning.
+FINAL_RATE = 0.02
+
+
+@dataclass(frozen=True, slots=True)
+class Training:
+    """How the network is trained, by a job and by one process alone.
+
+    Rates fall in a line, to ``FINAL_RATE`` of what they were, over as many updates as there are batches; a synchronous
+    job with two trainers makes half as many, and so ends half way.
+    """
+
+    epochs: int = 2
+    #: Records a gradient is computed on.
+    batch_size: int = 1024
+    #: Of Adam, for the network.
+    learning_rate: float = 1e-3
+    #: Of row-wise Adagrad, for the tables.
+    row_learning_rate: float = 0.05
+    #: Rows that are touched shrink, so that aircraft with few flights are not learned by heart.
+    row_weight_decay: float = 1e-4
+    #: Rows begin between this and its negative.
+    row_spread: float = 0.05
+    seed: int = 0
+
+    def updates(self, record_count: int) -> int:
+        """After which rates do not fall any more."""
+        return max(1, self.epochs * record_count // self.batch_size)
 
 
 @dataclass(frozen=True, slots=True)
 class Features:
     """n records as arrays."""
 
-    #: (n, NUMERIC_COUNT) float32.
-    numeric: Floats
-    #: (n, fields) row numbers into the one-hot weights.
-    one_hot: Ids
-    #: (n, fields) row numbers into the hashed weights.
-    hashed: Ids
-    #: (n, fields) the ids that ``hashed`` was folded from: tail number, destination.
-    ids: Ids
+    #: (n, DENSE_COUNT) float32.
+    dense: Floats
     #: (n,) 1.0 where the flight arrived late.
     late: Floats
 
 
 def features(batch: pa.RecordBatch | pa.Table) -> Features:
     """Turn records of ``flights_data.SCHEMA`` into arrays; needs labelled ones (no null in ``arr_delay``)."""
-    minute = _column(batch, "minute_of_day").astype(np.int64)
-    one_hot_fields = (
-        _position(batch, "carrier", CARRIERS),
-        _position(batch, "origin", ORIGINS),
-        _column(batch, "month").astype(np.int64) - 1,
-        minute // 60,
-        _column(batch, "weekday").astype(np.int64),
-    )
-    ids = np.stack([string_ids(batch.column("tailnum")), string_ids(batch.column("dest"))], axis=1)
-    return Features(
-        numeric=_numeric(batch, minute),
-        one_hot=np.stack(one_hot_fields, axis=1) + _starts(ONE_HOT_SIZES),
-        hashed=ids % np.array(HASHED_SIZES) + _starts(HASHED_SIZES),
-        ids=ids,
-        late=(_column(batch, "arr_delay") > LATE_MINUTES).astype(np.float32),
-    )
-
-
-def string_ids(strings: pa.Array | pa.ChunkedArray) -> Ids:
-    """(n,) ids in [0, 2**63): FNV-1a (Fowler, Noll, Vo) of the UTF-8 bytes, high half folded in; null is as empty.
-
-    The same string has the same id in every process and version. Zero bytes are skipped, since NumPy pads with them.
-    """
-    encoded = np.asarray(strings.cast(pa.binary()).fill_null(b"").to_numpy(zero_copy_only=False), dtype=np.bytes_)
-    width = max(1, encoded.dtype.itemsize)
-    letters = np.ascontiguousarray(encoded).view(np.uint8).reshape(len(encoded), width)
-    hashes = np.full(len(encoded), 0xCBF29CE484222325, dtype=np.uint64)
-    for column in letters.T:
-        mixed = (hashes ^ column) * np.uint64(0x100000001B3)
-        hashes = np.where(column != 0, mixed, hashes)
-    return ((hashes ^ (hashes >> np.uint64(32))) >> np.uint64(1)).astype(np.int64)
-
-
-def _numeric(batch: pa.RecordBatch | pa.Table, minute: Ids) -> Floats:
-    day_angle = minute * (2 * np.pi / 1440)
-    year_angle = _column(batch, "day_of_year") * (2 * np.pi / 365.25)
+    day_angle = _column(batch, "minute_of_day") * (2 * np.pi / 1440)
     distance = (_column(batch, "distance") - _DISTANCE_SCALE[0]) / _DISTANCE_SCALE[1]
-    columns = [np.sin(day_angle), np.cos(day_angle), np.sin(year_angle), np.cos(year_angle), distance]
+    columns = [np.sin(day_angle), np.cos(day_angle), distance]
     for name, (middle, spread) in _SCALES.items():
         # Clipped: one cloudburst is 40 spreads of rain, and would own the step that it is in.
         columns.append(np.clip((_column(batch, name) - middle) / spread, -5, 5))
     # A missing gust means that none was worth noting; a missing temperature means a missing report.
     columns += [np.isnan(_column(batch, "wind_gust")), np.isnan(_column(batch, "temp"))]
-    return np.nan_to_num(np.stack(columns, axis=1).astype(np.float32), nan=0.0)
+    columns += [_column(batch, "weekday") == day for day in range(7)]
+    columns += [_column(batch, "month") == month for month in range(1, 13)]
+    return Features(
+        dense=np.nan_to_num(np.stack(columns, axis=1).astype(np.float32), nan=0.0),
+        late=(_column(batch, "arr_delay") > LATE_MINUTES).astype(np.float32),
+    )
 
 
-def _column(batch: pa.RecordBatch | pa.Table, name: str) -> npt.NDArray[np.float32]:
+def _column(batch: pa.RecordBatch | pa.Table, name: str) -> Floats:
     """A number column as (n,) float32, null as NaN; exact for the integers here, which are below 2**24."""
-    array = batch.column(name).cast(pa.float32())
-    if isinstance(array, pa.ChunkedArray):
-        return np.asarray(array.to_numpy(), dtype=np.float32)
-    return np.asarray(array.to_numpy(zero_copy_only=False), dtype=np.float32)
-
-
-def _position(batch: pa.RecordBatch | pa.Table, name: str, vocabulary: tuple[str, ...]) -> Ids:
-    found = pc.index_in(batch.column(name), value_set=pa.array(vocabulary)).fill_null(len(vocabulary))
-    return np.asarray(found.to_numpy(), dtype=np.int64)
-
-
-def _starts(sizes: tuple[int, ...]) -> Ids:
-    """First row of each field where the fields' rows lie one after the other."""
-    return np.concatenate([[0], np.cumsum(sizes)[:-1]]).astype(np.int64)
+    return np.asarray(batch.column(name).cast(pa.float32()), dtype=np.float32)
 
 
 def first_parameters(seed: int) -> dict[str, Floats]:
     """Starting values; the same seed gives the same values."""
     random = np.random.default_rng(seed)
+    first, second = HIDDEN_COUNTS
+    inputs = DENSE_COUNT + len(FIELDS) * EMBEDDING_SIZE
 
-    def normal(spread: float, *shape: int) -> Floats:
-        return (spread * random.standard_normal(shape)).astype(np.float32)
+    def normal(*shape: int, size: float = 1.0) -> Floats:
+        values: Floats = (size * np.sqrt(2 / shape[0]) * random.standard_normal(shape)).astype(np.float32)
+        return values
 
     return {
-        "numeric": normal(NUMERIC_COUNT**-0.5, NUMERIC_COUNT, HIDDEN_COUNT),
-        "one_hot": normal(0.1, sum(ONE_HOT_SIZES), HIDDEN_COUNT),
-        "hashed": normal(0.02, sum(HASHED_SIZES), HIDDEN_COUNT),
-        "hidden_bias": np.zeros(HIDDEN_COUNT, np.float32),
-        "output": normal(HIDDEN_COUNT**-0.5, HIDDEN_COUNT),
-        "output_bias": np.zeros(1, np.float32),
+        "wide": np.zeros(DENSE_COUNT, np.float32),
+        "hidden_1": normal(inputs, first),
+        "bias_1": np.zeros(first, np.float32),
+        "hidden_2": normal(first, second),
+        "bias_2": np.zeros(second, np.float32),
+        # Small, so that what is linear is learned first: this halves what the seed does to the result.
+        "output": normal(second, size=0.1),
+        "bias": np.zeros(1, np.float32),
     }
 
 
-def probabilities(parameters: Parameters, inputs: Features) -> Floats:
+def probabilities(parameters: Parameters, rows: Rows, inputs: Features) -> Floats:
     """(n,) chance that each flight arrives late."""
-    return _sigmoid(_logits(parameters, _hidden(parameters, inputs)))
+    forward = _Forward(parameters, rows, inputs)
+    return _sigmoid(forward.logits)
 
 
-def loss_and_gradients(parameters: Parameters, inputs: Features) -> tuple[float, dict[str, Floats]]:
-    """Mean log loss in nats of n records, and its gradient by parameter, each of the parameter's shape and dtype."""
-    hidden = _hidden(parameters, inputs)
-    logits = _logits(parameters, hidden)
+def loss_and_gradients(
+    parameters: Parameters, rows: Rows, inputs: Features
+) -> tuple[float, dict[str, Floats], dict[str, Floats]]:
+    """Mean log loss in nats of n records; its gradients by parameter; those of the records' rows by field."""
+    forward = _Forward(parameters, rows, inputs)
+    logits, late = forward.logits, inputs.late
     # log(1 + exp(z)) - y z, written so that exp never overflows.
-    loss = float(np.mean(np.maximum(logits, 0) - inputs.late * logits + np.log1p(np.exp(-np.abs(logits)))))
-    by_logit = (_sigmoid(logits) - inputs.late) / np.float32(len(logits))  # (n,)
-    by_hidden = np.outer(by_logit, parameters["output"])  # (n, hidden)
-    by_hidden *= hidden > 0
-    return loss, {
-        "numeric": inputs.numeric.T @ by_hidden,
-        "one_hot": _sum_by_row(inputs.one_hot, by_hidden, sum(ONE_HOT_SIZES)),
-        "hashed": _sum_by_row(inputs.hashed, by_hidden, sum(HASHED_SIZES)),
-        "hidden_bias": by_hidden.sum(axis=0),
-        "output": hidden.T @ by_logit,
-        "output_bias": by_logit.sum(keepdims=True),
+    loss = float(np.mean(np.maximum(logits, 0) - late * logits + np.log1p(np.exp(-np.abs(logits)))))
+    by_logit = (_sigmoid(logits) - late) / np.float32(len(late))  # (n,)
+    by_second = np.outer(by_logit, parameters["output"]) * (forward.second > 0)  # (n, second)
+    by_first = (by_second @ parameters["hidden_2"].T) * (forward.first > 0)  # (n, first)
+    by_input = by_first @ parameters["hidden_1"][DENSE_COUNT:].T  # (n, fields * EMBEDDING_SIZE)
+    gradients = {
+        "wide": inputs.dense.T @ by_logit,
+        "hidden_1": forward.deep.T @ by_first,
+        "bias_1": by_first.sum(axis=0),
+        "hidden_2": forward.first.T @ by_second,
+        "bias_2": by_second.sum(axis=0),
+        "output": forward.second.T @ by_logit,
+        "bias": by_logit.sum(keepdims=True),
     }
+    by_field = np.split(by_input, len(FIELDS), axis=1)
+    by_row = {
+        name: np.column_stack([by_logit, by_embedding]) for name, by_embedding in zip(FIELDS, by_field, strict=True)
+    }
+    return loss, gradients, by_row
 
 
-def _hidden(parameters: Parameters, inputs: Features) -> Floats:
-    total: Floats = inputs.numeric @ parameters["numeric"] + parameters["hidden_bias"]  # (n, hidden)
-    for name, rows in (("one_hot", inputs.one_hot), ("hashed", inputs.hashed)):
-        for field in rows.T:
-            total += parameters[name][field]
-    np.maximum(total, 0, out=total)
-    return total
+class _Forward:
+    """What the network makes of n records, layer by layer."""
 
-
-def _logits(parameters: Parameters, hidden: Floats) -> Floats:
-    logits: Floats = hidden @ parameters["output"] + parameters["output_bias"]
-    return logits
+    def __init__(self, parameters: Parameters, rows: Rows, inputs: Features) -> None:
+        #: (n, DENSE_COUNT + fields * EMBEDDING_SIZE)
+        self.deep = np.concatenate([inputs.dense, *(rows[name][:, 1:] for name in FIELDS)], axis=1)
+        #: (n, HIDDEN_COUNTS[0]), (n, HIDDEN_COUNTS[1])
+        self.first = np.maximum(self.deep @ parameters["hidden_1"] + parameters["bias_1"], 0)
+        self.second = np.maximum(self.first @ parameters["hidden_2"] + parameters["bias_2"], 0)
+        wide = inputs.dense @ parameters["wide"] + sum(rows[name][:, 0] for name in FIELDS)
+        #: (n,)
+        self.logits: Floats = wide + self.second @ parameters["output"] + parameters["bias"]
 
 
 def _sigmoid(logits: Floats) -> Floats:
     chances: Floats = np.float32(0.5) * (1 + np.tanh(np.float32(0.5) * logits))
     return chances
-
-
-def _sum_by_row(rows: Ids, values: Floats, row_count: int) -> Floats:
-    """(row_count, hidden): record i's values added to each of its rows ``rows[i]``.
-
-    The fields of ``rows`` have rows of their own, so each field is sorted and summed in runs, which is an order of
-    magnitude faster than adding one row after the other (``np.add.at``).
-    """
-    total = np.zeros((row_count, values.shape[1]), np.float32)
-    for field in rows.T:
-        order = np.argsort(field, kind="stable")
-        used, firsts = np.unique(field[order], return_index=True)
-        total[used] = np.add.reduceat(values[order], firsts, axis=0)
-    return total

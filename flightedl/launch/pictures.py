@@ -7,12 +7,10 @@ from pathlib import Path
 
 from flightedl.curves.drawing import can_draw, draw
 from flightedl.curves.files import WHOLE, read_points, write_whole
-from flightedl.curves.merging import by_name, curves_of
+from flightedl.curves.merging import LABELS, by_name, curves_of
 from flightedl.errors import FlightedlError, NotFoundError
 
 PICTURE = "metrics.png"
-#: What x is, for people.
-LABELS = {"records": "records of all trainers", "seconds": "seconds"}
 
 
 def keep_curves(directory: Path) -> Iterator[str]:

@@ -17,12 +17,43 @@ from flightedl.formats.stored_index import load_or_build
 
 
 class AdamInMemory:
-    def __init__(self, lr):
-        self.lr = lr
+    """Adam, and, for tables, row-wise Adagrad; of a schedule, what it begins with."""
+
+    def __init__(self, lr, weight_decay=0.0):
+        self.lr, self.weight_decay = getattr(lr, "initial", lr), weight_decay
+
+
+class TableInMemory:
+    """Rows by id, 8,000 at most; an id without a row reads as zeros."""
+
+    def __init__(self, dim, optimizer):
+        self.dim, self.optimizer = dim, optimizer
+        self.places, self.pushed = {}, []
+        self.rows, self.sums = np.zeros((8000, dim), np.float32), np.zeros(8000, np.float32)
+
+    def pull(self, ids):
+        return self.rows[[self.places.get(each, -1) for each in ids.to_pylist()]]
+
+    def push(self, ids, gradients):
+        assert gradients.shape == (len(ids), self.dim)
+        assert gradients.dtype == np.float32
+        assert np.isfinite(gradients).all()
+        self.pushed.append(([self.places.setdefault(each, len(self.places)) for each in ids.to_pylist()], gradients))
+
+    def step(self):
+        assert len(self.places) < len(self.rows), "the last row is for ids without one"
+        ((places, gradients),) = self.pushed
+        self.pushed = []
+        used, inverse = np.unique(places, return_inverse=True)
+        whole = self.optimizer.weight_decay * self.rows[used]
+        np.add.at(whole, inverse, gradients)
+        self.sums[used] += np.mean(whole**2, axis=1)
+        self.rows[used] -= self.optimizer.lr * whole / (np.sqrt(self.sums[used])[:, None] + 1e-8)
 
 
 class ModelInMemory(dict):
-    def __init__(self, initial, optimizer):
+    def __init__(self, initial, optimizer, tables):
+        self.tables = tables
         super().__init__({name: values.copy() for name, values in initial.items()})
         self.lr = optimizer.lr
         self.steps = 0
@@ -32,6 +63,8 @@ class ModelInMemory(dict):
     def step(self, gradients):
         assert gradients.keys() == self.keys()
         self.steps += 1
+        for table in self.tables:
+            table.step()
         for name, gradient in gradients.items():
             assert gradient.shape == self[name].shape, name
             assert gradient.dtype == self[name].dtype, name
@@ -53,6 +86,11 @@ class DatasetInMemory:
         self.spec, self.epochs, self.seed = spec, epochs, seed
         self.index = load_or_build(FsspecFiles(), None, spec).index
         self.schema = self.index.schema
+        self.record_count = sum(self.index.chunk(number).records for number in range(len(self.index)))
+
+    def prefetching(self, columns):
+        assert set(columns.values()) <= set(self.schema.names)
+        return self
 
     def __iter__(self):
         random = np.random.default_rng(self.seed)
@@ -68,6 +106,7 @@ class JobInMemory:
         self.output_dir = output_dir
         self.losses = []
         self.model = None
+        self.tables = {}
         self.names = set()
 
     def __enter__(self):
@@ -80,8 +119,15 @@ class JobInMemory:
         assert epochs >= 1
         return DatasetInMemory(DatasetSpec((pattern,), batch_size=batch_size), epochs, seed if shuffle else None)
 
+    def table(self, name, dim, *, optimizer, init, seed):
+        assert self.model is None, "tables come first"
+        return self.tables.setdefault(name, TableInMemory(dim, optimizer))
+
+    def lookup(self, ids):
+        return {table: table.pull(column) for table, column in ids.items()}
+
     def parameters(self, initial, *, optimizer, mode):
-        self.model = ModelInMemory(initial, optimizer)
+        self.model = ModelInMemory(initial, optimizer, list(self.tables.values()))
         return self.model
 
     def log(self, **values):
@@ -102,7 +148,8 @@ def job(monkeypatch, tmp_path: Path):
     job = JobInMemory(tmp_path / "results")
     job.output_dir.mkdir()
     monkeypatch.setattr(flightedl, "connect", lambda: job, raising=False)
-    monkeypatch.setattr(flightedl, "Adam", AdamInMemory, raising=False)
+    for name in ("Adam", "RowAdagrad"):
+        monkeypatch.setattr(flightedl, name, AdamInMemory, raising=False)
     monkeypatch.setattr(flightedl, "Sync", object, raising=False)
     monkeypatch.setattr(flightedl, "Async", object, raising=False)
     return job

@@ -1,0 +1,155 @@
+"""What the flights example is compared with: models that one process trains on the same flights, without any server.
+
+* ``logistic_regression``: scikit-learn's, on the same dense inputs and the same ids, one-hot. Without a penalty it
+  learns single aircraft by heart; its penalty is the best of four (C = 1, 0.1, 0.03, 0.01) *on the held-out days*, a
+  favour that the other models do not get.
+* ``network_alone``: the same network, with the optimizers that the pservers run, in NumPy.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from flightedl.errors import DataError
+from flightedl.examples.flights_model import (
+    EMBEDDING_SIZE,
+    FIELDS,
+    FINAL_RATE,
+    Features,
+    Floats,
+    Training,
+    features,
+    first_parameters,
+    loss_and_gradients,
+    probabilities,
+)
+
+Places = npt.NDArray[np.int64]
+
+
+class Flights:
+    """Flights to train on and to be judged on.
+
+    Args:
+        train: Records of ``flights_data.SCHEMA``, labelled.
+        held_out: Likewise.
+    """
+
+    def __init__(self, train: pa.Table, held_out: pa.Table) -> None:
+        self.train, self.held_out = features(train), features(held_out)
+        #: By field: the ids that are trained on, each once.
+        self.known = {name: pc.unique(train[name].combine_chunks()) for name in FIELDS}
+        #: By field, (n,): the place of each record's id among these; who is not there has the place behind the last.
+        self.train_places = self._places(train)
+        self.held_out_places = self._places(held_out)
+
+    def _places(self, table: pa.Table) -> dict[str, Places]:
+        return {
+            name: np.asarray(pc.index_in(table[name], value_set=known).fill_null(len(known)), np.int64)
+            for name, known in self.known.items()
+        }
+
+
+def logistic_regression(flights: Flights) -> Floats:
+    """Probabilities of the held-out flights, (n,).
+
+    Raises:
+        DataError: scikit-learn is not installed.
+    """
+    try:
+        from sklearn.exceptions import ConvergenceWarning
+        from sklearn.linear_model import LogisticRegression
+    except ImportError:
+        raise DataError("the flights example needs scikit-learn: pip install 'flightedl[examples]'") from None
+    model = LogisticRegression(C=0.03, max_iter=100)
+    with warnings.catch_warnings():
+        # The last digits of its weights are of no use on other days.
+        warnings.simplefilter("ignore", ConvergenceWarning)
+        model.fit(_one_hot(flights, flights.train, flights.train_places), flights.train.late > 0)
+    found = model.predict_proba(_one_hot(flights, flights.held_out, flights.held_out_places))
+    return np.asarray(found[:, 1], np.float32)
+
+
+def _one_hot(flights: Flights, inputs: Features, places: dict[str, Places]) -> Any:
+    """Dense inputs and one column for each id, sparse; ids that are not known have none."""
+    from scipy import sparse
+
+    blocks = [sparse.csr_array(inputs.dense)]
+    for name, known in flights.known.items():
+        rows = np.flatnonzero(places[name] < len(known))
+        ones = np.ones(len(rows), np.float32)
+        blocks.append(sparse.csr_array((ones, (rows, places[name][rows])), (len(inputs.late), len(known))))
+    return sparse.hstack(blocks).tocsr()
+
+
+def network_alone(flights: Flights, training: Training, trainers: int, told: Callable[[int, float], None]) -> Floats:
+    """Probabilities of the held-out flights, (n,), by the network that this process trains.
+
+    Args:
+        flights: To train on.
+        training: How.
+        trainers: An update is made of as many batches, as in a synchronous job.
+        told: After an update: how many records were trained on so far, and their loss.
+    """
+    random = np.random.default_rng(training.seed)
+    size, count = training.batch_size * trainers, len(flights.train.late)
+    parameters = first_parameters(training.seed)
+    adam = {name: Adam(values) for name, values in parameters.items()}
+    tables = {name: RowAdagrad(len(known), training, random) for name, known in flights.known.items()}
+    total, done, updates = training.updates(count), 0, 0
+    for _ in range(training.epochs):
+        for batch in np.array_split(random.permutation(count), -(-count // size)):
+            inputs = Features(flights.train.dense[batch], flights.train.late[batch])
+            places = {name: flights.train_places[name][batch] for name in FIELDS}
+            rows = {name: tables[name].rows[places[name]] for name in FIELDS}
+            loss, gradients, by_row = loss_and_gradients(parameters, rows, inputs)
+            rate = 1 + (FINAL_RATE - 1) * min(1.0, updates / total)
+            for name, gradient in gradients.items():
+                adam[name].update(gradient, training.learning_rate * rate)
+            for name, table in tables.items():
+                table.update(places[name], by_row[name], training.row_learning_rate * rate)
+            updates, done = updates + 1, done + len(batch)
+            told(done, loss)
+    rows = {name: tables[name].rows[flights.held_out_places[name]] for name in FIELDS}
+    return probabilities(parameters, rows, flights.held_out)
+
+
+class Adam:
+    """Of one array, which it changes."""
+
+    def __init__(self, values: Floats) -> None:
+        self._values = values
+        self._mean, self._square, self._updates = np.zeros_like(values), np.zeros_like(values), 0
+
+    def update(self, gradient: Floats, rate: float) -> None:
+        """Apply a gradient."""
+        self._updates += 1
+        self._mean += np.float32(0.1) * (gradient - self._mean)
+        self._square += np.float32(0.001) * (gradient**2 - self._square)
+        spread = np.sqrt(self._square / np.float32(1 - 0.999**self._updates)) + np.float32(1e-8)
+        self._values -= np.float32(rate / (1 - 0.9**self._updates)) * self._mean / spread
+
+
+class RowAdagrad:
+    """A table whose ids are 0, 1, 2 and so on; the last row is for all that are not known."""
+
+    def __init__(self, ids: int, training: Training, random: np.random.Generator) -> None:
+        spread = training.row_spread
+        self.rows = random.uniform(-spread, spread, (ids + 1, 1 + EMBEDDING_SIZE)).astype(np.float32)
+        self._square_sums = np.zeros(ids + 1, np.float32)
+        self._decay = np.float32(training.row_weight_decay)
+
+    def update(self, ids: Places, gradients: Floats, rate: float) -> None:
+        """Apply the gradients of records; those of one id are added up."""
+        order = np.argsort(ids, kind="stable")
+        used, firsts = np.unique(ids[order], return_index=True)
+        summed = np.add.reduceat(gradients[order], firsts, axis=0) + self._decay * self.rows[used]
+        self._square_sums[used] += (summed**2).mean(axis=1)
+        self.rows[used] -= np.float32(rate) * summed / (np.sqrt(self._square_sums[used])[:, np.newaxis] + 1e-8)

@@ -1,0 +1,136 @@
+"""What becomes known of a trained flights model: figures, learning curves, and files.
+
+Written into the output directory: ``model.npz`` (the network, and by field the ids with their rows), ``metrics.json``,
+and ``learning-curve.png`` where matplotlib is installed.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import click
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.dataset as ds
+import pyarrow.parquet as pq
+
+from flightedl.curves.drawing import can_draw, draw
+from flightedl.curves.files import read_points
+from flightedl.curves.merging import LABELS, Curve, curves_of
+from flightedl.curves.terminal import charts
+from flightedl.errors import NotFoundError
+from flightedl.examples.flights_alone import Flights, logistic_regression, network_alone
+from flightedl.examples.flights_data import FlightFiles
+from flightedl.examples.flights_model import (
+    FIELDS,
+    LATE_MINUTES,
+    Floats,
+    Parameters,
+    Rows,
+    Training,
+    features,
+    probabilities,
+)
+from flightedl.examples.metrics import area_under_curve, log_loss
+from flightedl.examples.results import save_arrays, save_json
+
+#: The rows of a table's or batch's ids, by field.
+RowsOf = Callable[[pa.Table], Rows]
+#: Batches of an update of the network that is trained alone: what two trainers bring to a round.
+_BATCHES_ALONE = 2
+_CURVE_POINTS = 100
+
+
+def report(
+    model: Parameters, rows_of: RowsOf, files: FlightFiles, training: Training, directory: Path, *, compare: bool
+) -> None:
+    """Judge the model, save it and the figures in ``directory``, and print them.
+
+    Args:
+        model: The dense part.
+        rows_of: Looks up the rows of records.
+        files: The flights.
+        training: How it was trained.
+        directory: Where results belong.
+        compare: Also train other models, and put them beside it.
+    """
+    train, held_out = ds.dataset(list(map(str, files.train_files))).to_table(), pq.read_table(files.held_out)
+    late = features(held_out).late
+    judged = {"this model": probabilities(model, rows_of(held_out), features(held_out))}
+    curves: dict[str, Curve] = {"this model": _logged(directory)}
+    if compare:
+        flights = Flights(train, held_out)
+        click.echo("training the same network in one process, and a logistic regression, to compare with")
+        losses: list[tuple[float, float]] = []
+        judged["one process"] = network_alone(
+            flights, training, _BATCHES_ALONE, lambda records, loss: losses.append((records, loss))
+        )
+        curves["one process"] = _averaged(losses)
+        judged["logistic regression"] = logistic_regression(flights)
+    judged["base rate"] = np.full(len(late), late.mean(dtype=np.float64))
+    figures = {name: judge(late, found) for name, found in judged.items()}
+    _show_curves({name: curve for name, curve in curves.items() if curve}, directory)
+    click.echo(
+        f"{len(late):,} held-out flights, {late.mean():.1%} of them more than {LATE_MINUTES} minutes late\n"
+        f"{'':21}  log loss     AUC"
+    )
+    for name, values in figures.items():
+        click.echo(f"  {name:19}  {values['log_loss']:8.4f}  {values['auc']:6.4f}")
+    if compare:
+        ahead = figures["this model"]["auc"] - figures["logistic regression"]["auc"]
+        click.echo(f"  the model's AUC is {abs(ahead):.4f} {'above' if ahead >= 0 else 'below'} logistic regression's")
+    saved = save_arrays(directory / "model.npz", {**model, **_tables(train, rows_of)})
+    metrics = save_json(directory / "metrics.json", {"held_out_flights": len(late), "models": figures})
+    click.echo(f"model:   {saved.absolute()}\nmetrics: {metrics.absolute()}")
+
+
+def judge(late: Floats, found: npt.NDArray[np.floating]) -> dict[str, float]:
+    """How good probabilities are."""
+    return {"log_loss": log_loss(late, found), "auc": area_under_curve(late, found)}
+
+
+def _tables(train: pa.Table, rows_of: RowsOf) -> dict[str, npt.NDArray[np.generic]]:
+    """By field: the ids that were trained on, and their rows.
+
+    All fields are looked up at once, so those with fewer ids repeat their last one.
+    """
+    known = {name: pc.unique(train[name].combine_chunks()) for name in FIELDS}
+    count = max(map(len, known.values()))
+    places = np.arange(count)
+    filled = pa.table({name: ids.take(pa.array(np.minimum(places, len(ids) - 1))) for name, ids in known.items()})
+    rows = rows_of(filled)
+    found: dict[str, npt.NDArray[np.generic]] = {}
+    for name, ids in known.items():
+        texts = np.asarray(ids.to_pylist())
+        found |= {f"{name}.ids": texts, f"{name}.rows": rows[name][: len(ids)]}
+    return found
+
+
+def _logged(directory: Path) -> Curve:
+    """The loss that all trainers have logged; what the others logged in the last half second may be missing."""
+    try:
+        return curves_of(read_points(directory), limit=_CURVE_POINTS).get("loss", ())
+    except NotFoundError:
+        return ()
+
+
+def _averaged(points: list[tuple[float, float]]) -> Curve:
+    size = -(-len(points) // _CURVE_POINTS)
+    groups = [points[start : start + size] for start in range(0, len(points), size)]
+    return [(group[-1][0], sum(loss for _, loss in group) / len(group)) for group in groups]
+
+
+def _show_curves(curves: Mapping[str, Curve], directory: Path) -> None:
+    if not curves:
+        return
+    panels = {"loss while training": curves}
+    first = dict(list(curves.items())[:1])
+    for line in charts({"loss while training": first}, LABELS["records"], min(80, shutil.get_terminal_size().columns)):
+        click.echo(line)
+    if can_draw():
+        path = draw(directory / "learning-curve.png", panels, x_label=LABELS["records"])
+        click.echo(f"curves:  {path.absolute()}")
