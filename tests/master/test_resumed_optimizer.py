@@ -92,7 +92,7 @@ def test_other_settings(make_job: MakeJob, before: Optimizer, now: Optimizer) ->
             SGD(lr=0.1),
             SGD(lr=0.2),
             {"parameters": [ParameterDeclaration(name="w", shape=[5], dtype="float32")]},
-            r"parameters\[0\].shape\[0\] is 4, not 5. Only the optimizer's settings may change",
+            r"parameters\.w\.shape\[0\] is 4, not 5. Only the optimizer's settings may change",
         ),
     ],
 )

@@ -72,7 +72,10 @@ class JobModel:
     ) -> Parameters:
         """Declare the model, and have its values. Errors as of ``Job.parameters``."""
         if self._parameters is not None:
-            raise UsageError("this job already has its parameters: declare all of them in one call")
+            raise UsageError(
+                "this session already has its parameters: declare all of them in one call; for several modules and "
+                "optimizers of PyTorch make one nn.ModuleDict and one fe.torch.Optimizer, see steps_per_batch="
+            )
         tree = tree_of(initial)
         check_kind(wire)
         chosen_mode = Sync() if mode is None else Mode.chosen(mode)

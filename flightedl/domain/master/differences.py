@@ -69,17 +69,18 @@ def _named(slots: Sequence[SlotSpec]) -> str:
 
 
 def _by_name(declared: msgspec.Struct) -> Any:
-    """A declaration as plain values, its tables by name, so that their differences are told by name."""
+    """A declaration as plain values, its parameters and tables by name, so that differences are told by name."""
     found = msgspec.to_builtins(declared)
-    if tables := found.get("tables"):
-        found["tables"] = {table.get("name", ""): table for table in tables}
-    elif "tables" in found:
-        found["tables"] = {}
+    for kind in ("parameters", "tables"):
+        if kind in found:
+            found[kind] = {each.get("name", ""): each for each in found[kind] or ()}
     return found
 
 
 def _differences(path: str, known: Any, declared: Any) -> Any:
     if isinstance(known, dict) and isinstance(declared, dict):
+        if path == "parameters" and list(known) != list(declared) and known.keys() == declared.keys():
+            yield path, f"the order of the parameters is {_short(list(known))}, not {_short(list(declared))}"
         for key in sorted({*known, *declared}):
             yield from _differences(f"{path}.{key}" if path else str(key), known.get(key), declared.get(key))
     elif isinstance(known, list) and isinstance(declared, list) and len(known) == len(declared):

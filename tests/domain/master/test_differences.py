@@ -22,7 +22,7 @@ def test_the_difference_is_named() -> None:
     with pytest.raises(DeclarationError) as caught:
         require_same("model", _model(2, 0.1), _model(4, 0.5))
     assert "optimizer.lr is 0.1, not 0.5" in str(caught.value)
-    assert "parameters[0].shape[0] is 2, not 4" in str(caught.value)
+    assert "parameters.w.shape[0] is 2, not 4" in str(caught.value)
     assert "another job name" in str(caught.value)
 
 
@@ -59,3 +59,15 @@ def test_differences_of_tables_are_named_by_table() -> None:
         require_same("model", _with_tables(items=8, users=2), _with_tables(items=4))
     with pytest.raises(DeclarationError, match=r"tables\.items is None, not \{"):
         require_same("model", _with_tables(), _with_tables(items=4))
+
+
+def _of(*names: str) -> ModelDeclaration:
+    parameters = [ParameterDeclaration(name=name, shape=[3], dtype="float32") for name in names]
+    return ModelDeclaration(parameters=parameters, optimizer={}, mode={})
+
+
+def test_another_order_of_parameters_is_another_model() -> None:
+    with pytest.raises(DeclarationError, match=r"the order of the parameters is \['a', 'b'\], not \['b', 'a'\]"):
+        require_same("model", _of("a", "b"), _of("b", "a"))
+    with pytest.raises(DeclarationError, match=r"model: parameters\.b is None, not \{'name': 'b'"):
+        require_same("model", _of("a"), _of("b", "a"))
