@@ -42,8 +42,10 @@ class InUse(NamedTuple):
     leaf: nn.Parameter
 
     def gradients(self, array: Floats) -> Floats:
-        """(ids, dim) of the leaf's gradient."""
-        return np.ascontiguousarray(array[self.first :], np.float32)
+        """(ids, dim) of the leaf's gradient, an array that stays as it is."""
+        # What came from an accelerator lies in memory that the next step uses again, and a sum keeps its gradients.
+        is_kept = self.leaf.device.type == "cpu"
+        return np.array(array[self.first :], np.float32, order="C", copy=None if is_kept else True)
 
 
 class Taker(Protocol):
