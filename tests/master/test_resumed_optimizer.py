@@ -124,7 +124,7 @@ def test_the_optimizer_of_a_table_may_get_other_settings_too(make_job: MakeJob) 
     for tables, text in refused:
         with pytest.raises(DeclarationError, match=text):
             master.service.declaring.model(model_of(SGD(lr=0.1), tables=tables))
-    now = model_of(SGD(lr=0.1), tables=_table(Adagrad(lr=0.5)))
+    now = model_of(SGD(lr=0.1), tables=_table(Adagrad(lr=0.5), first_rows="s3://b/rows.parquet"))
     assert master.service.declaring.model(now).declaration == now
 
 

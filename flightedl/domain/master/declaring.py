@@ -190,7 +190,12 @@ class Declaring:
 
 
 def _is_setting(field: str) -> bool:
-    """Whether it is a setting of an optimizer: of the parameters, or ``tables.<name>.optimizer.<setting>``."""
+    """Whether it is a setting of an optimizer: of the parameters, or ``tables.<name>.optimizer.<setting>``.
+
+    What a table begins with may differ, too: its rows are in the checkpoint.
+    """
+    if field.startswith("tables.") and field.endswith(".first_rows"):
+        return True
     before, is_of_optimizer, setting = field.rpartition("optimizer.")
     is_one = not before or (before.startswith("tables.") and before.endswith("."))
     return bool(is_of_optimizer) and is_one and setting != "kind"

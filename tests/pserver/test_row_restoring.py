@@ -1,0 +1,129 @@
+"""A base and increments on their way through files into the rows of other pservers, whatever was removed in between."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from flightedl.domain.checkpoint.values import OrderNumber, SnapshotCommand
+from flightedl.domain.consistency.modes import Async
+from flightedl.domain.model.initial import Uniform
+from flightedl.domain.model.parameters import ParameterSpec
+from flightedl.domain.model.sharding import ShardPlan, plan_for
+from flightedl.domain.tables.evict import Evict
+from flightedl.domain.tables.optimizers import RowAdam
+from flightedl.domain.tables.spec import TableSpec
+from flightedl.formats.row_batches import StoredRows, StoredRowSpan
+from flightedl.pserver.building import rows_of
+from flightedl.pserver.cut_rows import CutRows
+from flightedl.pserver.row_memory import RowMemory
+from flightedl.pserver.row_restoring import RestoredRows
+from flightedl.pserver.row_span import RowSpan
+from flightedl.pserver.row_store import TableGradients
+
+IDS = np.arange(12, dtype=np.uint64)
+EVICTIONS = [
+    Evict(norm_below=1.0),
+    Evict(norm_below=1.0, unused_versions=3),
+    Evict(norm_below=1.0, unused_epochs=1),
+    Evict(max_rows=6, norm_below=0.5),
+]
+STEPS = st.lists(
+    st.tuples(
+        st.sets(st.sampled_from(IDS.tolist())),
+        st.sampled_from([-1.0, -0.5, 0.5, 1.0]),
+        st.sampled_from([0, 0, 0, 1]),
+        st.sampled_from(["push", "push", "cut", "given up", "unread"]),
+    ),
+    min_size=3,
+    max_size=20,
+)
+
+
+class Rows:
+    """The rows of all pservers, which get the same pushes."""
+
+    def __init__(self, spec: TableSpec, count: int) -> None:
+        self.plan: ShardPlan = plan_for([ParameterSpec("w", (10,))], count, 1, [spec])
+        self.spans: list[RowSpan] = [
+            span for index in range(count) for span in rows_of(self.plan, index, Async(), 0, RowMemory())
+        ]
+
+    def push(self, ids: set[int], gradient: float, version: int, epoch: int) -> None:
+        for span in self.spans:
+            span.epoch = epoch
+            own = np.array(sorted(ids), np.uint64)
+            own = own[[not span.store.check(0, own[place : place + 1]) for place in range(own.size)]]
+            gradients = np.full((own.size, 2), gradient, np.float32)
+            push = [TableGradients(0, own, gradients)]
+            span.store.update(push, version=version, epoch=epoch, number=version - 1)
+
+    def read(self, version: int, epoch: int) -> dict[int, list[float]]:
+        found = {}
+        for span in self.spans:
+            for row_id in IDS:
+                one, out = np.array([row_id], np.uint64), np.empty((1, 2), np.float32)
+                if not span.store.check(0, one) and span.store.read(0, one, version, epoch, out):
+                    found[int(row_id)] = out[0].tolist()
+        return found
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    steps=STEPS, evict=st.sampled_from(EVICTIONS), admit_after=st.sampled_from([1, 2]), count=st.sampled_from([1, 2])
+)
+def test_what_is_restored_goes_on_as_what_was_there(
+    steps: list[tuple[set[int], float, int, str]], evict: Evict, admit_after: int, count: int
+) -> None:
+    spec = TableSpec("t", 2, RowAdam(lr=0.4), Uniform(1.0), evict=evict, admit_after=admit_after)
+    old, new = Rows(spec, 1), Rows(spec, count)
+    chain = chain_of(old, steps)
+    if not chain:
+        return
+    restore(new, chain)
+    # What came after the last cut, once more.
+    version, epoch = chain[-1][0].version, chain[-1][0].epoch
+    later = steps[version:]
+    for ids, gradient, more, _ in later:
+        version, epoch = version + 1, epoch + more
+        new.push(ids, gradient, version, epoch)
+    # Else later cuts have removed rows; or each pserver gave up the oldest of its own rows.
+    if all(what == "push" for *_, what in later) and not (evict.max_rows and count > 1):
+        assert new.read(version, epoch) == old.read(version, epoch)
+
+
+Chain = list[tuple[StoredRowSpan, list[StoredRows]]]
+
+
+def chain_of(old: Rows, steps: list[tuple[set[int], float, int, str]]) -> Chain:
+    """What files have of the cuts that did not come to nothing."""
+    (span,) = old.spans
+    chain: Chain = []
+    newest, epoch = "", 0
+    for version, (ids, gradient, more, what) in enumerate(steps, 1):
+        epoch += more
+        old.push(ids, gradient, version, epoch)
+        if what == "push":
+            continue
+        command = SnapshotCommand(OrderNumber(1, version, 1), None, f"c-{version}", newest, is_base=False)
+        cut = CutRows(span, version, version, command, is_base=not newest)
+        stored: list[Any] = [] if what == "unread" else list(cut.stored())
+        if what == "cut":
+            newest = command.name
+            chain.append((cut.span, stored))
+    return chain
+
+
+def restore(new: Rows, chain: Chain) -> None:
+    for one in new.spans:
+        restored = RestoredRows(one)
+        restored.begin()
+        for place, (saved, stored) in enumerate(chain):
+            if place == len(chain) - 1:
+                restored.take(saved)
+            for rows in stored:
+                restored.take(rows)
+        restored.finish([one])
