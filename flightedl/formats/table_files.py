@@ -4,8 +4,8 @@
 * ``values``: a list of ``dim`` float32, or float16 (halffloat) of such a table; bfloat16 is written as float32.
 * With slots: ``updates`` (int64), and a column for each slot of the optimizer, a list of ``dim`` or a number, float32.
 
-What is read may come from elsewhere: any integers as ids, any floats as values, lists of one size or not. Columns that
-mean nothing here are passed over, and slots, too, where they are not those of the table's optimizer.
+What is read may come from elsewhere: any integers or texts as ids, any floats as values, lists of one size or not.
+Columns that mean nothing here are passed over, and slots, too, where they are not those of the table's optimizer.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from flightedl.domain.tables.placement import as_ids
+from flightedl.domain.tables.placement import as_ids, ids_of_texts
 from flightedl.domain.tables.spec import TableSpec
 from flightedl.errors import DataError
 from flightedl.formats.parquet import Footer
@@ -134,12 +134,16 @@ def _require(url: str, schema: pa.Schema, spec: TableSpec) -> None:
         if schema.names.count(name) != 1:
             raise DataError(f"{url} has no column {name!r}: a table's rows are in the columns id and values")
     ids, values = schema.field("id").type, schema.field("values").type
-    if not pa.types.is_integer(ids):
-        raise DataError(f"{url} has ids that are {ids}, and not whole numbers")
+    if not (pa.types.is_integer(ids) or _is_text(ids)):
+        raise DataError(f"{url} has ids that are {ids}, and neither whole numbers nor texts")
     if not _is_list(values) or not pa.types.is_floating(values.value_type):
         raise DataError(f"{url} has values that are {values}, and not lists of floats")
     if pa.types.is_fixed_size_list(values) and values.list_size != spec.dim:
         raise DataError(f"{url} has rows of {values.list_size} values, and table {spec.name!r} has dim {spec.dim}")
+
+
+def _is_text(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
 
 
 def _is_list(kind: pa.DataType) -> bool:
@@ -181,7 +185,9 @@ def _file_rows(
     with parsing(source, "its rows"):
         if any(column.null_count for column in batch.columns):
             raise DataError(f"{url} has nulls among its rows")
-        ids = as_ids(batch.column("id").to_numpy(zero_copy_only=False))
+        column = batch.column("id")
+        is_text = _is_text(column.type)
+        ids = ids_of_texts(column.to_pylist()) if is_text else as_ids(column.to_numpy(zero_copy_only=False))
         values = _matrix(url, batch.column("values"), spec)
         if not np.isfinite(values).all():
             worst = batch.column("id")[int(np.flatnonzero(~np.isfinite(values).all(axis=1))[0])].as_py()

@@ -11,6 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from flightedl.adapters.storage import FsspecFiles
+from flightedl.client.tables.ids import found_ids
 from flightedl.domain.model.optimizers import SGD, Adam, Optimizer
 from flightedl.domain.tables.optimizers import RowAdagrad
 from flightedl.domain.tables.spec import TableSpec
@@ -79,12 +80,19 @@ def test_others_files_are_read(tmp_path: Path) -> None:
     assert found.values.tolist() == [[1, 2], [3.5, 4]]
 
 
+def test_texts_are_ids_as_in_a_lookup(tmp_path: Path) -> None:
+    path = tmp_path / "t.parquet"
+    pq.write_table(pa.table({"id": ["a", "b"], "values": [[1.0, 2.0], [3.5, 4.0]]}), path)
+    found = read(path, TableSpec("t", 2, SGD(1.0)))
+    assert found.ids.tolist() == found_ids("t", ["a", "b"]).ids.tolist()
+
+
 @pytest.mark.parametrize(
     ("columns", "text"),
     [
         ({"id": [1]}, "no column 'values'"),
         ({"values": [[1.0, 2.0]]}, "no column 'id'"),
-        ({"id": ["a"], "values": [[1.0, 2.0]]}, "ids that are string"),
+        ({"id": [1.5], "values": [[1.0, 2.0]]}, "ids that are double"),
         ({"id": [1], "values": [1.0]}, "values that are double, and not lists"),
         ({"id": [1], "values": [["a"]]}, "not lists of floats"),
         ({"id": [1], "values": pa.array([[1.0, 2.0, 3.0]], pa.list_(pa.float32(), 3))}, "rows of 3 values.*dim 2"),

@@ -196,9 +196,9 @@ class Table:
         Pservers read it, each for itself, before the first step; a job that goes on from a checkpoint does without.
 
         Args:
-            url: Path or URL of a Parquet file as ``export`` writes it, or with other whole numbers as ``id``, and lists
-                of floats as ``values``. Slots and counts come along where it has those of this table's optimizer.
-                It has to be the same for all pservers.
+            url: Path or URL, the same for all pservers, of a Parquet file as ``export`` writes it, or with other whole
+                numbers or texts as ``id``, and lists of floats as ``values``. Slots and counts come along where it has
+                those of this table's optimizer.
 
         Raises:
             UsageError: the model is declared already, or begins with another file.
