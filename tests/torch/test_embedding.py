@@ -575,6 +575,21 @@ def test_lookups_of_a_batch_that_was_left_out_are_forgotten(bench: TorchBench) -
     optimizer.zero_grad()
 
 
+def test_lookups_of_a_batch_that_is_done_again_are_forgotten(bench: TorchBench) -> None:
+    table = table_of(bench.job, init=fe.Zeros())
+    net = Embedding(table)
+    optimizer = Optimizer(net, bench.job, fe.SGD(1.0))
+    bench.job.begin(0)
+    net(torch.tensor([1])).sum().backward()
+    # It was taken away: nobody asks what became of its gradients.
+    bench.job.begin(1)
+    net(torch.tensor([2])).sum().backward()
+    assert len(list(net.parameters())) == 2
+    optimizer.step()
+    bench.job.end()
+    assert rows_in(table, 3)[:, 0].tolist() == [0, 0, -1]
+
+
 # what is refused
 
 
