@@ -18,6 +18,7 @@ from flightedl.domain.model.optimizers import (
 )
 from flightedl.domain.tables.optimizers import RowAdagrad, RowAdam
 from flightedl.kernels.compiled import block_kernels, half_kernels, kernel_for
+from flightedl.kernels.compiled_distinct import distinct_kernels
 from flightedl.kernels.compiled_rows import all_row_kernels, row_kernel, row_update
 
 _FOR_BOTH: tuple[Optimizer, ...] = (
@@ -50,6 +51,7 @@ def all_kernels() -> list[Callable[[], object]]:
         ),
         *(partial(kernel_for, rule, dtype) for rule in _FOR_BLOCKS for dtype in ("float32", "float64")),
         *(partial(row_kernel, loop) for loop in all_row_kernels()),
+        distinct_kernels,
         *(partial(block_kernels, dtype) for dtype in ("float32", "float64")),
         *(partial(half_kernels, kind) for kind in ("bfloat16", "float16")),
     ]

@@ -67,13 +67,35 @@ def test_each_id_is_asked_of_its_pserver_once(count: int) -> None:
     assert sorted(distinct.ids.tolist()) == sorted(set(ids.tolist()))
     assert (distinct.ids[distinct.places] == ids).all()
     gradients = np.random.default_rng(1).normal(size=(200, 2)).astype(np.float32)
-    sums = distinct.summed(gradients)
+    sums, bad = distinct.summed(gradients)
+    assert bad == -1
     for place, one in enumerate(distinct.ids):
         assert np.allclose(sums[place], gradients[ids == one].sum(0), atol=1e-5)
     divided = Divided(TABLE, distinct.ids, count)
     for pserver in range(count):
         assert (pservers_of(divided.ids_of(pserver), TABLE.salt, count) == pserver).all()
     assert sum(divided.count(pserver) for pserver in range(count)) == len(distinct.ids)
+
+
+@pytest.mark.parametrize("ids", [[3, 1, 3, 2], [3, 1, 4, 2]])
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_the_first_gradient_that_is_not_finite_is_named(ids: list[int], value: float) -> None:
+    distinct = DistinctIds(np.array(ids, np.uint64))
+    gradients = np.zeros((4, 3), np.float32)
+    gradients[[2, 3], 1] = value
+    assert distinct.summed(gradients)[1] == 2
+
+
+def test_ids_are_distinct_whatever_their_bits() -> None:
+    """Ids that are multiples of large powers of two meet in the index; so do all that are the same."""
+    for ids in (np.arange(300, dtype=np.uint64) << np.uint64(55), np.full(300, 7, np.uint64), np.empty(0, np.uint64)):
+        distinct = DistinctIds(ids)
+        assert distinct.ids.tolist() == list(dict.fromkeys(ids.tolist()))
+        assert (distinct.ids[distinct.places] == ids).all()
+        rows = np.arange(2.0 * len(distinct.ids), dtype=np.float32).reshape(-1, 2)
+        assert (distinct.spread(rows) == rows[distinct.places]).all()
+        assert distinct.is_of(ids.copy())
+        assert not distinct.is_of(ids[1:]) or not len(ids)
 
 
 def reference(combiner: str, rows: np.ndarray, weights: np.ndarray) -> np.ndarray:

@@ -21,7 +21,7 @@ from flightedl.client.model.trees import Tree, tree_of
 from flightedl.client.once import Once
 from flightedl.client.participation import Participation
 from flightedl.client.process import TrainerProcess
-from flightedl.client.tables.requests import DistinctIds
+from flightedl.client.tables.requests import DistinctIds, kernels
 from flightedl.client.tables.table import Table
 from flightedl.domain.consistency.modes import Mode, Sync
 from flightedl.domain.model.optimizers import SGD, Optimizer
@@ -126,6 +126,7 @@ class JobModel:
             return known
         if self._parameters is not None:
             raise UsageError(f"declare table {spec.name!r} before job.parameters, which declares the whole model")
+        kernels()  # so that no step waits for them
         table = self._tables[spec.name] = Table(spec, self._declared, self.table_counts, self)
         self._participation.before_batches = self.require_declared
         return table

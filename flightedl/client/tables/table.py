@@ -176,13 +176,17 @@ class Table:
             values = self._bags_pulled(asked).spread(values)
         elif asked.kept is not None:
             values = values[asked.kept]
-        self._require_finite(asked.distinct.given, values, traffic)
-        traffic.push_rows(number, asked.distinct.ids, asked.distinct.summed(values))
+        sums, bad = asked.distinct.summed(values)
+        if bad >= 0:
+            raise self._not_finite(int(asked.distinct.given[bad]), traffic)
+        traffic.push_rows(number, asked.distinct.ids, sums)
 
     def push_distinct(self, ids: Ids, gradients: Floats) -> None:
         """``push`` of distinct ids: (m,) and (m, dim). Errors likewise."""
         number, traffic = self._declared(self.name)
-        self._require_finite(ids, gradients, traffic)
+        finite = np.isfinite(gradients)
+        if not finite.all():
+            raise self._not_finite(int(ids[np.argmin(finite.all(axis=1))]), traffic)
         traffic.push_rows(number, ids, gradients)
 
     @property
@@ -273,7 +277,7 @@ class Table:
             raise UsageError(f"table {self.name!r}: weights are of bags: give offsets, too")
         kept = None if left_out is None else ~left_out
         ids = found.ids if kept is None else found.ids[kept]
-        if self._distinct is None or not np.array_equal(self._distinct.given, ids):
+        if self._distinct is None or not self._distinct.is_of(ids):
             self._distinct = DistinctIds(ids)
         return Asked(found, self._distinct, kept, bags)
 
@@ -299,7 +303,7 @@ class Table:
     def _bags_pulled(self, asked: Asked) -> Bags:
         """The bags as they were pulled, if these are the same."""
         assert asked.bags is not None, "there are bags"
-        if self._last is not None and np.array_equal(self._last[0].given, asked.distinct.given):
+        if self._last is not None and self._last[0].is_of(asked.distinct.given):
             known = self._last[1]
             if known.is_like(asked.bags):
                 return known
@@ -316,11 +320,8 @@ class Table:
             raise GradientError(f"the gradients of table {self.name!r} are {array.dtype}: use .astype(np.float32)")
         return np.ascontiguousarray(array).reshape(-1, self.dim)
 
-    def _require_finite(self, ids: Ids, values: Floats, traffic: Traffic) -> None:
-        finite = np.isfinite(values)
-        if not finite.all():
-            first = int(ids[np.flatnonzero(~finite.all(axis=1))[0]])
-            raise GradientError(
-                f"the gradient of id {first} of table {self.name!r} has NaN or infinity in {traffic.where()}; nothing "
-                "of it was pushed"
-            )
+    def _not_finite(self, row_id: int, traffic: Traffic) -> GradientError:
+        return GradientError(
+            f"the gradient of id {row_id} of table {self.name!r} has NaN or infinity in {traffic.where()}; nothing "
+            "of it was pushed"
+        )

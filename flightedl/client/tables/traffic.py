@@ -106,7 +106,7 @@ class Lookup:
     def has(self, ids: Mapping[int, DistinctIds]) -> bool:
         """Whether it has the rows of all these."""
         return ids.keys() <= self.tables.keys() and all(
-            np.array_equal(self.tables[number].ids.given, found.given) for number, found in ids.items()
+            self.tables[number].ids.is_of(found.given) for number, found in ids.items()
         )
 
 
@@ -197,7 +197,7 @@ def _together(found: Sequence[tuple[Ids, Floats]]) -> tuple[Ids, Floats]:
     if len(found) == 1:
         return found[0]
     distinct = DistinctIds(np.concatenate([ids for ids, _ in found]))
-    return distinct.ids, distinct.summed(np.concatenate([values for _, values in found]))
+    return distinct.ids, distinct.summed(np.concatenate([values for _, values in found]))[0]
 
 
 class RowSums:
