@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -11,7 +12,8 @@ import pytest
 from click.testing import CliRunner
 
 import flightedl as fe
-from flightedl.errors import DataError, UsageError
+from flightedl.errors import BegunAnewError, DataError, UsageError
+from flightedl.testing.contracts.coordinator import eventually
 from flightedl_tools.main import command
 
 pytestmark = [pytest.mark.etcd, pytest.mark.slow, pytest.mark.timeout(180)]
@@ -69,3 +71,50 @@ def test_a_table_begins_with_a_file_and_is_exported(tmp_path: Path) -> None:
     ):
         ran = CliRunner().invoke(command, ["checkpoint", "export", url, str(tmp_path / "x"), *arguments])
         assert text in str(ran.exception), ran.output
+
+
+def _with(text: str, output: str) -> str:
+    """The output that has a text; empty: it has not."""
+    return output if text in output else ""
+
+
+def test_what_a_table_begins_with_is_there_again_where_the_model_begins_anew(tmp_path: Path) -> None:
+    """A pserver dies before there is a checkpoint; memory for more rows there is not."""
+    pq.write_table(pa.table({"k": np.arange(4)}), tmp_path / "data.parquet", row_group_size=1)
+    values = np.arange(8, dtype=np.float32).reshape(4, 2)
+    pq.write_table(pa.table({"id": IDS, "values": values.tolist()}), tmp_path / "first.parquet")
+    with fe.local(pservers=2, table_memory_mb=1, lease_ttl_s=2.0) as cluster:
+
+        def begun(job: fe.Job) -> tuple[Any, fe.Table]:
+            data = iter(job.dataset(str(tmp_path / "data.parquet"), batch_size=1, epochs=2))
+            users = job.table("users", 2, optimizer=fe.SGD(lr=1.0))
+            users.load(tmp_path / "first.parquet")
+            next(data)
+            np.testing.assert_array_equal(users.pull(IDS), values)
+            return data, users
+
+        def lose() -> None:
+            with cluster.connect() as job:
+                data, users = begun(job)
+                users.push(IDS, np.ones((4, 2), np.float32))
+                job.step()
+                assert not np.array_equal(users.pull(IDS), values)
+                cluster.kill("pserver", 0)
+                for _ in data:
+                    job.step()
+
+        with pytest.raises(BegunAnewError):
+            lose()
+        with cluster.connect() as job:
+            data, users = begun(job)
+            many = np.arange(100, 200_000)
+            users.push(many, np.ones((many.size, 2), np.float32))
+            job.step()
+            stats = users.stats()
+            assert 0 < stats.refused < many.size
+            assert stats.rows + stats.refused == many.size + 4
+            asked = ["status", "--job", cluster.job, "--etcd", cluster.etcd_address]
+            shown = eventually(lambda: _with("refused: no memory", CliRunner().invoke(command, asked).output))
+            assert "table users: " in shown
+            for _ in data:
+                job.step()

@@ -73,6 +73,8 @@ from flightedl.domain.recovery.store_history import Sighting
 
 _MARGIN_LIMIT = 1024
 _REJECTED_LIMIT = 64
+#: So often the open round is proposed where a checkpoint is waited for: what is known of it may be old.
+_OPEN_PROPOSALS = 3
 #: A last checkpoint that the store has refused so often in a row is not waited for any longer.
 _STORE_FAILURES_LIMIT = 3
 
@@ -90,6 +92,8 @@ class _Ordered:
     reason: str
     #: Checkpoints that were known to be unusable.
     rejected: tuple[int, ...]
+    #: Maybe by who would have to reach the next round.
+    is_waited_for: bool
     taken: set[int] = field(default_factory=set)
     files: dict[int, ShardFile] = field(default_factory=dict)
 
@@ -301,6 +305,8 @@ class Checkpoints:
         if progress.order != self._order(work):
             return ()
         self._highest_round = max(self._highest_round, progress.highest_open_round)
+        if progress.state == "refused" and work.is_waited_for and work.serial < _OPEN_PROPOSALS:
+            return self._propose(work, self._highest_round, now)
         if progress.state == "refused":
             self._margin = min(2 * self._margin, _MARGIN_LIMIT)
             return self._propose(work, self._highest_round + self._margin, now)
@@ -426,7 +432,14 @@ class Checkpoints:
             at_round = self._highest_round + (self._margin if rounds.has_members and not self._is_waited_for else 0)
             self._margin = max(1, self._margin // 2)
         work = _Ordered(
-            number, 0, at_round, now, dict(self._pservers), self._wanted or "the interval", tuple(self._rejected)
+            number,
+            0,
+            at_round,
+            now,
+            dict(self._pservers),
+            self._wanted or "the interval",
+            tuple(self._rejected),
+            self._is_waited_for,
         )
         self._wanted, self._is_waited_for = "", False
         self._work = work

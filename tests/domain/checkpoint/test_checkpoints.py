@@ -83,7 +83,11 @@ def test_who_waits_for_a_checkpoint_need_not_reach_another_round_for_it():
     first = ordered(master.tick(1.0, OpenRounds(7)))
     assert {order.snapshot.round for order in first} == {7}
     second = ordered(master.progressed(0, 10, SnapshotProgress(first[0].snapshot.order, "refused", 9), 1.1))
-    assert {order.snapshot.round for order in second} == {11}
+    assert {order.snapshot.round for order in second} == {9}, "what was known of it was old"
+    third = ordered(master.progressed(0, 10, SnapshotProgress(second[0].snapshot.order, "refused", 10), 1.2))
+    assert {order.snapshot.round for order in third} == {10}
+    fourth = ordered(master.progressed(0, 10, SnapshotProgress(third[0].snapshot.order, "refused", 12), 1.3))
+    assert {order.snapshot.round for order in fourth} == {14}, "they go on"
 
 
 def test_a_round_that_is_not_reached_is_given_up_for_now():
@@ -293,6 +297,9 @@ def test_settings_are_checked():
     above_0 = ("interval_s", "patience_s", "give_up_s", "retry_floor_s")
     at_least_1 = ("keep", "keep_every", "interval_tasks")
     CheckpointSettings(**dict.fromkeys(above_0, 0.5), **dict.fromkeys(at_least_1, 1), retry_ceiling_s=0.5)
+    CheckpointSettings(increments=0)
+    with pytest.raises(UsageError):
+        CheckpointSettings(increments=-1)
     for wrong in (*({name: 0} for name in (*above_0, *at_least_1)), {"retry_floor_s": 2, "retry_ceiling_s": 1}):
         with pytest.raises(UsageError):
             CheckpointSettings(**wrong)
