@@ -40,7 +40,7 @@ _log = logging.getLogger(__name__)
 #: Values of several messages travel as one up to so many bytes, where they are in memory: a message costs time.
 _JOINED_BYTES = 4 << 20
 #: Messages of a step then, at least: both sides are to be at work on different ones.
-_MESSAGES = 8
+_MESSAGES = 2
 
 
 class _Shared:
