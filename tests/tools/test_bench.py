@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import json
 import struct
+import time
+from dataclasses import replace
 
 import numpy as np
+import psutil
 import pytest
 from click.testing import CliRunner
 
 from flightedl_tools.bench.dense import (
+    BY_TCP,
     STANDARD,
     Comparison,
     PeerComparison,
     Workload,
+    against_tcp,
     as_table,
     default_steps,
     has_peers,
@@ -82,17 +87,48 @@ def test_peers_stand_below_the_workloads_that_they_do_the_like_of() -> None:
     assert "flightedl ms" in [column.header for column in as_table([Comparison(Workload(), took, took, 1.0)]).columns]
 
 
+def test_what_shared_memory_gains_is_told() -> None:
+    took = Measured(step_s=0.25, bytes_per_s=5e8, cpu_s_per_gb=0.5, server_bytes=10**8)
+    shared = replace(took, cpu_s_per_gb=0.2)
+    by_tcp = (PeerComparison(BY_TCP, took, 0.9, (0.8, 1.0)),)
+    compared = Comparison(Workload(path="shared"), took, shared, 2.0, by_tcp, (1.9, 2.25), (2.5, 2.0, 3.0))
+    assert against_tcp(compared) == (
+        "64 MB, sgd, async, 1 x 1, shared: 2.50 x as fast as by TCP (2.00 to 3.00), "
+        "with 0.40 of its processor time for a GB"
+    )
+    assert against_tcp(replace(compared, over_tcp=None)) == ""
+    columns = {str(column.header): list(column.cells) for column in as_table([compared]).columns}
+    assert columns["ratio"] == ["2.00 (1.90 to 2.25)", "0.90 (0.80 to 1.00)"]
+
+
+def test_idle_peers_are_stopped() -> None:
+    def state() -> str:
+        return psutil.Process(side._workers[0].process.pid).status()
+
+    with peer_side(PEERS[0], 1000) as side:
+        side.run(1)
+        for _ in range(200):
+            if state() == psutil.STATUS_STOPPED:
+                break
+            time.sleep(0.01)
+        assert state() == psutil.STATUS_STOPPED
+        side.run(2)
+    assert side._workers[0].process.returncode == 0
+
+
 @pytest.mark.etcd
 @pytest.mark.slow
 def test_a_small_run_compares_both_sides() -> None:
     arguments = ["bench", "dense", "custom", "--mb", "1", "--steps", "2", "--turns", "1", "--peers", "--json"]
+    arguments += ["--path", "shared"]
     result = CliRunner().invoke(command, arguments)
     assert result.exit_code == 0, result.output
     (found,) = json.loads(result.stdout)
     assert found["bare"]["step_s"] > 0
     assert found["flightedl"]["bytes_per_s"] > 0
     assert found["ratio"] > 0
-    assert [peer["name"] for peer in found["peers"]] == [peer.name for peer in installed()]
+    assert [peer["name"] for peer in found["peers"]] == [BY_TCP, *(peer.name for peer in installed())]
+    assert found["over_tcp"][0] == pytest.approx(found["ratio"] / found["peers"][0]["ratio"])
     assert all(peer["ratio"] > 0 for peer in found["peers"])
 
 

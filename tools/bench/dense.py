@@ -5,10 +5,11 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import platform
 import statistics
 import tempfile
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +40,8 @@ MODES: dict[str, Mode] = {
 #: Records of the benched dataset; a task is a row group of it.
 _RECORDS = 1 << 16
 RECORDS_PER_TASK = 1 << 12
+BY_TCP = "flightedl by TCP"
+_PROCESSORS = Path("/proc/cpuinfo")
 #: Of all trainers together; beyond they share one file.
 _OWN_GRADIENTS_BYTES = 2 << 30
 
@@ -55,8 +58,8 @@ class Workload:
     mode: str = "async"
     wire: str = ""
     integrity: str = "auto"
-    #: What values travel by: "shared" memory, or "tcp".
-    path: str = "shared"
+    #: What values travel by: memory that both sides map, "shared", or "tcp"; "auto": as it comes, which is shared here.
+    path: str = "auto"
 
     @property
     def shapes(self) -> list[int]:
@@ -72,7 +75,7 @@ class Workload:
         pieces = "" if self.parameters == 1 else f" in {self.parameters}"
         wire = f", {self.wire} wire" if self.wire else ""
         checked = "" if self.integrity == "auto" else f", integrity {self.integrity}"
-        by = "" if self.path == "shared" else f", by {self.path}"
+        by = "" if self.path == "auto" else f", {self.path}"
         shape = f"{self.trainers} x {self.pservers}"
         return f"{self.mb:g} MB{pieces}, {self.optimizer}, {self.mode}{wire}{checked}, {shape}{by}"
 
@@ -95,6 +98,7 @@ class PeerComparison:
     measured: Measured
     #: Of throughput, as in ``Comparison``.
     ratio: float
+    spread: tuple[float, float] = (0.0, 0.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +111,10 @@ class Comparison:
     #: Of throughput: 1 is as fast as bare Flight. The median of the ratios of neighbouring runs.
     ratio: float
     peers: tuple[PeerComparison, ...] = ()
+    #: The least and the most of these ratios.
+    spread: tuple[float, float] = (0.0, 0.0)
+    #: Of throughput: shared memory against the same by TCP, where both were measured; median, least and most.
+    over_tcp: tuple[float, float, float] | None = None
 
 
 @contextlib.contextmanager
@@ -150,7 +158,7 @@ def flightedl_side(workload: Workload, directory: Path) -> Iterator[Side]:
         "more": {"wire": workload.wire} if workload.wire else {},
         "own_gradients": workload.trainers * workload.size_bytes <= _OWN_GRADIENTS_BYTES,
     }
-    same_host = "auto" if workload.path == "shared" else "never"
+    same_host = "never" if workload.path == "tcp" else "auto"
     more: dict[str, Any] = {"integrity": workload.integrity, "same_host": same_host}
     with contextlib.ExitStack() as stack:
         cluster = stack.enter_context(LocalCluster(workload.pservers, job="bench", **more))
@@ -171,10 +179,12 @@ def compare(workload: Workload, *, turns: int, steps: int, directory: Path, peer
     with contextlib.ExitStack() as stack:
         bare = stack.enter_context(bare_side(workload))
         ours = stack.enter_context(flightedl_side(workload, directory))
-        others: list[tuple[Peer, Side]] = []
+        others: list[tuple[str, Side]] = []
+        if workload.path == "shared":
+            others.append((BY_TCP, stack.enter_context(flightedl_side(replace(workload, path="tcp"), directory))))
         for peer in peers:
             try:
-                others.append((peer, stack.enter_context(peer_side(peer, sum(workload.shapes)))))
+                others.append((peer.name, stack.enter_context(peer_side(peer, sum(workload.shapes)))))
             except JobFailedError as error:
                 click.echo(f"{peer.name} does not start here, so it is not compared: {error}", err=True)
         sides = [bare, ours, *(side for _, side in others)]
@@ -187,17 +197,25 @@ def compare(workload: Workload, *, turns: int, steps: int, directory: Path, peer
             order = list(zip(sides, times, strict=True))
             for side, found in order if turn % 2 == 0 else reversed(order):
                 found.append(side.run(steps))
-        ratios = [statistics.median(b / t for b, t in zip(times[0], found, strict=True)) for found in times]
+        ratios = [_ratio(times[0], found) for found in times]
         return Comparison(
             workload,
             bare.measured(),
             ours.measured(),
-            ratios[1],
+            ratios[1][0],
             tuple(
-                PeerComparison(peer.name, side.measured(), ratio)
-                for (peer, side), ratio in zip(others, ratios[2:], strict=True)
+                PeerComparison(name, side.measured(), ratio, (least, most))
+                for (name, side), (ratio, least, most) in zip(others, ratios[2:], strict=True)
             ),
+            ratios[1][1:],
+            _ratio(times[2], times[1]) if workload.path == "shared" else None,
         )
+
+
+def _ratio(others: Sequence[float], ours: Sequence[float]) -> tuple[float, float, float]:
+    """How many times as fast: the median of neighbouring runs, the least, and the most."""
+    found = [other / our for other, our in zip(others, ours, strict=True)]
+    return statistics.median(found), min(found), max(found)
 
 
 def has_peers(workload: Workload) -> bool:
@@ -213,7 +231,8 @@ def as_json(comparisons: Sequence[Comparison]) -> str:
 
 def as_table(comparisons: Sequence[Comparison]) -> Table:
     """For people."""
-    table = Table(title=f"push + optimizer + pull, {os.cpu_count()} cores, medians of alternated runs")
+    title = f"push + optimizer + pull, {os.cpu_count()} cores of {processor_name()}, medians of alternated runs"
+    table = Table(title=title)
     shows_peers = any(one.peers for one in comparisons)
     # With peers, one column is for several systems.
     name = "" if shows_peers else "flightedl "
@@ -222,22 +241,45 @@ def as_table(comparisons: Sequence[Comparison]) -> Table:
         table.add_column(column, justify="left" if number == 0 else "right")
     for one in comparisons:
         label = f"{one.workload}: flightedl" if shows_peers else str(one.workload)
-        table.add_row(label, *_cells(one.bare, one.flightedl, one.ratio))
+        table.add_row(label, *_cells(one.bare, one.flightedl, one.ratio, one.spread))
         for peer in one.peers:
-            table.add_row(f"  {peer.name}", *_cells(one.bare, peer.measured, peer.ratio))
+            table.add_row(f"  {peer.name}", *_cells(one.bare, peer.measured, peer.ratio, peer.spread))
     return table
 
 
-def _cells(bare: Measured, other: Measured, ratio: float) -> list[str]:
+def _cells(bare: Measured, other: Measured, ratio: float, spread: tuple[float, float]) -> list[str]:
     return [
         f"{bare.step_s * 1e3:.2f}",
         f"{other.step_s * 1e3:.2f}",
-        f"{ratio:.2f}",
+        f"{ratio:.2f} ({spread[0]:.2f} to {spread[1]:.2f})" if any(spread) else f"{ratio:.2f}",
         f"{bare.bytes_per_s / 1e9:.2f}",
         f"{other.bytes_per_s / 1e9:.2f}",
         f"{bare.cpu_s_per_gb:.2f} / {other.cpu_s_per_gb:.2f}",
         f"{other.server_bytes / 1e6:.0f}",
     ]
+
+
+def against_tcp(one: Comparison) -> str:
+    """What shared memory gains over the same job by TCP, for people; empty: that was not measured."""
+    if one.over_tcp is None:
+        return ""
+    by_tcp = next(peer.measured for peer in one.peers if peer.name == BY_TCP)
+    ratio, least, most = one.over_tcp
+    return (
+        f"{one.workload}: {ratio:.2f} x as fast as by TCP ({least:.2f} to {most:.2f}), "
+        f"with {one.flightedl.cpu_s_per_gb / by_tcp.cpu_s_per_gb:.2f} of its processor time for a GB"
+    )
+
+
+def processor_name() -> str:
+    """As the system calls it."""
+    try:
+        for line in _PROCESSORS.read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    except OSError:
+        pass
+    return platform.processor() or platform.machine()
 
 
 @click.command()
@@ -250,6 +292,12 @@ def _cells(bare: Measured, other: Measured, ratio: float) -> list[str]:
 @click.option("--mode", type=click.Choice(list(MODES)), default="async", show_default=True)
 @click.option("--wire", type=click.Choice(["", "bfloat16", "float16"]), default="", help="16-bit floats on the wire.")
 @click.option("--integrity", type=click.Choice(INTEGRITIES), default="auto", help="Checksums of values [auto]")
+@click.option(
+    "--path",
+    type=click.Choice(["auto", "shared", "tcp"]),
+    default="auto",
+    help="What values travel by; shared memory stands beside TCP then [auto, which is shared memory]",
+)
 @click.option("--steps", type=click.IntRange(min=0), default=0, help="Steps of a turn [0: by the size]")
 @click.option("--turns", type=click.IntRange(min=1), default=5, show_default=True, help="Turns of each side.")
 @click.option("--peers", "wants_peers", is_flag=True, help="Compare also with what is installed of other systems.")
@@ -265,15 +313,16 @@ def dense(
     Peers (TCP sockets, torch.distributed.rpc, gloo, Ray) do the like of one trainer, one pserver, one parameter, SGD,
     async, a float32 wire: they stand below such workloads, "sgd" and "small" of the standard ones.
     """
-    chosen = [STANDARD[name] for name in workloads if name != "custom"]
+    path = custom["path"]
+    chosen = [replace(STANDARD[name], path=path) for name in workloads if name != "custom"]
     own = Workload(**custom)
-    if "custom" in workloads or (not chosen and own != Workload()):
+    if "custom" in workloads or (not chosen and own != Workload(path=path)):
         chosen.append(own)
-    console = Console(highlight=False, width=160)
+    console = Console(highlight=False, width=180)
     peers = installed() if wants_peers else []
     with tempfile.TemporaryDirectory(prefix="flightedl-bench-") as directory:
         found = []
-        for workload in chosen or list(STANDARD.values()):
+        for workload in chosen or [replace(each, path=path) for each in STANDARD.values()]:
             if not wants_json:
                 click.echo(f"measuring {workload} ...", err=True)
             found.append(
@@ -289,6 +338,8 @@ def dense(
         click.echo(as_json(found))
     else:
         console.print(as_table(found))
+        for line in filter(None, map(against_tcp, found)):
+            click.echo(line)
     if wants_peers and (line := missing_line(peers)):
         click.echo(line, err=wants_json)
 

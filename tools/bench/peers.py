@@ -79,7 +79,12 @@ def peer_side(peer: Peer, element_count: int) -> Iterator[Side]:
             servers, port = [server.process.pid], server.line()
         client = stack.enter_context(worker(module, ["client", element_count, peer.option, port], environment))
         servers += client.answer().get("servers", [])
-        yield Side([client], servers, 4 * element_count)
+        # torch's transport through shared memory, for one, waits for messages by looking for them all the time.
+        side = Side([client], servers, 4 * element_count, rests=True)
+        try:
+            yield side
+        finally:
+            side.wake()
 
 
 # what the programs share

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import signal
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -29,7 +31,15 @@ class Measured:
 
 
 class Side:
-    """The workers of one side, and the servers whose processor time counts."""
+    """The workers of one side, and the servers whose processor time counts.
+
+    Args:
+        workers: Take orders.
+        servers: Their process ids.
+        size_bytes: Of the values that a step pushes.
+        others: Further processes.
+        rests: Stop all of them while others run, because they are busy also when they have nothing to do.
+    """
 
     def __init__(
         self,
@@ -37,7 +47,10 @@ class Side:
         servers: Sequence[int],
         size_bytes: int,
         others: Mapping[str, int] | None = None,
+        *,
+        rests: bool = False,
     ) -> None:
+        self._rests = rests
         self._workers = workers
         #: Pids of further processes by what they are, whose processor time does not count.
         self.others = dict(others or {})
@@ -50,6 +63,25 @@ class Side:
 
     def run(self, step_count: int) -> float:
         """Let all workers step; the median step's time."""
+        self._signal(signal.SIGCONT)
+        try:
+            return self._run(step_count)
+        finally:
+            self._signal(signal.SIGSTOP)
+
+    def wake(self) -> None:
+        """Nobody is stopped any more: they are about to end."""
+        self._signal(signal.SIGCONT)
+
+    def _signal(self, number: signal.Signals) -> None:
+        if not self._rests:
+            return
+        for process in [*(psutil.Process(worker.process.pid) for worker in self._workers), *self._servers]:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                for each in [process, *process.children(recursive=True)]:
+                    each.send_signal(number)
+
+    def _run(self, step_count: int) -> float:
         before = sum(sum(process.cpu_times()[:2]) for process in self._servers)
         for one in self._workers:
             one.order(step_count)
