@@ -2,18 +2,34 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch import nn
 
+from flightedl.adapters.storage import FsspecFiles, without_credentials
+from flightedl.client.arguments import url_of
 from flightedl.client.model.loading import load
-from flightedl.errors import DataError
+from flightedl.domain.model.optimizers import SGD
+from flightedl.domain.tables.spec import TableSpec
+from flightedl.errors import DataError, UsageError
+from flightedl.formats.table_files import read_table_file
 from flightedl.torch.module import buffers_of, names_of, parameters_of
 from flightedl.torch.tensors import tensor_of
 
+_NO_ROWS: Mapping[str, str | Path] = {}
 
-def load_into(module: nn.Module, url: str | Path, *, format: str = "", job: str = "") -> None:  # noqa: A002 - as ``load``
+
+def load_into(
+    module: nn.Module,
+    url: str | Path,
+    *,
+    format: str = "",  # noqa: A002 - as ``load``
+    job: str = "",
+    rows: Mapping[str, str | Path] = _NO_ROWS,
+) -> None:
     """Give a module the values that ``job.save_model`` wrote, or those of a job's newest checkpoint.
 
     Args:
@@ -21,14 +37,18 @@ def load_into(module: nn.Module, url: str | Path, *, format: str = "", job: str 
         url: As of ``fe.load``.
         format: Likewise.
         job: Likewise.
+        rows: Of each ``torch.nn.Embedding`` or ``EmbeddingBag`` that stands for one on a table: its name, and the file
+            that ``table.export`` wrote. An id is the number of its row; rows that the file does not have become zeros.
 
     Raises:
         DataError: there is nothing, or it is of another module.
+        UsageError: ``rows`` names no such embedding.
     """
     values = load(url, format=format, job=job)
     parameters = parameters_of(module)
     places = parameters | buffers_of(module)
     known = names_of(module)
+    tables = {f"{name}.weight": (_embedding(module, name), file) for name, file in rows.items()}
     for name, array in values.items():
         place = places.get(known.get(name, name))
         if place is None:
@@ -36,8 +56,32 @@ def load_into(module: nn.Module, url: str | Path, *, format: str = "", job: str 
         if tuple(place.tensor.shape) != array.shape:
             shape = tuple(place.tensor.shape)
             raise DataError(f"{name!r:.80} has shape {array.shape} in the file and {shape} in the module")
-    if missing := sorted(parameters.keys() - {known.get(name, name) for name in values}):
+    if missing := sorted(parameters.keys() - {known.get(name, name) for name in [*values, *tables]}):
         raise DataError(f"the module has {missing[0]!r:.80}, but the file has not")
     with torch.no_grad():
         for name, array in values.items():
             places[known.get(name, name)].tensor.copy_(tensor_of(array.copy()))
+        for name, (embedding, file) in tables.items():
+            embedding.weight.copy_(_rows_of(name, embedding.weight, url_of("rows", file)))
+
+
+def _embedding(module: nn.Module, name: str) -> nn.Embedding | nn.EmbeddingBag:
+    found = dict(module.named_modules()).get(name)
+    if not isinstance(found, nn.Embedding | nn.EmbeddingBag):
+        raise UsageError(f"rows names {name!r:.80}, but the module has no torch.nn.Embedding or EmbeddingBag there")
+    return found
+
+
+def _rows_of(name: str, weight: torch.Tensor, url: str) -> torch.Tensor:
+    """(ids, dim) of a file."""
+    count, dim = weight.shape
+    found = torch.zeros(count, dim)
+    for rows in read_table_file(FsspecFiles(), url, TableSpec(name, dim, SGD(lr=1.0))):
+        outside = rows.ids[rows.ids >= np.uint64(count)]
+        if len(outside):
+            raise DataError(
+                f"{without_credentials(url)} has id {outside[:1].view(np.int64)[0]}, and {name!r} has {count} rows, "
+                "whose numbers are the ids: make it larger, or number your ids and make a file with these numbers"
+            )
+        found[torch.from_numpy(rows.ids.view(np.int64))] = torch.from_numpy(rows.values)
+    return found
