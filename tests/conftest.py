@@ -29,7 +29,7 @@ settings.register_profile("thorough", max_examples=1000, stateful_step_count=60,
 settings.load_profile("fast")
 
 #: Threads that libraries keep for the life of the process.
-LASTING_THREADS = ("fsspecIO", "asyncio_", "pytest_timeout", "tqdm_monitor")
+LASTING_THREADS = ("flightedl-rows", "fsspecIO", "asyncio_", "pytest_timeout", "tqdm_monitor")
 LEAK_PATIENCE_S = 5.0
 
 

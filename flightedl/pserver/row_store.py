@@ -166,16 +166,27 @@ class RowStore:
             return
         if is_ordered:
             contributions.sort(key=lambda one: one.batch)
+        by_table: dict[int, list[tuple[float, TableGradients]]] = {}
+        for one in contributions:
+            for part in one.push:
+                by_table.setdefault(part.table, []).append((one.weight, part))
         sums: list[TableGradients] = []
-        for table in sorted({one.table for contribution in contributions for one in contribution.push}):
-            parts = [(one.weight, part) for one in contributions for part in one.push if part.table == table]
-            sums.append(TableGradients(table, *_combined(parts, self.specs[table].dim)))
+        scales: dict[int, float] = {}
+        for table, parts in sorted(by_table.items()):
+            scales[table] = scale[table] if isinstance(scale, Mapping) else scale
+            if len(parts) == 1:
+                # As it came: its weight is a part of the scale.
+                weight, part = parts[0]
+                scales[table] *= weight
+                sums.append(part)
+            else:
+                sums.append(TableGradients(table, *_combined(parts, self.specs[table].dim)))
         self.update(
             sums,
             version=version,
             epoch=epoch,
             number=number,
-            scale=scale,
+            scale=scales,
             rate_factor=rate_factor,
             seed=seed,
         )

@@ -12,7 +12,8 @@ from flightedl.domain.tables.spec import TableSpec
 from flightedl.kernels import row_rules, rows
 from flightedl.kernels.compiled import half_kernels
 from flightedl.kernels.compiled_rows import RowPush, init_numbers, row_kernel, row_update
-from flightedl.pserver.row_memory import reserved
+from flightedl.pserver.row_layout import layouts_of, new_table, size_of
+from flightedl.pserver.row_threads import in_halves, is_split
 from flightedl.pserver.row_values import CutTable, Floats, Ids, RowChunk, RowCounts
 
 #: New rows that are filled together, while their records are in the cache.
@@ -20,84 +21,10 @@ _CHUNK = 2048
 #: Records that an update looks through for what has expired, for each id that it has.
 _SWEPT_BY_ID = 2
 _WORD_BYTES = 4
-_SEGMENT_BYTES = rows.LINES * 64
 #: Rows whose norms are looked at together: a multiple of 64.
 _LOOKED_AT = 1 << 14
 #: Of the index, for a record.
 _INDEX_BYTES = 14
-_NO_COUNTS = np.empty(0, np.int32)
-_NO_BITS = np.empty(0, np.uint64)
-_NO_WORDS = np.empty(0, np.uint32)
-_VERSIONS_BYTES = 1 << 34
-_EPOCHS_BYTES = 1 << 24
-
-
-def new_table(layout: list[int], memory_bytes: int, *, is_counted_by_age: bool) -> rows.Table:
-    """Memory for records of this layout: as much as ``memory_bytes`` could hold."""
-    words = reserved(memory_bytes, np.uint32, may_be_less=True)
-    most = words.size // layout[rows.STRIDE]
-    lines = reserved(-(-most // 256) * _SEGMENT_BYTES, np.uint64, may_be_less=True)
-    segments = lines.size * 8 // _SEGMENT_BYTES
-    bits = most // 8 + 8
-    ages = (_VERSIONS_BYTES, _EPOCHS_BYTES) if is_counted_by_age else (0, 0)
-    by_version, by_epoch = (
-        reserved(size, np.int32) if size and layout[at] >= 0 else _NO_COUNTS
-        for size, at in zip(ages, (rows.AT_VERSION, rows.AT_EPOCH), strict=True)
-    )
-    state = np.zeros(rows.STATE_SIZE, np.int64)
-    state[rows.SEGMENTS] = 2
-    state[rows.DEPTH] = 1
-    state[rows.RECORD_LIMIT] = most
-    state[rows.SEGMENT_LIMIT] = segments
-    counts = reserved(segments * 8, np.int32)
-    counts[1] = counts[3] = 1
-    directory = reserved(_WORD_BYTES << rows.MAX_DEPTH, np.uint32)
-    directory[1] = 1
-    return rows.Table(
-        words,
-        lines,
-        lines.view(np.uint32),
-        directory,
-        counts,
-        reserved(bits, np.uint64),
-        reserved(bits, np.uint64),
-        _NO_BITS,
-        _NO_WORDS,
-        by_version,
-        by_epoch,
-        state,
-        np.array(layout, np.int64),
-        np.empty(rows.SCRATCH_SIZE, np.uint64),
-        np.empty(rows.SCRATCH_SIZE, np.int64),
-    )
-
-
-def size_of(table: rows.Table) -> int:
-    """Bytes that it has touched."""
-    state = table.state.tolist()
-    records = (state[rows.HIGH] + state[rows.UNDO]) * int(table.layout[rows.STRIDE]) * _WORD_BYTES
-    index = state[rows.SEGMENTS] * (_SEGMENT_BYTES + 8) + (_WORD_BYTES << state[rows.DEPTH])
-    return int(records + index + state[rows.HIGH] // 4)
-
-
-def _layouts(spec: TableSpec, slot_words: int) -> tuple[list[int], list[int]]:
-    """Of rows, and of ids that wait."""
-    evict = spec.evict
-    history = (
-        spec.counts_updates,
-        evict is not None and evict.goes_by_version,
-        evict is not None and evict.goes_by_epoch,
-    )
-    at, layout, waiting, waiting_at = 2, [0], [0, 2], 3
-    for place, has in enumerate(history):
-        layout.append(at if has else -1)
-        at += has
-        if place:
-            waiting.append(waiting_at if has else -1)
-            waiting_at += has
-    layout += [at, at + slot_words]
-    layout[0] = spec.row_words
-    return layout, [waiting_at, *waiting[1:], waiting_at, waiting_at]
 
 
 def _compile_for(spec: TableSpec) -> None:
@@ -110,6 +37,12 @@ def _compile_for(spec: TableSpec) -> None:
         wanted += [rows.advance, rows.sweep, rows.existing, rows.remove]
     for loop in wanted:
         row_kernel(loop)
+
+
+def _joined(missing: npt.NDArray[np.int64], half: int, found: int, more: int) -> int:
+    """Put the missing places of a second half, numbered from its beginning, behind those of the first."""
+    missing[found : found + more] = missing[half : half + more] + half
+    return found + more
 
 
 class RowTable:
@@ -133,7 +66,7 @@ class RowTable:
             [np.full(spec.dim if slot.per_element else 1, slot.initial, np.float32) for slot in spec.optimizer.slots]
             or [np.empty(0, np.float32)]
         )
-        layout, waiting = _layouts(spec, self._first_slots.size)
+        layout, waiting = layouts_of(spec, self._first_slots.size)
         self.value_words = layout[0] - layout[rows.AT_VALUES]
         self.half = "" if spec.dtype == "float32" else spec.dtype
         self.rows = new_table(layout, memory_bytes, is_counted_by_age=True)
@@ -151,6 +84,7 @@ class RowTable:
         self._reads = self._hits = self._removed = 0
         self._gather = row_kernel(rows.gather)
         _compile_for(spec)
+        self._tags, self._places = np.empty_like(self.rows.tags), np.empty_like(self.rows.places)
         self._ages = evict is not None and (evict.goes_by_version or evict.goes_by_epoch)
 
     # reads
@@ -169,7 +103,7 @@ class RowTable:
         if self.half:
             target = np.empty((ids.size, self.value_words), np.uint32).view(np.float32)
         flat = target.reshape(-1).view(np.uint32)
-        missed = self._gather(self.rows, ids, self.salt, *self.oldest(version, epoch), self.value_words, flat, missing)
+        missed = self._gathered(ids, self.oldest(version, epoch), flat, missing)
         if self.half:
             bits = flat.view(np.uint16).reshape(ids.size, -1)[:, : self.spec.dim]
             half_kernels(self.half).to_float32(np.ascontiguousarray(bits).reshape(-1), out.reshape(-1))
@@ -181,6 +115,21 @@ class RowTable:
         self._reads += ids.size
         self._hits += ids.size - missed
         return int(ids.size - missed)
+
+    def _gathered(
+        self, ids: Ids, oldest: tuple[int, int], out: npt.NDArray[np.uint32], missing: npt.NDArray[np.int64]
+    ) -> int:
+        """Read the rows that there are; how many are missing."""
+        width = self.value_words
+        if not is_split(ids.size):
+            return int(self._gather(self.rows, ids, self.salt, *oldest, width, out, missing))
+
+        def gather(part: slice, is_beside: bool) -> int:
+            place = slice(part.start * width, part.stop * width)
+            table = self._beside() if is_beside else self.rows
+            return int(self._gather(table, ids[part], self.salt, *oldest, width, out[place], missing[part]))
+
+        return _joined(missing, *in_halves(ids.size, gather))
 
     def _first_values(self, ids: Ids, places: npt.NDArray[np.int64], out: Floats) -> None:
         """What rows begin with, as they would be read."""
@@ -215,7 +164,7 @@ class RowTable:
         taken = 0
         oldest = self.oldest(push.version - 1, push.epoch)
         missing = np.empty(ids.size, np.int64)
-        missed = self._update(self.rows, self._floats, ids, gradients, push, oldest, missing)
+        missed = self._updated(ids, gradients, push, oldest, missing)
         if missed:
             before = self.size_bytes
             self._allow(room_bytes())
@@ -229,6 +178,24 @@ class RowTable:
                 row_kernel(rows.advance)(self.rows, push.version, self._unused_versions, self._limit)
             self._sweep(push.version, push.epoch, _SWEPT_BY_ID * ids.size)
         return taken
+
+    def _updated(
+        self, ids: Ids, gradients: Floats, push: RowPush, oldest: tuple[int, int], missing: npt.NDArray[np.int64]
+    ) -> int:
+        """Update the rows that there are; how many are missing."""
+        # Rows are counted by age in one place for all.
+        if self._ages or not is_split(ids.size):
+            return self._update(self.rows, self._floats, ids, gradients, push, oldest, missing)
+
+        def update(part: slice, is_beside: bool) -> int:
+            table = self._beside() if is_beside else self.rows
+            return self._update(table, self._floats, ids[part], gradients[part], push, oldest, missing[part])
+
+        return _joined(missing, *in_halves(ids.size, update))
+
+    def _beside(self) -> rows.Table:
+        """The rows for a second thread, which has its own scratch memory."""
+        return self.rows._replace(tags=self._tags, places=self._places)
 
     def _allow(self, room_bytes: int) -> None:
         """Let no more records be made than there is room for; only rows that are made need it."""

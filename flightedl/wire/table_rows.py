@@ -17,7 +17,7 @@ integers of it. Received arrays are read-only views of network memory, and live 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from enum import IntEnum
 from struct import Struct
 from typing import NamedTuple
@@ -70,6 +70,8 @@ class Section(NamedTuple):
         return len(self.ids) if self.values is None else len(self.values)
 
 
+#: Whole numbers by size.
+_BITS = {2: np.uint16, 4: np.uint32, 8: np.uint64}
 _NO_IDS: Ids = np.empty(0, np.uint64)
 
 
@@ -80,30 +82,19 @@ def rows_section(table: int, values: Array) -> Section:
 
 def encode_sections(sections: Sequence[Section]) -> npt.NDArray[np.uint8]:
     """A payload, (n,) bytes."""
-    size_bytes = _START.size + len(sections) * _SECTION.size
-    size_bytes += sum(_padded(part.nbytes) for section in sections for part in _parts(section))
-    found = np.empty(size_bytes, np.uint8)
     header = [_START.pack(_LAYOUT, len(sections))]
-    header += [_SECTION.pack(section.kind, 0, section.table, section.row_count) for section in sections]
-    at = _put(found, 0, np.frombuffer(b"".join(header), np.uint8))
-    for section in sections:
-        for part in _parts(section):
-            end = _put(found, at, np.ascontiguousarray(part).reshape(-1).view(np.uint8))
-            found[end : at + _padded(part.nbytes)] = 0
-            at += _padded(part.nbytes)
-    return found
-
-
-def _parts(section: Section) -> Iterator[Array]:
-    if section.kind in _WITH_IDS:
-        yield section.ids
-    if section.values is not None:
-        yield section.values
-
-
-def _put(target: npt.NDArray[np.uint8], at: int, part: npt.NDArray[np.uint8]) -> int:
-    target[at : at + part.size] = part
-    return at + part.size
+    pieces: list[bytes | memoryview] = []
+    for kind, table, ids, values in sections:
+        header.append(_SECTION.pack(kind, 0, table, len(ids) if values is None else len(values)))
+        if kind in _WITH_IDS and len(ids):
+            pieces.append(np.ascontiguousarray(ids).data.cast("B"))
+        if values is not None and values.size:
+            # NumPy's bfloat16 has no format that memory could be seen by.
+            bits = np.ascontiguousarray(values).view(_BITS[values.itemsize])
+            pieces.append(bits.data.cast("B"))
+            if bits.nbytes % _ALIGNMENT_BYTES:
+                pieces.append(bytes(_padded(bits.nbytes) - bits.nbytes))
+    return np.frombuffer(b"".join([*header, *pieces]), np.uint8)
 
 
 def _padded(size_bytes: int) -> int:

@@ -16,8 +16,10 @@ from flightedl.domain.model.optimizers import SGD, Adagrad, Adam, Ftrl, Momentum
 from flightedl.domain.model.schedules import Constant, StepDecay
 from flightedl.domain.tables.evict import Evict
 from flightedl.domain.tables.optimizers import RowAdagrad, RowAdam
+from flightedl.domain.tables.placement import BUCKETS
 from flightedl.domain.tables.reference import ReferenceTable
 from flightedl.domain.tables.spec import TableSpec
+from flightedl.pserver import row_threads
 from flightedl.pserver.row_memory import RowMemory, available_bytes, machine_bytes
 from flightedl.pserver.row_store import RowChunk, RowCut, RowStore, TableGradients
 
@@ -413,6 +415,37 @@ def test_the_memory_that_is_there_is_known() -> None:
     assert 1 << 20 < available_bytes() <= machine_bytes()
     memory = RowMemory()
     assert 0 <= memory.room_bytes() < machine_bytes()
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_two_threads_do_what_one_does(dtype: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows that are there and others, and a cut that is read meanwhile."""
+    random = np.random.default_rng(0)
+    steps = [random.choice(6000, 1000 + 7 * step, replace=False).astype(np.uint64) for step in range(6)]
+    gradients = [random.standard_normal((len(ids), 4)).astype(np.float32) for ids in steps]
+    found = []
+    for split_at in (1 << 30, 200):
+        monkeypatch.setattr(row_threads, "SPLIT_AT", split_at)
+        assert row_threads.is_split(1000) == (split_at == 200)
+        store = RowStore([TableSpec("t", 4, RowAdagrad(lr=0.1), init=Uniform(0.1), dtype=dtype)], range(BUCKETS))
+        cut, chunks = None, []
+        for number, (ids, values) in enumerate(zip(steps, gradients, strict=True)):
+            push = [TableGradients(0, ids, values)]
+            store.update(push, version=number + 1, epoch=0, number=number, seed=number)
+            if number == 3:
+                cut = store.begin_cut(number + 1, 0, is_base=True)
+        assert cut is not None
+        while (chunk := cut.next_rows()) is not None:
+            chunks.append(chunk)
+        ids = np.arange(6000, dtype=np.uint64)
+        out = np.empty((6000, 4), np.float32)
+        rows_found = store.read(0, ids, 6, 0, out)
+        cut_rows = {
+            int(row): values.tobytes() for chunk in chunks for row, values in zip(chunk.ids, chunk.values, strict=True)
+        }
+        found.append((rows_found, out.tobytes(), cut_rows))
+    assert found[0] == found[1]
+    assert 4000 > len(found[0][2]) > 1000
 
 
 def test_tables_share_the_memory_and_keep_apart() -> None:

@@ -14,6 +14,9 @@ from flightedl.errors import UsageError
 Ids = npt.NDArray[np.uint64]
 
 
+_PLAIN = frozenset({np.dtype(np.int64), np.dtype(np.uint64)})
+
+
 class FoundIds(NamedTuple):
     """Ids as a user gave them."""
 
@@ -24,6 +27,11 @@ class FoundIds(NamedTuple):
     offsets: npt.NDArray[np.int64] | None = None
     #: Of what the user gave, where it is an array of several dimensions.
     shape: tuple[int, ...] = ()
+
+
+def is_plain(value: Any) -> bool:
+    """Whether this is an array whose memory can be read as ids."""
+    return type(value) is np.ndarray and value.ndim == 1 and value.dtype in _PLAIN and value.flags.c_contiguous
 
 
 def found_ids(table: str, value: Any) -> FoundIds:

@@ -44,7 +44,8 @@ class DistinctIds:
         self.places: Places = np.empty(count, np.int64)
         distinct = np.empty(count, np.uint64)
         # At most half full.
-        index = np.full(1 << (2 * count).bit_length(), -1, np.int32)
+        index = np.empty(1 << (2 * count).bit_length(), np.int32)
+        index.fill(-1)
         #: (m,) in the order in which they come first.
         self.ids: Ids = distinct[: kernels().number_ids(self.given, index, distinct, self.places)]
         self._is_distinct = len(self.ids) == count

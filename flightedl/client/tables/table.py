@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from flightedl.client.arguments import url_of
 from flightedl.client.tables.bags import Bags
-from flightedl.client.tables.ids import FoundIds, Ids, found_ids
+from flightedl.client.tables.ids import FoundIds, Ids, found_ids, is_plain
 from flightedl.client.tables.requests import DistinctIds
 from flightedl.client.tables.traffic import Lookup, require_known
 from flightedl.domain.tables.spec import TableSpec
@@ -93,6 +93,8 @@ class Table:
         self._counts = counts
         #: Of the newest pull or push: mostly what was pulled is pushed to.
         self._distinct: DistinctIds | None = None
+        #: The same, if it was about an array of whole numbers and nothing else.
+        self._plain: Asked | None = None
         #: The maximum that was pulled last: who pushes its gradient has to know where it came from.
         self._last: tuple[DistinctIds, Bags] | None = None
 
@@ -258,6 +260,8 @@ class Table:
         nulls: Nulls = "error",
     ) -> Asked:
         """Which rows are meant. Arguments and errors as of ``pull``."""
+        if padding_idx is offsets is weights is None and nulls == "error" and is_plain(ids):
+            return self._asked_plainly(ids.view(np.uint64))
         found = found_ids(self.name, ids)
         if nulls not in {"error", "padding"}:
             raise UsageError(f"nulls is {nulls!r:.40}, but must be 'error' or 'padding'")
@@ -281,6 +285,17 @@ class Table:
             self._distinct = DistinctIds(ids)
         return Asked(found, self._distinct, kept, bags)
 
+    def _asked_plainly(self, ids: Ids) -> Asked:
+        """Of ids as they are mostly given: with a hundred tables it counts what each of them costs."""
+        known = self._plain
+        if known is not None and known.distinct.is_of(ids):
+            return known
+        distinct = self._distinct
+        if distinct is None or not distinct.is_of(ids):
+            distinct = self._distinct = DistinctIds(ids)
+        self._plain = Asked(FoundIds(distinct.given, shape=distinct.given.shape), distinct, None, None)
+        return self._plain
+
     def rows_of(self, asked: Asked, lookup: Lookup, number: int, max_norm: float | None = None) -> Floats:
         """What was asked for, of what came."""
         table = lookup.tables[number]
@@ -288,8 +303,8 @@ class Table:
         rows = table.rows
         if max_norm is not None:
             norms = np.linalg.norm(rows, axis=1, keepdims=True)
-            rows = rows * np.minimum(1.0, max_norm / np.maximum(norms, np.float32(1e-30)))
-        found = asked.distinct.spread(rows.astype(np.float32, copy=False))
+            rows = rows * np.minimum(1.0, max_norm / np.maximum(norms, np.float32(1e-30))).astype(np.float32)
+        found = asked.distinct.spread(rows)
         if asked.bags is not None:
             combined = asked.bags.combined(found)
             self._last = (asked.distinct, asked.bags)
@@ -298,7 +313,7 @@ class Table:
             whole = np.zeros((len(asked.found.ids), self.dim), np.float32)
             whole[asked.kept] = found
             found = whole
-        return found.reshape(*asked.found.shape, self.dim)
+        return found if len(asked.found.shape) == 1 else found.reshape(*asked.found.shape, self.dim)
 
     def _bags_pulled(self, asked: Asked) -> Bags:
         """The bags as they were pulled, if these are the same."""
