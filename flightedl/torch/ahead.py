@@ -4,7 +4,8 @@ A batch is current from the moment it is handed out until the next one is asked 
 
 * those that read in a thread of their own are seen by it;
 * those of accelerate and Lightning are known by where they ask from;
-* any other one is seen at its first step: a batch that was handed out before had none, and its tensors are still used.
+* any other one is seen at its first step: before it a batch was handed out without any gradient being computed, and its
+  tensors are still used.
 
 What is not seen: a wrapper of one's own that asks ahead and keeps only copies, on another device for example. Its last
 step fails, because no batch is current any more.
@@ -16,7 +17,7 @@ import gc
 import sys
 import threading
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from types import FrameType
 from typing import Any
 
@@ -55,6 +56,21 @@ def tensors_in(found: Any) -> Iterator[torch.Tensor]:
             yield from tensors_in(each)
 
 
+class Seen:
+    """The gradients that were pushed last, or that were there before: until they are computed anew or changed."""
+
+    def __init__(self, gradients: Iterable[torch.Tensor]) -> None:
+        self._found = {id(each): (weakref.ref(each), each._version) for each in gradients}
+
+    def __contains__(self, gradient: torch.Tensor) -> bool:
+        known = self._found.get(id(gradient))
+        if known is None:
+            return False
+        ref, version = known
+        is_same: bool = ref() is gradient
+        return is_same and version == gradient._version
+
+
 class OneByOne:
     """Sees that each batch is through before the next one is asked for. Made in the thread that steps."""
 
@@ -66,25 +82,29 @@ class OneByOne:
         self._left_out = ""
         self._tensors: list[weakref.ref[torch.Tensor]] = []
 
-    def batch_ends(self, current: CurrentBatch) -> None:
+    def batch_ends(self, current: CurrentBatch, *, was_used: bool) -> None:
         """The next batch is asked for, by this thread.
+
+        Args:
+            current: The batch before it.
+            was_used: Gradients were computed while it was current, whatever became of them.
 
         Raises:
             UsageError: by a loader that asks ahead.
         """
-        self._left_out = "" if current.has_gradient else str(current)
-        self._tensors = [] if current.has_gradient else _newest.tensors
-        self._wrong = self._wrong or self._found_wrong(current)
+        self._left_out = "" if was_used else str(current)
+        self._tensors = [] if was_used else _newest.tensors
+        self._wrong = self._wrong or self._found_wrong(was_used=was_used)
         if self._wrong:
             raise UsageError(self._wrong)
 
-    def _found_wrong(self, current: CurrentBatch) -> str:
+    def _found_wrong(self, *, was_used: bool) -> str:
         if threading.get_ident() != self._thread:
             return (
                 f"another thread asks for batches than the one that trains, as a loader that reads ahead does: "
                 f"{_WRONG_BATCH}; loop over the batches themselves, for the dataset reads ahead by itself"
             )
-        return "" if current.has_gradient else _known_wrapper()
+        return "" if was_used else _known_wrapper()
 
     def require_is_through(self) -> None:
         """A step is about to be made.
@@ -100,9 +120,9 @@ class OneByOne:
         gc.collect()
         if self._is_used():
             raise UsageError(
-                f"{self._left_out} was handed out and had no step, and its tensors are still in use: if batches are "
-                f"asked for ahead of the step (by a wrapper that prefetches, or into a list), {_WRONG_BATCH}; take "
-                "them one by one, and of a batch that you leave out keep clones"
+                f"{self._left_out} was handed out and had no gradient, and its tensors are still in use: if batches "
+                f"are asked for ahead of the step (by a wrapper that prefetches, or into a list), {_WRONG_BATCH}; "
+                "take them one by one, and of a batch that you leave out keep clones"
             )
 
     def _is_used(self) -> bool:

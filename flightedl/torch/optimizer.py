@@ -36,7 +36,7 @@ from flightedl.domain.model.optimizers import Delta
 from flightedl.domain.model.optimizers import Optimizer as Rule
 from flightedl.domain.trainer.batches import CurrentBatch
 from flightedl.errors import GradientError, UsageError
-from flightedl.torch.ahead import OneByOne
+from flightedl.torch.ahead import OneByOne, Seen
 from flightedl.torch.groups import ShownSettings, chosen, settings_in, shown, with_groups
 from flightedl.torch.module import Place, buffers_of, embeddings_of, parameters_of
 from flightedl.torch.rows import RowGroups
@@ -93,8 +93,7 @@ class Optimizer(torch.optim.Optimizer):
         #: Buffer -> its values when they came, or when its change since then was pushed last.
         self._told_buffers: dict[str, Array] = {}
         self._copies = Copies()
-        #: The gradients that were pushed last, each with its counter of writes.
-        self._pushed: set[tuple[int, int]] = set()
+        self._pushed = Seen([])
         self._shown = ShownSettings()
         self._one_by_one = OneByOne()
         super().__init__([{**group} for group in given], shown(self._rule))
@@ -108,6 +107,7 @@ class Optimizer(torch.optim.Optimizer):
         self._require_own_tables()
         self._tensors = {name: tensor_of(self._model[name]) for name in self._model}
         self.values_came(list(self._tensors))
+        self._pushed = Seen(self._gradients().values())
         self._model.listen(self)
 
     def _given(self, groups: Iterable[Mapping[str, Any]] | None) -> list[dict[str, Any]]:
@@ -210,7 +210,7 @@ class Optimizer(torch.optim.Optimizer):
         except GradientError:
             self.model.forget_rows()
             raise
-        self._pushed = {_state_of(gradient) for gradient in gradients.values()}
+        self._pushed = Seen(gradients.values())
         self._rows.drop()
         return loss
 
@@ -291,16 +291,20 @@ class Optimizer(torch.optim.Optimizer):
 
     def batch_ends(self, current: CurrentBatch) -> None:
         """The loop goes on to the next batch."""
-        self._one_by_one.batch_ends(current)
+        left = [] if current.has_gradient else self._left()
         try:
-            if not current.has_gradient:
-                self._require_pushed(current)
+            self._one_by_one.batch_ends(current, was_used=current.has_gradient or bool(left))
+            self._require_pushed(current, left)
         finally:
             self._rows.drop()
 
-    def _require_pushed(self, current: CurrentBatch) -> None:
-        left = [gradient for gradient in self._gradients().values() if _state_of(gradient) not in self._pushed]
-        left += [used.leaf.grad for _, used in self._rows.gradients().values() if used.leaf.grad is not None]
+    def _left(self) -> list[torch.Tensor]:
+        """Gradients that were computed since the last push."""
+        left = [gradient for gradient in self._gradients().values() if gradient not in self._pushed]
+        rows = [used.leaf.grad for _, used in self._rows.gradients().values()]
+        return left + [gradient for gradient in rows if gradient is not None]
+
+    def _require_pushed(self, current: CurrentBatch, left: Sequence[torch.Tensor]) -> None:
         plain = [gradient.coalesce().values() if gradient.is_sparse else gradient for gradient in left]
         # A GradScaler leaves a batch out whose gradients are not finite.
         if any(bool(each.count_nonzero()) for each in plain) and all(bool(each.isfinite().all()) for each in plain):
@@ -379,11 +383,6 @@ class Optimizer(torch.optim.Optimizer):
             return versions[name]
 
         self._shown.tell(self.param_groups, version_of)
-
-
-def _state_of(gradient: torch.Tensor) -> tuple[int, int]:
-    """Another one, when it was computed anew or changed."""
-    return id(gradient), gradient._version
 
 
 def _with_buffers(rule: Rule, buffers: Mapping[str, Place]) -> Rule:

@@ -18,6 +18,7 @@ from torch.utils.data import DataLoader
 import flightedl as fe
 from flightedl.errors import UsageError
 from flightedl.torch import IterableDataset, Optimizer, batches
+from flightedl.torch.ahead import Seen
 
 from .bench import TorchBench
 from .page import JobOfOne, OneByOne
@@ -87,7 +88,9 @@ def train(job: JobOfOne, loop: Iterable[Any]) -> list[float]:
 
 @pytest.mark.parametrize("wrapper", [one_ahead, two_ahead])
 def test_a_wrapper_that_asks_ahead_is_found_out_at_its_first_step(wrapper: Any, job: JobOfOne) -> None:
-    with pytest.raises(UsageError, match=r"epoch 1, task 0, batch \d was handed out and had no step, .*keep clones"):
+    with pytest.raises(
+        UsageError, match=r"epoch 1, task 0, batch \d was handed out and had no gradient, .*keep clones"
+    ):
         train(job, wrapper(batches(data_of(job), "x", "y")))
     assert job.trainer.parameters["bias"] == job.bias_at_first, "nothing was pushed"
 
@@ -120,6 +123,34 @@ def test_a_batch_may_be_left_out_after_it_was_looked_at(job: JobOfOne) -> None:
         loss.backward()
         optimizer.step()
     assert job.trainer.parameters.versions["weight"] == 4, "a round for each batch"
+
+
+def test_what_a_scaler_leaves_out_may_be_kept(job: JobOfOne) -> None:
+    net = nn.Linear(1, 1, dtype=torch.float64)
+    optimizer = Optimizer(net, job, fe.SGD(0.1))
+    scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
+    kept = []
+    for x, y in batches(data_of(job), "x", "y"):
+        kept.append(x[:1])
+        optimizer.zero_grad()
+        loss = functional.mse_loss(net(x.reshape(-1, 1)), y.reshape(-1, 1))
+        scaler.scale(loss * (float("inf") if len(kept) < 3 else 1.0)).backward()
+        scaler.step(optimizer)
+        scaler.update()
+    assert [each.item() for each in kept] == [0, 1, 2, 3]
+    assert scaler.get_scale() == 1.0
+
+
+def test_a_gradient_is_seen_until_it_is_another_one() -> None:
+    first = torch.ones(1)
+    seen = Seen([first])
+    assert first in seen
+    first.mul_(2)
+    assert first not in seen
+    seen = Seen([first])
+    del first
+    # One of them may lie where the first one was.
+    assert not any(each in seen for each in [torch.ones(1) for _ in range(100)])
 
 
 #: Name of a module -> what lies there and asks ahead, and what is said of it. tests/frameworks has the real ones.

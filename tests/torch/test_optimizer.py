@@ -632,6 +632,14 @@ def test_gradients_that_were_not_pushed_are_not_forgotten(bench: TorchBench) -> 
     bench.job.end()
 
 
+def test_gradients_from_before_the_job_are_not_of_a_batch(bench: TorchBench) -> None:
+    net = line()
+    net(torch.ones(1, 2)).sum().backward()
+    Optimizer(net, bench.job, fe.SGD(1.0))
+    bench.job.begin(0)
+    bench.job.end()
+
+
 def test_values_that_were_loaded_in_one_trainer_alone_are_refused(bench: TorchBench) -> None:
     net = line()
     optimizer = Optimizer(net, bench.job, fe.SGD(1.0))
