@@ -6,7 +6,7 @@ Theory. The loops (``rules``, ``blocks``) are compiled for exact argument types:
 C-contiguous, aligned and writable; gradients may be read-only and at any address, as network buffers are. Constants are
 cast to the block's type by those signatures. Kernels are compiled when first asked for, and numba keeps the machine
 code in its cache beside these files, or in ``NUMBA_CACHE_DIR``; where no cache can be written, they are compiled each
-time. That cache does not notice changed compiler options: who changes one must empty it.
+time. Whatever changes in a file of this package, all are compiled anew.
 
 Guarantees: a kernel touches only the arrays given, holds no state, takes no lock, and may run in any number of threads
 on different blocks. Results have the bits of ``flightedl.testing.reference_updates`` but for
@@ -22,11 +22,13 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import numba
 import numpy as np
 import numpy.typing as npt
+import xxhash
 from numba import types
 
 from flightedl.domain.model.optimizers import (
@@ -82,10 +84,22 @@ def machine_code(loop: Loop, signature: Any, *, allocates: bool = True) -> Any:
     if loop in _REASSOCIATED:
         options["fastmath"] = {"reassoc"}
     try:
-        return numba.njit(signature, cache=True, **options)(loop)
+        code = numba.njit(cache=True, **options)(loop)
+        # numba looks for changes in the loop's own file alone, and has no public way to name others.
+        code._cache._cache_file._source_stamp = _stamp()  # noqa: SLF001
+        code.compile(signature)
+        code.disable_compile()
     except Exception:  # noqa: BLE001 - numba has no class for it; what is not the cache's fault is raised again below
         # Nowhere to keep machine code (read-only or full disk), or a torn file there: start slower, run the same.
         return numba.njit(signature, **options)(loop)
+    return code
+
+
+@cache
+def _stamp() -> int:
+    """Of all that loops call into: what is here, byte by byte."""
+    sources = sorted(Path(__file__).parent.glob("*.py"))
+    return xxhash.xxh3_64_intdigest(b"".join(file.read_bytes() for file in sources))
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""The loops of ``rows`` and ``row_rules`` compiled, and what an optimizer gives them; see ``compiled`` for how."""
+"""The loops of rows compiled, and what an optimizer gives them; see ``compiled`` for how."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cache
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,7 +17,7 @@ from flightedl.domain.model.optimizers import SGD, Adagrad, Adam, Ftrl, Momentum
 from flightedl.domain.model.schedules import Constant
 from flightedl.domain.tables.optimizers import RowAdagrad, RowAdam
 from flightedl.errors import UsageError
-from flightedl.kernels import intrinsics, row_rules, row_updates, rows
+from flightedl.kernels import row_cuts, row_records, row_rules, row_updates, rows
 from flightedl.kernels.compiled import machine_code
 
 Floats = npt.NDArray[np.float32]
@@ -55,7 +54,7 @@ _TABLE = types.NamedTuple(  # type: ignore[no-untyped-call]
         _LONGS,
         _NUMBERS,
     ],
-    rows.Table,
+    row_records.Table,
 )
 
 _SIGNATURES: dict[Callable[..., Any], Any] = {
@@ -65,14 +64,14 @@ _SIGNATURES: dict[Callable[..., Any], Any] = {
     rows.make: _I64(_TABLE, _IDS, _U64, _I64, _I64, _NUMBERS, _NUMBERS),
     rows.advance: types.void(_TABLE, _I64, _I64, _I64),
     rows.sweep: types.void(_TABLE, _U64, _I64, _I64, _I64, _I64, _I64),
-    rows.place: types.void(_TABLE, _IDS, _U64, _NUMBERS),
-    rows.count_touches: types.void(_TABLE, _NUMBERS),
-    rows.look_up: types.void(_TABLE, _IDS, _U64, _NUMBERS),
-    rows.remove: types.void(_TABLE, _NUMBERS, _U64),
-    rows.scatter: types.void(_WORDS, _I64, _I64, _I64, _NUMBERS, _received(_U32)),
-    rows.collect: types.void(_WORDS, _I64, _I64, _I64, _NUMBERS, _WORDS),
-    rows.next_wanted: _I64(_TABLE, _I64, _I64, _NUMBERS),
-    rows.existing: _I64(_TABLE, _I64, _I64, _I64, _NUMBERS),
+    row_cuts.place: types.void(_TABLE, _IDS, _U64, _NUMBERS),
+    row_cuts.count_touches: types.void(_TABLE, _NUMBERS),
+    row_cuts.look_up: types.void(_TABLE, _IDS, _U64, _NUMBERS),
+    row_cuts.remove: types.void(_TABLE, _NUMBERS, _U64),
+    row_cuts.scatter: types.void(_WORDS, _I64, _I64, _I64, _NUMBERS, _received(_U32)),
+    row_cuts.collect: types.void(_WORDS, _I64, _I64, _I64, _NUMBERS, _WORDS),
+    row_cuts.next_wanted: _I64(_TABLE, _I64, _I64, _NUMBERS),
+    row_cuts.existing: _I64(_TABLE, _I64, _I64, _I64, _NUMBERS),
     rows.problem: _I64(_IDS, _U64, _I64, _I64, _LONGS),
     row_rules.first_values: types.void(_IDS, _NUMBERS, _U64, _I64, _F64, _F64, _own(_F32, 2)),
     row_rules.combine: _I64(_IDS, _GRADIENTS, _F32, _NUMBERS, _LONGS, _own(_F32, 2), _I64),
@@ -83,7 +82,7 @@ _HALF_REST = (types.boolean, types.boolean, _U64, _FLOATS, _FLOATS, _WORDS)
 
 @cache
 def row_kernel(loop: Callable[..., Any]) -> Any:
-    """A function of ``rows`` or ``row_rules`` as machine code."""
+    """A function of ``rows``, ``row_cuts`` or ``row_rules`` as machine code."""
     return machine_code(loop, _SIGNATURES[loop], allocates=False)
 
 
@@ -93,21 +92,14 @@ def all_row_kernels() -> list[Callable[..., Any]]:
 
 
 @cache
-def _stamp() -> int:
-    """Of the files that the loops of updates call into."""
-    called = (intrinsics, row_rules, rows)
-    return max(Path(str(module.__file__)).stat().st_mtime_ns for module in called)
-
-
-@cache
 def _loop(rule: Callable[..., Any]) -> Any:
-    return machine_code(row_updates.loop_of(rule, _stamp()), _I64(_TABLE, _FLOATS, *_UPDATE), allocates=False)
+    return machine_code(row_updates.loop_of(rule), _I64(_TABLE, _FLOATS, *_UPDATE), allocates=False)
 
 
 @cache
 def _half_loop(rule: Callable[..., Any]) -> Any:
     signature = _I64(_TABLE, _FLOATS, _own(_U16), *_UPDATE, *_HALF_REST)
-    return machine_code(row_updates.half_loop_of(rule, _stamp()), signature, allocates=False)
+    return machine_code(row_updates.half_loop_of(rule), signature, allocates=False)
 
 
 _Rule = tuple[Callable[..., Any], Callable[[Any, float], tuple[float, ...]]]
@@ -159,7 +151,7 @@ class RowUpdate:
 
     def __call__(
         self,
-        table: rows.Table,
+        table: row_records.Table,
         floats: Floats,
         ids: npt.NDArray[np.uint64],
         gradients: Floats,

@@ -1,8 +1,7 @@
 """Updates of rows that are there: found, set aside for a cut, touched and changed while they are in the cache.
 
 Each optimizer's rule has a loop of its own, and another for 16-bit values, which are unpacked for the rule and rounded
-afterwards. numba's cache looks at this file alone, and at what a loop closes over: so loops are made with a ``stamp``
-of the files that they call into.
+afterwards.
 """
 
 from __future__ import annotations
@@ -14,8 +13,8 @@ import numpy as np
 import numpy.typing as npt
 from numba.extending import register_jitable
 
-from flightedl.kernels.row_rules import GOLDEN, Constants, Floats, scrambled, to_float32, to_half
-from flightedl.kernels.rows import (
+from flightedl.kernels.row_index import ask_for, found
+from flightedl.kernels.row_records import (
     AT_EPOCH,
     AT_SLOTS,
     AT_UPDATES,
@@ -27,12 +26,11 @@ from flightedl.kernels.rows import (
     Ids,
     Table,
     Words,
-    ask_for,
     change,
-    found,
     id_at,
     retouch,
 )
+from flightedl.kernels.row_rules import GOLDEN, Constants, Floats, scrambled, to_float32, to_half
 from flightedl.kernels.subnormals import flush_subnormals, restore_subnormals
 
 _U40 = np.uint64(40)
@@ -56,7 +54,7 @@ def _step_of(t: Table, at: Any, at_updates: Any, size: Any) -> Any:
     return min(step, size - 1)
 
 
-def loop_of(rule: Callable[..., Any], stamp: int) -> Callable[..., Any]:
+def loop_of(rule: Callable[..., Any]) -> Callable[..., Any]:
     """The loop of a rule on float32 values."""
 
     def update(
@@ -81,8 +79,6 @@ def loop_of(rule: Callable[..., Any], stamp: int) -> Callable[..., Any]:
         Returns:
             How many are missing.
         """
-        if stamp < 0:
-            return -1
         state = flush_subnormals()
         k = Constants(c[0], c[1], c[2], c[3], c[4], c[5], c[6], c[7])
         stride, at_updates, at_slots, at_values = (
@@ -117,7 +113,7 @@ def loop_of(rule: Callable[..., Any], stamp: int) -> Callable[..., Any]:
     return update
 
 
-def half_loop_of(rule: Callable[..., Any], stamp: int) -> Callable[..., Any]:
+def half_loop_of(rule: Callable[..., Any]) -> Callable[..., Any]:
     """The loop of a rule on 16-bit values."""
 
     def update(
@@ -143,8 +139,6 @@ def half_loop_of(rule: Callable[..., Any], stamp: int) -> Callable[..., Any]:
         box_bits: Words,
     ) -> int:
         """As the other loop; ``values`` has room for a row, ``box`` for a number, with ``box_bits`` as its memory."""
-        if stamp < 0:
-            return -1
         state = flush_subnormals()
         k = Constants(c[0], c[1], c[2], c[3], c[4], c[5], c[6], c[7])
         stride, at_updates, at_slots = t.layout[STRIDE], t.layout[AT_UPDATES], t.layout[AT_SLOTS]

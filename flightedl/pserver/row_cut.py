@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from flightedl.kernels import rows
+from flightedl.kernels import row_cuts, row_records
 from flightedl.kernels.compiled_rows import row_kernel
 from flightedl.pserver.row_memory import reserved
 from flightedl.pserver.row_table import RowTable
@@ -57,7 +57,7 @@ def changes_of(tables: Sequence[RowTable], removed: Iterable[npt.NDArray[np.uint
     bits = []
     for table, is_waiting in _parts_of(tables):
         records = table.waiting if is_waiting else table.rows
-        bits.append(records.dirty[: -(-int(records.state[rows.HIGH]) // 64)].copy())
+        bits.append(records.dirty[: -(-int(records.state[row_records.HIGH]) // 64)].copy())
     return RowChanges(tuple(bits), tuple(removed))
 
 
@@ -72,11 +72,11 @@ class _Part:
         self._oldest = oldest
         self._undone = 0
         table = self._table
-        self._high = int(table.state[rows.HIGH])
+        self._high = int(table.state[row_records.HIGH])
         used = table.used[: -(-self._high // 64)]
         wanted = used.copy() if changed is None else used & changed
         count = int(np.bitwise_count(wanted).sum())
-        self._row_bytes = int(table.layout[rows.STRIDE]) * _WORD_BYTES
+        self._row_bytes = int(table.layout[row_records.STRIDE]) * _WORD_BYTES
         undo = reserved(count * self._row_bytes, np.uint32) if count else _NO_WORDS
         self._ready = (wanted, undo)
 
@@ -84,15 +84,15 @@ class _Part:
         """Set aside from now on what changes before it was read."""
         table, (wanted, undo) = self._table, self._ready
         table.dirty[: -(-self._high // 64)] = 0
-        table.state[[rows.CURSOR, rows.CUT_HIGH, rows.UNDO]] = 0, self._high, 0
+        table.state[[row_records.CURSOR, row_records.CUT_HIGH, row_records.UNDO]] = 0, self._high, 0
         self._table = table._replace(wanted=wanted, undo=undo)
 
     @property
-    def _table(self) -> rows.Table:
+    def _table(self) -> row_records.Table:
         return self._owner.waiting if self._is_waiting else self._owner.rows
 
     @_table.setter
-    def _table(self, table: rows.Table) -> None:
+    def _table(self, table: row_records.Table) -> None:
         if self._is_waiting:
             self._owner.waiting = table
         else:
@@ -101,13 +101,13 @@ class _Part:
     def next_rows(self, max_bytes: int) -> RowChunk | None:
         table = self._table
         most = max(1, max_bytes // self._row_bytes)
-        if table.state[rows.CUT_HIGH]:
+        if table.state[row_records.CUT_HIGH]:
             records = np.empty(most, np.int64)
-            records = records[: row_kernel(rows.next_wanted)(table, *self._oldest, records)]
+            records = records[: row_kernel(row_cuts.next_wanted)(table, *self._oldest, records)]
             if records.size:
                 return self._chunk(table.words, records)
-            table.state[[rows.CURSOR, rows.CUT_HIGH]] = 0
-        left = int(table.state[rows.UNDO]) - self._undone
+            table.state[[row_records.CURSOR, row_records.CUT_HIGH]] = 0
+        left = int(table.state[row_records.UNDO]) - self._undone
         if not left:
             self.end()
             return None
@@ -117,7 +117,7 @@ class _Part:
         layout = table.layout
         exists: npt.NDArray[Any] = np.ones(records.size, np.bool_)
         for column, field, oldest in zip(
-            (chunk.versions, chunk.epochs), (rows.AT_VERSION, rows.AT_EPOCH), self._oldest, strict=True
+            (chunk.versions, chunk.epochs), (row_records.AT_VERSION, row_records.AT_EPOCH), self._oldest, strict=True
         ):
             if layout[field] >= 0:
                 exists &= column >= oldest
@@ -129,7 +129,7 @@ class _Part:
     def end(self) -> None:
         """Set nothing aside any more, and give back what was."""
         table = self._table
-        table.state[[rows.CURSOR, rows.CUT_HIGH, rows.UNDO]] = 0
+        table.state[[row_records.CURSOR, row_records.CUT_HIGH, row_records.UNDO]] = 0
         self._table = table._replace(wanted=_NO_BITS, undo=_NO_WORDS)
         self._ready = (_NO_BITS, _NO_WORDS)
 

@@ -1,15 +1,15 @@
-"""The memory of one table's records and their index, see ``kernels.rows``."""
+"""The memory of one table's records and their index, see ``kernels.row_records``."""
 
 from __future__ import annotations
 
 import numpy as np
 
 from flightedl.domain.tables.spec import TableSpec
-from flightedl.kernels import rows
+from flightedl.kernels import row_records
 from flightedl.pserver.row_memory import reserved
 
 _WORD_BYTES = 4
-_SEGMENT_BYTES = rows.LINES * 64
+_SEGMENT_BYTES = row_records.LINES * 64
 _NO_COUNTS = np.empty(0, np.int32)
 _NO_BITS = np.empty(0, np.uint64)
 _NO_WORDS = np.empty(0, np.uint32)
@@ -17,28 +17,28 @@ _VERSIONS_BYTES = 1 << 34
 _EPOCHS_BYTES = 1 << 24
 
 
-def new_table(layout: list[int], memory_bytes: int, *, is_counted_by_age: bool) -> rows.Table:
+def new_table(layout: list[int], memory_bytes: int, *, is_counted_by_age: bool) -> row_records.Table:
     """Memory for records of this layout: as much as ``memory_bytes`` could hold."""
     words = reserved(memory_bytes, np.uint32, may_be_less=True)
-    most = words.size // layout[rows.STRIDE]
+    most = words.size // layout[row_records.STRIDE]
     lines = reserved(-(-most // 256) * _SEGMENT_BYTES, np.uint64, may_be_less=True)
     segments = lines.size * 8 // _SEGMENT_BYTES
     bits = most // 8 + 8
     ages = (_VERSIONS_BYTES, _EPOCHS_BYTES) if is_counted_by_age else (0, 0)
     by_version, by_epoch = (
         reserved(size, np.int32) if size and layout[at] >= 0 else _NO_COUNTS
-        for size, at in zip(ages, (rows.AT_VERSION, rows.AT_EPOCH), strict=True)
+        for size, at in zip(ages, (row_records.AT_VERSION, row_records.AT_EPOCH), strict=True)
     )
-    state = np.zeros(rows.STATE_SIZE, np.int64)
-    state[rows.SEGMENTS] = 2
-    state[rows.DEPTH] = 1
-    state[rows.RECORD_LIMIT] = most
-    state[rows.SEGMENT_LIMIT] = segments
+    state = np.zeros(row_records.STATE_SIZE, np.int64)
+    state[row_records.SEGMENTS] = 2
+    state[row_records.DEPTH] = 1
+    state[row_records.RECORD_LIMIT] = most
+    state[row_records.SEGMENT_LIMIT] = segments
     counts = reserved(segments * 8, np.int32)
     counts[1] = counts[3] = 1
-    directory = reserved(_WORD_BYTES << rows.MAX_DEPTH, np.uint32)
+    directory = reserved(_WORD_BYTES << row_records.MAX_DEPTH, np.uint32)
     directory[1] = 1
-    return rows.Table(
+    return row_records.Table(
         words,
         lines,
         lines.view(np.uint32),
@@ -52,21 +52,21 @@ def new_table(layout: list[int], memory_bytes: int, *, is_counted_by_age: bool) 
         by_epoch,
         state,
         np.array(layout, np.int64),
-        np.empty(rows.SCRATCH_SIZE, np.uint64),
-        np.empty(rows.SCRATCH_SIZE, np.int64),
+        np.empty(row_records.SCRATCH_SIZE, np.uint64),
+        np.empty(row_records.SCRATCH_SIZE, np.int64),
     )
 
 
-def size_of(table: rows.Table) -> int:
+def size_of(table: row_records.Table) -> int:
     """Bytes that it has touched."""
     state = table.state.tolist()
-    records = (state[rows.HIGH] + state[rows.UNDO]) * int(table.layout[rows.STRIDE]) * _WORD_BYTES
-    index = state[rows.SEGMENTS] * (_SEGMENT_BYTES + 8) + (_WORD_BYTES << state[rows.DEPTH])
-    return int(records + index + state[rows.HIGH] // 4)
+    records = (state[row_records.HIGH] + state[row_records.UNDO]) * int(table.layout[row_records.STRIDE]) * _WORD_BYTES
+    index = state[row_records.SEGMENTS] * (_SEGMENT_BYTES + 8) + (_WORD_BYTES << state[row_records.DEPTH])
+    return int(records + index + state[row_records.HIGH] // 4)
 
 
 def layouts_of(spec: TableSpec, slot_words: int) -> tuple[list[int], list[int]]:
-    """Where the fields of a record are, see ``kernels.rows``: of rows, and of ids that wait."""
+    """Where the fields of a record are, see ``kernels.row_records``: of rows, and of ids that wait."""
     evict = spec.evict
     history = (
         spec.counts_updates,

@@ -1,4 +1,4 @@
-"""The rows of one table in a store: ``row_store`` says what is asked of them, ``kernels.rows`` how they lie."""
+"""The rows of one table in a store: ``row_store`` says what is asked of them, ``kernels.row_records`` how they lie."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from flightedl.domain.tables.spec import TableSpec
-from flightedl.kernels import row_rules, rows
+from flightedl.kernels import row_cuts, row_records, row_rules, rows
 from flightedl.kernels.compiled import half_kernels
 from flightedl.kernels.compiled_rows import RowPush, init_numbers, row_kernel, row_update
 from flightedl.pserver.row_layout import layouts_of, new_table, size_of
@@ -29,12 +29,18 @@ _INDEX_BYTES = 14
 
 def _compile_for(spec: TableSpec) -> None:
     """Have the machine code of whatever pushes and cuts will wait for."""
-    wanted: list[Callable[..., Any]] = [rows.problem, rows.make, rows.scatter, rows.collect, rows.next_wanted]
+    wanted: list[Callable[..., Any]] = [
+        rows.problem,
+        rows.make,
+        row_cuts.scatter,
+        row_cuts.collect,
+        row_cuts.next_wanted,
+    ]
     wanted += [row_rules.first_values, row_rules.combine]
     if spec.admit_after > 1:
         wanted.append(rows.wait if spec.admission == "exact" else rows.count_in_sketch)
     if spec.evict is not None:
-        wanted += [rows.advance, rows.sweep, rows.existing, rows.remove]
+        wanted += [rows.advance, rows.sweep, row_cuts.existing, row_cuts.remove]
     for loop in wanted:
         row_kernel(loop)
 
@@ -67,7 +73,7 @@ class RowTable:
             or [np.empty(0, np.float32)]
         )
         layout, waiting = layouts_of(spec, self._first_slots.size)
-        self.value_words = layout[0] - layout[rows.AT_VALUES]
+        self.value_words = layout[0] - layout[row_records.AT_VALUES]
         self.half = "" if spec.dtype == "float32" else spec.dtype
         self.rows = new_table(layout, memory_bytes, is_counted_by_age=True)
         is_counting = spec.admit_after > 1 and spec.admission == "exact"
@@ -91,7 +97,7 @@ class RowTable:
 
     def oldest(self, version: int, epoch: int) -> tuple[int, int]:
         """The lowest version and epoch that a row may have and exist."""
-        oldest = int(self.rows.state[rows.OLDEST])
+        oldest = int(self.rows.state[row_records.OLDEST])
         if self._unused_versions:
             oldest = max(oldest, version - self._unused_versions)
         return oldest, (0 if self._unused_epochs is None else max(0, epoch - self._unused_epochs))
@@ -193,16 +199,18 @@ class RowTable:
 
         return _joined(missing, *in_halves(ids.size, update))
 
-    def _beside(self) -> rows.Table:
+    def _beside(self) -> row_records.Table:
         """The rows for a second thread, which has its own scratch memory."""
         return self.rows._replace(tags=self._tags, places=self._places)
 
     def _allow(self, room_bytes: int) -> None:
         """Let no more records be made than there is room for; only rows that are made need it."""
         for table in (self.rows, self.waiting):
-            size = int(table.layout[rows.STRIDE])
+            size = int(table.layout[row_records.STRIDE])
             more = max(0, room_bytes) // (size * _WORD_BYTES + _INDEX_BYTES)
-            table.state[rows.RECORD_LIMIT] = min(table.words.size // size, int(table.state[rows.HIGH]) + more)
+            table.state[row_records.RECORD_LIMIT] = min(
+                table.words.size // size, int(table.state[row_records.HIGH]) + more
+            )
 
     def _make(
         self, ids: Ids, push: RowPush, oldest: tuple[int, int], missing: npt.NDArray[np.int64]
@@ -221,9 +229,11 @@ class RowTable:
             some, new = missing[start : start + _CHUNK][: made - start], records[start : start + _CHUNK][: made - start]
             values = np.empty((some.size, self.spec.dim), np.float32)
             row_kernel(row_rules.first_values)(ids[some], np.arange(some.size), self._key, *self._init, values)
-            self._write(rows.AT_VALUES, new, self._to_bits(values) if self.half else values)
+            self._write(row_records.AT_VALUES, new, self._to_bits(values) if self.half else values)
             if self._first_slots.size:
-                self._write(rows.AT_SLOTS, new, np.broadcast_to(self._first_slots, (some.size, self._first_slots.size)))
+                self._write(
+                    row_records.AT_SLOTS, new, np.broadcast_to(self._first_slots, (some.size, self._first_slots.size))
+                )
         return missing[:made]
 
     def _write(self, field: int, records: npt.NDArray[np.int64], source: npt.NDArray[Any]) -> None:
@@ -232,7 +242,7 @@ class RowTable:
     def _sweep(self, version: int, epoch: int, count: int) -> None:
         oldest = self.oldest(version, epoch)
         for table in (self.rows, self.waiting):
-            if table.state[rows.HIGH]:
+            if table.state[row_records.HIGH]:
                 row_kernel(rows.sweep)(table, self.salt, *oldest, 0, 1024, count)
 
     # what there is
@@ -245,22 +255,22 @@ class RowTable:
     def counts(self) -> RowCounts:
         """See ``RowStore.counts``."""
         state, waiting = self.rows.state, self.waiting.state
-        live = int(state[rows.USED])
+        live = int(state[row_records.USED])
         if self.rows.by_version.size:
-            live = min(live, int(state[rows.LIVE]))
+            live = min(live, int(state[row_records.LIVE]))
         if self.rows.by_epoch.size:
             oldest = self.oldest(0, self._epoch)[1]
             live = min(live, int(self.rows.by_epoch[oldest : self._epoch + 1].sum()))
         return RowCounts(
             live,
             self.size_bytes,
-            int(waiting[rows.USED]),
+            int(waiting[row_records.USED]),
             self._reads,
             self._hits,
-            int(state[rows.CREATED]),
-            int(state[rows.NOT_ADMITTED] + waiting[rows.NOT_ADMITTED]),
-            int(state[rows.REFUSED] + waiting[rows.REFUSED]),
-            int(state[rows.EVICTED]) + self._removed,
+            int(state[row_records.CREATED]),
+            int(state[row_records.NOT_ADMITTED] + waiting[row_records.NOT_ADMITTED]),
+            int(state[row_records.REFUSED] + waiting[row_records.REFUSED]),
+            int(state[row_records.EVICTED]) + self._removed,
         )
 
     def remove_small(self, version: int, epoch: int) -> Ids:
@@ -272,7 +282,7 @@ class RowTable:
             return np.empty(0, np.uint64)
         removed = []
         oldest, table = self.oldest(version, epoch), self.rows
-        for start in range(0, int(table.state[rows.HIGH]), _LOOKED_AT):
+        for start in range(0, int(table.state[row_records.HIGH]), _LOOKED_AT):
             bits = slice(start >> 6, (start + _LOOKED_AT) >> 6)
             changed = table.used[bits] & table.dirty[bits]
             if not changed.any():
@@ -285,17 +295,17 @@ class RowTable:
             if not small.size:
                 continue
             there = np.empty(_LOOKED_AT, np.int64)
-            there = there[: row_kernel(rows.existing)(table, *oldest, start, there)]
+            there = there[: row_kernel(row_cuts.existing)(table, *oldest, start, there)]
             small = np.intersect1d(small, there, assume_unique=True)
             removed.append(read_records(self.rows, self.rows.words, 0, 2, small).view(np.uint64).reshape(-1))
-            row_kernel(rows.remove)(self.rows, small, self.salt)
+            row_kernel(row_cuts.remove)(self.rows, small, self.salt)
         found = np.concatenate([np.empty(0, np.uint64), *removed])
         self._removed += found.size
         return found
 
     def values_of(self, words: npt.NDArray[np.uint32], records: npt.NDArray[np.int64]) -> npt.NDArray[Any]:
         """(n, dim) values as they are kept."""
-        found = read_records(self.rows, words, int(self.rows.layout[rows.AT_VALUES]), self.value_words, records)
+        found = read_records(self.rows, words, int(self.rows.layout[row_records.AT_VALUES]), self.value_words, records)
         if self.half:
             return np.ascontiguousarray(found.view(np.uint16)[:, : self.spec.dim])
         return found.view(np.float32)
@@ -314,16 +324,16 @@ class RowTable:
 
         ids = read_records(table, words, 0, 2, records).view(np.uint64).reshape(-1)
         slots = read_records(
-            table, words, int(layout[rows.AT_SLOTS]), 0 if is_waiting else self._first_slots.size, records
+            table, words, int(layout[row_records.AT_SLOTS]), 0 if is_waiting else self._first_slots.size, records
         )
         values: npt.NDArray[Any] = np.empty((records.size, 0), np.uint16 if self.half else np.float32)
         return RowChunk(
             self.number,
             is_waiting,
             ids,
-            column(rows.AT_UPDATES),
-            column(rows.AT_VERSION),
-            column(rows.AT_EPOCH),
+            column(row_records.AT_UPDATES),
+            column(row_records.AT_VERSION),
+            column(row_records.AT_EPOCH),
             slots.view(np.float32),
             values if is_waiting else self.values_of(words, records),
         )
@@ -332,33 +342,37 @@ class RowTable:
         """Take rows over; ids are those of the store's buckets."""
         table = self.waiting if chunk.is_waiting else self.rows
         records = np.empty(chunk.ids.size, np.int64)
-        if not chunk.is_waiting and self.waiting.state[rows.USED]:
-            row_kernel(rows.look_up)(self.waiting, chunk.ids, self.salt, records)
-            row_kernel(rows.remove)(self.waiting, records, self.salt)
-        row_kernel(rows.place)(table, chunk.ids, self.salt, records)
-        table.state[rows.REFUSED] += np.count_nonzero(records < 0)
-        columns = {rows.AT_UPDATES: chunk.updates, rows.AT_VERSION: chunk.versions, rows.AT_EPOCH: chunk.epochs}
+        if not chunk.is_waiting and self.waiting.state[row_records.USED]:
+            row_kernel(row_cuts.look_up)(self.waiting, chunk.ids, self.salt, records)
+            row_kernel(row_cuts.remove)(self.waiting, records, self.salt)
+        row_kernel(row_cuts.place)(table, chunk.ids, self.salt, records)
+        table.state[row_records.REFUSED] += np.count_nonzero(records < 0)
+        columns = {
+            row_records.AT_UPDATES: chunk.updates,
+            row_records.AT_VERSION: chunk.versions,
+            row_records.AT_EPOCH: chunk.epochs,
+        }
         for field, column in columns.items():
             if table.layout[field] >= 0:
                 _write(table, field, records, column.reshape(-1, 1))
         if not chunk.is_waiting:
-            self._write(rows.AT_VALUES, records, chunk.values)
+            self._write(row_records.AT_VALUES, records, chunk.values)
             if self._first_slots.size:
-                self._write(rows.AT_SLOTS, records, chunk.slots)
-        row_kernel(rows.count_touches)(table, records)
+                self._write(row_records.AT_SLOTS, records, chunk.slots)
+        row_kernel(row_cuts.count_touches)(table, records)
 
     def remove(self, ids: Ids) -> None:
         """Remove rows, and ids that wait, where there are some of these."""
         records = np.empty(ids.size, np.int64)
         for table in (self.rows, self.waiting):
-            row_kernel(rows.look_up)(table, ids, self.salt, records)
-            row_kernel(rows.remove)(table, records, self.salt)
+            row_kernel(row_cuts.look_up)(table, ids, self.salt, records)
+            row_kernel(row_cuts.remove)(table, records, self.salt)
 
     def restore_table(self, cut: CutTable, buckets: range) -> None:
         """Remove what had expired at a cut, from these buckets."""
         for table in (self.rows, self.waiting) if self._ages else ():
-            table.state[rows.SWEPT] = 0
-            oldest, count = (cut.oldest, cut.oldest_epoch), int(table.state[rows.HIGH])
+            table.state[row_records.SWEPT] = 0
+            oldest, count = (cut.oldest, cut.oldest_epoch), int(table.state[row_records.HIGH])
             row_kernel(rows.sweep)(table, self.salt, *oldest, buckets.start, buckets.stop, count)
         if cut.sketch.size == self.sketch.size:
             np.maximum(self.sketch, cut.sketch, out=self.sketch)
@@ -370,20 +384,20 @@ class RowTable:
 
 
 def read_records(
-    table: rows.Table, words: npt.NDArray[np.uint32], at: int, width: int, records: npt.NDArray[np.int64]
+    table: row_records.Table, words: npt.NDArray[np.uint32], at: int, width: int, records: npt.NDArray[np.int64]
 ) -> npt.NDArray[np.uint32]:
     """(n, width) words from ``at`` on of records that lie in ``words``."""
     out = np.empty((records.size, width), np.uint32)
     if width:
-        row_kernel(rows.collect)(words, int(table.layout[rows.STRIDE]), at, width, records, out.reshape(-1))
+        row_kernel(row_cuts.collect)(words, int(table.layout[row_records.STRIDE]), at, width, records, out.reshape(-1))
     return out
 
 
-def _write(table: rows.Table, field: int, records: npt.NDArray[np.int64], source: npt.NDArray[Any]) -> None:
+def _write(table: row_records.Table, field: int, records: npt.NDArray[np.int64], source: npt.NDArray[Any]) -> None:
     """Write (n, k) numbers of a field."""
     if source.dtype == np.uint16 and source.shape[1] % 2:
         source = np.pad(source, ((0, 0), (0, 1)))
     words = np.ascontiguousarray(source).view(np.uint32)
-    stride = int(table.layout[rows.STRIDE])
+    stride = int(table.layout[row_records.STRIDE])
     width = words.shape[1]
-    row_kernel(rows.scatter)(table.words, stride, int(table.layout[field]), width, records, words.reshape(-1))
+    row_kernel(row_cuts.scatter)(table.words, stride, int(table.layout[field]), width, records, words.reshape(-1))

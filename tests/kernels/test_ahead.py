@@ -1,7 +1,7 @@
 """That nothing is left to compile after ``python -m flightedl.kernels``."""
 
 from flightedl.domain.model import optimizers as of_blocks
-from flightedl.kernels import ahead, compiled, compiled_rows
+from flightedl.kernels import ahead, compiled, compiled_rows, rows
 
 
 def test_every_rule_is_compiled_ahead():
@@ -14,3 +14,15 @@ def test_rules_without_a_form_of_their_own_run_the_loops_of_others():
     loop = {rule: compiled._RULES[rule](rule(lr=1.0))[0] for rule in (of_blocks.Adam, of_blocks.AdamW, of_blocks.SGD)}
     assert loop[of_blocks.AdamW] is loop[of_blocks.Adam]
     assert compiled._RULES[of_blocks.Delta](of_blocks.Delta())[0] is loop[of_blocks.SGD]
+
+
+def test_machine_code_is_kept_until_any_file_of_the_kernels_changes():
+    code = compiled_rows.row_kernel(rows.problem)
+    (signature,) = code.nopython_signatures
+    assert code._cache._cache_file._source_stamp == compiled._stamp()
+    assert code._cache.load_overload(signature, code.targetctx) is not None
+    code._cache._cache_file._source_stamp += 1
+    try:
+        assert code._cache.load_overload(signature, code.targetctx) is None
+    finally:
+        code._cache._cache_file._source_stamp -= 1

@@ -1,0 +1,102 @@
+"""Rows that go to checkpoints or come from them, for numba to compile, see ``row_records`` for how they lie."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from flightedl.kernels.intrinsics import copy, trailing_zeros
+from flightedl.kernels.row_index import find, made_record, mixed_id, remove_record
+from flightedl.kernels.row_records import (
+    CURSOR,
+    CUT_HIGH,
+    HIGH,
+    Ids,
+    Records,
+    Table,
+    Words,
+    change,
+    count_touch,
+    exists,
+)
+
+_U1 = np.uint64(1)
+_ZERO = np.uint64(0)
+
+
+def look_up(t: Table, ids: Ids, salt: int, records: Records) -> None:
+    """The records of ids; -1: there is none."""
+    for i in range(ids.size):
+        records[i] = find(t, ids[i], mixed_id(ids[i], salt))
+
+
+def remove(t: Table, records: Records, salt: int) -> None:
+    """Remove records; -1 is none."""
+    for i in range(records.size):
+        if records[i] >= 0:
+            remove_record(t, records[i], salt)
+
+
+def place(t: Table, ids: Ids, salt: int, records: Records) -> None:
+    """The records of ids from a checkpoint, made where there is none; -1: no room. They are not counted by age."""
+    for i in range(ids.size):
+        mixed = mixed_id(ids[i], salt)
+        record = find(t, ids[i], mixed)
+        if record < 0:
+            record = made_record(t, ids[i], mixed, salt)
+        else:
+            change(t, record)
+            count_touch(t, record, -1)
+        records[i] = record
+
+
+def count_touches(t: Table, records: Records) -> None:
+    """Count records that were filled."""
+    for i in range(records.size):
+        if records[i] >= 0:
+            count_touch(t, records[i], 1)
+
+
+def scatter(words: Words, stride: int, at: int, width: int, records: Records, source: Words) -> None:
+    """Write ``width`` words from ``at`` on of each record; -1 is none."""
+    for i in range(records.size):
+        if records[i] >= 0:
+            copy(words, records[i] * stride + at, source, i * width, width)
+
+
+def collect(words: Words, stride: int, at: int, width: int, records: Records, out: Words) -> None:
+    """Read ``width`` words from ``at`` on of each record."""
+    for i in range(records.size):
+        copy(out, i * width, words, records[i] * stride + at, width)
+
+
+def next_wanted(t: Table, oldest_version: int, oldest_epoch: int, records: Records) -> int:
+    """The next records that the cut has and that nobody has changed since; their number, 0 at the end.
+
+    Who changes one of them from now on sets nothing aside: they have to be copied before the lock is given back.
+    """
+    state, found = t.state, 0
+    while found < records.size and state[CURSOR] < state[CUT_HIGH]:
+        at = state[CURSOR] >> 6
+        left = t.wanted[at] & ~t.dirty[at] & ~((_U1 << np.uint64(state[CURSOR] & 63)) - _U1)
+        state[CURSOR] = min((at + 1) << 6, state[CUT_HIGH])
+        while left != _ZERO:
+            record = (at << 6) + trailing_zeros(left)
+            if found == records.size:
+                state[CURSOR] = record
+                break
+            left &= left - _U1
+            if exists(t, record, oldest_version, oldest_epoch):
+                records[found] = record
+                found += 1
+    return found
+
+
+def existing(t: Table, oldest_version: int, oldest_epoch: int, start: int, records: Records) -> int:
+    """Of the records from ``start`` on those of rows that exist; their number."""
+    found = 0
+    for record in range(start, min(start + records.size, t.state[HIGH])):
+        is_used = t.used[record >> 6] >> np.uint64(record & 63) & _U1 != _ZERO
+        if is_used and exists(t, record, oldest_version, oldest_epoch):
+            records[found] = record
+            found += 1
+    return found

@@ -1,0 +1,161 @@
+"""Where rows lie, for numba to compile: finding, making, removing and copying records of one table.
+
+**Records.** A row is a record of 32-bit words in one array: id (low word, high word), what has to be known of its
+history, slots, values; ``layout`` says where. The array is reserved address space that grows by being touched, so a
+record never moves. Removed records form a chain of free ones.
+
+**Index.** Extendible hashing (Fagin et al. 1979). The id is mixed; its ten highest bits are its bucket, which all ids
+of a pserver share in part, so the bits behind these lead through the *directory* to a *segment*: 4 KiB, 64 lines of a
+cache line each. A line has twelve places: a byte of the mixed id for each (zero: free), compared eight at a time, and
+the record's number. What does not fit goes to the next line, and a flag says so. A full segment is split in two; so the
+index grows by a few microseconds at a time, and segments fill up to different degrees so that they do not split all at
+once.
+
+**Batches.** A row that is not in the cache costs a wait for memory, and its place in the index another. So ids go
+through in groups: first the lines of all are asked for, then the records that these name, and then the work is done.
+
+**Cuts.** ``dirty`` has a bit for each record that has changed since the last cut, ``wanted`` one for each record that
+the cut has. The first change of a wanted record that the cut has not come to yet copies it to ``undo``.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+from numba.extending import register_jitable
+
+from flightedl.kernels.intrinsics import atomic_add, atomic_or, copy
+
+Ids = npt.NDArray[np.uint64]
+Records = npt.NDArray[np.int64]
+Words = npt.NDArray[np.uint32]
+
+
+class Table(NamedTuple):
+    """The memory of one table."""
+
+    #: Records.
+    words: Words
+    #: Index: lines of 8 words, and the same memory by 16 words of 32 bits.
+    lines: npt.NDArray[np.uint64]
+    entries: Words
+    directory: Words
+    #: For each segment: entries, and bits of the mixed id that lead to it.
+    segments: npt.NDArray[np.int32]
+    #: A bit for each record.
+    used: npt.NDArray[np.uint64]
+    dirty: npt.NDArray[np.uint64]
+    wanted: npt.NDArray[np.uint64]
+    #: Records as they were at the cut.
+    undo: Words
+    #: Rows by the version that updated them last, and by the epoch.
+    by_version: npt.NDArray[np.int32]
+    by_epoch: npt.NDArray[np.int32]
+    state: npt.NDArray[np.int64]
+    layout: npt.NDArray[np.int64]
+    #: What functions keep while they run: loops that allocate nothing need not count references to arrays.
+    tags: npt.NDArray[np.uint64]
+    places: npt.NDArray[np.int64]
+
+
+# state
+HIGH = 0  # records that were ever used
+FREE = 1  # first of the chain of free ones, plus 1
+USED = 2
+SEGMENTS = 3
+DEPTH = 4  # bits of the directory's index
+CURSOR = 5  # records that the cut has come to
+CUT_HIGH = 6  # records that it may want; 0: there is no cut
+UNDO = 7
+OLDEST = 8  # rows of lower versions do not exist
+LIVE = 9  # rows of this version or higher
+RECORD_LIMIT = 10
+SEGMENT_LIMIT = 11
+SWEPT = 12
+CREATED = 13
+NOT_ADMITTED = 14
+REFUSED = 15
+EVICTED = 16
+STATE_SIZE = 17
+
+# layout; -1: records have none
+STRIDE = 0
+AT_UPDATES = 1
+AT_VERSION = 2
+AT_EPOCH = 3
+AT_SLOTS = 4
+AT_VALUES = 5
+LAYOUT_SIZE = 6
+
+LINES = 64  # of a segment
+PLACES = 12  # of a line
+MAX_DEPTH = 28
+#: Ids that go through together.
+GROUP = 32
+SCRATCH_SIZE = LINES * PLACES
+
+_U32 = np.uint64(32)
+_U1 = np.uint64(1)
+_ZERO = np.uint64(0)
+
+
+@register_jitable(forceinline=True)
+def id_at(words: Words, at: Any) -> Any:
+    """The id of a record that begins there."""
+    return np.uint64(words[at]) | (np.uint64(words[at + 1]) << _U32)
+
+
+@register_jitable(forceinline=True)
+def change(t: Table, record: Any) -> None:
+    """A record is about to change: a cut may have to have it as it is. Other threads may change other records."""
+    bit = _U1 << np.uint64(record & 63)
+    if t.dirty[record >> 6] & bit != _ZERO:
+        return
+    atomic_or(t.dirty, record >> 6, bit)
+    state, stride = t.state, t.layout[STRIDE]
+    if state[CURSOR] <= record < state[CUT_HIGH] and t.wanted[record >> 6] & bit != _ZERO:
+        target = atomic_add(state, np.int64(UNDO), np.int64(1))
+        copy(t.undo, target * stride, t.words, record * stride, stride)
+
+
+@register_jitable
+def count_touch(t: Table, record: Any, step: Any) -> None:
+    """Count a row in, or out, where its age matters; what waits is not counted by age."""
+    at = record * t.layout[STRIDE]
+    if t.layout[AT_VERSION] >= 0 and t.by_version.size > 0:
+        version = np.int64(t.words[at + t.layout[AT_VERSION]])
+        t.by_version[version] += step
+        if version >= t.state[OLDEST]:
+            t.state[LIVE] += step
+    if t.layout[AT_EPOCH] >= 0 and t.by_epoch.size > 0:
+        epoch: Any = min(np.int64(t.words[at + t.layout[AT_EPOCH]]), t.by_epoch.size - 1)
+        t.by_epoch[epoch] += step
+
+
+@register_jitable
+def touch(t: Table, record: Any, version: Any, epoch: Any) -> None:
+    """A row was updated now; nobody counts it."""
+    at = record * t.layout[STRIDE]
+    if t.layout[AT_VERSION] >= 0:
+        t.words[at + t.layout[AT_VERSION]] = version
+    if t.layout[AT_EPOCH] >= 0:
+        t.words[at + t.layout[AT_EPOCH]] = epoch
+
+
+@register_jitable(forceinline=True)
+def retouch(t: Table, record: Any, version: Any, epoch: Any) -> None:
+    """A row is updated again."""
+    count_touch(t, record, -1)
+    touch(t, record, version, epoch)
+    count_touch(t, record, 1)
+
+
+@register_jitable(forceinline=True)
+def exists(t: Table, record: Any, oldest_version: Any, oldest_epoch: Any) -> Any:
+    """Whether a row has not expired."""
+    at = record * t.layout[STRIDE]
+    if t.layout[AT_VERSION] >= 0 and np.int64(t.words[at + t.layout[AT_VERSION]]) < oldest_version:
+        return False
+    return not (t.layout[AT_EPOCH] >= 0 and np.int64(t.words[at + t.layout[AT_EPOCH]]) < oldest_epoch)
