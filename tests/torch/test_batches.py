@@ -142,14 +142,14 @@ def test_a_batch_of_two_steps_is_handed_out_twice_and_each_step_counts_once() ->
 
 
 @pytest.mark.parametrize("start", ["spawn", "fork"])
-def test_worker_processes_of_a_data_loader_are_refused(start: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_worker_processes_of_a_data_loader_are_refused(start: str) -> None:
     dataset = IterableDataset(batch_of(x=[1.0]), "x")
-    if start == "fork":
-        # As in a forked worker, without the fork.
-        monkeypatch.setattr(torch.utils.data, "get_worker_info", object)
-        with pytest.raises(UsageError, match=r"fork would hang.*num_workers=0"):
-            iter(dataset)
+    loader = DataLoader(dataset, batch_size=None, num_workers=1, multiprocessing_context=start)
+    if start == "spawn":
+        with pytest.raises(UsageError, match=r"worker processes cannot read.*num_workers=0"):
+            iter(loader)
         return
-    loader = DataLoader(dataset, batch_size=None, num_workers=1, multiprocessing_context="spawn")
-    with pytest.raises(UsageError, match=r"worker processes cannot read.*num_workers=0"):
-        next(iter(loader))
+    workers = iter(loader)
+    with pytest.raises(UsageError, match=r"worker processes cannot read.*fork would hang.*num_workers=0"):
+        next(workers)
+    workers._shutdown_workers()

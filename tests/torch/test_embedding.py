@@ -398,10 +398,11 @@ def test_two_trainers_share_the_rows() -> None:
         assert (rows_in(table, 3)[:, 0] - moved).round(4).tolist() == [0, 2, 0.5]
 
 
-def test_a_second_batch_sees_what_the_first_one_did(bench: TorchBench) -> None:
+@pytest.mark.parametrize("mode", [fe.Sync(), fe.Async(), fe.Bounded(staleness=1)], ids=lambda mode: type(mode).__name__)
+def test_a_second_batch_sees_what_the_first_one_did(mode: Any, bench: TorchBench) -> None:
     table = table_of(bench.job, init=fe.Zeros())
     net = Embedding(table)
-    optimizer = Optimizer(net, bench.job, fe.SGD(1.0))
+    optimizer = Optimizer(net, bench.job, fe.SGD(1.0), mode=mode)
     seen = []
     for batch in range(3):
         bench.job.begin(batch)
