@@ -13,6 +13,7 @@ from flightedl.kernels import row_cuts, row_records, row_rules, rows
 from flightedl.kernels.compiled import half_kernels
 from flightedl.kernels.compiled_rows import RowPush, init_numbers, row_kernel, row_update
 from flightedl.pserver.row_layout import layouts_of, new_table, size_of
+from flightedl.pserver.row_norms import SmallRows
 from flightedl.pserver.row_threads import in_halves, is_split
 from flightedl.pserver.row_values import CutTable, Floats, Ids, RowChunk, RowCounts
 
@@ -21,8 +22,6 @@ _CHUNK = 2048
 #: Records that an update looks through for what has expired, for each id that it has.
 _SWEPT_BY_ID = 2
 _WORD_BYTES = 4
-#: Rows whose norms are looked at together: a multiple of 64.
-_LOOKED_AT = 1 << 14
 #: Of the index, for a record.
 _INDEX_BYTES = 14
 
@@ -87,6 +86,7 @@ class RowTable:
         self._init = init_numbers(spec.init)
         self._update = row_update(spec.optimizer, spec.dtype, is_stochastic=spec.rounding == "stochastic")
         self._epoch = 0
+        self._small = None if evict is None or evict.norm_below is None else SmallRows(evict.norm_below)
         self._reads = self._hits = self._removed = 0
         self._gather = row_kernel(rows.gather)
         _compile_for(spec)
@@ -274,34 +274,19 @@ class RowTable:
         )
 
     def remove_small(self, version: int, epoch: int) -> Ids:
-        """Remove the rows whose norm is too small; their ids.
-
-        Only those that have changed since the last cut: it has looked at the others.
-        """
-        if self.spec.evict is None or self.spec.evict.norm_below is None:
+        """Remove rows whose norm is too small, see ``SmallRows``; their ids."""
+        if self._small is None:
             return np.empty(0, np.uint64)
-        removed = []
-        oldest, table = self.oldest(version, epoch), self.rows
-        for start in range(0, int(table.state[row_records.HIGH]), _LOOKED_AT):
-            bits = slice(start >> 6, (start + _LOOKED_AT) >> 6)
-            changed = table.used[bits] & table.dirty[bits]
-            if not changed.any():
-                continue
-            records = start + np.flatnonzero(np.unpackbits(changed.view(np.uint8), bitorder="little"))
-            values = self.values_of(table.words, records)
-            floats = self._from_bits(values) if self.half else values
-            norms = np.sqrt(np.einsum("ij,ij->i", floats, floats, dtype=np.float64))
-            small = records[norms < self.spec.evict.norm_below]
-            if not small.size:
-                continue
-            there = np.empty(_LOOKED_AT, np.int64)
-            there = there[: row_kernel(row_cuts.existing)(table, *oldest, start, there)]
-            small = np.intersect1d(small, there, assume_unique=True)
-            removed.append(read_records(self.rows, self.rows.words, 0, 2, small).view(np.uint64).reshape(-1))
-            row_kernel(row_cuts.remove)(self.rows, small, self.salt)
-        found = np.concatenate([np.empty(0, np.uint64), *removed])
+        found = self._small.found(self, self.oldest(version, epoch))
+        ids = read_records(self.rows, self.rows.words, 0, 2, found).view(np.uint64).reshape(-1)
+        row_kernel(row_cuts.remove)(self.rows, found, self.salt)
         self._removed += found.size
-        return found
+        return ids
+
+    def floats_of(self, records: npt.NDArray[np.int64]) -> Floats:
+        """(n, dim) values."""
+        values = self.values_of(self.rows.words, records)
+        return self._from_bits(values) if self.half else values
 
     def values_of(self, words: npt.NDArray[np.uint32], records: npt.NDArray[np.int64]) -> npt.NDArray[Any]:
         """(n, dim) values as they are kept."""

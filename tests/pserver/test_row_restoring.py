@@ -71,7 +71,7 @@ class Rows:
         return found
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=25)
 @given(
     steps=STEPS, evict=st.sampled_from(EVICTIONS), admit_after=st.sampled_from([1, 2]), count=st.sampled_from([1, 2])
 )

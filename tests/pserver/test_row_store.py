@@ -19,7 +19,7 @@ from flightedl.domain.tables.optimizers import RowAdagrad, RowAdam
 from flightedl.domain.tables.placement import BUCKETS
 from flightedl.domain.tables.reference import ReferenceTable
 from flightedl.domain.tables.spec import TableSpec
-from flightedl.pserver import row_threads
+from flightedl.pserver import row_norms, row_threads
 from flightedl.pserver.row_memory import RowMemory, available_bytes, machine_bytes
 from flightedl.pserver.row_store import RowChunk, RowCut, RowStore, TableGradients
 
@@ -306,6 +306,22 @@ def test_an_increment_has_what_changed_and_what_a_dropped_one_had() -> None:
     cut = store.begin_cut(7, 0, file="unknown", after="whole")
     assert cut.is_base
     assert len(values_of(chunks_of(cut))) == 21
+
+
+def test_norms_are_looked_at_some_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(row_norms, "TOGETHER", 64)
+    monkeypatch.setattr(row_norms, "A_CUT", 100)
+    store = RowStore([TableSpec("t", 2, SGD(1.0), evict=Evict(norm_below=1.5))], range(1024))
+    push(store, 1, *range(1000))
+    left = []
+    for version in range(1, 10):
+        chunks_of(cut_of(store, version))
+        left.append(store.counts(0).rows)
+    assert left == [872, 744, 616, 488, 360, 232, 104, 0, 0]
+    push(store, 10, *range(10))
+    push(store, 11, *range(5))
+    chunks_of(cut_of(store, 11))
+    assert sorted(content(store, 11)) == [0, 1, 2, 3, 4]
 
 
 def test_a_row_that_was_removed_and_came_back_is_in_the_increment() -> None:

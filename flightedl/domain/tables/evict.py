@@ -9,7 +9,8 @@ whether or not its memory was given back. So reads, pushes and replays agree wit
 * ``max_rows``, ``max_bytes``: when an update has left more, the rows whose last update has the lowest version go, with
   all of the same version, until no more are left than that; the newest version's rows stay in any case. A pserver
   counts its own rows, and has the share of the limit that it has of the buckets.
-* ``norm_below``: rows whose values have a smaller Euclidean norm go when a checkpoint is made.
+* ``norm_below``: rows whose values have a smaller Euclidean norm go when a checkpoint is made; where there are millions
+  of them, some with each checkpoint.
 
 What is left of a row that went is nothing: when its id is pushed again, it begins anew, with admission.
 """

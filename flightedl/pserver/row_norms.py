@@ -1,0 +1,71 @@
+"""Which rows have become too small, for a cut to remove them."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from flightedl.kernels import row_cuts, row_records
+from flightedl.kernels.compiled_rows import row_kernel
+
+#: Records whose norms are computed together: a multiple of 64.
+TOGETHER = 1 << 14
+#: Records that one cut looks at, about.
+A_CUT = 1 << 20
+
+Records = npt.NDArray[np.int64]
+
+
+class Measured(Protocol):
+    """The rows of a table."""
+
+    rows: row_records.Table
+
+    def floats_of(self, records: Records) -> npt.NDArray[np.float32]:
+        """(n, dim) values."""
+        ...
+
+
+class SmallRows:
+    """Looks for rows whose norm is too small, at each cut.
+
+    It looks at those that have changed since it did so last, and at so many of them that pushes need not wait for long;
+    the others are for the next cut.
+
+    Args:
+        norm_below: The Euclidean norm that a row has to have to stay.
+    """
+
+    def __init__(self, norm_below: float) -> None:
+        self._norm_below = norm_below
+        #: A bit for each record that has changed since its norm was looked at.
+        self._unseen = np.empty(0, np.uint64)
+
+    def found(self, measured: Measured, oldest: tuple[int, int]) -> Records:
+        """The records of rows that are too small; those of lower versions and epochs than ``oldest`` are no rows."""
+        table = measured.rows
+        size = -(-int(table.state[row_records.HIGH]) // TOGETHER) * (TOGETHER >> 6)
+        unseen = np.zeros(size, np.uint64)
+        unseen[: self._unseen.size] = self._unseen
+        unseen |= table.dirty[:size]
+        self._unseen = unseen
+        small, looked_at = [np.empty(0, np.int64)], 0
+        for start in range(0, size << 6, TOGETHER):
+            bits = slice(start >> 6, (start + TOGETHER) >> 6)
+            changed = table.used[bits] & unseen[bits]
+            if not changed.any():
+                continue
+            if looked_at > A_CUT:
+                break
+            unseen[bits] = 0
+            records = start + np.flatnonzero(np.unpackbits(changed.view(np.uint8), bitorder="little"))
+            looked_at += records.size
+            values = measured.floats_of(records)
+            norms = np.sqrt(np.einsum("ij,ij->i", values, values, dtype=np.float64))
+            if (few := records[norms < self._norm_below]).size:
+                there = np.empty(TOGETHER, np.int64)
+                there = there[: row_kernel(row_cuts.existing)(table, *oldest, start, there)]
+                small.append(np.intersect1d(few, there, assume_unique=True))
+        return np.concatenate(small)
