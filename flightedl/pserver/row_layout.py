@@ -10,6 +10,8 @@ from flightedl.pserver.row_memory import reserved
 
 _WORD_BYTES = 4
 _SEGMENT_BYTES = row_records.LINES * 64
+#: Of an index with nothing in it.
+_FIRST_SEGMENTS = 2
 _NO_COUNTS = np.empty(0, np.int32)
 _NO_BITS = np.empty(0, np.uint64)
 _NO_WORDS = np.empty(0, np.uint32)
@@ -21,7 +23,7 @@ def new_table(layout: list[int], memory_bytes: int, *, is_counted_by_age: bool) 
     """Memory for records of this layout: as much as ``memory_bytes`` could hold."""
     words = reserved(memory_bytes, np.uint32, may_be_less=True)
     most = words.size // layout[row_records.STRIDE]
-    lines = reserved(-(-most // 256) * _SEGMENT_BYTES, np.uint64, may_be_less=True)
+    lines = reserved(max(_FIRST_SEGMENTS, -(-most // 256)) * _SEGMENT_BYTES, np.uint64, may_be_less=True)
     segments = lines.size * 8 // _SEGMENT_BYTES
     bits = most // 8 + 8
     ages = (_VERSIONS_BYTES, _EPOCHS_BYTES) if is_counted_by_age else (0, 0)
@@ -30,7 +32,7 @@ def new_table(layout: list[int], memory_bytes: int, *, is_counted_by_age: bool) 
         for size, at in zip(ages, (row_records.AT_VERSION, row_records.AT_EPOCH), strict=True)
     )
     state = np.zeros(row_records.STATE_SIZE, np.int64)
-    state[row_records.SEGMENTS] = 2
+    state[row_records.SEGMENTS] = _FIRST_SEGMENTS
     state[row_records.DEPTH] = 1
     state[row_records.RECORD_LIMIT] = most
     state[row_records.SEGMENT_LIMIT] = segments

@@ -20,6 +20,7 @@ from flightedl.domain.tables.placement import BUCKETS
 from flightedl.domain.tables.reference import ReferenceTable
 from flightedl.domain.tables.spec import TableSpec
 from flightedl.pserver import row_norms, row_threads
+from flightedl.pserver.row_layout import new_table
 from flightedl.pserver.row_memory import RowMemory, available_bytes, machine_bytes
 from flightedl.pserver.row_store import RowChunk, RowCut, RowStore, TableGradients
 
@@ -306,6 +307,12 @@ def test_an_increment_has_what_changed_and_what_a_dropped_one_had() -> None:
     cut = store.begin_cut(7, 0, file="unknown", after="whole")
     assert cut.is_base
     assert len(values_of(chunks_of(cut))) == 21
+
+
+@pytest.mark.parametrize("words", range(3, 12))
+def test_a_table_without_memory_has_an_index(words: int) -> None:
+    table = new_table([words, -1, -1, -1, 2, 2], 0, is_counted_by_age=False)
+    assert table.lines.size >= 2 * 64 * 8
 
 
 def test_norms_are_looked_at_some_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
