@@ -6,7 +6,8 @@ descriptor is looked at before it is mapped: its seals, its size, and that it is
 (pages of others, such as huge ones that were never reserved, may be missing).
 
 The memory begins with the nonce of the stream that it belongs to. Both sides prove by it that they map the memory of
-whom they talk to by Flight. A word behind it is for its owner to say how much of the other one's values it has taken.
+whom they talk to by Flight. Behind it are two words of its owner's: how many of the other one's messages it has
+taken, and whether what it has lent is over.
 
 Linux only. Elsewhere nothing of this is offered, and values travel by TCP.
 """
@@ -36,6 +37,7 @@ SIZE_BYTES = 32 << 20
 _START_BYTES = 4096
 _MAGIC = b"flightedl memory"
 _TAKEN_AT = 64
+_OVER_AT = 128
 _NAME = "flightedl-values"
 _FUTURE_WRITE = 0x0010  # fcntl.F_SEAL_FUTURE_WRITE, which Python does not name.
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
@@ -63,23 +65,27 @@ class SharedMemory:
     def __init__(self, descriptor: int, mapping: mmap.mmap, nonce: bytes) -> None:
         self._descriptor = descriptor
         whole = np.frombuffer(mapping, np.uint8)
+        self._over = whole[_OVER_AT : _OVER_AT + 8].view(np.uint64)
         self.nonce = nonce
         #: (n,) where values lie; read-only where another process owns it.
         self.values: Bytes = whole[_START_BYTES:]
         self._taken = whole[_TAKEN_AT : _TAKEN_AT + 8].view(np.uint64)
 
+    def __del__(self) -> None:
+        self.sent()
+
     @classmethod
-    def create(cls, nonce: bytes) -> Self:
-        """Memory of this process.
+    def create(cls, nonce: bytes, size_bytes: int = SIZE_BYTES, name: str = _NAME) -> Self:
+        """Memory of this process; ``name``: what /proc calls it, for people.
 
         Raises:
             UnavailableError: the system gives none.
         """
         try:
-            descriptor = os.memfd_create(_NAME, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+            descriptor = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
             try:
-                os.ftruncate(descriptor, _START_BYTES + SIZE_BYTES)
-                mapping = mmap.mmap(descriptor, _START_BYTES + SIZE_BYTES)
+                os.ftruncate(descriptor, _START_BYTES + size_bytes)
+                mapping = mmap.mmap(descriptor, _START_BYTES + size_bytes)
                 mapping[: len(_MAGIC)] = _MAGIC
                 mapping[len(_MAGIC) : len(_MAGIC) + NONCE_BYTES] = nonce
                 fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, _SEALS)
@@ -92,8 +98,12 @@ class SharedMemory:
             raise UnavailableError(f"this system shares no memory: {str(error)[:160]}") from None
 
     @classmethod
-    def received(cls, descriptor: int, nonce: bytes) -> Self:
+    def received(cls, descriptor: int, nonce: bytes | None) -> Self:
         """Another process's memory, whose descriptor came from it; closes the descriptor whatever comes.
+
+        Args:
+            descriptor: As it came.
+            nonce: Of the stream; None: it is of no stream, but of the process, and has any size.
 
         Raises:
             MessageError: it is not what it has to be; nothing was mapped, or nothing is any more.
@@ -105,7 +115,7 @@ class SharedMemory:
                 raise MessageError("the memory that came is no plain memfd")
             if fcntl.fcntl(descriptor, fcntl.F_GET_SEALS) & _SEALS != _SEALS:
                 raise MessageError("the memory that came is not sealed: it could shrink, or be written by its reader")
-            if size_bytes != _START_BYTES + SIZE_BYTES:
+            if nonce is not None and size_bytes != _START_BYTES + SIZE_BYTES:
                 raise MessageError(
                     f"the memory that came has {size_bytes} bytes, not {_START_BYTES + SIZE_BYTES}: another version?"
                 )
@@ -114,19 +124,20 @@ class SharedMemory:
             raise MessageError(f"the memory that came cannot be mapped: {str(error)[:160]}") from None
         finally:
             os.close(descriptor)
-        if mapping[: len(_MAGIC) + NONCE_BYTES] != _MAGIC + nonce:
+        if not mapping[: len(_MAGIC) + NONCE_BYTES].startswith(_MAGIC + (nonce or b"")):
             mapping.close()
             raise MessageError("the memory that came is of another stream")
         _prefer_huge_pages(mapping)
-        return cls(-1, mapping, nonce)
+        return cls(-1, mapping, nonce or b"")
 
     def descriptor(self) -> int:
         """To be sent to the other process; only of own memory, before ``sent``."""
-        return self._descriptor
+        found: int = self.__dict__.get("_descriptor", -1)
+        return found
 
     def sent(self) -> None:
         """The other one has it, or never will: from now on it is the mapping that holds the memory."""
-        descriptor, self._descriptor = self._descriptor, -1
+        descriptor = self.__dict__.pop("_descriptor", -1)
         if descriptor >= 0:
             os.close(descriptor)
 
@@ -138,6 +149,15 @@ class SharedMemory:
     @taken.setter
     def taken(self, count: int) -> None:
         self._taken[0] = count
+
+    @property
+    def is_over(self) -> bool:
+        """Whether its owner has taken back what it lent beside it: that may have changed since."""
+        return bool(self._over[0])
+
+    def end(self) -> None:
+        """Say so, before anything of that changes."""
+        self._over[0] = 1
 
 
 def _prefer_huge_pages(mapping: mmap.mmap) -> None:

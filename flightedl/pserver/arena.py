@@ -4,6 +4,8 @@ Everything that lives as long as a block (values, slots, accumulators) comes fro
 as one in shared memory, has one place to be. It is cut from slabs that are big enough for the kernel's huge pages, for
 which NumPy asks from 4 MiB on: passes over 4 KiB pages spend a good part of their time on looking addresses up.
 
+Values may lie in memory that trainers of the same host map (``values``), as long as there is room; slots never do.
+
 Memory is never given back, because slabs are not. What values were moved out of is used for the next ones of that size,
 as soon as nobody reads it any more; there is so as much of it as was ever read at one time.
 """
@@ -25,21 +27,29 @@ _SLAB_BYTES = 32 << 20
 
 
 class Arena:
-    """Hands out aligned arrays. Thread-safe."""
+    """Hands out aligned arrays. Thread-safe.
 
-    def __init__(self) -> None:
+    Args:
+        values: (n,) aligned bytes for values; None: they lie where everything does.
+    """
+
+    def __init__(self, values: Array | None = None) -> None:
+        #: What is left of it.
+        self._values: Array = np.empty(0, np.uint8) if values is None else values
         self.size_bytes = 0
         self._lock = threading.Lock()
         self._slab: Array = np.empty(0, np.uint8)
         #: What values were moved out of, with its readers.
         self._left: list[tuple[Array, Sequence[weakref.ref[Array]]]] = []
 
-    def allocate(self, element_count: int, dtype: npt.DTypeLike, fill: float = 0.0) -> Array:
+    def allocate(
+        self, element_count: int, dtype: npt.DTypeLike, fill: float = 0.0, *, is_values: bool = False
+    ) -> Array:
         """An aligned (element_count,) array filled with ``fill``."""
         kind = np.dtype(dtype)
         size_bytes = element_count * kind.itemsize
         with self._lock:
-            array = self._cut(size_bytes).view(kind)
+            array = (self._cut_values(size_bytes) if is_values else self._cut(size_bytes)).view(kind)
             self.size_bytes += size_bytes
         array.fill(fill)
         return array
@@ -49,7 +59,7 @@ class Arena:
         with self._lock:
             target = self._unread(values)
             if target is None:
-                target = self._cut(values.nbytes).view(values.dtype)
+                target = self._cut_values(values.nbytes).view(values.dtype)
             self._left.append((values, readers))
         np.copyto(target, values)
         return target
@@ -66,6 +76,14 @@ class Arena:
                 del self._left[place]
                 return array
         return None
+
+    def _cut_values(self, size_bytes: int) -> Array:
+        """Where values lie, if there is room left."""
+        whole_bytes = -(-size_bytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
+        if whole_bytes > self._values.size:
+            return self._cut(size_bytes)
+        array, self._values = self._values[:size_bytes], self._values[whole_bytes:]
+        return array
 
     def _cut(self, size_bytes: int) -> Array:
         whole_bytes = -(-size_bytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES

@@ -53,7 +53,7 @@ def spans_of(plan: ShardPlan, index: int, optimizer: Optimizer, mode: Mode, wire
                     numbers,
                     range(local, local + len(numbers)),
                     sizes,
-                    arena.allocate(total, dtype),
+                    arena.allocate(total, dtype, is_values=True),
                     [arena.allocate(total, dtype, slot.initial) for slot in rule.slots],
                     BlockRounds(mode),
                     update,

@@ -135,7 +135,13 @@ class PserverFlight:
         )
 
     def _step(self, _: bytes, exchange: Exchange, call: Call) -> None:
-        stream = StepStream(exchange, self._clock, self._service.meter, shares_memory=self._shares_memory)
+        stream = StepStream(
+            exchange,
+            self._clock,
+            self._service.meter,
+            lambda: self._service.store,
+            shares_memory=self._shares_memory,
+        )
         stream.begin()
         try:
             while self._has_taken_step(stream, call):

@@ -6,6 +6,7 @@ Lock order: spans by rising number, then what they share. What a pserver is aske
 from __future__ import annotations
 
 import contextlib
+import secrets
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import fields
@@ -16,13 +17,14 @@ import numpy.typing as npt
 from flightedl.domain.consistency.modes import Mode
 from flightedl.domain.exactly_once.applied import AppliedBatches
 from flightedl.domain.model.optimizers import Optimizer
-from flightedl.domain.model.sharding import ShardPlan
+from flightedl.domain.model.sharding import ShardPlan, runs_of
 from flightedl.domain.pserver.block_values import BlocksDue, CopyBlocks, Effect, EmptyRound
 from flightedl.domain.tables.spec import TableSpec
-from flightedl.errors import CorruptError, MessageError
+from flightedl.errors import CorruptError, MessageError, UnavailableError
 from flightedl.formats.row_batches import StoredRows, StoredRowSpan
 from flightedl.formats.shard_files import StoredBlock
-from flightedl.pserver.arena import Arena
+from flightedl.process.shared_memory import NONCE_BYTES, SharedMemory, host_mark
+from flightedl.pserver.arena import ALIGNMENT_BYTES, Arena
 from flightedl.pserver.building import rows_of, spans_of
 from flightedl.pserver.row_memory import RowMemory
 from flightedl.pserver.row_restoring import RestoredRows
@@ -51,6 +53,7 @@ class HeldBlocks:
         recorder: Records what happens to them; None: nothing does.
         generation: Of the pserver's process, for that.
         row_bytes: Memory that rows may have; 0: what is there.
+        shares_memory: Whether values lie in memory that trainers of the same host map.
     """
 
     def __init__(
@@ -64,12 +67,16 @@ class HeldBlocks:
         recorder: Recorder | None = None,
         generation: int = 0,
         row_bytes: int = 0,
+        *,
+        shares_memory: bool = False,
     ) -> None:
         self.plan_hash = plan.hash
         self._soundness = Soundness(on_lost)
         self._plan = plan
         self._index = index
-        self._arena = Arena()
+        #: In which the values lie, as long as there is room; None: they lie in memory of this process alone.
+        self.store = _store_of(plan, index) if shares_memory else None
+        self._arena = Arena(None if self.store is None else self.store.values)
         blocks = spans_of(plan, index, optimizer, mode, wire, self._arena)
         self._numbers = [number for span in blocks for number in span.numbers]
         #: Numbers of the buckets, which lie behind the blocks.
@@ -332,3 +339,16 @@ class HeldBlocks:
         """
         self._protocol.restore(applied, self._restored | self._restored_rows.positions)
         self._restored_rows.finish(self.row_spans())
+
+
+def _store_of(plan: ShardPlan, index: int) -> SharedMemory | None:
+    """Memory for all values of a pserver, and as many again: those that change while somebody reads them are moved."""
+    if not host_mark():
+        return None
+    blocks = [plan.block(number) for run in runs_of(plan, index) for number in run]
+    sizes = (block.size * np.dtype(plan.parameters[block.parameter].storage_dtype).itemsize for block in blocks)
+    size_bytes = 2 * (sum(sizes) + ALIGNMENT_BYTES * len(blocks))
+    try:
+        return SharedMemory.create(secrets.token_bytes(NONCE_BYTES), size_bytes, "flightedl-model")
+    except UnavailableError:
+        return None

@@ -58,6 +58,7 @@ class PserverProcess(ServerProcess[PserverSettings]):
             self._clock,
             self._recorder,
             self._settings.table_memory_mb << 20,
+            shares_memory=self._settings.same_host != "never",
         )
         credentials = Credentials.load(self._settings.tls_dir, Role.SERVER)
         server = FlightServer(

@@ -46,6 +46,7 @@ from flightedl.messages.status import PserverStatusReply, TableCounts
 from flightedl.ports import Clock, Files, Storage
 from flightedl.process import tracing
 from flightedl.process.host import host_facts
+from flightedl.process.shared_memory import SharedMemory
 from flightedl.process.startup_memory import release_startup_memory
 from flightedl.pserver.building import load_row_kernels
 from flightedl.pserver.meter import Meter
@@ -77,6 +78,7 @@ class PserverService:
         clock: Measures, and paces what is tried again.
         recorder: Records what happens; None: nothing does.
         row_bytes: Memory that rows of tables may have; 0: what is there.
+        shares_memory: Whether values lie in memory that trainers of the same host map.
     """
 
     def __init__(
@@ -89,7 +91,10 @@ class PserverService:
         clock: Clock,
         recorder: Recorder | None = None,
         row_bytes: int = 0,
+        *,
+        shares_memory: bool = False,
     ) -> None:
+        self._shares_memory = shares_memory
         self._row_bytes = row_bytes
         self._is_held: Callable[[], bool] = lambda: False
         #: What the server counts, set once there is one.
@@ -283,6 +288,7 @@ class PserverService:
                 self._life.generation,
                 self.meter,
                 self._row_bytes,
+                shares_memory=self._shares_memory,
             )
         release_startup_memory()
         self._snapshots = Snapshots(
@@ -466,6 +472,12 @@ class PserverService:
         """
         self._check(request)
         self._apply(happens.ReloadAsked())
+
+    @property
+    def store(self) -> SharedMemory | None:
+        """Memory in which the values lie and that trainers may map; None: there is none."""
+        shard = self._shard
+        return None if shard is None else shard.store
 
     def status(self) -> PserverStatusReply:
         """What this pserver says of itself."""

@@ -62,9 +62,23 @@ class ShardState(ShardRows):
         generation: int = 0,
         meter: Meter | None = None,
         row_bytes: int = 0,
+        *,
+        shares_memory: bool = False,
     ) -> None:
         found = Meter() if meter is None else meter
-        super().__init__(plan, index, optimizer, mode, wire, on_lost, recorder, generation, found, row_bytes)
+        super().__init__(
+            plan,
+            index,
+            optimizer,
+            mode,
+            wire,
+            on_lost,
+            recorder,
+            generation,
+            found,
+            row_bytes,
+            shares_memory=shares_memory,
+        )
         self._incoming = IncomingValues(plan)
         #: Of the plan: from this position on there are buckets.
         self._first_bucket = plan.block_count

@@ -63,8 +63,12 @@ class ShardRows(HeldBlocks):
         generation: int,
         meter: Meter,
         row_bytes: int = 0,
+        *,
+        shares_memory: bool = False,
     ) -> None:
-        super().__init__(plan, index, optimizer, mode, wire, on_lost, recorder, generation, row_bytes)
+        super().__init__(
+            plan, index, optimizer, mode, wire, on_lost, recorder, generation, row_bytes, shares_memory=shares_memory
+        )
         self.meter = meter
         self.changes = Changes()
         self._incoming_rows = IncomingRows(plan, index)

@@ -5,16 +5,20 @@ the same host asks for shared memory before its first step (``rpc.same_host``); 
 message's values there where they have room, and sends them where not.
 
 Values that come are copied before anybody looks at them: the trainer could change them between the check and the use.
-Values that leave are a copy, too, so that nobody has to wait with an update until a trainer has read them.
+Values that leave are lent where they lie (``spans``), until the trainer has taken them: what changes them meanwhile
+moves them first. What a trainer does not take, it has a few MiB of, and gets copies of the rest. A stream that ends,
+because its trainer was silent for too long, say, ends what it has lent; before anything of that changes, the memory
+says so, and a trainer that still reads there finds it out and asks again.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from flightedl.errors import MessageError
 from flightedl.ports import Clock
+from flightedl.process.shared_memory import SharedMemory
 from flightedl.pserver.meter import Meter
 from flightedl.rpc.same_host import NotSharedError, SharedPair, is_share_request, refuse_to_share, share
 from flightedl.rpc.streams import Exchange
@@ -38,10 +42,20 @@ class StepStream:
         exchange: The stream.
         clock: For waits.
         meter: Counts streams.
+        store: Gives the memory in which the values lie, if they lie in one.
         shares_memory: Whether values may lie in memory that the trainer maps.
     """
 
-    def __init__(self, exchange: Exchange, clock: Clock, meter: Meter, *, shares_memory: bool) -> None:
+    def __init__(
+        self,
+        exchange: Exchange,
+        clock: Clock,
+        meter: Meter,
+        store: Callable[[], SharedMemory | None],
+        *,
+        shares_memory: bool,
+    ) -> None:
+        self._store = store
         self._exchange = exchange
         self._clock = clock
         self._meter = meter
@@ -61,6 +75,9 @@ class StepStream:
     def end(self) -> None:
         """Let go of the memory."""
         self._meter.stream(-1, shared=0 if self._pair is None else -1)
+        if self._pair is not None and self._outbox is not None:
+            self._pair.own.end()
+            self._outbox.end()
         self._pair = self._inbox = self._outbox = None
 
     def request(self) -> Received | None:
@@ -112,6 +129,8 @@ class StepStream:
         self._exchange.write_metadata(word)
 
     def _decoded(self, batch: object, packed: bytes | None) -> Received:
+        # What was lent with earlier answers is about to change by what came, mostly: with nobody reading, where it is.
+        self._note_taken()
         parts = decode_parts(batch, packed, self._exchange.columns, self._inbox)
         return parts, attached_to(packed)
 
@@ -120,24 +139,29 @@ class StepStream:
             refuse_to_share(self._exchange, "the pserver has same_host=never")
             return
         try:
-            self._pair = share(self._exchange, request, self._clock)
+            self._pair = share(self._exchange, request, self._clock, self._store())
         except NotSharedError as error:
             _log.debug("values of a trainer travel by TCP: %s", error)
             return
         self._inbox = CopyingInbox(self._pair.other.values)
-        self._outbox = Outbox(self._pair.own.values)
+        store = self._pair.store
+        self._outbox = Outbox(self._pair.own.values, store=None if store is None else store.values)
         self._meter.stream(0, shared=1)
 
     def _have_room(self, size_bytes: int, *, may_wait: bool) -> None:
-        assert self._pair is not None
         assert self._outbox is not None
         until = self._clock.now() + _PATIENCE_S if may_wait else 0.0
         while True:
-            # Whatever a trainer writes there, it only gets what it says to have taken already.
-            news = min(self._pair.other.taken - self._taken, self._outbox.untaken)
-            if news > 0:
-                self._taken += news
-                self._outbox.taken(news)
+            self._note_taken()
             if not may_wait or self._outbox.has_room(size_bytes) or self._clock.now() > until:
                 return
             self._clock.sleep(_POLL_S)
+
+    def _note_taken(self) -> None:
+        if self._pair is None or self._outbox is None:
+            return
+        # Whatever a trainer writes there, it only loses what it says to have taken already.
+        news = min(self._pair.other.taken - self._taken, self._outbox.untaken)
+        if news > 0:
+            self._taken += news
+            self._outbox.taken(news)

@@ -43,6 +43,8 @@ class SharedPair:
 
     own: SharedMemory
     other: SharedMemory
+    #: The server's, in which its values lie, of no stream; None: it has none.
+    store: SharedMemory | None = None
 
 
 class NotSharedError(UnavailableError):
@@ -91,7 +93,7 @@ def _come_to(reply: ShareReply) -> SharedPair:
         _require_same_user(connection)
         own = SharedMemory.create(nonce)
         _send(connection, own)
-        return SharedPair(own, _receive(connection, nonce))
+        return SharedPair(own, *_receive(connection, nonce))
 
 
 # the server's side
@@ -107,13 +109,14 @@ def refuse_to_share(exchange: Exchange, why: str) -> None:
     exchange.write_metadata(sealed(encode(ShareReply(refused=why))))
 
 
-def share(exchange: Exchange, request: bytes, clock: Clock) -> SharedPair:
+def share(exchange: Exchange, request: bytes, clock: Clock, store: SharedMemory | None = None) -> SharedPair:
     """Answer a client's request, and wait until it has come.
 
     Args:
         exchange: The stream that it came on.
         request: As it came.
         clock: For the time that the client has.
+        store: In which values lie that are lent; None: none are.
 
     Raises:
         NotSharedError: the client knows, or will find out; the stream is as good as before.
@@ -134,7 +137,7 @@ def share(exchange: Exchange, request: bytes, clock: Clock) -> SharedPair:
             refuse_to_share(exchange, f"the pserver has no memory to share: {str(error)[:200]}")
             raise NotSharedError(str(error)) from None
         exchange.write_metadata(sealed(encode(ShareReply(socket=name, nonce=nonce.hex()))))
-        return _wait_for_client(listener, own, clock)
+        return _wait_for_client(listener, own, store, clock)
 
 
 @contextmanager
@@ -145,7 +148,9 @@ def _listening(name: str) -> Iterator[socket.socket]:
         yield listener
 
 
-def _wait_for_client(listener: socket.socket, own: SharedMemory, clock: Clock) -> SharedPair:
+def _wait_for_client(
+    listener: socket.socket, own: SharedMemory, store: SharedMemory | None, clock: Clock
+) -> SharedPair:
     """The first one that is the client; its name can be read by all users of the host, so others may come, too."""
     until = clock.now() + _WAIT_S
     why = "nobody came"
@@ -156,9 +161,9 @@ def _wait_for_client(listener: socket.socket, own: SharedMemory, clock: Clock) -
             with connection:
                 connection.settimeout(max(0.01, until - clock.now()))
                 _require_same_user(connection)
-                other = _receive(connection, own.nonce)
-                _send(connection, own)
-                return SharedPair(own, other)
+                other, _ = _receive(connection, own.nonce)
+                _send(connection, own, store)
+                return SharedPair(own, other, store)
         except TimeoutError:
             pass
         except (OSError, FlightedlError) as error:
@@ -180,19 +185,21 @@ def _require_same_user(connection: socket.socket) -> None:
         raise AuthenticationError(f"the process at the other end is of user {uid}, this one of {os.geteuid()}")
 
 
-def _send(connection: socket.socket, own: SharedMemory) -> None:
+def _send(connection: socket.socket, own: SharedMemory, store: SharedMemory | None = None) -> None:
     try:
-        socket.send_fds(connection, [_DONE], [own.descriptor()])
+        more = [] if store is None else [store.descriptor()]
+        socket.send_fds(connection, [_DONE], [own.descriptor(), *more])
     finally:
         own.sent()
 
 
-def _receive(connection: socket.socket, nonce: bytes) -> SharedMemory:
-    said, descriptors, _, _ = socket.recv_fds(connection, len(_DONE), 1, socket.MSG_CMSG_CLOEXEC)
-    for more in descriptors[1:]:
-        os.close(more)
-    if said != _DONE or not descriptors:
-        for each in descriptors[:1]:
-            os.close(each)
-        raise MessageError("no descriptor came with the word that there is one")
-    return SharedMemory.received(descriptors[0], nonce)
+def _receive(connection: socket.socket, nonce: bytes) -> tuple[SharedMemory, SharedMemory | None]:
+    """The other side's memory of this stream, and its store if it lends from one."""
+    said, descriptors, _, _ = socket.recv_fds(connection, len(_DONE), 2, socket.MSG_CMSG_CLOEXEC)
+    with ExitStack() as stack:
+        for each in descriptors:
+            stack.callback(os.close, each)
+        if said != _DONE or not descriptors:
+            raise MessageError("no descriptor came with the word that there is one")
+        found = [SharedMemory.received(os.dup(each), nonce if not n else None) for n, each in enumerate(descriptors)]
+        return found[0], found[1] if len(found) > 1 else None

@@ -4,6 +4,9 @@ A message then has an offset in place of a batch (see ``parts``). Its sender cop
 own (:class:`Outbox`), and has that memory again when the receiver has taken them, which it does in the order in which
 they left. The lowest free place is used: mostly the same few MiB, which so stay in the processor's cache.
 
+Or it lends them, where they lie in memory for good that the receiver maps (its *store*) and stay as they are until the
+receiver has taken them.
+
 The receiver reads them where they lie, or, where it decides by what it reads, from a copy: whoever owns the memory may
 change it at any moment (:class:`CopyingInbox`).
 """
@@ -11,7 +14,7 @@ change it at any moment (:class:`CopyingInbox`).
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -25,6 +28,8 @@ SHARED_FROM_BYTES = 4096
 #: Values that are not taken yet; a single message may have more.
 UNTAKEN_LIMIT_BYTES = 8 << 20
 _ALIGNMENT_BYTES = 64
+#: Added to an offset: it is one of the store.
+_IN_STORE = 1 << 63
 #: Below what glibc copies past the cache, see ``config.tuned_environment``: the other side reads it soon.
 _PIECE_BYTES = 960 << 10
 
@@ -35,17 +40,20 @@ class Outbox:
     Args:
         memory: (n,) bytes that both sides map.
         least_bytes: Of values that are worth a place there.
+        store: (n,) bytes that both sides map; values that lie there are lent.
     """
 
-    def __init__(self, memory: Bytes, least_bytes: int = SHARED_FROM_BYTES) -> None:
+    def __init__(self, memory: Bytes, least_bytes: int = SHARED_FROM_BYTES, store: Bytes | None = None) -> None:
+        self._store = store
+        self._store_at = 0 if store is None else store.ctypes.data
         self._memory = memory
         self._least_bytes = least_bytes
-        #: Where each message's values lie, oldest first.
-        self._untaken: deque[tuple[int, int]] = deque()
+        #: Where each message's values lie, how many there are, and what is lent, oldest first.
+        self._untaken: deque[tuple[int, int, int, list[memoryview]]] = deque()
         self._untaken_bytes = 0
 
-    def put(self, values: Iterable[memoryview], size_bytes: int) -> int | None:
-        """Copy values there, one after the other.
+    def put(self, values: Sequence[memoryview], size_bytes: int) -> int | None:
+        """Copy values there, one after the other, or lend them where they are.
 
         Args:
             values: Bytes.
@@ -57,12 +65,32 @@ class Outbox:
         start = self._free_place(size_bytes) if size_bytes >= self._least_bytes else None
         if start is None:
             return None
-        self._untaken.append((start, start + size_bytes))
         self._untaken_bytes += size_bytes
+        stored = self._place_in_store(values)
+        if stored is not None:
+            self._untaken.append((0, 0, size_bytes, list(values)))
+            return _IN_STORE + stored
+        self._untaken.append((start, start + size_bytes, size_bytes, []))
+        place = start
         for part in values:
-            copy_to_cache(self._memory[start : start + part.nbytes], np.frombuffer(part, np.uint8))
-            start += part.nbytes
-        return self._untaken[-1][0]
+            copy_to_cache(self._memory[place : place + part.nbytes], np.frombuffer(part, np.uint8))
+            place += part.nbytes
+        return start
+
+    def _place_in_store(self, values: Sequence[memoryview]) -> int | None:
+        """Where they begin; None: they do not lie there one after the other."""
+        if self._store is None or not values:
+            return None
+        first = place = np.frombuffer(values[0], np.uint8).ctypes.data - self._store_at
+        for part in values:
+            if np.frombuffer(part, np.uint8).ctypes.data - self._store_at != place:
+                return None
+            place += part.nbytes
+        return first if first >= 0 and place <= self._store.size else None
+
+    def end(self) -> None:
+        """Nothing is lent any more."""
+        self._untaken.clear()
 
     def has_room(self, size_bytes: int) -> bool:
         """Whether so many bytes could be put there now."""
@@ -76,15 +104,14 @@ class Outbox:
     def taken(self, count: int) -> None:
         """The receiver has taken the values of so many more messages."""
         for _ in range(min(count, len(self._untaken))):
-            start, end = self._untaken.popleft()
-            self._untaken_bytes -= end - start
+            self._untaken_bytes -= self._untaken.popleft()[2]
 
     def _free_place(self, size_bytes: int) -> int | None:
         """The first gap that is wide enough."""
         if self._untaken and self._untaken_bytes + size_bytes > UNTAKEN_LIMIT_BYTES:
             return None
         place = 0
-        for start, end in sorted(self._untaken):
+        for start, end in sorted(untaken[:2] for untaken in self._untaken):
             if place + size_bytes <= start:
                 break
             place = -(-end // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES
@@ -96,10 +123,12 @@ class Inbox:
 
     Args:
         memory: (n,) bytes of the other side.
+        store: (n,) bytes from which it lends; None: it does not.
     """
 
-    def __init__(self, memory: Bytes) -> None:
+    def __init__(self, memory: Bytes, store: Bytes | None = None) -> None:
         self._memory = memory
+        self._store = store
 
     def take(self, start: int, size_bytes: int) -> memoryview:
         """What lies there.
@@ -110,11 +139,14 @@ class Inbox:
         return self._place(start, size_bytes).data.cast("B")
 
     def _place(self, start: int, size_bytes: int) -> Bytes:
-        if start + size_bytes > self._memory.size:
+        memory = self._memory
+        if start >= _IN_STORE and self._store is not None:
+            memory, start = self._store, start - _IN_STORE
+        if start + size_bytes > memory.size:
             raise MessageError(
-                f"values are said to lie at {start} to {start + size_bytes} of {self._memory.size} shared bytes"
+                f"values are said to lie at {start} to {start + size_bytes} of {memory.size} shared bytes"
             )
-        return self._memory[start : start + size_bytes]
+        return memory[start : start + size_bytes]
 
 
 class CopyingInbox(Inbox):

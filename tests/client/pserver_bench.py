@@ -22,6 +22,7 @@ from flightedl.errors import FencedError, FlightedlError
 from flightedl.messages.control import ViewMemberMessage, ViewRequest
 from flightedl.messages.parameters import BatchIdentity, PushHeader
 from flightedl.messages.tasks import Assignment
+from flightedl.process.shared_memory import SharedMemory
 from flightedl.pserver.flight import PserverFlight
 from flightedl.pserver.meter import Meter
 from flightedl.pserver.shard import ShardState
@@ -48,6 +49,10 @@ class OneShard:
 
     def first_values_came(self, election: int) -> tuple[int, int]:
         return self.state.initialized_count(election), self.state.block_count
+
+    @property
+    def store(self) -> SharedMemory | None:
+        return self.state.store
 
     def require_lease(self) -> None:
         if not self.has_lease:
@@ -133,7 +138,7 @@ class Cluster:
 
     def _started(self, index: int, generation: int) -> tuple[int, Connection]:
         """A process with the first values."""
-        shard = ShardState(self.plan, index, self.optimizer, self.mode, self.wire)
+        shard = ShardState(self.plan, index, self.optimizer, self.mode, self.wire, shares_memory=self.shares_memory)
         for number in shard.numbers:
             shard.initialize(1, Row(number, 0, memoryview(self._first_values(number)).cast("B")))
         identity = ServerIdentity("bench", "pserver", index, generation)

@@ -21,10 +21,12 @@ from flightedl.domain.model.optimizers import SGD, Adam
 from flightedl.domain.tables.spec import TableSpec
 from flightedl.errors import GradientError, MessageError
 from flightedl.messages.base import encode
+from flightedl.messages.parameters import BatchIdentity, Outcome
 from flightedl.process import shared_memory
+from flightedl.process.socket_abort import abort_connections
 from flightedl.pserver import flight, step_stream
 from flightedl.wire import shared_values
-from flightedl.wire.parts import STEP_END
+from flightedl.wire.parts import STEP_END, ReceivedBlocks
 from flightedl.wire.rows import OutgoingBlocks
 
 from .pserver_bench import CLOCK, Cluster
@@ -281,3 +283,105 @@ def test_a_trainer_that_says_to_have_taken_anything_hurts_only_itself() -> None:
         other.parameters.pull()
         expected = sum(_gradients(batch)["big"].astype(np.float64) for batch in range(8)) / 2
         assert np.allclose(other.parameters["big"], -expected, atol=1e-4)
+
+
+def _push_ones(cluster: Cluster, batch: int) -> None:
+    """Another trainer's gradient of ones comes to all blocks, by whatever way."""
+    (shard,) = cluster.shards
+    for block in shard.blocks():
+        number = block.place.number
+        ones = memoryview(np.ones(block.place.size, np.float32)).cast("B")
+        identity = BatchIdentity(epoch=0, task=batch, batch=0, batch_count=1)
+        header = cluster.header(batch, trainer="t2", generation=2, member=2, identity=identity)
+        (pushed,) = shard.push(header, [ReceivedBlocks(range(number, number + 1), block.rounds.version, 0, ones)])
+        assert pushed.piece.outcome == Outcome.ACCEPTED
+
+
+def test_what_is_lent_stays_as_it_is_until_it_is_taken() -> None:
+    with Cluster({"w": (2_000_000,)}, Async(), members=2) as cluster:
+        (shard,) = cluster.shards
+        assert shard.store is not None
+        blocks = shard.blocks()
+        values = np.ones(2_000_000, np.float32)
+        pieces = []
+        for block in blocks:
+            gradient = values[block.place.start : block.place.stop]
+            pieces.append([OutgoingBlocks(range(block.place.number, block.place.number + 1), 0, 0, gradient, ())])
+        channel = StepChannel(0, CLOCK, is_worth_sharing=True, step_bytes=0)
+        header = encode(cluster.header(1, rows=len(blocks)))
+        lent, batch = 0, 2
+        with channel.use(cluster.connections[0], timeout_s=10.0) as stream:
+            for parts, said in stream.converse(pieces, header, Phases(CLOCK.now), checksums=False, ahead=2):
+                for _ in range(2):
+                    before = [np.frombuffer(part.data, np.float32).copy() for part in parts]
+                    _push_ones(cluster, batch)
+                    batch += 1
+                    for part, was in zip(parts, before, strict=True):
+                        now = np.frombuffer(part.data, np.float32)
+                        assert np.array_equal(now, was)
+                        assert len(set(now.tolist())) == 1
+                        lent += np.shares_memory(now, stream._shared.pair.store.values)
+                stream.require_lent()
+                del parts, part, now
+                if said == STEP_END:
+                    break
+        channel.close_idle()
+        assert lent, "values are lent where they lie"
+        for block in shard.blocks():
+            assert (block.values == -block.rounds.version).all()
+            assert block.rounds.version == batch - 1
+        _wait_for(lambda: _streams(cluster) == [(0, 0)])
+
+
+def test_who_still_reads_what_was_lent_by_a_stream_that_has_ended_asks_again() -> None:
+    with Cluster({"w": (2_000_000,)}, Async(), members=2) as cluster:
+        trainer = cluster.trainer()
+        real, strikes = trainer.parameters._values.store, []
+
+        def late(blocks: range, data: memoryview) -> None:
+            if len(strikes) < 3:
+                # The trainer was frozen, its stream ended, and the values that it was lent have changed meanwhile.
+                strikes.append(blocks)
+                abort_connections(cluster.servers[0].port)
+                _wait_for(lambda: _streams(cluster) == [(0, 0)])
+                _push_ones(cluster, 10 + len(strikes))
+            real(blocks, data)
+
+        trainer.parameters._values.store = late
+        for batch in range(2):
+            trainer.begin(batch)
+            trainer.step(batch, {"w": np.ones(2_000_000, np.float32)})
+            for number, block in trainer.parameters._blocks.items():
+                values = trainer.parameters["w"][block.start : block.stop]
+                assert (values == -trainer.parameters.steps.versions[number]).all(), number
+        assert len(strikes) == 3
+        assert all(block.rounds.version == 5 for block in cluster.shards[0].blocks())
+
+
+def test_a_trainer_that_never_takes_anything_is_lent_no_more_than_the_limit() -> None:
+    with Cluster({"w": (6_000_000,)}, Async()) as cluster:
+        (shard,) = cluster.shards
+        channel = StepChannel(0, CLOCK, is_worth_sharing=True, step_bytes=0)
+        gradient = np.ones(6_000_000, np.float32)
+        lent = 0
+        for batch in range(1, 5):
+            pieces = [
+                [OutgoingBlocks(range(number, number + 1), batch - 1, 0, gradient[place.start : place.stop], ())]
+                for number in shard.numbers
+                for place in [cluster.plan.block(number)]
+            ]
+            header = encode(cluster.header(batch, rows=len(pieces)))
+            with channel.use(cluster.connections[0], timeout_s=10.0) as stream:
+                for parts, said in stream.converse(pieces, header, Phases(CLOCK.now), checksums=False, ahead=2):
+                    stream._shared.pair.own._taken[0] = 0
+                    for part in parts:
+                        assert (np.frombuffer(part.data, np.float32) == -batch).all()
+                        values = np.frombuffer(part.data, np.uint8)
+                        lent += values.nbytes * np.shares_memory(values, stream._shared.pair.store.values)
+                    del parts, part, values
+                    if said == STEP_END:
+                        break
+            assert lent <= shared_values.UNTAKEN_LIMIT_BYTES + (1 << 22)
+        assert lent
+        channel.close_idle()
+        _wait_for(lambda: _streams(cluster) == [(0, 0)])

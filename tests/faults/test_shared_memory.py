@@ -23,7 +23,7 @@ pytestmark = [
 
 def _maps_of(process: Path) -> int:
     with contextlib.suppress(OSError):
-        return (process / "maps").read_text().count("flightedl-values")
+        return (process / "maps").read_text().count("memfd:flightedl-")
     return 0
 
 

@@ -37,3 +37,22 @@ def test_what_was_left_is_used_again_once_nobody_reads_it(size: int) -> None:
     third = arena.move(other, [])
     assert third.ctypes.data in {first.ctypes.data, second.ctypes.data}
     assert (third[0], third[1], third.size) == (7.0, 1.0, size)
+
+
+def test_values_lie_where_others_can_read_them_as_long_as_there_is_room() -> None:
+    line = np.zeros(4096, np.uint8)
+    arena = Arena(line)
+    values = arena.allocate(100, "float32", 1.0, is_values=True)
+    neighbours = arena.allocate(100, "float32", 2.0, is_values=True)
+    slots = arena.allocate(100, "float32")
+    assert np.shares_memory(values, line)
+    assert neighbours.ctypes.data == values.ctypes.data + 448, "aligned"
+    assert not np.shares_memory(slots, line)
+    lent = values[:]
+    moved = arena.move(values, [weakref.ref(lent)])
+    assert np.shares_memory(moved, line)
+    assert (moved == 1.0).all()
+    big = arena.allocate(1000, "float32", 3.0, is_values=True)
+    assert not np.shares_memory(big, line), "there is no room left"
+    assert arena.size_bytes == 400 * 3 + 4000
+    assert line[:400].view(np.float32).tolist() == [1.0] * 100

@@ -113,8 +113,8 @@ def test_it_ends_for_a_successor_when_its_blocks_do_not_belong_together(
 ) -> None:
     made: list[ShardState] = []
 
-    def make(*arguments: Any) -> ShardState:
-        made.append(ShardState(*arguments))
+    def make(*arguments: Any, **more: object) -> ShardState:
+        made.append(ShardState(*arguments, **more))
         return made[0]
 
     monkeypatch.setattr(service, "ShardState", make)

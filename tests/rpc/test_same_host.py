@@ -63,6 +63,8 @@ class Sharing:
     def __init__(self) -> None:
         self.pairs: list[SharedPair] = []
         self.refused: list[str] = []
+        #: From which values are lent.
+        self.store: SharedMemory | None = None
 
     def routes(self) -> Routes:
         return Routes(exchanges={"step": ExchangeRoute(SCHEMA, self._step)})
@@ -72,7 +74,7 @@ class Sharing:
         message = exchange.read_at_rest()
         while message is not None:
             try:
-                self.pairs.append(share(exchange, message[1], CLOCK))
+                self.pairs.append(share(exchange, message[1], CLOCK, self.store))
             except NotSharedError as error:
                 self.refused.append(str(error))
             message = exchange.read_at_rest()
@@ -129,6 +131,26 @@ def test_both_sides_see_what_the_other_one_writes(server: FlightServer, sharing:
         del pair, there, memory
         assert _mapped() == 0
     assert _descriptors() == 0
+
+
+def test_the_client_reads_what_the_server_lends(server: FlightServer, sharing: Sharing) -> None:
+    for _ in range(2):
+        sharing.store = sharing.store or SharedMemory.create(b"s" * 16, 10_000, "flightedl-values")
+        with _stream(server) as exchange:
+            pair = ask_to_share(exchange)
+            assert pair.store is not None
+            assert pair.store.values.size == 10_000
+            sharing.store.values[9_999] = 3
+            assert pair.store.values[9_999] == 3
+            with pytest.raises(ValueError, match="read-only"):
+                pair.store.values[0] = 1
+            _wait_for(lambda: sharing.pairs)
+            assert not pair.other.is_over
+            sharing.pairs.pop().own.end()
+            assert pair.other.is_over
+            del pair
+    sharing.store = None
+    assert (_mapped(), _descriptors()) == (0, 0)
 
 
 def test_another_host_is_told_so_at_once(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import weakref
 from collections import deque
 
 import numpy as np
@@ -13,7 +14,7 @@ from flightedl.messages.parameters import Outcome
 from flightedl.wire import shared_values
 from flightedl.wire.parts import STEP_SCHEMA, attached_to, decode_parts, encode_parts, is_shared
 from flightedl.wire.rows import OutgoingBlocks
-from flightedl.wire.shared_values import CopyingInbox, Inbox, Outbox, copy_to_cache
+from flightedl.wire.shared_values import UNTAKEN_LIMIT_BYTES, CopyingInbox, Inbox, Outbox, copy_to_cache
 
 VALUES = np.arange(6, dtype=np.float32)
 
@@ -166,3 +167,51 @@ def test_the_schema_of_batches_is_the_same() -> None:
     batch, _ = encode_parts(_pieces(), outbox=Outbox(_memory(10), 0))
     assert batch is not None
     assert batch.schema == STEP_SCHEMA
+
+
+def test_values_of_the_store_are_lent_where_they_lie() -> None:
+    memory, store = _memory(), np.arange(4096, dtype=np.uint16).view(np.uint8)
+    outbox, inbox = Outbox(memory, 1, store), Inbox(memory, store)
+    parts = [memoryview(store[1000:1100]), memoryview(store[1100:1300])]
+    start = outbox.put(parts, 300)
+    assert start is not None
+    assert bytes(inbox.take(start, 300)) == store[1000:1300].tobytes()
+    assert not memory.any(), "nothing was copied"
+    assert outbox.untaken == 1
+    with pytest.raises(MessageError, match="of 4096 shared bytes"):
+        Inbox(memory).take(start, 300)
+    with pytest.raises(MessageError, match="of 8192 shared bytes"):
+        inbox.take(start, store.size - 999)
+
+
+@pytest.mark.parametrize(
+    "bounds", [((1000, 1100), (1101, 1200)), ((1100, 1200), (1000, 1100)), ((0, 10), (0, 10))], ids=str
+)
+def test_values_that_do_not_lie_next_to_each_other_are_copied(bounds: tuple[tuple[int, int], ...]) -> None:
+    memory, store = _memory(), np.arange(4096, dtype=np.uint16).view(np.uint8)
+    outbox, inbox = Outbox(memory, 1, store), Inbox(memory, store)
+    parts = [memoryview(store[first:last]) for first, last in bounds]
+    size = sum(map(len, parts))
+    assert outbox.put(parts, size) == 0
+    assert bytes(inbox.take(0, size)) == b"".join(parts)
+    assert outbox.put([_bytes(3, 10)], 10) == -(-size // 64) * 64, "of other memory"
+
+
+def test_what_is_lent_is_held_until_it_is_taken_and_counts() -> None:
+    store = np.zeros(UNTAKEN_LIMIT_BYTES + 4096, np.uint8)
+    outbox = Outbox(_memory(), 1, store)
+    view = store[: UNTAKEN_LIMIT_BYTES - 10]
+    assert outbox.put([memoryview(view)], view.size) is None, "there has to be room for a copy as well"
+    view = store[:4000]
+    alive = weakref.ref(view)
+    assert outbox.put([memoryview(view)], view.size) is not None
+    del view
+    assert alive() is not None
+    outbox.taken(1)
+    assert alive() is None
+    view = store[:4000]
+    alive = weakref.ref(view)
+    outbox.put([memoryview(view)], view.size)
+    del view
+    outbox.end()
+    assert alive() is None

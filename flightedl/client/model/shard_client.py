@@ -212,7 +212,7 @@ class ShardClient:
         checksums = connection.has_checksums
         with self._channel.use(connection, timeout_s=_STREAM_S) as stream:
             for parts, said in stream.converse(messages, request, self.phases, checksums=checksums, ahead=self._window):
-                self._take(parts, transfer, joined, rows)
+                self._take(parts, transfer, stream.require_lent, joined, rows)
                 del parts
                 self.phases.answered()
                 if said == STEP_END:
@@ -282,7 +282,7 @@ class ShardClient:
         with connection.get(encode(ticket), timeout_s=_STREAM_S) as stream:
             for batch, _ in stream:
                 if batch is not None:
-                    self._take(parts_of(decode_batch(batch), self._run_of), transfer)
+                    self._take(parts_of(decode_batch(batch), self._run_of), transfer, lambda: None)
 
     # answers
 
@@ -290,6 +290,7 @@ class ShardClient:
         self,
         parts: Iterable[ReceivedBlocks],
         transfer: ShardTransfer,
+        require_lent: Callable[[], None],
         joined: JoinedAnswers | None = None,
         rows: RowMessages | None = None,
     ) -> None:
@@ -308,6 +309,7 @@ class ShardClient:
                 transfer.answered(blocks, outcome, having=data[: len(data) // len(blocks)].tobytes())
             elif data:
                 self._model.values.store(blocks, data)
+                require_lent()
                 transfer.answered(blocks, outcome, version)
             else:
                 transfer.answered(blocks, outcome)

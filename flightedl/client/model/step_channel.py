@@ -18,6 +18,7 @@ from contextlib import contextmanager
 import pyarrow as pa
 
 from flightedl.client.model.phases import Phases
+from flightedl.errors import UnavailableError
 from flightedl.ports import Clock
 from flightedl.rpc.client import Connection
 from flightedl.rpc.client_streams import ClientExchange
@@ -49,7 +50,7 @@ class _Shared:
     def __init__(self, pair: SharedPair) -> None:
         self.pair = pair
         self.outbox = Outbox(pair.own.values)
-        self.inbox = Inbox(pair.other.values)
+        self.inbox = Inbox(pair.other.values, None if pair.store is None else pair.store.values)
 
 
 class StepChannel:
@@ -111,6 +112,15 @@ class StepStream:
         self._shared = shared
         #: For each message that has no answer yet: whether its values are in memory.
         self._unanswered: deque[bool] = deque()
+
+    def require_lent(self) -> None:
+        """To be asked when values were copied, before they count.
+
+        Raises:
+            UnavailableError: the pserver has ended the stream meanwhile, and may have changed them.
+        """
+        if self._shared is not None and self._shared.pair.other.is_over:
+            raise UnavailableError("the stream ended while values were read: they may be of two versions")
 
     def end(self) -> None:
         """Let go of the memory."""
