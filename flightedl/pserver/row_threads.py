@@ -6,10 +6,11 @@ one for the whole process; kernels run in it without the GIL.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
+
+from flightedl.config import available_cores
 
 #: Ids of a call from which on a second thread makes it shorter.
 SPLIT_AT = 1 << 14
@@ -20,7 +21,7 @@ THREAD_NAME = "flightedl-rows"
 @cache
 def _second() -> ThreadPoolExecutor | None:
     """None: there is one processor."""
-    if len(os.sched_getaffinity(0)) < 2:
+    if available_cores() < 2:
         return None
     return ThreadPoolExecutor(1, thread_name_prefix=THREAD_NAME)
 

@@ -447,6 +447,8 @@ def test_two_threads_do_what_one_does(dtype: Any, monkeypatch: pytest.MonkeyPatc
     steps = [random.choice(6000, 1000 + 7 * step, replace=False).astype(np.uint64) for step in range(6)]
     gradients = [random.standard_normal((len(ids), 4)).astype(np.float32) for ids in steps]
     found = []
+    monkeypatch.setattr(row_threads, "available_cores", lambda: 2)
+    row_threads._second.cache_clear()
     for split_at in (1 << 30, 200):
         monkeypatch.setattr(row_threads, "SPLIT_AT", split_at)
         assert row_threads.is_split(1000) == (split_at == 200)
