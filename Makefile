@@ -32,7 +32,7 @@ unit: $(VENV)/.dev promtool ## The tests that need no server
 	@$(PYTEST) -q -n $(AT_ONCE) --dist worksteal -m "not ($(MARKED))" --ignore tests/torch --ignore tests/faults
 
 marked: $(VENV)/.dev etcd-server chromium kubectl ## The tests with real etcd, S3 and killed processes
-	@$(PYTEST) -q -n $(AT_ONCE) --dist worksteal -m "$(MARKED)"
+	@$(PYTEST) -q -n $(AT_ONCE) --dist worksteal --durations=25 -m "$(MARKED)"
 
 test-one: $(VENV)/.dev ## Some tests, with the servers that they want (t=tests/wire/test_rows.py, k=name)
 	@$(PYTEST) -q $(t) $(if $(k),-k "$(k)")
