@@ -105,7 +105,9 @@ def test_a_loader_that_reads_in_a_thread_is_found_out(job: JobOfOne) -> None:
         train(job, in_a_thread(batches(data_of(job), "x", "y")))
 
 
-@pytest.mark.parametrize("wrapper", [enumerate, lambda loop: zip(loop, range(9), strict=False), iter], ids=str)
+@pytest.mark.parametrize(
+    "wrapper", [enumerate, lambda loop: zip(loop, range(9), strict=False), iter], ids=["enumerate", "zip", "iter"]
+)
 def test_wrappers_that_ask_for_one_after_the_other_are_fine(wrapper: Any, job: JobOfOne) -> None:
     loader = DataLoader(IterableDataset(data_of(job), "x", "y"), batch_size=None)
     pairs = (each if isinstance(each[1], torch.Tensor) else each[isinstance(each[0], int)] for each in wrapper(loader))
