@@ -118,7 +118,9 @@ def test_idle_peers_are_stopped() -> None:
 
 @pytest.mark.etcd
 @pytest.mark.slow
+@pytest.mark.timeout(240)
 def test_a_small_run_compares_both_sides() -> None:
+    """Of up to twelve processes, five of which import PyTorch."""
     arguments = ["bench", "dense", "custom", "--mb", "1", "--steps", "2", "--turns", "1", "--peers", "--json"]
     arguments += ["--path", "shared"]
     result = CliRunner().invoke(command, arguments)
