@@ -73,8 +73,11 @@ def test_a_dense_model_of_100_gb_is_too_much_for_the_network_and_its_rows_are_no
     assert busiest.what == "a server's network"
     # Each server moves a 64th of the model for each of 5,000 steps a second, over 3.125 GB/s.
     assert busiest.part == pytest.approx(5000 * 100e9 / 64 / 3.125e9)
-    rows = Job(Shape(1000, 64, 20 * 10**6), 100e9, step_s=0.2, task_s=30)
+    rows = Job(Shape(1000, 64, 20 * 10**6), 100e9, step_s=0.25, task_s=30)
     assert all(load.part < 1 for load in loads(rows, COST, Machines()))
+    hurried = loads(Job(rows.shape, 100e9, step_s=0.1, task_s=30), COST, Machines())[0]
+    assert hurried.what == "a server's Python"
+    assert hurried.part == pytest.approx(10_000 * COST.message_s)
 
 
 @pytest.mark.parametrize(("trainers", "seconds"), [(1, 0.5), (100, 0.5), (400, 2.0), (1000, 5.0), (100_000, 5.0)])

@@ -86,22 +86,24 @@ class Constants:
         return self.etcd_s + self.etcd_process_s * processes
 
 
-def fitted(seen: Sequence[Seen]) -> Constants:
+def fitted(seen: Sequence[Seen], more: Sequence[Seen] = ()) -> Constants:
     """The constants that explain what was seen best, none of them below 0.
 
-    Shapes have to differ in trainers, in servers, and in bytes.
+    Args:
+        seen: Of shapes that differ in servers, and in bytes.
+        more: Other shapes, which count for the master and for etcd only: with few trainers these have little to do.
     """
     shapes = [each.shape for each in seen]
-    one = [1.0] * len(seen)
     servers = [float(shape.pservers) for shape in shapes]
     moved = [shape.moved_gb for shape in shapes]
-    requests = [each.requests_per_s for each in seen]
-    processes = [float(processes_of(shape)) for shape in shapes]
+    every = [*seen, *more]
+    requests = [each.requests_per_s for each in every]
+    processes = [float(processes_of(each.shape)) for each in every]
     return Constants(
-        *_least_squares([one, servers, moved], [each.trainer_s for each in seen]),
+        *_least_squares([[1.0] * len(seen), servers, moved], [each.trainer_s for each in seen]),
         *_least_squares([servers, moved], [each.servers_s for each in seen]),
-        *_least_squares([one, requests], [each.master_s for each in seen]),
-        *_least_squares([one, processes], [each.etcd_s for each in seen]),
+        *_least_squares([[1.0] * len(every), requests], [each.master_s for each in every]),
+        *_least_squares([[1.0] * len(every), processes], [each.etcd_s for each in every]),
     )
 
 
@@ -168,7 +170,10 @@ class Job:
 
 
 def loads(job: Job, cost: Constants, machines: Machines) -> list[Load]:
-    """What is busy by how much, the busiest first."""
+    """What is busy by how much, the busiest first.
+
+    A message costs a server's Python its whole constant, of which a part is gRPC's: so that is the most it can be.
+    """
     shape = job.shape
     steps_per_s = shape.trainers / job.step_s
     server_bytes = steps_per_s * shape.step_bytes / shape.pservers
@@ -182,10 +187,11 @@ def loads(job: Job, cost: Constants, machines: Machines) -> list[Load]:
     found = [
         Load(
             "a server's network",
-            f"{_bytes(server_bytes)}/s in each direction, {messages:,.0f} messages/s",
+            f"{_bytes(server_bytes)}/s in each direction",
             server_bytes / machines.network_bytes_per_s,
         ),
         Load("a server's cores", f"{server_cpu:.2f} busy", server_cpu / machines.server_cores),
+        Load("a server's Python", f"{messages:,.0f} messages/s, one at a time", messages * cost.message_s),
         Load(
             "a trainer's network",
             f"{_bytes(trainer_bytes)}/s in each direction",

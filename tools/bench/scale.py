@@ -30,8 +30,8 @@ LARGE = (Shape(2, 1, 64 * MB), Shape(2, 2, 16 * MB), Shape(4, 2, 64 * MB), Shape
 
 
 def seen(shape: Shape, turns: int, directory: Path) -> Seen:
-    """What a job of this shape takes: SGD, async."""
-    workload = Workload(mb=shape.step_bytes / MB, trainers=shape.trainers, pservers=shape.pservers)
+    """What a job of this shape takes: SGD, async, by TCP, as between machines."""
+    workload = Workload(mb=shape.step_bytes / MB, trainers=shape.trainers, pservers=shape.pservers, path="tcp")
     steps = max(default_steps(workload), 20)
     with flightedl_side(workload, directory) as side:
         side.run(max(2, steps // 2))
@@ -106,7 +106,7 @@ def paper_table(found: Sequence[Load], job: Job) -> Table:
     table.add_column("does")
     table.add_column("of what it can", justify="right")
     for load in found:
-        table.add_row(load.what, load.told, f"{load.part:.1%}")
+        table.add_row(load.what, load.told, f"{load.part:,.0%}")
     return table
 
 
@@ -142,8 +142,8 @@ def scale(
 ) -> None:
     """What a step costs whom, and what a large job would cost.
 
-    Measures small jobs (SGD, async), predicts larger ones beside what they take here, then works out the job that the
-    options describe: what is how busy, the busiest first.
+    Measures small jobs (SGD, async, by TCP as between machines), predicts larger ones beside what they take here, then
+    works out the job that the options describe: what is how busy, the busiest first.
     """
     found: list[Seen] = []
     with (
@@ -155,7 +155,7 @@ def scale(
             progress.update(task, description=str(shape))
             found.append(seen(shape, turns, Path(directory)))
             progress.advance(task)
-    cost = fitted(found[: len(SMALL)])
+    cost = fitted(found[: len(SMALL)], found[len(SMALL) :])
     job = Job(Shape(trainers, pservers, int(step_mb * 1e6)), gb * GB, step_s, task_s)
     machines = Machines(server_cores=cores, network_bytes_per_s=gbit * 1e9 / 8)
     busy = loads(job, cost, machines)
