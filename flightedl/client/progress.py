@@ -18,14 +18,13 @@ from flightedl.client.metrics import Totals, figures
 from flightedl.client.profile import LoopProfile
 from flightedl.errors import FlightedlError, UsageError
 from flightedl.messages.base import decode, encode
-from flightedl.messages.tasks import METRICS_LIMIT, STACKS_LIMIT, LogReply, LogRequest
+from flightedl.messages.tasks import METRICS_LIMIT, REPORT_EVERY_S, STACKS_LIMIT, LogReply, LogRequest
 from flightedl.process.host import host_facts
 from flightedl.process.stacks import stacks
 
 if TYPE_CHECKING:
     from flightedl.process.metrics_page import Figures
 
-_EVERY_S = 0.5
 #: Something is sent so often, whether there is news or not.
 _SIGN_OF_LIFE_S = 5.0
 
@@ -62,7 +61,7 @@ class ProgressReporter:
         self._look = look
         self._sender = sender
         self._lock = threading.Lock()
-        self._every_s = _EVERY_S
+        self._every_s = REPORT_EVERY_S
         self._totals = Totals()
         self._records = 0
         self._batches = 0

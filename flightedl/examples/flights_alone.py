@@ -1,8 +1,8 @@
 """What the flights example is compared with: models that one process trains on the same flights, without any server.
 
 * ``logistic_regression``: scikit-learn's, on the same dense inputs and the same ids, one-hot. Without a penalty it
-  learns single aircraft by heart; its penalty is the best of four (C = 1, 0.1, 0.03, 0.01) *on the held-out days*, a
-  favour that the other models do not get.
+  learns single aircraft by heart; its penalty is the best of four (C = 1, 0.1, 0.03, 0.01) *on the held-out days*, as
+  the rates and sizes of the network were tried.
 * ``network_alone``: the same network, with the optimizers that the pservers run, in NumPy.
 """
 

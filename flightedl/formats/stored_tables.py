@@ -78,9 +78,7 @@ def _of_these(
     if rows.span not in newest:
         raise CorruptError("rows of a table are of no span that their checkpoint has")
     span, oldest = newest[rows.span]
-    is_wanted = rows.versions >= oldest
-    if spec.evict is not None and spec.evict.unused_epochs is not None:
-        is_wanted &= rows.epochs.astype(np.int64) >= span.epoch - spec.evict.unused_epochs
+    is_wanted = (rows.versions >= oldest) & (rows.epochs >= spec.oldest_epoch(span.epoch))
     if passed_over.size:
         places = np.minimum(np.searchsorted(passed_over, rows.ids), passed_over.size - 1)
         is_wanted &= passed_over[places] != rows.ids

@@ -95,7 +95,7 @@ def _batch(spec: TableSpec, rows: StoredRows, schema: pa.Schema, *, has_slots: b
         columns.append(rows.updates.astype(np.int64))
         at = 0
         for slot in spec.optimizer.slots:
-            width = spec.dim if slot.per_element else 1
+            width = slot.width(spec.dim)
             columns.append(np.ascontiguousarray(rows.slots[:, at : at + width]))
             at += width
     return pa.RecordBatch.from_arrays(

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from flightedl.messages.hosts import HostFacts
 from flightedl.messages.status import RaisedError
-from flightedl.messages.tasks import FailedTask, LogRequest
+from flightedl.messages.tasks import REPORT_EVERY_S, FailedTask, LogRequest
 
 _WINDOW_S = 10.0
 #: Errors of the script that are older are forgotten: one that comes so rarely costs nothing.
@@ -17,12 +17,11 @@ _RAISED_LIMIT = 1_000
 #: Reports of all trainers in a second; and how seldom each reports at most, below what tells one that stands still.
 _REPORTS_PER_S = 200.0
 _RARELY_S = 5.0
-_OFTEN_S = 0.5
 
 
 def report_every_s(trainers: int) -> float:
     """How often each of so many trainers reports: so that they do not keep the master from handing out work."""
-    return min(max(_OFTEN_S, trainers / _REPORTS_PER_S), _RARELY_S)
+    return min(max(REPORT_EVERY_S, trainers / _REPORTS_PER_S), _RARELY_S)
 
 
 @dataclass(slots=True)

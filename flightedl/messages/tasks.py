@@ -16,6 +16,8 @@ from flightedl.messages.hosts import HostFacts
 METRICS_LIMIT = 200
 #: Characters of a trainer's stacks.
 STACKS_LIMIT = 200_000
+#: A trainer says so often how far it is, unless the master wants it more seldom.
+REPORT_EVERY_S = 0.5
 #: name -> [weighted sum, weight].
 Metrics = Annotated[dict[Name, tuple[float, float]], msgspec.Meta(max_length=METRICS_LIMIT)]
 
@@ -184,7 +186,7 @@ class LogReply(Reply, frozen=True, kw_only=True):
     #: Whether somebody wants to know where the trainer's threads stand.
     wants_stacks: bool = False
     #: When the next one is welcome: the more trainers there are, the less often each says something.
-    every_s: Annotated[float, msgspec.Meta(ge=0.1, le=60)] = 0.5
+    every_s: Annotated[float, msgspec.Meta(ge=0.1, le=60)] = REPORT_EVERY_S
 
 
 class FailedTasksRequest(Request, frozen=True, kw_only=True):

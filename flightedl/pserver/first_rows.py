@@ -16,6 +16,7 @@ from flightedl.formats.table_files import FileRows, as_kept, read_table_file
 from flightedl.ports import Clock, Files
 from flightedl.pserver.row_span import RowSpan
 from flightedl.pserver.row_store import RowChunk
+from flightedl.pserver.row_values import slots_of_new_rows
 
 _log = logging.getLogger(__name__)
 
@@ -52,12 +53,6 @@ def load_first_rows(span: RowSpan, files: Files, clock: Clock) -> None:
 
 def _chunk(number: int, spec: TableSpec, rows: FileRows) -> RowChunk:
     zeros = np.zeros(len(rows.ids), np.uint32)
-    slots = rows.slots
-    if slots is None:
-        first = [
-            np.full(spec.dim if slot.per_element else 1, slot.initial, np.float32) for slot in spec.optimizer.slots
-        ]
-        whole = np.concatenate([np.empty(0, np.float32), *first])
-        slots = np.tile(whole, (len(rows.ids), 1))
+    slots = slots_of_new_rows(spec, len(rows.ids)) if rows.slots is None else rows.slots
     updates = zeros if rows.updates is None else rows.updates
     return RowChunk(number, False, rows.ids, updates, zeros, zeros, slots, as_kept(rows.values, spec.dtype))

@@ -49,6 +49,7 @@ class PserverProcess(ServerProcess[PserverSettings]):
             return self._serve_index(coordinator, directory)
 
     def _serve_index(self, coordinator: Coordinator, directory: Directory) -> int:
+        shares_memory = self._settings.same_host != "never"
         service = PserverService(
             directory,
             self._keys,
@@ -58,11 +59,11 @@ class PserverProcess(ServerProcess[PserverSettings]):
             self._clock,
             self._recorder,
             self._settings.table_memory_mb << 20,
-            shares_memory=self._settings.same_host != "never",
+            shares_memory=shares_memory,
         )
         credentials = Credentials.load(self._settings.tls_dir, Role.SERVER)
         server = FlightServer(
-            PserverFlight(service, self._clock, shares_memory=self._settings.same_host != "never").routes(),
+            PserverFlight(service, self._clock, shares_memory=shares_memory).routes(),
             ServerIdentity(self._settings.job, "pserver"),
             host=self._settings.bind,
             port=self._settings.port,

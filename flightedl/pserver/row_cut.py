@@ -154,10 +154,10 @@ class RowCut:
         #: All rows were given.
         self.is_read = False
         #: By table number.
+        removed = (_NO_IDS,) * len(tables) if changes is None else changes.removed
         self.tables: Sequence[CutTable] = [
-            CutTable(*table.oldest(version, epoch), _NO_IDS if changes is None else changes.removed[place], sketch)
-            for place, table in enumerate(tables)
-            for sketch in (table.sketch.copy(),)
+            CutTable(*table.oldest(version, epoch), ids, table.sketch.copy())
+            for table, ids in zip(tables, removed, strict=True)
         ]
         bits = (None,) * (2 * len(tables)) if changes is None else changes.records
         self._left = [

@@ -67,8 +67,7 @@ class RestoredRows:
         for span in spans:
             span.epoch = max((self._epochs.get(number, 0) for number in span.numbers), default=0)
             for table, spec in enumerate(span.store.specs):
-                unused_epochs = None if spec.evict is None else spec.evict.unused_epochs
-                oldest_epoch = 0 if unused_epochs is None else max(0, span.epoch - unused_epochs)
+                oldest_epoch = spec.oldest_epoch(span.epoch)
                 found = [
                     (numbers, self._tables[first, table])
                     for first, numbers in self._stored.items()
@@ -86,11 +85,12 @@ class RestoredRows:
 def _chunk(span: RowSpan, stored: StoredRows) -> RowChunk:
     spec = span.store.specs[stored.table]
     is_waiting = stored.kind == WAITING
-    slot_count = sum(spec.dim if slot.per_element else 1 for slot in spec.optimizer.slots)
     dtype = np.dtype(np.float32 if spec.dtype == "float32" else np.uint16)
     values, slots = stored.values, stored.slots
     if not is_waiting and (
-        values.shape[1:] != (spec.dim,) or values.dtype != dtype or (slots.shape[1] if slots.size else 0) != slot_count
+        values.shape[1:] != (spec.dim,)
+        or values.dtype != dtype
+        or (slots.shape[1] if slots.size else 0) != spec.slot_count
     ):
         raise CorruptError(f"rows of table {spec.name!r} are not those of this job's table and optimizer")
     if not slots.size:

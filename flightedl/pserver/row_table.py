@@ -15,7 +15,7 @@ from flightedl.kernels.compiled_rows import RowPush, init_numbers, row_kernel, r
 from flightedl.pserver.row_layout import layouts_of, new_table, size_of
 from flightedl.pserver.row_norms import SmallRows
 from flightedl.pserver.row_threads import in_halves, is_split
-from flightedl.pserver.row_values import CutTable, Floats, Ids, RowChunk, RowCounts
+from flightedl.pserver.row_values import CutTable, Floats, Ids, RowChunk, RowCounts, slots_of_new_rows
 
 #: New rows that are filled together, while their records are in the cache.
 _CHUNK = 2048
@@ -66,11 +66,7 @@ class RowTable:
         self._limit = spec.row_limit(bucket_count) or 0
         evict = spec.evict
         self._unused_versions = (evict.unused_versions if evict else None) or 0
-        self._unused_epochs = evict.unused_epochs if evict else None
-        self._first_slots = np.concatenate(
-            [np.full(spec.dim if slot.per_element else 1, slot.initial, np.float32) for slot in spec.optimizer.slots]
-            or [np.empty(0, np.float32)]
-        )
+        self._first_slots = slots_of_new_rows(spec, 1)[0]
         layout, waiting = layouts_of(spec, self._first_slots.size)
         self.value_words = layout[0] - layout[row_records.AT_VALUES]
         self.half = "" if spec.dtype == "float32" else spec.dtype
@@ -100,7 +96,7 @@ class RowTable:
         oldest = int(self.rows.state[row_records.OLDEST])
         if self._unused_versions:
             oldest = max(oldest, version - self._unused_versions)
-        return oldest, (0 if self._unused_epochs is None else max(0, epoch - self._unused_epochs))
+        return oldest, self.spec.oldest_epoch(epoch)
 
     def read(self, ids: Ids, version: int, epoch: int, out: Floats) -> int:
         """See ``RowStore.read``."""

@@ -8,8 +8,17 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from flightedl.domain.tables.rules import first_slots
+from flightedl.domain.tables.spec import TableSpec
+
 Ids = npt.NDArray[np.uint64]
 Floats = npt.NDArray[np.float32]
+
+
+def slots_of_new_rows(spec: TableSpec, count: int) -> Floats:
+    """(count, numbers of all slots): of rows before their first update."""
+    whole = np.array([number for slot in first_slots(spec.optimizer, spec.dim) for number in slot], np.float32)
+    return np.tile(whole, (count, 1))
 
 
 class TableGradients(NamedTuple):

@@ -29,6 +29,12 @@ def kernels() -> DistinctKernels:
     return distinct_kernels()
 
 
+def first_not_finite(rows: Floats) -> int:
+    """The number of the first row that has NaN or infinity; -1: none has."""
+    finite = np.isfinite(rows)
+    return -1 if finite.all() else int(np.argmin(finite.all(axis=1)))
+
+
 class DistinctIds:
     """The ids of a pull or push, each once.
 
@@ -73,8 +79,7 @@ class DistinctIds:
             (m, dim) sums, maybe the same array; and the first row that has NaN or infinity, -1: none has.
         """
         if self._is_distinct:
-            finite = np.isfinite(gradients)
-            return gradients, -1 if finite.all() else int(np.argmin(finite.all(axis=1)))
+            return gradients, first_not_finite(gradients)
         sums = np.empty((len(self.ids), gradients.shape[1]), np.float32)
         return sums, int(kernels().add_up(gradients, gradients.view(np.uint32), self.places, sums))
 

@@ -12,7 +12,7 @@ import numpy.typing as npt
 from flightedl.client.arguments import url_of
 from flightedl.client.tables.bags import Bags
 from flightedl.client.tables.ids import FoundIds, Ids, found_ids, is_plain
-from flightedl.client.tables.requests import DistinctIds
+from flightedl.client.tables.requests import DistinctIds, first_not_finite
 from flightedl.client.tables.traffic import Lookup, require_known
 from flightedl.domain.tables.spec import TableSpec
 from flightedl.domain.trainer.batches import CurrentBatch
@@ -186,9 +186,8 @@ class Table:
     def push_distinct(self, ids: Ids, gradients: Floats) -> None:
         """``push`` of distinct ids: (m,) and (m, dim). Errors likewise."""
         number, traffic = self._declared(self.name)
-        finite = np.isfinite(gradients)
-        if not finite.all():
-            raise self._not_finite(int(ids[np.argmin(finite.all(axis=1))]), traffic)
+        if (bad := first_not_finite(gradients)) >= 0:
+            raise self._not_finite(int(ids[bad]), traffic)
         traffic.push_rows(number, ids, gradients)
 
     @property

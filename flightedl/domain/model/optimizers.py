@@ -45,6 +45,10 @@ class SlotSpec:
     initial: float = 0.0
     per_element: bool = True
 
+    def width(self, dim: int) -> int:
+        """Numbers of it that a table row of ``dim`` values has."""
+        return dim if self.per_element else 1
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Optimizer(Setting):

@@ -19,7 +19,7 @@ Values = list[float]
 
 def first_slots(optimizer: Optimizer, dim: int) -> list[Values]:
     """The slots of a row before its first update."""
-    return [[slot.initial] * (dim if slot.per_element else 1) for slot in optimizer.slots]
+    return [[slot.initial] * slot.width(dim) for slot in optimizer.slots]
 
 
 def update_row(

@@ -73,6 +73,16 @@ class TableSpec(Setting):
         return counts_updates(self.optimizer)
 
     @property
+    def slot_count(self) -> int:
+        """Numbers of all slots of a row."""
+        return sum(slot.width(self.dim) for slot in self.optimizer.slots)
+
+    def oldest_epoch(self, epoch: int) -> int:
+        """The lowest epoch in which a row may have been updated last to exist in ``epoch``, see ``Evict``."""
+        unused = None if self.evict is None else self.evict.unused_epochs
+        return 0 if unused is None else max(0, epoch - unused)
+
+    @property
     def row_words(self) -> int:
         """Words of 4 bytes that a row takes: id, what has to be known of its history, slots, values."""
         evict = self.evict
@@ -81,9 +91,8 @@ class TableSpec(Setting):
             evict is not None and evict.goes_by_version,
             evict is not None and evict.goes_by_epoch,
         )
-        slots = sum(self.dim if slot.per_element else 1 for slot in self.optimizer.slots)
         values = -(-self.dim * ITEM_SIZES_BYTES[self.dtype] // _WORD_BYTES)
-        return 2 + sum(history) + slots + values
+        return 2 + sum(history) + self.slot_count + values
 
     def row_limit(self, bucket_count: int) -> int | None:
         """Rows that ``evict`` allows on a pserver that has so many of the buckets; None: any number."""
