@@ -100,7 +100,7 @@ class MasterProcess(ServerProcess[MasterSettings]):
         )
         service.refusals = lambda: server.refusals
         try:
-            service.start(read_state(coordinator, self._keys))
+            service.start(read_state(coordinator, self._keys, checkpoints))
             server.start_serving(ServerIdentity(self._settings.job, "master", 0, held.generation))
             self._publish(held, server.port)
             page = JobPage(service.status, service.journal, self._clock)

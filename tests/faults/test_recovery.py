@@ -103,20 +103,31 @@ def test_a_stopped_job_goes_on_from_its_checkpoint_alone(tmp_path: Path) -> None
     assert verdict(text(tmp_path)) == (0, 0), text(tmp_path)
 
 
-def test_rows_survive_two_pservers_killed_at_once_and_another_number_of_them(tmp_path: Path) -> None:
-    """From a base and increments on it, one of which may have come to nothing."""
+def test_rows_survive_a_master_and_two_pservers_and_another_number_of_them(tmp_path: Path) -> None:
+    """From a base and increments on it, by two masters, one of which may have come to nothing."""
     epochs = ("--epochs", "2", "--tables", "--mode", "async")
     first = run(tmp_path, "--trainers", "2", "--pservers", "2", arguments=(*epochs, "--pause", "0.1"), wait=False)
     place = tmp_path / "ck" / "ledger"
 
-    def increments() -> int:
-        return len(list(place.glob("c-*/shard-*-on-*.arrow")))
+    def chains() -> dict[str, set[str]]:
+        """The file that each chain begins with, and the checkpoints that have increments of it."""
+        found: dict[str, set[str]] = {}
+        for each in place.glob("c-*/shard-*-on-*.arrow"):
+            if (each.parent / "manifest.json").exists():
+                found.setdefault(each.stem.rpartition("-")[2], set()).add(each.parent.name)
+        return found
 
-    until(lambda: increments() >= 2, first, tmp_path)
+    def kill(role: str) -> None:
+        for child in psutil.Process(first.pid).children(recursive=True):
+            if f"flightedl.{role}" in child.cmdline():
+                child.kill()
+
+    until(chains, first, tmp_path)
+    kill("master")
+    begun = chains()
+    until(lambda: any(chains().get(since, set()) - numbers for since, numbers in begun.items()), first, tmp_path)
     before = {each.name for each in place.glob("c-*")}
-    for child in psutil.Process(first.pid).children(recursive=True):
-        if "flightedl.pserver" in child.cmdline():
-            child.kill()
+    kill("pserver")
     until(lambda: {each.name for each in place.glob("c-*") if list(each.glob("*-on-*"))} - before, first, tmp_path)
     first.send_signal(signal.SIGINT)
     first.wait(30)

@@ -16,7 +16,10 @@ next. Rules:
 * A file's name says with which checkpoint its chain begins (``manifest.shard_name``), so retention needs no other
   memory than the names: it keeps all files from the oldest one on that a kept checkpoint needs.
 
-A new master does not know the files of the newest checkpoint, so its first one has bases.
+A master that takes over goes on with the chains that the newest checkpoint's manifest describes (``files_of``), where
+it can read that; pservers have gone on meanwhile, and know what has changed since. A process that has loaded a
+checkpoint, as all have where a job is resumed, begins with a base: what it has put together, maybe from the files of
+several, is no cut of its own, and nobody has noted what changed since.
 """
 
 from __future__ import annotations
@@ -26,7 +29,9 @@ from dataclasses import dataclass
 
 from msgspec.structs import replace
 
-from flightedl.domain.checkpoint.manifest import Link, ShardFile
+from flightedl.domain.checkpoint.manifest import Link, Manifest, ShardFile, checksum
+from flightedl.domain.checkpoint.values import Pointer
+from flightedl.errors import CorruptError
 
 #: One of so many bytes of a base must be of rows.
 _LEAST_SHARE = 3
@@ -42,6 +47,17 @@ class Offer:
     is_base: bool
     #: The number of the checkpoint that the chain begins with.
     since: int
+
+
+def files_of(latest: Pointer, data: bytes) -> tuple[ShardFile, ...]:
+    """The files of the newest complete checkpoint, with what they are built on; empty: that is not its manifest."""
+    if checksum(data) != latest.manifest_checksum:
+        return ()
+    try:
+        manifest = Manifest.decode(data)
+    except CorruptError:
+        return ()
+    return manifest.shards if manifest.number == latest.number else ()
 
 
 class Chains:

@@ -32,7 +32,8 @@ Tasks that are out in the queue's stored state belong to trainers which are gone
 back: ``for trainer in queue.holders(): queue.trainer_gone(trainer, now, is_graceful=True)``.
 
 **After a crash of the master** its successor goes on from ``encode``: numbers go on, the pointer is where it was, and
-whatever was under way is forgotten. Files of it stay until retention passes their number.
+whatever was under way is forgotten. Files of it stay until retention passes their number. Chains go on, too, where the
+manifest of the newest checkpoint can be read (``chains``).
 
 **The last checkpoint** of a job is waited for (``request_last``): what it has is nowhere else. A pserver that goes away
 or is late is no reason to do without it, for its successor makes another one; a store that has refused it several
@@ -497,15 +498,23 @@ class Checkpoints:
 
     @classmethod
     def restore(
-        cls, encoded: bytes, settings: CheckpointSettings, master_generation: int, pserver_count: int, now: float
+        cls,
+        encoded: bytes,
+        settings: CheckpointSettings,
+        master_generation: int,
+        pserver_count: int,
+        now: float,
+        files: Sequence[ShardFile] = (),
     ) -> Checkpoints:
         """Go on from what an earlier master stored.
+
+        ``files``: of the newest checkpoint, see ``chains.files_of``.
 
         Raises:
             CorruptError: not what ``encode`` writes.
         """
         record = decode_pointer(encoded)
-        return cls(
+        found = cls(
             settings,
             master_generation,
             pserver_count,
@@ -515,6 +524,9 @@ class Checkpoints:
             rejected=record.rejected,
             first=record.first,
         )
+        if record.latest is not None and len(files) == pserver_count:
+            found._chains.completed(record.latest[0], files)
+        return found
 
     def check(self) -> None:
         """Assert every invariant."""

@@ -10,6 +10,7 @@ from typing import Literal
 from msgspec.structs import replace
 
 from flightedl.domain.checkpoint.checkpoints import Checkpoints
+from flightedl.domain.checkpoint.manifest import ShardFile
 from flightedl.domain.checkpoint.values import CheckpointSettings
 from flightedl.domain.consistency.membership import Membership
 from flightedl.domain.consistency.modes import Mode
@@ -59,6 +60,8 @@ class StoredState:
     membership: bytes | None = None
     recovery: bytes | None = None
     checkpoints: bytes | None = None
+    #: Of the newest checkpoint, with what they are built on; empty: that is not known.
+    files: tuple[ShardFile, ...] = ()
     #: Whether a trainer has stopped the job.
     is_stopped: bool = False
     #: Whether the queue is that of a checkpoint: of the trainers that held work then nobody knows that they died.
@@ -102,7 +105,7 @@ class MasterState:
         self.trainers: Mapping[str, int] = {}
         self.leases_revision = 0
         self.pservers = Pservers(settings.pserver_count, settings.recovery, stored.recovery, self.outbox)
-        checkpoints = self._checkpoints(stored.checkpoints)
+        checkpoints = self._checkpoints(stored)
         self.checkpointing = Checkpointing(checkpoints, is_kept=settings.keeps_checkpoints, outbox=self.outbox)
         self.ending = Ending(self.pservers, self.checkpointing)
         self.evaluations = Evaluations(self.outbox)
@@ -114,12 +117,12 @@ class MasterState:
             self.begin_membership(self.declaration.model, stored.membership)
         self.ending.start(self.work)
 
-    def _checkpoints(self, stored: bytes | None) -> Checkpoints:
+    def _checkpoints(self, stored: StoredState) -> Checkpoints:
         settings = self.settings
         generation, count = settings.generation, settings.pserver_count
-        if stored is None:
+        if stored.checkpoints is None:
             return Checkpoints(settings.checkpoints, generation, count, self.now)
-        return Checkpoints.restore(stored, settings.checkpoints, generation, count, self.now)
+        return Checkpoints.restore(stored.checkpoints, settings.checkpoints, generation, count, self.now, stored.files)
 
     def begin_training(
         self, tasks: QueueSettings, stored: bytes | None, failures: bytes | None, *, may_reseed: bool = False

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from flightedl.domain.checkpoint.chains import files_of
 from flightedl.domain.checkpoint.checkpoints import Checkpoints, next_number_after
-from flightedl.domain.checkpoint.manifest import Manifest, candidates, checksum, examine, manifest_name
-from flightedl.domain.checkpoint.pointer import decode_pointer
+from flightedl.domain.checkpoint.manifest import Manifest, ShardFile, candidates, checksum, examine, manifest_name
+from flightedl.domain.checkpoint.pointer import decode_pointer, latest_of
 from flightedl.domain.checkpoint.values import Pointer
 from flightedl.domain.consistency.modes import Mode
 from flightedl.domain.master.state import CoreSettings, StoredState
@@ -128,6 +129,18 @@ class TakingOver:
         )
 
     def _begin(self, stored: dict[str, bytes]) -> None:
+        pointer = stored.get("checkpoints")
+        latest = None if pointer is None else latest_of(pointer)
+        if latest is None or not self._cluster.shape.has_rows:
+            self._begin_with(stored, ())
+            return
+
+        def read(found: tuple[bytes, bool] | None) -> None:
+            self._begin_with(stored, () if found is None else files_of(latest, found[0]))
+
+        self._store.read(self._master, manifest_name(latest.number), read, lambda: self._begin_with(stored, ()))
+
+    def _begin_with(self, stored: dict[str, bytes], files: tuple[ShardFile, ...]) -> None:
         state = StoredState(
             declaration=decode(stored["declaration"], JobDeclaration),
             queue=stored["queue"],
@@ -136,6 +149,7 @@ class TakingOver:
             recovery=stored["recovery"],
             checkpoints=stored.get("checkpoints"),
             evaluations=stored.get("evaluations"),
+            files=files,
             is_stopped="stopped" in stored,
         )
         self._take_over(state, int(stored["tasks"]))

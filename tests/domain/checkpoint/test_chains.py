@@ -7,8 +7,10 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from flightedl.domain.checkpoint.chains import Chains, Offer
-from flightedl.domain.checkpoint.manifest import ShardFile, shard_name, since_of
+from flightedl.domain.checkpoint.chains import Chains, Offer, files_of
+from flightedl.domain.checkpoint.checkpoints import Checkpoints
+from flightedl.domain.checkpoint.manifest import Manifest, ShardFile, checksum, shard_name, since_of
+from flightedl.domain.checkpoint.values import CheckpointSettings, OrderSnapshot, Pointer, SnapshotCommand
 
 
 def file(number: int, after: str = "", *, size_bytes: int = 1000, **more: Any) -> ShardFile:
@@ -107,3 +109,64 @@ def test_a_name_says_with_which_checkpoint_its_chain_begins():
     assert since_of(shard_name(12, 0, 2, 7, 1, since=12)) is None
     assert since_of(shard_name(12, 0, 2, 7, 1)) is None
     assert since_of("c-12/manifest.json") is None
+
+
+def manifest_of(number: int, *shards: ShardFile) -> Manifest:
+    return Manifest(
+        job="j",
+        number=number,
+        plan_hash="p",
+        pserver_count=len(shards),
+        cut_for=1,
+        round=None,
+        created_s=0.0,
+        shards=shards,
+    )
+
+
+def ordered_by_a_successor(generation: int, files: tuple[ShardFile, ...], latest: Pointer) -> SnapshotCommand:
+    """What a master that takes over asks the only pserver for, of which ``generation`` serves."""
+    settings = CheckpointSettings()
+    predecessor = Checkpoints(settings, 1, 1, 0.0, next_number=8, latest=latest)
+    successor = Checkpoints.restore(predecessor.encode(), settings, 2, 1, 0.0, files)
+    successor.pserver_up(0, generation, 0.0)
+    successor.request("a test")
+    (order,) = (each for each in successor.tick(1.0, None) if isinstance(each, OrderSnapshot))
+    return order.snapshot
+
+
+def increment_of_two() -> ShardFile:
+    chains = Chains(8, None)
+    for number in (3, 5):
+        made(chains, number)
+    linked = chains.linked(file(7, "c-5/a", size_bytes=10), chains.offer(0, 5, 7, ()))
+    assert linked is not None
+    return linked
+
+
+def test_another_master_goes_on_with_the_chain_that_the_newest_manifest_describes():
+    data = manifest_of(7, increment_of_two()).encode()
+    latest = Pointer(7, checksum(data))
+    files = files_of(latest, data)
+    order = ordered_by_a_successor(5, files, latest)
+    assert (order.after, order.is_base, since_of(order.name)) == ("c-7/a", False, 3)
+    of_another_process = ordered_by_a_successor(6, files, latest)
+    assert (of_another_process.after, of_another_process.is_base) == ("", True)
+
+
+def test_where_the_newest_manifest_is_not_known_or_of_other_pservers_bases_are_ordered():
+    whole = increment_of_two()
+    data = manifest_of(7, whole).encode()
+    latest = Pointer(7, checksum(data))
+    two = (whole, replace(whole, index=1))
+    for files in ((), two):
+        order = ordered_by_a_successor(5, files, latest)
+        assert (order.after, order.is_base, since_of(order.name)) == ("", True, None)
+
+
+@pytest.mark.parametrize("number", [6, 7])
+def test_only_the_manifest_that_the_pointer_means_counts(number: int):
+    data = manifest_of(7, increment_of_two()).encode()
+    assert files_of(Pointer(number, checksum(data)), data) == ((increment_of_two(),) if number == 7 else ())
+    assert files_of(Pointer(7, checksum(data[:-1])), data) == ()
+    assert files_of(Pointer(7, checksum(data[:-1])), data[:-1]) == ()
