@@ -51,6 +51,19 @@ def all_finite(gradient: Floats) -> bool:
     return bool(total == zero)
 
 
+def copy_finite(words: npt.NDArray[np.uint32], copy: npt.NDArray[np.uint32]) -> bool:
+    """Copy, and say whether no word, taken for a float32, is NaN or infinite; then no two of them are such a float64.
+
+    The memory that is read may change meanwhile: it is what the copy got that counts. An exponent of all ones carries
+    into the sign's place when one is added to it.
+    """
+    found = np.uint32(0)
+    for i in range(words.size):
+        copy[i] = words[i]
+        found |= np.uint32((copy[i] & np.uint32(0x7F800000)) + np.uint32(0x00800000))
+    return bool(found & np.uint32(0x80000000) == 0)
+
+
 def bfloat16_to_float32(bits: npt.NDArray[np.uint16], out: npt.NDArray[np.uint32]) -> None:
     """Exact: a bfloat16 is the upper half of a float32."""
     for i in range(out.size):

@@ -251,6 +251,26 @@ _RULES: dict[type[Optimizer], Callable[[Any], _Rule]] = {
 }
 
 
+@cache
+def finite_copy() -> Callable[[npt.NDArray[np.uint8], npt.NDArray[np.uint8]], bool]:
+    """Compile, or read from numba's cache, ``copy_finite(target, source)``.
+
+    Both are (n,) bytes, ``target`` aligned. False: some may be no finite floats of 32 or 64 bits, or they are not whole
+    ones.
+    """
+    code = machine_code(kernels_blocks.copy_finite, types.boolean(_received("uint32"), _own("uint32")))
+
+    def copy_finite(target: npt.NDArray[np.uint8], source: npt.NDArray[np.uint8]) -> bool:
+        if source.size % 4:
+            np.copyto(target, source)
+            return False
+        if target.size != source.size:
+            raise ValueError("a copy has as many bytes as what it is of")
+        return bool(code(source.view(np.uint32), target.view(np.uint32)))
+
+    return copy_finite
+
+
 @dataclass(frozen=True, slots=True)
 class BlockKernels:
     """The kernels that do not depend on the optimizer, for one dtype; arrays are (n,), of equal length.
@@ -258,11 +278,13 @@ class BlockKernels:
     ``accumulate_first(total, gradient, weight)``: ``total = weight * gradient``.
     ``accumulate(total, gradient, weight)``: ``total += weight * gradient``.
     ``all_finite(gradient) -> bool``: no element is NaN or infinite.
+    ``copy_finite``: of any dtype's bytes, see ``finite_copy``.
     """
 
     accumulate_first: Callable[[Floats, Floats, float], None]
     accumulate: Callable[[Floats, Floats, float], None]
     all_finite: Callable[[Floats], bool]
+    copy_finite: Callable[[npt.NDArray[np.uint8], npt.NDArray[np.uint8]], bool]
 
 
 @cache
@@ -274,6 +296,7 @@ def block_kernels(dtype: str) -> BlockKernels:
         machine_code(kernels_blocks.accumulate_first, add),
         machine_code(kernels_blocks.accumulate, add),
         machine_code(kernels_blocks.all_finite, types.boolean(received)),
+        finite_copy(),
     )
 
 

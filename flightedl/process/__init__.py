@@ -6,6 +6,7 @@
 * ``socket_abort``: connections to a server that is gone end at once, not after minutes.
 * ``free_memory``: what strangers' messages took is given back. ``startup_memory``: what only the start needed is.
 * ``shared_memory``: memory that another process of the host maps, without a name that could be left.
+* ``fence``: the order of what both do there.
 * ``metrics_page``: figures for Prometheus, read when they are asked for.
 * ``host``: what it knows of itself and its machine. ``stacks``: where its threads stand, told by itself.
 * ``tracing``: spans of steps, tasks, checkpoints and recoveries, across processes.

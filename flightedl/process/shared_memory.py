@@ -7,7 +7,7 @@ descriptor is looked at before it is mapped: its seals, its size, and that it is
 
 The memory begins with the nonce of the stream that it belongs to. Both sides prove by it that they map the memory of
 whom they talk to by Flight. Behind it are two words of its owner's: how many of the other one's messages it has
-taken, and whether what it has lent is over.
+taken, and whether what it has lent is over. What is read or written before them, and after, stays so (``fence``).
 
 Linux only. Elsewhere nothing of this is offered, and values travel by TCP.
 """
@@ -27,6 +27,7 @@ import numpy as np
 import numpy.typing as npt
 
 from flightedl.errors import MessageError, UnavailableError
+from flightedl.process.fence import memory_fence
 
 Bytes = npt.NDArray[np.uint8]
 
@@ -63,6 +64,7 @@ class SharedMemory:
     """One memfd, mapped. It is unmapped when nobody refers to it or to its arrays any more."""
 
     def __init__(self, descriptor: int, mapping: mmap.mmap, nonce: bytes) -> None:
+        self._fence = memory_fence()
         self._descriptor = descriptor
         whole = np.frombuffer(mapping, np.uint8)
         self._over = whole[_OVER_AT : _OVER_AT + 8].view(np.uint64)
@@ -143,21 +145,29 @@ class SharedMemory:
 
     @property
     def taken(self) -> int:
-        """How many messages of the other side's memory its owner has taken, as it says."""
-        return int(self._taken[0])
+        """How many messages of the other side's memory its owner has taken, as it says.
+
+        What is written by who asks comes after what the owner has read, and for the owner it is the other way round.
+        """
+        count = int(self._taken[0])
+        self._fence()
+        return count
 
     @taken.setter
     def taken(self, count: int) -> None:
+        self._fence()
         self._taken[0] = count
 
     @property
     def is_over(self) -> bool:
-        """Whether its owner has taken back what it lent beside it: that may have changed since."""
+        """Whether its owner has taken back what it lent beside it: what was read until now may have changed."""
+        self._fence()
         return bool(self._over[0])
 
     def end(self) -> None:
         """Say so, before anything of that changes."""
         self._over[0] = 1
+        self._fence()
 
 
 def _prefer_huge_pages(mapping: mmap.mmap) -> None:

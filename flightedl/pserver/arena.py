@@ -19,6 +19,8 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
+from flightedl.wire.shared_values import copy_past_cache
+
 Array = npt.NDArray[np.generic]
 
 ALIGNMENT_BYTES = 64
@@ -61,7 +63,7 @@ class Arena:
             if target is None:
                 target = self._cut_values(values.nbytes).view(values.dtype)
             self._left.append((values, readers))
-        np.copyto(target, values)
+        copy_past_cache(target.view(np.uint8), values.view(np.uint8))
         return target
 
     def copy(self, array: Array) -> Array:

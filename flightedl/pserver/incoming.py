@@ -27,18 +27,22 @@ class IncomingValues:
         """The parameter of a block."""
         return self._plan.parameters[self._plan.block(number).parameter].name
 
-    def gradient(self, span: ArraySpan, numbers: range, data: memoryview) -> Array:
+    def gradient(self, span: ArraySpan, numbers: range, data: memoryview, *, is_finite: bool) -> Array:
         """The elements of neighbouring blocks of a span.
 
         Args:
             span: That has the blocks.
             numbers: Of the blocks.
             data: As many bytes as they have.
+            is_finite: That is known of floats of the values' own size.
 
         Raises:
             GradientError: NaN or infinity.
         """
-        return self._finite(span, numbers, span.incoming(data))
+        gradient = span.incoming(data)
+        # Behind 16-bit floats of the same message, its elements may not be made of the words that were looked at.
+        is_known = is_finite and not span.wire and gradient.flags.aligned
+        return gradient if is_known else self._finite(span, numbers, gradient)
 
     def first_values(self, span: ArraySpan, row: Row) -> Array:
         """The elements of one block, which never travel narrower than they were declared.

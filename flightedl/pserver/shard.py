@@ -120,14 +120,14 @@ class ShardState(ShardRows):
         push = Push.of(header)
         found: list[Pushed] = []
         for part in parts:
-            blocks, version, _, data = part
+            blocks, version, _, data, is_finite = part
             if blocks.start >= self._first_bucket:
                 found.extend(self.push_to_rows(push, part, header.pull))
                 continue
             span = self._span(blocks.start)
             pushed = None
             if blocks == span.numbers and (len(data) == span.offsets[-1] or not data):
-                pushed = self._push(push, span, version, data, header)
+                pushed = self._push(push, span, version, data, header, is_finite=is_finite)
             if pushed is not None:
                 found.append(pushed)
             else:
@@ -144,7 +144,7 @@ class ShardState(ShardRows):
 
     def _push_by_span(self, push: Push, part: ReceivedBlocks, header: PushHeader) -> Iterator[Pushed]:
         """A part that is not just one span; spans that it has only some blocks of are split."""
-        blocks, version, _, data = part
+        blocks, version, _, data, is_finite = part
         if data and len(data) != self._sent_bytes(blocks):
             raise self._wrong_size(blocks, len(data))
         number = blocks.start
@@ -154,10 +154,12 @@ class ShardState(ShardRows):
             size_bytes = self._sent_bytes(range(number, stop)) if data else 0
             if number > span.numbers.start or stop < span.numbers.stop:
                 if data:
-                    self._incoming.gradient(span, range(number, stop), data[:size_bytes])
+                    self._incoming.gradient(span, range(number, stop), data[:size_bytes], is_finite=is_finite)
                 with span.lock, self._soundness:
                     self._protocol.split(span, around(span.numbers, range(number, stop)))
-            elif (pushed := self._push(push, span, version, data[:size_bytes], header)) is not None:
+                continue
+            pushed = self._push(push, span, version, data[:size_bytes], header, is_finite=is_finite)
+            if pushed is not None:
                 yield pushed
                 number, data = stop, data[size_bytes:]
 
@@ -177,10 +179,10 @@ class ShardState(ShardRows):
         return MessageError(f"{named}{more} {self._sent_bytes(blocks)} bytes, not {size_bytes}")
 
     def _push(
-        self, push: Push, span: ArraySpan, base_version: int, data: memoryview, header: PushHeader
+        self, push: Push, span: ArraySpan, base_version: int, data: memoryview, header: PushHeader, *, is_finite: bool
     ) -> Pushed | None:
         """All blocks of a span; None: it was split meanwhile."""
-        gradient = self._incoming.gradient(span, span.numbers, data) if len(data) else None
+        gradient = self._incoming.gradient(span, span.numbers, data, is_finite=is_finite) if len(data) else None
         protocol, has_gradient = self._protocol, gradient is not None
         has_checksum = header.pull and header.checksums
         with span.lock:

@@ -79,7 +79,7 @@ class ShardRows(HeldBlocks):
         Raises:
             MessageError: not all buckets of this pserver, or what is asked of them makes no sense.
         """
-        blocks, version, _, data = part
+        blocks, version, _, data, _ = part
         self._require_all_buckets(blocks)
         return Wanted(blocks, version, self._incoming_rows.asked(data).wanted)
 
@@ -89,7 +89,7 @@ class ShardRows(HeldBlocks):
 
     def push_to_rows(self, push: Push, part: ReceivedBlocks, pull: bool) -> Iterator[Pushed]:
         """A part that is of all buckets."""
-        blocks, version, _, data = part
+        blocks, version, _, data, _ = part
         self._require_all_buckets(blocks)
         received = self._incoming_rows.pushed(data)
         number = blocks.start

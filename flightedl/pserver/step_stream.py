@@ -5,6 +5,7 @@ the same host asks for shared memory before its first step (``rpc.same_host``); 
 message's values there where they have room, and sends them where not.
 
 Values that come are copied before anybody looks at them: the trainer could change them between the check and the use.
+The same pass says whether they are finite.
 Values that leave are lent where they lie (``spans``), until the trainer has taken them: what changes them meanwhile
 moves them first. What a trainer does not take, it has a few MiB of, and gets copies of the rest. A stream that ends,
 because its trainer was silent for too long, say, ends what it has lent; before anything of that changes, the memory
@@ -17,6 +18,7 @@ import logging
 from collections.abc import Callable, Sequence
 
 from flightedl.errors import MessageError
+from flightedl.kernels.compiled import finite_copy
 from flightedl.ports import Clock
 from flightedl.process.shared_memory import SharedMemory
 from flightedl.pserver.meter import Meter
@@ -143,7 +145,7 @@ class StepStream:
         except NotSharedError as error:
             _log.debug("values of a trainer travel by TCP: %s", error)
             return
-        self._inbox = CopyingInbox(self._pair.other.values)
+        self._inbox = CopyingInbox(self._pair.other.values, finite_copy())
         store = self._pair.store
         self._outbox = Outbox(self._pair.own.values, store=None if store is None else store.values)
         self._meter.stream(0, shared=1)

@@ -67,6 +67,8 @@ class ReceivedBlocks(NamedTuple):
     outcome: int
     #: Of all the blocks, one after the other; empty: none came.
     data: memoryview
+    #: They are known to be finite, if they are floats of 32 or 64 bits.
+    is_finite: bool = False
 
 
 def encode_parts(
@@ -152,13 +154,15 @@ def decode_parts(
         raise DamagedError("a message's header does not match its checksum")
     fields = list(_PART.iter_unpack(memoryview(header)[start:end]))
     is_shared, is_checked = _LAYOUTS[layout]
+    is_finite = False
     if not is_shared:
         data = _values_of(batch, columns)
     elif inbox is None or batch is not None:
         raise MessageError("a message's values are said to lie in memory, but none is shared for them")
     else:
         data = inbox.take(_OFFSET.unpack_from(header, _START.size)[0], sum(field[4] for field in fields))
-    return _parts_in(data, fields, is_checked=is_checked)
+        is_finite = inbox.is_finite
+    return _parts_in(data, fields, is_checked=is_checked, is_finite=is_finite)
 
 
 def is_shared(header: bytes | None) -> bool:
@@ -184,7 +188,9 @@ def _values_of(batch: pa.RecordBatch | None, columns: Sequence[pa.Array]) -> mem
     return _value(columns[0] if columns else batch.column(0))
 
 
-def _parts_in(data: memoryview, fields: Iterable[Sequence[int]], *, is_checked: bool) -> list[ReceivedBlocks]:
+def _parts_in(
+    data: memoryview, fields: Iterable[Sequence[int]], *, is_checked: bool, is_finite: bool
+) -> list[ReceivedBlocks]:
     parts: list[ReceivedBlocks] = []
     start = 0
     for first, length, version, outcome, size_bytes, expected in fields:
@@ -196,7 +202,7 @@ def _parts_in(data: memoryview, fields: Iterable[Sequence[int]], *, is_checked: 
         values = data[start:stop] if size_bytes else _NOTHING
         if is_checked and size_bytes and _digest(values) != expected:
             raise DamagedError(f"the values of blocks {first} to {first + length - 1} do not match their checksum")
-        parts.append(ReceivedBlocks(range(first, first + length), version, outcome, values))
+        parts.append(ReceivedBlocks(range(first, first + length), version, outcome, values, is_finite))
         start = stop
     if start != len(data):
         raise MessageError(f"a message's header tells of {start} bytes, {len(data)} came")

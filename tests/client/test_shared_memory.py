@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import gc
+import json
 import random
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
@@ -25,6 +28,7 @@ from flightedl.messages.parameters import BatchIdentity, Outcome
 from flightedl.process import shared_memory
 from flightedl.process.socket_abort import abort_connections
 from flightedl.pserver import flight, step_stream
+from flightedl.rpc import ServerIdentity
 from flightedl.wire import shared_values
 from flightedl.wire.parts import STEP_END, ReceivedBlocks
 from flightedl.wire.rows import OutgoingBlocks
@@ -253,6 +257,33 @@ def test_what_is_not_finite_is_refused_wherever_it_lies(bad: float) -> None:
         assert not any(block.values.any() for block in cluster.shards[0].blocks())
         _converse(cluster, np.ones(50_000, np.float32), numbers, len(numbers))
         assert all((block.values == -1).all() for block in cluster.shards[0].blocks())
+
+
+@pytest.mark.slow
+def test_a_trainer_that_changes_its_gradients_all_the_while_spoils_nothing() -> None:
+    with Cluster({"w": (900_000,)}, Async()) as cluster:
+        (shard,) = cluster.shards
+        options = {
+            "address": cluster.servers[0].address,
+            "identity": asdict(ServerIdentity("bench", "pserver", 0, 1)),
+            "plan_hash": cluster.plan.hash,
+            "blocks": [(number, cluster.plan.block(number).size) for number in shard.numbers],
+            "seconds": 0.7,
+        }
+        trainer = subprocess.run(
+            [sys.executable, "-m", "tests.client.spoiling_trainer", json.dumps(options)],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert trainer.returncode == 0, trainer.stderr
+        counts = json.loads(trainer.stdout)
+        assert counts["taken"], counts
+        assert counts["refused"], counts
+        for block in shard.blocks():
+            assert np.isfinite(block.values).all()
+            assert (block.values == -block.rounds.version).all(), "nothing but its ones"
+            assert block.rounds.version >= counts["taken"]
 
 
 def test_a_trainer_that_says_to_have_taken_anything_hurts_only_itself() -> None:

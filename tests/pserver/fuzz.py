@@ -31,6 +31,7 @@ from flightedl.domain.model.optimizers import SGD
 from flightedl.domain.model.parameters import ParameterSpec
 from flightedl.domain.model.sharding import ShardPlan, plan_shards
 from flightedl.errors import FlightedlError
+from flightedl.kernels.compiled import finite_copy
 from flightedl.messages.base import decode, encode
 from flightedl.messages.control import ViewMemberMessage, ViewRequest
 from flightedl.messages.parameters import BatchIdentity, Outcome, PullTicket, PushHeader
@@ -74,7 +75,7 @@ class Target:
         self.refused: Counter[str] = Counter()
         #: Shared with the senders, with room for a few messages.
         self.memory = np.zeros(4096, np.uint8)
-        self.inbox = CopyingInbox(self.memory)
+        self.inbox = CopyingInbox(self.memory, finite_copy())
         #: The most that each block may have got: a gradient for each time that somebody pushed it one.
         self.pushed = 0
 

@@ -10,11 +10,19 @@ import numpy as np
 import pytest
 
 from flightedl.errors import DamagedError, MessageError
+from flightedl.kernels.compiled import finite_copy
 from flightedl.messages.parameters import Outcome
 from flightedl.wire import shared_values
 from flightedl.wire.parts import STEP_SCHEMA, attached_to, decode_parts, encode_parts, is_shared
 from flightedl.wire.rows import OutgoingBlocks
-from flightedl.wire.shared_values import UNTAKEN_LIMIT_BYTES, CopyingInbox, Inbox, Outbox, copy_to_cache
+from flightedl.wire.shared_values import (
+    UNTAKEN_LIMIT_BYTES,
+    CopyingInbox,
+    Inbox,
+    Outbox,
+    copy_past_cache,
+    copy_to_cache,
+)
 
 VALUES = np.arange(6, dtype=np.float32)
 
@@ -108,15 +116,17 @@ def test_parts_arrive_as_they_were_sent(pieces: list[OutgoingBlocks], checksums:
     assert is_shared(header)
     sent, sent_header = encode_parts(pieces, b"a request", checksums=checksums)
     expected = decode_parts(sent, sent_header)
-    for inbox in (Inbox(memory), CopyingInbox(memory)):
-        assert decode_parts(None, header, inbox=inbox) == expected
+    for inbox in (Inbox(memory), CopyingInbox(memory, finite_copy())):
+        found = decode_parts(None, header, inbox=inbox)
+        assert all(part.is_finite == isinstance(inbox, CopyingInbox) for part in found)
+        assert [part[:4] for part in found] == [part[:4] for part in expected]
     assert attached_to(header) == b"a request"
 
 
 def test_a_copy_does_not_change_with_the_memory() -> None:
     memory = _memory()
     _, header = encode_parts(_pieces(), outbox=Outbox(memory, 0))
-    inbox = CopyingInbox(memory)
+    inbox = CopyingInbox(memory, finite_copy())
     parts = decode_parts(None, header, inbox=inbox)
     memory[:] = 0xFF
     assert np.array_equal(np.frombuffer(parts[0].data, np.float32), VALUES[:4])
@@ -129,7 +139,7 @@ def test_values_beyond_the_memory_are_refused() -> None:
     outbox = Outbox(memory, 0)
     outbox.put([], 2048)
     _, header = encode_parts(_pieces(), outbox=outbox)
-    for inbox in (Inbox(memory[:2060]), CopyingInbox(memory[:2060])):
+    for inbox in (Inbox(memory[:2060]), CopyingInbox(memory[:2060], finite_copy())):
         with pytest.raises(MessageError, match="2048 to 2072 of 2060 shared bytes"):
             decode_parts(None, header, inbox=inbox)
 
@@ -161,6 +171,52 @@ def test_copies_are_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     target = np.zeros(50, np.uint8)
     copy_to_cache(target, source)
     assert np.array_equal(target, source)
+
+
+@pytest.mark.parametrize("ahead", [0, 16, 511, 512, 4000])
+def test_copies_are_whole_wherever_both_lie_in_their_pages(ahead: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shared_values, "_PIECE_BYTES", 1000)
+    real, by_cache = shared_values.copy_to_cache, []
+    monkeypatch.setattr(
+        shared_values, "copy_to_cache", lambda target, source: by_cache.append(1) or real(target, source)
+    )
+    whole = np.zeros(4 * 4096, np.uint8)
+    first = -whole.ctypes.data % 4096
+    source, target = whole[first : first + 2000], whole[first + 4096 + ahead :][:2000]
+    source[:] = np.arange(2000) % 251
+    copy_past_cache(target, source)
+    assert np.array_equal(target, source)
+    assert bool(by_cache) == (0 < ahead < 512)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("bad", [np.nan, -np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("place", [0, 5, 998])
+def test_a_copy_knows_what_is_not_finite(dtype: str, bad: float, place: int) -> None:
+    chance = np.random.default_rng(place)
+    kind = np.dtype(dtype)
+    # All finite bits but for those of numbers whose lower half looks like none.
+    source = chance.integers(0, 256, 999 * kind.itemsize, dtype=np.uint8).view(kind)
+    source[~np.isfinite(source)] = 0
+    if dtype == "float64":
+        source.view(np.uint32)[::2] &= 0x7F7FFFFF
+    else:
+        source[0] = np.finfo(np.float32).max
+        source[1] = np.finfo(np.float32).smallest_subnormal
+    target = np.empty(source.nbytes, np.uint8)
+    assert finite_copy()(target, source.view(np.uint8))
+    assert np.array_equal(target, source.view(np.uint8))
+    source[place] = bad
+    assert not finite_copy()(target, source.view(np.uint8))
+    assert np.array_equal(target, source.view(np.uint8))
+
+
+def test_a_copy_of_broken_words_is_not_known_to_be_finite() -> None:
+    target = np.empty(6, np.uint8)
+    assert not finite_copy()(target, np.arange(6, dtype=np.uint8))
+    assert target.tolist() == [0, 1, 2, 3, 4, 5]
+    with pytest.raises(ValueError, match="as many bytes"):
+        finite_copy()(target, np.zeros(8, np.uint8))
 
 
 def test_the_schema_of_batches_is_the_same() -> None:

@@ -253,7 +253,7 @@ class ShardClient:
 
     def _take_rows(self, part: ReceivedBlocks, joined: JoinedAnswers, rows: RowMessages | None) -> None:
         """Some buckets have answered, maybe with rows."""
-        blocks, version, outcome, data = part
+        blocks, version, outcome, data, _ = part
         if blocks.stop > self._buckets.stop:
             raise MessageError(f"pserver {self._index} sent rows of {blocks}, which are not its own")
         if outcome == Outcome.PARTLY_APPLIED:
@@ -296,7 +296,7 @@ class ShardClient:
     ) -> None:
         """Store the values that came, and say what was answered."""
         for part in parts:
-            blocks, version, outcome, data = part
+            blocks, version, outcome, data, _ = part
             if joined is not None and blocks.start in self._buckets:
                 self._take_rows(part, joined, rows)
                 continue

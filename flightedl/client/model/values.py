@@ -11,6 +11,7 @@ import numpy.typing as npt
 from flightedl.domain.model.sharding import ALIGNMENT_BYTES, Block, ShardPlan
 from flightedl.errors import MessageError
 from flightedl.kernels.half_precision import ITEM_BYTES, array_dtype
+from flightedl.wire.shared_values import copy_past_cache
 
 if TYPE_CHECKING:
     from flightedl.kernels.compiled import HalfKernels
@@ -78,7 +79,7 @@ class ModelValues:
         if halves is not None:
             halves.to_float32(np.frombuffer(data, np.uint16), target.view(np.float32))
         else:
-            np.copyto(target, np.frombuffer(data, np.uint8))
+            copy_past_cache(target, np.frombuffer(data, np.uint8))
 
     def outgoing(self, gradient: Array | None, blocks: range, part: range) -> Array | None:
         """The gradient of some of the neighbouring blocks that it is of, as it is sent; None: there is none."""

@@ -1,0 +1,66 @@
+"""Order between what two processes see of memory that both map: what came before a fence is not seen after it.
+
+Processors reorder what a thread reads and writes. x86 keeps reads in order among reads, writes among writes, and no
+write overtakes a read; that is all that is asked for here, so nothing has to be done there. Others, such as ARM, keep
+none of it without an instruction, which Python has no name for: it is compiled by llvmlite, which numba brings along.
+That takes 66 MiB and some tenths of a second, which trainers on x86 so do without.
+
+No order is needed between a message and what was written before it left: sockets have locks, which are fences.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import platform
+from collections.abc import Callable
+
+from flightedl.errors import UnavailableError
+
+Fence = Callable[[], None]
+
+_ORDERED = frozenset({"x86_64", "AMD64"})
+#: In the words of LLVM, which makes of it what each processor has.
+SOURCE = "define void @fence() {\n  fence seq_cst\n  ret void\n}\n"
+
+
+@functools.cache
+def memory_fence() -> Fence:
+    """What to call between two accesses.
+
+    Raises:
+        UnavailableError: this system has none, so it cannot share memory.
+    """
+    if platform.machine() in _ORDERED:
+        return _nothing
+    return compiled_fence()
+
+
+@functools.cache
+def compiled_fence() -> Fence:
+    """The instruction of this processor. It orders everything.
+
+    Raises:
+        UnavailableError: nothing can be compiled here.
+    """
+    try:
+        import llvmlite.binding as llvm  # type: ignore[import-untyped]
+
+        llvm.initialize_native_target()
+        llvm.initialize_native_asmprinter()
+        machine = llvm.Target.from_triple(llvm.get_process_triple()).create_target_machine(opt=2)
+        engine = llvm.create_mcjit_compiler(llvm.parse_assembly(SOURCE), machine)
+        engine.finalize_object()
+        call = ctypes.CFUNCTYPE(None)(engine.get_function_address("fence"))
+    except (ImportError, OSError, RuntimeError) as error:
+        raise UnavailableError(f"there is no memory fence on this system: {str(error)[:160]}") from None
+    # The engine owns the machine code.
+    return functools.partial(_call, call, engine)
+
+
+def _call(call: Callable[[], object], _engine: object) -> None:
+    call()
+
+
+def _nothing() -> None:
+    pass

@@ -1,0 +1,100 @@
+"""A hostile trainer, as a process of its own: it steps, and all the while changes the gradients that it shares.
+
+    python -m tests.client.spoiling_trainer '{"address": ..., "plan_hash": ..., "blocks": [[number, size], ...]}'
+
+It prints how many of its steps were taken, and how many refused. Gradients are whole numbers, now and then none at all.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import threading
+import time
+from typing import Any
+
+import numpy as np
+
+from flightedl.adapters.clock import SystemClock
+from flightedl.client.model.phases import Phases
+from flightedl.client.model.step_channel import StepChannel, StepStream
+from flightedl.errors import GradientError
+from flightedl.messages.base import encode
+from flightedl.messages.parameters import BatchIdentity, PushHeader
+from flightedl.rpc import Connection, ServerIdentity
+from flightedl.wire.parts import STEP_END
+from flightedl.wire.rows import OutgoingBlocks
+
+CLOCK = SystemClock()
+
+
+class Spoiler(threading.Thread):
+    """Writes now sound numbers, now others, over all that is shared, from another processor."""
+
+    def __init__(self, size_bytes: int) -> None:
+        super().__init__(daemon=True)
+        self._count = size_bytes // 4
+        self.memory: np.ndarray | None = None
+        self.is_over = False
+        self.writes = 0
+
+    def run(self) -> None:
+        """Until it is over."""
+        sound = np.ones(self._count, np.float32)
+        spoilt = sound.copy()
+        spoilt[:: 4096 // 4] = np.nan
+        while not self.is_over:
+            memory = self.memory
+            if memory is None:
+                time.sleep(0.0001)
+                continue
+            for values in (spoilt, sound):
+                np.copyto(memory.view(np.float32)[: self._count], values)
+            self.writes += 1
+
+
+def main(options: dict[str, Any]) -> None:
+    """Step for some seconds."""
+    blocks: list[tuple[int, int]] = options["blocks"]
+    connection = Connection(options["address"], expected=ServerIdentity(**options["identity"]), shares_memory=True)
+    spoiler = Spoiler(sum(4 * size for _, size in blocks))
+    spoiler.start()
+    taken = refused = 0
+    until = time.monotonic() + options["seconds"]
+    channel = StepChannel(0, CLOCK, is_worth_sharing=True, step_bytes=1 << 30)
+    while time.monotonic() < until:
+        header = PushHeader(
+            trainer="t1",
+            generation=1,
+            plan_hash=options["plan_hash"],
+            member=1,
+            identity=BatchIdentity(epoch=0, task=taken + refused, batch=0, batch_count=1),
+            weight=1.0,
+            rows=len(blocks),
+        )
+        pieces = [OutgoingBlocks(range(n, n + 1), 0, 0, np.ones(size, np.float32), ()) for n, size in blocks]
+        try:
+            with channel.use(connection, timeout_s=10.0) as stream:
+                _step(stream, pieces, encode(header), spoiler)
+            taken += 1
+        except GradientError:
+            refused += 1
+        finally:
+            spoiler.memory = None
+    spoiler.is_over = True
+    spoiler.join()
+    channel.close_idle()
+    connection.close()
+    print(json.dumps({"taken": taken, "refused": refused, "writes": spoiler.writes}))
+
+
+def _step(stream: StepStream, pieces: list[OutgoingBlocks], request: bytes, spoiler: Spoiler) -> None:
+    assert stream._shared is not None, "values travel by TCP"
+    spoiler.memory = stream._shared.pair.own.values
+    for _, said in stream.converse([pieces], request, Phases(CLOCK.now), checksums=False, ahead=2):
+        if said == STEP_END:
+            return
+
+
+if __name__ == "__main__":
+    main(json.loads(sys.argv[1]))
