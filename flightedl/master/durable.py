@@ -2,7 +2,7 @@
 
 One thread writes. It takes whatever the state is when it gets to it, so that one transaction serves all requests that
 wait; each waits on a lock of its own, so that nobody is woken for another's sake. When several shared the last one, it
-waits a moment for as many again: those that were just answered are likely to be back.
+waits a moment for as many again, if they were a crowd: those that were just answered are likely to be back.
 
 Each write is fenced by the lock's generation *and* compares the revision of the keys it overwrites. The second makes a
 write whose outcome is unknown harmless: it either happened (then the key holds exactly the bytes that were sent, and
@@ -30,6 +30,8 @@ Snapshot = Callable[[], tuple[int, Mapping[str, bytes]]]
 _RETRY_S = 0.1
 #: How long a write is put off, at most, for as many requests as came last time.
 _GATHER_S = 0.005
+#: Fewer are written for as they come: the moment would cost them more than they cost etcd.
+_CROWD = 8
 
 
 class DurableState:
@@ -126,7 +128,7 @@ class DurableState:
         while True:
             with self._changed:
                 self._changed.wait_for(lambda: self._wanted > self._durable or self._is_stopping)
-                if len(self._waiters) < expected and not self._is_stopping:
+                if len(self._waiters) < expected >= _CROWD and not self._is_stopping:
                     self._enough = expected
                     self._changed.wait(_GATHER_S)
                     self._enough = 1

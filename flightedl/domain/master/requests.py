@@ -2,6 +2,10 @@
 
 A request that has to wait (for work, to become a member, for a mode to be agreed, for a checkpoint) waits in here. It
 is looked at again whenever something has changed that it may wait for, and when its time is up (``WaitEnded``).
+
+Nobody waits for a trainer that has no work: it leaves the view. That, and to join again, takes as long as several
+rounds of a small model. So while the last reports of an epoch should be on their way, a trainer whose own was the first
+of them stays, for as long as its request may wait, if that is no longer than a moment.
 """
 
 from __future__ import annotations
@@ -20,6 +24,7 @@ from flightedl.domain.master.members import Members
 from flightedl.domain.master.state import MasterState
 from flightedl.domain.master.work import Work
 from flightedl.domain.queue.values import FailedSelector
+from flightedl.domain.trainer.feed import MOMENT_S
 from flightedl.errors import FlightedlError, JobFailedError, NotReadyError, UnregisteredError, UsageError
 from flightedl.messages.base import Sender
 from flightedl.messages.checkpoints import CheckpointReply
@@ -147,8 +152,10 @@ class Requests:
         """What the trainer is told, or None: it waits."""
         state = self._state
         given, outcome, retry_after_s = self._hand_out(work, ticket)
-        self._leave_if_idle(work, ticket.trainer)
-        if not given and outcome == "none_now" and ticket.want and not is_last:
+        waits = not given and outcome == "none_now" and ticket.want > 0 and not is_last
+        if not (waits and ticket.wait_s <= MOMENT_S and work.queue.should_end_now(state.now)):
+            self._leave_if_idle(work, ticket.trainer)
+        if waits:
             return None
         if given:
             state.outbox.revision += 1

@@ -354,6 +354,26 @@ class TaskQueue:
         """Whether tasks may still join."""
         return not self._state.growth_ended
 
+    def should_end_now(self, now: float) -> bool:
+        """Whether nothing is left of the epoch but what runs, all of which takes as long by now as tasks do.
+
+        Less than half a batch may be missing. O(trainers).
+        """
+        state = self._state
+        average_s = state.average_s
+        if average_s is None or state.is_past_last or state.cursor < state.size(state.epoch):
+            return False
+        if state.waiting.lowest_epoch is not None:
+            return False
+        if any(len(backlog.pieces) > 1 for backlog in state.pending.backlogs().values()):
+            return False
+        for holder, pending in state.pending.running():
+            piece = pending.piece
+            expected_s = average_s * (piece.size - 0.5) / piece.batch_count
+            if holder.since_s is None or now - holder.since_s < expected_s:
+                return False
+        return True
+
     @property
     def timeout_s(self) -> float:
         """How long a piece may run."""

@@ -7,7 +7,8 @@ master takes whatever else a dead trainer held for untouched.
 
 A report goes out at once (others may wait for this trainer to leave), a request when there is room. Reports stay in
 the feed until the master has answered them, so a master's death loses none; the attempt number makes repeating them
-safe.
+safe. Who holds nothing lets the master hold the call, so that it hears of work as soon as there is any: first for
+``MOMENT_S``, for which it may stay a member (``domain.master.requests``), then for longer.
 
 What this trainer gives up is *handed back* with the next report, never just forgotten: the master tells an attempt
 again that a request does not list, and would tell the same one. Should that happen all the same (an answer was lost),
@@ -34,7 +35,9 @@ BEGUN_COUNT = 2
 #: How many of the newest tasks make the pace.
 _PACE_COUNT = 4
 _RETRY_S = 0.2
-#: How long the master may hold the request of a trainer that has nothing to do.
+#: How long the master may hold the request of a trainer that has nothing to do: the one that reports its last task, in
+#: which the others may report theirs, and those that follow.
+MOMENT_S = 0.01
 _IDLE_WAIT_S = 2.0
 #: A loop that was left by an exception reports its task within this time.
 _KEPT_S = 1.0
@@ -150,6 +153,7 @@ class Feed:
         self._is_done = False
         self._is_closing = False
         self._not_before = 0.0
+        self._asked_at = 0.0
         #: When the way to the master is let go of; infinite: it is not open.
         self._rest_at = math.inf
         #: When the last task of a loop that was left goes back.
@@ -301,17 +305,18 @@ class Feed:
                 return Over()
         room = self._room()
         may_ask = now >= self._not_before
+        # A trainer that holds work must be able to report it at once: it does not let itself be held.
         if self._reports and (may_ask or not self._trouble):
-            return self._ask(room, 0.0)
+            return self._ask(room, MOMENT_S if room and not self._held else 0.0, now)
         if room and may_ask:
-            # A trainer that holds work must be able to report it at once: it does not let itself be held.
-            return self._ask(room, 0.0 if self._held else _IDLE_WAIT_S)
+            return self._ask(room, 0.0 if self._held else _IDLE_WAIT_S, now)
         if now >= self._rest_at:
             self._rest_at = math.inf
             return Rest()
         return LookAgain(min(self._not_before if room or self._reports else math.inf, self._rest_at))
 
-    def _ask(self, want: int, wait_s: float) -> Ask:
+    def _ask(self, want: int, wait_s: float, now: float) -> Ask:
+        self._asked_at = now
         return Ask(self._reports, tuple(self._held), want, wait_s, self._registration)
 
     def _room(self) -> int:
@@ -324,7 +329,7 @@ class Feed:
         """The master has answered."""
         self._trouble = ""
         self._rest_at = now + _OPEN_S
-        self._not_before = now + (0.0 if reply.assignments else reply.retry_after_s)
+        self._not_before = now + self._pause_s(ask, reply, now)
         self._reports = self._reports.without(ask.reports)
         self._lose({lost.attempt for lost in reply.lost}, now)
         self._is_done = reply.outcome == "epochs_done"
@@ -342,6 +347,14 @@ class Feed:
             if assignment.attempt not in self._reports.attempts:
                 self._told_count += 1
                 self._hold(AssignedTask(assignment, self._told_count))
+
+    def _pause_s(self, ask: Ask, reply: TasksReply, now: float) -> float:
+        """After how long to ask again, unless there is something to report before."""
+        if len(reply.assignments) >= ask.want:
+            return 0.0
+        # A master that has held the call as long as it might knows no better time.
+        has_waited = not reply.assignments and 0 < ask.wait_s <= now - self._asked_at
+        return 0.0 if has_waited else reply.retry_after_s
 
     def _lose(self, attempts: set[int], now: float) -> None:
         """The master took these away."""
