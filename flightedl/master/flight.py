@@ -5,14 +5,14 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from flightedl.errors import MessageError
-from flightedl.formats.chunks import CHUNK_SCHEMA, chunks_to_batch, chunks_to_rows
+from flightedl.formats.chunks import CHUNK_SCHEMA, Chunk, chunks_to_batch, chunks_to_rows
 from flightedl.master.service import MasterService
 from flightedl.messages.base import decode, encode
 from flightedl.messages.checkpoints import CheckpointRequest, SaveModelRequest
 from flightedl.messages.declarations import DatasetDeclaration, EvaluationDeclaration, ModelDeclaration
 from flightedl.messages.parameters import PullTicket
 from flightedl.messages.status import EventsRequest, StacksReply, StacksRequest
-from flightedl.messages.tasks import FailedTasksRequest, JoinRequest, LogRequest, ModeRequest, TasksTicket
+from flightedl.messages.tasks import Assignment, FailedTasksRequest, JoinRequest, LogRequest, ModeRequest, TasksTicket
 from flightedl.process import tracing
 from flightedl.process.stacks import stacks
 from flightedl.rpc.authentication import Role
@@ -91,18 +91,16 @@ class MasterFlight:
         return b"{}"
 
     def _get_tasks(self, ticket: bytes, call: Call) -> Answer:
-        reply, pieces = self._service.tasks.exchange(decode(ticket, TasksTicket), call.closing)
+        reply, pieces, _ = self._service.tasks.exchange(decode(ticket, TasksTicket), call.closing)
         return Answer(CHUNK_SCHEMA, [chunks_to_batch(chunks) for chunks in pieces], encode(reply))
 
     def _ask_for_tasks(self, ticket: bytes, call: Call) -> bytes:
         request = decode(ticket, TasksTicket)
         with tracing.serves("master", "tasks", request.traceparent):
-            reply, pieces = self._service.tasks.exchange(request, call.closing)
-        assignments = [
-            replace(assignment, chunks=chunks_to_rows(chunks))
-            for assignment, chunks in zip(reply.assignments, pieces, strict=True)
-        ]
-        return encode(replace(reply, assignments=assignments))
+            reply, pieces, ahead = self._service.tasks.exchange(request, call.closing)
+        return encode(
+            replace(reply, assignments=_located(reply.assignments, pieces), ahead=_located(reply.ahead, ahead))
+        )
 
     def _info(self, command: bytes, _: Call) -> Endpoints:
         """``{"verb": "parameters"}``: one endpoint for each pserver, whose ticket pulls all of its blocks."""
@@ -111,3 +109,8 @@ class MasterFlight:
         plan_hash, addresses = self._service.parameter_servers()
         ticket = encode(PullTicket(plan_hash=plan_hash))
         return Endpoints(VALUES_SCHEMA, tuple(Endpoint(ticket, (address,)) for address in addresses))
+
+
+def _located(assignments: list[Assignment], pieces: list[list[Chunk]]) -> list[Assignment]:
+    """With their chunks."""
+    return [replace(each, chunks=chunks_to_rows(chunks)) for each, chunks in zip(assignments, pieces, strict=True)]

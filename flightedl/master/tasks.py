@@ -33,8 +33,8 @@ from flightedl.messages.tasks import (
     TasksTicket,
 )
 
-#: What a trainer is told, and the chunks of each assignment.
-Work = tuple[TasksReply, list[list[Chunk]]]
+#: What a trainer is told, and the chunks of each assignment, and of each that it may read ahead.
+Work = tuple[TasksReply, list[list[Chunk]], list[list[Chunk]]]
 
 
 class Tasks:
@@ -70,7 +70,10 @@ class Tasks:
         reply: TasksReply = state.ask(lambda call: WorkAsked(call, ticket), ticket.wait_s, closing)
         dataset = state.dataset
         assert dataset is not None or not reply.assignments, "tasks are of a dataset"
-        return reply, [] if dataset is None else [dataset.layout.chunks_of(each.task) for each in reply.assignments]
+        if dataset is None:
+            return reply, [], []
+        chunks_of = dataset.layout.chunks_of
+        return reply, [chunks_of(each.task) for each in reply.assignments], [chunks_of(a.task) for a in reply.ahead]
 
     def join(self, request: JoinRequest) -> JoinReply:
         """Make the trainer a member; answers 0 while the pservers have not agreed.
@@ -139,10 +142,10 @@ class Tasks:
         dataset = state.evaluation_datasets.dataset(ticket.evaluation)
         reply: TasksReply = state.ask(lambda call: WorkAsked(call, ticket))
         if dataset is None:
-            return reply, []
+            return reply, [], []
         if reply.outcome == "epochs_done":
             state.evaluation_datasets.forget(ticket.evaluation)
-        return reply, [dataset.layout.chunks_of(each.task) for each in reply.assignments]
+        return reply, [dataset.layout.chunks_of(each.task) for each in reply.assignments], []
 
     def retry_failed(self, request: FailedTasksRequest) -> FailedTasksReply:
         """Make quarantined batches todo again; durable before it returns.

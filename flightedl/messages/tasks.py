@@ -101,6 +101,9 @@ class TasksReply(Reply, frozen=True, kw_only=True):
     assignments: list[Assignment]
     #: "given", "none_now" or "epochs_done".
     outcome: str
+    #: Tasks of the next epoch that the sender may open and read, not train: it will probably be given them. Attempts
+    #: are 0, and chunks are there on a request stream only.
+    ahead: list[Assignment] = []
     retry_after_s: float = 0.0
     #: The sender's membership, 0: it is not a member.
     member: int = 0

@@ -1,9 +1,10 @@
 """The user's ``for batch in data``: tasks become batches, finished tasks become reports.
 
-A reader thread stays a few batches ahead, so that reading overlaps with computing. The iterator opens each batch (this
-trainer is a member, its values are fresh), hands it out, and closes it when the next one is asked for. Which one is
-next, which is handed out again (the loop body simply runs once more with fresh values), and when a task is done is
-decided by ``domain.trainer.readings``.
+A reader thread stays a few batches ahead, so that reading overlaps with computing, also across the ends of epochs: it
+reads what this trainer will probably be given, and passes it on when it is (``early_reads``). The iterator opens each
+batch (this trainer is a member, its values are fresh), hands it out, and closes it when the next one is asked for.
+Which one is next, which is handed out again (the loop body simply runs once more with fresh values), and when a task is
+done is decided by ``domain.trainer.readings``.
 
 A loop that is left gives up the sum that is not pushed: its batches go back with their task.
 
@@ -25,6 +26,7 @@ from typing import Protocol, Self, cast
 
 import pyarrow as pa
 
+from flightedl.client.data.early_reads import EarlyReads, ReadTask
 from flightedl.client.data.feed import TaskFeed
 from flightedl.client.tables.table import Table
 from flightedl.client.waiting import Waiting
@@ -82,8 +84,6 @@ class BatchListener(Protocol):
         ...
 
 
-#: Reads the batches of a task, in order.
-ReadTask = Callable[[AssignedTask], Iterator[pa.RecordBatch]]
 #: Makes what decides about a loop.
 LoopOf = Callable[[Holder, Callable[[ReadBatch[pa.RecordBatch]], CurrentBatch]], BatchLoop[pa.RecordBatch]]
 AcknowledgedOf = Callable[
@@ -394,27 +394,29 @@ class Dataset:
     # the reader thread
 
     def _read_ahead(self, feed: TaskFeed, stopping: threading.Event, items: queue.Queue[Item | None]) -> None:
-        put = partial(_put, stopping, items)
+        put, early = partial(_put, stopping, items), EarlyReads(self._read, _AHEAD)
         try:
             while not stopping.is_set() and not feed.is_done:
-                task = feed.next(_SLICE_S)
-                if task is not None:
-                    self._read_task(task, put)
+                if (task := feed.next(_SLICE_S)) is not None:
+                    _read_task(task, early.batches, put)
+                elif (promised := feed.next_ahead()) is not None:
+                    early.begin(promised)
         except Exception as error:  # noqa: BLE001 - raised where the user's code waits for this thread
             self._reader_error = error
         put(None)
 
-    def _read_task(self, task: AssignedTask, put: Callable[[Item], bool]) -> None:
-        number = task.assignment.first_batch
-        try:
-            for records in self._read(task):
-                if not put(ReadBatch(task, number, records)):
-                    return
-                number += 1
-        except Exception as error:  # noqa: BLE001 - raised or reported where the batch would have been handed out
-            put(ReadFailure(task, number, error))
-        else:
-            put(TaskEnd(task))
+
+def _read_task(task: AssignedTask, read: ReadTask, put: Callable[[Item], bool]) -> None:
+    number = task.assignment.first_batch
+    try:
+        for records in read(task):
+            if not put(ReadBatch(task, number, records)):
+                return
+            number += 1
+    except Exception as error:  # noqa: BLE001 - raised or reported where the batch would have been handed out
+        put(ReadFailure(task, number, error))
+    else:
+        put(TaskEnd(task))
 
 
 def _put(stopping: threading.Event, items: queue.Queue[Item | None], item: Item | None) -> bool:

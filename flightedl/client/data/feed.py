@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 
 from flightedl.domain.trainer.feed import Ask, AssignedTask, Feed, LookAgain, Over, Rest
-from flightedl.messages.tasks import TasksReply
+from flightedl.messages.tasks import Assignment, TasksReply
 from flightedl.ports import Clock
 
 #: Asks the master.
@@ -50,7 +50,7 @@ class TaskFeed:
     # what the reader asks
 
     def next(self, timeout_s: float) -> AssignedTask | None:
-        """The next task, or None after ``timeout_s``, or at once when there is none any more.
+        """The next task, or None after ``timeout_s``, or at once when there is none any more, or something to read.
 
         While two that were given are not reported, there is no next one.
 
@@ -64,6 +64,11 @@ class TaskFeed:
             if task is None and feed.error is not None:
                 raise feed.error
             return task
+
+    def next_ahead(self) -> Assignment | None:
+        """What to read while there is no next one, to have it when it comes."""
+        with self._changed:
+            return self._feed.begin_ahead()
 
     @property
     def is_done(self) -> bool:

@@ -12,7 +12,8 @@ import pyarrow as pa
 from flightedl.adapters.storage import FsspecFiles
 from flightedl.client import arguments
 from flightedl.client.data import evaluation
-from flightedl.client.data.dataset import Dataset, LookAhead, ReadTask
+from flightedl.client.data.dataset import Dataset, LookAhead
+from flightedl.client.data.early_reads import ReadTask
 from flightedl.client.data.evaluation import Measure
 from flightedl.client.data.feed import TaskFeed
 from flightedl.client.data.readings import batches_of

@@ -157,6 +157,7 @@ class Requests:
             self._leave_if_idle(work, ticket.trainer)
         if waits:
             return None
+        has_none_left = len(given) < ticket.want and not (state.members is not None and state.members.is_deterministic)
         if given:
             state.outbox.revision += 1
         if outcome == "epochs_done":
@@ -171,6 +172,7 @@ class Requests:
         return TasksReply(
             assignments=given,
             outcome=outcome,
+            ahead=work.promise(ticket.trainer) if has_none_left else [],
             retry_after_s=retry_after_s,
             member=self._member_of(ticket.trainer),
             pservers=self._final_pservers() if outcome == "epochs_done" else [],

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from flightedl.domain.queue.fair_share import HOLDING_CEILING
 from flightedl.domain.queue.tasks import TaskQueue
 from flightedl.domain.queue.values import AlreadyDone, Effects, EpochsDone, Finished, TaskGiven
+from flightedl.domain.queue.values import Assignment as Given
 from flightedl.errors import FencedError
 from flightedl.messages.tasks import Assignment, FailedTask, FinishedTask, ReturnedTask, TasksTicket
 
@@ -130,21 +131,25 @@ class Work:
                 else:
                     retry_after_s = answer.retry_after_s
                 break
-            a = answer.assignment
-            known.add(a.attempt)
-            given.append(
-                Assignment(
-                    epoch=a.epoch,
-                    position=a.position,
-                    task=a.task,
-                    attempt=a.attempt,
-                    first_batch=a.first_batch,
-                    end_batch=a.end_batch,
-                    batch_count=a.batch_count,
-                    seed=self.queue.seed_of(a.epoch),
-                )
-            )
+            known.add(answer.assignment.attempt)
+            given.append(self._told(answer.assignment))
         return given, "given" if given else outcome, retry_after_s
+
+    def _told(self, assignment: Given) -> Assignment:
+        return Assignment(
+            epoch=assignment.epoch,
+            position=assignment.position,
+            task=assignment.task,
+            attempt=assignment.attempt,
+            first_batch=assignment.first_batch,
+            end_batch=assignment.end_batch,
+            batch_count=assignment.batch_count,
+            seed=self.queue.seed_of(assignment.epoch),
+        )
+
+    def promise(self, trainer: str) -> list[Assignment]:
+        """What a trainer may read of the next epoch, as this one has nothing for it."""
+        return [] if self.is_stopped else [self._told(each) for each in self.queue.promise(trainer)]
 
     def trainer_gone(self, trainer: str, now: float, *, is_graceful: bool = False) -> None:
         """What a trainer held that is gone goes back; ``is_graceful``: it did not die."""

@@ -11,6 +11,7 @@ The invariants, which ``check`` asserts after every event in the tests:
 from __future__ import annotations
 
 from flightedl.domain.exactly_once.intervals import IntervalSet
+from flightedl.domain.queue.ahead import Promises
 from flightedl.domain.queue.failed import FailedPieces
 from flightedl.domain.queue.order import EpochOrder, EpochSizes, order_of
 from flightedl.domain.queue.pending import PendingPieces
@@ -32,8 +33,10 @@ class QueueState:
         "failed",
         "finished_parts",
         "growth_ended",
+        "last_s",
         "next_attempt",
         "pending",
+        "promises",
         "revision",
         "seeds",
         "settings",
@@ -54,6 +57,8 @@ class QueueState:
         self.seeds = EpochSeeds([(0, settings.shuffled_by)])
         self.growth_ended = not settings.follow
         self.pending = PendingPieces()
+        #: Of the epoch after this one, or of this one; not stored.
+        self.promises = Promises()
         self.waiting = WaitingPieces(settings.attempts_limit, self.batch_count)
         self.failed = FailedPieces(settings.failed_limit)
         #: (epoch, position) -> attempts of the finished pieces of a task of which another piece is open.
@@ -61,6 +66,8 @@ class QueueState:
         #: Moving average of how long whole tasks run; None: none finished yet.
         self.average_s: float | None = None
         self.average_count = 0
+        #: How long the last one ran; not stored.
+        self.last_s: float | None = None
         self.copies = 0
 
     # where things are
@@ -86,13 +93,27 @@ class QueueState:
         """How many whole tasks of an epoch nobody holds, but for suspicious ones. O(1)."""
         return self.size(epoch) - self.begun(epoch) + self.waiting.count_whole(epoch)
 
+    def next_order(self) -> EpochOrder | None:
+        """The order of the epoch after the current one, which has not begun; None: there is none, or it may change."""
+        if self.is_last or not self.growth_ended:
+            return None
+        count = self.sizes.task_count
+        return order_of(count, count, self.seeds.find(self.epoch + 1), self.epoch + 1)
+
     def batch_count(self, epoch: int, position: int) -> int:
         """Batches of the task at a position.
 
         Raises:
             UsageError: the task has none.
         """
-        task = self.order(epoch).at(position)
+        return self.batches_of(self.order(epoch).at(position))
+
+    def batches_of(self, task: int) -> int:
+        """Batches of a task.
+
+        Raises:
+            UsageError: it has none.
+        """
         count = self.settings.batch_counts(task)
         if count < 1:
             raise UsageError(f"task {task} has {count} batches: every task needs at least one")

@@ -15,13 +15,15 @@ Rules:
   only what can be at fault is counted as failed: what ran, and, of a trainer that died, also the next, whose records it
   may have been reading. What waits is handed out before anything new, so that little waits at any time.
 * How much a trainer may hold is limited, so that nobody hoards near the end of an epoch: see ``fair_share``.
-* Epochs are a barrier. Nothing of an epoch is handed out while an earlier one has open pieces, also reopened ones.
+* Epochs are a barrier. Nothing of an epoch is handed out while an earlier one has open pieces, also reopened ones. What
+  a trainer may read of the next one is promised to it: see ``ahead``.
 * What fails ``attempts_limit`` times is *suspect*: it is split, around the failing batch if it is known, else in
   halves, until single batches are left; one that fails ``confirmations`` times more is quarantined. Suspects go only
   to trainers that hold nothing else, and those get nothing else meanwhile, so that no innocent piece is convicted
   because its holder died of another. They are handed out last in their epoch, or first once ``SUSPECTS_LIMIT`` wait.
 * Near the end of an epoch an idle trainer gets a copy of a piece that only waits elsewhere: the last one of the longest
-  backlog; else of the piece that runs longest, if that is longer than tasks take on average. The first to finish wins.
+  backlog; else of the piece that runs longest, if that is clearly longer than tasks take on average. The first to
+  finish wins.
 * ``reopen`` makes done tasks todo again, after a pserver lost their updates. Stored as a limited number of runs of
   positions: if there are more, the narrowest gaps of done tasks between them are reopened too, which is harmless
   (their batches are answered "already applied").
@@ -72,6 +74,8 @@ SUSPECTS_LIMIT = 16
 _BEGUN_COUNT = 2
 _AVERAGED_COUNT = 10
 _RETRY_FLOOR_S = 0.05
+#: A task that takes longer than the average by less than this is no slow one.
+_COPY_AFTER_S = 0.05
 _RETRY_CEILING_S = 1.0
 
 
@@ -129,12 +133,29 @@ class TaskQueue:
         sharers = max(trainer_count, state.pending.trainer_count)
         if not may_hold_more(backlog, state.todo(epoch), sharers):
             return NoTaskNow(_RETRY_CEILING_S)
-        piece = self._take(epoch, is_idle=not held)
+        piece = self._take(epoch, trainer, is_idle=not held)
         if piece is not None:
             task = state.order(epoch).at(piece.position)
             pending = state.pending.hand_out(piece, task, self._new_holder(trainer, generation), now)
             return TaskGiven(_assignment(pending, pending.holders[0].attempt))
         return self._copy_or_none(trainer, generation, epoch, now, is_idle=not held)
+
+    def promise(self, trainer: str) -> tuple[Assignment, ...]:
+        """What a trainer may read ahead of the next epoch, while nothing of this one is left for it; see ``ahead``.
+
+        Attempts are 0: it holds nothing of that.
+        """
+        state = self._state
+        if state.cursor < state.size(state.epoch) or state.waiting.lowest_epoch is not None:
+            return ()
+        if (order := state.next_order()) is None:
+            return ()
+        promised: list[Assignment] = []
+        for position in state.promises.make(trainer, state.epoch + 1, order.size):
+            task = order.at(position)
+            count = state.batches_of(task)
+            promised.append(Assignment(state.epoch + 1, position, task, 0, count, attempt=0, batch_count=count))
+        return tuple(promised)
 
     def finish(
         self, trainer: str, epoch: int, position: int, attempt: int, now: float, *, generation: int = 0
@@ -194,6 +215,7 @@ class TaskQueue:
         What it may have been at is counted as failed, unless the trainer left in good order.
         """
         self._state.pending.start_clocks(now)
+        self._state.promises.forget(trainer)
         return self._lose_all(trainer, now, "its trainer died or lost its lease", 0 if is_graceful else _BEGUN_COUNT)
 
     def tick(self, now: float) -> Effects:
@@ -355,13 +377,13 @@ class TaskQueue:
         return not self._state.growth_ended
 
     def should_end_now(self, now: float) -> bool:
-        """Whether nothing is left of the epoch but what runs, all of which takes as long by now as tasks do.
+        """Whether nothing is left of the epoch but what runs, all of which takes as long by now as the last task did.
 
         Less than half a batch may be missing. O(trainers).
         """
         state = self._state
-        average_s = state.average_s
-        if average_s is None or state.is_past_last or state.cursor < state.size(state.epoch):
+        last_s = state.last_s
+        if last_s is None or state.is_past_last or state.cursor < state.size(state.epoch):
             return False
         if state.waiting.lowest_epoch is not None:
             return False
@@ -369,7 +391,7 @@ class TaskQueue:
             return False
         for holder, pending in state.pending.running():
             piece = pending.piece
-            expected_s = average_s * (piece.size - 0.5) / piece.batch_count
+            expected_s = last_s * (piece.size - 0.5) / piece.batch_count
             if holder.since_s is None or now - holder.since_s < expected_s:
                 return False
         return True
@@ -499,19 +521,24 @@ class TaskQueue:
 
     # --- decisions ---
 
-    def _take(self, epoch: int, is_idle: bool) -> BatchRange | None:
+    def _take(self, epoch: int, trainer: str, is_idle: bool) -> BatchRange | None:
         """Take the next piece of ``epoch`` for a trainer out of its table."""
         state = self._state
         if state.waiting.suspect_count(epoch) >= SUSPECTS_LIMIT:
             return state.waiting.take_suspect(epoch) if is_idle else None
-        piece = state.waiting.take_ready(epoch)
-        if piece is None and epoch == state.epoch and not state.is_past_last and state.cursor < state.size(epoch):
+        piece: BatchRange | None = None
+        if (position := state.promises.next_of(trainer, epoch)) is not None:
+            piece = state.waiting.take_whole(epoch, position)
+        has_new = epoch == state.epoch and not state.is_past_last and state.cursor < state.size(epoch)
+        if piece is None:
+            piece = state.waiting.take_ready(epoch, state.promises.others(epoch) if has_new else ())
+        if piece is None and has_new:
             batch_count = state.batch_count(epoch, state.cursor)
             piece = BatchRange(epoch, state.cursor, 0, batch_count, batch_count)
             state.cursor += 1
-        if piece is None and is_idle:
-            piece = state.waiting.take_suspect(epoch)
-        return piece
+        if piece is not None:
+            return piece
+        return state.waiting.take_suspect(epoch) if is_idle else None
 
     def _copy_or_none(
         self, trainer: str, generation: int, epoch: int, now: float, is_idle: bool
@@ -530,7 +557,7 @@ class TaskQueue:
         if found is None or state.average_s is None:
             return NoTaskNow(_RETRY_CEILING_S)
         running, since_s = found
-        wait_s = since_s + state.average_s - now
+        wait_s = since_s + state.average_s + _COPY_AFTER_S - now
         if wait_s >= 0:
             return NoTaskNow(min(max(wait_s, _RETRY_FLOOR_S), _RETRY_CEILING_S))
         return self._give_copy(self._new_holder(trainer, generation), running, now)
@@ -630,6 +657,9 @@ class TaskQueue:
         state.epoch += 1
         state.cursor = 0
         state.sizes.begin(state.epoch)
+        if count := state.promises.count(state.epoch):
+            state.waiting.put_run(state.epoch, 0, count, 0)
+            state.cursor = count
         self._forget_sizes()
         return (finished,)
 
@@ -647,9 +677,10 @@ class TaskQueue:
         duration_s = 0.0 if holder.since_s is None else now - holder.since_s
         if duration_s <= 0 or not holder.is_timed or not pending.piece.is_whole:
             return
+        state.last_s = duration_s
         state.average_count = min(state.average_count + 1, _AVERAGED_COUNT)
-        last_s = state.average_s or 0.0
-        state.average_s = last_s + (duration_s - last_s) / state.average_count
+        before_s = state.average_s or 0.0
+        state.average_s = before_s + (duration_s - before_s) / state.average_count
 
     def _check_epoch(self, epoch: int) -> None:
         state = self._state

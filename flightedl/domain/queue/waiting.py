@@ -13,7 +13,7 @@ Rules:
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right, insort
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 
 from flightedl.domain.exactly_once.intervals import IntervalSet
 from flightedl.domain.queue.values import BatchRange
@@ -52,15 +52,17 @@ class Runs:
         self._ends[low:high] = [end]
         self._failures[low:high] = [failures]
 
-    def take_first(self) -> tuple[int, int]:
-        """Take the lowest position out: (position, its failures)."""
-        position, failures = self._starts[0], self._failures[0]
+    def take(self, position: int) -> int:
+        """Take a position out that is in a run; its failures."""
+        index = bisect_right(self._starts, position) - 1
+        start, end, failures = self._starts[index], self._ends[index], self._failures[index]
+        assert start <= position < end, "it is in a run"
+        left = [(first, last) for first, last in ((start, position), (position + 1, end)) if first < last]
+        self._starts[index : index + 1] = [first for first, _ in left]
+        self._ends[index : index + 1] = [last for _, last in left]
+        self._failures[index : index + 1] = [failures] * len(left)
         self.size -= 1
-        if position + 1 < self._ends[0]:
-            self._starts[0] = position + 1
-        else:
-            del self._starts[0], self._ends[0], self._failures[0]
-        return position, failures
+        return failures
 
     def replace_unfailed(self, positions: IntervalSet) -> None:
         """Let ``positions``, disjoint from all runs that failed, be the ones that never failed."""
@@ -156,17 +158,23 @@ class WaitingPieces:
         if not self._runs[epoch].size:
             del self._runs[epoch]
 
-    def take_ready(self, epoch: int) -> BatchRange | None:
-        """Take the first piece of ``epoch`` that anybody may have."""
-        runs = self._runs.get(epoch)
+    def take_ready(self, epoch: int, but: Collection[int] = ()) -> BatchRange | None:
+        """Take the first piece of ``epoch`` that anybody may have; not a whole task at the positions ``but``."""
+        runs = self._runs.get(epoch, ())
+        whole = next((each for start, end, _ in runs for each in range(start, end) if each not in but), None)
         part = self._parts[0] if self._parts and self._parts[0].epoch == epoch else None
-        if part is not None and (runs is None or part.position < next(iter(runs))[0]):
+        if part is not None and (whole is None or part.position < whole):
             return self._parts.pop(0)
-        if runs is None:
+        return None if whole is None else self.take_whole(epoch, whole)
+
+    def take_whole(self, epoch: int, position: int) -> BatchRange | None:
+        """Take the task at a position, if all of it waits and is not suspect."""
+        runs = self._runs.get(epoch)
+        if runs is None or position not in runs:
             return None
         # The batch count is asked for first, as asking may fail and then nothing has changed.
-        batch_count = self._batch_count(epoch, next(iter(runs))[0])
-        position, failures = runs.take_first()
+        batch_count = self._batch_count(epoch, position)
+        failures = runs.take(position)
         if not runs.size:
             del self._runs[epoch]
         return BatchRange(epoch, position, 0, batch_count, batch_count, failures)

@@ -15,6 +15,9 @@ again that a request does not list, and would tell the same one. Should that hap
 it comes as another :class:`AssignedTask`, and is another *reading*: whoever read a part of the first one has read
 nothing of the second. So everything here is about an ``AssignedTask``, not about its attempt.
 
+What the master says of the next epoch may be opened and read meanwhile (``begin_ahead``). It is nothing that the feed
+holds: what is begun is only what was given, when it was given, whether it was read before or not.
+
 The feed does not know whether a batch was pushed; ``finished`` is the caller's word that all of a task was.
 """
 
@@ -145,6 +148,9 @@ class Feed:
         self._told_count = 0
         #: Those of them that nobody has begun.
         self._ready: deque[AssignedTask] = deque()
+        #: What may be read before it is given, and nobody reads yet; and all of that since something else was told.
+        self._ahead: deque[Assignment] = deque()
+        self._told_ahead: list[Assignment] = []
         #: Since when the oldest one held is the oldest.
         self._since_s = 0.0
         #: From one finished task to the next, about; None: not known.
@@ -170,11 +176,15 @@ class Feed:
     def _may_begin(self) -> bool:
         return bool(self._ready) and len(self._held) - len(self._ready) < BEGUN_COUNT
 
+    def begin_ahead(self) -> Assignment | None:
+        """What the caller may read now, to have it when it is given: never to be trained before. None: nothing."""
+        return self._ahead.popleft() if self._ahead and not self._may_begin() else None
+
     @property
     def has_news(self) -> bool:
-        """Whether a reader that waits has something to do: to begin a task, or to end."""
+        """Whether a reader that waits has something to do: to begin a task, to read ahead, or to end."""
         is_over = self._is_closing or (not self._ready and (self._is_done or self._error is not None))
-        return is_over or self._may_begin()
+        return is_over or bool(self._ahead) or self._may_begin()
 
     @property
     def error(self) -> Exception | None:
@@ -287,6 +297,7 @@ class Feed:
         self._hand_back_all()
 
     def _hand_back_all(self, kept: AssignedTask | None = None) -> None:
+        self._ahead.clear()
         self._return([held.assignment for held in self._held.values() if held is not kept])
         self._held = {attempt: held for attempt, held in self._held.items() if held is kept}
         self._ready.clear()
@@ -339,6 +350,9 @@ class Feed:
         if self._is_closing or ask.registration != self._registration:
             self._return(reply.assignments)
             return
+        if reply.ahead and reply.ahead != self._told_ahead:
+            self._told_ahead = reply.ahead
+            self._ahead = deque(reply.ahead)
         if not self._held:
             self._since_s = now
         for assignment in reply.assignments:
