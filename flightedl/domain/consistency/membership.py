@@ -9,7 +9,9 @@ This is the master's side: events in, effects out. A pserver's side is ``views.P
   member would be waited for on one block while it waits for another. The master proposes the highest open round that it
   knows of. A pserver admits a new member exactly if none of its blocks' open rounds is above its first round. When all
   have, the member is *admitted*, and only then its trainer is told the member id. When one refused, the trainer is
-  proposed anew under a new id, at the highest open round answered plus a margin that doubles with each refusal.
+  proposed anew under a new id, at the highest open round answered plus a margin that doubles with each refusal. The
+  first margin is none, and after a refusal the one that was enough for others before, or half of that: how many rounds
+  are closed while a view travels depends on how long they take.
 * A *member id* is given once: (master generation, counter) in one int64. What was sent under an old id is refused, so
   forgetting a member and proposing its trainer anew is always possible. The trainer learns of it when it is refused.
 * *A pserver that returns* with a new generation has lost rounds: its blocks start from a checkpoint, behind the others.
@@ -108,6 +110,8 @@ class Membership:
         #: Serial of the first view of this master that has the present mode.
         self._switch_serial = 1
         self._switch_refusals = 0
+        #: So many refusals make the margin that is probably enough.
+        self._usual_refusals = 0
         #: Whether every pserver has had the present mode.
         self._is_switched = False
         self._counter = 0
@@ -288,7 +292,8 @@ class Membership:
             return self._settle([])
         self._begin()
         for member in lost:
-            self._propose(member.trainer, member.generation, refusals=member.refusals + 1)
+            refusals = max(member.refusals + 1, self._usual_refusals)
+            self._propose(member.trainer, member.generation, refusals=refusals)
         return self._changed()
 
     def send_failed(self, index: int, generation: int, serial: int) -> list[Effect]:
@@ -325,11 +330,16 @@ class Membership:
         if not self._is_switched and not self.late_to_switch:
             self._is_switched = True
             self._switch_refusals = 0
-        admitted = [
-            replace(member, is_admitted=True, refusals=0)
+        agreed = [
+            member
             for member in self._members.values()
             if not member.is_admitted and all(self._has_answered(i, member.serial) for i in range(self._pserver_count))
         ]
+        for member in agreed:
+            if member.refusals:
+                # Whether less is enough by now is tried with the next one.
+                self._usual_refusals = member.refusals - (member.refusals == self._usual_refusals)
+        admitted = [replace(member, is_admitted=True, refusals=0) for member in agreed]
         self._members.update((member.trainer, member) for member in admitted)
         if admitted and not effects:
             effects.append(Persist())

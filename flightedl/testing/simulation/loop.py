@@ -61,6 +61,8 @@ class Loop:
         self._timer = 0
         #: Attempt -> the registration that it was told to.
         self._told_to: dict[int, int] = {}
+        #: The newest epoch that a master has said to have begun.
+        self._begun_epoch = 0
 
     def begin(self) -> None:
         """Ask for work."""
@@ -116,7 +118,7 @@ class Loop:
         self._is_asking = True
         generation = self.trainer.generation
         for attempt in ask.holding:
-            if self._told_to[attempt] != generation:
+            if self._told_to.get(attempt) != generation:
                 raise Violation(f"{self.trainer} holds attempt {attempt}, told to an earlier registration of it")
 
         def answered(reply: TasksReply | Exception) -> None:
@@ -135,6 +137,7 @@ class Loop:
         self.trainer.ask_master(ask, answered, self.evaluation)
 
     def _take(self, ask: Ask, reply: TasksReply) -> None:
+        self._begun_epoch = max(self._begun_epoch, reply.epoch)
         for assignment in reply.assignments:
             self._told_to[assignment.attempt] = self.trainer.generation
         self.feed.answered(ask, reply, self.world.now)
@@ -228,6 +231,9 @@ class Loop:
             if lost := [task.assignment.attempt for task in others if not self.feed.is_held(task)]:
                 raise Violation(f"{self.trainer} gives up {lost}, of which it was said nothing")
             self._go()
+
+        if handed.item.task.assignment.epoch > self._begun_epoch:
+            raise Violation(f"{self.trainer} works on {handed.current}, of an epoch that has not begun")
 
         def opened() -> None:
             self.at = handed

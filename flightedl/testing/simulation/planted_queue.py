@@ -137,8 +137,8 @@ def _quarantined_whole(original: Original) -> Original:
 def _only_failed_epochs(original: Original) -> Original:
     """What is set aside in one epoch is set aside in all that follow."""
 
-    def take(self: TaskQueue, epoch: int, is_idle: bool) -> Any:
-        while (piece := original(self, epoch, is_idle)) is not None:
+    def take(self: TaskQueue, epoch: int, trainer: str, is_idle: bool) -> Any:
+        while (piece := original(self, epoch, trainer, is_idle)) is not None:
             if not any(e < epoch and position == piece.position for (e, position), _ in self._state.failed.failed):
                 return piece
         return None
@@ -146,7 +146,41 @@ def _only_failed_epochs(original: Original) -> Original:
     return take
 
 
+def _promised_counts_as_done(original: Original) -> Original:
+    def advance(self: TaskQueue) -> Any:
+        effects = original(self)
+        if effects:
+            state = self._state
+            for position in range(state.promises.count(state.epoch)):
+                state.waiting.take_whole(state.epoch, position)
+        return effects
+
+    return advance
+
+
+def _kept_twice(original: Original) -> Original:
+    """What was promised is given to whom it was promised, and to the next one that asks."""
+
+    def take(self: TaskQueue, epoch: int, trainer: str, is_idle: bool) -> Any:
+        state = self._state
+        promised = {*state.promises.others(epoch)}
+        piece = original(self, epoch, trainer, is_idle)
+        if piece is not None and piece.is_whole and piece.position in promised:
+            state.waiting.put_run(epoch, piece.position, piece.position + 1, piece.failures)
+        return piece
+
+    return take
+
+
 QUEUE_BUGS: Bugs = {
+    "what is promised counts as done": (
+        "the tasks that trainers were promised of the next epoch are not handed out when it begins",
+        ((TaskQueue, "_advance", _promised_counts_as_done),),
+    ),
+    "a promise is kept twice": (
+        "a task that a trainer was promised waits for others after it was given",
+        ((TaskQueue, "_take", _kept_twice),),
+    ),
     "the middle batch is dropped": (
         "of a failing piece that is halved, the first batch of the second half is in neither",
         ((tasks, "after_failure", _parts(_without_the_middle)),),

@@ -6,6 +6,8 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from msgspec import structs
+
 from flightedl.domain.exactly_once.accumulation import BatchGroup, Settled
 from flightedl.domain.trainer.batches import CurrentBatch
 from flightedl.domain.trainer.feed import Feed
@@ -196,7 +198,20 @@ def _after_the_first(original: Original) -> Original:
     return uploaded
 
 
+def _promised_is_given(original: Original) -> Original:
+    """What may be read of the next epoch is trained, too."""
+
+    def answered(self: Feed, ask: Any, reply: Any, now: float) -> None:
+        original(self, ask, structs.replace(reply, assignments=[*reply.assignments, *reply.ahead]), now)
+
+    return answered
+
+
 TRAINER_BUGS: TrainerBugs = {
+    "what is promised is trained": (
+        "a trainer works on tasks of the next epoch when it may read them",
+        ((Feed, "answered", _promised_is_given),),
+    ),
     "first values on one pserver": (
         "the election is done when the first pserver has the values",
         ((ElectionOfFirstValues, "uploaded", _after_the_first),),

@@ -89,6 +89,31 @@ def test_a_refused_join_is_proposed_under_a_new_id_at_a_later_round(membership):
     assert membership.members[0].refusals == 0
 
 
+def join_after(membership, trainer, late_by):
+    """Join while a round is closed, and ``late_by`` more while each view travels; the margins that were tried."""
+    open_round = max(pserver.highest_open_round for pserver in membership._pservers.values()) + 1
+    membership.join(trainer, 50)
+    margins = []
+    while membership.member_id_of(trainer) is None:
+        (member,) = [each for each in membership.members if each.trainer == trainer]
+        is_late = member.first_round < open_round
+        margins.append(member.first_round - open_round + late_by)
+        assert len(margins) < 9
+        for index in range(2):
+            answer(membership, index, refused=[member.member_id] if is_late else (), highest=open_round)
+        open_round += late_by
+    return margins[1:]
+
+
+def test_the_margin_that_was_enough_is_tried_first_next_time_and_then_a_smaller_one(membership):
+    assert join_after(membership, "a", late_by=3) == [1, 2, 4]
+    assert join_after(membership, "b", late_by=3) == [4]
+    assert join_after(membership, "c", late_by=3) == [2, 4]
+    assert join_after(membership, "d", late_by=3) == [4]
+    assert join_after(membership, "e", late_by=0) == [2]
+    assert join_after(membership, "f", late_by=0) == [1]
+
+
 def test_joins_that_come_together_travel_in_one_view(membership):
     membership.join("a", 50)
     assert sends(membership.join("b", 51)) == {}

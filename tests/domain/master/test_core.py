@@ -14,6 +14,7 @@ from flightedl.domain.master.core import MasterCore
 from flightedl.domain.master.state import CoreSettings, StoredState
 from flightedl.domain.queue.values import QueueSettings
 from flightedl.domain.recovery.replay import AppliedSummary
+from flightedl.domain.trainer.feed import MOMENT_S
 from flightedl.errors import FlightedlError, JobFailedError, NotReadyError, UnregisteredError, UsageError
 from flightedl.messages.base import decode
 from flightedl.messages.checkpoints import CheckpointRequest
@@ -30,7 +31,15 @@ from flightedl.messages.control import (
 )
 from flightedl.messages.declarations import DeclaredModel, JobDeclaration, ModelDeclaration
 from flightedl.messages.status import PserverStatusReply
-from flightedl.messages.tasks import Assignment, FinishedTask, JoinRequest, ModeRequest, TasksReply, TasksTicket
+from flightedl.messages.tasks import (
+    Assignment,
+    FinishedTask,
+    JoinRequest,
+    ModeRequest,
+    ReturnedTask,
+    TasksReply,
+    TasksTicket,
+)
 
 MASTER, PSERVER, A, B = 5, 10, 20, 21
 
@@ -236,6 +245,68 @@ def test_a_join_is_about_one_attempt() -> None:
     held = bench.take()
     assert not bench.reply(bench.join(attempt=held.attempt + 100)).holds_work
     assert bench.join(attempt=held.attempt) not in bench.answers
+
+
+def two_at_the_end(tasks: int = 4, **more: Any) -> tuple[Bench, Assignment, Assignment]:
+    """Two members have the last piece each, which take as long as those before; "a" has had its for 1 s."""
+    bench = Bench(tasks=tasks, **more)
+    for _ in range(tasks // 2):
+        mine, other = bench.take(), bench.take("b", B)
+        for trainer, generation in (("a", A), ("b", B)):
+            bench.join(trainer, generation)
+            bench.serve()
+        bench.now += 1.0
+        if bench.core.work is not None and bench.core.work.queue.counts().todo:
+            for trainer, generation, done in (("a", A, mine), ("b", B, other)):
+                bench.finish(done, trainer=trainer, generation=generation, want=0)
+    return bench, mine, other
+
+
+def member_names(bench: Bench) -> list[str]:
+    assert bench.core.members is not None
+    return sorted(each.trainer for each in bench.core.members.membership.members)
+
+
+def reported(done: Assignment) -> list[FinishedTask]:
+    return [FinishedTask(epoch=done.epoch, position=done.position, attempt=done.attempt, pservers=[PSERVER])]
+
+
+def test_the_first_to_report_stays_a_member_until_the_epoch_ends() -> None:
+    bench, mine, other = two_at_the_end(epochs=2)
+    waiting = bench.ask(finished=reported(mine), wait_s=MOMENT_S)
+    assert waiting not in bench.answers
+    assert member_names(bench) == ["a", "b"]
+    bench.ask("b", B, finished=reported(other), wait_s=MOMENT_S)
+    assert [each.epoch for each in bench.reply(waiting).assignments] == [1]
+    assert member_names(bench) == ["a", "b"]
+
+
+def test_it_leaves_when_the_moment_is_over() -> None:
+    bench, mine, _ = two_at_the_end(epochs=2)
+    waiting = bench.ask(finished=reported(mine), wait_s=MOMENT_S)
+    bench.apply(events.WaitEnded(waiting))
+    assert bench.reply(waiting).member == 0
+    assert member_names(bench) == ["b"]
+
+
+def test_it_leaves_at_once_where_it_would_wait_for_longer_or_the_others_have_just_begun() -> None:
+    bench, mine, _ = two_at_the_end(epochs=2)
+    bench.ask(finished=reported(mine), wait_s=2 * MOMENT_S)
+    assert member_names(bench) == ["b"]
+    bench, mine, other = two_at_the_end(epochs=2)
+    bench.ask("b", B, returned=[ReturnedTask(epoch=0, position=other.position, attempt=other.attempt)], want=0)
+    assert bench.take("b", B).task == other.task
+    waiting = bench.ask(finished=reported(mine), wait_s=MOMENT_S)
+    assert waiting not in bench.answers
+    assert "a" not in member_names(bench)
+
+
+def test_who_gets_less_than_it_asks_for_is_told_what_it_may_read_meanwhile() -> None:
+    bench, mine, _ = two_at_the_end(epochs=2)
+    reply = bench.reply(bench.ask(want=1, holding=[mine.attempt]))
+    assert [(each.epoch, each.attempt) for each in reply.ahead] == [(1, 0), (1, 0)]
+    assert bench.reply(bench.ask(want=0, holding=[mine.attempt])).ahead == []
+    assert bench.reply(bench.ask("b", B, want=0)).ahead == []
 
 
 def test_a_trainer_is_a_member_when_every_pserver_has_the_view() -> None:

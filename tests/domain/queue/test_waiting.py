@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from flightedl.domain.exactly_once.intervals import IntervalSet
-from flightedl.domain.queue.waiting import Runs
+from flightedl.domain.queue.values import BatchRange
+from flightedl.domain.queue.waiting import Runs, WaitingPieces
 
 
 def test_runs_know_their_positions() -> None:
@@ -28,3 +29,34 @@ def test_what_never_failed_is_replaced_and_what_failed_stays() -> None:
     runs.replace_unfailed(IntervalSet([(1, 3), (7, 9)]))
     assert list(runs) == [(1, 3, 0), (4, 5, 2), (7, 9, 0)]
     assert runs.size == 5
+
+
+def test_one_position_is_taken_out_of_its_run() -> None:
+    runs = Runs()
+    runs.add(2, 5, 1)
+    runs.add(7, 8, 0)
+    assert [runs.take(position) for position in (3, 7)] == [1, 0]
+    assert list(runs) == [(2, 3, 1), (4, 5, 1)]
+    assert [runs.take(position) for position in (2, 4)] == [1, 1]
+    assert (list(runs), runs.size) == ([], 0)
+
+
+def test_a_whole_task_is_taken_once_and_only_if_it_waits() -> None:
+    waiting = WaitingPieces(3, lambda _epoch, position: position + 1)
+    waiting.put_run(4, 2, 4, 1)
+    assert waiting.take_whole(4, 1) is None
+    assert waiting.take_whole(5, 2) is None
+    assert waiting.take_whole(4, 2) == BatchRange(4, 2, 0, 3, 3, 1)
+    assert waiting.take_whole(4, 2) is None
+    assert waiting.take_whole(4, 3) == BatchRange(4, 3, 0, 4, 4, 1)
+    assert waiting.lowest_epoch is None
+
+
+def test_what_is_kept_for_others_is_passed_over() -> None:
+    waiting = WaitingPieces(3, lambda _epoch, _position: 2)
+    waiting.put_run(0, 1, 3, 0)
+    waiting.put_run(0, 5, 6, 0)
+    waiting.put(BatchRange(0, 4, 0, 1, 2))
+    taken = [waiting.take_ready(0, {1, 2, 5}), waiting.take_ready(0, {1, 5}), waiting.take_ready(0, {1, 5})]
+    assert [None if each is None else each.position for each in taken] == [4, 2, None]
+    assert [waiting.take_ready(0), waiting.take_ready(0)] == [BatchRange(0, 1, 0, 2, 2), BatchRange(0, 5, 0, 2, 2)]

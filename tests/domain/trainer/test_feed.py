@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 
 import pytest
+from msgspec import structs
 
-from flightedl.domain.trainer.feed import Ask, AssignedTask, Feed, LookAgain, Over, Reports, Rest
+from flightedl.domain.trainer.feed import MOMENT_S, Ask, AssignedTask, Feed, LookAgain, Over, Reports, Rest
 from flightedl.errors import FencedError, JobFailedError, NotReadyError, UnregisteredError
 from flightedl.messages.tasks import Assignment, ReturnedTask, TasksReply
 
@@ -67,6 +68,72 @@ def test_it_asks_for_two_and_lets_itself_be_held_only_while_it_has_nothing() -> 
     feed.answered(first, reply(1), 0.0)
     second = asks(feed)
     assert (second.want, second.wait_s, second.holding) == (1, 0.0, (1,))
+
+
+def test_the_report_of_its_last_task_may_be_held_for_a_moment_and_then_it_waits() -> None:
+    feed = Feed()
+    told(feed, reply(1))
+    feed.finished(begun(feed), [], 1.0)
+    last = asks(feed, 1.0)
+    assert (last.wait_s, len(last.reports.finished)) == (MOMENT_S, 1)
+    feed.answered(last, reply(retry_after_s=1.0), 1.0 + MOMENT_S)
+    assert asks(feed, 1.0 + MOMENT_S).wait_s == 2.0, "at once: the master has had it wait"
+
+
+def test_a_master_that_does_not_hold_a_call_is_asked_again_when_it_says() -> None:
+    feed = Feed()
+    feed.answered(asks(feed), reply(retry_after_s=0.5), 0.1)
+    assert feed.next_step(0.1) == LookAgain(0.6)
+
+
+def test_who_got_less_than_it_asked_for_does_not_ask_again_until_it_has_something_to_report() -> None:
+    feed = Feed(5.0)
+    told(feed, reply(1, 2))
+    feed.finished(begun(feed), [], 1.0)
+    ask = asks(feed, 1.0)
+    assert ask.want == 7
+    feed.answered(ask, reply(3, retry_after_s=1.0), 1.0)
+    assert feed.next_step(1.0) == LookAgain(2.0)
+    feed.finished(begun(feed), [], 1.5)
+    assert len(asks(feed, 1.5).reports.finished) == 1
+
+
+def ahead(*tasks: int) -> TasksReply:
+    promised = [structs.replace(assignment(task), attempt=0, epoch=1) for task in tasks]
+    return structs.replace(reply(retry_after_s=1.0), ahead=promised)
+
+
+def test_what_is_promised_may_be_read_once_and_is_never_begun() -> None:
+    feed = Feed()
+    told(feed, reply(1))
+    task = begun(feed)
+    assert not feed.has_news
+    feed.answered(asks(feed, 1.0), ahead(7, 8), 1.0)
+    assert feed.has_news
+    assert feed.begin() is None
+    assert attempts(feed) == [1]
+    read = [feed.begin_ahead(), feed.begin_ahead(), feed.begin_ahead()]
+    assert [None if each is None else each.task for each in read] == [7, 8, None]
+    feed.finished(task, [], 2.0)
+    feed.answered(asks(feed, 2.0), ahead(7, 8), 2.0)
+    assert feed.begin_ahead() is None, "the same again"
+    assert not feed.has_news
+
+
+def test_what_is_given_comes_before_what_is_promised() -> None:
+    feed = Feed()
+    told(feed, ahead(7))
+    feed.answered(asks(feed, 3.0), reply(2), 3.0)
+    assert feed.begin_ahead() is None
+    assert begun(feed).assignment.attempt == 2
+    assert feed.begin_ahead() is not None
+
+
+def test_who_leaves_reads_nothing_ahead() -> None:
+    feed = Feed()
+    told(feed, ahead(7))
+    feed.close()
+    assert feed.begin_ahead() is None
 
 
 def test_what_it_asks_is_the_message_of_the_registration_that_there_is_by_then() -> None:

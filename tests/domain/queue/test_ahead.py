@@ -1,0 +1,186 @@
+"""What trainers are promised of the next epoch, and that it is no work before that epoch begins."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from flightedl.domain.queue.tasks import TaskQueue
+from flightedl.domain.queue.values import Assignment, NoTaskNow, QueueSettings, TaskGiven
+
+Make = Callable[..., TaskQueue]
+
+
+@pytest.fixture
+def make() -> Iterator[Make]:
+    queues: list[TaskQueue] = []
+
+    def queue(task_count: int = 6, **settings: Any) -> TaskQueue:
+        counts = {"batch_counts": lambda task: task % 3 + 1, "epochs": 3, "shuffle": True, "seed": 5}
+        queues.append(TaskQueue(QueueSettings(task_count=task_count, **(counts | settings))))
+        return queues[-1]
+
+    yield queue
+    for each in queues:
+        each.check()
+
+
+def finish(queue: TaskQueue, *taken: tuple[str, Assignment]) -> None:
+    for trainer, a in taken:
+        queue.finish(trainer, a.epoch, a.position, a.attempt, 1.0)
+
+
+def at_the_end(queue: TaskQueue, *trainers: str) -> list[tuple[str, Assignment]]:
+    """One epoch is all but done: each trainer has one piece."""
+    taken = []
+    while queue.counts().todo:
+        for trainer in trainers:
+            answer = queue.request(trainer, 0.0)
+            assert isinstance(answer, TaskGiven)
+            taken.append((trainer, answer.assignment))
+        if queue.counts().todo:
+            finish(queue, *taken[-len(trainers) :])
+    return taken[-len(trainers) :]
+
+
+def given(queue: TaskQueue, trainer: str) -> Assignment:
+    answer = queue.request(trainer, 2.0)
+    assert isinstance(answer, TaskGiven)
+    return answer.assignment
+
+
+def test_what_is_promised_is_given_when_the_epoch_begins(make: Make) -> None:
+    queue = make()
+    last = at_the_end(queue, "a", "b")
+    promised = {trainer: queue.promise(trainer) for trainer in ("b", "a")}
+    assert [(each.epoch, each.position, each.attempt) for each in promised["b"]] == [(1, 0, 0), (1, 1, 0)]
+    assert [each.position for each in promised["a"]] == [2, 3]
+    finish(queue, *last)
+    for trainer in ("a", "b"):
+        for each in promised[trainer]:
+            answer = given(queue, trainer)
+            assert replace(answer, attempt=0) == each
+            assert answer.attempt > 0
+    assert queue.counts().todo == 2
+
+
+def test_nothing_is_held_of_what_is_promised(make: Make) -> None:
+    queue = make()
+    last = at_the_end(queue, "a", "b")
+    revision, stored = queue.revision, queue.encode()
+    queue.promise("a")
+    assert (queue.revision, queue.encode()) == (revision, stored)
+    assert queue.held_count("a") == 1
+    assert isinstance(queue.request("a", 0.0), NoTaskNow), "epochs are a barrier"
+    finish(queue, last[0])
+    assert not queue.holds("a")
+    queue.promise("a")
+    assert not queue.holds("a")
+    assert queue.epoch == 0
+
+
+def test_the_same_is_promised_again(make: Make) -> None:
+    queue = make()
+    at_the_end(queue, "a", "b")
+    assert queue.promise("a") == queue.promise("a")
+    assert not {each.task for each in queue.promise("a")} & {each.task for each in queue.promise("b")}
+
+
+def test_every_task_is_done_once_whoever_comes_for_what_was_promised(make: Make) -> None:
+    queue = make(epochs=2)
+    last = at_the_end(queue, "a", "b")
+    for trainer in ("a", "b", "c"):
+        queue.promise(trainer)
+    finish(queue, *last)
+    tasks: list[int] = []
+    while isinstance(answer := queue.request("a", 2.0), TaskGiven):
+        tasks.append(answer.assignment.task)
+        finish(queue, ("a", answer.assignment))
+        queue.check()
+    assert sorted(tasks) == list(range(6))
+    assert queue.is_done
+
+
+def test_others_get_it_last_unless_its_trainer_is_gone(make: Make) -> None:
+    queue = make(8)
+    last = at_the_end(queue, "a", "b")
+    queue.promise("a")
+    queue.promise("b")
+    finish(queue, *last)
+    assert [given(queue, "c").position for _ in range(2)] == [4, 5]
+    queue.trainer_gone("a", 2.0)
+    assert given(queue, "d").position == 0
+    assert given(queue, "b").position == 2
+
+
+def test_what_others_have_taken_is_not_given_again(make: Make) -> None:
+    queue = make(4, epochs=2)
+    last = at_the_end(queue, "a", "b")
+    queue.promise("a")
+    queue.promise("b")
+    finish(queue, *last)
+    taken = [given(queue, name) for name in ("c", "d", "e")]
+    assert [each.position for each in taken] == [0, 1, 2]
+    assert given(queue, "a").position == 3, "its own two are gone, the other's last is not taken yet"
+    assert isinstance(queue.request("b", 2.0), NoTaskNow)
+
+
+@pytest.mark.parametrize("settings", [{"epochs": 1}, {"follow": True}])
+def test_nothing_is_promised_of_an_epoch_that_may_never_begin_or_change(make: Make, settings: dict[str, Any]) -> None:
+    queue = make(**settings)
+    at_the_end(queue, "a", "b")
+    assert queue.promise("a") == ()
+
+
+def test_nothing_is_promised_while_something_is_left(make: Make) -> None:
+    queue = make(7)
+    first = given(queue, "a")
+    assert queue.promise("a") == ()
+    finish(queue, ("a", first))
+    last = at_the_end(queue, "a", "b")
+    queue.give_back("a", last[0][1].epoch, last[0][1].position, last[0][1].attempt, 1.0)
+    assert queue.promise("a") == ()
+
+
+def test_a_new_master_has_promised_nothing_and_loses_nothing(make: Make) -> None:
+    queue = make(4, epochs=2)
+    last = at_the_end(queue, "a", "b")
+    queue.promise("a")
+    finish(queue, *last)
+    again = TaskQueue.decode(queue.encode(), queue.settings)
+    positions = []
+    while isinstance(answer := again.request("b", 2.0), TaskGiven):
+        positions.append(answer.assignment.position)
+        finish(again, ("b", answer.assignment))
+    assert positions == [0, 1, 2, 3]
+    assert again.is_done
+
+
+def test_who_has_nothing_stays_only_while_the_others_should_be_through(make: Make) -> None:
+    queue = make(batch_counts=lambda _: 4, copies=False, epochs=2)
+
+    def hand_out(trainer: str, now: float) -> Assignment:
+        answer = queue.request(trainer, now)
+        assert isinstance(answer, TaskGiven)
+        return answer.assignment
+
+    for now in (0.0, 10.0):
+        pair = [(trainer, hand_out(trainer, now)) for trainer in ("a", "b")]
+        assert not queue.should_end_now(now + 100.0), "some are left to be handed out"
+        for trainer, a in pair:
+            queue.finish(trainer, a.epoch, a.position, a.attempt, now + 8.0)
+    last_a, last_b = hand_out("a", 20.0), hand_out("b", 21.5)
+    queue.finish("a", last_a.epoch, last_a.position, last_a.attempt, 28.0)
+    assert not queue.should_end_now(28.4), "more than half a batch of four, at 8 s, is missing"
+    assert queue.should_end_now(28.5)
+    queue.give_back("b", last_b.epoch, last_b.position, last_b.attempt, 28.6)
+    assert not queue.should_end_now(50.0), "it waits for somebody"
+
+
+def test_it_is_not_known_when_an_epoch_ends_before_a_task_was_done(make: Make) -> None:
+    queue = make(1)
+    queue.request("a", 0.0)
+    assert not queue.should_end_now(1000.0)
