@@ -18,6 +18,8 @@ METRICS_LIMIT = 200
 STACKS_LIMIT = 200_000
 #: A trainer says so often how far it is, unless the master wants it more seldom.
 REPORT_EVERY_S = 0.5
+#: Who has reported its last task and asks for no longer than this may stay a member meanwhile.
+MOMENT_S = 0.01
 #: name -> [weighted sum, weight].
 Metrics = Annotated[dict[Name, tuple[float, float]], msgspec.Meta(max_length=METRICS_LIMIT)]
 

@@ -24,11 +24,18 @@ from flightedl.domain.master.members import Members
 from flightedl.domain.master.state import MasterState
 from flightedl.domain.master.work import Work
 from flightedl.domain.queue.values import FailedSelector
-from flightedl.domain.trainer.feed import MOMENT_S
 from flightedl.errors import FlightedlError, JobFailedError, NotReadyError, UnregisteredError, UsageError
 from flightedl.messages.base import Sender
 from flightedl.messages.checkpoints import CheckpointReply
-from flightedl.messages.tasks import Assignment, FailedTasksReply, JoinReply, ReturnedTask, TasksReply, TasksTicket
+from flightedl.messages.tasks import (
+    MOMENT_S,
+    Assignment,
+    FailedTasksReply,
+    JoinReply,
+    ReturnedTask,
+    TasksReply,
+    TasksTicket,
+)
 
 #: How soon a trainer asks again that has nothing to do but to hear that all is done.
 _END_RETRY_S = 0.1

@@ -31,16 +31,22 @@ from dataclasses import dataclass, replace
 from flightedl.domain.queue.fair_share import count_to_ask_for, wanted_count
 from flightedl.domain.trainer.retries import is_transient
 from flightedl.errors import FlightedlError
-from flightedl.messages.tasks import Assignment, FailedTask, FinishedTask, ReturnedTask, TasksReply, TasksTicket
+from flightedl.messages.tasks import (
+    MOMENT_S,
+    Assignment,
+    FailedTask,
+    FinishedTask,
+    ReturnedTask,
+    TasksReply,
+    TasksTicket,
+)
 
 #: Tasks that may be begun at once: one is trained, one is read ahead.
 BEGUN_COUNT = 2
 #: How many of the newest tasks make the pace.
 _PACE_COUNT = 4
 _RETRY_S = 0.2
-#: How long the master may hold the request of a trainer that has nothing to do: the one that reports its last task, in
-#: which the others may report theirs, and those that follow.
-MOMENT_S = 0.01
+#: How long the master may hold the request of a trainer that has nothing to do or report.
 _IDLE_WAIT_S = 2.0
 #: A loop that was left by an exception reports its task within this time.
 _KEPT_S = 1.0

@@ -14,7 +14,6 @@ from flightedl.domain.master.core import MasterCore
 from flightedl.domain.master.state import CoreSettings, StoredState
 from flightedl.domain.queue.values import QueueSettings
 from flightedl.domain.recovery.replay import AppliedSummary
-from flightedl.domain.trainer.feed import MOMENT_S
 from flightedl.errors import FlightedlError, JobFailedError, NotReadyError, UnregisteredError, UsageError
 from flightedl.messages.base import decode
 from flightedl.messages.checkpoints import CheckpointRequest
@@ -32,6 +31,7 @@ from flightedl.messages.control import (
 from flightedl.messages.declarations import DeclaredModel, JobDeclaration, ModelDeclaration
 from flightedl.messages.status import PserverStatusReply
 from flightedl.messages.tasks import (
+    MOMENT_S,
     Assignment,
     FinishedTask,
     JoinRequest,

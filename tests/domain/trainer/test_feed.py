@@ -7,9 +7,9 @@ import math
 import pytest
 from msgspec import structs
 
-from flightedl.domain.trainer.feed import MOMENT_S, Ask, AssignedTask, Feed, LookAgain, Over, Reports, Rest
+from flightedl.domain.trainer.feed import Ask, AssignedTask, Feed, LookAgain, Over, Reports, Rest
 from flightedl.errors import FencedError, JobFailedError, NotReadyError, UnregisteredError
-from flightedl.messages.tasks import Assignment, ReturnedTask, TasksReply
+from flightedl.messages.tasks import MOMENT_S, Assignment, ReturnedTask, TasksReply
 
 
 def assignment(attempt: int, batches: int = 2) -> Assignment:
