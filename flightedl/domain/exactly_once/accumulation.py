@@ -14,7 +14,8 @@ Rules:
 * When the membership is lost, or the push fails on the way, it is not known which blocks took the sum: the whole sum is
   done again, as one.
 * A mean that is done again in part is divided by the weight of the whole sum that it was first pushed in
-  (``SumAgain.divisors``). So a batch has the weight that it had there, also where a block takes it in smaller company.
+  (``SumAgain.divisors``). So a batch has the weight that it had there, also where a block takes it in smaller company,
+  and also where the job's mode has changed since.
   In synchronous mode it is divided by its own: the round that it comes to weighs it by the records that it has now.
 * A batch counts as done when every block has answered for it, in whatever company.
 

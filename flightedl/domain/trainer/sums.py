@@ -21,8 +21,9 @@ class BatchSums:
         push_every: So many batches are pushed at once.
         is_mean: What is pushed is the mean, weighted by records, over the batches that had a gradient for the
             parameter; else the plain sum.
-        keeps_shares: A batch that is done again in smaller company has the share that it had in the mean. False: what
-            is pushed is the mean of its batches, since the round that it comes to weighs it by their records.
+        keeps_shares: A batch that is done again in smaller company has the share that it had in the mean, since blocks
+            may have it with that; also after a change to another mode that keeps shares. False: what is pushed is the
+            mean of its batches, since the round that it comes to weighs it by their records.
     """
 
     def __init__(self, push_every: int, *, is_mean: bool = True, keeps_shares: bool = True) -> None:
@@ -155,7 +156,8 @@ class BatchSums:
             self._repeat([member])
 
     def _repeat(self, members: Sequence[CurrentBatch]) -> None:
-        again = SumAgain(min(member.number for member in members), len(members), self._divisors)
+        shares = self._divisors if self._keeps_shares else {}
+        again = SumAgain(min(member.number for member in members), len(members), shares)
         for member in members:
             member.repeat(again)
             if member is self._pushed:

@@ -7,7 +7,7 @@ from fractions import Fraction
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from flightedl.domain.consistency.modes import Sync
+from flightedl.domain.consistency.modes import Async
 from flightedl.domain.trainer.steps import AskToJoin, Effect, TakeSum, WaitToJoin, Work
 from flightedl.domain.trainer.transfers import Transfer
 from flightedl.errors import FlightedlError
@@ -36,10 +36,9 @@ class Worker:
         #: Block -> its gradients of the present sum, times their weights; the sum's identity.
         self._sum: dict[int, dict[int, Fraction | int]] = {}
         self._sum_identity: object = None
-        #: id of an assignment -> itself, and (block, element) -> the share that a batch had in the first sum it was
-        #: pushed in; of the present mode, which has these sums.
+        #: id of an assignment -> itself, and (block, element) -> the share that a batch had in the first asynchronous
+        #: mean it was pushed in.
         self._shares: dict[int, tuple[Assignment, dict[tuple[int, int], Fraction | int]]] = {}
-        self._shares_of: object = None
 
     @property
     def is_travelling(self) -> bool:
@@ -102,16 +101,18 @@ class Worker:
     def _require_shares(self, taken: TakeSum) -> None:
         """Each batch has its share in the sum, by its records, or the one that it had in the first sum with it."""
         steps, shape, together = self._trainer.steps, self._trainer.cluster.shape, taken.together
-        if self._shares_of is not steps.sums:
-            self._shares_of, self._shares = steps.sums, {}
+        keeps_shares = isinstance(steps.mode, Async) and steps.mode.reduce == "mean"
         _, known = self._shares.setdefault(id(together.assignment), (together.assignment, {}))
         batches = [batch_of(each) for each in (together.identity, *together.further)]
         for block in steps.versions:
             shares = shape.shares(batches, block, steps.mode)
-            right = {element: known.setdefault((block, element), share) for element, share in shares.items()}
-            if isinstance(steps.mode, Sync):
-                # The weights of a round are those of what is pushed now.
+            if keeps_shares:
+                right = {element: known.setdefault((block, element), share) for element, share in shares.items()}
+            else:
+                # A round weighs what is pushed now, and so does whatever follows it.
                 right = dict(shares)
+                for element in shares:
+                    known.pop((block, element), None)
             if right != self._gradients.get(block, {}):
                 raise Violation(
                     f"{self._trainer} pushes {self._gradients.get(block)} of {batches} to block {block}, not {right}"

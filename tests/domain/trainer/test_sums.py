@@ -148,6 +148,24 @@ def test_what_is_done_again_is_divided_as_it_was_or_weighed_by_its_round(keeps_s
     assert (together.record_count, divisors) == (5, {"w": divisor})
 
 
+@pytest.mark.parametrize(("kept_by_the_first", "divisor"), [(True, 8), (False, 5)])
+def test_a_share_outlives_a_change_of_the_mode_unless_rounds_came_between(
+    kept_by_the_first: bool, divisor: int
+) -> None:
+    before, (first, second) = BatchSums(2, keeps_shares=kept_by_the_first), batches(2)
+    first.record_count, second.record_count = 3, 5
+    for member in (first, second):
+        member.begin()
+        before.add(member, {"w"})
+        before.complete(member)
+    before.settle(before.take()[0], [(1,)])
+    after = BatchSums(3, keeps_shares=True)
+    second.begin()
+    after.add(second, {"w"})
+    after.complete(second)
+    assert after.take()[1] == {"w": divisor}
+
+
 def test_a_batch_without_a_gradient_has_no_weight_in_a_sum() -> None:
     sums, (first, second, third) = BatchSums(3), batches(3)
     first.record_count, second.record_count, third.record_count = 3, 5, 7
