@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, NamedTuple
@@ -17,7 +17,7 @@ from flightedl.domain.model.optimizers import SGD, Adagrad, Adam, Ftrl, Momentum
 from flightedl.domain.model.schedules import Constant
 from flightedl.domain.tables.optimizers import RowAdagrad, RowAdam
 from flightedl.errors import UsageError
-from flightedl.kernels import row_cuts, row_records, row_rules, row_updates, rows
+from flightedl.kernels import row_cuts, row_handles, row_records, row_rules, row_updates, rows
 from flightedl.kernels.compiled import machine_code
 
 Floats = npt.NDArray[np.float32]
@@ -36,6 +36,7 @@ _F32, _F64 = types.float32, types.float64
 _WORDS, _LONGS, _NUMBERS, _FLOATS = _own(_U32), _own(_U64), _own(_I64), _own(_F32)
 _COUNTS = _own(_I32)
 _IDS, _GRADIENTS = _received(_U64), _received(_F32, 2)
+_WORK = _own(_I64, 2)
 _TABLE = types.NamedTuple(  # type: ignore[no-untyped-call]
     [
         _WORDS,
@@ -58,7 +59,7 @@ _TABLE = types.NamedTuple(  # type: ignore[no-untyped-call]
 )
 
 _SIGNATURES: dict[Callable[..., Any], Any] = {
-    rows.gather: _I64(_TABLE, _IDS, _U64, _I64, _I64, _I64, _WORDS, _NUMBERS),
+    rows.gather: _I64(_NUMBERS, _WORK, _IDS, _WORDS, _NUMBERS, types.boolean),
     rows.count_in_sketch: _I64(_TABLE, _own(_U8), _IDS, _U64, _I64, _NUMBERS),
     rows.wait: _I64(_TABLE, _IDS, _U64, _I64, _I64, _I64, _I64, _I64, _NUMBERS),
     rows.make: _I64(_TABLE, _IDS, _U64, _I64, _I64, _NUMBERS, _NUMBERS),
@@ -73,10 +74,23 @@ _SIGNATURES: dict[Callable[..., Any], Any] = {
     row_cuts.next_wanted: _I64(_TABLE, _I64, _I64, _NUMBERS),
     row_cuts.existing: _I64(_TABLE, _I64, _I64, _I64, _NUMBERS),
     rows.problem: _I64(_IDS, _U64, _I64, _I64, _LONGS),
+    rows.first_problem: _I64(_NUMBERS, _NUMBERS, _LONGS, _IDS, _received(_U32), _I64, _I64, _LONGS),
     row_rules.first_values: types.void(_IDS, _NUMBERS, _U64, _I64, _F64, _F64, _own(_F32, 2)),
     row_rules.combine: _I64(_IDS, _GRADIENTS, _F32, _NUMBERS, _LONGS, _own(_F32, 2), _I64),
 }
-_UPDATE = (_IDS, _received(_F32), _U64, _I64, _I64, _I64, _I64, _FLOATS, _FLOATS, _FLOATS, _NUMBERS)
+_UPDATE = (
+    _NUMBERS,
+    _WORK,
+    _IDS,
+    _received(_F32),
+    _I64,
+    _I64,
+    _own(_F32, 2),
+    _FLOATS,
+    _FLOATS,
+    _NUMBERS,
+    types.boolean,
+)
 _HALF_REST = (types.boolean, types.boolean, _U64, _FLOATS, _FLOATS, _WORDS)
 
 
@@ -93,12 +107,12 @@ def all_row_kernels() -> list[Callable[..., Any]]:
 
 @cache
 def _loop(rule: Callable[..., Any]) -> Any:
-    return machine_code(row_updates.loop_of(rule), _I64(_TABLE, _FLOATS, *_UPDATE), allocates=False)
+    return machine_code(row_updates.loop_of(rule), _I64(*_UPDATE), allocates=False)
 
 
 @cache
 def _half_loop(rule: Callable[..., Any]) -> Any:
-    signature = _I64(_TABLE, _FLOATS, _own(_U16), *_UPDATE, *_HALF_REST)
+    signature = _I64(*_UPDATE, *_HALF_REST)
     return machine_code(row_updates.half_loop_of(rule), signature, allocates=False)
 
 
@@ -123,12 +137,9 @@ _CORRECTIONS_LIMIT = 1 << 18
 class RowPush(NamedTuple):
     """What all rows of an update have in common, see ``RowStore.update``."""
 
-    #: Of the table.
-    salt: int
     version: int
     epoch: int
     number: int
-    scale: float
     rate_factor: float
     seed: int
 
@@ -146,29 +157,30 @@ class RowUpdate:
     first: Floats
     second: Floats
     code: Any = field(compare=False, repr=False)
-    #: By rate and scale, those of the last update.
-    numbers: dict[tuple[float, float], Floats] = field(default_factory=dict, compare=False, repr=False)
 
     def __call__(
         self,
-        table: row_records.Table,
-        floats: Floats,
+        handles: row_handles.Handles,
+        work: row_handles.Work,
         ids: npt.NDArray[np.uint64],
         gradients: Floats,
+        scales: Sequence[float],
         push: RowPush,
-        oldest: tuple[int, int],
         missing: npt.NDArray[np.int64],
+        *,
+        is_beside: bool,
     ) -> int:
         """Update the rows that there are; see ``RowStore.update``.
 
         Args:
-            table: Of the rows.
-            floats: The memory of its records.
-            ids: (n,).
-            gradients: (n, dim).
-            push: What both have in common.
-            oldest: Version and epoch; what is older has expired.
-            missing: (n,), filled with the places of ids without a row.
+            handles: Of all tables.
+            work: Which ids and gradients, see ``row_handles``; all of tables with this rule.
+            ids: Of all sections.
+            gradients: Flat, likewise.
+            scales: What gradients are multiplied by; ``CONSTANTS`` in ``work`` says which.
+            push: What all have in common.
+            missing: As many as ids, filled with the places of those without a row, see ``rows.gather``.
+            is_beside: Another call works on the same tables now.
 
         Returns:
             How many these are.
@@ -176,27 +188,23 @@ class RowUpdate:
         rate = self.optimizer.rate_at(push.number) * push.rate_factor
         is_frozen = rate == 0 and isinstance(self.optimizer, Ftrl)
         code = _loop(row_rules.nothing) if is_frozen else self.code
-        c = self._numbers(1.0 if is_frozen else rate, push.scale)
-        flat = gradients.reshape(-1)
-        age = (push.salt, push.version, push.epoch, *oldest)
+        constants = self._numbers(1.0 if is_frozen else rate, scales)
+        given = (handles, work, ids, gradients, push.version, push.epoch, constants, self.first, self.second)
         if not self.half or is_frozen:
-            return int(code(table, floats, ids, flat, *age, c, self.first, self.second, missing))
-        values, box = np.empty(gradients.shape[1], np.float32), np.empty(1, np.float32)
+            return int(code(*given, missing, is_beside))
+        widest = int(handles.reshape(-1, row_handles.HANDLE_SIZE)[work[:, row_handles.TABLE], row_handles.DIM].max())
+        values, box = np.empty(widest, np.float32), np.empty(1, np.float32)
         rest = (self.half == "bfloat16", self.is_stochastic, push.seed, values, box, box.view(np.uint32))
-        halves = floats.view(np.uint16)
-        return int(code(table, floats, halves, ids, flat, *age, c, self.first, self.second, missing, *rest))
+        return int(code(*given, missing, is_beside, *rest))
 
-    def _numbers(self, rate: float, scale: float) -> Floats:
-        """The loop's constants, as ``row_rules.Constants``; mostly those of the update before."""
-        known = self.numbers.get((rate, scale))
-        if known is None:
-            optimizer = self.optimizer
-            clip = math.inf if optimizer.clip_value is None else optimizer.clip_value
-            found = (scale, clip, optimizer.weight_decay, *self.constants(optimizer, rate))
-            known = np.zeros(len(row_rules.Constants._fields), np.float32)
-            known[: len(found)] = found
-            self.numbers.clear()
-            self.numbers[rate, scale] = known
+    def _numbers(self, rate: float, scales: Sequence[float]) -> Floats:
+        """The loop's constants, as ``row_rules.Constants``, of each scale."""
+        optimizer = self.optimizer
+        clip = math.inf if optimizer.clip_value is None else optimizer.clip_value
+        found = (1.0, clip, optimizer.weight_decay, *self.constants(optimizer, rate))
+        known = np.zeros((len(scales), len(row_rules.Constants._fields)), np.float32)
+        known[:, : len(found)] = found
+        known[:, 0] = scales
         return known
 
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import numpy.typing as npt
+from numba.extending import register_jitable
 
 from flightedl.kernels.intrinsics import copy
 
@@ -16,23 +19,15 @@ _MAGNITUDE = np.uint32(0x7FFFFFFF)
 _INFINITY = np.uint32(0x7F800000)
 
 
-def number_ids(ids: Ids, index: npt.NDArray[np.int32], distinct: Ids, places: Places) -> int:
-    """Number ids as they come.
-
-    Args:
-        ids: (n,).
-        index: As many numbers of -1 as a power of two, more than n.
-        distinct: (n,), filled: each id once.
-        places: (n,), filled: the number of each id.
-
-    Returns:
-        How many are distinct.
-    """
+@register_jitable
+def _number_ids(ids: Any, index: Any, distinct: Any, places: Any) -> Any:
+    """Number the ids of one table as they come; ``index``: scratch memory, of a size that is a power of two."""
     mask, count = index.size - 1, 0
     bits = 0
     while index.size >> bits > 1:
         bits += 1
     shift = np.uint64(64 - bits)
+    index[:] = -1
     for i in range(ids.size):
         row_id = ids[i]
         at = np.int64((row_id * _GOLDEN) >> shift)
@@ -49,6 +44,31 @@ def number_ids(ids: Ids, index: npt.NDArray[np.int32], distinct: Ids, places: Pl
             at = (at + 1) & mask
         places[i] = place
     return count
+
+
+def number_ids(ids: Ids, counts: Places, index: npt.NDArray[np.int32], distinct: Ids, places: Places) -> int:
+    """Number the ids of some tables as they come, those of each table for themselves.
+
+    Args:
+        ids: (n,), those of one table behind those of the other.
+        counts: (tables,): how many each has; changed: how many of them are distinct.
+        index: Scratch memory: a power of two, more than twice the most ids of a table.
+        distinct: (n,), filled: of each table each id once, those of one table behind those of the other.
+        places: (n,), filled: the number of each id.
+
+    Returns:
+        How many are distinct.
+    """
+    at = total = 0
+    for table in range(counts.size):
+        count, size = counts[table], 1
+        while size <= 2 * count:
+            size *= 2
+        end = at + count
+        found = _number_ids(ids[at:end], index[:size], distinct[total:], places[at:end])
+        counts[table] = found
+        at, total = end, total + found
+    return total
 
 
 def add_up(gradients: Floats, bits: npt.NDArray[np.uint32], places: Places, sums: Floats) -> int:
@@ -85,3 +105,43 @@ def spread(rows: Floats, places: Places, width: int, out: Floats) -> None:
     """Rows, ``width`` numbers each, by number, to ``out``."""
     for i in range(places.size):
         copy(out, i * width, rows, places[i] * width, width)
+
+
+_spread = register_jitable(spread)
+
+
+def spread_tables(rows: Floats, starts: Places, widths: Places, counts: Places, places: Places, out: Floats) -> None:
+    """``spread`` for some tables.
+
+    Args:
+        rows: Of all tables, flat.
+        starts: (tables,): where those of each begin.
+        widths: (tables,): numbers of a row.
+        counts: (tables,): how many of ``places`` are of each.
+        places: (n,).
+        out: Filled, one table behind the other.
+    """
+    at = target = 0
+    for table in range(counts.size):
+        end, width = at + counts[table], widths[table]
+        _spread(rows[starts[table] :], places[at:end], width, out[target:])
+        target += (end - at) * width
+        at = end
+
+
+def first_not_finite(bits: npt.NDArray[np.uint32], width: int) -> int:
+    """The first row, ``width`` numbers each, that has NaN or infinity; -1: none has.
+
+    Args:
+        bits: (n * width,), of float32 numbers.
+        width: Numbers of a row.
+    """
+    largest = np.uint32(0)
+    for i in range(bits.size):
+        largest = max(largest, bits[i] & _MAGNITUDE)
+    if largest < _INFINITY:
+        return -1
+    for i in range(bits.size):
+        if bits[i] & _MAGNITUDE >= _INFINITY:
+            return i // width
+    return -1

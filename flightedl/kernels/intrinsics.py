@@ -8,6 +8,7 @@ from llvmlite import ir  # type: ignore[import-untyped]
 from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
+from numba.np.arrayobj import populate_array
 
 _BIT = ir.IntType(1)
 _INT32 = ir.IntType(32)
@@ -51,6 +52,32 @@ def _atomic(order: str) -> Any:
             return builder.atomic_rmw(order, builder.gep(data, [arguments[1]]), arguments[2], "monotonic")
 
         return number(array, types.int64, number), generate
+
+    return typed
+
+
+def _array_at(kind: Any) -> Any:
+    def typed(_typing: Any, numbers: Any, _at: Any) -> Any:
+        array = types.Array(kind, 1, "C")
+
+        def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+            data = context.make_array(signature.args[0])(context, builder, arguments[0]).data
+            address, size = (
+                builder.load(builder.gep(data, [builder.add(arguments[1], _INT64(place))])) for place in (0, 1)
+            )
+            found = context.make_array(array)(context, builder)
+            item_size = kind.bitwidth // 8
+            populate_array(  # type: ignore[no-untyped-call]
+                found,
+                data=builder.inttoptr(address, found.data.type),
+                shape=[size],
+                strides=[_INT64(item_size)],
+                itemsize=_INT64(item_size),
+                meminfo=None,
+            )
+            return found._getvalue()  # noqa: SLF001 - numba's way
+
+        return array(numbers, types.int64), generate
 
     return typed
 
@@ -128,6 +155,13 @@ def _trailing_zeros(_typing: Any, _bits: Any) -> Any:
     return types.int64(types.uint64), generate
 
 
+#: ``words_at(numbers, at)`` and the like: the array whose address and size are the numbers from ``at`` on.
+words_at: Any = intrinsic(_array_at(types.uint32))
+longs_at: Any = intrinsic(_array_at(types.uint64))
+counts_at: Any = intrinsic(_array_at(types.int32))
+numbers_at: Any = intrinsic(_array_at(types.int64))
+floats_at: Any = intrinsic(_array_at(types.float32))
+halves_at: Any = intrinsic(_array_at(types.uint16))
 #: ``prefetch(array, index)``: the processor begins to load this element's cache line; any index, nothing waits.
 prefetch: Any = intrinsic(_prefetch)
 #: ``atomic_or(array, index, bits)``, ``atomic_add(array, index, number)``: for several threads; what was there before.

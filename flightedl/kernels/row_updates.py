@@ -13,6 +13,23 @@ import numpy as np
 import numpy.typing as npt
 from numba.extending import register_jitable
 
+from flightedl.kernels.intrinsics import floats_at, halves_at
+from flightedl.kernels.row_handles import (
+    CONSTANTS,
+    COUNT,
+    DIM,
+    FIRST,
+    HANDLE_SIZE,
+    MISSED,
+    OLDEST_EPOCH,
+    OLDEST_VERSION,
+    SALT,
+    TABLE,
+    VALUES,
+    Handles,
+    Work,
+    table_at,
+)
 from flightedl.kernels.row_index import ask_for, found
 from flightedl.kernels.row_records import (
     AT_EPOCH,
@@ -58,57 +75,77 @@ def loop_of(rule: Callable[..., Any]) -> Callable[..., Any]:
     """The loop of a rule on float32 values."""
 
     def update(
-        t: Table,
-        floats: Floats,
+        handles: Handles,
+        work: Work,
         ids: Ids,
         g: Floats,
-        salt: int,
         version: int,
         epoch: int,
-        oldest_version: int,
-        oldest_epoch: int,
-        c: Floats,
+        constants: npt.NDArray[np.float32],
         first: Floats,
         second: Floats,
         missing: npt.NDArray[np.int64],
+        is_beside: bool,
     ) -> int:
-        """Update the rows of ids by their gradients, one after the other; the places of ids without one to ``missing``.
+        """Update the rows of ids of some tables by their gradients, one after the other.
 
-        ``floats`` is the memory of ``t.words``.
+        Args:
+            handles: Of all tables.
+            work: (sections, WORK_SIZE), whose values are the gradients; the last column is filled.
+            ids: Of all sections.
+            g: Gradients of all sections.
+            version: That this makes.
+            epoch: Of it.
+            constants: (n, numbers of ``Constants``).
+            first: Bias corrections by the number of updates before.
+            second: Likewise.
+            missing: Filled with the places of ids without a row, see ``rows.gather``.
+            is_beside: Another call works on the same tables now.
 
         Returns:
             How many are missing.
         """
         state = flush_subnormals()
-        k = Constants(c[0], c[1], c[2], c[3], c[4], c[5], c[6], c[7])
-        stride, at_updates, at_slots, at_values = (
-            t.layout[STRIDE],
-            t.layout[AT_UPDATES],
-            t.layout[AT_SLOTS],
-            t.layout[AT_VALUES],
-        )
-        has_age = t.layout[AT_VERSION] >= 0 or t.layout[AT_EPOCH] >= 0
-        shift = np.uint64(64 - t.state[DEPTH])
-        dim = np.uint64(g.size // max(ids.size, 1))
-        missed = 0
-        for start in range(0, ids.size, GROUP):
-            count = min(GROUP, ids.size - start)
-            ask_for(t, ids, start, count, salt, shift, stride)
-            for i in range(count):
-                record = found(t, ids[start + i], i, stride, has_age, oldest_version, oldest_epoch)
-                if record < 0:
-                    missing[missed] = start + i
-                    missed += 1
-                    continue
-                change(t, record)
-                if has_age:
-                    retouch(t, record, version, epoch)
-                at = record * stride
-                step = _step_of(t, at, at_updates, first.size)
-                value, slot = np.uint64(at + at_values), np.uint64(at + at_slots)
-                rule(floats, value, g, np.uint64(start + i) * dim, dim, floats, slot, k, first[step], second[step])
+        total = 0
+        for section in range(work.shape[0]):
+            number, begin, size = work[section, TABLE], work[section, FIRST], work[section, COUNT]
+            t, floats = table_at(handles, number, is_beside), floats_at(handles, number * HANDLE_SIZE)
+            salt, dim = np.uint64(handles[number * HANDLE_SIZE + SALT]), np.uint64(handles[number * HANDLE_SIZE + DIM])
+            c = constants[work[section, CONSTANTS]]
+            k = Constants(c[0], c[1], c[2], c[3], c[4], c[5], c[6], c[7])
+            oldest_version, oldest_epoch = work[section, OLDEST_VERSION], work[section, OLDEST_EPOCH]
+            stride, at_updates, at_slots, at_values = (
+                t.layout[STRIDE],
+                t.layout[AT_UPDATES],
+                t.layout[AT_SLOTS],
+                t.layout[AT_VALUES],
+            )
+            has_age = t.layout[AT_VERSION] >= 0 or t.layout[AT_EPOCH] >= 0
+            shift = np.uint64(64 - t.state[DEPTH])
+            row = np.uint64(work[section, VALUES])
+            missed = 0
+            for start in range(begin, begin + size, GROUP):
+                count = min(GROUP, begin + size - start)
+                ask_for(t, ids, start, count, salt, shift, stride)
+                for i in range(count):
+                    record = found(t, ids[start + i], i, stride, has_age, oldest_version, oldest_epoch)
+                    if record < 0:
+                        missing[begin + missed] = start + i
+                        missed += 1
+                        row += dim
+                        continue
+                    change(t, record)
+                    if has_age:
+                        retouch(t, record, version, epoch)
+                    at = record * stride
+                    step = _step_of(t, at, at_updates, first.size)
+                    value, slot = np.uint64(at + at_values), np.uint64(at + at_slots)
+                    rule(floats, value, g, row, dim, floats, slot, k, first[step], second[step])
+                    row += dim
+            work[section, MISSED] = missed
+            total += missed
         restore_subnormals(state)
-        return missed
+        return total
 
     return update
 
@@ -117,20 +154,17 @@ def half_loop_of(rule: Callable[..., Any]) -> Callable[..., Any]:
     """The loop of a rule on 16-bit values."""
 
     def update(
-        t: Table,
-        floats: Floats,
-        halves: npt.NDArray[np.uint16],
+        handles: Handles,
+        work: Work,
         ids: Ids,
         g: Floats,
-        salt: int,
         version: int,
         epoch: int,
-        oldest_version: int,
-        oldest_epoch: int,
-        c: Floats,
+        constants: npt.NDArray[np.float32],
         first: Floats,
         second: Floats,
         missing: npt.NDArray[np.int64],
+        is_beside: bool,
         is_bfloat16: bool,
         is_stochastic: bool,
         seed: int,
@@ -140,36 +174,45 @@ def half_loop_of(rule: Callable[..., Any]) -> Callable[..., Any]:
     ) -> int:
         """As the other loop; ``values`` has room for a row, ``box`` for a number, with ``box_bits`` as its memory."""
         state = flush_subnormals()
-        k = Constants(c[0], c[1], c[2], c[3], c[4], c[5], c[6], c[7])
-        stride, at_updates, at_slots = t.layout[STRIDE], t.layout[AT_UPDATES], t.layout[AT_SLOTS]
-        has_age = t.layout[AT_VERSION] >= 0 or t.layout[AT_EPOCH] >= 0
-        shift = np.uint64(64 - t.state[DEPTH])
-        dim = values.size
-        missed = 0
-        for start in range(0, ids.size, GROUP):
-            count = min(GROUP, ids.size - start)
-            ask_for(t, ids, start, count, salt, shift, stride)
-            for i in range(count):
-                record = found(t, ids[start + i], i, stride, has_age, oldest_version, oldest_epoch)
-                if record < 0:
-                    missing[missed] = start + i
-                    missed += 1
-                    continue
-                change(t, record)
-                if has_age:
-                    retouch(t, record, version, epoch)
-                at = record * stride
-                step = _step_of(t, at, at_updates, first.size)
-                half = 2 * (at + t.layout[AT_VALUES])
-                for j in range(dim):
-                    values[j] = to_float32(halves[half + j], is_bfloat16, box, box_bits)
-                row, slot = np.uint64((start + i) * dim), np.uint64(at + at_slots)
-                rule(values, _ZERO, g, row, np.uint64(dim), floats, slot, k, first[step], second[step])
-                stream = scrambled(seed ^ id_at(t.words, at))
-                for j in range(dim):
-                    chance = _chance(stream, j) if is_stochastic else np.float32(0.5)
-                    halves[half + j] = to_half(values[j], chance, is_bfloat16, box, box_bits)
+        total = 0
+        for section in range(work.shape[0]):
+            number, begin, size = work[section, TABLE], work[section, FIRST], work[section, COUNT]
+            t, floats = table_at(handles, number, is_beside), floats_at(handles, number * HANDLE_SIZE)
+            halves = halves_at(handles, number * HANDLE_SIZE)
+            salt, dim = np.uint64(handles[number * HANDLE_SIZE + SALT]), handles[number * HANDLE_SIZE + DIM]
+            c = constants[work[section, CONSTANTS]]
+            k = Constants(c[0], c[1], c[2], c[3], c[4], c[5], c[6], c[7])
+            oldest_version, oldest_epoch = work[section, OLDEST_VERSION], work[section, OLDEST_EPOCH]
+            stride, at_updates, at_slots = t.layout[STRIDE], t.layout[AT_UPDATES], t.layout[AT_SLOTS]
+            has_age = t.layout[AT_VERSION] >= 0 or t.layout[AT_EPOCH] >= 0
+            shift = np.uint64(64 - t.state[DEPTH])
+            missed = 0
+            for start in range(begin, begin + size, GROUP):
+                count = min(GROUP, begin + size - start)
+                ask_for(t, ids, start, count, salt, shift, stride)
+                for i in range(count):
+                    record = found(t, ids[start + i], i, stride, has_age, oldest_version, oldest_epoch)
+                    if record < 0:
+                        missing[begin + missed] = start + i
+                        missed += 1
+                        continue
+                    change(t, record)
+                    if has_age:
+                        retouch(t, record, version, epoch)
+                    at = record * stride
+                    step = _step_of(t, at, at_updates, first.size)
+                    half = 2 * (at + t.layout[AT_VALUES])
+                    for j in range(dim):
+                        values[j] = to_float32(halves[half + j], is_bfloat16, box, box_bits)
+                    row, slot = np.uint64(work[section, VALUES] + (start - begin + i) * dim), np.uint64(at + at_slots)
+                    rule(values, _ZERO, g, row, np.uint64(dim), floats, slot, k, first[step], second[step])
+                    stream = scrambled(seed ^ id_at(t.words, at))
+                    for j in range(dim):
+                        chance = _chance(stream, j) if is_stochastic else np.float32(0.5)
+                        halves[half + j] = to_half(values[j], chance, is_bfloat16, box, box_bits)
+            work[section, MISSED] = missed
+            total += missed
         restore_subnormals(state)
-        return missed
+        return total
 
     return update

@@ -4,8 +4,24 @@ from __future__ import annotations
 
 import numpy as np
 import numpy.typing as npt
+from numba.extending import register_jitable
 
 from flightedl.kernels.intrinsics import copy
+from flightedl.kernels.row_handles import (
+    COUNT,
+    FIRST,
+    HANDLE_SIZE,
+    MISSED,
+    OLDEST_EPOCH,
+    OLDEST_VERSION,
+    SALT,
+    TABLE,
+    VALUE_WORDS,
+    VALUES,
+    Handles,
+    Work,
+    table_at,
+)
 from flightedl.kernels.row_index import ask_for, find, found, made_record, mixed_id, remove_record
 from flightedl.kernels.row_records import (
     AT_EPOCH,
@@ -38,36 +54,48 @@ _U1 = np.uint64(1)
 _ZERO = np.uint64(0)
 
 
-def gather(
-    t: Table,
-    ids: Ids,
-    salt: int,
-    oldest_version: int,
-    oldest_epoch: int,
-    width: int,
-    out: Words,
-    missing: npt.NDArray[np.int64],
-) -> int:
-    """The values of rows, ``width`` words each, to ``out``; the places of ids without one to ``missing``.
+def gather(handles: Handles, work: Work, ids: Ids, out: Words, missing: npt.NDArray[np.int64], is_beside: bool) -> int:
+    """The values of rows of some tables; the places of ids without one, among all, to ``missing``.
+
+    Args:
+        handles: Of all tables.
+        work: (sections, WORK_SIZE), whose values lie in ``out``, as words; the last column is filled.
+        ids: Of all sections.
+        out: Filled where there are rows.
+        missing: As many as ids; those of a section from its first id's place on.
+        is_beside: Another call works on the same tables now.
 
     Returns:
-        How many these are.
+        How many are missing.
     """
-    stride, at_values = t.layout[STRIDE], t.layout[AT_VALUES]
-    has_age = t.layout[AT_VERSION] >= 0 or t.layout[AT_EPOCH] >= 0
-    shift = np.uint64(64 - t.state[DEPTH])
-    missed = 0
-    for start in range(0, ids.size, GROUP):
-        count = min(GROUP, ids.size - start)
-        ask_for(t, ids, start, count, salt, shift, stride)
-        for i in range(count):
-            record = found(t, ids[start + i], i, stride, has_age, oldest_version, oldest_epoch)
-            if record < 0:
-                missing[missed] = start + i
-                missed += 1
-            else:
-                copy(out, (start + i) * width, t.words, record * stride + at_values, width)
-    return missed
+    total = 0
+    for section in range(work.shape[0]):
+        number, first, size, target = (
+            work[section, TABLE],
+            work[section, FIRST],
+            work[section, COUNT],
+            work[section, VALUES],
+        )
+        t = table_at(handles, number, is_beside)
+        salt, width = np.uint64(handles[number * HANDLE_SIZE + SALT]), handles[number * HANDLE_SIZE + VALUE_WORDS]
+        oldest_version, oldest_epoch = work[section, OLDEST_VERSION], work[section, OLDEST_EPOCH]
+        stride, at_values = t.layout[STRIDE], t.layout[AT_VALUES]
+        has_age = t.layout[AT_VERSION] >= 0 or t.layout[AT_EPOCH] >= 0
+        shift = np.uint64(64 - t.state[DEPTH])
+        missed = 0
+        for start in range(first, first + size, GROUP):
+            count = min(GROUP, first + size - start)
+            ask_for(t, ids, start, count, salt, shift, stride)
+            for i in range(count):
+                record = found(t, ids[start + i], i, stride, has_age, oldest_version, oldest_epoch)
+                if record < 0:
+                    missing[first + missed] = start + i
+                    missed += 1
+                else:
+                    copy(out, target + (start - first + i) * width, t.words, record * stride + at_values, width)
+        work[section, MISSED] = missed
+        total += missed
+    return total
 
 
 def count_in_sketch(
@@ -224,9 +252,10 @@ def sweep(
 def problem(ids: Ids, salt: int, first_bucket: int, end_bucket: int, seen: Ids) -> int:
     """Whether ids can be those of one call: 0, yes; 1, one is there twice; 2, one lies in another bucket.
 
-    ``seen`` is all zero, and its size a power of two, more than ids.
+    ``seen`` is of a size that is a power of two, more than ids.
     """
     mask = np.uint64(seen.size - 1)
+    seen[:] = _ZERO
     zeros = 0
     for i in range(ids.size):
         mixed = mixed_id(ids[i], salt)
@@ -243,3 +272,48 @@ def problem(ids: Ids, salt: int, first_bucket: int, end_bucket: int, seen: Ids) 
             at = (at + _U1) & mask
         seen[np.int64(at)] = mixed
     return 1 if zeros > 1 else 0
+
+
+_problem = register_jitable(problem)
+_INFINITY = np.uint32(0x7F800000)
+_MAGNITUDE = np.uint32(0x7FFFFFFF)
+
+
+def first_problem(
+    counts: npt.NDArray[np.int64],
+    sizes: npt.NDArray[np.int64],
+    salts: Ids,
+    ids: Ids,
+    bits: Words,
+    first_bucket: int,
+    end_bucket: int,
+    seen: Ids,
+) -> int:
+    """The first of several tables' sections that no call may have; -1: there is none.
+
+    Args:
+        counts: (n,): ids of each section.
+        sizes: (n,): numbers that it has.
+        salts: (n,): of its table.
+        ids: Of all sections.
+        bits: Of the float32 numbers of all; none may be NaN or infinity.
+        first_bucket: Of the pserver.
+        end_bucket: Behind its last one.
+        seen: Scratch memory, twice as many as the most ids of a section, and a power of two.
+    """
+    at = value_at = 0
+    for section in range(counts.size):
+        count = counts[section]
+        size = 1
+        while size <= 2 * count:
+            size *= 2
+        if _problem(ids[at : at + count], salts[section], first_bucket, end_bucket, seen[:size]) != 0:
+            return section
+        largest = np.uint32(0)
+        for i in range(value_at, value_at + sizes[section]):
+            largest = max(largest, bits[i] & _MAGNITUDE)
+        if largest >= _INFINITY:
+            return section
+        at += count
+        value_at += sizes[section]
+    return -1

@@ -17,52 +17,33 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from flightedl.domain.consistency.rounds import BlockRounds
 from flightedl.domain.exactly_once.batches import Batch
 from flightedl.domain.pserver.block_values import AddGradient, BlockSpan, Needs, Update
-from flightedl.domain.tables.placement import buckets_of
 from flightedl.domain.tables.reference import batch_seed
 from flightedl.domain.tables.spec import TableSpec
 from flightedl.messages.parameters import Outcome
-from flightedl.pserver.row_store import RowCut, RowStore, TableGradients
+from flightedl.pserver.row_store import RowCut, RowStore, TableRows
+from flightedl.pserver.row_values import NO_ROWS
 from flightedl.wire.rows import OutgoingBlocks
-from flightedl.wire.table_rows import NOTHING, Ids, Kind, Section, encode_sections, rows_section
+from flightedl.wire.table_rows import NOTHING, Ids, Kind, Section, encode_sections, new_payload
 
 #: Ids without a row that an answer names.
 _NAMED_UNKNOWN = 3
 
 
-class WantedRows(NamedTuple):
-    """Ids of a table whose rows somebody wants."""
-
-    table: int
-    #: (n,).
-    ids: Ids
-
-
 class ReceivedRows(NamedTuple):
     """What a trainer sent about rows, checked."""
 
-    #: By table; of each table that the batch pushed to, maybe without rows.
-    gradients: Sequence[TableGradients] = ()
-    wanted: Sequence[WantedRows] = ()
+    #: Of each table that the batch pushed to, maybe without rows.
+    gradients: TableRows = NO_ROWS
+    #: Whose rows the sender wants; they are to lie one after the other.
+    wanted: TableRows = NO_ROWS
 
     def within(self, buckets: range, tables: Sequence[TableSpec]) -> ReceivedRows:
         """The same, of some buckets only."""
-        gradients = [
-            TableGradients(table, ids[mine], values[mine])
-            for table, ids, values in self.gradients
-            for mine in (_lie_in(ids, tables[table], buckets),)
-        ]
-        wanted = [WantedRows(table, ids[_lie_in(ids, tables[table], buckets)]) for table, ids in self.wanted]
-        return ReceivedRows(gradients, wanted)
-
-
-def _lie_in(ids: Ids, table: TableSpec, buckets: range) -> npt.NDArray[np.bool_]:
-    found = buckets_of(ids, table.salt)
-    return (found >= buckets.start) & (found < buckets.stop)
+        return ReceivedRows(self.gradients.within(buckets, tables), self.wanted.within(buckets, tables))
 
 
 class RowSpan(BlockSpan):
@@ -137,9 +118,8 @@ class RowSpan(BlockSpan):
 
     def get_ready(self, needs: Needs, received: ReceivedRows) -> ReceivedRows:
         """Have what a push takes before it is taken: a copy of what is kept until the round closes."""
-        if needs.has_sum and received.gradients:
-            copies = [TableGradients(table, ids.copy(), values.copy()) for table, ids, values in received.gradients]
-            return received._replace(gradients=copies)
+        if needs.has_sum and len(received.gradients):
+            return received._replace(gradients=received.gradients.copy())
         return received
 
     def carry_out(self, effect: AddGradient | Update, received: ReceivedRows | None) -> None:
@@ -168,7 +148,7 @@ class RowSpan(BlockSpan):
             self._kept.clear()
             self._weights.clear()
         self._kept.append((effect, received))
-        for table, _, _ in received.gradients:
+        for table in received.gradients.tables.tolist():
             self._weights[table] = self._weights.get(table, 0.0) + effect.weight
         self.store.add(received.gradients, effect.batch, effect.weight, is_first=effect.is_first)
 
@@ -188,20 +168,22 @@ class RowSpan(BlockSpan):
 
     # what leaves
 
-    def piece(self, outcome: Outcome, wanted: Sequence[WantedRows] = ()) -> OutgoingBlocks:
+    def piece(self, outcome: Outcome, wanted: TableRows = NO_ROWS) -> OutgoingBlocks:
         """The version that is there, with the rows that are wanted as they are now."""
         version = self.rounds.version
-        if not wanted:
+        if not len(wanted):
             return OutgoingBlocks(self.numbers, version, outcome, NOTHING, ())
-        sections: list[Section] = []
-        for table, ids in wanted:
-            spec = self.store.specs[table]
-            values = np.empty((len(ids), spec.dim), np.float32)
-            found = self.store.read(table, ids, version, self.epoch, values)
-            sections.append(rows_section(table, values))
-            if spec.unknown == "error" and found < len(ids):
-                sections.append(Section(Kind.UNKNOWN, table, self._unknown(table, ids)))
-        return OutgoingBlocks(self.numbers, version, outcome, encode_sections(sections), ())
+        kinds = np.full(len(wanted), Kind.ROWS, np.int64)
+        payload, sections = new_payload(kinds, wanted.tables, wanted.dims, wanted.counts)
+        found = self.store.read_all(wanted, version, self.epoch, sections.values)
+        unknown = [
+            Section(Kind.UNKNOWN, one.table, self._unknown(one.table, one.ids))
+            for place, one in enumerate(wanted)
+            if found[place] < wanted.counts[place] and self.store.specs[one.table].unknown == "error"
+        ]
+        if unknown:
+            payload = encode_sections([*sections, *unknown])
+        return OutgoingBlocks(self.numbers, version, outcome, payload, ())
 
     def _unknown(self, table: int, ids: Ids) -> Ids:
         """The first few of the ids that have no row."""

@@ -26,7 +26,7 @@ GIL.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -37,19 +37,30 @@ from flightedl.domain.tables.spec import TableSpec
 from flightedl.kernels import row_rules, rows
 from flightedl.kernels.compiled import block_kernels
 from flightedl.kernels.compiled_rows import RowPush, row_kernel
+from flightedl.kernels.row_handles import HANDLE_SIZE
+from flightedl.pserver.row_calls import RowCalls
 from flightedl.pserver.row_cut import RowChanges, RowCut, changes_of, merged
 from flightedl.pserver.row_memory import ADDRESS_BYTES, RowMemory, machine_bytes
 from flightedl.pserver.row_table import RowTable
-from flightedl.pserver.row_values import CutTable, Floats, Ids, RowChunk, RowCounts, TableGradients
+from flightedl.pserver.row_values import (
+    CutTable,
+    Floats,
+    Ids,
+    Numbers,
+    RowChunk,
+    RowCounts,
+    TableGradients,
+    TableRows,
+)
 
-__all__ = ["CutTable", "RowChunk", "RowCounts", "RowCut", "RowStore", "TableGradients"]
+__all__ = ["CutTable", "RowChunk", "RowCounts", "RowCut", "RowStore", "TableGradients", "TableRows"]
 
 
 @dataclass(slots=True)
 class _Contribution:
     batch: Batch
     weight: float
-    push: Sequence[TableGradients]
+    push: TableRows
 
 
 class RowStore:
@@ -66,7 +77,16 @@ class RowStore:
         self.buckets = buckets
         self.memory = RowMemory() if memory is None else memory
         each = min(machine_bytes(), ADDRESS_BYTES // max(1, len(self.specs)))
-        self._tables = [RowTable(spec, number, len(buckets), each) for number, spec in enumerate(self.specs)]
+        handles = np.zeros((len(self.specs), HANDLE_SIZE), np.int64)
+        self._tables = [
+            RowTable(spec, number, len(buckets), each, handles[number]) for number, spec in enumerate(self.specs)
+        ]
+        self._calls = RowCalls(self._tables, handles)
+        self._ages = [table.ages for table in self._tables]
+        #: Of the newest push.
+        self._epoch = 0
+        #: Ids read by table, and those that had a row.
+        self._reads, self._hits = np.zeros((2, len(self.specs)), np.int64)
         self._size_bytes = 0
         self._note_size()
         self._round: list[_Contribution] = []
@@ -94,11 +114,19 @@ class RowStore:
         Returns:
             How many ids had a row. With ``unknown`` "error" those that had none are zeros.
         """
-        return self._tables[table].read(ids, version, epoch, out)
+        wanted = TableRows.of([TableGradients(table, ids, np.empty((0, self.specs[table].dim), np.float32))])
+        return int(self.read_all(wanted, version, epoch, out.reshape(-1))[0])
+
+    def read_all(self, wanted: TableRows, version: int, epoch: int, out: Floats) -> Numbers:
+        """The same of some tables, to where ``value_starts`` says; of each how many ids had a row."""
+        found = self._calls.read(wanted, version, epoch, out)
+        self._reads[wanted.tables] += wanted.counts
+        self._hits[wanted.tables] += found
+        return found
 
     def update(
         self,
-        push: Sequence[TableGradients],
+        push: TableRows | Sequence[TableGradients],
         *,
         version: int,
         epoch: int,
@@ -118,15 +146,35 @@ class RowStore:
             rate_factor: The learning rate is multiplied by it.
             seed: Of stochastic rounding: ``batch_seed`` of the batch.
         """
-        for table, ids, gradients in push:
-            of_table = self._tables[table]
-            by = scale[table] if isinstance(scale, Mapping) else scale
-            common = RowPush(of_table.salt, version, epoch, number, by, rate_factor, seed)
-            taken = of_table.update(ids, gradients, common, self.memory.room_bytes)
-            self._size_bytes += taken
-            self.memory.taken_bytes += taken
+        pushed = push if isinstance(push, TableRows) else TableRows.of(push)
+        common = RowPush(version, epoch, number, rate_factor, seed)
+        self._epoch = epoch
+        for table, gradients, missing in self._calls.update(pushed, common, scale):
+            self._make(table, gradients, common, missing, scale)
+        for table, count in zip(pushed.tables.tolist(), pushed.counts.tolist(), strict=True):
+            if self._ages[table]:
+                self._tables[table].grow_older(version, epoch, count)
 
-    def add(self, push: Sequence[TableGradients], batch: Batch, weight: float, *, is_first: bool) -> None:
+    def _make(
+        self,
+        table: RowTable,
+        push: TableGradients,
+        common: RowPush,
+        missing: Numbers,
+        scale: float | Mapping[int, float],
+    ) -> None:
+        """Make rows, as far as they are admitted and there is room, and update them."""
+        before = table.size_bytes
+        made = table.make(push.ids, common, missing, self.memory.room_bytes())
+        if made.size:
+            new = TableRows.of([TableGradients(push.table, push.ids[made], push.gradients[made])])
+            none = list(self._calls.update(new, common, scale))
+            assert not none, "they were made just now"
+        taken = table.size_bytes - before
+        self._size_bytes += taken
+        self.memory.taken_bytes += taken
+
+    def add(self, push: TableRows | Sequence[TableGradients], batch: Batch, weight: float, *, is_first: bool) -> None:
         """Keep a contribution to the open round.
 
         Args:
@@ -137,7 +185,8 @@ class RowStore:
         """
         if is_first:
             self._round.clear()
-        self._round.append(_Contribution(batch, weight, push))
+        pushed = push if isinstance(push, TableRows) else TableRows.of(push)
+        self._round.append(_Contribution(batch, weight, pushed))
 
     def update_round(
         self,
@@ -166,34 +215,22 @@ class RowStore:
             return
         if is_ordered:
             contributions.sort(key=lambda one: one.batch)
-        by_table: dict[int, list[tuple[float, TableGradients]]] = {}
-        for one in contributions:
-            for part in one.push:
-                by_table.setdefault(part.table, []).append((one.weight, part))
-        sums: list[TableGradients] = []
-        scales: dict[int, float] = {}
-        for table, parts in sorted(by_table.items()):
-            scales[table] = scale[table] if isinstance(scale, Mapping) else scale
-            if len(parts) == 1:
-                # As it came: its weight is a part of the scale.
-                weight, part = parts[0]
-                scales[table] *= weight
-                sums.append(part)
-            else:
-                sums.append(TableGradients(table, *_combined(parts, self.specs[table].dim)))
+        push, weights = _summed(contributions, self.specs)
+        by = scale if isinstance(scale, Mapping) else dict.fromkeys(weights, scale)
         self.update(
-            sums,
+            push,
             version=version,
             epoch=epoch,
             number=number,
-            scale=scales,
+            scale={table: by[table] * weight for table, weight in weights.items()},
             rate_factor=rate_factor,
             seed=seed,
         )
 
     def counts(self, table: int) -> RowCounts:
         """Figures of a table."""
-        return self._tables[table].counts()
+        counts = self._tables[table].counts(self._epoch)
+        return replace(counts, reads=int(self._reads[table]), hits=int(self._hits[table]))
 
     @property
     def size_bytes(self) -> int:
@@ -264,6 +301,30 @@ class RowStore:
     def restore_oldest(self, table: int, oldest: int) -> None:
         """Rows of lower versions do not exist, in none of the cuts that were restored."""
         self._tables[table].restore_oldest(oldest)
+
+
+def _summed(contributions: Sequence[_Contribution], specs: Sequence[TableSpec]) -> tuple[TableRows, dict[int, float]]:
+    """The sum of contributions by table and id, and by table what it has to be multiplied by.
+
+    What comes once is as it came: its weight is a factor.
+    """
+    first = contributions[0]
+    if len(contributions) == 1:
+        return first.push, dict.fromkeys(first.push.tables.tolist(), first.weight)
+    by_table: dict[int, list[tuple[float, TableGradients]]] = {}
+    for one in contributions:
+        for part in one.push:
+            by_table.setdefault(part.table, []).append((one.weight, part))
+    sums: list[TableGradients] = []
+    weights: dict[int, float] = {}
+    for table, parts in sorted(by_table.items()):
+        if len(parts) == 1:
+            ((weights[table], part),) = parts
+            sums.append(part)
+        else:
+            weights[table] = 1.0
+            sums.append(TableGradients(table, *_combined(parts, specs[table].dim)))
+    return TableRows.of(sums), weights
 
 
 def _combined(parts: Sequence[tuple[float, TableGradients]], dim: int) -> tuple[Ids, Floats]:

@@ -9,12 +9,11 @@ import numpy as np
 import numpy.typing as npt
 
 from flightedl.domain.tables.spec import TableSpec
-from flightedl.kernels import row_cuts, row_records, row_rules, rows
+from flightedl.kernels import row_cuts, row_handles, row_records, row_rules, rows
 from flightedl.kernels.compiled import half_kernels
-from flightedl.kernels.compiled_rows import RowPush, init_numbers, row_kernel, row_update
+from flightedl.kernels.compiled_rows import RowPush, init_numbers, row_kernel
 from flightedl.pserver.row_layout import layouts_of, new_table, size_of
 from flightedl.pserver.row_norms import SmallRows
-from flightedl.pserver.row_threads import in_halves, is_split
 from flightedl.pserver.row_values import CutTable, Floats, Ids, RowChunk, RowCounts, slots_of_new_rows
 
 #: New rows that are filled together, while their records are in the cache.
@@ -30,6 +29,7 @@ def _compile_for(spec: TableSpec) -> None:
     """Have the machine code of whatever pushes and cuts will wait for."""
     wanted: list[Callable[..., Any]] = [
         rows.problem,
+        rows.first_problem,
         rows.make,
         row_cuts.scatter,
         row_cuts.collect,
@@ -44,12 +44,6 @@ def _compile_for(spec: TableSpec) -> None:
         row_kernel(loop)
 
 
-def _joined(missing: npt.NDArray[np.int64], half: int, found: int, more: int) -> int:
-    """Put the missing places of a second half, numbered from its beginning, behind those of the first."""
-    missing[found : found + more] = missing[half : half + more] + half
-    return found + more
-
-
 class RowTable:
     """Rows, and ids that wait for admission, of one table. Not thread-safe.
 
@@ -58,9 +52,12 @@ class RowTable:
         number: Of the table.
         bucket_count: Of the store.
         memory_bytes: That it could take at most.
+        handle: Kept such that it leads to the rows, see ``kernels.row_handles``.
     """
 
-    def __init__(self, spec: TableSpec, number: int, bucket_count: int, memory_bytes: int) -> None:
+    def __init__(
+        self, spec: TableSpec, number: int, bucket_count: int, memory_bytes: int, handle: npt.NDArray[np.int64]
+    ) -> None:
         self.spec = spec
         self.number = number
         self._limit = spec.row_limit(bucket_count) or 0
@@ -70,24 +67,31 @@ class RowTable:
         layout, waiting = layouts_of(spec, self._first_slots.size)
         self.value_words = layout[0] - layout[row_records.AT_VALUES]
         self.half = "" if spec.dtype == "float32" else spec.dtype
+        self.salt, self._key = spec.salt, spec.key
+        self._handle = handle
+        self._beside = np.empty(row_records.SCRATCH_SIZE, np.uint64), np.empty(row_records.SCRATCH_SIZE, np.int64)
         self.rows = new_table(layout, memory_bytes, is_counted_by_age=True)
         is_counting = spec.admit_after > 1 and spec.admission == "exact"
         self.waiting = new_table(waiting, memory_bytes if is_counting else 0, is_counted_by_age=False)
         sketch_bytes = 1 << (spec.sketch_bytes.bit_length() - 1)
         has_sketch = spec.admit_after > 1 and not is_counting
         self.sketch = np.zeros(sketch_bytes if has_sketch else 0, np.uint8)
-        #: The records once more.
-        self._floats = self.rows.words.view(np.float32)
-        self.salt, self._key = spec.salt, spec.key
         self._init = init_numbers(spec.init)
-        self._update = row_update(spec.optimizer, spec.dtype, is_stochastic=spec.rounding == "stochastic")
-        self._epoch = 0
         self._small = None if evict is None or evict.norm_below is None else SmallRows(evict.norm_below)
-        self._reads = self._hits = self._removed = 0
-        self._gather = row_kernel(rows.gather)
+        self._removed = 0
         _compile_for(spec)
-        self._tags, self._places = np.empty_like(self.rows.tags), np.empty_like(self.rows.places)
-        self._ages = evict is not None and (evict.goes_by_version or evict.goes_by_epoch)
+        #: Whether rows expire.
+        self.ages = evict is not None and (evict.goes_by_version or evict.goes_by_epoch)
+
+    @property
+    def rows(self) -> row_records.Table:
+        """Records, and their index."""
+        return self._rows
+
+    @rows.setter
+    def rows(self, table: row_records.Table) -> None:
+        self._rows = table
+        row_handles.write_handle(self._handle, table, self._beside, self.salt, self.spec.dim, self.value_words)
 
     # reads
 
@@ -98,40 +102,12 @@ class RowTable:
             oldest = max(oldest, version - self._unused_versions)
         return oldest, self.spec.oldest_epoch(epoch)
 
-    def read(self, ids: Ids, version: int, epoch: int, out: Floats) -> int:
-        """See ``RowStore.read``."""
-        missing = np.empty(ids.size, np.int64)
-        target = out
-        if self.half:
-            target = np.empty((ids.size, self.value_words), np.uint32).view(np.float32)
-        flat = target.reshape(-1).view(np.uint32)
-        missed = self._gathered(ids, self.oldest(version, epoch), flat, missing)
-        if self.half:
-            bits = flat.view(np.uint16).reshape(ids.size, -1)[:, : self.spec.dim]
-            half_kernels(self.half).to_float32(np.ascontiguousarray(bits).reshape(-1), out.reshape(-1))
-        if missed:
-            if self.spec.unknown == "init":
-                self._first_values(ids, missing[:missed], out)
-            else:
-                out[missing[:missed]] = 0
-        self._reads += ids.size
-        self._hits += ids.size - missed
-        return int(ids.size - missed)
-
-    def _gathered(
-        self, ids: Ids, oldest: tuple[int, int], out: npt.NDArray[np.uint32], missing: npt.NDArray[np.int64]
-    ) -> int:
-        """Read the rows that there are; how many are missing."""
-        width = self.value_words
-        if not is_split(ids.size):
-            return int(self._gather(self.rows, ids, self.salt, *oldest, width, out, missing))
-
-        def gather(part: slice, is_beside: bool) -> int:
-            place = slice(part.start * width, part.stop * width)
-            table = self._beside() if is_beside else self.rows
-            return int(self._gather(table, ids[part], self.salt, *oldest, width, out[place], missing[part]))
-
-        return _joined(missing, *in_halves(ids.size, gather))
+    def fill(self, ids: Ids, missing: npt.NDArray[np.int64], out: Floats) -> None:
+        """Have what is read of ids without a row; ``missing``: their places."""
+        if self.spec.unknown == "init":
+            self._first_values(ids, missing, out)
+        else:
+            out[missing] = 0
 
     def _first_values(self, ids: Ids, places: npt.NDArray[np.int64], out: Floats) -> None:
         """What rows begin with, as they would be read."""
@@ -151,53 +127,26 @@ class RowTable:
 
     # pushes
 
-    def update(self, ids: Ids, gradients: Floats, push: RowPush, room_bytes: Callable[[], int]) -> int:
-        """See ``RowStore.update``.
+    def make(self, ids: Ids, push: RowPush, missing: npt.NDArray[np.int64], room_bytes: int) -> npt.NDArray[np.int64]:
+        """Make rows that are admitted now, with first values and slots.
 
         Args:
-            ids: (n,).
-            gradients: (n, dim).
-            push: What they have in common.
-            room_bytes: Tells how much memory may be taken at most, where that has to be known.
+            ids: (n,), of a push.
+            push: What its rows have in common.
+            missing: Places of ids that have no row.
+            room_bytes: That may be taken at most.
 
         Returns:
-            What was taken of it.
+            The places of ids whose rows were made.
         """
-        taken = 0
-        oldest = self.oldest(push.version - 1, push.epoch)
-        missing = np.empty(ids.size, np.int64)
-        missed = self._updated(ids, gradients, push, oldest, missing)
-        if missed:
-            before = self.size_bytes
-            self._allow(room_bytes())
-            made = self._make(ids, push, oldest, missing[:missed])
-            if made.size:
-                self._update(self.rows, self._floats, ids[made], gradients[made], push, oldest, missing)
-            taken = self.size_bytes - before
-        self._epoch = push.epoch
-        if self._ages:
-            if self.rows.by_version.size:
-                row_kernel(rows.advance)(self.rows, push.version, self._unused_versions, self._limit)
-            self._sweep(push.version, push.epoch, _SWEPT_BY_ID * ids.size)
-        return taken
+        self._allow(room_bytes)
+        return self._make(ids, push, self.oldest(push.version - 1, push.epoch), missing)
 
-    def _updated(
-        self, ids: Ids, gradients: Floats, push: RowPush, oldest: tuple[int, int], missing: npt.NDArray[np.int64]
-    ) -> int:
-        """Update the rows that there are; how many are missing."""
-        # Rows are counted by age in one place for all.
-        if self._ages or not is_split(ids.size):
-            return self._update(self.rows, self._floats, ids, gradients, push, oldest, missing)
-
-        def update(part: slice, is_beside: bool) -> int:
-            table = self._beside() if is_beside else self.rows
-            return self._update(table, self._floats, ids[part], gradients[part], push, oldest, missing[part])
-
-        return _joined(missing, *in_halves(ids.size, update))
-
-    def _beside(self) -> row_records.Table:
-        """The rows for a second thread, which has its own scratch memory."""
-        return self.rows._replace(tags=self._tags, places=self._places)
+    def grow_older(self, version: int, epoch: int, count: int) -> None:
+        """What follows an update of ``count`` ids where rows expire."""
+        if self.rows.by_version.size:
+            row_kernel(rows.advance)(self.rows, version, self._unused_versions, self._limit)
+        self._sweep(version, epoch, _SWEPT_BY_ID * count)
 
     def _allow(self, room_bytes: int) -> None:
         """Let no more records be made than there is room for; only rows that are made need it."""
@@ -211,7 +160,6 @@ class RowTable:
     def _make(
         self, ids: Ids, push: RowPush, oldest: tuple[int, int], missing: npt.NDArray[np.int64]
     ) -> npt.NDArray[np.int64]:
-        """Make rows that are admitted now, with first values and slots; the places of their ids."""
         after, admitted = self.spec.admit_after, missing.size
         if self.sketch.size:
             admitted = row_kernel(rows.count_in_sketch)(self.rows, self.sketch, ids, self.salt, after, missing)
@@ -248,25 +196,23 @@ class RowTable:
         """Memory that was touched."""
         return size_of(self.rows) + size_of(self.waiting) + self.sketch.nbytes
 
-    def counts(self) -> RowCounts:
-        """See ``RowStore.counts``."""
+    def counts(self, epoch: int) -> RowCounts:
+        """See ``RowStore.counts``; ``epoch``: of the newest push."""
         state, waiting = self.rows.state, self.waiting.state
         live = int(state[row_records.USED])
         if self.rows.by_version.size:
             live = min(live, int(state[row_records.LIVE]))
         if self.rows.by_epoch.size:
-            oldest = self.oldest(0, self._epoch)[1]
-            live = min(live, int(self.rows.by_epoch[oldest : self._epoch + 1].sum()))
+            oldest = self.oldest(0, epoch)[1]
+            live = min(live, int(self.rows.by_epoch[oldest : epoch + 1].sum()))
         return RowCounts(
             live,
             self.size_bytes,
             int(waiting[row_records.USED]),
-            self._reads,
-            self._hits,
-            int(state[row_records.CREATED]),
-            int(state[row_records.NOT_ADMITTED] + waiting[row_records.NOT_ADMITTED]),
-            int(state[row_records.REFUSED] + waiting[row_records.REFUSED]),
-            int(state[row_records.EVICTED]) + self._removed,
+            created=int(state[row_records.CREATED]),
+            not_admitted=int(state[row_records.NOT_ADMITTED] + waiting[row_records.NOT_ADMITTED]),
+            refused=int(state[row_records.REFUSED] + waiting[row_records.REFUSED]),
+            evicted=int(state[row_records.EVICTED]) + self._removed,
         )
 
     def remove_small(self, version: int, epoch: int) -> Ids:
@@ -351,7 +297,7 @@ class RowTable:
 
     def restore_table(self, cut: CutTable, buckets: range) -> None:
         """Remove what had expired at a cut, from these buckets."""
-        for table in (self.rows, self.waiting) if self._ages else ():
+        for table in (self.rows, self.waiting) if self.ages else ():
             table.state[row_records.SWEPT] = 0
             oldest, count = (cut.oldest, cut.oldest_epoch), int(table.state[row_records.HIGH])
             row_kernel(rows.sweep)(table, self.salt, *oldest, buckets.start, buckets.stop, count)

@@ -31,23 +31,12 @@ def is_split(count: int) -> bool:
     return count >= SPLIT_AT and _second() is not None
 
 
-def in_halves(count: int, work: Callable[[slice, bool], int]) -> tuple[int, int, int]:
-    """Do work on ``count`` things, in two threads.
-
-    Args:
-        count: Of things.
-        work: Does it for some of them; the flag says that it runs beside another call.
-
-    Returns:
-        Where the second half begins, and what was returned for each half.
-    """
+def side_by_side(one: Callable[[], object], other: Callable[[], object]) -> None:
+    """Do both, in two threads."""
     second = _second()
     assert second is not None, "see is_split"
-    # A multiple of what the loops take together.
-    half = count // 2 & ~63
-    later = second.submit(work, slice(half, count), True)
+    later = second.submit(other)
     try:
-        found = work(slice(0, half), False)
+        one()
     finally:
-        more = later.result()
-    return half, found, more
+        later.result()

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from flightedl.domain.tables.placement import buckets_of
 from flightedl.domain.tables.rules import first_slots
 from flightedl.domain.tables.spec import TableSpec
 
 Ids = npt.NDArray[np.uint64]
 Floats = npt.NDArray[np.float32]
+Numbers = npt.NDArray[np.int64]
+
+_NO_IDS: Ids = np.empty(0, np.uint64)
+_NO_FLOATS: Floats = np.empty(0, np.float32)
+_FIRST: Numbers = np.zeros(1, np.int64)
 
 
 def slots_of_new_rows(spec: TableSpec, count: int) -> Floats:
@@ -22,7 +29,7 @@ def slots_of_new_rows(spec: TableSpec, count: int) -> Floats:
 
 
 class TableGradients(NamedTuple):
-    """What a push has for one table."""
+    """What a push has for one table; of a read without gradients."""
 
     #: Its number: the place in the declaration.
     table: int
@@ -30,6 +37,93 @@ class TableGradients(NamedTuple):
     ids: Ids
     #: (n, dim), contiguous; may be read-only and at any address.
     gradients: Floats
+
+
+@dataclass(frozen=True, slots=True)
+class TableRows:
+    """Ids of n tables, each table once, and their gradients, or where their values are to be put."""
+
+    #: (n,) each: numbers of the tables, elements of a row, ids.
+    tables: Numbers
+    dims: Numbers
+    counts: Numbers
+    #: (n,): where in ``ids`` those of each table begin, and in what goes with them.
+    starts: Numbers
+    value_starts: Numbers
+    #: Of all tables, maybe among others; contiguous, may be read-only and at any address, as the gradients.
+    ids: Ids
+    #: Of all tables, flat.
+    gradients: Floats
+
+    @classmethod
+    def of(cls, push: Sequence[TableGradients]) -> TableRows:
+        """By table, put together; a single one as it is."""
+        if len(push) == 1:
+            (table, ids, gradients) = push[0]
+            dim, count = (np.array([number]) for number in (gradients.shape[1], ids.size))
+            return cls(np.array([table]), dim, count, _FIRST, _FIRST, ids, gradients.reshape(-1))
+        tables, dims, counts = (
+            np.array(each, np.int64)
+            for each in (
+                [each.table for each in push],
+                [each.gradients.shape[1] for each in push],
+                [each.ids.size for each in push],
+            )
+        )
+        ids = np.concatenate([_NO_IDS, *(each.ids for each in push)])
+        values = np.concatenate([_NO_FLOATS, *(each.gradients.reshape(-1) for each in push)])
+        return cls(tables, dims, counts, begins(counts), begins(counts * dims), ids, values)
+
+    def __len__(self) -> int:
+        return len(self.tables)
+
+    def __iter__(self) -> Iterator[TableGradients]:
+        lists = (each.tolist() for each in (self.tables, self.dims, self.counts, self.starts, self.value_starts))
+        for table, dim, count, start, value_start in zip(*lists, strict=True):
+            values = self.gradients[value_start : value_start + count * dim].reshape(-1, dim)
+            yield TableGradients(table, self.ids[start : start + count], values)
+
+    def copy(self) -> TableRows:
+        """The same in memory of its own."""
+        return replace(self, ids=self.ids.copy(), gradients=self.gradients.copy())
+
+    def within(self, buckets: range, specs: Sequence[TableSpec]) -> TableRows:
+        """The same of some buckets only; values that are to be put somewhere lie one after the other."""
+        salts = np.repeat(np.array([specs[table].salt for table in self.tables.tolist()], np.uint64), self.counts)
+        order = _all_of(self.starts, self.counts)
+        found = buckets_of(self.ids[order], salts)
+        is_mine = (found >= buckets.start) & (found < buckets.stop)
+        before = np.append(0, np.cumsum(is_mine))
+        counts = before[np.cumsum(self.counts)] - before[begins(self.counts)]
+        gradients = _NO_FLOATS
+        if self.gradients.size:
+            gradients = self.gradients[_all_of(self.value_starts, self.counts * self.dims)]
+            gradients = gradients[np.repeat(is_mine, np.repeat(self.dims, self.counts))]
+        return TableRows(
+            self.tables,
+            self.dims,
+            counts,
+            begins(counts),
+            begins(counts * self.dims),
+            self.ids[order][is_mine],
+            gradients,
+        )
+
+
+def begins(counts: Numbers) -> Numbers:
+    """Where each begins that has so many, one after the other."""
+    ends: Numbers = np.cumsum(counts)
+    return ends - counts
+
+
+def _all_of(starts: Numbers, counts: Numbers) -> Numbers:
+    """The places of all, so many from each start on."""
+    found: Numbers = np.repeat(starts - begins(counts), counts) + np.arange(int(counts.sum()))
+    return found
+
+
+#: Of no table.
+NO_ROWS = TableRows.of(())
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ they are several spans, since they came from files of different histories, each 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -23,7 +23,8 @@ from flightedl.pserver.changes import Changes
 from flightedl.pserver.held import HeldBlocks
 from flightedl.pserver.incoming_rows import IncomingRows
 from flightedl.pserver.meter import Meter
-from flightedl.pserver.row_span import ReceivedRows, RowSpan, WantedRows
+from flightedl.pserver.row_span import ReceivedRows, RowSpan
+from flightedl.pserver.row_values import NO_ROWS, TableRows
 from flightedl.recording.writer import Recorder
 from flightedl.wire.parts import ReceivedBlocks
 from flightedl.wire.rows import OutgoingBlocks
@@ -35,7 +36,7 @@ class Wanted(NamedTuple):
     blocks: range
     min_version: int
     #: Of buckets: the rows that are wanted with the version.
-    rows: Sequence[WantedRows] = ()
+    rows: TableRows = NO_ROWS
 
 
 class Pushed(NamedTuple):
@@ -104,7 +105,7 @@ class ShardRows(HeldBlocks):
         self, push: Push, span: RowSpan, base_version: int, received: ReceivedRows, pull: bool
     ) -> Pushed | None:
         """All buckets of a span; None: it was split meanwhile."""
-        protocol, has_gradient = self._protocol, bool(received.gradients)
+        protocol, has_gradient = self._protocol, len(received.gradients) > 0
         with span.lock:
             self._soundness.require()
             if span.is_split:
@@ -140,8 +141,7 @@ class ShardRows(HeldBlocks):
         wanted = None
         if pull and decided.follows is not None:
             # What was received is gone when the round closes.
-            rows = [WantedRows(table, ids.copy()) for table, ids in received.wanted]
-            wanted = Wanted(numbers, decided.follows, rows)
+            wanted = Wanted(numbers, decided.follows, received.wanted.copy())
         return Pushed(OutgoingBlocks(numbers, decided.version, outcome, None, ()), wanted)
 
     def read_rows(self, wanted: Wanted, member: int) -> tuple[list[OutgoingBlocks], list[Wanted]]:
@@ -150,7 +150,7 @@ class ShardRows(HeldBlocks):
         number = wanted.blocks.start
         while number < wanted.blocks.stop:
             span = self._row_span(number)
-            mine = ReceivedRows((), wanted.rows)
+            mine = ReceivedRows(wanted=wanted.rows)
             if span.numbers != wanted.blocks:
                 mine = mine.within(span.buckets, self.tables)
             with span.lock:

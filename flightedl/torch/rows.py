@@ -211,9 +211,11 @@ def look_up(wanted: Sequence[Wanted]) -> list[Found]:
     lookup = first.look_up({declared[table][0]: ids for table, ids in distinct.items()})
     found: dict[int, Found] = {}
     for table, numbers in by_table.items():
-        came = lookup.tables[declared[table][0]]
-        require_known(table.name, came.unknown)
-        found.update(_found_in(distinct[table], came.rows, {n: wanted[n] for n in numbers}, first.current_batch))
+        number = declared[table][0]
+        require_known(table.name, lookup.unknown.get(number, ()))
+        found.update(
+            _found_in(distinct[table], lookup.rows(number), {n: wanted[n] for n in numbers}, first.current_batch)
+        )
     return [found[number] for number in range(len(wanted))]
 
 

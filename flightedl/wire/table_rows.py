@@ -1,15 +1,15 @@
 """Rows of embedding tables as they travel: the values of a part whose blocks are buckets (see ``parts``).
 
-A *payload* is the bytes of one part. Little-endian: ``uint32`` 1, the version of this layout; ``uint32`` number of
+A *payload* is the bytes of one part. Little-endian: ``uint32`` 2, the version of this layout; ``uint32`` number of
 sections; then for each section 16 bytes: ``uint16`` kind, ``uint16`` 0, ``uint32`` number of the table, ``uint64``
-number of rows; then what the sections carry, one after the other, each of its pieces on a multiple of eight bytes:
+number of rows. Then come the ids of all sections that have some, one section after the other, as ``uint64``; then the
+values of all sections that have some, as ``float32``. So what many tables have is taken, and sent, as two arrays.
 
-* ``GRADIENTS``: (n,) ``uint64`` ids, none twice, then (n, dim) ``float32`` gradients. A batch that pushes to a table
-  has such a section on every pserver, also where none of its ids lie there: it has its weight in the table's mean.
-* ``WANTED``: (n,) ``uint64`` ids whose rows the sender wants.
-* ``ROWS``: (n, dim) values in the table's dtype (bfloat16 as ``uint16``), in the order in which their ids were asked.
-* ``UNKNOWN``: (n,) ``uint64`` ids that were asked for and are in no row, of a table where that is an error; their
-  values are zero.
+* ``GRADIENTS``: n ids, none twice, and (n, dim) gradients. A batch that pushes to a table has such a section on every
+  pserver, also where none of its ids lie there: it has its weight in the table's mean.
+* ``WANTED``: n ids whose rows the sender wants.
+* ``ROWS``: (n, dim) values, in the order in which their ids were asked.
+* ``UNKNOWN``: n ids that were asked for and are in no row, of a table where that is an error; their values are zero.
 
 A payload without sections says that the version of the part has been reached. Ids are integers; whoever has text makes
 integers of it. Received arrays are read-only views of network memory, and live as long as the message.
@@ -17,7 +17,8 @@ integers of it. Received arrays are read-only views of network memory, and live 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from enum import IntEnum
 from struct import Struct
 from typing import NamedTuple
@@ -27,14 +28,15 @@ import numpy.typing as npt
 
 from flightedl.errors import MessageError
 
-Array = npt.NDArray[np.generic]
 Ids = npt.NDArray[np.uint64]
+Floats = npt.NDArray[np.float32]
+Numbers = npt.NDArray[np.int64]
+Payload = npt.NDArray[np.uint8]
 
-_LAYOUT = 1
+_LAYOUT = 2
 _START = Struct("<II")
-_SECTION = Struct("<HHIQ")
-_ID_BYTES = 8
-_ALIGNMENT_BYTES = 8
+_SECTION = np.dtype([("kind", "<u2"), ("zero", "<u2"), ("table", "<u4"), ("rows", "<u8")])
+_ID_BYTES, _VALUE_BYTES = 8, 4
 #: The most sections of a payload, which is twice as many tables.
 SECTIONS_LIMIT = 65_536
 
@@ -48,9 +50,9 @@ class Kind(IntEnum):
     UNKNOWN = 4
 
 
-_KINDS = frozenset(map(int, Kind))
-_WITH_IDS = frozenset({Kind.GRADIENTS, Kind.WANTED, Kind.UNKNOWN})
-_WITH_VALUES = frozenset({Kind.GRADIENTS, Kind.ROWS})
+#: By kind.
+_HAS_IDS = np.array([0, 1, 1, 0, 1])
+_HAS_VALUES = np.array([0, 1, 0, 1, 0])
 
 
 class Section(NamedTuple):
@@ -62,7 +64,7 @@ class Section(NamedTuple):
     #: (n,); of ``ROWS`` empty.
     ids: Ids
     #: (n, dim), where there are any.
-    values: Array | None = None
+    values: Floats | None = None
 
     @property
     def row_count(self) -> int:
@@ -70,49 +72,82 @@ class Section(NamedTuple):
         return len(self.ids) if self.values is None else len(self.values)
 
 
-#: Whole numbers by size.
-_BITS = {2: np.uint16, 4: np.uint32, 8: np.uint64}
-_NO_IDS: Ids = np.empty(0, np.uint64)
+@dataclass(frozen=True, slots=True)
+class Sections:
+    """Rows of several tables, n sections."""
+
+    #: (n,) each: kind, number of the table, elements of a row, rows.
+    kinds: Numbers
+    tables: Numbers
+    dims: Numbers
+    counts: Numbers
+    #: Of all sections that have them, one after the other.
+    ids: Ids
+    values: Floats
+
+    @property
+    def id_ends(self) -> Numbers:
+        """(n,): up to where in ``ids`` each section's lie."""
+        ends: Numbers = np.cumsum(self.counts * _HAS_IDS[self.kinds])
+        return ends
+
+    @property
+    def value_ends(self) -> Numbers:
+        """(n,): the same of its numbers in ``values``."""
+        ends: Numbers = np.cumsum(self.counts * self.dims * _HAS_VALUES[self.kinds])
+        return ends
+
+    def __iter__(self) -> Iterator[Section]:
+        id_at = value_at = 0
+        lists = (each.tolist() for each in (self.kinds, self.tables, self.dims, self.counts))
+        for kind, table, dim, count in zip(*lists, strict=True):
+            id_end, value_end = id_at + count * int(_HAS_IDS[kind]), value_at + count * dim * int(_HAS_VALUES[kind])
+            values = self.values[value_at:value_end].reshape(count, dim) if _HAS_VALUES[kind] else None
+            yield Section(kind, table, self.ids[id_at:id_end], values)
+            id_at, value_at = id_end, value_end
 
 
-def rows_section(table: int, values: Array) -> Section:
-    """Values in the order in which they were asked for."""
-    return Section(Kind.ROWS, table, _NO_IDS, values)
+def new_payload(kinds: Numbers, tables: Numbers, dims: Numbers, counts: Numbers) -> tuple[Payload, Sections]:
+    """A payload whose ids and values are to be filled in, and what it has; arguments as of ``Sections``."""
+    start = _START.size + len(kinds) * _SECTION.itemsize
+    values_at = start + int((counts * _HAS_IDS[kinds]).sum()) * _ID_BYTES
+    size_bytes = values_at + int((counts * dims * _HAS_VALUES[kinds]).sum()) * _VALUE_BYTES
+    payload = np.empty(size_bytes, np.uint8)
+    _START.pack_into(payload.data, 0, _LAYOUT, len(kinds))
+    fields = payload[_START.size : start].view(_SECTION)
+    fields["kind"], fields["zero"], fields["table"], fields["rows"] = kinds, 0, tables, counts
+    ids, values = payload[start:values_at].view(np.uint64), payload[values_at:].view(np.float32)
+    return payload, Sections(kinds, tables, dims, counts, ids, values)
 
 
-def encode_sections(sections: Sequence[Section]) -> npt.NDArray[np.uint8]:
+def encode_sections(sections: Sequence[Section]) -> Payload:
     """A payload, (n,) bytes."""
-    header = [_START.pack(_LAYOUT, len(sections))]
-    pieces: list[bytes | memoryview] = []
-    for kind, table, ids, values in sections:
-        header.append(_SECTION.pack(kind, 0, table, len(ids) if values is None else len(values)))
-        if kind in _WITH_IDS and len(ids):
-            pieces.append(np.ascontiguousarray(ids).data.cast("B"))
-        if values is not None and values.size:
-            # NumPy's bfloat16 has no format that memory could be seen by.
-            bits = np.ascontiguousarray(values).view(_BITS[values.itemsize])
-            pieces.append(bits.data.cast("B"))
-            if bits.nbytes % _ALIGNMENT_BYTES:
-                pieces.append(bytes(_padded(bits.nbytes) - bits.nbytes))
-    return np.frombuffer(b"".join([*header, *pieces]), np.uint8)
+    if not sections:
+        return NOTHING
+    dims = [0 if section.values is None else section.values.shape[1] for section in sections]
+    kinds, tables, counts = zip(*((each.kind, each.table, each.row_count) for each in sections), strict=True)
+    payload, made = new_payload(*(np.array(each, np.int64) for each in (kinds, tables, dims, counts)))
+    put_together([each.ids for each in sections if _HAS_IDS[each.kind]], made.ids)
+    put_together([each.values for each in sections if each.values is not None], made.values)
+    return payload
 
 
-def _padded(size_bytes: int) -> int:
-    return -(-size_bytes // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES
+def put_together(arrays: Sequence[npt.NDArray[np.generic]], out: npt.NDArray[np.generic]) -> None:
+    """The elements of arrays, one after the other, to ``out``."""
+    if arrays:
+        np.concatenate([array.reshape(-1) for array in arrays], out=out)
 
 
 #: No sections: a version has been reached.
-NOTHING: npt.NDArray[np.uint8] = encode_sections([])
+NOTHING: Payload = np.frombuffer(_START.pack(_LAYOUT, 0), np.uint8)
 
 
-def decode_sections(
-    data: memoryview, row_of: Callable[[int, int], tuple[int, np.dtype[np.generic]]], kinds: Iterable[int]
-) -> list[Section]:
+def decode_sections(data: memoryview, dims: Numbers, kinds: Iterable[int]) -> Sections:
     """The sections of a payload.
 
     Args:
         data: As received, at any address.
-        row_of: (kind, table) -> elements and dtype of one row of values; raises MessageError of an unknown table.
+        dims: Of all tables, by number.
         kinds: That are expected.
 
     Raises:
@@ -121,34 +156,33 @@ def decode_sections(
     if len(data) < _START.size:
         raise MessageError(f"rows of tables have {len(data)} bytes: no header")
     layout, count = _START.unpack_from(data)
-    at = _START.size + count * _SECTION.size
-    if layout != _LAYOUT or count > SECTIONS_LIMIT or len(data) < at:
+    start = _START.size + count * _SECTION.itemsize
+    if layout != _LAYOUT or count > SECTIONS_LIMIT or len(data) < start:
         raise MessageError(
             f"rows of tables of layout {layout} with {count} sections have {len(data)} bytes: another version?"
         )
-    expected = frozenset(kinds)
-    found: list[Section] = []
+    fields = np.frombuffer(data, _SECTION, count, _START.size)
+    found, tables = fields["kind"].astype(np.int64), fields["table"].astype(np.int64)
+    _require_sound(found, tables, len(dims), kinds)
+    most = len(data) // _VALUE_BYTES
+    if count and (largest := int(fields["rows"].max())) > most:
+        raise MessageError(f"rows of tables tell of {largest} rows or more, {len(data)} bytes came")
+    counts, of_tables = fields["rows"].astype(np.int64), dims[tables]
+    values_at = start + int((counts * _HAS_IDS[found]).sum()) * _ID_BYTES
+    end = values_at + int((counts * of_tables * _HAS_VALUES[found]).sum()) * _VALUE_BYTES
+    if end != len(data):
+        raise MessageError(f"rows of tables tell of {end} bytes, {len(data)} came")
+    ids = np.frombuffer(data[start:values_at], np.uint64)
+    return Sections(found, tables, of_tables, counts, ids, np.frombuffer(data[values_at:], np.float32))
+
+
+def _require_sound(kinds: Numbers, tables: Numbers, table_count: int, expected: Iterable[int]) -> None:
     seen: set[tuple[int, int]] = set()
-    for kind, _, table, rows in _SECTION.iter_unpack(data[_START.size : at]):
-        if kind not in expected or kind not in _KINDS or (kind, table) in seen:
+    allowed = frozenset(map(int, expected))
+    for pair in zip(kinds.tolist(), tables.tolist(), strict=True):
+        kind, table = pair
+        if kind not in allowed or pair in seen:
             raise MessageError(f"rows of tables have a section of kind {kind} for table {table} that they may not have")
-        seen.add((kind, table))
-        ids, values = _NO_IDS, None
-        elements, dtype = row_of(kind, table)
-        if kind in _WITH_IDS:
-            ids = np.frombuffer(_cut(data, at, rows * _ID_BYTES), np.uint64)
-            at += rows * _ID_BYTES
-        if kind in _WITH_VALUES:
-            size_bytes = rows * elements * dtype.itemsize
-            values = np.frombuffer(_cut(data, at, size_bytes), dtype).reshape(rows, elements)
-            at += _padded(size_bytes)
-        found.append(Section(kind, table, ids, values))
-    if at != len(data):
-        raise MessageError(f"rows of tables tell of {at} bytes, {len(data)} came")
-    return found
-
-
-def _cut(data: memoryview, at: int, size_bytes: int) -> memoryview:
-    if at + size_bytes > len(data):
-        raise MessageError(f"rows of tables tell of {at + size_bytes} bytes or more, {len(data)} came")
-    return data[at : at + size_bytes]
+        if table >= table_count:
+            raise MessageError(f"there is no table of number {table}: {table_count} are declared")
+        seen.add(pair)

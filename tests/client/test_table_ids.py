@@ -71,10 +71,30 @@ def test_each_id_is_asked_of_its_pserver_once(count: int) -> None:
     assert bad == -1
     for place, one in enumerate(distinct.ids):
         assert np.allclose(sums[place], gradients[ids == one].sum(0), atol=1e-5)
-    divided = Divided(TABLE, distinct.ids, count)
+    divided = Divided([TABLE, TABLE], [distinct.ids, distinct.ids[:3]], count)
     for pserver in range(count):
-        assert (pservers_of(divided.ids_of(pserver), TABLE.salt, count) == pserver).all()
-    assert sum(divided.count(pserver) for pserver in range(count)) == len(distinct.ids)
+        for place, mine in enumerate(divided.ids_of(pserver)):
+            assert (pservers_of(mine, TABLE.salt, count) == pserver).all()
+            assert len(mine) == divided.counts[pserver, place]
+    assert divided.counts.sum(0).tolist() == [len(distinct.ids), 3]
+
+
+def test_ids_of_many_tables_are_numbered_together_as_each_for_itself() -> None:
+    chance = np.random.default_rng(0)
+    many = [chance.integers(0, 20, count).astype(np.uint64) for count in (30, 0, 1, 200)]
+    for one, ids in zip(DistinctIds.of_each(many), many, strict=True):
+        alone = DistinctIds(ids)
+        assert one.ids.tolist() == alone.ids.tolist()
+        assert one.places.tolist() == alone.places.tolist()
+        assert one.is_of(ids)
+    assert DistinctIds.of_each([]) == []
+
+
+def test_gradients_are_taken_as_they_are_when_they_are_pushed() -> None:
+    gradients = np.ones((2, 3), np.float32)
+    sums, _ = DistinctIds(np.arange(2, dtype=np.uint64)).summed(gradients)
+    gradients[:] = 7
+    assert sums.tolist() == np.ones((2, 3)).tolist()
 
 
 @pytest.mark.parametrize("ids", [[3, 1, 3, 2], [3, 1, 4, 2]])

@@ -22,7 +22,7 @@ from flightedl.client.once import Once
 from flightedl.client.participation import Participation
 from flightedl.client.process import TrainerProcess
 from flightedl.client.tables.requests import DistinctIds, kernels
-from flightedl.client.tables.table import Table
+from flightedl.client.tables.table import Table, asked_of
 from flightedl.domain.consistency.modes import Mode, Sync
 from flightedl.domain.model.optimizers import SGD, Optimizer
 from flightedl.domain.model.parameters import ParameterSpec
@@ -166,11 +166,18 @@ class JobModel:
 
     def look_up(self, ids: Mapping[Table, Any]) -> dict[Table, npt.NDArray[np.float32]]:
         """Rows of several tables. Errors as of ``Job.lookup``."""
-        asked = {self.own_table(table): table.asked(wanted) for table, wanted in ids.items()}
+        for table in ids:
+            self.own_table(table)
+        asked = asked_of(ids)
         parameters = self.require_declared()
         numbers = {table: self._numbers[table.name] for table in asked}
         lookup = parameters.look_up({numbers[table]: wanted.distinct for table, wanted in asked.items()})
-        return {table: table.rows_of(wanted, lookup, numbers[table]) for table, wanted in asked.items()}
+        plain = [table for table, wanted in asked.items() if wanted.is_plain and numbers[table] not in lookup.unknown]
+        found = dict(zip(plain, lookup.spread([numbers[table] for table in plain]), strict=True))
+        return {
+            table: found[table] if table in found else table.rows_of(asked[table], lookup, numbers[table])
+            for table in ids
+        }
 
     def look_ahead(self, columns: Mapping[Table, str], peek: Callable[[], pa.RecordBatch | None]) -> None:
         """Steps ask for the rows of the next batch, too.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cache
 from typing import TYPE_CHECKING
 
@@ -31,8 +32,8 @@ def kernels() -> DistinctKernels:
 
 def first_not_finite(rows: Floats) -> int:
     """The number of the first row that has NaN or infinity; -1: none has."""
-    finite = np.isfinite(rows)
-    return -1 if finite.all() else int(np.argmin(finite.all(axis=1)))
+    flat = np.ascontiguousarray(rows).reshape(-1).view(np.uint32)
+    return int(kernels().first_not_finite(flat, rows.shape[1]))
 
 
 class DistinctIds:
@@ -40,28 +41,41 @@ class DistinctIds:
 
     Args:
         ids: (n,) as the user gave them.
+        numbered: ``ids`` and ``places`` of them, and no copy is needed; None: find them out.
     """
 
-    def __init__(self, ids: Ids) -> None:
-        count = len(ids)
+    __slots__ = ("_bytes", "_is_distinct", "given", "ids", "places")
+
+    def __init__(self, ids: Ids, numbered: tuple[Ids, Places] | None = None) -> None:
+        if numbered is None:
+            counts = np.array([len(ids)])
+            ids, distinct, places = _numbered([ids], counts)
+            numbered = distinct[: int(counts[0])], places
         #: A copy: it is compared with later ones, and the caller may use its memory again.
-        self.given = ids.copy()
-        #: (n,): of each id, its place in ``ids``.
-        self.places: Places = np.empty(count, np.int64)
-        distinct = np.empty(count, np.uint64)
-        # At most half full.
-        index = np.empty(1 << (2 * count).bit_length(), np.int32)
-        index.fill(-1)
-        #: (m,) in the order in which they come first.
-        self.ids: Ids = distinct[: kernels().number_ids(self.given, index, distinct, self.places)]
-        self._is_distinct = len(self.ids) == count
+        self.given = ids
+        #: (m,) in the order in which they come first; and (n,): of each id, its place there.
+        self.ids, self.places = numbered
+        self._bytes = ids.tobytes()
+        self._is_distinct = len(self.ids) == len(ids)
+
+    @classmethod
+    def of_each(cls, many: Sequence[Ids]) -> list[DistinctIds]:
+        """Those of several pulls, in the time of one."""
+        lengths = [len(ids) for ids in many]
+        counts = np.array(lengths, np.int64)
+        given, distinct, places = _numbered(many, counts)
+        found = []
+        at = first = 0
+        for length, count in zip(lengths, counts.tolist(), strict=True):
+            end, last = at + length, first + count
+            found.append(cls(given[at:end], (distinct[first:last], places[at:end])))
+            at, first = end, last
+        return found
 
     def is_of(self, ids: Ids) -> bool:
         """Whether these are what was given."""
-        if len(ids) != len(self.given):
-            return False
         # As bytes: many times as fast as NumPy for a few ids.
-        return not len(ids) or ids.data.cast("B") == self.given.data.cast("B")
+        return len(ids) == len(self.given) and ids.tobytes() == self._bytes
 
     def spread(self, rows: Floats) -> Floats:
         """(m, dim) rows of ``ids`` as (n, dim) rows of what was given: an array of its own."""
@@ -76,50 +90,61 @@ class DistinctIds:
         """(n, dim) gradients of what was given, contiguous, added up by id.
 
         Returns:
-            (m, dim) sums, maybe the same array; and the first row that has NaN or infinity, -1: none has.
+            (m, dim) sums, an array of its own; and the first row that has NaN or infinity, -1: none has.
         """
         if self._is_distinct:
-            return gradients, first_not_finite(gradients)
+            return gradients.copy(), first_not_finite(gradients)
         sums = np.empty((len(self.ids), gradients.shape[1]), np.float32)
         return sums, int(kernels().add_up(gradients, gradients.view(np.uint32), self.places, sums))
 
 
+def _numbered(many: Sequence[Ids], counts: Places) -> tuple[Ids, Ids, Places]:
+    """All ids, all distinct ones, and the places; ``counts``: of ids of each, changed to those of distinct ones."""
+    given = np.concatenate(many) if many else np.empty(0, np.uint64)
+    distinct, places = np.empty(len(given), np.uint64), np.empty(len(given), np.int64)
+    # At most half full.
+    index = np.empty(1 << (2 * int(counts.max(initial=0))).bit_length(), np.int32)
+    kernels().number_ids(given, counts, index, distinct, places)
+    return given, distinct, places
+
+
 class Divided:
-    """Distinct ids by the pserver that has them.
+    """Distinct ids of some tables by the pserver that has them.
 
     Args:
-        table: Whose.
-        ids: (m,), each once.
+        tables: Whose.
+        ids: Of each table, (m,), each once.
         pserver_count: Of the job.
     """
 
-    def __init__(self, table: TableSpec, ids: Ids, pserver_count: int) -> None:
-        self._table = table
+    def __init__(self, tables: Sequence[TableSpec], ids: Sequence[Ids], pserver_count: int) -> None:
+        self._tables = tables
         self._ids = ids
-        #: (m,): places in ``ids``, those of each pserver together; None: all are of the only one.
-        self._order: Places | None = None
-        self._ends = [0, len(ids)]
+        #: (pservers, tables): how many ids each has.
+        self.counts: Places = np.array([[len(each) for each in ids]], np.int64)
+        #: By pserver and table: places in ``ids``; None: all are of the only one.
+        self._places: list[list[Places]] | None = None
         if pserver_count > 1:
-            owners = pservers_of(ids, table.salt, pserver_count)
-            self._order = np.argsort(owners, kind="stable")
-            self._ends = [0, *np.cumsum(np.bincount(owners, minlength=pserver_count)).tolist()]
+            owners = [pservers_of(each, table.salt, pserver_count) for table, each in zip(tables, ids, strict=True)]
+            of_tables = [np.bincount(each, minlength=pserver_count) for each in owners]
+            orders = [np.argsort(each, kind="stable") for each in owners]
+            parts = [np.split(order, np.cumsum(n)[:-1]) for order, n in zip(orders, of_tables, strict=True)]
+            self._places = [[part[pserver] for part in parts] for pserver in range(pserver_count)]
+            self.counts = np.array(of_tables, np.int64).reshape(len(ids), pserver_count).T
 
-    def count(self, pserver: int) -> int:
-        """How many ids a pserver has."""
-        return self._ends[pserver + 1] - self._ends[pserver]
+    def places(self, pserver: int, table: int) -> Places | slice:
+        """Which of the ids of a table a pserver has."""
+        return slice(None) if self._places is None else self._places[pserver][table]
 
-    def places(self, pserver: int) -> Places | slice:
-        """Which of the ids a pserver has."""
-        at = slice(self._ends[pserver], self._ends[pserver + 1])
-        return at if self._order is None else self._order[at]
-
-    def places_within(self, pserver: int, buckets: range) -> Places | slice:
+    def places_within(self, pserver: int, table: int, buckets: range) -> Places:
         """The same, of some of its buckets."""
-        at = self.places(pserver)
-        found = buckets_of(self._ids[at], self._table.salt)
+        at = self.places(pserver, table)
+        found = buckets_of(self._ids[table][at], self._tables[table].salt)
         chosen = np.flatnonzero((found >= buckets.start) & (found < buckets.stop))
         return chosen if isinstance(at, slice) else at[chosen]
 
-    def ids_of(self, pserver: int) -> Ids:
-        """The ids of a pserver, in order."""
-        return self._ids[self.places(pserver)]
+    def ids_of(self, pserver: int) -> list[Ids]:
+        """The ids of a pserver, of each table in order."""
+        if self._places is None:
+            return list(self._ids)
+        return [ids[places] for ids, places in zip(self._ids, self._places[pserver], strict=True)]

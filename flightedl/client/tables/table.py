@@ -66,6 +66,11 @@ class Asked(NamedTuple):
     kept: npt.NDArray[np.bool_] | None
     bags: Bags | None
 
+    @property
+    def is_plain(self) -> bool:
+        """Whether all ids count, and rows come as (n, dim) of them."""
+        return self.kept is None and self.bags is None and len(self.found.shape) == 1
+
 
 class Table:
     """Rows of numbers by id. Made by ``job.table``; belongs to the thread of the session.
@@ -260,7 +265,8 @@ class Table:
     ) -> Asked:
         """Which rows are meant. Arguments and errors as of ``pull``."""
         if padding_idx is offsets is weights is None and nulls == "error" and is_plain(ids):
-            return self._asked_plainly(ids.view(np.uint64))
+            plain: Ids = ids.view(np.uint64)
+            return self.known(plain) or self.asks_for(DistinctIds(plain))
         found = found_ids(self.name, ids)
         if nulls not in {"error", "padding"}:
             raise UsageError(f"nulls is {nulls!r:.40}, but must be 'error' or 'padding'")
@@ -284,22 +290,21 @@ class Table:
             self._distinct = DistinctIds(ids)
         return Asked(found, self._distinct, kept, bags)
 
-    def _asked_plainly(self, ids: Ids) -> Asked:
-        """Of ids as they are mostly given: with a hundred tables it counts what each of them costs."""
-        known = self._plain
-        if known is not None and known.distinct.is_of(ids):
-            return known
-        distinct = self._distinct
-        if distinct is None or not distinct.is_of(ids):
-            distinct = self._distinct = DistinctIds(ids)
+    def known(self, ids: Ids) -> Asked | None:
+        """What was asked last, if it was about these ids, and an array of them."""
+        plain = self._plain
+        return plain if plain is not None and plain.distinct.is_of(ids) else None
+
+    def asks_for(self, distinct: DistinctIds) -> Asked:
+        """An array of ids, as they are mostly given: it is remembered for the push that follows."""
+        self._distinct = distinct
         self._plain = Asked(FoundIds(distinct.given, shape=distinct.given.shape), distinct, None, None)
         return self._plain
 
     def rows_of(self, asked: Asked, lookup: Lookup, number: int, max_norm: float | None = None) -> Floats:
         """What was asked for, of what came."""
-        table = lookup.tables[number]
-        require_known(self.name, table.unknown)
-        rows = table.rows
+        require_known(self.name, lookup.unknown.get(number, ()))
+        rows = lookup.rows(number)
         if max_norm is not None:
             norms = np.linalg.norm(rows, axis=1, keepdims=True)
             rows = rows * np.minimum(1.0, max_norm / np.maximum(norms, np.float32(1e-30))).astype(np.float32)
@@ -324,6 +329,8 @@ class Table:
         return asked.bags
 
     def _checked(self, gradients: npt.ArrayLike, shape: tuple[int, ...]) -> Floats:
+        if type(gradients) is np.ndarray and gradients.shape == shape and gradients.dtype == np.float32:
+            return np.ascontiguousarray(gradients).reshape(-1, self.dim)
         try:
             array = np.asarray(gradients)
         except (TypeError, ValueError, RuntimeError) as error:
@@ -339,3 +346,19 @@ class Table:
             f"the gradient of id {row_id} of table {self.name!r} has NaN or infinity in {traffic.where()}; nothing "
             "of it was pushed"
         )
+
+
+def asked_of(wanted: Mapping[Table, Any]) -> dict[Table, Asked]:
+    """Which rows of several tables are meant; ids as of ``Table.pull``. Arrays of ids go through together."""
+    found: dict[Table, Asked] = {}
+    plain: dict[Table, Ids] = {}
+    for table, ids in wanted.items():
+        if not is_plain(ids):
+            found[table] = table.asked(ids)
+        elif (known := table.known(ids.view(np.uint64))) is not None:
+            found[table] = known
+        else:
+            plain[table] = ids.view(np.uint64)
+    for table, distinct in zip(plain, DistinctIds.of_each(list(plain.values())), strict=True):
+        found[table] = table.asks_for(distinct)
+    return found

@@ -7,40 +7,27 @@ Nothing is decided here: which transfer brings what, and what is done again, is 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
-from flightedl.client.tables.requests import DistinctIds, Divided
+from flightedl.client.tables.requests import DistinctIds, Divided, kernels
 from flightedl.domain.model.sharding import ShardPlan
-from flightedl.domain.tables.spec import TableSpec
 from flightedl.errors import MessageError, UsageError
-from flightedl.wire.table_rows import Kind, Section, decode_sections, encode_sections
+from flightedl.wire.table_rows import (
+    Floats,
+    Ids,
+    Kind,
+    Numbers,
+    Payload,
+    Section,
+    Sections,
+    decode_sections,
+    new_payload,
+    put_together,
+)
 
-Floats = npt.NDArray[np.float32]
-Ids = npt.NDArray[np.uint64]
-Payload = npt.NDArray[np.uint8]
-
-_FLOAT32 = np.dtype(np.float32)
 _ANSWERED = (Kind.ROWS, Kind.UNKNOWN)
-
-
-class WantedTable:
-    """Rows of one table that are looked up.
-
-    Args:
-        table: Whose.
-        ids: As the user gave them.
-        pserver_count: Of the job.
-    """
-
-    def __init__(self, table: TableSpec, ids: DistinctIds, pserver_count: int) -> None:
-        self.ids = ids
-        self.divided = Divided(table, ids.ids, pserver_count)
-        #: (m, dim) of the distinct ids.
-        self.rows: Floats = np.zeros((len(ids.ids), table.dim), np.float32)
-        #: Some ids that have no row, of a table where that is an error.
-        self.unknown: list[int] = []
 
 
 class Lookup:
@@ -53,46 +40,75 @@ class Lookup:
 
     def __init__(self, plan: ShardPlan, ids: Mapping[int, DistinctIds]) -> None:
         self._plan = plan
-        count = plan.pserver_count
-        self.tables = {number: WantedTable(plan.tables[number], found, count) for number, found in sorted(ids.items())}
+        self._ids = list(ids.values())
+        numbers = list(ids)
+        #: Table number -> its place among those that are asked for.
+        self._place_of = {number: place for place, number in enumerate(numbers)}
+        specs = [plan.tables[number] for number in numbers]
+        self._divided = Divided(specs, [found.ids for found in self._ids], plan.pserver_count)
+        self._numbers = np.array(numbers, np.int64)
+        self._dims = np.array([spec.dim for spec in specs], np.int64)
+        sizes = self._dims * self._divided.counts.sum(0)
+        self._starts = np.cumsum(sizes) - sizes
+        #: Of the distinct ids of all tables, flat.
+        self._values: Floats = np.empty(int(sizes.sum()), np.float32)
+        #: Table number -> some ids that have no row, of a table where that is an error.
+        self.unknown: dict[int, list[int]] = {}
         #: Pserver -> the lowest version of the rows that came from it, and of how many buckets they came.
         self._versions: dict[int, int] = {}
         self._came: dict[int, int] = {}
 
     def is_asked(self, pserver: int) -> bool:
         """Whether a pserver has any of the rows."""
-        return any(table.divided.count(pserver) for table in self.tables.values())
+        return bool(self._divided.counts[pserver].any())
 
-    def sections(self, pserver: int) -> list[Section]:
+    def asked(self, pserver: int) -> RowLists:
         """What is asked of a pserver."""
-        return [
-            Section(Kind.WANTED, number, table.divided.ids_of(pserver))
-            for number, table in self.tables.items()
-            if table.divided.count(pserver)
-        ]
+        is_there = self._divided.counts[pserver] > 0
+        ids = [each for each in self._divided.ids_of(pserver) if len(each)]
+        return RowLists(Kind.WANTED, self._numbers[is_there], self._dims[is_there], ids)
 
     def begin(self, pserver: int) -> None:
         """A pserver is about to answer, maybe not for the first time."""
         self._versions.pop(pserver, None)
         self._came[pserver] = 0
 
-    def take(self, pserver: int, blocks: range, version: int, sections: Iterable[Section]) -> None:
+    def take(self, pserver: int, blocks: range, version: int, sections: Sections) -> None:
         """Rows of some buckets came from a pserver."""
         first, mine = self._plan.block_count, self._plan.buckets_of(pserver)
-        buckets = range(blocks.start - first, blocks.stop - first)
-        for section in sections:
-            table = self.tables.get(section.table)
-            if table is None:
-                raise MessageError(f"pserver {pserver} sent rows of table {section.table} that nobody asked for")
-            if section.values is None:
-                table.unknown += section.ids.tolist()
-                continue
-            at = table.divided.places(pserver) if blocks == mine else table.divided.places_within(pserver, buckets)
-            if len(table.rows[at]) != section.row_count:
-                raise MessageError(f"pserver {pserver} sent {section.row_count} rows of table {section.table}")
-            table.rows[at] = section.values
+        if self._plan.pserver_count == 1 and blocks == mine and self._is_all(sections):
+            self._values[:] = sections.values
+        else:
+            buckets = None if blocks == mine else range(blocks.start - first, blocks.stop - first)
+            self._take_each(pserver, buckets, sections)
         self._versions[pserver] = min(version, self._versions.get(pserver, version))
         self._came[pserver] = self._came.get(pserver, 0) + len(blocks)
+
+    def _is_all(self, sections: Sections) -> bool:
+        """Whether they are just what was asked of the only pserver."""
+        counts = self._divided.counts[0]
+        is_there = counts > 0
+        return bool(
+            (sections.kinds == Kind.ROWS).all()
+            and np.array_equal(sections.tables, self._numbers[is_there])
+            and np.array_equal(sections.counts, counts[is_there])
+        )
+
+    def _take_each(self, pserver: int, buckets: range | None, sections: Iterable[Section]) -> None:
+        for section in sections:
+            place = self._place_of.get(section.table)
+            if place is None:
+                raise MessageError(f"pserver {pserver} sent rows of table {section.table} that nobody asked for")
+            if section.values is None:
+                self.unknown.setdefault(section.table, []).extend(section.ids.tolist())
+                continue
+            rows = self.rows(section.table)
+            at = self._divided.places(pserver, place)
+            if buckets is not None:
+                at = self._divided.places_within(pserver, place, buckets)
+            if len(rows[at]) != section.row_count:
+                raise MessageError(f"pserver {pserver} sent {section.row_count} rows of table {section.table}")
+            rows[at] = section.values
 
     def missing(self) -> list[int]:
         """Pservers that have not answered."""
@@ -105,9 +121,54 @@ class Lookup:
 
     def has(self, ids: Mapping[int, DistinctIds]) -> bool:
         """Whether it has the rows of all these."""
-        return ids.keys() <= self.tables.keys() and all(
-            self.tables[number].ids.is_of(found.given) for number, found in ids.items()
+        place_of = self._place_of
+        return ids.keys() <= place_of.keys() and all(
+            self._ids[place_of[number]].is_of(found.given) for number, found in ids.items()
         )
+
+    def rows(self, table: int) -> Floats:
+        """(m, dim) of the distinct ids of a table."""
+        place = self._place_of[table]
+        dim, start = int(self._dims[place]), int(self._starts[place])
+        return self._values[start : start + len(self._ids[place].ids) * dim].reshape(-1, dim)
+
+    def spread(self, tables: Sequence[int]) -> list[Floats]:
+        """Of each of these tables (n, dim) rows of the ids as they were given: nobody else's arrays."""
+        places = [self._place_of[number] for number in tables]
+        given, dims = [self._ids[place] for place in places], self._dims[places]
+        lengths = [len(found.given) for found in given]
+        counts = np.array(lengths, np.int64)
+        out = np.empty(int((counts * dims).sum()), np.float32)
+        numbers = np.concatenate([found.places for found in given])
+        kernels().spread_tables(self._values, self._starts[places], dims, counts, numbers, out)
+        found = []
+        at = 0
+        for length, dim in zip(lengths, dims.tolist(), strict=True):
+            found.append(out[at : at + length * dim].reshape(length, dim))
+            at += length * dim
+        return found
+
+
+class RowLists(NamedTuple):
+    """Rows of some tables that are to be sent, of one kind."""
+
+    kind: Kind
+    #: (n,): their numbers, and elements of a row.
+    tables: Numbers
+    dims: Numbers
+    #: Of each table.
+    ids: Sequence[Ids]
+    values: Sequence[Floats] = ()
+
+
+def _payload_of(parts: Sequence[RowLists]) -> Payload:
+    kinds = np.concatenate([np.full(len(part.ids), part.kind, np.int64) for part in parts])
+    tables, dims = (np.concatenate(each) for each in zip(*((part.tables, part.dims) for part in parts), strict=True))
+    ids = [each for part in parts for each in part.ids]
+    payload, made = new_payload(kinds, tables, dims, np.array([len(each) for each in ids], np.int64))
+    put_together(ids, made.ids)
+    put_together([each for part in parts for each in part.values], made.values)
+    return payload
 
 
 class RowMessages:
@@ -122,27 +183,27 @@ class RowMessages:
     def __init__(
         self, plan: ShardPlan, gradients: Mapping[int, tuple[Ids, Floats]], lookup: Lookup | None = None
     ) -> None:
-        self._plan = plan
         self._lookup = lookup
-        self._gradients = {
-            number: (Divided(plan.tables[number], ids, plan.pserver_count), values)
-            for number, (ids, values) in sorted(gradients.items())
-        }
+        self._dims = np.array([table.dim for table in plan.tables], np.int64)
+        self._numbers = np.array(list(gradients), np.int64)
+        self._gradients = [values for _, values in gradients.values()]
+        specs = [plan.tables[number] for number in gradients]
+        self._divided = Divided(specs, [ids for ids, _ in gradients.values()], plan.pserver_count)
 
     def pushed(self, pserver: int, *, pull: bool) -> Payload | None:
         """What is sent with a batch; None: only that it arrives."""
-        sections = [
-            Section(Kind.GRADIENTS, number, divided.ids_of(pserver), values[divided.places(pserver)])
-            for number, (divided, values) in self._gradients.items()
-        ]
+        parts = []
+        if self._gradients:
+            ids = self._divided.ids_of(pserver)
+            values = [each[self._divided.places(pserver, place)] for place, each in enumerate(self._gradients)]
+            parts.append(RowLists(Kind.GRADIENTS, self._numbers, self._dims[self._numbers], ids, values))
         if pull and self._lookup is not None:
-            sections += self._lookup.sections(pserver)
-        return encode_sections(sections) if sections else None
+            parts.append(self._lookup.asked(pserver))
+        return _payload_of(parts) if parts else None
 
     def asked(self, pserver: int) -> Payload | None:
         """What is sent to read rows; None: only the version is wanted."""
-        sections = [] if self._lookup is None else self._lookup.sections(pserver)
-        return encode_sections(sections) if sections else None
+        return None if self._lookup is None else _payload_of([self._lookup.asked(pserver)])
 
     def begin(self, pserver: int) -> None:
         """A call is about to be made."""
@@ -151,14 +212,9 @@ class RowMessages:
 
     def take(self, pserver: int, blocks: range, version: int, data: memoryview) -> None:
         """Rows came."""
-        sections = decode_sections(data, self._row_of, _ANSWERED)
+        sections = decode_sections(data, self._dims, _ANSWERED)
         if self._lookup is not None:
             self._lookup.take(pserver, blocks, version, sections)
-
-    def _row_of(self, _kind: int, table: int) -> tuple[int, np.dtype[np.generic]]:
-        if table >= len(self._plan.tables):
-            raise MessageError(f"there is no table of number {table}")
-        return self._plan.tables[table].dim, _FLOAT32
 
 
 class PendingRows:

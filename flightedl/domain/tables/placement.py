@@ -53,9 +53,9 @@ def buckets_of_pserver(index: int, pserver_count: int) -> range:
     return range(first, end)
 
 
-def mixed_ids(ids: Ids, salt: int) -> Ids:
-    """(n,) ids mixed."""
-    bits = ids ^ np.uint64(salt)
+def mixed_ids(ids: Ids, salt: int | Ids) -> Ids:
+    """(n,) ids mixed, all with one salt or each with its own, (n,)."""
+    bits = ids ^ (np.uint64(salt) if isinstance(salt, int) else salt)
     bits ^= bits >> np.uint64(30)
     bits *= np.uint64(0xBF58476D1CE4E5B9)
     bits ^= bits >> np.uint64(27)
@@ -64,12 +64,12 @@ def mixed_ids(ids: Ids, salt: int) -> Ids:
     return bits
 
 
-def buckets_of(ids: Ids, salt: int) -> npt.NDArray[np.int64]:
+def buckets_of(ids: Ids, salt: int | Ids) -> npt.NDArray[np.int64]:
     """The buckets of (n,) ids."""
     return (mixed_ids(ids, salt) >> _BUCKET_SHIFT).astype(np.int64)
 
 
-def pservers_of(ids: Ids, salt: int, pserver_count: int) -> npt.NDArray[np.int64]:
+def pservers_of(ids: Ids, salt: int | Ids, pserver_count: int) -> npt.NDArray[np.int64]:
     """Which pserver has each of (n,) ids."""
     return buckets_of(ids, salt) * pserver_count // BUCKETS
 
