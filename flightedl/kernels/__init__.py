@@ -5,7 +5,8 @@ Pservers load it; a trainer needs ``half_precision``, and ``compiled_distinct`` 
 * ``compiled`` compiles ``rules`` (every optimizer's update as a loop) and ``blocks`` (sums, checks, 16-bit conversion).
 * ``compiled_rows`` compiles ``rows`` (reads and pushes of embedding tables), ``row_updates`` (their updates, by
   ``row_rules``) and ``row_cuts`` (what checkpoints need). How rows lie is in ``row_records``, how they are found in
-  ``row_index``; ``intrinsics`` are instructions that numba has no name for.
+  ``row_index``, how one call goes through many tables in ``row_handles``; ``intrinsics`` are instructions that numba
+  has no name for.
 * ``compiled_distinct`` compiles ``distinct``: each id of a batch once, and its gradients added up.
 * ``ahead`` names all that these may compile, and ``python -m flightedl.kernels`` compiles it before anybody waits.
 * ``subnormals`` has subnormal numbers count as zero in them.
