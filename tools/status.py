@@ -15,7 +15,7 @@ from flightedl.config import CommonSettings, settings
 from flightedl.domain.diagnosis.profile import in_words
 from flightedl.launch.failed import alarms_of, joined, place_of, skipped_of
 from flightedl.launch.status import JobStatus
-from flightedl.messages.status import USUAL_REFUSALS, ServerStatus, StatusReply, TableCounts
+from flightedl.messages.status import USUAL_REFUSALS, ServerStatus, StatusReply, TableCounts, TrainerStatus
 
 from .consoles import table_console
 from .mode import described
@@ -126,13 +126,21 @@ def processes(reply: StatusReply) -> Table:
             f"{where}, {trainer.trainer}" if trainer.name else where,
             str(trainer.generation),
             state,
-            f"{trainer.records:,} records",
+            f"{trainer.records:,} records{_path(trainer)}",
         )
     return table
 
 
 def _where(server: ServerStatus) -> str:
     return f"{server.address} pid {server.pid}" if server.pid else server.address
+
+
+def _path(trainer: TrainerStatus) -> str:
+    """What its values travel by."""
+    shared, sent = trainer.shared_pservers, trainer.pservers - trainer.shared_pservers
+    if shared and sent:
+        return f", values in shared memory to {shared} of {trainer.pservers} pservers"
+    return ", values in shared memory" if shared else ", values by TCP" if sent else ""
 
 
 def _versions(server: ServerStatus) -> str:

@@ -227,6 +227,7 @@ def _trainer(
 ) -> TrainerStatus:
     member = 0 if membership is None else membership.member_id_of(record.id) or 0
     staleness = [said.staleness[member] for said in pservers if said is not None and member in said.staleness]
+    shares = [said.shares_memory[member] for said in pservers if said is not None and member in said.shares_memory]
     said = progress.trainers.get(record.id, TrainerProgress(heard_at=now))
     return TrainerStatus(
         trainer=record.id,
@@ -243,6 +244,8 @@ def _trainer(
         profile=dict(said.profile),
         doing=said.doing,
         staleness=max(staleness, default=None),
+        pservers=len(shares),
+        shared_pservers=sum(shares),
         facts=said.facts,
     )
 

@@ -68,6 +68,9 @@ class TrainerStatus(Reply, frozen=True, kw_only=True):
     #: Updates that its newest gradients did not see, a mean in which newer ones count more; None: it has pushed none
     #: that is of no round.
     staleness: float | None = None
+    #: Pservers that it has a stream to, and those of them with which its values lie in memory that both sides map.
+    pservers: int = 0
+    shared_pservers: int = 0
     facts: HostFacts | None = None
 
 
@@ -310,6 +313,8 @@ class PserverStatusReply(Reply, frozen=True, kw_only=True):
     #: Streams of trainers that are open, and those whose values lie in memory that both sides map.
     streams: int = 0
     shared_streams: int = 0
+    #: Member that has a stream -> whether its values lie there.
+    shares_memory: dict[int, bool] = {}
     #: Members for whom others wait at a version, and for how long: they have not pushed, or are too far behind.
     waits_at: int = 0
     waits_for: list[int] = []

@@ -163,6 +163,7 @@ class PserverFlight:
             return True
         header = decode(request, PushHeader)
         shard = self._service.shard(header.plan_hash)
+        stream.serves(header.member)
         with tracing.serves("pserver", "step", header.traceparent):
             self._take_step(StepSession(shard, header), parts, stream, call, header)
         shard.meter.step(self._clock.now() - began)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 
 from flightedl.domain.pserver.block_values import Effect, EmptyRound, Update
@@ -41,6 +42,8 @@ class Meter:
         self._sent_bytes = 0
         #: Streams of steps that are open, and those of them that share memory.
         self._streams = self._shared_streams = 0
+        #: (member, whether it shares memory) -> its streams.
+        self._streams_of: Counter[tuple[int, bool]] = Counter()
         self._round_closed_at: float | None = None
         #: Member -> updates that its gradients did not see: a mean in which newer ones count more.
         self._staleness: dict[int, float] = {}
@@ -67,6 +70,11 @@ class Meter:
         with self._lock:
             self._streams += more
             self._shared_streams += shared
+
+    def stream_of(self, member: int, more: int, *, is_shared: bool) -> None:
+        """So many more streams are known to be of this member; negative: so many fewer."""
+        with self._lock:
+            self._streams_of[member, is_shared] += more
 
     def step(self, seconds: float) -> None:
         """A step is over."""
@@ -108,6 +116,12 @@ class Meter:
     def streams(self) -> tuple[int, int]:
         """Streams of steps that are open, and how many of them share memory with a trainer."""
         return self._streams, self._shared_streams
+
+    def shares_memory(self) -> dict[int, bool]:
+        """Members that have a stream, and whether their values lie in memory that both sides map."""
+        with self._lock:
+            self._streams_of = +self._streams_of
+            return {member: not self._streams_of[member, False] for member, _ in self._streams_of if member}
 
     @property
     def size_bytes(self) -> tuple[int, int]:

@@ -501,6 +501,7 @@ class PserverService:
             sent_bytes=sent_bytes,
             streams=meter.streams[0],
             shared_streams=meter.streams[1],
+            shares_memory=meter.shares_memory(),
             waits_at=waits_at,
             waits_for=waits_for,
             waits_s=meter.waits_s((waits_at, *waits_for)) if waits_for else 0.0,

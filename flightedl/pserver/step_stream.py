@@ -63,6 +63,8 @@ class StepStream:
         self._meter = meter
         self._shares_memory = shares_memory
         self._has_asked = False
+        #: Whose stream it is, as its newest step says.
+        self._member = 0
         self._pair: SharedPair | None = None
         self._inbox: CopyingInbox | None = None
         self._outbox: Outbox | None = None
@@ -76,11 +78,21 @@ class StepStream:
 
     def end(self) -> None:
         """Let go of the memory."""
+        self.serves(0)
         self._meter.stream(-1, shared=0 if self._pair is None else -1)
         if self._pair is not None and self._outbox is not None:
             self._pair.own.end()
             self._outbox.end()
         self._pair = self._inbox = self._outbox = None
+
+    def serves(self, member: int) -> None:
+        """A step of this member begins; 0: of nobody."""
+        if member == self._member:
+            return
+        is_shared = self._pair is not None
+        self._meter.stream_of(self._member, -1, is_shared=is_shared)
+        self._meter.stream_of(member, 1, is_shared=is_shared)
+        self._member = member
 
     def request(self) -> Received | None:
         """The message that begins the next step, and what is attached to it; None: the trainer wants no more of them.

@@ -93,7 +93,7 @@ def _come_to(reply: ShareReply) -> SharedPair:
         _require_same_user(connection)
         own = SharedMemory.create(nonce)
         _send(connection, own)
-        return SharedPair(own, *_receive(connection, nonce))
+        return SharedPair(own, *_receive(connection, nonce, most=2))
 
 
 # the server's side
@@ -161,7 +161,7 @@ def _wait_for_client(
             with connection:
                 connection.settimeout(max(0.01, until - clock.now()))
                 _require_same_user(connection)
-                other, _ = _receive(connection, own.nonce)
+                other, _ = _receive(connection, own.nonce, most=1)
                 _send(connection, own, store)
                 return SharedPair(own, other, store)
         except TimeoutError:
@@ -193,13 +193,13 @@ def _send(connection: socket.socket, own: SharedMemory, store: SharedMemory | No
         own.sent()
 
 
-def _receive(connection: socket.socket, nonce: bytes) -> tuple[SharedMemory, SharedMemory | None]:
-    """The other side's memory of this stream, and its store if it lends from one."""
+def _receive(connection: socket.socket, nonce: bytes, *, most: int) -> tuple[SharedMemory, SharedMemory | None]:
+    """The other side's memory of this stream, and its store if it lends from one: ``most`` descriptors, or fewer."""
     said, descriptors, _, _ = socket.recv_fds(connection, len(_DONE), 2, socket.MSG_CMSG_CLOEXEC)
     with ExitStack() as stack:
         for each in descriptors:
             stack.callback(os.close, each)
-        if said != _DONE or not descriptors:
-            raise MessageError("no descriptor came with the word that there is one")
+        if said != _DONE or not 0 < len(descriptors) <= most:
+            raise MessageError(f"{len(descriptors)} descriptors came, not {most}, or without the word that they do")
         found = [SharedMemory.received(os.dup(each), nonce if not n else None) for n, each in enumerate(descriptors)]
         return found[0], found[1] if len(found) > 1 else None

@@ -112,7 +112,10 @@ def test_the_values_are_those_that_come_by_tcp(mode: Mode, members: int, wire: s
             found.append(_trained(cluster, members))
             expected = (members, members if shares_memory else 0)
             assert _streams(cluster) == [expected] * 2
+            of_members = dict.fromkeys(range(1, members + 1), shares_memory)
+            assert [service.meter.shares_memory() for service in cluster.services] == [of_members] * 2
         _wait_for(lambda cluster=cluster: _streams(cluster) == [(0, 0)] * 2)
+        assert not any(service.meter.shares_memory() for service in cluster.services)
     for shared, sent in zip(*found, strict=True):
         for name, values in shared.items():
             if members == 1:

@@ -2,6 +2,8 @@
 
     python -m tests.pserver.fuzz --messages 200000
 
+Attacks on memory that is shared are in ``fuzz_sharing``.
+
 Every mutated message goes through what a server does with one: the header's JSON, Arrow's reader, the checks of
 ``rpc.validation``, the rows' checksums, the shard. A crash of the process is a find; so is anything applied that no
 correct sender ever meant, a wrong account of what is applied, or a server that a correct sender cannot use afterwards.
@@ -41,6 +43,8 @@ from flightedl.rpc.validation import BatchLimits, Tally, check_schema
 from flightedl.wire.parts import STEP_SCHEMA, attached_to, decode_parts, encode_parts
 from flightedl.wire.rows import PUSH_SCHEMA, OutgoingBlocks, decode_batch, encode_rows
 from flightedl.wire.shared_values import CopyingInbox, Outbox
+
+from .fuzz_sharing import attack_descriptors, attack_lending
 
 SIZES = (16, 16, 3, 40)
 #: What lengths and offsets are most afraid of.
@@ -275,12 +279,15 @@ def main() -> int:
     """Attack all modes in turn, and say what came of it."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--messages", type=int, default=200_000, help="in all, divided over the modes")
-    parser.add_argument("--mode", choices=[*MODES, "all"], default="all")
+    parser.add_argument("--mode", choices=[*MODES, "sharing", "all"], default="all")
     parser.add_argument("--seed", type=int, default=0)
     chosen = parser.parse_args()
-    names = list(MODES) if chosen.mode == "all" else [chosen.mode]
+    names = [*MODES, "sharing"] if chosen.mode == "all" else [chosen.mode]
     count = -(-chosen.messages // len(names))
     for name in names:
+        if name == "sharing":
+            _attack_sharing(count, chosen.seed)
+            continue
         began = time.monotonic()
         target = attack(count, chosen.seed, MODES[name])
         codes = ", ".join(f"{number:,} {code}" for code, number in target.refused.most_common())
@@ -290,6 +297,14 @@ def main() -> int:
             f"{target.accepted:,} taken, the correct ones between them included; peak memory {peak} MiB"
         )
     return 0
+
+
+def _attack_sharing(count: int, seed: int) -> None:
+    """By trainers of the same host; the most of it by messages."""
+    for what, attacked, share in (("turns", attack_lending, 10), ("descriptors", attack_descriptors, 20)):
+        began = time.monotonic()
+        found = ", ".join(f"{number:,} {code}" for code, number in attacked(count // share, seed).most_common())
+        print(f"sharing: {count // share:,} {what} in {time.monotonic() - began:.0f} s, 0 crashes; {found}")
 
 
 if __name__ == "__main__":

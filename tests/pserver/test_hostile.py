@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections import Counter
 
 import msgspec
@@ -15,8 +16,10 @@ import pytest
 from flightedl.domain.consistency.modes import Async
 from flightedl.errors import FencedError
 from flightedl.messages.base import encode
+from flightedl.pserver.spans import ArraySpan
 
 from .fuzz import MODES, SIZES, Target, attack
+from .fuzz_sharing import attack_descriptors, attack_lending
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -33,6 +36,26 @@ def test_very_many_damaged_messages_change_nothing(mode: str) -> None:
     target = attack(count, seed=2, mode=MODES[mode])
     print(f"{target.refused} refused, {target.accepted} accepted, of {count} damaged and the correct ones between")
     assert target.refused.total() > count // 2
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="memory is shared on Linux only")
+def test_what_is_lent_to_one_trainer_is_not_another_ones_to_change() -> None:
+    found = attack_lending(150, seed=1)
+    assert min(found[what] for what in ("honest", "taken back", "taken", "message")) > 5, found
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="memory is shared on Linux only")
+def test_whatever_is_handed_over_in_place_of_memory_is_refused() -> None:
+    found = attack_descriptors(300, seed=1)
+    assert found["taken"] > 5, found
+    assert found["MessageError"] > 100, found
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="memory is shared on Linux only")
+def test_the_fuzzer_notices_when_what_is_lent_is_changed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ArraySpan, "detach_for_write", lambda span: span.values)
+    with pytest.raises(AssertionError, match="what was lent has changed"):
+        attack_lending(150, seed=1)
 
 
 @pytest.mark.parametrize("mode", MODES)

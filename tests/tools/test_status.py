@@ -40,6 +40,20 @@ def test_a_trainer_is_shown_by_its_launchers_name_with_its_process() -> None:
     assert places == ["h:1 pid 12", "k pid 5", "h pid 77, h-77-bb", "h pid 31, h-31-aa"]
 
 
+def test_what_a_trainers_values_travel_by_is_shown() -> None:
+    trainers = [
+        TrainerStatus(trainer=f"t{number}", generation=number, host="h", pservers=of, shared_pservers=shared)
+        for number, (shared, of) in enumerate([(2, 2), (1, 2), (0, 2), (0, 0)])
+    ]
+    table = processes(StatusReply(job="demo", state="training", trainers=trainers))
+    assert list(table.columns[-1].cells) == [
+        "0 records, values in shared memory",
+        "0 records, values in shared memory to 1 of 2 pservers",
+        "0 records, values by TCP",
+        "0 records",
+    ]
+
+
 def test_nothing_is_said_of_the_blocks_of_a_pserver_that_does_not_answer() -> None:
     server = ServerStatus(index=0, address="h:1", generation=7, state="not reached")
     assert shown(server) == ["pserver-0", "h:1", "7", "not reached", ""]

@@ -49,8 +49,15 @@ def _peak_bytes(pid: int) -> int:
 @click.option("--mb", type=click.FloatRange(min=1), default=1024.0, show_default=True, help="MiB of the model.")
 @click.option("--trainers", type=click.IntRange(min=1), default=8, show_default=True)
 @click.option("--steps", type=click.IntRange(min=1), default=6, show_default=True, help="Of each trainer.")
+@click.option(
+    "--path",
+    type=click.Choice(["shared", "tcp"]),
+    default="shared",
+    show_default=True,
+    help="What values travel by. What of shared memory the pserver has touched is its own here.",
+)
 @click.option("--json", "wants_json", is_flag=True, help="Print JSON.")
-def memory(*, mb: float, trainers: int, steps: int, wants_json: bool) -> None:
+def memory(*, mb: float, trainers: int, steps: int, path: str, wants_json: bool) -> None:
     """Peak memory of one pserver with Adam, async and sync.
 
     The bar is the arrays that the mode needs and 256 MiB. A model of 1 GB and 8 trainers take about 14 GB altogether.
@@ -58,14 +65,14 @@ def memory(*, mb: float, trainers: int, steps: int, wants_json: bool) -> None:
     found = []
     with tempfile.TemporaryDirectory(prefix="flightedl-bench-") as directory:
         for mode in _ARRAYS:
-            workload = Workload(mb=mb, trainers=trainers, optimizer="adam", mode=mode)
+            workload = Workload(mb=mb, trainers=trainers, optimizer="adam", mode=mode, path=path)
             if not wants_json:
                 click.echo(f"measuring {workload} ...", err=True)
             found.append(peak_of(workload, steps, Path(directory)))
     if wants_json:
         click.echo(json.dumps([asdict(one) for one in found], indent=2))
         return
-    table = Table(title=f"peak memory of one pserver, Adam, {trainers} trainers")
+    table = Table(title=f"peak memory of one pserver, Adam, {trainers} trainers, {path}")
     for name in ("mode", "model MB", "peak MB", "bar MB", "peak / model"):
         table.add_column(name, justify="left" if name == "mode" else "right")
     for one in found:

@@ -1,0 +1,346 @@
+"""Trainers of the same host that lie about the memory they share: what is lent, where values are, what descriptors are.
+
+    python -m tests.pserver.fuzz --mode sharing
+
+Two attacks, each of so many tries from one seed:
+
+* ``attack_descriptors``: whatever a process can hand over in place of its memory goes over a real Unix socket. It is
+  refused with a word, or it is memory that nobody can shrink; no descriptor and no mapping stays behind.
+* ``Lending``: two trainers' streams of one shard, the one honest, the other not. What the honest one was lent stays one
+  whole version until it says that it has taken it, whatever the other one says and pushes, and whosever stream ends.
+  A message's offset and lengths are of the hostile one's own memory, or it is refused.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import mmap
+import os
+import random
+import secrets
+import socket
+import tempfile
+from collections import Counter, deque
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import xxhash
+
+from flightedl.adapters.clock import SystemClock
+from flightedl.domain.consistency.modes import Async
+from flightedl.domain.model.optimizers import SGD
+from flightedl.domain.model.parameters import ParameterSpec
+from flightedl.domain.model.sharding import plan_shards
+from flightedl.errors import FlightedlError
+from flightedl.kernels.compiled import finite_copy
+from flightedl.messages.base import decode, encode
+from flightedl.messages.control import ViewMemberMessage, ViewRequest
+from flightedl.messages.parameters import BatchIdentity, PushHeader
+from flightedl.process.shared_memory import NONCE_BYTES, SIZE_BYTES, SharedMemory
+from flightedl.pserver.meter import Meter
+from flightedl.pserver.shard import ShardState
+from flightedl.pserver.step_stream import StepStream
+from flightedl.pserver.steps import StepSession
+from flightedl.rpc import same_host
+from flightedl.rpc.same_host import SharedPair
+from flightedl.wire.parts import attached_to, decode_parts, encode_parts
+from flightedl.wire.rows import OutgoingBlocks
+from flightedl.wire.shared_values import CopyingInbox, Inbox, Outbox
+
+_WHOLE_BYTES = 4096 + SIZE_BYTES
+_SEALS = (fcntl.F_SEAL_SHRINK, fcntl.F_SEAL_GROW, fcntl.F_SEAL_SEAL, 0x10)
+_CLOCK = SystemClock()
+
+
+# what is handed over
+
+
+def _memfd(chance: random.Random, nonce: bytes) -> int:
+    descriptor = os.memfd_create("flightedl-hostile", os.MFD_ALLOW_SEALING if chance.random() < 0.9 else 0)
+    sizes = (0, 1, 15, 40, 4096, _WHOLE_BYTES - 1, *[_WHOLE_BYTES] * 12, _WHOLE_BYTES + 1, 1 << 62)
+    size = chance.choice(sizes)
+    with suppress(OSError):
+        os.ftruncate(descriptor, size)
+    if size >= 32:
+        start = chance.choice((b"flightedl memory", b"flightedl memory", b"flightedl memorz"))
+        os.pwrite(descriptor, start + (nonce if chance.random() < 0.7 else secrets.token_bytes(NONCE_BYTES)), 0)
+    seals = _SEALS if chance.random() < 0.7 else chance.sample(_SEALS, chance.randrange(len(_SEALS)))
+    with suppress(OSError):
+        fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, sum(seals))
+    return descriptor
+
+
+def _file(_chance: random.Random, nonce: bytes) -> int:
+    with tempfile.TemporaryFile() as file:
+        file.write(b"flightedl memory" + nonce)
+        file.truncate(_WHOLE_BYTES)
+        return os.dup(file.fileno())
+
+
+def _one_end(pair: tuple[int, int]) -> int:
+    os.close(pair[1])
+    return pair[0]
+
+
+def _socket(*_: object) -> int:
+    with socket.socket(socket.AF_UNIX) as made:
+        return os.dup(made.fileno())
+
+
+_KINDS: tuple[Callable[[random.Random, bytes], int], ...] = (
+    *[_memfd] * 8,
+    _file,
+    lambda *_: _one_end(os.pipe()),
+    _socket,
+    lambda *_: os.eventfd(0),
+    lambda *_: os.open("/dev/zero", os.O_RDWR),
+    lambda *_: os.open("/", os.O_RDONLY),
+    lambda *_: os.open("/proc/self/mem", os.O_RDONLY),
+)
+
+
+def _left() -> tuple[int, int]:
+    """Descriptors of this process, and what it maps of others' memory."""
+    maps = Path("/proc/self/maps").read_text().splitlines()
+    return len(list(Path("/proc/self/fd").iterdir())), sum("flightedl-hostile" in line for line in maps)
+
+
+def attack_descriptors(count: int, seed: int) -> Counter[str]:
+    """So many handed over; how often each was refused, and why. Raises what it finds."""
+    chance = random.Random(seed)
+    found: Counter[str] = Counter()
+    # Looks up, once, which file system memfds are of.
+    SharedMemory.create(bytes(NONCE_BYTES))
+    before = _left()
+    for _ in range(count):
+        nonce = secrets.token_bytes(NONCE_BYTES)
+        mine, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with mine, theirs:
+            mine.settimeout(1.0)
+            descriptors = [chance.choice(_KINDS)(chance, nonce) for _ in range(chance.choice((0, 1, 1, 1, 1, 2, 3)))]
+            word = chance.choice((b"1", b"1", b"1", b"1", b"1", b"0", b"1" * 100))
+            socket.send_fds(theirs, [word], descriptors)
+            with suppress(OSError):
+                _try_to_harm(descriptors, chance)
+            try:
+                memory, _store = same_host._receive(mine, nonce, most=chance.choice((1, 1, 2)))
+            except (FlightedlError, OSError) as error:
+                found[type(error).__name__] += 1
+            else:
+                found["taken"] += 1
+                _try_to_harm(descriptors, chance)
+                # Whatever was done to it, all of it is there: a page that is not would end this process.
+                assert memory.values.size == SIZE_BYTES
+                assert memory.values[:: SIZE_BYTES // 8].max() in {0, 0xFF}
+                assert memory.values[-1] in {0, 0xFF}
+                del memory, _store
+            for descriptor in descriptors:
+                os.close(descriptor)
+    assert _left() == before, "descriptors or mappings are left"
+    return found
+
+
+def _try_to_harm(descriptors: list[int], chance: random.Random) -> None:
+    """What a reader would die of."""
+    for descriptor in descriptors:
+        with suppress(OSError):
+            os.ftruncate(descriptor, chance.choice((0, 4096, 1 << 40)))
+        with suppress(OSError):
+            os.pwrite(descriptor, b"\xff" * 64, chance.choice((0, 4096, 1 << 30)))
+
+
+# what is lent, and where values are said to lie
+
+
+class Wire:
+    """A stream's way for headers: what the pserver writes is kept for the trainer."""
+
+    columns = ()
+
+    def __init__(self) -> None:
+        self.sent: deque[bytes] = deque()
+
+    def begin(self, _schema: object) -> None:
+        """Nothing to announce."""
+
+    def write_metadata(self, packed: bytes) -> None:
+        self.sent.append(packed)
+
+    def write(self, _batch: object, packed: bytes) -> None:
+        """There was no room in memory."""
+        self.sent.append(packed[:0])
+
+
+class Speaker:
+    """One trainer of the same host, and the pserver's end of its stream."""
+
+    def __init__(self, shard: ShardState, member: int) -> None:
+        assert shard.store is not None
+        self.shard, self.member = shard, member
+        nonce = secrets.token_bytes(NONCE_BYTES)
+        own, other = SharedMemory.create(nonce), SharedMemory.create(nonce)
+        self.theirs = SharedMemory.received(os.dup(own.descriptor()), nonce)
+        self.mine = other
+        self.outbox = Outbox(other.values, 0)
+        self.inbox = Inbox(self.theirs.values, _read_only(shard.store))
+        self.wire = Wire()
+        self.stream = StepStream(self.wire, _CLOCK, Meter(), lambda: shard.store, shares_memory=True)  # type: ignore[arg-type]
+        self.stream.begin()
+        received = SharedMemory.received(os.dup(other.descriptor()), nonce)
+        self.stream._pair = SharedPair(own, received, shard.store)
+        self.stream._inbox = CopyingInbox(received.values, finite_copy())
+        self.stream._outbox = Outbox(own.values, 0, shard.store.values)
+        #: What it was lent and has not taken: the values as they lie there, and as they were.
+        self.lent: deque[tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]] = deque()
+        #: Messages whose values these are.
+        self.heard = 0
+
+    def say(self, packed: bytes) -> None:
+        """As the pserver takes a message."""
+        received, attached = self.stream._decoded(None, packed)
+        header = decode(attached or attached_to(packed), PushHeader)
+        self.shard.require_plan(header.plan_hash)
+        session = StepSession(self.shard, header)
+        pieces = session.feed(received)
+        self.outbox.taken(1)
+        self.stream.write(pieces, checksums=False)
+        del received, pieces
+
+    def hear(self) -> None:
+        """Look at the answers, without taking them yet."""
+        while self.wire.sent:
+            packed = self.wire.sent.popleft()
+            self.heard += bool(packed)
+            for part in decode_parts(None, packed, inbox=self.inbox) if packed else ():
+                if part.data:
+                    values = np.frombuffer(part.data, np.float32)
+                    self.lent.append((values, values.copy()))
+
+    def end(self) -> None:
+        """Its stream is over, as far as the pserver is concerned."""
+        self.stream.end()
+
+
+def _read_only(store: SharedMemory) -> np.ndarray[Any, Any]:
+    """The pserver's values as a trainer maps them."""
+    mapping = mmap.mmap(store.descriptor(), 4096 + store.values.size, prot=mmap.PROT_READ)
+    return np.frombuffer(mapping, np.uint8)[4096:]
+
+
+class Lending:
+    """One shard, an honest trainer, and a hostile one."""
+
+    SIZES = (2000, 1500, 3000)
+
+    def __init__(self, seed: int) -> None:
+        self.chance = random.Random(seed)
+        specs = [ParameterSpec(f"p{i}", (size,)) for i, size in enumerate(self.SIZES)]
+        self.plan = plan_shards(specs, 1)
+        self.shard = ShardState(self.plan, 0, SGD(lr=1.0), Async(), shares_memory=True)
+        members = [ViewMemberMessage(trainer=f"t{m}", generation=m, member=m, first_round=0) for m in (1, 2)]
+        self.shard.set_members(ViewRequest(plan_hash=self.plan.hash, master_generation=1, serial=1, members=members))
+        self.batch = 0
+        self.found: Counter[str] = Counter()
+        self.honest, self.hostile = Speaker(self.shard, 1), Speaker(self.shard, 2)
+
+    def message(self, speaker: Speaker) -> bytes:
+        """A step that brings -1 for every element."""
+        self.batch += 1
+        header = PushHeader(
+            trainer=f"t{speaker.member}",
+            generation=speaker.member,
+            plan_hash=self.plan.hash,
+            member=speaker.member,
+            identity=BatchIdentity(epoch=0, task=self.batch, batch=0, batch_count=1),
+            weight=1.0,
+            rows=len(self.SIZES),
+            pull=True,
+        )
+        numbers = range(len(self.SIZES))
+        if self.chance.random() < 0.5:
+            pieces = [OutgoingBlocks(numbers, 0, 0, np.full(sum(self.SIZES), -1, np.float32), ())]
+        else:
+            sizes = zip(numbers, self.SIZES, strict=True)
+            pieces = [OutgoingBlocks(range(n, n + 1), 0, 0, np.full(size, -1, np.float32), ()) for n, size in sizes]
+        batch, packed = encode_parts(pieces, encode(header), checksums=False, outbox=speaker.outbox)
+        assert batch is None
+        return packed
+
+    def turn(self) -> None:
+        """Something happens."""
+        draw = self.chance.random()
+        if draw < 0.25:
+            self.honest.say(self.message(self.honest))
+            self.honest.hear()
+            self.found["honest"] += 1
+        elif draw < 0.45:
+            self._lie()
+        elif draw < 0.75:
+            self._say(self._mended(self.message(self.hostile)) if draw < 0.65 else self.message(self.hostile))
+        elif draw < 0.95:
+            self._take()
+        elif draw < 0.985:
+            self.hostile.end()
+            self._say(self.message(self.hostile))
+            self.hostile = Speaker(self.shard, 2)
+        else:
+            self.check()
+            self.honest.end()
+            assert self.honest.theirs.is_over
+            self.honest = Speaker(self.shard, 1)
+        self.check()
+
+    def _lie(self) -> None:
+        """About what it has taken, or by other values."""
+        memory = self.hostile.mine
+        memory._taken[0] = self.chance.choice((0, 1, (1 << 64) - 1, 1 << 63, self.chance.randrange(1 << 64)))
+        memory._over[0] = self.chance.randrange(2)
+        memory.values[: 4 * sum(self.SIZES)] = self.chance.choice((0, 0xFF, 0x7F))
+
+    def _mended(self, packed: bytes) -> bytes:
+        """The same with another place or other lengths, and a header's checksum that fits."""
+        body = bytearray(packed[8:])
+        words = (0, 1, SIZE_BYTES - 1, SIZE_BYTES, (1 << 63), (1 << 63) + 64, (1 << 64) - 1, (1 << 64) - SIZE_BYTES)
+        if self.chance.random() < 0.6:
+            body[8:16] = self.chance.choice(words).to_bytes(8, "little")
+        else:
+            place = 16 + 20 + 32 * self.chance.randrange(int.from_bytes(body[4:8], "little"))
+            size = self.chance.choice((0, 1, 4, 6, 12000, (1 << 32) - 1, self.chance.randrange(1 << 32)))
+            body[place : place + 4] = size.to_bytes(4, "little")
+        return xxhash.xxh3_64_intdigest(bytes(body)).to_bytes(8, "little") + bytes(body)
+
+    def _say(self, packed: bytes) -> None:
+        try:
+            self.hostile.say(packed)
+            self.found["taken"] += 1
+        except FlightedlError as error:
+            self.found[error.code] += 1
+            self.hostile.outbox.taken(1)
+        self.hostile.wire.sent.clear()
+
+    def _take(self) -> None:
+        """The honest one is through with some of what it was lent."""
+        self.check()
+        self.honest.lent.clear()
+        self.honest.mine.taken += self.honest.heard
+        self.found["taken back"] += self.honest.heard
+        self.honest.heard = 0
+
+    def check(self) -> None:
+        """What is lent to the honest one is as it was, and one version; and so is everything."""
+        for values, was in self.honest.lent:
+            assert np.array_equal(values, was), "what was lent has changed"
+        for block in self.shard.blocks():
+            (value,) = set(block.values.tolist())
+            assert value == int(value), "something else than whole gradients was applied"
+
+
+def attack_lending(count: int, seed: int) -> Counter[str]:
+    """So many turns; what came of them. Raises what it finds."""
+    lending = Lending(seed)
+    for _ in range(count):
+        lending.turn()
+    return lending.found
