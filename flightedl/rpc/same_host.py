@@ -34,6 +34,9 @@ from flightedl.rpc.streams import Exchange
 _WAIT_S = 0.5
 _CLIENT_WAIT_S = 0.75
 _DONE = b"1"
+#: What /proc calls the two memories of a stream, for people.
+TRAINERS_MEMORY = "flightedl-values-of-trainer"
+PSERVERS_MEMORY = "flightedl-values-of-pserver"
 _CREDENTIALS = Struct("3i")
 
 
@@ -91,7 +94,7 @@ def _come_to(reply: ShareReply) -> SharedPair:
         connection.settimeout(_CLIENT_WAIT_S)
         connection.connect(_address(reply.socket))
         _require_same_user(connection)
-        own = SharedMemory.create(nonce)
+        own = SharedMemory.create(nonce, name=TRAINERS_MEMORY)
         _send(connection, own)
         return SharedPair(own, *_receive(connection, nonce, most=2))
 
@@ -130,7 +133,7 @@ def share(exchange: Exchange, request: bytes, clock: Clock, store: SharedMemory 
     name, nonce = secrets.token_hex(NONCE_BYTES), secrets.token_bytes(NONCE_BYTES)
     with ExitStack() as stack:
         try:
-            own = SharedMemory.create(nonce)
+            own = SharedMemory.create(nonce, name=PSERVERS_MEMORY)
             stack.callback(own.sent)
             listener = stack.enter_context(_listening(name))
         except (OSError, UnavailableError) as error:

@@ -11,6 +11,8 @@ import click
 from rich.console import Console
 from rich.table import Table
 
+from flightedl.rpc.same_host import TRAINERS_MEMORY
+
 from .dense import Workload, flightedl_side
 
 #: What a pserver may need beside its arrays.
@@ -25,8 +27,10 @@ class Memory:
 
     mode: str
     model_bytes: int
-    #: Largest resident memory of the one pserver since its start.
+    #: Largest resident memory of the one pserver since its start, without what trainers share of their own.
     peak_bytes: int
+    #: That, which it maps: it is the trainers', and a container that limits memory counts it there.
+    trainers_bytes: int
     #: Values, slots and sums, and 256 MiB.
     bar_bytes: int
 
@@ -35,14 +39,28 @@ def peak_of(workload: Workload, steps: int, directory: Path) -> Memory:
     """Let all trainers step, then ask the kernel."""
     with flightedl_side(workload, directory) as side:
         side.run(steps)
-        peak = max(_peak_bytes(pid) for pid in side.server_pids)
+        (pid,) = side.server_pids
+        theirs = _mapped_bytes(pid, TRAINERS_MEMORY)
+        peak = _peak_bytes(pid) - theirs
     size = workload.size_bytes
-    return Memory(workload.mode, size, peak, _ARRAYS[workload.mode] * size + _SPARE_BYTES)
+    return Memory(workload.mode, size, peak, theirs, _ARRAYS[workload.mode] * size + _SPARE_BYTES)
 
 
 def _peak_bytes(pid: int) -> int:
     (line,) = [text for text in Path(f"/proc/{pid}/status").read_text().splitlines() if text.startswith("VmHWM:")]
     return int(line.split()[1]) << 10
+
+
+def _mapped_bytes(pid: int, name: str) -> int:
+    """Resident memory that a process maps under this name."""
+    found_kib, is_it = 0, False
+    for line in Path(f"/proc/{pid}/smaps").read_text().splitlines():
+        first, *rest = line.split()
+        if not first.endswith(":"):
+            is_it = name in line
+        elif is_it and first == "Rss:":
+            found_kib += int(rest[0])
+    return found_kib << 10
 
 
 @click.command()
@@ -54,13 +72,14 @@ def _peak_bytes(pid: int) -> int:
     type=click.Choice(["shared", "tcp"]),
     default="shared",
     show_default=True,
-    help="What values travel by. What of shared memory the pserver has touched is its own here.",
+    help="What values travel by.",
 )
 @click.option("--json", "wants_json", is_flag=True, help="Print JSON.")
 def memory(*, mb: float, trainers: int, steps: int, path: str, wants_json: bool) -> None:
     """Peak memory of one pserver with Adam, async and sync.
 
-    The bar is the arrays that the mode needs and 256 MiB. A model of 1 GB and 8 trainers take about 14 GB altogether.
+    The bar is the arrays that the mode needs and 256 MiB. What trainers share of their own memory, with which the
+    pserver has nothing to do but to read it, stands beside. A model of 1 GB and 8 trainers take about 14 GB altogether.
     """
     found = []
     with tempfile.TemporaryDirectory(prefix="flightedl-bench-") as directory:
@@ -73,9 +92,9 @@ def memory(*, mb: float, trainers: int, steps: int, path: str, wants_json: bool)
         click.echo(json.dumps([asdict(one) for one in found], indent=2))
         return
     table = Table(title=f"peak memory of one pserver, Adam, {trainers} trainers, {path}")
-    for name in ("mode", "model MB", "peak MB", "bar MB", "peak / model"):
+    for name in ("mode", "model MB", "peak MB", "bar MB", "peak / model", "trainers' MB"):
         table.add_column(name, justify="left" if name == "mode" else "right")
     for one in found:
         sizes = [f"{size / 1e6:.0f}" for size in (one.model_bytes, one.peak_bytes, one.bar_bytes)]
-        table.add_row(one.mode, *sizes, f"{one.peak_bytes / one.model_bytes:.2f}")
+        table.add_row(one.mode, *sizes, f"{one.peak_bytes / one.model_bytes:.2f}", f"{one.trainers_bytes / 1e6:.0f}")
     Console(highlight=False).print(table)
