@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import json
 import random
+import signal
 import subprocess
 import sys
 import time
@@ -262,17 +264,21 @@ def test_what_is_not_finite_is_refused_wherever_it_lies(bad: float) -> None:
         assert all((block.values == -1).all() for block in cluster.shards[0].blocks())
 
 
+def _for_a_process(cluster: Cluster) -> dict[str, object]:
+    """What a trainer that is another process has to know."""
+    return {
+        "address": cluster.servers[0].address,
+        "identity": asdict(ServerIdentity("bench", "pserver", 0, 1)),
+        "plan_hash": cluster.plan.hash,
+        "blocks": [(number, cluster.plan.block(number).size) for number in cluster.shards[0].numbers],
+    }
+
+
 @pytest.mark.slow
 def test_a_trainer_that_changes_its_gradients_all_the_while_spoils_nothing() -> None:
     with Cluster({"w": (900_000,)}, Async()) as cluster:
         (shard,) = cluster.shards
-        options = {
-            "address": cluster.servers[0].address,
-            "identity": asdict(ServerIdentity("bench", "pserver", 0, 1)),
-            "plan_hash": cluster.plan.hash,
-            "blocks": [(number, cluster.plan.block(number).size) for number in shard.numbers],
-            "seconds": 0.7,
-        }
+        options = {**_for_a_process(cluster), "seconds": 0.7}
         trainer = subprocess.run(
             [sys.executable, "-m", "tests.client.spoiling_trainer", json.dumps(options)],
             capture_output=True,
@@ -287,6 +293,73 @@ def test_a_trainer_that_changes_its_gradients_all_the_while_spoils_nothing() -> 
             assert np.isfinite(block.values).all()
             assert (block.values == -block.rounds.version).all(), "nothing but its ones"
             assert block.rounds.version >= counts["taken"]
+
+
+@contextlib.contextmanager
+def _stalled(cluster: Cluster) -> Iterator[subprocess.Popen[str]]:
+    """A trainer of its own process that has just been lent values; killed in the end."""
+    command = [sys.executable, "-m", "tests.client.stalling_trainer", json.dumps(_for_a_process(cluster))]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as trainer:
+        try:
+            assert trainer.stdout is not None
+            assert int(trainer.stdout.readline()) > 0
+            yield trainer
+        finally:
+            trainer.kill()
+
+
+def _descriptors() -> int:
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
+@pytest.mark.slow
+def test_what_a_trainer_had_that_is_killed_with_lent_values_is_given_back() -> None:
+    with Cluster({"w": (2_000_000,)}, Async(), members=2) as cluster:
+        (shard,) = cluster.shards
+        _push_ones(cluster, 50)
+        sizes, before = [], 0
+        for turn in range(2):
+            with _stalled(cluster) as trainer:
+                assert _mapped() == 2
+                # What it was lent is left to it, and the values go on elsewhere.
+                _push_ones(cluster, 100 + turn)
+                trainer.kill()
+                trainer.wait()
+            _wait_for(lambda: _mapped() == 0)
+            _wait_for(lambda: _streams(cluster) == [(0, 0)])
+            _push_ones(cluster, 200 + turn)
+            sizes.append(sum(array.nbytes for array, _ in shard._arena._left))
+            before = before or _descriptors()
+        assert _descriptors() == before
+        assert sizes[0] > 0, "values were moved"
+        assert sizes[1:] == sizes[:-1], "what dead trainers had is used again"
+        for block in shard.blocks():
+            assert (block.values == -block.rounds.version).all()
+
+
+@pytest.mark.slow
+def test_a_trainer_that_is_frozen_with_lent_values_finds_out_when_it_wakes() -> None:
+    with Cluster({"w": (2_000_000,)}, Async(), members=2) as cluster, _stalled(cluster) as trainer:
+        assert trainer.stdin is not None
+        assert trainer.stdout is not None
+        trainer.send_signal(signal.SIGSTOP)
+        for batch in range(3):
+            _push_ones(cluster, 100 + batch)
+        trainer.send_signal(signal.SIGCONT)
+        print(file=trainer.stdin, flush=True)
+        assert json.loads(trainer.stdout.readline()) == [[-1.0], False], "its version, whatever the others push"
+    with Cluster({"w": (2_000_000,)}, Async(), members=2) as cluster, _stalled(cluster) as trainer:
+        assert trainer.stdin is not None
+        assert trainer.stdout is not None
+        trainer.send_signal(signal.SIGSTOP)
+        abort_connections(cluster.servers[0].port)
+        _wait_for(lambda: _streams(cluster) == [(0, 0)])
+        for batch in range(3):
+            _push_ones(cluster, 100 + batch)
+        trainer.send_signal(signal.SIGCONT)
+        print(file=trainer.stdin, flush=True)
+        _, is_over = json.loads(trainer.stdout.readline())
+        assert is_over, "whatever it has read does not count"
 
 
 def test_a_trainer_that_says_to_have_taken_anything_hurts_only_itself() -> None:

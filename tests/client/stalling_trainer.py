@@ -1,0 +1,58 @@
+"""A trainer, as a process of its own, that is lent values of a step and then does nothing more.
+
+    python -m tests.client.stalling_trainer '{"address": ..., "plan_hash": ..., "blocks": [[number, size], ...]}'
+
+It prints how many bytes it was lent, and sleeps. Woken by a line, it prints which values it sees there, and whether the
+pserver says that it has taken them back.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Any
+
+import numpy as np
+
+from flightedl.adapters.clock import SystemClock
+from flightedl.client.model.phases import Phases
+from flightedl.client.model.step_channel import StepChannel
+from flightedl.messages.base import encode
+from flightedl.messages.parameters import BatchIdentity, PushHeader
+from flightedl.rpc import Connection, ServerIdentity
+from flightedl.wire.rows import OutgoingBlocks
+
+CLOCK = SystemClock()
+
+
+def main(options: dict[str, Any]) -> None:
+    """Step as far as to the first answer."""
+    connection = Connection(options["address"], expected=ServerIdentity(**options["identity"]), shares_memory=True)
+    channel = StepChannel(0, CLOCK, is_worth_sharing=True, step_bytes=0)
+    header = PushHeader(
+        trainer="t1",
+        generation=1,
+        plan_hash=options["plan_hash"],
+        member=1,
+        identity=BatchIdentity(epoch=0, task=1, batch=0, batch_count=1),
+        weight=1.0,
+        rows=len(options["blocks"]),
+        pull=True,
+    )
+    pieces = [[OutgoingBlocks(range(n, n + 1), 0, 0, np.ones(size, np.float32), ())] for n, size in options["blocks"]]
+    with channel.use(connection, timeout_s=60.0) as stream:
+        assert stream._shared is not None
+        store = stream._shared.pair.store
+        assert store is not None
+        answers = stream.converse(pieces, encode(header), Phases(CLOCK.now), checksums=False, ahead=2)
+        parts, _ = next(answers)
+        values = np.frombuffer(parts[0].data, np.float32)
+        assert np.shares_memory(values, store.values)
+        print(values.nbytes, flush=True)
+        sys.stdin.readline()
+        print(json.dumps([sorted(set(values.tolist())), stream._shared.pair.other.is_over]), flush=True)
+        sys.stdin.readline()
+
+
+if __name__ == "__main__":
+    main(json.loads(sys.argv[1]))
