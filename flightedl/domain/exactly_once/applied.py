@@ -114,7 +114,7 @@ class AppliedBatches:
         last: tuple[int, tuple[bool, ...]] | None = None
         for block in blocks:
             cohort, bit = id(self._of[block]), self._bits[block]
-            present = (cohort, tuple(mask & bit != 0 for mask in masks[cohort]))
+            present = (cohort, tuple(bool(mask & bit) for mask in masks[cohort]))
             if present == last:
                 found[-1] = range(found[-1].start, block + 1)
             else:

@@ -62,6 +62,10 @@ def test_those_are_waited_for_who_hold_up_a_round_that_has_begun_or_that_others_
     assert rounds.holds_up() == [A, B]
 
 
+def test_nobody_is_waited_for_where_nobody_is():
+    assert BlockRounds(Bounded(staleness=1)).holds_up() == []
+
+
 def test_who_is_too_far_behind_is_waited_for(make):
     rounds = make(Bounded(staleness=1))
     push(rounds, A, step=1)
