@@ -13,7 +13,7 @@ their own.
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -25,7 +25,7 @@ from flightedl.domain.tables.reference import batch_seed
 from flightedl.domain.tables.spec import TableSpec
 from flightedl.messages.parameters import Outcome
 from flightedl.pserver.row_store import RowCut, RowStore, TableRows
-from flightedl.pserver.row_values import NO_ROWS
+from flightedl.pserver.row_values import NO_ROWS, Numbers
 from flightedl.wire.rows import OutgoingBlocks
 from flightedl.wire.table_rows import NOTHING, Ids, Kind, Section, encode_sections, new_payload
 
@@ -176,14 +176,16 @@ class RowSpan(BlockSpan):
         kinds = np.full(len(wanted), Kind.ROWS, np.int64)
         payload, sections = new_payload(kinds, wanted.tables, wanted.dims, wanted.counts)
         found = self.store.read_all(wanted, version, self.epoch, sections.values)
-        unknown = [
-            Section(Kind.UNKNOWN, one.table, self._unknown(one.table, one.ids))
-            for place, one in enumerate(wanted)
-            if found[place] < wanted.counts[place] and self.store.specs[one.table].unknown == "error"
-        ]
-        if unknown:
+        if unknown := list(self._unknown_of(wanted, found)):
             payload = encode_sections([*sections, *unknown])
         return OutgoingBlocks(self.numbers, version, outcome, payload, ())
+
+    def _unknown_of(self, wanted: TableRows, found: Numbers) -> Iterator[Section]:
+        """Ids that have no row, of tables where that is an error; ``found``: how many of each table have one."""
+        is_lacking = found < wanted.counts
+        for place, one in enumerate(wanted) if is_lacking.any() else ():
+            if is_lacking[place] and self.store.specs[one.table].unknown == "error":
+                yield Section(Kind.UNKNOWN, one.table, self._unknown(one.table, one.ids))
 
     def _unknown(self, table: int, ids: Ids) -> Ids:
         """The first few of the ids that have no row."""

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from unittest.mock import Mock
 
 import numpy as np
 import pyarrow as pa
 import pytest
 
-from flightedl.client.tables.table import Table
+from flightedl.client.model.job_model import JobModel
+from flightedl.client.tables.table import Table, asked_of
 from flightedl.domain.consistency.modes import Async, Bounded, Mode, Sync
 from flightedl.domain.model.initial import Uniform
 from flightedl.domain.model.optimizers import SGD
@@ -138,6 +140,26 @@ def test_sums_of_several_batches_have_their_rows(pservers: int) -> None:
         assert {span.updates for span in spans} == {1}
 
 
+@pytest.mark.parametrize("pservers", [1, 3])
+def test_several_tables_are_looked_up_together_as_each_for_itself(pservers: int) -> None:
+    with Cluster({}, Sync(), pservers=pservers, tables=BOTH) as cluster:
+        one = cluster.trainer()
+        users, items = table_of(one, USERS), table_of(one, ITEMS)
+        one.begin(0)
+        users.push(IDS, np.arange(14, dtype=np.float32).reshape(7, 2))
+        items.push(IDS[:2], ones(2, 3))
+        one.step(0, {})
+        one.begin(1)
+        for wanted in ({users: IDS, items: pa.array([7, 5, 7])}, {items: IDS[:0], users: [5]}):
+            asked = asked_of(wanted)
+            known = asked_of(wanted)
+            assert all(known[table].distinct is asked[table].distinct for table in wanted), "found out once"
+            numbers = {users: 1, items: 0}
+            lookup = one.parameters.look_up({numbers[table]: found.distinct for table, found in asked.items()})
+            for table, rows in zip(wanted, lookup.spread([numbers[table] for table in wanted]), strict=True):
+                np.testing.assert_array_equal(rows, table.pull(wanted[table]))
+
+
 @pytest.mark.parametrize("mode", [Sync(), Async()], ids=lambda mode: type(mode).__name__)
 def test_rows_of_the_next_batch_come_with_the_step(mode: Mode, monkeypatch: pytest.MonkeyPatch) -> None:
     with Cluster({"w": (2,)}, mode, pservers=2, tables=BOTH) as cluster:
@@ -152,6 +174,22 @@ def test_rows_of_the_next_batch_come_with_the_step(mode: Mode, monkeypatch: pyte
         assert users.pull([1, 2, 3])[:, 0].tolist() == [-1, -1, 0], "nobody was asked"
         with pytest.raises(TypeError):
             users.pull([1, 2])
+
+
+def test_ids_of_the_next_batch_are_a_column_or_made_of_the_batch() -> None:
+    with Cluster({"w": (2,)}, Sync(), tables=[USERS]) as cluster:
+        job = JobModel(Mock(), Mock())
+        users = job.table(USERS)
+        job._parameters, job._numbers = cluster.trainer().parameters, {"users": 0}
+        batch = pa.record_batch({"k": [3, 4, 3]})
+        for column in ("k", lambda batch: batch["k"].to_numpy() + 1):
+            job.look_ahead({users: column}, lambda: batch)
+            found = job.require_declared().rows.next_ids()
+            assert found is not None
+            assert found[0].ids.tolist() == ([3, 4] if column == "k" else [4, 5])
+        for column, peek in (("nothing", lambda: batch), ("k", lambda: None)):
+            job.look_ahead({users: column}, peek)
+            assert job.require_declared().rows.next_ids() is None, "nobody knows"
 
 
 def test_values_that_a_pserver_lost_are_looked_up_at_what_it_has() -> None:

@@ -187,6 +187,8 @@ def test_a_small_run_of_tables_between_processes() -> None:
     done = CliRunner().invoke(command, [*given, "--no-peers", "--json"])
     assert done.exit_code == 0, done.output
     found = json.loads(done.stdout)["whole"]
-    assert [one["by_other"] is None for one in found] == [True, False, False, True]
-    assert all(one["sides"][0]["side"] == "flightedl" for one in found)
+    assert [[side["by_other"] is None for side in one["sides"]] for one in found] == [
+        [alone] * 2 for alone in (1, 0, 0, 1)
+    ]
+    assert all([side["side"] for side in one["sides"]] == ["flightedl", "flightedl, rows asked ahead"] for one in found)
     assert all(side["step_s"] > 0 and side["cpu_s"] > 0 for one in found for side in one["sides"])

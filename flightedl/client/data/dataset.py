@@ -28,7 +28,7 @@ import pyarrow as pa
 
 from flightedl.client.data.early_reads import EarlyReads, ReadTask
 from flightedl.client.data.feed import TaskFeed
-from flightedl.client.tables.table import Table
+from flightedl.client.tables.table import Column, Table
 from flightedl.client.waiting import Waiting
 from flightedl.domain.trainer import readings
 from flightedl.domain.trainer.acknowledged import AcknowledgedLoop
@@ -90,7 +90,7 @@ AcknowledgedOf = Callable[
     [Holder, Callable[[ReadBatch[pa.RecordBatch]], CurrentBatch]], AcknowledgedLoop[pa.RecordBatch]
 ]
 #: Told which columns have ids of tables, and how to see the next batch.
-LookAhead = Callable[[Mapping[Table, str], Callable[[], pa.RecordBatch | None]], None]
+LookAhead = Callable[[Mapping[Table, Column], Callable[[], pa.RecordBatch | None]], None]
 Item = readings.Item[pa.RecordBatch]
 Handed = readings.Handed[pa.RecordBatch]
 #: None: nothing comes, while batches are not done.
@@ -222,14 +222,15 @@ class Dataset:
         """
         self._end_growth()
 
-    def prefetching(self, columns: Mapping[Table, str]) -> Self:
+    def prefetching(self, columns: Mapping[Table, Column]) -> Self:
         """From now on the rows of the next batch come with the step of the batch before it, as far as that is known.
 
         A lookup of just these ids then costs no round trip. In synchronous mode what it returns is the same as without;
         in other modes rows are as they were right after that step.
 
         Args:
-            columns: Table -> the column of the batches that has its ids.
+            columns: Table -> the column of the batches that has its ids, or a function that makes them of a batch, as
+                the loop does.
         """
         self._look_ahead(columns, self._peek)
         return self

@@ -22,7 +22,7 @@ from flightedl.client.once import Once
 from flightedl.client.participation import Participation
 from flightedl.client.process import TrainerProcess
 from flightedl.client.tables.requests import DistinctIds, kernels
-from flightedl.client.tables.table import Table, asked_of
+from flightedl.client.tables.table import Column, Table, asked_of
 from flightedl.domain.consistency.modes import Mode, Sync
 from flightedl.domain.model.optimizers import SGD, Optimizer
 from flightedl.domain.model.parameters import ParameterSpec
@@ -179,25 +179,27 @@ class JobModel:
             for table in ids
         }
 
-    def look_ahead(self, columns: Mapping[Table, str], peek: Callable[[], pa.RecordBatch | None]) -> None:
+    def look_ahead(self, columns: Mapping[Table, Column], peek: Callable[[], pa.RecordBatch | None]) -> None:
         """Steps ask for the rows of the next batch, too.
 
         Args:
-            columns: Table -> the column of the batches that has its ids.
+            columns: Table -> the column of the batches that has its ids, or what makes them of a batch.
             peek: The next batch; None: it is not known.
         """
         wanted = {self.own_table(table): column for table, column in columns.items()}
         self.require_declared().rows.next_ids = lambda: self._ahead(wanted, peek())
 
-    def _ahead(self, columns: Mapping[Table, str], records: pa.RecordBatch | None) -> dict[int, DistinctIds] | None:
+    def _ahead(self, columns: Mapping[Table, Column], records: pa.RecordBatch | None) -> dict[int, DistinctIds] | None:
         """By table number, the ids that a batch is going to look up; None: they are not known."""
         if records is None:
             return None
         try:
-            return {
-                self._numbers[table.name]: table.asked(records.column(column), nulls="padding").distinct
+            wanted = {
+                table: column(records) if callable(column) else records.column(column)
                 for table, column in columns.items()
             }
+            asked = asked_of(wanted, nulls="padding")
+            return {self._numbers[table.name]: found.distinct for table, found in asked.items()}
         except (UsageError, KeyError):
             # What is wrong with the next batch is told when it is there; the one at hand is pushed.
             return None

@@ -14,7 +14,9 @@ from flightedl.errors import UsageError
 Ids = npt.NDArray[np.uint64]
 
 
-_PLAIN = frozenset({np.dtype(np.int64), np.dtype(np.uint64)})
+#: NumPy has each of them once; comparing them takes longer than everything else that is asked of an array here.
+_INT64, _UINT64 = np.dtype(np.int64), np.dtype(np.uint64)
+_PLAIN_COLUMNS = (pa.Int64Array, pa.UInt64Array)
 
 
 class FoundIds(NamedTuple):
@@ -29,9 +31,16 @@ class FoundIds(NamedTuple):
     shape: tuple[int, ...] = ()
 
 
-def is_plain(value: Any) -> bool:
-    """Whether this is an array whose memory can be read as ids."""
-    return type(value) is np.ndarray and value.ndim == 1 and value.dtype in _PLAIN and value.flags.c_contiguous
+def plain_ids(value: Any) -> Ids | None:
+    """The ids of an array, or a column without nulls, whose memory can be read as ids; None: it is something else."""
+    if type(value) is np.ndarray:
+        dtype = value.dtype
+        is_plain = value.ndim == 1 and (dtype is _INT64 or dtype is _UINT64) and value.flags.c_contiguous
+        return value.view(_UINT64) if is_plain else None
+    if isinstance(value, _PLAIN_COLUMNS) and not value.null_count:
+        found: Ids = value.to_numpy().view(np.uint64)
+        return found
+    return None
 
 
 def found_ids(table: str, value: Any) -> FoundIds:

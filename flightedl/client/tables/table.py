@@ -8,10 +8,11 @@ from typing import Any, Literal, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
 
 from flightedl.client.arguments import url_of
 from flightedl.client.tables.bags import Bags
-from flightedl.client.tables.ids import FoundIds, Ids, found_ids, is_plain
+from flightedl.client.tables.ids import FoundIds, Ids, found_ids, plain_ids
 from flightedl.client.tables.requests import DistinctIds, first_not_finite
 from flightedl.client.tables.traffic import Lookup, require_known
 from flightedl.domain.tables.spec import TableSpec
@@ -21,6 +22,8 @@ from flightedl.messages.status import TableCounts
 
 Floats = npt.NDArray[np.float32]
 Nulls = Literal["error", "padding"]
+#: Where the ids of a batch are: the name of a column, or what makes them of the batch.
+Column = str | Callable[[pa.RecordBatch], Any]
 
 
 class Traffic(Protocol):
@@ -264,8 +267,7 @@ class Table:
         nulls: Nulls = "error",
     ) -> Asked:
         """Which rows are meant. Arguments and errors as of ``pull``."""
-        if padding_idx is offsets is weights is None and nulls == "error" and is_plain(ids):
-            plain: Ids = ids.view(np.uint64)
+        if padding_idx is offsets is weights is None and nulls == "error" and (plain := plain_ids(ids)) is not None:
             return self.known(plain) or self.asks_for(DistinctIds(plain))
         found = found_ids(self.name, ids)
         if nulls not in {"error", "padding"}:
@@ -348,17 +350,17 @@ class Table:
         )
 
 
-def asked_of(wanted: Mapping[Table, Any]) -> dict[Table, Asked]:
-    """Which rows of several tables are meant; ids as of ``Table.pull``. Arrays of ids go through together."""
+def asked_of(wanted: Mapping[Table, Any], nulls: Nulls = "error") -> dict[Table, Asked]:
+    """Which rows of several tables are meant; arguments as of ``Table.pull``. Arrays of ids go through together."""
     found: dict[Table, Asked] = {}
     plain: dict[Table, Ids] = {}
-    for table, ids in wanted.items():
-        if not is_plain(ids):
-            found[table] = table.asked(ids)
-        elif (known := table.known(ids.view(np.uint64))) is not None:
+    for table, given in wanted.items():
+        if (ids := plain_ids(given)) is None:
+            found[table] = table.asked(given, nulls=nulls)
+        elif (known := table.known(ids)) is not None:
             found[table] = known
         else:
-            plain[table] = ids.view(np.uint64)
+            plain[table] = ids
     for table, distinct in zip(plain, DistinctIds.of_each(list(plain.values())), strict=True):
         found[table] = table.asks_for(distinct)
     return found

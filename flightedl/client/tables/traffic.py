@@ -123,7 +123,9 @@ class Lookup:
         """Whether it has the rows of all these."""
         place_of = self._place_of
         return ids.keys() <= place_of.keys() and all(
-            self._ids[place_of[number]].is_of(found.given) for number, found in ids.items()
+            known is found or known.is_of(found.given)
+            for number, found in ids.items()
+            for known in (self._ids[place_of[number]],)
         )
 
     def rows(self, table: int) -> Floats:

@@ -1,10 +1,16 @@
-"""A trainer of tables: looks rows up, pushes gradients of them, steps; as ordered, see ``orders``."""
+"""A trainer of tables: looks rows up, pushes gradients of them, steps; as ordered, see ``orders``.
+
+An order's number is that of a workload, or, behind all of them, of one whose rows come with the step before, as
+``data.prefetching`` has it.
+"""
 
 from __future__ import annotations
 
 import json
 import sys
 import time
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -39,8 +45,20 @@ class _Loops:
         self._gradients: list[list[Floats]] = [gradients_of(workload) for workload in workloads]
         self._at = [0] * len(workloads)
 
+    def ahead(self, number: int) -> dict[Any, Callable[[object], Ids]]:
+        """What makes the ids of a workload's next step, by table; nothing: rows are not asked ahead."""
+        number -= len(self._tables)
+        if number < 0:
+            return {}
+        return {table: partial(self._next_ids, number, place) for place, table in enumerate(self._tables[number])}
+
+    def _next_ids(self, number: int, place: int, _batch: object) -> Ids:
+        steps = self._ids[number]
+        return steps[self._at[number] % len(steps)][place]
+
     def step(self, number: int) -> None:
         """One of a workload."""
+        number %= len(self._tables)
         tables, steps = self._tables[number], self._ids[number]
         ids = steps[self._at[number] % len(steps)]
         self._at[number] += 1
@@ -89,6 +107,7 @@ def main(options: dict[str, Any]) -> None:
                 left, number = next_choice()
                 if not left:
                     return
+                data.prefetching(loops.ahead(number))
                 cpu_s = time.process_time()
                 now = time.perf_counter()
             begun = now

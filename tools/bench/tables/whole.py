@@ -32,7 +32,7 @@ from .workloads import Group, Workload, as_numbers
 #: Seconds of a turn of one side with one workload.
 _TURN_S = 0.4
 _RECORDS = 1 << 16
-_OURS = "flightedl"
+_OURS, _AHEAD = "flightedl", "flightedl, rows asked ahead"
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,8 +64,12 @@ class Measured:
     cpu_s: float
     #: Ids a second, repetitions counted.
     ids_per_s: float
-    #: Time of the side by flightedl's with the same workload; above 1: flightedl is faster. Median of the turns.
+    #: Time of the side by flightedl's with the same workload, and by that with rows asked ahead; above 1: flightedl is
+    #: faster. Medians of the turns.
     ratio: float
+    ratio_ahead: float
+    #: Of flightedl: the time by its time with another workload of the same number of ids.
+    by_other: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,8 +79,7 @@ class Comparison:
     workload: Workload
     name: str
     sides: tuple[Measured, ...]
-    #: flightedl's time by its time with another workload of the same number of ids, and what that is.
-    by_other: float | None = None
+    #: What flightedl's time is compared with.
     other: str = ""
 
 
@@ -164,7 +167,11 @@ def compare(
     with contextlib.ExitStack() as stack:
         click.echo(f"filling tables for {len(workloads)} workloads ...", err=True)
         ours, pid = stack.enter_context(_own_side(workloads, directory))
-        sides = [_Side(_OURS, ours, {number: number for number in range(len(workloads))}, psutil.Process(pid))]
+        count, server = len(workloads), psutil.Process(pid)
+        sides = [
+            _Side(_OURS, ours, {number: number for number in range(count)}, server),
+            _Side(_AHEAD, ours, {number: number + count for number in range(count)}, server),
+        ]
         for peer in peers if shared else ():
             click.echo(f"filling {peer.name} ...", err=True)
             try:
@@ -194,20 +201,20 @@ def _take_turns(sides: Sequence[_Side], count: int, turns: int) -> None:
 
 
 def _compared(number: int, workloads: Sequence[Workload], sides: Sequence[_Side]) -> Comparison:
-    workload, own = workloads[number], sides[0].medians
+    workload, other = workloads[number], _reference(number, workloads)
     measured = []
     for side in sides:
         if number in side.places:
             times = side.medians[number]
-            step_s = statistics.median(times)
-            ratio = statistics.median(other / mine for other, mine in zip(times, own[number], strict=True))
-            cpu_s = statistics.median(side.cpu_s[number])
-            measured.append(Measured(side.name, step_s, cpu_s, workload.ids / step_s, ratio))
-    other = _reference(number, workloads)
-    if other is None:
-        return Comparison(workload, str(workload), tuple(measured))
-    by_other = statistics.median(mine / its for mine, its in zip(own[number], own[other], strict=True))
-    return Comparison(workload, str(workload), tuple(measured), by_other, str(workloads[other]))
+            step_s, cpu_s = statistics.median(times), statistics.median(side.cpu_s[number])
+            ratios = [_ratio(times, own.medians[number]) for own in sides[:2]]
+            by_other = None if other is None or side not in sides[:2] else _ratio(times, side.medians[other])
+            measured.append(Measured(side.name, step_s, cpu_s, workload.ids / step_s, ratios[0], ratios[1], by_other))
+    return Comparison(workload, str(workload), tuple(measured), "" if other is None else str(workloads[other]))
+
+
+def _ratio(times: Sequence[float], others: Sequence[float]) -> float:
+    return statistics.median(one / other for one, other in zip(times, others, strict=True))
 
 
 def _reference(number: int, workloads: Sequence[Workload]) -> int | None:
@@ -248,12 +255,12 @@ def whole_table(found: Sequence[Comparison]) -> Table:
     """For people."""
     table = Table(title="pull + push + row-wise Adagrad, 1 trainer, 1 pserver, medians of alternated turns")
     for place, column in enumerate(
-        ("workload", "side", "ms a step", "cpu ms", "M ids/s", "flightedl is faster", "by one table")
+        ("workload", "side", "ms a step", "cpu ms", "M ids/s", "flightedl is faster", "asked ahead", "by one table")
     ):
         table.add_column(column, justify="left" if place < 2 else "right")
     for one in found:
         for place, side in enumerate(one.sides):
-            growth = "" if place or one.by_other is None else f"{one.by_other:.2f} x the time"
+            growth = "" if side.by_other is None else f"{side.by_other:.2f} x the time"
             if growth and one.workload.group.tables == 1:
                 growth += f" of {one.other.split(',')[1].split('x')[0].strip()}"
             table.add_row(
@@ -262,7 +269,8 @@ def whole_table(found: Sequence[Comparison]) -> Table:
                 f"{side.step_s * 1e3:.2f}",
                 f"{side.cpu_s * 1e3:.2f}",
                 f"{side.ids_per_s / 1e6:.2f}",
-                f"{side.ratio:.1f} x" if place else "",
+                "" if side.side in {_OURS, _AHEAD} else f"{side.ratio:.1f} x",
+                "" if side.side == _AHEAD else f"{side.ratio_ahead:.1f} x",
                 growth,
             )
     return table
