@@ -19,6 +19,7 @@ from flightedl.client.connections import Servers
 from flightedl.client.model.accumulation import GradientSums
 from flightedl.client.model.feedback import ErrorFeedback
 from flightedl.client.model.gradients import GradientCheck
+from flightedl.client.model.lending import Show
 from flightedl.client.model.outgoing import Outgoing
 from flightedl.client.model.shard_client import Model, Sender, ShardClient
 from flightedl.client.model.trees import Tree
@@ -147,17 +148,23 @@ class Parameters(Mapping[str, npt.NDArray[np.generic]]):
         try:
             return self._values.views[name]
         except KeyError:
+            if name in self._ranges:
+                self._require_kept()
             raise KeyError(self._check.unknown(name)) from None
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._values.views)
+        return iter(self._ranges)
 
     def __len__(self) -> int:
-        return len(self._values.views)
+        return len(self._ranges)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._ranges
 
     @property
     def tree(self) -> Any:
         """The values in the containers that the model was declared with: dicts, lists, tuples, or JAX's pytrees."""
+        self._require_kept()
         return dict(self) if self._tree is None else self._tree.restored(self._values.views)
 
     @property
@@ -169,6 +176,10 @@ class Parameters(Mapping[str, npt.NDArray[np.generic]]):
             name = self._plan.parameters[self._blocks[number].parameter].name
             oldest[name] = min(version, oldest.get(name, version))
         return oldest
+
+    def _require_kept(self) -> None:
+        if self._values.is_lent:
+            raise UsageError("values are only shown when they come, as model.lend_to asked for: there are none here")
 
     # what the user calls
 
@@ -219,6 +230,27 @@ class Parameters(Mapping[str, npt.NDArray[np.generic]]):
         wanted = self._blocks if names is None else self._blocks_of(names)
         self.run(self.steps.pull(self._scope.current, wanted, min_version))
 
+    def lend_to(self, show: Show) -> None:
+        """Zero copy: have values shown where they lie, the present ones now, and others whenever some come.
+
+        For who has the model elsewhere, such as on a device. From then on it is not in this process's memory: there is
+        no ``model[name]``. Where trainer and pserver are on one host, what is shown lies in the pserver's own memory.
+
+        Args:
+            show: Called as ``show(name, start, values)`` with a part of a parameter: the place of its first element in
+                the flat parameter, and a read-only (n,) array, lent until ``show`` returns. It may come again, on any
+                thread, one call at a time; what came last counts when ``step`` or ``pull`` returns, and each of its
+                blocks is of one version then.
+
+        Raises:
+            UsageError: ``show`` kept what it was lent, or a module keeps these values. ``step`` and ``pull`` raise it,
+                too, and whatever ``show`` raises, when they are through: the batch counts then. ``pull`` again.
+        """
+        self._require_open()
+        if self._listener is not None:
+            raise UsageError("an optimizer of fe.torch keeps this model's values: they cannot be lent as well")
+        self._values.lend_to(show)
+
     def _blocks_of(self, names: Iterable[str]) -> list[int]:
         if not isinstance(names, Iterable):
             raise UsageError(f"names is {names!r:.80}, but must be names of parameters")
@@ -232,6 +264,7 @@ class Parameters(Mapping[str, npt.NDArray[np.generic]]):
 
     def listen(self, listener: Listener) -> None:
         """Tell this one, on the user's thread, whenever values came; it has the present ones."""
+        self._require_kept()
         self._listener = listener
         self._values.stored = set()
 
@@ -314,9 +347,11 @@ class Parameters(Mapping[str, npt.NDArray[np.generic]]):
         """Do what the core says, which is about this trainer's gradients."""
         self._outgoing = _NOTHING if outgoing is None else outgoing
         try:
-            return carried_out(work, self.carry_out)
+            found = carried_out(work, self.carry_out)
         finally:
             self._outgoing = _NOTHING
+        self._values.require_shown()
+        return found
 
     def carry_out(self, effect: Effect) -> None:
         """One effect of ``steps``, other than those about joining.

@@ -1,13 +1,18 @@
-"""The model's values in a trainer's memory: one line for all parameters; what travels together lies together."""
+"""The model's values in a trainer's memory: one line for all parameters; what travels together lies together.
+
+Or they are nowhere here, but shown when they come (``lending``).
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import groupby
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import numpy.typing as npt
 
+from flightedl.client.model.lending import Lending, Show
 from flightedl.domain.model.sharding import ALIGNMENT_BYTES, Block, ShardPlan
 from flightedl.errors import MessageError
 from flightedl.kernels.half_precision import ITEM_BYTES, array_dtype
@@ -43,6 +48,9 @@ class ModelValues:
         self.views = {name: _read_only(array) for name, array in arrays.items()}
         self._is_float32 = [self.dtypes[spec.name] == np.float32 for spec in plan.parameters]
         self._parameters = {number: block.parameter for number, block in blocks.items()}
+        self._blocks, self._names = blocks, [spec.name for spec in plan.parameters]
+        #: Shows values in place of the line; None: the line has them.
+        self._lending: Lending | None = None
         #: Numbers of the parameters that ``store`` changed; None: nobody wants to know.
         self.stored: set[int] | None = None
         #: block -> where it starts and ends in the line, in bytes.
@@ -70,16 +78,49 @@ class ModelValues:
             MessageError: another number of bytes than theirs.
         """
         start, end = self._bounds[blocks[0]][0], self._bounds[blocks[-1]][1]
-        target = self._line[start:end]
         if self.stored is not None:
             self.stored.update(self._parameters[number] for number in blocks)
         halves = self._halves_of(blocks)
         if end - start != (2 * len(data) if halves else len(data)):
             raise MessageError(f"{len(data)} bytes came for {blocks}")
+        if self._lending is not None:
+            self._show(self._lending, blocks, _widened(data, halves))
+            return
+        target = self._line[start:end]
         if halves is not None:
             halves.to_float32(np.frombuffer(data, np.uint16), target.view(np.float32))
         else:
             copy_past_cache(target, np.frombuffer(data, np.uint8))
+
+    def lend_to(self, show: Show) -> None:
+        """Show the present values, and from now on all that come; they are nowhere here then."""
+        lending = Lending(show)
+        if self._lending is None:
+            for name, view in self.views.items():
+                lending.show(name, 0, view.reshape(-1).view(np.uint8).data, self.dtypes[name])
+            lending.require()
+            self.views, self._line = {}, np.empty(0, np.uint8)
+        self._lending = lending
+
+    @property
+    def is_lent(self) -> bool:
+        """Whether there are no values here."""
+        return self._lending is not None
+
+    def require_shown(self) -> None:
+        """Raise what went wrong when values were shown."""
+        if self._lending is not None:
+            self._lending.require()
+
+    def _show(self, lending: Lending, blocks: range, data: memoryview) -> None:
+        """Neighbouring blocks, those of one parameter at once."""
+        first = place = self._bounds[blocks[0]][0]
+        for parameter, numbers in groupby(blocks, self._parameters.__getitem__):
+            mine = list(numbers)
+            end = self._bounds[mine[-1]][1]
+            name = self._names[parameter]
+            lending.show(name, self._blocks[mine[0]].start, data[place - first : end - first], self.dtypes[name])
+            place = end
 
     def outgoing(self, gradient: Array | None, blocks: range, part: range) -> Array | None:
         """The gradient of some of the neighbouring blocks that it is of, as it is sent; None: there is none."""
@@ -96,6 +137,15 @@ class ModelValues:
         bits = np.empty(gradient.size, np.uint16)
         self._half.to_half(cast("npt.NDArray[np.float32]", gradient), bits)
         return bits
+
+
+def _widened(data: memoryview, halves: HalfKernels | None) -> memoryview:
+    """Values as they were declared."""
+    if halves is None:
+        return data
+    wide = np.empty(len(data) // 2, np.float32)
+    halves.to_float32(np.frombuffer(data, np.uint16), wide)
+    return wide.data.cast("B")
 
 
 def _line_of(plan: ShardPlan) -> tuple[npt.NDArray[np.uint8], list[int]]:

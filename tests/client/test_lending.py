@@ -1,0 +1,189 @@
+"""``model.lend_to``: values shown where they lie, in place of a copy."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from flightedl.domain.consistency.modes import Async, Mode, Sync
+from flightedl.errors import UsageError
+from flightedl.process.socket_abort import abort_connections
+
+from .pserver_bench import Cluster, Trainer
+
+SHAPES = {"w": (300, 1000), "a": (7,), "scale": (), "big": (2_600_000,)}
+
+
+class Device:
+    """A copy of the model elsewhere."""
+
+    def __init__(self) -> None:
+        self.arrays = {name: np.full(shape, np.nan, np.float32) for name, shape in SHAPES.items()}
+        self.calls = 0
+
+    def put(self, name: str, start: int, values: np.ndarray) -> None:
+        assert not values.flags.writeable
+        assert values.dtype == np.float32
+        self.arrays[name].reshape(-1)[start : start + values.size] = values
+        self.calls += 1
+
+    def forget(self) -> None:
+        for array in self.arrays.values():
+            array.fill(np.nan)
+
+
+def _gradients(seed: int) -> dict[str, np.ndarray]:
+    chance = np.random.default_rng(seed)
+    return {name: chance.standard_normal(shape).astype(np.float32) for name, shape in SHAPES.items()}
+
+
+def _step(trainer: Trainer, batch: int) -> None:
+    trainer.begin(batch)
+    trainer.step(batch, _gradients(batch))
+
+
+@pytest.mark.parametrize("mode", [Async(), Sync()], ids=["async", "sync"])
+@pytest.mark.parametrize("shares_memory", [True, False], ids=["memory", "tcp"])
+@pytest.mark.parametrize("wire", ["", "bfloat16"])
+def test_what_is_shown_is_what_others_have(mode: Mode, shares_memory: bool, wire: str) -> None:
+    with Cluster(SHAPES, mode, pservers=2, wire=wire, shares_memory=shares_memory) as cluster:
+        trainer = cluster.trainer()
+        device = Device()
+        trainer.parameters.lend_to(device.put)
+        assert all((array == 0).all() for array in device.arrays.values()), "the present ones are shown at once"
+        for batch in range(3):
+            device.forget()
+            _step(trainer, batch)
+            other = cluster.trainer()
+            for name, array in device.arrays.items():
+                assert np.array_equal(array, other.parameters[name]), (batch, name)
+        device.forget()
+        trainer.parameters.pull(["a"])
+        assert np.isfinite(device.arrays["a"]).all()
+        assert np.isnan(device.arrays["big"]).all()
+        assert set(trainer.parameters.versions.values()) == {3}
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="memory is shared on Linux only")
+def test_nothing_is_copied_on_one_host() -> None:
+    with Cluster({"big": SHAPES["big"]}, Async()) as cluster:
+        trainer = cluster.trainer()
+        lent: list[bool] = []
+        trainer.parameters.lend_to(lambda _name, _start, values: lent.append(_lies_in_pservers_memory(values)))
+        lent.clear()
+        trainer.begin(0)
+        trainer.step(0, {"big": np.ones(SHAPES["big"], np.float32)})
+        assert lent
+        assert all(lent)
+
+
+def _lies_in_pservers_memory(values: np.ndarray) -> bool:
+    place = values.__array_interface__["data"][0]
+    with open("/proc/self/maps") as maps:  # noqa: PTH123
+        for line in maps:
+            first, _, last = line.split()[0].partition("-")
+            if int(first, 16) <= place < int(last, 16):
+                return "flightedl-model" in line and "r--s" in line
+    return False
+
+
+def test_there_is_no_copy_in_the_trainer() -> None:
+    with Cluster(SHAPES, Async()) as cluster:
+        trainer = cluster.trainer()
+        parameters = trainer.parameters
+        parameters.lend_to(Device().put)
+        assert list(parameters) == list(SHAPES)
+        assert len(parameters) == 4
+        assert "w" in parameters
+        assert "v" not in parameters
+        assert parameters._values._line.size == 0
+        for ask in (lambda: parameters["w"], lambda: parameters.tree, lambda: parameters.listen(trainer)):
+            with pytest.raises(UsageError, match=r"model\.lend_to"):
+                ask()
+        with pytest.raises(KeyError, match="no parameter 'v'"):
+            parameters["v"]
+
+
+KEEPERS: dict[str, Callable[[list[object], np.ndarray], object]] = {
+    "itself": lambda kept, values: kept.append(values),
+    "a part": lambda kept, values: kept.append(values[1:2]),
+    "its bytes": lambda kept, values: kept.append(memoryview(values)),
+    "its shape": lambda kept, values: kept.append(values.reshape(1, -1).T),
+}
+
+
+@pytest.mark.parametrize("kind", KEEPERS)
+def test_who_keeps_what_is_lent_is_told_so_and_the_batch_counts(kind: str) -> None:
+    with Cluster(SHAPES, Async()) as cluster:
+        trainer, kept = cluster.trainer(), []
+        device = Device()
+        is_keeping = False
+
+        def show(name: str, start: int, values: np.ndarray) -> None:
+            device.put(name, start, values)
+            if is_keeping and name == "big":
+                KEEPERS[kind](kept, values)
+
+        trainer.parameters.lend_to(show)
+        is_keeping = True
+        trainer.begin(0)
+        with pytest.raises(UsageError, match="values of 'big' were kept that were only lent"):
+            trainer.parameters.step(_gradients(0))
+        is_keeping = False
+        kept.clear()
+        assert set(trainer.parameters.versions.values()) == {1}, "it counts"
+        trainer.parameters.pull()
+        _step(trainer, 1)
+        other = cluster.trainer()
+        assert all(np.array_equal(device.arrays[name], other.parameters[name]) for name in SHAPES)
+        assert all(block.rounds.version == 2 for block in cluster.shards[0].blocks())
+
+
+def test_what_the_function_raises_comes_when_the_call_is_through() -> None:
+    with Cluster(SHAPES, Async(), pservers=2) as cluster:
+        trainer = cluster.trainer()
+        trainer.parameters.lend_to(lambda *_: None)
+
+        def fail(*_: object) -> None:
+            raise ZeroDivisionError("no device")
+
+        trainer.parameters._values._lending._show = fail
+        trainer.begin(0)
+        with pytest.raises(ZeroDivisionError, match="no device"):
+            trainer.parameters.step(_gradients(0))
+        assert all(block.rounds.version == 1 for shard in cluster.shards for block in shard.blocks())
+        with pytest.raises(ZeroDivisionError, match="no device"):
+            cluster.trainer().parameters.lend_to(fail)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="memory is shared on Linux only")
+@pytest.mark.parametrize("mode", [Async(), Sync()], ids=["async", "sync"])
+def test_what_is_taken_back_while_it_is_shown_is_shown_again(mode: Mode) -> None:
+    with Cluster(SHAPES, mode) as cluster:
+        trainer, device, strikes = cluster.trainer(), Device(), []
+
+        def late(name: str, start: int, values: np.ndarray) -> None:
+            if name == "big" and len(strikes) < 3:
+                # The trainer was frozen, its stream ended, and values changed meanwhile.
+                strikes.append(name)
+                abort_connections(cluster.servers[0].port)
+                while cluster.services[0].meter.streams != (0, 0):
+                    time.sleep(0.01)
+                for span in cluster.shards[0]._protocol.spans:
+                    with span.lock:
+                        span.detach_for_write()[:] -= 1
+            device.put(name, start, values)
+
+        trainer.parameters.lend_to(device.put)
+        trainer.parameters._values._lending._show = late
+        for batch in range(2):
+            trainer.begin(batch)
+            trainer.step(batch, {name: np.ones(shape, np.float32) for name, shape in SHAPES.items()})
+        trainer.parameters.pull()
+        assert len(strikes) == 3
+        for name, array in device.arrays.items():
+            assert (array == -5).all(), name
