@@ -41,6 +41,7 @@ MODES: dict[str, Mode] = {
 _RECORDS = 1 << 16
 RECORDS_PER_TASK = 1 << 12
 BY_TCP = "flightedl by TCP"
+_IN_MEMORY = ("shared", "lent")
 _PROCESSORS = Path("/proc/cpuinfo")
 #: Of all trainers together; beyond they share one file.
 _OWN_GRADIENTS_BYTES = 2 << 30
@@ -58,7 +59,8 @@ class Workload:
     mode: str = "async"
     wire: str = ""
     integrity: str = "auto"
-    #: What values travel by: memory that both sides map, "shared", or "tcp"; "auto": as it comes, which is shared here.
+    #: What values travel by: memory that both sides map, "shared", the same without a copy in the trainer, "lent", or
+    #: "tcp"; "auto": as it comes, which is shared here.
     path: str = "auto"
 
     @property
@@ -156,6 +158,7 @@ def flightedl_side(workload: Workload, directory: Path) -> Iterator[Side]:
         "optimizer": workload.optimizer,
         "mode": MODES[workload.mode].to_json(),
         "more": {"wire": workload.wire} if workload.wire else {},
+        "lends": workload.path == "lent",
         "own_gradients": workload.trainers * workload.size_bytes <= _OWN_GRADIENTS_BYTES,
     }
     same_host = "never" if workload.path == "tcp" else "auto"
@@ -180,7 +183,7 @@ def compare(workload: Workload, *, turns: int, steps: int, directory: Path, peer
         bare = stack.enter_context(bare_side(workload))
         ours = stack.enter_context(flightedl_side(workload, directory))
         others: list[tuple[str, Side]] = []
-        if workload.path == "shared":
+        if workload.path in _IN_MEMORY:
             others.append((BY_TCP, stack.enter_context(flightedl_side(replace(workload, path="tcp"), directory))))
         for peer in peers:
             try:
@@ -208,7 +211,7 @@ def compare(workload: Workload, *, turns: int, steps: int, directory: Path, peer
                 for (name, side), (ratio, least, most) in zip(others, ratios[2:], strict=True)
             ),
             ratios[1][1:],
-            _ratio(times[2], times[1]) if workload.path == "shared" else None,
+            _ratio(times[2], times[1]) if workload.path in _IN_MEMORY else None,
         )
 
 
@@ -294,9 +297,9 @@ def processor_name() -> str:
 @click.option("--integrity", type=click.Choice(INTEGRITIES), default="auto", help="Checksums of values [auto]")
 @click.option(
     "--path",
-    type=click.Choice(["auto", "shared", "tcp"]),
+    type=click.Choice(["auto", *_IN_MEMORY, "tcp"]),
     default="auto",
-    help="What values travel by; shared memory stands beside TCP then [auto, which is shared memory]",
+    help="What values travel by; shared memory, and with model.lend_to, stands beside TCP [auto: shared]",
 )
 @click.option("--steps", type=click.IntRange(min=0), default=0, help="Steps of a turn [0: by the size]")
 @click.option("--turns", type=click.IntRange(min=1), default=5, show_default=True, help="Turns of each side.")

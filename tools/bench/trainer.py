@@ -35,6 +35,8 @@ def main(options: dict[str, Any]) -> None:
             mode=Mode.from_json(options["mode"]),
             **options["more"],
         )
+        if options["lends"]:
+            model.lend_to(lambda _name, _start, _values: None)
         ready()
         left = 0
         cpu_s = begun = 0.0
