@@ -76,7 +76,7 @@ def resumed(job: Job, dataset: DatasetDeclaration | None = None) -> Master:
 
 def exchange(master: Master, generation: int, **more: object) -> tuple[TasksReply, list[AssignedTask]]:
     ticket = TasksTicket(trainer="a", generation=generation, wait_s=0.0, **more)  # type: ignore[arg-type]
-    reply, chunks = until_ready(lambda: master.service.tasks.exchange(ticket, threading.Event()))
+    reply, chunks, _ = until_ready(lambda: master.service.tasks.exchange(ticket, threading.Event()))
     given = zip(reply.assignments, chunks, strict=True)
     return reply, [AssignedTask(msgspec.structs.replace(a, chunks=chunks_to_rows(each))) for a, each in given]
 
