@@ -121,8 +121,10 @@ class SharedMemory:
                 raise MessageError(
                     f"the memory that came has {size_bytes} bytes, not {_START_BYTES + SIZE_BYTES}: another version?"
                 )
+            if size_bytes < _START_BYTES:
+                raise MessageError(f"the memory that came has {size_bytes} bytes, less than its own beginning")
             mapping = mmap.mmap(descriptor, size_bytes, prot=mmap.PROT_READ)
-        except OSError as error:
+        except (OSError, ValueError, OverflowError) as error:
             raise MessageError(f"the memory that came cannot be mapped: {str(error)[:160]}") from None
         finally:
             os.close(descriptor)

@@ -240,7 +240,11 @@ def test_a_damaged_request_is_refused(server: FlightServer) -> None:
 
 
 def _received(
-    size: int = _WHOLE, seals: int = _SEALS, start: bytes = b"flightedl memory" + NONCE, flags: int = 0
+    size: int = _WHOLE,
+    seals: int = _SEALS,
+    start: bytes = b"flightedl memory" + NONCE,
+    flags: int = 0,
+    nonce: bytes | None = NONCE,
 ) -> SharedMemory:
     descriptor = os.memfd_create("flightedl-values", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING | flags)
     os.ftruncate(descriptor, size)
@@ -248,7 +252,7 @@ def _received(
         os.pwrite(descriptor, start, 0)
     if seals:
         fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, seals)
-    return SharedMemory.received(descriptor, NONCE)
+    return SharedMemory.received(descriptor, nonce)
 
 
 def test_sound_memory_is_taken() -> None:
@@ -265,6 +269,10 @@ def test_sound_memory_is_taken() -> None:
         ({"seals": _SEALS & ~0x10}, "not sealed"),
         ({"start": b"flightedl memory" + b"x" * 16}, "of another stream"),
         ({"start": b""}, "of another stream"),
+        ({"size": 0, "start": b"", "nonce": None}, "has 0 bytes, less than its own beginning"),
+        ({"size": 4095, "nonce": None}, "has 4095 bytes, less"),
+        ({"size": 1 << 62, "nonce": None}, "cannot be mapped"),
+        ({"nonce": None, "start": b"flightedl memorz"}, "of another stream"),
     ],
 )
 def test_other_memory_is_refused(wrong: dict[str, object], why: str) -> None:
