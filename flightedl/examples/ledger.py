@@ -23,7 +23,9 @@ averages and step count still belong together after pservers were restored.
 
 ``--tables`` counts in embedding tables, too. In one each record has an id of its own, whose row has an element for each
 epoch, and is accounted for as a parameter is. In the other one records share ids, within a batch and across batches, so
-that gradients of rows are added up on their way; where what each record adds is known, the sums must be exact.
+that gradients of rows are added up on their way; where what each record adds is known, the sums must be exact. With
+``--wide-ids N`` every batch counts its records in each of so many rows of a third one: messages as large as those of a
+real model, on which pservers work in two threads.
 
 The counts are written to ``ledger.npz`` in the output directory.
 """
@@ -57,6 +59,10 @@ PARAMETERS = ("first", "second", "third")
 CLOCKS = tuple(f"{name} clock" for name in PARAMETERS)
 #: What is counted in rows: of each record's own id, (epochs, records), and of shared ids, (epochs, ids).
 ROWS, SHARED_ROWS = "rows", "shared rows"
+#: ... and of every record in all of these, (epochs, ids).
+WIDE_ROWS = "wide rows"
+#: Tables, and where their rows are among the counts.
+TABLES = {"records": ROWS, "shared": SHARED_ROWS, "wide": WIDE_ROWS}
 _SHARED_IDS = 7
 #: Of float32 sums, and of Adam's steps.
 _TOLERANCE = 1e-3
@@ -256,7 +262,7 @@ def main(arguments: Sequence[str] | None = None, say: Callable[[str], None] = cl
         clock_zeros = np.zeros((1 + chosen.epochs * len(sizes)) if shows_shares else 1)
         initial = beside_each_other(zeros, clock_zeros)
         plain = dataclasses.replace(optimizer, overrides={})
-        rows = RowLedger(job, chosen.epochs, chosen.records, plain) if chosen.tables else None
+        rows = RowLedger(job, chosen.epochs, chosen.records, plain, chosen.wide_ids) if chosen.tables else None
         model = job.parameters(initial, optimizer=optimizer, mode=getattr(fe, mode.kind)(**mode.arguments))
         for batch in data:
             while chosen.hold and chosen.hold.exists() and data.epoch == chosen.epochs - 1:
@@ -298,7 +304,12 @@ def account(
         counts = {name: np.ceil(counts[name] - _TOLERANCE**2) for name in counted(counts)}
     worth = worth_of(chosen.records, chosen.per_task, chosen.batch_size, MODES[chosen.mode].averaged)
     sentences += findings(counts, chosen.per_task, worth)
-    wrong = shared_findings(counts[SHARED_ROWS], worth) if SHARED_ROWS in counts and chosen.optimizer == "sgd" else []
+    wrong = []
+    if chosen.optimizer == "sgd":
+        wrong = [
+            *(shared_findings(counts[SHARED_ROWS], worth) if SHARED_ROWS in counts else []),
+            *(wide_findings(counts[WIDE_ROWS], worth) if WIDE_ROWS in counts else []),
+        ]
     sentences += wrong
     lost, double = balance(counts, worth)
     sentences.append(f"{chosen.records} records x {chosen.epochs} epochs: {lost} lost, {double} double")
@@ -314,6 +325,25 @@ def shared_findings(shared: npt.NDArray[Any], worth: npt.NDArray[Any]) -> list[s
     ]
 
 
+def wide_findings(wide: npt.NDArray[Any], worth: npt.NDArray[Any]) -> list[str]:
+    """What is wrong with rows in each of which all records count, (epochs, ids): a sentence for each epoch."""
+    expected = float(worth.sum())
+    sentences = []
+    for epoch, counts in enumerate(wide):
+        wrong = np.flatnonzero(np.abs(counts - expected) > _TOLERANCE * expected)
+        if wrong.size:
+            example = f"such as {wrong[0]}, which counts {counts[wrong[0]]:.3f}, not {expected:.3f}"
+            sentences.append(f"{wrong.size} wide ids are wrong in epoch {epoch + 1}, {example}")
+    return sentences
+
+
+def ids_of(table: str, counts: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
+    """The ids of a table's counts, (epochs, ids)."""
+    numbers = np.arange(counts.shape[1])
+    # Also negative ones.
+    return numbers - counts.shape[1] // 2 if table == "records" else numbers
+
+
 class RowLedger:
     """What is counted in tables.
 
@@ -322,31 +352,41 @@ class RowLedger:
         epochs: Elements of a row.
         records: Of an epoch.
         optimizer: Of the rows.
+        wide_ids: In how many rows of the third table every record counts; 0: there is none.
     """
 
-    def __init__(self, job: fe.Job, epochs: int, records: int, optimizer: Any) -> None:
+    def __init__(self, job: fe.Job, epochs: int, records: int, optimizer: Any, wide_ids: int = 0) -> None:
         self._epochs, self._records = epochs, records
         self._own = job.table("records", epochs, optimizer=optimizer)
         self._shared = job.table("shared", epochs, optimizer=optimizer)
+        self._wide = job.table("wide", epochs, optimizer=optimizer) if wide_ids else None
+        self._wide_ids = np.arange(wide_ids)
         self._job = job
 
     def push(self, epoch: int, records: npt.NDArray[Any]) -> None:
         """Count the records of a batch."""
         own, shared = self._ids(records), records % _SHARED_IDS
-        rows = self._job.lookup({self._own: own, self._shared: shared})
+        wide = {} if self._wide is None else {self._wide: self._wide_ids}
+        rows = self._job.lookup({self._own: own, self._shared: shared, **wide})
         gradients = np.zeros_like(rows[self._own])
         gradients[:, epoch] = -1
         self._own.push(own, gradients)
         self._shared.push(shared, gradients)
+        if self._wide is not None:
+            counted = np.zeros_like(rows[self._wide])
+            counted[:, epoch] = -len(records)
+            self._wide.push(self._wide_ids, counted)
 
     def _ids(self, records: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        # Also negative ones.
         return records - self._records // 2
 
     def counts(self) -> dict[str, npt.NDArray[Any]]:
         """What was counted."""
         own = self._own.pull(self._ids(np.arange(self._records)))
-        return {ROWS: own.T.copy(), SHARED_ROWS: self._shared.pull(np.arange(_SHARED_IDS)).T.copy()}
+        found = {ROWS: own.T.copy(), SHARED_ROWS: self._shared.pull(np.arange(_SHARED_IDS)).T.copy()}
+        if self._wide is not None:
+            found[WIDE_ROWS] = self._wide.pull(self._wide_ids).T.copy()
+        return found
 
 
 def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -360,6 +400,7 @@ def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--mode", choices=sorted(MODES), default="sync")
     parser.add_argument("--optimizer", choices=("sgd", "adam"), default="sgd")
     parser.add_argument("--tables", action="store_true", help="count in rows of embedding tables, too")
+    parser.add_argument("--wide-ids", type=int, default=0, help="with --tables: ids that each batch counts in")
     parser.add_argument("--pause", type=float, default=0.0, help="seconds of pretended work for each batch")
     parser.add_argument("--read-pause", type=float, default=0.0, help="seconds that reading a batch takes")
     parser.add_argument("--hold", type=Path, help="begin no batch of the last epoch while this file is there")

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from flightedl.domain.tables.restoring import TakenSpans
 from flightedl.errors import CorruptError
 from flightedl.formats.row_batches import TABLE, WAITING, StoredRows, StoredRowSpan
 from flightedl.pserver.row_span import RowSpan
@@ -22,21 +23,18 @@ class RestoredRows:
 
     def __init__(self, span: RowSpan | None) -> None:
         self._span = span
-        #: Position -> (version, updates), of the buckets that were taken over.
-        self.positions: dict[int, tuple[int, int]] = {}
-        #: Position -> the highest epoch of the batches in its rows.
-        self._epochs: dict[int, int] = {}
-        #: By the first position of a span in a chain of files, and by table: what the last file says of it.
-        self._tables: dict[tuple[int, int], CutTable] = {}
-        #: The positions of each such span.
-        self._stored: dict[int, range] = {}
+        self._taken: TakenSpans[CutTable] = TakenSpans()
 
     def begin(self) -> None:
         """A checkpoint is going to be taken over: what came of another one, which was damaged, does not count."""
         if self._span is not None:
             self._span.begin_restore()
-        for known in (self.positions, self._epochs, self._tables, self._stored):
-            known.clear()
+        self._taken.clear()
+
+    @property
+    def positions(self) -> dict[int, tuple[int, int]]:
+        """Position -> (version, updates), of the buckets that were taken over."""
+        return self._taken.positions
 
     def take(self, stored: StoredRows | StoredRowSpan) -> None:
         """Take some over; rows of other pservers' buckets are left out.
@@ -48,38 +46,26 @@ class RestoredRows:
         if span is None:
             raise CorruptError("a file has rows of tables, and the job has none")
         if isinstance(stored, StoredRowSpan):
-            self._stored[stored.first] = stored.numbers
-            for number in stored.numbers:
-                if number in span.numbers:
-                    self.positions[number] = (stored.version, stored.updates)
-                    self._epochs[number] = stored.epoch
+            self._taken.span(stored.numbers, span.numbers, stored.version, stored.updates, stored.epoch)
         elif stored.table >= len(span.store.specs):
             raise CorruptError(f"there is no table of number {stored.table}")
         elif stored.kind == TABLE:
             span.store.restore_removed(stored.table, stored.ids)
             found = CutTable(stored.oldest, 0, stored.ids, stored.values)  # type: ignore[arg-type]
-            self._tables[stored.span, stored.table] = found
+            self._taken.table(stored.span, stored.table, stored.oldest, found)
         elif len(stored.ids):
             span.store.restore(_chunk(span, stored))
 
     def finish(self, spans: Sequence[RowSpan]) -> None:
         """All was taken over, and lies in these spans now."""
         for span in spans:
-            span.epoch = max((self._epochs.get(number, 0) for number in span.numbers), default=0)
+            span.epoch = self._taken.epoch_of(span.numbers)
             for table, spec in enumerate(span.store.specs):
                 oldest_epoch = spec.oldest_epoch(span.epoch)
-                found = [
-                    (numbers, self._tables[first, table])
-                    for first, numbers in self._stored.items()
-                    if (first, table) in self._tables
-                    and numbers.start < span.numbers.stop
-                    and span.numbers.start < numbers.stop
-                ]
-                for numbers, cut in found:
+                for numbers, cut in self._taken.cuts_of(table, span.numbers):
                     buckets = span.buckets_of(numbers)
                     span.store.restore_table(table, replace(cut, oldest_epoch=oldest_epoch), buckets)
-                # What one file gave up is gone now; rows of another one may be older, and exist.
-                span.store.restore_oldest(table, min((cut.oldest for _, cut in found), default=0))
+                span.store.restore_oldest(table, self._taken.oldest_of(table, span.numbers))
 
 
 def _chunk(span: RowSpan, stored: StoredRows) -> RowChunk:

@@ -16,7 +16,9 @@ from flightedl.examples.ledger import (
     batches_of,
     clocks_are_right,
     findings,
+    ids_of,
     weights_findings,
+    wide_findings,
     worth_of,
 )
 
@@ -123,3 +125,16 @@ def test_the_account_is_the_same_in_every_trainer_and_ends_with_the_verdict() ->
     is_exact, sentences = account(chosen, exact, {8})
     assert not is_exact
     assert sentences[-1] == "10 records x 2 epochs: 1 lost, 0 double"
+
+
+def test_rows_in_which_all_records_count_are_told_of_by_epoch() -> None:
+    worth = np.ones(10)
+    wide = np.full((2, 5), 10.0, np.float32)
+    assert wide_findings(wide, worth) == []
+    wide[1, 3:] = 9
+    assert wide_findings(wide, worth) == ["2 wide ids are wrong in epoch 2, such as 3, which counts 9.000, not 10.000"]
+
+
+def test_ids_of_rows_are_those_that_are_pushed() -> None:
+    assert ids_of("records", np.zeros((2, 5))).tolist() == [-2, -1, 0, 1, 2]
+    assert ids_of("wide", np.zeros((2, 3))).tolist() == [0, 1, 2]

@@ -1,4 +1,4 @@
-"""Whether a job's last checkpoint is what the job ended with: values, versions, and how often the optimizer ran."""
+"""Whether a job's last checkpoint is what the job ended with: values, rows, versions, how often the optimizer ran."""
 
 from __future__ import annotations
 
@@ -10,9 +10,12 @@ import numpy as np
 
 from flightedl.adapters.storage import open_storage
 from flightedl.domain.checkpoint.manifest import Manifest
-from flightedl.examples.ledger import CLOCKS
-from flightedl.formats.checkpoint_files import found_checkpoints
+from flightedl.domain.checkpoint.restoring import saved_tables
+from flightedl.examples.ledger import CLOCKS, TABLES, ids_of
+from flightedl.formats.checkpoint_files import found_checkpoints, verify
 from flightedl.formats.shard_files import StoredBlock, load_shard
+from flightedl.formats.stored_tables import stored_rows
+from flightedl.ports import Storage
 
 
 def stored_findings(url: str, counts: Path, batches: int | None, *, counts_updates: bool) -> Iterator[str]:
@@ -33,14 +36,37 @@ def stored_findings(url: str, counts: Path, batches: int | None, *, counts_updat
     names = [
         parameter["name"] for parameter in msgspec.json.decode(newest.declaration)["model"]["declaration"]["parameters"]
     ]
+    verify(storage, newest)
     with np.load(counts) as arrays:
         ended = {name: arrays[name].reshape(-1) for name in names}
+        rows = {table: arrays[name] for table, name in TABLES.items() if name in arrays}
+    yield from _row_findings(storage, newest, rows)
     for file in newest.shards:
         _, _, blocks = load_shard(storage, file.name, file.size_bytes, file.hash)
         for block in blocks:
             if not isinstance(block, StoredBlock):
                 continue
             yield from _block_findings(block, names[block.parameter], ended, batches, counts_updates=counts_updates)
+
+
+def _row_findings(storage: Storage, manifest: Manifest, ended: dict[str, np.ndarray]) -> Iterator[str]:
+    """Of each table, (epochs, ids): every id has a row, once, with the counts that the job ended with."""
+    tables = saved_tables(manifest)
+    if {spec.name for spec in tables} != ended.keys():
+        yield f"checkpoint: tables {[spec.name for spec in tables]} are there, and counted were {[*ended]}"
+        return
+    for number, spec in enumerate(tables):
+        parts = list(stored_rows(storage, manifest, number, spec))
+        found = np.concatenate([np.empty(0, np.uint64), *(part.ids for part in parts)]).view(np.int64)
+        values = np.concatenate([np.empty((0, spec.dim), np.float32), *(part.values for part in parts)])
+        order, counts = np.argsort(found), ended[spec.name]
+        where, ids = f"checkpoint: table {spec.name!r}", np.sort(ids_of(spec.name, counts))
+        if not np.array_equal(found[order], ids):
+            twice = len(found) - len(np.unique(found))
+            missing, strange = np.setdiff1d(ids, found).size, np.setdiff1d(found, ids).size
+            yield f"{where} has {len(found)} rows: {twice} twice, {missing} missing, {strange} that are nobody's"
+        elif not np.array_equal(values[order], counts.T):
+            yield f"{where} has other rows than the job ended with: {np.argwhere(values[order] != counts.T)[:5]}"
 
 
 def _block_findings(

@@ -68,8 +68,9 @@ class Storm:
     optimizer: str = "sgd"
     #: The script catches what ``model.step`` raises, after so many seconds, and goes on; 0: it does not.
     swallow_after_s: float = 0.0
-    #: It counts in rows of embedding tables, too.
+    #: It counts in rows of embedding tables, too; each batch in so many beside its own.
     tables: bool = False
+    wide_ids: int = 0
     #: Mean time between faults.
     every_s: float = 1.5
     lease_s: float = 2.0
@@ -96,7 +97,7 @@ class Storm:
             *("--pause", str(self.pause_s), "--read-pause", str(self.read_pause_s), "--optimizer", self.optimizer),
             *("--per-task", str(self.per_task), "--batch-size", str(self.batch_size)),
             *(["--swallow-errors"] if self.swallow_after_s else []),
-            *(["--tables"] if self.tables else []),
+            *(["--tables", "--wide-ids", str(self.wide_ids)] if self.tables else []),
         ]
 
     def run(self) -> tuple[int, str]:
@@ -189,22 +190,24 @@ _LONG_TASKS = (
 )
 #: Everybody is killed and frozen in turn.
 _MIXED = "--kills 8 --stops 2 --strike trainer+master=1 --strike trainer+pserver=1 --records 12000 --per-task 2000"
+#: Rows of which a pserver has as many in a message as two threads work on.
+_TABLES = "--tables --wide-ids 40000"
 #: A night's storms: each situation that is known to be hard, in the modes and with the optimizers that there are.
 SERIES = (
     f"--mode sync --epochs 2 --every 1 {_MIXED}",
     f"--mode async --epochs 2 --every 1 {_MIXED}",
     f"--mode async --optimizer adam --strike trainer+master=5 --strike same-name=4 --strike two=3 {_LONG_TASKS}",
     f"--mode sync --strike trainer+master=5 --strike same-name=4 --strike trainer+etcd=3 {_LONG_TASKS}",
-    f"--mode mean --optimizer adam --strike two=8 --strike trainer+pserver=4 --s3 {_LONG_TASKS}",
+    f"--mode mean --optimizer adam --tables --strike two=8 --strike trainer+pserver=4 --s3 {_LONG_TASKS}",
     f"--mode mean --strike two=8 --strike trainer+pserver=4 {_LONG_TASKS} --batch-size 7",
-    f"--mode async --tables --checkpoint-every 1 --epochs 2 --every 1 {_MIXED}",
-    f"--mode sync --tables --checkpoint-every 1 --epochs 2 --every 1 {_MIXED}",
+    f"--mode async {_TABLES} --checkpoint-every 1 --epochs 2 --every 1 {_MIXED}",
+    f"--mode sync {_TABLES} --checkpoint-every 1 --epochs 2 --every 1 {_MIXED}",
     f"--mode backup --epochs 2 --every 1 {_MIXED}",
     f"--mode async --strike stall=4 --strike trainer+master=2 --swallow-after 5 {_LONG_TASKS} --lease 12 --epochs 4",
     f"--mode sync --strike stall=4 --strike trainer+master=2 --swallow-after 5 {_LONG_TASKS} --lease 12 --epochs 4",
     f"--mode bounded --optimizer adam --strike starve=3 --strike trainer+pserver=3 --strike two=3 {_LONG_TASKS}",
-    f"--mode accumulated-mean --strike trainer+master=3 --strike two=5 {_LONG_TASKS}",
-    f"--mode async --strike trainer+pserver=2 --strike two=2 --old-etcd {_LONG_TASKS}",
+    f"--mode accumulated-mean --tables --strike trainer+master=3 --strike two=5 {_LONG_TASKS}",
+    f"--mode async --tables --strike trainer+pserver=2 --strike two=2 --old-etcd {_LONG_TASKS}",
     f"--mode sync --strike trainer+master=2 --strike two=2 --old-etcd {_LONG_TASKS}",
 )
 
@@ -241,6 +244,7 @@ def parser_of_a_storm() -> argparse.ArgumentParser:
     parser.add_argument("--directory", type=Path, required=True)
     parser.add_argument("--checkpoint", default="")
     parser.add_argument("--tables", action="store_true", help="count in rows of embedding tables, too")
+    parser.add_argument("--wide-ids", type=int, default=0, help="with --tables: ids that each batch counts in, too")
     parser.add_argument("--old-etcd", action="store_true", help="restore etcd from an older backup; then resume")
     parser.add_argument("--s3", action="store_true", help="keep checkpoints on a real S3 server, started for the storm")
     parser.add_argument("--series", action="store_true", help="all that are known to be hard, one after another")
@@ -281,6 +285,7 @@ def storm_of(chosen: argparse.Namespace) -> Storm:
         optimizer=chosen.optimizer,
         swallow_after_s=chosen.swallow_after,
         tables=chosen.tables,
+        wide_ids=chosen.wide_ids,
         every_s=chosen.every,
         lease_s=chosen.lease,
         checkpoint=chosen.checkpoint,

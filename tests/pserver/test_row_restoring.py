@@ -73,35 +73,37 @@ class Rows:
 
 @settings(deadline=None, max_examples=25)
 @given(
-    steps=STEPS, evict=st.sampled_from(EVICTIONS), admit_after=st.sampled_from([1, 2]), count=st.sampled_from([1, 2])
+    steps=STEPS,
+    evict=st.sampled_from(EVICTIONS),
+    admit_after=st.sampled_from([1, 2]),
+    counts=st.sampled_from([(1, 1), (1, 2), (2, 1), (3, 2)]),
 )
 def test_what_is_restored_goes_on_as_what_was_there(
-    steps: list[tuple[set[int], float, int, str]], evict: Evict, admit_after: int, count: int
+    steps: list[tuple[set[int], float, int, str]], evict: Evict, admit_after: int, counts: tuple[int, int]
 ) -> None:
     spec = TableSpec("t", 2, RowAdam(lr=0.4), Uniform(1.0), evict=evict, admit_after=admit_after)
-    old, new = Rows(spec, 1), Rows(spec, count)
-    chain = chain_of(old, steps)
-    if not chain:
+    old, new = Rows(spec, counts[0]), Rows(spec, counts[1])
+    chains = chains_of(old, steps)
+    if not chains[0]:
         return
-    restore(new, chain)
+    restore(new, chains)
     # What came after the last cut, once more.
-    version, epoch = chain[-1][0].version, chain[-1][0].epoch
+    version, epoch = chains[0][-1][0].version, chains[0][-1][0].epoch
     later = steps[version:]
     for ids, gradient, more, _ in later:
         version, epoch = version + 1, epoch + more
         new.push(ids, gradient, version, epoch)
     # Else later cuts have removed rows; or each pserver gave up the oldest of its own rows.
-    if all(what == "push" for *_, what in later) and not (evict.max_rows and count > 1):
+    if all(what == "push" for *_, what in later) and not (evict.max_rows and counts != (1, 1)):
         assert new.read(version, epoch) == old.read(version, epoch)
 
 
 Chain = list[tuple[StoredRowSpan, list[StoredRows]]]
 
 
-def chain_of(old: Rows, steps: list[tuple[set[int], float, int, str]]) -> Chain:
-    """What files have of the cuts that did not come to nothing."""
-    (span,) = old.spans
-    chain: Chain = []
+def chains_of(old: Rows, steps: list[tuple[set[int], float, int, str]]) -> list[Chain]:
+    """What files have of the cuts that did not come to nothing, of each span."""
+    chains: list[Chain] = [[] for _ in old.spans]
     newest, epoch = "", 0
     for version, (ids, gradient, more, what) in enumerate(steps, 1):
         epoch += more
@@ -109,21 +111,24 @@ def chain_of(old: Rows, steps: list[tuple[set[int], float, int, str]]) -> Chain:
         if what == "push":
             continue
         command = SnapshotCommand(OrderNumber(1, version, 1), None, f"c-{version}", newest, is_base=False)
-        cut = CutRows(span, version, version, command, is_base=not newest)
-        stored: list[Any] = [] if what == "unread" else list(cut.stored())
+        for span, chain in zip(old.spans, chains, strict=True):
+            cut = CutRows(span, version, version, command, is_base=not newest)
+            stored: list[Any] = [] if what == "unread" else list(cut.stored())
+            if what == "cut":
+                chain.append((cut.span, stored))
         if what == "cut":
             newest = command.name
-            chain.append((cut.span, stored))
-    return chain
+    return chains
 
 
-def restore(new: Rows, chain: Chain) -> None:
+def restore(new: Rows, chains: list[Chain]) -> None:
     for one in new.spans:
         restored = RestoredRows(one)
         restored.begin()
-        for place, (saved, stored) in enumerate(chain):
-            if place == len(chain) - 1:
-                restored.take(saved)
-            for rows in stored:
-                restored.take(rows)
+        for chain in chains:
+            for place, (saved, stored) in enumerate(chain):
+                if place == len(chain) - 1:
+                    restored.take(saved)
+                for rows in stored:
+                    restored.take(rows)
         restored.finish([one])

@@ -41,6 +41,9 @@ QUICK = (
     "done before ack",
     "a failed increment swallows changes",
     "bases are deleted",
+    "a new master takes increments for bases",
+    "removed rows return",
+    "admission begins anew",
 )
 
 

@@ -13,8 +13,8 @@ Versions and epochs never go back. ``epoch`` is the highest of all batches appli
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from flightedl.domain.tables.placement import BUCKETS
 from flightedl.domain.tables.rules import Values, first_slots, update_row
@@ -137,6 +137,11 @@ class ReferenceTable:
             # The highest version of which not all rows could stay goes wholly.
             self.oldest = max(self.oldest, min(kept[self._limit] + 1, version))
 
+    def oldest_at(self, version: int) -> int:
+        """The lowest version that a row may have been updated last at, and exist."""
+        unused = None if self.spec.evict is None else self.spec.evict.unused_versions
+        return self.oldest if unused is None else max(self.oldest, version - unused)
+
     def remove_small(self, version: int, epoch: int) -> list[int]:
         """A checkpoint is made: rows whose norm is too small go; which ones, by rising id."""
         evict = self.spec.evict
@@ -147,6 +152,30 @@ class ReferenceTable:
         for row_id in small:
             del self.rows[row_id]
         return sorted(small)
+
+    # from checkpoints: what a file says was removed goes, then its rows come; at last what the newest file says expired
+
+    def remove(self, row_ids: Iterable[int]) -> None:
+        """These were removed: rows, and ids that wait."""
+        for row_id in row_ids:
+            self.rows.pop(row_id, None)
+            self.waiting.pop(row_id, None)
+
+    def restore(self, row_id: int, row: Row) -> None:
+        """Take a row, or an id that waits, over; what is there already of it is older."""
+        copied = replace(row, values=list(row.values), slots=[list(slot) for slot in row.slots])
+        if row.values:
+            self.waiting.pop(row_id, None)
+            self.rows[row_id] = copied
+        else:
+            self.waiting[row_id] = copied
+
+    def expire(self, oldest: int, oldest_epoch: int, is_meant: Callable[[int], bool]) -> None:
+        """Of some ids, what was updated last at a lower version, or in a lower epoch, does not exist."""
+        for known in (self.rows, self.waiting):
+            for row_id, row in list(known.items()):
+                if is_meant(row_id) and (row.version < oldest or row.epoch < oldest_epoch):
+                    del known[row_id]
 
 
 def combined(contributions: Iterable[tuple[float, Mapping[int, Sequence[float]]]]) -> dict[int, Values]:

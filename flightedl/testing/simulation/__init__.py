@@ -10,9 +10,9 @@ What decides is the production code of ``flightedl.domain``: the cores of master
   ``store_worker``); ``trainer`` is a program that reads ahead (``loop``), pushes and pulls in its own way (``body``),
   raises, swallows errors, begins again and loses its registration. ``worker`` carries out what its core asks for, with
   ``transfers``; ``first_values`` its part in the election. ``pserver`` is as the pserver's process is, with ``shard``
-  for its blocks, whose values are a ``ledger``;
+  for its blocks, whose values are a ``ledger``; with ``--rows`` blocks are treated as buckets, and have ``rows``;
 * ``cluster``: who runs, and who is started again; ``scenario``: what a seed makes of the job and its world;
-* ``account``: *what must hold*, of all that is given out, done, stored and told;
+* ``account``: *what must hold*, of all that is given out, done, stored and told; ``row_account``, of rows;
 * ``job``: the ledger program, some of whose data nobody can train; ``evaluating``: what it evaluates before and after;
 * ``planted`` (with ``planted_trainer``, ``planted_queue``, ``planted_blocks``, ``planted_protocol``,
   ``planted_weights``, ``planted_rows``): bugs to plant in the product, ``flaws``: in these models; ``strikes``: faults
@@ -41,6 +41,8 @@ What must hold, besides every ``check`` of the domain:
 14. Who reads the result of a job that has ended reads all that was trained.
 15. At the end all blocks have grown from the first values of one election, however often the model began anew.
 16. Values, slots, versions and step numbers of a block are of one moment: served, saved or at the end.
+17. Wherever rows of a table are served or saved, those exist, with the updates and values, and those ids wait, with the
+    pushes, that follow from the updates and cuts that their bucket has had: by admission, by every rule of eviction.
 
 Not covered: threads within a process, and bytes (streams, files): those have tests of their own.
 

@@ -19,7 +19,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--faults", type=float, default=1.0, help="how bad it gets: 0 none, 1 as meant, 2 worse")
     parser.add_argument("--mode", choices=("sync", "async", "bounded"), default="", help="instead of any")
     parser.add_argument("--recovery", choices=("replay", "rollback"), default="", help="instead of either")
-    parser.add_argument("--rows", action="store_true", help="some blocks are treated as the rows of tables are")
+    parser.add_argument("--rows", action="store_true", help="blocks are buckets of a table, with rows")
     parser.add_argument("--planted", choices=sorted(BUGS), metavar="NAME", help="a bug to be found; see --list")
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--record", type=Path, metavar="DIR", help="of one --seed: record it, for `flightedl replay`")

@@ -26,6 +26,7 @@ from flightedl.testing.simulation.etcd import (
 )
 from flightedl.testing.simulation.job import plan_of, set_aside, wrong
 from flightedl.testing.simulation.ledger import require_sound
+from flightedl.testing.simulation.row_account import require_stored_rows
 from flightedl.testing.simulation.store import whole
 from flightedl.testing.simulation.world import Violation
 
@@ -197,6 +198,7 @@ class Account:
             if shard is not None and not self._has_rot(name):
                 blocks = list(zip(shard.blocks, shard.values, shard.slots, shard.updates, strict=True))
                 self._require_exact(name, blocks, AppliedBatches.decode(shard.applied))
+                require_stored_rows(name, self._cluster.shape.table, shard)
             return
         self.checkpoints += 1
         if name not in self._cluster.store.rotten:
@@ -220,6 +222,7 @@ class Account:
         blocks = [(block.number, block.values, block.slot, block.updates) for block in pserver.ordered]
         assert pserver.shard is not None, "who serves has blocks"
         self._require_exact(pserver.name, blocks, pserver.shard.protocol.applied())
+        pserver.shard.require_sound_rows()
 
     def admitted(self, master: Master, member_id: int) -> None:
         """A master says that somebody is a member: all pservers know it, unless a later master has told them more."""

@@ -20,6 +20,7 @@ from flightedl.domain.model.parameters import ParameterSpec
 from flightedl.domain.model.sharding import ShardPlan, plan_for, runs_of
 from flightedl.domain.queue.tasks import TaskQueue
 from flightedl.domain.queue.values import QueueSettings, TaskBatches
+from flightedl.domain.tables.spec import TableSpec
 from flightedl.messages.declarations import (
     ArrivalRecord,
     DatasetDeclaration,
@@ -85,13 +86,18 @@ class JobShape:
     timeout_floor_s: float = 4.0
     #: Whether some blocks get a gradient of a batch, and others none.
     is_patchy: bool = False
-    #: Whether some blocks of each pserver are treated as the buckets of tables are: pushed to, and copied, as one.
-    has_rows: bool = False
+    #: Blocks are treated as the buckets of tables are, pushed to and copied as one, with rows of this one; None: not.
+    table: TableSpec | None = None
 
     @property
     def grows(self) -> bool:
         """Whether tasks join while the job runs."""
         return self.first_count < len(self.batch_counts)
+
+    @property
+    def has_rows(self) -> bool:
+        """Whether blocks are treated as buckets."""
+        return self.table is not None
 
     def queue_settings(self, task_count: int) -> QueueSettings:
         """Time limits in simulated seconds. ``task_count``: tasks that have joined."""

@@ -20,16 +20,14 @@ from fractions import Fraction
 from functools import lru_cache
 from typing import Self
 
-from flightedl.domain.checkpoint.changes import ChangesSince
 from flightedl.domain.checkpoint.values import SnapshotCommand
 from flightedl.domain.consistency.modes import Async, Mode
 from flightedl.domain.consistency.rounds import BlockRounds
-from flightedl.domain.pserver.block_values import AddGradient, BlockSpan, EmptyRound, Update
+from flightedl.domain.pserver.block_values import AddGradient, BlockSpan, CopyBlocks, EmptyRound, Update
 from flightedl.testing.simulation.job import Gradient, JobShape
+from flightedl.testing.simulation.row_account import require_history, require_limit, require_rows
+from flightedl.testing.simulation.rows import Changed, Moment, SpanRows, StoredTable
 from flightedl.testing.simulation.world import Violation
-
-#: (block, element) that changed.
-Changed = frozenset[tuple[int, int]]
 
 
 @dataclass(slots=True)
@@ -47,6 +45,8 @@ class Block:
     model: tuple[int, int] | None = None
     #: Elements that have changed since the last cut.
     changed: set[int] = field(default_factory=set)
+    #: Of its rows, if it is treated as a bucket.
+    history: list[Moment] = field(default_factory=list)
     span: LedgerSpan = field(init=False, repr=False)
 
     @property
@@ -150,7 +150,7 @@ def require_sound(name: str, number: int, values: Sequence[int], slot: int, upda
 class BucketSpan(LedgerSpan):
     """Blocks that are treated as buckets of rows, of which files may have only what has changed."""
 
-    __slots__ = ("changes",)
+    __slots__ = ("rows",)
 
     is_copied_whole = True
 
@@ -158,14 +158,45 @@ class BucketSpan(LedgerSpan):
         self, numbers: range, local: range, rounds: BlockRounds, blocks: Sequence[Block], shape: JobShape
     ) -> None:
         super().__init__(numbers, local, rounds, blocks, shape)
-        self.changes: ChangesSince[Changed] = ChangesSince(frozenset.__or__)
+        assert shape.table is not None, "buckets have rows of a table"
+        self.rows = SpanRows(shape.table, numbers)
 
-    def cut(self, command: SnapshotCommand) -> Changed | None:
-        """What has changed since the file that an order names; None: that is not known."""
-        changed = frozenset((block.number, element) for block in self.blocks for element in block.changed)
+    def parts(self, into: Sequence[range]) -> list[Self]:
+        parts = super().parts(into)
+        for part in parts:
+            part.rows = self.rows.part(part.numbers)
+        return parts
+
+    def update(self, effect: Update, mode: Mode, gradients: Sequence[Gradient], base: int) -> None:
+        super().update(effect, mode, gradients, base)
+        batches = [batch for batch, _ in effect.batches]
+        elements = [self.shape.element_of(each) for each in batches if self.shape.has_gradient(each, self.numbers[0])]
+        oldest = self.rows.table.oldest
+        self.rows.update(elements, max(batch.epoch for batch in batches), effect.to_version, effect.number)
+        require_limit(self.rows, oldest, effect.to_version)
+        self._note(self.rows.moment(effect.to_version, elements))
+
+    def _note(self, moment: Moment) -> None:
+        for block in self.blocks:
+            block.history.append(moment)
+
+    def cut(
+        self, command: SnapshotCommand, copy: CopyBlocks, *, is_increment: bool
+    ) -> tuple[Changed | None, StoredTable]:
+        """What has changed since the file that an order names (None: that is not known), and rows for the file."""
+        elements = {(block.number, element) for block in self.blocks for element in block.changed}
         for block in self.blocks:
             block.changed.clear()
-        return self.changes.cut(command.name, command.after, changed)
+        found = self.rows.cut(command, copy.version, copy.updates, elements, is_increment=is_increment)
+        self._note(self.rows.moment(copy.version, None))
+        return found
+
+    def require_sound(self, name: str) -> None:
+        """Raise Violation unless the rows are those that the blocks' histories make."""
+        histories = {block.number: block.history for block in self.blocks}
+        for block in self.blocks:
+            require_history(name, block.number, block.values, block.history)
+        require_rows(name, self.rows, histories, self.rounds.version)
 
 
 def _slows(mode: Mode) -> bool:

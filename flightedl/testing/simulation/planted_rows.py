@@ -12,6 +12,8 @@ from flightedl.domain.checkpoint.chains import Chains
 from flightedl.domain.checkpoint.changes import ChangesSince
 from flightedl.domain.checkpoint.checkpoints import Checkpoints
 from flightedl.domain.checkpoint.manifest import ShardFile
+from flightedl.domain.tables.reference import ReferenceTable, Row
+from flightedl.domain.tables.restoring import TakenSpans
 
 Original = Callable[..., Any]
 RowBugs = dict[str, tuple[str, tuple[tuple[Any, str, Callable[[Any], Any]], ...]]]
@@ -74,6 +76,51 @@ def _no_increment(_original: Original) -> Original:
     return lambda _name: None
 
 
+def _no_removal(_original: Original) -> Original:
+    return lambda _self, _row_ids: None
+
+
+def _no_admission_counts(original: Original) -> Original:
+    def restore(self: ReferenceTable, row_id: int, row: Row) -> None:
+        if row.values:
+            original(self, row_id, row)
+
+    return restore
+
+
+def _removed_since_the_last(original: Original) -> Original:
+    """What a cut removed that came to nothing is in no later increment."""
+
+    def cut(self: ChangesSince[Any], file: str, after: str, since_newest: Any) -> Any:
+        found = original(self, file, after, since_newest)
+        return found if found is None else found._replace(removed=since_newest.removed)
+
+    return cut
+
+
+def _one_more(original: Original) -> Original:
+    def oldest_of(self: TakenSpans[Any], table: int, numbers: range) -> int:
+        found = int(original(self, table, numbers))
+        return found + 1 if found else 0
+
+    return oldest_of
+
+
+def _the_highest(_original: Original) -> Original:
+    def oldest_of(self: TakenSpans[Any], table: int, numbers: range) -> int:
+        return max((oldest for _, oldest, _ in self._found(table, numbers)), default=0)
+
+    return oldest_of
+
+
+def _of_all_epochs(_original: Original) -> Original:
+    return lambda _self, _numbers: 0
+
+
+def _a_version_longer(original: Original) -> Original:
+    return lambda self, row, version, epoch: original(self, row, max(0, version - 1), epoch)
+
+
 ROW_BUGS: RowBugs = {
     "a failed increment swallows changes": (
         "what had changed up to a cut whose file came to nothing is in no later increment",
@@ -96,6 +143,34 @@ ROW_BUGS: RowBugs = {
         ((Checkpoints, "restore", _without_links),),
     ),
     "increments are read alone": ("rows are restored without the base", ((ShardFile, "chain", _no_links),)),
+    "removed rows return": (
+        "a restore takes no notice of what an increment says was removed",
+        ((ReferenceTable, "remove", _no_removal),),
+    ),
+    "a failed increment swallows removals": (
+        "what a cut removed whose file came to nothing is in no later increment",
+        ((ChangesSince, "cut", _removed_since_the_last),),
+    ),
+    "admission begins anew": (
+        "how often an id was pushed that waits for admission is lost by a restore",
+        ((ReferenceTable, "restore", _no_admission_counts),),
+    ),
+    "rows go a version too early": (
+        "a restore gives up rows of one version more than their file had given up",
+        ((TakenSpans, "oldest_of", _one_more),),
+    ),
+    "what one file gave up is gone in all": (
+        "rows that come from several files go by the rule of the one that has given up most",
+        ((TakenSpans, "oldest_of", _the_highest),),
+    ),
+    "rows forget the epoch": (
+        "a restore does not know of which epoch its rows are",
+        ((TakenSpans, "epoch_of", _of_all_epochs),),
+    ),
+    "rows live a version too long": (
+        "a row that has expired is there for one version more",
+        ((ReferenceTable, "exists", _a_version_longer),),
+    ),
     "bases are deleted": (
         "retention deletes what kept checkpoints are increments on",
         ((manifests, "since_of", _no_increment),),

@@ -147,7 +147,7 @@ def _slots_of_the_end(original: Original) -> Original:
     """What is saved as slots is what they are when the file is written."""
 
     def save(self: Shard, *arguments: Any) -> None:
-        self._copies = {at: (*copy[:3], self.blocks[at].slot) for at, copy in self._copies.items()}
+        self._copies = {at: (*copy[:3], self.blocks[at].slot, copy[4]) for at, copy in self._copies.items()}
         original(self, *arguments)
 
     return save

@@ -460,3 +460,4 @@ class Pserver(Process):
     def check(self) -> None:
         """Assert the invariants of what it is made of."""
         self._blocks().protocol.check()
+        self._blocks().require_sound_rows()

@@ -7,6 +7,10 @@ from random import Random
 
 from flightedl.domain.checkpoint.values import CheckpointSettings
 from flightedl.domain.consistency.modes import Bounded, Mode, Sync
+from flightedl.domain.model.optimizers import SGD
+from flightedl.domain.tables.evict import Evict
+from flightedl.domain.tables.placement import BUCKETS
+from flightedl.domain.tables.spec import TableSpec
 from flightedl.testing.simulation.job import JobShape, some_async
 from flightedl.testing.simulation.world import NetworkFaults
 
@@ -88,7 +92,8 @@ def drawn(
         is_patchy=mode_name != "sync" and data.random() < _PATCHY_SHARE,
     )
     if has_rows:
-        shape = replace(shape, has_rows=True, is_patchy=False)
+        # Blocks that are cut for three are not neighbours on two.
+        shape = replace(shape, table=_table(Random(f"rows {seed}")), is_patchy=False, cut_for=min(2, pserver_count))  # noqa: S311
     return Scenario(
         shape=shape,
         mode_name=mode_name,
@@ -105,7 +110,7 @@ def drawn(
             interval_tasks=fates.choice((None, None, 1, 3)),
             keep=random.randint(1, 3),
             keep_every=random.choice((None, None, 4)),
-            increments=data.choice((0, 1, 3, 8)) if has_rows else 8,
+            increments=data.choice((0, 1, 3, 8, 8, 8)) if has_rows else 8,
             patience_s=2.0,
             give_up_s=8.0,
             retry_floor_s=0.3,
@@ -122,6 +127,22 @@ def drawn(
         store_error_rate=0.15 * fault_scale * random.random(),
         break_rate=0.08 * fault_scale * random.random(),
     )
+
+
+def _table(random: Random) -> TableSpec:
+    """A table with rules by which rows come and go; limits are those of a table whose buckets are all in the job."""
+    most, versions = BUCKETS * random.randint(1, 3), random.randint(2, 6)
+    rules: tuple[Evict | None, ...] = (
+        None,
+        Evict(unused_versions=versions),
+        Evict(unused_epochs=1),
+        Evict(max_rows=most),
+        Evict(max_rows=most, unused_epochs=1),
+        Evict(max_rows=most, norm_below=0.5),
+        Evict(norm_below=0.5),
+        Evict(norm_below=0.5, unused_versions=versions + 3),
+    )
+    return TableSpec("t", 1, SGD(lr=1.0), admit_after=random.choice((1, 1, 2, 3)), evict=random.choice(rules))
 
 
 def _mode(random: Random, name: str) -> Mode:

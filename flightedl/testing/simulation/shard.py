@@ -36,6 +36,7 @@ from flightedl.recording.snapshots import pserver_snapshots
 from flightedl.recording.writer import Recorder
 from flightedl.testing.simulation.job import Gradient, JobShape
 from flightedl.testing.simulation.ledger import Block, BucketSpan, LedgerSpan
+from flightedl.testing.simulation.rows import Moment, StoredTable
 from flightedl.testing.simulation.store import UNCHANGED, StoredShard
 from flightedl.testing.simulation.world import Process, Reply, Violation
 
@@ -90,8 +91,10 @@ class Shard:
         self._is_copying = False
         #: Positions of blocks to be copied.
         self._due: set[int] = set()
-        #: Position -> (version, updates, values, slot).
-        self._copies: dict[int, tuple[int, int, tuple[int, ...], int]] = {}
+        #: Position -> (version, updates, values, slot, history of rows).
+        self._copies: dict[int, tuple[int, int, tuple[int, ...], int, tuple[Moment, ...]]] = {}
+        #: First block of a span -> what the file gets of its rows.
+        self._tables: dict[int, StoredTable] = {}
         #: Of the snapshot under way, and the file that it is an increment on.
         self._command: SnapshotCommand | None = None
         self._after = ""
@@ -133,8 +136,18 @@ class Shard:
                 block, place = blocks[number], shard.blocks.index(number)
                 block.values, block.slot, block.model = list(shard.values[place]), shard.slots[place], shard.model
                 block.updates, block.updated_to = shard.updates[place], shard.versions[place]
+                block.history = list(shard.histories[place]) if shard.histories else []
                 restored[number] = (shard.versions[place], block.updates)
         self.protocol.restore(applied_of([part for part, _ in found], sets), restored)
+        for span in self.protocol.spans:
+            if isinstance(span, BucketSpan):
+                span.rows.restore([shard.chain for _, shard in found])
+
+    def require_sound_rows(self) -> None:
+        """Raise Violation unless all rows are there as they should be."""
+        for span in self.protocol.spans:
+            if isinstance(span, BucketSpan):
+                span.require_sound(self._process.name)
 
     # what is decided
 
@@ -201,8 +214,9 @@ class Shard:
         cut = self.snapshots.take(order, protocol.versions(), protocol.highest_open_round())
         if cut is not None:
             self._copies, self._due, self._command = {}, set(protocol.begin_cut(cut)), order
+            self._tables = {}
             spans = [span for span in protocol.spans if isinstance(span, BucketSpan)]
-            knows = all(span.changes.knows(order.after) for span in spans) if spans else False
+            knows = all(span.rows.changes.knows(order.after) for span in spans) if spans else False
             self._after = increment_on(order.after, lambda _: knows, is_base=order.is_base)
             self._go_on_copying()
             if not self.blocks:
@@ -231,10 +245,12 @@ class Shard:
         command = self._command
         assert command is not None, "blocks are copied for a snapshot"
         span = self.blocks[copy.local[0]].span
-        changed = span.cut(command) if isinstance(span, BucketSpan) else None
-        if self._after and changed is None and isinstance(span, BucketSpan):
-            raise Violation(f"{self._process.name} does not know any more what has changed in {span.numbers}")
-        wanted = changed if self._after else None
+        changed = None
+        if isinstance(span, BucketSpan):
+            changed, self._tables[span.numbers.start] = span.cut(command, copy, is_increment=bool(self._after))
+            if self._after and changed is None:
+                raise Violation(f"{self._process.name} does not know any more what has changed in {span.numbers}")
+        wanted = changed.elements if self._after and changed is not None else None
         for position in copy.local:
             block = self.blocks[position]
             if block.updates != copy.updates or block.updated_to > copy.version:
@@ -244,7 +260,7 @@ class Shard:
                 value if wanted is None or (block.number, element) in wanted else UNCHANGED
                 for element, value in enumerate(block.values)
             )
-            self._copies[position] = (copy.version, copy.updates, values, block.slot)
+            self._copies[position] = (copy.version, copy.updates, values, block.slot, tuple(block.history))
             self._due.discard(position)
         if len(self._copies) == len(self.blocks):
             self._process.later(_COPY_S * self._copying.random(), lambda: self._save(copy.cut, command))
@@ -261,6 +277,8 @@ class Shard:
             updates=tuple(copy[1] for copy in copies),
             values=tuple(copy[2] for copy in copies),
             slots=tuple(copy[3] for copy in copies),
+            histories=tuple(copy[4] for copy in copies),
+            tables=tuple(self._tables[first] for first in sorted(self._tables)),
             applied=applied.encode(),
             model=next((block.model for block in self.blocks), None),
             after=self._after,

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from flightedl.testing.simulation.rows import Moment, StoredTable
 from flightedl.testing.simulation.world import Action, Process, Reply, World
 
 
@@ -25,6 +26,10 @@ class StoredShard:
     applied: bytes
     #: (life of the job, election): which first values they grew from; None: zeros of nobody.
     model: tuple[int, int] | None = None
+    #: Of the rows of each block, where there are some, and the rows of each span; of those it is an increment on too.
+    histories: tuple[tuple[Moment, ...], ...] = ()
+    tables: tuple[StoredTable, ...] = ()
+    chain: tuple[tuple[StoredTable, ...], ...] = ()
     #: The file that it is an increment on, if it is one: elements that have not changed since are ``UNCHANGED``.
     after: str = ""
 
@@ -41,7 +46,7 @@ def put_together(chain: Sequence[StoredShard]) -> StoredShard:
             tuple(old if new == UNCHANGED else new for old, new in zip(*both, strict=True))
             for both in zip(values, shard.values, strict=True)
         )
-    return replace(chain[-1], values=values)
+    return replace(chain[-1], values=values, chain=tuple(shard.tables for shard in chain))
 
 
 def whole(files: Mapping[str, Any], name: str) -> StoredShard | None:

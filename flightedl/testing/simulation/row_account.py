@@ -1,0 +1,141 @@
+"""The account of rows: what has to be there, whatever was killed, restored on other pservers, and done again.
+
+Every block has its *history*: which updates its rows had, and which cuts removed some. What exists follows from that
+alone, in another way than the product goes: each id has its *stretch*, the touches since it was last gone. As many of
+them as admission takes make it a row, and the others are its updates. So a row that is missing, back, too old, or
+counted otherwise is found.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+from flightedl.domain.tables.spec import TableSpec
+from flightedl.testing.simulation.rows import Moment, SpanRows, touched
+from flightedl.testing.simulation.store import StoredShard
+from flightedl.testing.simulation.world import Violation
+
+
+class _Touch(NamedTuple):
+    version: int
+    epoch: int
+    amount: float
+
+
+class _Stretches:
+    """Of all ids of a block."""
+
+    def __init__(self, spec: TableSpec, block: int, history: Iterable[Moment]) -> None:
+        self._spec, self._block = spec, block
+        self._of: dict[int, list[_Touch]] = {}
+        self._oldest = 0
+        for moment in history:
+            if moment.elements is None:
+                self._cut(moment)
+            else:
+                self._update(moment, moment.elements)
+
+    def _is_there(self, stretch: Sequence[_Touch], version: int, epoch: int) -> bool:
+        evict, last = self._spec.evict, stretch[-1]
+        if evict is None:
+            return True
+        age, epochs = version - last.version, epoch - last.epoch
+        is_young = evict.unused_versions is None or age <= evict.unused_versions
+        return is_young and last.version >= self._oldest and not (evict.unused_epochs and epochs > evict.unused_epochs)
+
+    def _counted(self, stretch: Sequence[_Touch]) -> Sequence[_Touch]:
+        """The updates of a row; none: the id waits."""
+        return stretch[self._spec.admit_after - 1 :]
+
+    def _update(self, moment: Moment, elements: Sequence[int]) -> None:
+        for row_id, amount in touched(elements, self._block).items():
+            stretch = self._of.get(row_id, [])
+            if not stretch or not self._is_there(stretch, moment.version - 1, moment.epoch):
+                stretch = self._of[row_id] = []
+            stretch.append(_Touch(moment.version, moment.epoch, amount))
+        self._oldest = moment.oldest
+        self._of = {row_id: each for row_id, each in self._of.items() if each[-1].version >= self._oldest}
+
+    def _cut(self, moment: Moment) -> None:
+        """Small rows go."""
+        least = self._spec.evict.norm_below if self._spec.evict else None
+        for row_id, stretch in list(self._of.items()) if least else ():
+            counted = self._counted(stretch)
+            is_small = abs(sum(touch.amount for touch in counted)) < (least or 0.0)
+            if counted and is_small and self._is_there(stretch, moment.version, moment.epoch):
+                del self._of[row_id]
+
+    def rows(self, version: int, epoch: int) -> dict[int, tuple[int, float | None]]:
+        """Id -> (updates of the row, its value), or (pushes so far, None) of an id that waits."""
+        found: dict[int, tuple[int, float | None]] = {}
+        for row_id, stretch in self._of.items():
+            if self._is_there(stretch, version, epoch):
+                counted = self._counted(stretch)
+                value = -sum(touch.amount for touch in counted) if counted else None
+                found[row_id] = (len(counted) or len(stretch), value)
+        return found
+
+
+def require_rows(name: str, rows: SpanRows, histories: Mapping[int, Sequence[Moment]], version: int) -> None:
+    """Raise Violation unless the blocks of a span have exactly the rows, and ids that wait, that their histories make.
+
+    Args:
+        name: Who has them.
+        rows: Of the span.
+        histories: By block.
+        version: Of the span.
+    """
+    spec, epoch = rows.table.spec, rows.epoch
+    last = max((histories[block][-1].epoch for block in rows.numbers if histories[block]), default=0)
+    if epoch != last:
+        raise Violation(f"{name}: rows of blocks {rows.numbers} are of epoch {epoch}, and had batches of {last}")
+    found = {
+        row_id: (row.updates, row.values[0] if row.values else None)
+        for row_id, row in rows.content(version, 0).rows.items()
+    }
+    right: dict[int, tuple[int, float | None]] = {}
+    for block in rows.numbers:
+        right |= _Stretches(spec, block, histories[block]).rows(version, epoch)
+    if found != right:
+        wrong = sorted(row_id for row_id in found.keys() | right.keys() if found.get(row_id) != right.get(row_id))
+        each = "; ".join(f"{row_id}: {found.get(row_id)}, not {right.get(row_id)}" for row_id in wrong[:5])
+        raise Violation(f"{name}: rows of blocks {rows.numbers} at version {version}: (updates, value) of {each}")
+
+
+def require_history(name: str, block: int, values: Sequence[int], history: Sequence[Moment]) -> None:
+    """Raise Violation unless a history tells of the batches that are in the values."""
+    updates = [moment.elements for moment in history if moment.elements is not None]
+    for element, number in enumerate(values):
+        if number and (number > len(updates) or element not in updates[number - 1]):
+            raise Violation(f"{name}: the rows of block {block} had no batch {element} in update {number}")
+
+
+def require_limit(rows: SpanRows, before: int, version: int) -> None:
+    """Raise Violation unless an update has left as many rows as may be, and given up no more than it had to.
+
+    ``before``: versions below it had been given up before.
+    """
+    evict = rows.table.spec.evict
+    limit = rows.table.spec.row_limit(len(rows.numbers))
+    if evict is None or limit is None:
+        return
+    kept = [row.version for row in rows.table.rows.values() if row.version >= rows.table.oldest]
+    if len(kept) > limit and min(kept) < version:
+        raise Violation(f"blocks {rows.numbers} have {len(kept)} rows after version {version}, and may have {limit}")
+    last = [row.version for row in rows.table.rows.values() if row.version == rows.table.oldest - 1]
+    if rows.table.oldest > before and len(kept) + len(last) <= limit:
+        raise Violation(f"blocks {rows.numbers} have {len(kept)} rows after version {version}: more were to stay")
+
+
+def require_stored_rows(name: str, spec: TableSpec | None, shard: StoredShard) -> None:
+    """Raise Violation unless what a file says with those that it is an increment on are the rows that should be."""
+    histories = dict(zip(shard.blocks, shard.histories, strict=True))
+    if spec is None:
+        return
+    for block, values in zip(shard.blocks, shard.values, strict=True):
+        require_history(name, block, values, histories[block])
+    for stored in shard.tables:
+        rows = SpanRows(spec, stored.numbers)
+        rows.restore([shard.chain])
+        require_rows(name, rows, histories, stored.version)

@@ -1,0 +1,161 @@
+"""The rows of a table in the simulated pservers, and what files have of them; ``row_account`` says what is right.
+
+What becomes of rows is decided by the product (``domain.tables``), and kept by spans as a pserver keeps it: updated,
+cut, merged from a base and its increments, divided.
+
+A batch touches two ids of each block, one of them with gradients of both signs, so that norms fall to zero.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from flightedl.domain.checkpoint.changes import ChangesSince
+from flightedl.domain.checkpoint.values import SnapshotCommand
+from flightedl.domain.tables.reference import ReferenceTable, Row
+from flightedl.domain.tables.restoring import TakenSpans
+from flightedl.domain.tables.spec import TableSpec
+
+_IDS_OF_A_BLOCK = 100
+
+
+class Moment(NamedTuple):
+    """One event in the life of a block's rows."""
+
+    #: That the update made, or that the cut has.
+    version: int
+    #: The highest of all batches so far.
+    epoch: int
+    #: Lower versions have been given up, see ``ReferenceTable``.
+    oldest: int
+    #: Of the batches in the update, as elements of the block; None: it is a cut, at which small rows go.
+    elements: tuple[int, ...] | None
+
+
+class Changed(NamedTuple):
+    """What has changed between two cuts."""
+
+    #: (block, element).
+    elements: frozenset[tuple[int, int]]
+    ids: frozenset[int]
+    removed: frozenset[int]
+
+    @classmethod
+    def merged(cls, older: Changed, newer: Changed) -> Changed:
+        """All that has changed."""
+        return cls(older.elements | newer.elements, older.ids | newer.ids, older.removed | newer.removed)
+
+
+@dataclass(frozen=True, slots=True)
+class StoredTable:
+    """What a file has of the rows of one span."""
+
+    numbers: range
+    version: int
+    updates: int
+    epoch: int
+    oldest: int
+    removed: frozenset[int]
+    #: By id; without values, it waits.
+    rows: Mapping[int, Row]
+
+
+def block_of(row_id: int) -> int:
+    """Where an id lies."""
+    return row_id // _IDS_OF_A_BLOCK
+
+
+def touched(elements: Iterable[int], block: int) -> dict[int, float]:
+    """The gradients of an update, by id."""
+    found: dict[int, float] = {}
+    first = block * _IDS_OF_A_BLOCK
+    for element in elements:
+        mixed = (element + 1) * 2654435761 % 4093 + block
+        often, small = first + min(mixed % 3, mixed % 7), first + 10 + mixed % 4
+        found[often] = found.get(often, 0.0) - 1.0
+        found[small] = found.get(small, 0.0) + (1.0 if mixed // 7 % 2 else -1.0)
+    return found
+
+
+class SpanRows:
+    """The rows of the blocks of one span."""
+
+    def __init__(self, spec: TableSpec, numbers: range) -> None:
+        self.numbers = numbers
+        self.table = ReferenceTable(spec, len(numbers))
+        self.epoch = 0
+        self.changes: ChangesSince[Changed] = ChangesSince(Changed.merged)
+        self._changed: set[int] = set()
+
+    def update(self, elements: Sequence[int], epoch: int, version: int, number: int) -> None:
+        """Batches are in the blocks from now on, as one update."""
+        self.epoch = max(self.epoch, epoch)
+        gradients = {row_id: [amount] for block in self.numbers for row_id, amount in touched(elements, block).items()}
+        self._changed |= gradients.keys()
+        self.table.update(gradients, version=version, epoch=self.epoch, number=number)
+
+    def moment(self, version: int, elements: Sequence[int] | None) -> Moment:
+        """What has just happened."""
+        return Moment(version, self.epoch, self.table.oldest, None if elements is None else tuple(elements))
+
+    def cut(
+        self,
+        command: SnapshotCommand,
+        version: int,
+        updates: int,
+        elements: Collection[tuple[int, int]],
+        *,
+        is_increment: bool,
+    ) -> tuple[Changed | None, StoredTable]:
+        """What has changed since the file that an order names (None: that is not known), and what the file gets."""
+        removed = self.table.remove_small(version, self.epoch)
+        newest = Changed(frozenset(elements), frozenset(self._changed), frozenset(removed))
+        self._changed.clear()
+        changed = self.changes.cut(command.name, command.after, newest)
+        found = self.content(version, updates)
+        if is_increment and changed is not None:
+            rows = {row_id: row for row_id, row in found.rows.items() if row_id in changed.ids}
+            found = StoredTable(found.numbers, version, updates, found.epoch, found.oldest, changed.removed, rows)
+        return changed, found
+
+    def content(self, version: int, updates: int) -> StoredTable:
+        """All that exists now."""
+        table = self.table
+        copy = ReferenceTable(table.spec)
+        for known in (table.waiting, table.rows):
+            for row_id, row in known.items():
+                if table.exists(row, version, self.epoch):
+                    copy.restore(row_id, row)
+        oldest = table.oldest_at(version)
+        rows = copy.waiting | copy.rows
+        return StoredTable(self.numbers, version, updates, self.epoch, oldest, frozenset(), rows)
+
+    def part(self, numbers: range) -> SpanRows:
+        """Those of some blocks."""
+        part = SpanRows(self.table.spec, numbers)
+        part.epoch, part.table.oldest = self.epoch, self.table.oldest
+        for known in (self.table.waiting, self.table.rows):
+            for row_id, row in known.items():
+                if block_of(row_id) in numbers:
+                    part.table.restore(row_id, row)
+        return part
+
+    def restore(self, chains: Iterable[Sequence[Sequence[StoredTable]]]) -> None:
+        """Take rows over from files, of each chain the base first; as ``pserver.row_restoring`` does."""
+        taken: TakenSpans[int] = TakenSpans()
+        for chain in chains:
+            for stored in (each for tables in chain for each in tables):
+                self.table.remove(stored.removed)
+                for row_id, row in stored.rows.items():
+                    if block_of(row_id) in self.numbers:
+                        self.table.restore(row_id, row)
+                taken.table(stored.numbers.start, 0, stored.oldest, stored.oldest)
+            for stored in chain[-1]:
+                taken.span(stored.numbers, self.numbers, stored.version, stored.updates, stored.epoch)
+        self.epoch = taken.epoch_of(self.numbers)
+        oldest_epoch = self.table.spec.oldest_epoch(self.epoch)
+        for numbers, oldest in taken.cuts_of(0, self.numbers):
+            self.table.expire(oldest, oldest_epoch, lambda row_id, numbers=numbers: block_of(row_id) in numbers)  # type: ignore[misc]
+        self.table.oldest = max(self.table.oldest, taken.oldest_of(0, self.numbers))

@@ -1,0 +1,87 @@
+"""What follows from what files say of tables for the rows that come from them."""
+
+from __future__ import annotations
+
+from flightedl.domain.model.optimizers import SGD
+from flightedl.domain.tables.evict import Evict
+from flightedl.domain.tables.reference import ReferenceTable, Row
+from flightedl.domain.tables.restoring import TakenSpans
+from flightedl.domain.tables.spec import TableSpec
+
+
+def taken() -> TakenSpans[str]:
+    """Two files with a span each, and one with two, of a chain."""
+    found: TakenSpans[str] = TakenSpans()
+    own = range(10, 40)
+    found.table(10, 0, 2, "of a base")
+    found.span(range(10, 20), own, 7, 3, 1)
+    found.table(10, 0, 5, "a")
+    found.span(range(20, 30), own, 7, 3, 2)
+    found.table(20, 0, 4, "b")
+    found.span(range(30, 50), own, 9, 4, 0)
+    found.table(30, 0, 1, "c")
+    return found
+
+
+def test_positions_are_those_of_this_pserver() -> None:
+    positions = taken().positions
+    assert positions.keys() == set(range(10, 40))
+    assert {positions[10], positions[29]} == {(7, 3)}
+    assert positions[39] == (9, 4)
+
+
+def test_the_last_file_of_a_chain_counts_in_its_own_buckets() -> None:
+    assert taken().cuts_of(0, range(10, 30)) == [(range(10, 20), "a"), (range(20, 30), "b")]
+    assert taken().cuts_of(0, range(30, 40)) == [(range(30, 50), "c")]
+    assert taken().cuts_of(1, range(30, 40)) == []
+
+
+def test_spans_that_become_one_go_on_by_the_rule_of_the_one_that_gave_up_least() -> None:
+    assert taken().oldest_of(0, range(10, 30)) == 4
+    assert taken().oldest_of(0, range(10, 20)) == 5
+    assert taken().oldest_of(1, range(10, 20)) == 0
+    assert taken().epoch_of(range(10, 30)) == 2
+    assert taken().epoch_of(range(30, 40)) == 0
+
+
+def test_what_was_said_of_another_checkpoint_is_forgotten() -> None:
+    found = taken()
+    found.clear()
+    assert found.positions == {}
+    assert found.cuts_of(0, range(10, 40)) == []
+    assert found.oldest_of(0, range(10, 40)) == found.epoch_of(range(10, 40)) == 0
+
+
+def row(version: int, *values: float, epoch: int = 0, updates: int = 1) -> Row:
+    return Row(list(values), [], updates, version, epoch)
+
+
+def test_a_chain_is_read_file_by_file_and_what_expired_at_its_end_is_gone() -> None:
+    table = ReferenceTable(TableSpec("t", 1, SGD(lr=1.0), evict=Evict(unused_versions=3), admit_after=2))
+    for row_id, each in {1: row(1, 1.0), 2: row(2, 2.0), 3: row(2), 4: row(2, 4.0)}.items():
+        table.restore(row_id, each)
+    table.remove([2, 9])
+    for row_id, each in {3: row(6, 3.0), 4: row(6)}.items():
+        table.restore(row_id, each)
+    assert table.waiting.keys() == {4}
+    assert table.rows.keys() == {1, 3, 4}
+    table.expire(table.oldest_at(7), 0, lambda row_id: row_id != 1)
+    assert table.rows.keys() == {1, 3}, "4 waits, and its row had expired; of 1 nobody said so"
+    assert table.waiting.keys() == {4}
+
+
+def test_rows_that_are_restored_are_their_own() -> None:
+    table, given = ReferenceTable(TableSpec("t", 1, SGD(lr=1.0))), row(1, 1.0)
+    table.restore(1, given)
+    table.update({1: [1.0]}, version=2, epoch=0, number=1)
+    assert (given.values, given.updates) == ([1.0], 1)
+    assert (table.rows[1].values, table.rows[1].updates) == ([0.0], 2)
+
+
+def test_by_epochs() -> None:
+    table = ReferenceTable(TableSpec("t", 1, SGD(lr=1.0), evict=Evict(unused_epochs=1)))
+    for row_id, epoch in enumerate((0, 1, 2)):
+        table.restore(row_id, row(1, 1.0, epoch=epoch))
+    table.expire(0, 1, lambda _: True)
+    assert table.rows.keys() == {1, 2}
+    assert table.oldest_at(100) == 0
