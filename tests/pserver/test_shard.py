@@ -290,3 +290,15 @@ class TestChangesOfTheMode:
         bench.push(1, 0, -1.0)
         assert bench.change(Bounded(0), 1, 3)
         assert bench.values() == (1, 1.0)
+
+
+def test_numbers_behind_16_bit_floats_are_looked_at_whatever_is_known_of_their_message() -> None:
+    specs = [ParameterSpec("a", (3,)), ParameterSpec("b", (4,), "float64")]
+    shard = ShardState(plan_shards(specs, 1), 0, SGD(lr=1.0), Async(), "bfloat16")
+    (number,) = (each for each in shard.numbers if shard._span(each).values.dtype == np.float64)
+    message = np.zeros(6 + 4 * 8, np.uint8)
+    message[6:] = np.array([1.0, np.nan, 1.0, 1.0]).view(np.uint8)
+    assert np.isfinite(message[:36].view(np.float32)).all(), "its words look so"
+    span = shard._span(number)
+    with pytest.raises(GradientError, match="'b' has NaN"):
+        shard._incoming.gradient(span, span.numbers, message[6:].data, is_finite=True)
