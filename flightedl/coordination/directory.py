@@ -57,6 +57,8 @@ class Directory:
         self._stop = threading.Event()
         #: What the thread waits in; closing it ends the wait.
         self._watching: Watch | None = None
+        #: What a snapshot's entries say.
+        self._known_pservers: tuple[Mapping[str, Entry], Mapping[int, ServerRecord]] = ({}, {})
         self._thread = threading.Thread(target=self._follow, name="flightedl-directory", daemon=True)
 
     def start(self) -> Self:
@@ -108,15 +110,24 @@ class Directory:
         found = self.entry(self._keys.master_address)
         return None if found is None else _decoded(found, ServerRecord)
 
-    def pservers(self) -> dict[int, ServerRecord]:
+    def pservers(self) -> Mapping[int, ServerRecord]:
         """The pservers by index; ``generation`` is the create_revision of ``ps/<index>``."""
+        entries = self._snapshot[0]
+        known, found = self._known_pservers
+        if known is not entries:
+            found = self._pservers_of(entries)
+            # Asked for by each step, and mostly the same.
+            self._known_pservers = entries, found
+        return found
+
+    def _pservers_of(self, entries: Mapping[str, Entry]) -> Mapping[int, ServerRecord]:
         found: dict[int, ServerRecord] = {}
-        for key, entry in self._snapshot[0].items():
+        for key, entry in entries.items():
             index = self._keys.pserver_index(key)
             record = None if index is None else _decoded(entry, ServerRecord)
             if index is not None and record is not None:
                 found[index] = msgspec.structs.replace(record, generation=entry.create_revision)
-        return dict(sorted(found.items()))
+        return MappingProxyType(dict(sorted(found.items())))
 
     def ps_desired(self) -> int | None:
         """How many pservers the job has; None until the master said so."""

@@ -186,8 +186,10 @@ class PserverFlight:
         if not session.is_over:
             deadline = min(self._clock.now() + header.wait_s, call.deadline)
             for pieces in _while_wanted(session.drain(self._clock, deadline), call):
-                stream.write(pieces, checksums=checksums, may_wait=True)
-            stream.write_word(STEP_END)
+                # A word of its own costs as much as the message before it.
+                stream.write(pieces, STEP_END if session.is_over else b"", checksums=checksums, may_wait=True)
+            if not session.is_over:
+                stream.write_word(STEP_END)
 
     def _lookup(self, header: LookupHeader, parts: Sequence[ReceivedBlocks], stream: StepStream, call: Call) -> None:
         """Rows of tables: what is there leaves with the word that this is all."""
@@ -199,10 +201,12 @@ class PserverFlight:
             stream.write(pieces, b"" if rest else STEP_END, checksums=header.checksums)
         if rest:
             deadline = min(self._clock.now() + header.wait_s, call.deadline)
-            found = awaited_values(shard, header.member, deque(rest), self._clock, deadline)
+            waiting = deque(rest)
+            found = awaited_values(shard, header.member, waiting, self._clock, deadline)
             for more in _while_wanted(found, call):
-                stream.write(more, checksums=header.checksums, may_wait=True)
-            stream.write_word(STEP_END)
+                stream.write(more, b"" if waiting else STEP_END, checksums=header.checksums, may_wait=True)
+            if waiting:
+                stream.write_word(STEP_END)
 
     @staticmethod
     def _next_parts(session: StepSession, stream: StepStream) -> list[ReceivedBlocks]:

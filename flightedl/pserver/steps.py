@@ -104,7 +104,7 @@ def awaited_values(
     Args:
         shard: The blocks.
         member: Who wants them.
-        waiting: What is wanted; what has been found is taken out of it.
+        waiting: What is wanted; what has been found is taken out of it. It is empty when what is yielded is the last.
         clock: Of the deadline.
         deadline: When to give up what is not there.
 
@@ -120,12 +120,13 @@ def awaited_values(
         pieces: list[OutgoingBlocks] = []
         missing: list[Wanted] = []
         while waiting and len(missing) < patience:
-            ready, rest = shard.read(waiting.popleft(), member)
-            missing.extend(rest)
+            ready, rest = shard.read(waiting[0], member)
             shard.meter.sent(sum(piece.size_bytes for piece in ready))
             if pieces and sum(piece.size_bytes for piece in (*pieces, *ready)) > TARGET_BYTES:
                 yield pieces
                 pieces = []
+            waiting.popleft()
+            missing.extend(rest)
             pieces.extend(ready)
         waiting.extendleft(reversed(missing))
         if pieces:

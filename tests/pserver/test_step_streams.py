@@ -80,7 +80,7 @@ def _outcomes(exchange: ClientExchange) -> list[int]:
         batch, packed = exchange.answer()
         assert batch is not None
         assert packed is not None
-        outcomes += [outcome for _, _, outcome, _ in decode_parts(batch, packed)]
+        outcomes += [part.outcome for part in decode_parts(batch, packed)]
         is_over = attached_to(packed) == STEP_END
     return outcomes
 

@@ -110,6 +110,17 @@ def test_what_is_still_wanted_follows_when_all_has_come() -> None:
     assert first.is_over
 
 
+def test_a_step_is_over_with_the_last_of_its_values_and_not_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("flightedl.pserver.steps.TARGET_BYTES", SIZE * 4)
+    bench = Bench(Sync(), 1, 2)
+    first = bench.step(1, 0)
+    first.feed([part(*[number]) for number in range(COUNT)])
+    assert not first.is_over
+    bench.step(2, 1).feed([part(*[number]) for number in range(COUNT)])
+    over = [first.is_over for _ in first.drain(bench.clock, bench.clock.now() + 1.0)]
+    assert over == [False, False, False, True]
+
+
 def test_who_wants_no_values_gets_none() -> None:
     bench = Bench(Async(), 1)
     session = bench.step(1, 0, pull=False)

@@ -17,17 +17,18 @@ What is not guaranteed: that the loop body runs exactly once for a batch. That i
 
 from __future__ import annotations
 
-import queue
 import sys
 import threading
 from collections.abc import Callable, Generator, Iterator, Mapping
 from functools import partial
+from queue import Empty
 from typing import Protocol, Self, cast
 
 import pyarrow as pa
 
 from flightedl.client.data.early_reads import EarlyReads, ReadTask
 from flightedl.client.data.feed import TaskFeed
+from flightedl.client.data.read_queue import AHEAD, ReadQueue
 from flightedl.client.tables.table import Column, Table
 from flightedl.client.waiting import Waiting
 from flightedl.domain.trainer import readings
@@ -53,8 +54,6 @@ from flightedl.formats.following import MARKER
 from flightedl.formats.record_places import described, record_ranges
 from flightedl.messages.declarations import DeclaredDataset
 
-#: Batches read ahead of the user's code.
-_AHEAD = 4
 _SLICE_S = 0.5
 #: Nothing comes, while batches are not done.
 _STARVED = object()
@@ -140,7 +139,7 @@ class Dataset:
         self._loop: Loop | None = None
         self._feed: TaskFeed | None = None
         #: In the order of reading; None: there is no more.
-        self._read_queue: queue.Queue[Item | None] = queue.Queue(_AHEAD)
+        self._read_queue: ReadQueue[Item | None] = ReadQueue()
         #: What the user's code is at.
         self._at: AssignedTask | None = None
         #: Of the batch within its task.
@@ -237,8 +236,7 @@ class Dataset:
 
     def _peek(self) -> pa.RecordBatch | None:
         """The batch that was read behind the current one; None: that is not known."""
-        with self._read_queue.mutex:
-            item = self._read_queue.queue[0] if self._read_queue.queue else None
+        item = self._read_queue.first
         return item.records if isinstance(item, ReadBatch) else None
 
     def __iter__(self) -> Iterator[pa.RecordBatch]:
@@ -268,7 +266,7 @@ class Dataset:
         self._listener.abandon_batch()
         self._stopping, self._read_queue, self._reader_error, self._at = (
             threading.Event(),
-            queue.Queue(_AHEAD),
+            ReadQueue(),
             None,
             None,
         )
@@ -353,8 +351,8 @@ class Dataset:
         waiting = self._waiting()
         while True:
             try:
-                item = self._read_queue.get(timeout=_SLICE_S)
-            except queue.Empty:
+                item = self._read_queue.get(_SLICE_S)
+            except Empty:
                 if trouble := feed.trouble:
                     waiting.because(trouble)
                 elif self._acknowledged is not None and self._acknowledged.not_done:
@@ -394,8 +392,8 @@ class Dataset:
 
     # the reader thread
 
-    def _read_ahead(self, feed: TaskFeed, stopping: threading.Event, items: queue.Queue[Item | None]) -> None:
-        put, early = partial(_put, stopping, items), EarlyReads(self._read, _AHEAD)
+    def _read_ahead(self, feed: TaskFeed, stopping: threading.Event, items: ReadQueue[Item | None]) -> None:
+        put, early = partial(_put, stopping, items), EarlyReads(self._read, AHEAD)
         try:
             while not stopping.is_set() and not feed.is_done:
                 if (task := feed.next(_SLICE_S)) is not None:
@@ -420,13 +418,10 @@ def _read_task(task: AssignedTask, read: ReadTask, put: Callable[[Item], bool]) 
         put(TaskEnd(task))
 
 
-def _put(stopping: threading.Event, items: queue.Queue[Item | None], item: Item | None) -> bool:
+def _put(stopping: threading.Event, items: ReadQueue[Item | None], item: Item | None) -> bool:
     while not stopping.is_set():
-        try:
-            items.put(item, timeout=_SLICE_S)
-        except queue.Full:
-            continue
-        return True
+        if items.put(item, _SLICE_S):
+            return True
     return False
 
 
