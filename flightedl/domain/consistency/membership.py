@@ -10,8 +10,8 @@ This is the master's side: events in, effects out. A pserver's side is ``views.P
   knows of. A pserver admits a new member exactly if none of its blocks' open rounds is above its first round. When all
   have, the member is *admitted*, and only then its trainer is told the member id. When one refused, the trainer is
   proposed anew under a new id, at the highest open round answered plus a margin that doubles with each refusal. The
-  first margin is none, and after a refusal the one that was enough for others before, or half of that: how many rounds
-  are closed while a view travels depends on how long they take.
+  first margin is none, and after a refusal that which was enough for others before, or half of it, two rounds at most:
+  how many are closed while a view travels depends on how long they take.
 * A *member id* is given once: (master generation, counter) in one int64. What was sent under an old id is refused, so
   forgetting a member and proposing its trainer anew is always possible. The trainer learns of it when it is refused.
 * *A pserver that returns* with a new generation has lost rounds: its blocks start from a checkpoint, behind the others.
@@ -54,6 +54,7 @@ _COUNTER_BITS = 22
 _GENERATION_LIMIT = 1 << (63 - _COUNTER_BITS)
 #: The margin stops doubling here.
 _MARGIN_LIMIT = 1024
+_USUAL_REFUSALS_LIMIT = 2
 _FORMAT = 1
 _SYNC = Sync()
 
@@ -337,8 +338,9 @@ class Membership:
         ]
         for member in agreed:
             if member.refusals:
-                # Whether less is enough by now is tried with the next one.
-                self._usual_refusals = member.refusals - (member.refusals == self._usual_refusals)
+                # The next one tries whether less is enough. Who is given more than it needs waits for it, so few.
+                usual = member.refusals - (member.refusals == self._usual_refusals)
+                self._usual_refusals = min(usual, _USUAL_REFUSALS_LIMIT)
         admitted = [replace(member, is_admitted=True, refusals=0) for member in agreed]
         self._members.update((member.trainer, member) for member in admitted)
         if admitted and not effects:

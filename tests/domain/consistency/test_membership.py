@@ -107,11 +107,14 @@ def join_after(membership, trainer, late_by):
 
 def test_the_margin_that_was_enough_is_tried_first_next_time_and_then_a_smaller_one(membership):
     assert join_after(membership, "a", late_by=3) == [1, 2, 4]
-    assert join_after(membership, "b", late_by=3) == [4]
-    assert join_after(membership, "c", late_by=3) == [2, 4]
-    assert join_after(membership, "d", late_by=3) == [4]
-    assert join_after(membership, "e", late_by=0) == [2]
-    assert join_after(membership, "f", late_by=0) == [1]
+    assert join_after(membership, "b", late_by=3) == [2, 4]
+    assert join_after(membership, "c", late_by=0) == [2]
+    assert join_after(membership, "d", late_by=0) == [1]
+
+
+def test_one_join_that_took_long_does_not_make_the_next_one_wait_for_long(membership):
+    assert join_after(membership, "a", late_by=20) == [1, 2, 4, 8, 16, 32]
+    assert join_after(membership, "b", late_by=0) == [2]
 
 
 def test_joins_that_come_together_travel_in_one_view(membership):
