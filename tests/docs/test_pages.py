@@ -60,7 +60,7 @@ OF_THE_SESSION = {
         "step_rows",
         "where",
     },
-    "table": {"asked", "declared", "push_distinct", "rows_of"},
+    "table": {"asked", "asks_for", "declared", "known", "push_distinct", "rows_of"},
 }
 
 
