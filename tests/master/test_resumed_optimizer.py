@@ -108,8 +108,8 @@ def test_anything_else_is_refused(
     assert not stored(job).is_former
 
 
-def _table(optimizer: Optimizer, **changes: Any) -> list[dict[str, Any]]:
-    return [TableSpec("users", 4, optimizer, **changes).to_json()]
+def _table(optimizer: Optimizer, name: str = "users", dim: int = 4, **changes: Any) -> list[dict[str, Any]]:
+    return [TableSpec(name, dim, optimizer, **changes).to_json()]
 
 
 def test_the_optimizer_of_a_table_may_get_other_settings_too(make_job: MakeJob) -> None:
@@ -125,6 +125,15 @@ def test_the_optimizer_of_a_table_may_get_other_settings_too(make_job: MakeJob) 
         with pytest.raises(DeclarationError, match=text):
             master.service.declaring.model(model_of(SGD(lr=0.1), tables=tables))
     now = model_of(SGD(lr=0.1), tables=_table(Adagrad(lr=0.5), first_rows="s3://b/rows.parquet"))
+    assert master.service.declaring.model(now).declaration == now
+
+
+@pytest.mark.parametrize("name", ["my_optimizer", "my.optimizer", "tables.optimizer", "optimizer"])
+def test_a_tables_shape_stays_whatever_it_is_called(make_job: MakeJob, name: str) -> None:
+    master = resumed(make_job(), model_of(SGD(lr=0.1), tables=_table(SGD(lr=0.1), name)))
+    with pytest.raises(DeclarationError, match=f"tables.{name}.dim is 4, not 8"):
+        master.service.declaring.model(model_of(SGD(lr=0.1), tables=_table(SGD(lr=0.1), name, 8)))
+    now = model_of(SGD(lr=0.1), tables=_table(SGD(lr=0.2), name))
     assert master.service.declaring.model(now).declaration == now
 
 

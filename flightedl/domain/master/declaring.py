@@ -12,7 +12,7 @@ job goes on: how many epochs there are, how those are shuffled that have not beg
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from typing import Any
 
@@ -144,7 +144,8 @@ class Declaring:
             DeclarationError: something else differs.
         """
         may_differ = "the optimizer's settings"
-        require_same("model", known.declaration, declared, may_differ=_is_setting, but=may_differ)
+        is_setting = partial(_is_setting, tables=[table.name for table in tables_of(known.declaration)])
+        require_same("model", known.declaration, declared, may_differ=is_setting, but=may_differ)
         optimizer = Optimizer.from_json(declared.optimizer)
         names = [parameter.name for parameter in declared.parameters]
         optimizer.check_names(names)
@@ -189,13 +190,15 @@ class Declaring:
         state.touch()
 
 
-def _is_setting(field: str) -> bool:
-    """Whether it is a setting of an optimizer: of the parameters, or ``tables.<name>.optimizer.<setting>``.
+def _is_setting(field: str, tables: Collection[str]) -> bool:
+    """Whether it is a setting of an optimizer: of the parameters, or of a table with one of these names.
 
     What a table begins with may differ, too: its rows are in the checkpoint.
     """
-    if field.startswith("tables.") and field.endswith(".first_rows"):
-        return True
-    before, is_of_optimizer, setting = field.rpartition("optimizer.")
-    is_one = not before or (before.startswith("tables.") and before.endswith("."))
-    return bool(is_of_optimizer) and is_one and setting != "kind"
+    path = field
+    if field.startswith("tables."):
+        names = [name for name in tables if field.startswith(f"tables.{name}.")]
+        path = field.removeprefix(f"tables.{max(names, key=len, default='')}.")
+        if path == "first_rows":
+            return True
+    return path.startswith("optimizer.") and path != "optimizer.kind"

@@ -56,14 +56,17 @@ def test_without_increments_all_are_bases():
 def test_a_chain_ends_when_its_increments_are_larger_than_its_base():
     chains = Chains(100, None)
     assert [made(chains, number, 400).is_base for number in range(1, 6)] == [True, False, False, False, True]
+    chains = Chains(100, None)
+    assert [made(chains, number, 500).is_base for number in range(1, 6)] == [True, False, False, False, True]
 
 
 def test_where_rows_are_a_small_part_there_are_no_increments():
     chains = Chains(8, None)
     chains.completed(1, [file(1, row_bytes=333)])
     assert chains.offer(0, 5, 2, ()).is_base
-    chains.completed(1, [file(1, row_bytes=334)])
-    assert not chains.offer(0, 5, 2, ()).is_base
+    for size_bytes, row_bytes in ((1000, 334), (999, 333)):
+        chains.completed(1, [file(1, size_bytes=size_bytes, row_bytes=row_bytes)])
+        assert not chains.offer(0, 5, 2, ()).is_base
 
 
 def test_what_is_kept_for_ever_is_a_base():
