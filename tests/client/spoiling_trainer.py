@@ -51,18 +51,21 @@ class Spoiler(threading.Thread):
             for values in (spoilt, sound):
                 np.copyto(memory.view(np.float32)[: self._count], values)
             self.writes += 1
+            if self.writes % 8 == 0:
+                # Sound for a while, now and then: so a step is taken.
+                time.sleep(0.01)
 
 
 def main(options: dict[str, Any]) -> None:
-    """Step for some seconds."""
+    """Step for some seconds, and on until some were taken and others refused."""
     blocks: list[tuple[int, int]] = options["blocks"]
     connection = Connection(options["address"], expected=ServerIdentity(**options["identity"]), shares_memory=True)
     spoiler = Spoiler(sum(4 * size for _, size in blocks))
     spoiler.start()
     taken = refused = 0
-    until = time.monotonic() + options["seconds"]
+    began = time.monotonic()
     channel = StepChannel(0, CLOCK, is_worth_sharing=True, step_bytes=1 << 30)
-    while time.monotonic() < until:
+    while (passed_s := time.monotonic() - began) < options["seconds"] or (passed_s < 40 and not (taken and refused)):
         header = PushHeader(
             trainer="t1",
             generation=1,
