@@ -98,7 +98,7 @@ class RowStore:
         if not 0 <= table < len(self.specs):
             return f"there is no table of number {table}"
         spec = self.specs[table]
-        seen = np.zeros(1 << (2 * ids.size).bit_length(), np.uint64)
+        seen = np.empty(1 << (2 * ids.size).bit_length(), np.uint64)
         found = row_kernel(rows.problem)(ids, spec.salt, self.buckets.start, self.buckets.stop, seen)
         if found:
             return f"table {spec.name!r}: an id " + ("is there twice" if found == 1 else "does not lie on this pserver")
