@@ -247,7 +247,7 @@ class Master:
 
     def declare(self, dataset: DatasetDeclaration = DATASET, model: ModelDeclaration = MODEL) -> None:
         until_ready(lambda: self.service.declaring.dataset(dataset))
-        self.service.declaring.model(model)
+        until_ready(lambda: self.service.declaring.model(model))
 
     def ask(self, trainer: str, generation: int, **more: object) -> TasksReply:
         """One exchange, whatever comes of it."""
@@ -285,6 +285,10 @@ class Master:
     def join(self, trainer: str, generation: int, wait_s: float = 0.0) -> int:
         """The member's number; 0: it is none yet."""
         return self.service.tasks.join(JoinRequest(trainer=trainer, generation=generation, wait_s=wait_s)).member
+
+    def join_at_last(self, trainer: str, generation: int) -> int:
+        """The member's number, as soon as the master is ready for it and the trainer is a member."""
+        return eventually(lambda: until_ready(lambda: self.join(trainer, generation)))
 
     def says_done(self, trainer: str, generation: int) -> bool:
         """Whether a trainer is told that all is done, after one tick."""

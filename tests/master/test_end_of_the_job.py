@@ -178,7 +178,7 @@ def test_nobody_hears_that_all_is_done_while_a_round_may_be_open(make_job: MakeJ
     master.declare()
     a = job.start_trainer("a")
     given = master.work("a", a, want=4).assignments
-    eventually(lambda: master.join("a", a))
+    master.join_at_last("a", a)
     given += master.work("a", a, want=4, holding=[each.attempt for each in given]).assignments
     assert pserver.views[-1].members
     pserver.silent.add("view")

@@ -103,7 +103,7 @@ def test_a_pserver_hears_of_a_member_when_the_membership_is_stored(make_job: Mak
     eventually(lambda: len(tries) > 3)
     assert not known
     job.master_coordinator.reconnect()
-    eventually(lambda: master.join("trainer-a", a))
+    master.join_at_last("trainer-a", a)
     assert known
     assert all(known)
 
