@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import sys
 import threading
+import weakref
 from collections.abc import Callable, Generator, Iterator, Mapping
 from functools import partial
 from queue import Empty
@@ -57,6 +58,10 @@ from flightedl.messages.declarations import DeclaredDataset
 _SLICE_S = 0.5
 #: Nothing comes, while batches are not done.
 _STARVED = object()
+
+
+def _no_loop() -> Loop | None:
+    return None
 
 
 class BatchListener(Protocol):
@@ -135,8 +140,11 @@ class Dataset:
         #: Of the loop that is under way, if so.
         self._acknowledged: AcknowledgedLoop[pa.RecordBatch] | None = None
         self._is_finished = False
-        #: The loop over the data, from its beginning.
-        self._loop: Loop | None = None
+        #: The loop over the data, from its beginning. Only whoever goes through it keeps it: when they leave it, by
+        #: ``break`` or by an exception, it ends there and then, and nobody waits for this trainer.
+        self._loop: Callable[[], Loop | None] = _no_loop
+        #: One that may be left and gone on with.
+        self._resumable: Loop | None = None
         self._feed: TaskFeed | None = None
         #: In the order of reading; None: there is no more.
         self._read_queue: ReadQueue[Item | None] = ReadQueue()
@@ -246,12 +254,13 @@ class Dataset:
                 f"one loop over a dataset goes through all of them, see epochs=; {self._begin_again}"
             )
         if self.explicit_done:
-            self._loop = self._loop or self._iterate()
-            return self._until_starved(self._loop)
-        if self._loop is not None:
-            self._leave_loop(self._loop)
-        self._loop = self._iterate()
-        return cast("Iterator[pa.RecordBatch]", self._loop)
+            self._resumable = self._resumable or self._iterate()
+            return self._until_starved(self._resumable)
+        if self._feed is not None:
+            self._leave_loop(self._loop())
+        loop = self._iterate()
+        self._loop = weakref.ref(loop)
+        return cast("Iterator[pa.RecordBatch]", loop)
 
     def _until_starved(self, loop: Loop) -> Iterator[pa.RecordBatch]:
         for batch in loop:
@@ -259,9 +268,10 @@ class Dataset:
                 return
             yield batch
 
-    def _leave_loop(self, loop: Loop) -> None:
+    def _leave_loop(self, loop: Loop | None) -> None:
         """The loop before was left in its midst, as by Ctrl-C in a notebook: what it held goes back."""
-        loop.close()
+        if loop is not None:
+            loop.close()
         self.close()
         self._listener.abandon_batch()
         self._stopping, self._read_queue, self._reader_error, self._at = (
