@@ -9,14 +9,14 @@ import numpy.typing as npt
 from numba.extending import register_jitable
 
 from flightedl.kernels.intrinsics import copy
+from flightedl.kernels.plain import INFINITY, MAGNITUDE, index_size
 
 Ids = npt.NDArray[np.uint64]
 Places = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float32]
 
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
-_MAGNITUDE = np.uint32(0x7FFFFFFF)
-_INFINITY = np.uint32(0x7F800000)
+_index_size = register_jitable(index_size)
 
 
 @register_jitable
@@ -61,10 +61,8 @@ def number_ids(ids: Ids, counts: Places, index: npt.NDArray[np.int32], distinct:
     """
     at = total = 0
     for table in range(counts.size):
-        count, size = counts[table], 1
-        while size <= 2 * count:
-            size *= 2
-        end = at + count
+        count = counts[table]
+        end, size = at + count, _index_size(count)
         found = _number_ids(ids[at:end], index[:size], distinct[total:], places[at:end])
         counts[table] = found
         at, total = end, total + found
@@ -90,13 +88,13 @@ def add_up(gradients: Floats, bits: npt.NDArray[np.uint32], places: Places, sums
         if place == new:
             new += 1
             for j in range(dim):
-                largest = max(largest, bits[i, j] & _MAGNITUDE)
+                largest = max(largest, bits[i, j] & MAGNITUDE)
                 sums[place, j] = gradients[i, j]
         else:
             for j in range(dim):
-                largest = max(largest, bits[i, j] & _MAGNITUDE)
+                largest = max(largest, bits[i, j] & MAGNITUDE)
                 sums[place, j] += gradients[i, j]
-        if largest >= _INFINITY:
+        if largest >= INFINITY:
             return i
     return -1
 
@@ -138,10 +136,10 @@ def first_not_finite(bits: npt.NDArray[np.uint32], width: int) -> int:
     """
     largest = np.uint32(0)
     for i in range(bits.size):
-        largest = max(largest, bits[i] & _MAGNITUDE)
-    if largest < _INFINITY:
+        largest = max(largest, bits[i] & MAGNITUDE)
+    if largest < INFINITY:
         return -1
     for i in range(bits.size):
-        if bits[i] & _MAGNITUDE >= _INFINITY:
+        if bits[i] & MAGNITUDE >= INFINITY:
             return i // width
     return -1

@@ -7,6 +7,7 @@ import numpy.typing as npt
 from numba.extending import register_jitable
 
 from flightedl.kernels.intrinsics import copy
+from flightedl.kernels.plain import INFINITY, MAGNITUDE, index_size
 from flightedl.kernels.row_handles import (
     COUNT,
     FIRST,
@@ -275,8 +276,7 @@ def problem(ids: Ids, salt: int, first_bucket: int, end_bucket: int, seen: Ids) 
 
 
 _problem = register_jitable(problem)
-_INFINITY = np.uint32(0x7F800000)
-_MAGNITUDE = np.uint32(0x7FFFFFFF)
+_index_size = register_jitable(index_size)
 
 
 def first_problem(
@@ -304,15 +304,13 @@ def first_problem(
     at = value_at = 0
     for section in range(counts.size):
         count = counts[section]
-        size = 1
-        while size <= 2 * count:
-            size *= 2
+        size = _index_size(count)
         if _problem(ids[at : at + count], salts[section], first_bucket, end_bucket, seen[:size]) != 0:
             return section
         largest = np.uint32(0)
         for i in range(value_at, value_at + sizes[section]):
-            largest = max(largest, bits[i] & _MAGNITUDE)
-        if largest >= _INFINITY:
+            largest = max(largest, bits[i] & MAGNITUDE)
+        if largest >= INFINITY:
             return section
         at += count
         value_at += sizes[section]

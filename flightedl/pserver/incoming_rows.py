@@ -13,6 +13,7 @@ from flightedl.domain.tables.placement import buckets_of, buckets_of_pserver
 from flightedl.errors import GradientError, MessageError
 from flightedl.kernels import rows
 from flightedl.kernels.compiled_rows import row_kernel
+from flightedl.kernels.plain import index_size
 from flightedl.pserver.row_span import ReceivedRows
 from flightedl.pserver.row_values import Floats, TableRows, begins
 from flightedl.wire.table_rows import Kind, Section, Sections, decode_sections
@@ -68,7 +69,7 @@ class IncomingRows:
     def _check(self, sections: Sections, is_pushed: npt.NDArray[np.bool_]) -> None:
         counts = sections.counts
         sizes = np.where(is_pushed, counts * sections.dims, 0)
-        seen = np.empty(1 << (2 * int(counts.max(initial=0))).bit_length(), np.uint64)
+        seen = np.empty(index_size(int(counts.max(initial=0))), np.uint64)
         number = row_kernel(rows.first_problem)(
             counts,
             sizes,

@@ -10,12 +10,10 @@ import numpy.typing as npt
 from flightedl.kernels import row_handles, rows
 from flightedl.kernels.compiled import half_kernels
 from flightedl.kernels.compiled_rows import RowPush, RowUpdate, row_kernel, row_update
+from flightedl.kernels.row_records import GROUP
 from flightedl.pserver.row_table import RowTable
 from flightedl.pserver.row_threads import is_split, side_by_side
 from flightedl.pserver.row_values import Floats, Numbers, TableGradients, TableRows
-
-#: Ids that one thread of two takes are a multiple of what the loops take together.
-_GROUP = 64
 
 
 class RowCalls:
@@ -157,8 +155,9 @@ class RowCalls:
         ends = np.cumsum(work[:, row_handles.COUNT])
         half = int(ends[-1]) // 2
         place = int(np.searchsorted(ends, half, "right"))
+        # What the loops take together stays together.
         before = half - int(ends[place] - work[place, row_handles.COUNT])
-        own = 0 if self._ages[work[place, row_handles.TABLE]] else before // _GROUP * _GROUP
+        own = 0 if self._ages[work[place, row_handles.TABLE]] else before // GROUP * GROUP
         one, other = work[: place + 1].copy(), work[place:].copy()
         one[-1, row_handles.COUNT] = own
         other[0, [row_handles.FIRST, row_handles.COUNT]] += own, -own

@@ -37,6 +37,7 @@ from flightedl.domain.tables.spec import TableSpec
 from flightedl.kernels import row_rules, rows
 from flightedl.kernels.compiled import block_kernels
 from flightedl.kernels.compiled_rows import RowPush, row_kernel
+from flightedl.kernels.plain import index_size
 from flightedl.kernels.row_handles import HANDLE_SIZE
 from flightedl.pserver.row_calls import RowCalls
 from flightedl.pserver.row_cut import RowChanges, RowCut, changes_of, merged
@@ -98,7 +99,7 @@ class RowStore:
         if not 0 <= table < len(self.specs):
             return f"there is no table of number {table}"
         spec = self.specs[table]
-        seen = np.empty(1 << (2 * ids.size).bit_length(), np.uint64)
+        seen = np.empty(index_size(ids.size), np.uint64)
         found = row_kernel(rows.problem)(ids, spec.salt, self.buckets.start, self.buckets.stop, seen)
         if found:
             return f"table {spec.name!r}: an id " + ("is there twice" if found == 1 else "does not lie on this pserver")
@@ -330,7 +331,7 @@ def _summed(contributions: Sequence[_Contribution], specs: Sequence[TableSpec]) 
 def _combined(parts: Sequence[tuple[float, TableGradients]], dim: int) -> tuple[Ids, Floats]:
     """The weighted sum of contributions, by id."""
     most = sum(part.ids.size for _, part in parts)
-    index = np.full(1 << (2 * most).bit_length(), -1, np.int64)
+    index = np.full(index_size(most), -1, np.int64)
     unique, sums = np.empty(most, np.uint64), np.empty((most, dim), np.float32)
     count = 0
     for weight, part in parts:

@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from flightedl.domain.tables.placement import buckets_of, pservers_of
 from flightedl.domain.tables.spec import TableSpec
+from flightedl.kernels.plain import index_size
 
 Array = npt.NDArray[np.generic]
 Floats = npt.NDArray[np.float32]
@@ -102,8 +103,7 @@ def _numbered(many: Sequence[Ids], counts: Places) -> tuple[Ids, Ids, Places]:
     """All ids, all distinct ones, and the places; ``counts``: of ids of each, changed to those of distinct ones."""
     given = np.concatenate(many) if many else np.empty(0, np.uint64)
     distinct, places = np.empty(len(given), np.uint64), np.empty(len(given), np.int64)
-    # At most half full.
-    index = np.empty(1 << (2 * int(counts.max(initial=0))).bit_length(), np.int32)
+    index = np.empty(index_size(int(counts.max(initial=0))), np.int32)
     kernels().number_ids(given, counts, index, distinct, places)
     return given, distinct, places
 
