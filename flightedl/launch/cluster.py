@@ -60,7 +60,7 @@ class LocalCluster:
         page: whether the master serves a web page of the job, at ``page_url``.
         limits: when the supervisor gives up.
         on_event: is told in one sentence about each process that ends or is replaced.
-        forks: a fork server that imports already; the cluster ends it. None: it starts one.
+        forks: a fork server that imports already, which the caller ends after the cluster; None: it has one of its own.
         more: further settings of all processes, such as ``lease_ttl_s``.
 
     Raises:
@@ -175,8 +175,8 @@ class LocalCluster:
         if self._resources is not None:
             raise UsageError("the cluster runs already")
         self._require_places()
-        forks, self._forks = self._forks or fork_server(self._programs.trainer_count), None
-        with contextlib.ExitStack() as stack, forks:
+        with contextlib.ExitStack() as stack:
+            forks = self._forks or stack.enter_context(fork_server(self._programs.trainer_count))
             if self._output_dir is None:
                 self._directory = Path(tempfile.mkdtemp(prefix="flightedl-local-"))
                 stack.callback(shutil.rmtree, self._directory, ignore_errors=True)
@@ -208,7 +208,6 @@ class LocalCluster:
             )
             stack.callback(self._supervisor.stop)
             self._supervisor.start()
-            forks.close()
             if ready_s is not None:
                 self._wait_until_ready(ready_s)
             self._resources = stack.pop_all()

@@ -1,7 +1,7 @@
-"""The process from which the first processes of a job are forked, so that what all of them import is imported once.
+"""The process from which the processes of a job are forked, so that what all of them import is imported once.
 
-Five processes that each import for a second are what a small job on two cores would else begin with. ``forking`` starts
-this one, and asks it for one process after the other; what restarts later is started by itself, as a program.
+Five processes that each import for a second are what a small job on two cores would else begin with, and what is killed
+would be missing for a second more. ``forking`` starts this one, and asks it for one process after the other.
 
 Theory of operation. Forking is safe here because nothing of gRPC's, Flight's or etcd's has been made yet: modules are
 imported, and machine code is loaded, no more. It begins to import when it starts, in the order in which processes will
@@ -10,8 +10,11 @@ is loaded. A child is forked twice, and its parent
 ends at once: so the kernel gives it to the launcher, which had itself made the *subreaper* of what it starts. From then
 on it is the launcher's child like any other: it waits for it, and the child dies with it.
 
-A child leads a session and a process group of its own. It has the environment that it was given, its output goes to the
-pipe that came with the request, and it is named by its own command line where ``ps`` shows it.
+A child leads a session and a process group of its own. It has the environment and the directory that it was given, its
+output goes to the pipe that came with the request, and it is named by its own command line where ``ps`` shows it.
+
+The launcher is a subreaper only while it waits for an answer: a program's user may have descendants that look for
+another parent. This process ends with the launcher, whose end of the socket closes.
 
 Not guaranteed: that libraries which read their environment when they are loaded see that of the child. The launcher
 starts this process with what matters then: the tuning of the allocator and of gRPC, and the number of BLAS's threads.
@@ -60,6 +63,8 @@ class Request(NamedTuple):
     module: str
     arguments: list[str]
     environment: dict[str, str]
+    #: Where it begins; empty: where this process did.
+    directory: str
     #: Whose child it becomes.
     launcher: int
 
@@ -156,6 +161,11 @@ def _become(request: Request, output: int) -> None:
     os.dup2(output, 2)
     os.close(output)
     replace_environment(request.environment)
+    if request.directory:
+        # As of a program started with ``-m``, modules are looked for there first.
+        sys.path[0] = request.directory
+        with contextlib.suppress(OSError):
+            os.chdir(request.directory)
     sys.argv = [request.module, *request.arguments]
     sys.orig_argv = [sys.executable, "-m", *sys.argv]
     _show(sys.orig_argv)

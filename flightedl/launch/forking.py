@@ -1,7 +1,7 @@
 """The launcher's side of ``fork_server``: processes that are there at once, because what they import is imported.
 
-On Linux alone. Where anything about it fails, the process is started as a program, as everywhere else: who asks gets
-None. The fork server is for the beginning of a job, when all its processes are started together; it ends with that.
+On Linux alone. Where anything about it fails, the process is started as a program, as everywhere else: the caller gets
+None. The fork server lives as long as the job, so that a process that is killed has a successor within milliseconds.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from types import TracebackType
 from typing import IO, Self
 
@@ -24,7 +25,15 @@ from flightedl.launch.fork_server import NUMBER_BYTES, PADDING, Request
 
 _PR_SET_CHILD_SUBREAPER = 36
 #: Imports may take long on a starved machine; the processes would take as long.
-_ANSWER_S = 120.0
+_FIRST_ANSWER_S = 120.0
+#: For a process like one that was made before. A fork server that somebody has frozen delays what is to be replaced by
+#: so much, once.
+_ANSWER_S = 10.0
+#: What libraries and the interpreter read while they are loaded: a process for which that differs is a program.
+_READ_AT_LOAD = ("PYTHON", "LD_", "MALLOC_", "GLIBC_", "GRPC_", "ARROW_", "NUMBA_", "LC_", "LANG")
+
+#: Whether this process is a subreaper is one fact of it, whatever it has of fork servers.
+_adopting = threading.Lock()
 
 
 class ForkedProcess:
@@ -63,6 +72,9 @@ class ForkServer:
         self._lock = threading.Lock()
         self._socket: socket.socket | None = None
         self._process: subprocess.Popen[bytes] | None = None
+        self._read_at_load = _read_at_load(environment)
+        #: Of which it has made processes.
+        self._made: set[str] = set()
         if not sys.platform.startswith("linux"):
             return
         ours, theirs = socket.socketpair()
@@ -75,7 +87,6 @@ class ForkServer:
                 env={"PYTHONUNBUFFERED": "1", **environment},
                 start_new_session=True,
             )
-        ours.settimeout(_ANSWER_S)
         self._socket = ours
 
     def start(
@@ -89,21 +100,24 @@ class ForkServer:
             arguments: Of it.
             environment: All of its environment variables.
         """
-        request = Request(kind, module, list(arguments), {"PYTHONUNBUFFERED": "1", **environment}, os.getpid())
+        if _read_at_load(environment) != self._read_at_load:
+            return None
+        own = {"PYTHONUNBUFFERED": "1", **environment}
+        request = Request(kind, module, list(arguments), own, _directory(), os.getpid())
         with self._lock:
-            if self._socket is None or not _adopt(wanted=True):
+            if self._socket is None:
                 return None
+            self._socket.settimeout(_ANSWER_S if kind in self._made else _FIRST_ANSWER_S)
             reading, writing = os.pipe()
             try:
-                pid = _asked(self._socket, json.dumps(request).encode(), writing)
-            except OSError:
-                pid = 0
+                pid = _adopted(self._socket, json.dumps(request).encode(), writing)
             finally:
                 os.close(writing)
-            if not pid or not _is_own(pid):
+            if not pid:
                 self._close()
                 os.close(reading)
                 return None
+            self._made.add(kind)
             return ForkedProcess(pid, os.fdopen(reading, "rb"))
 
     def close(self) -> None:
@@ -114,7 +128,6 @@ class ForkServer:
     def _close(self) -> None:
         if self._socket is not None:
             self._socket.close()
-            _adopt(wanted=False)
         if self._process is not None:
             self._process.kill()
             self._process.wait()
@@ -135,11 +148,34 @@ def fork_server(trainers: int) -> ForkServer:
     return ForkServer(child_environment(**thread_environment(trainers or 1, available_cores())), kinds)
 
 
-def _asked(connection: socket.socket, body: bytes, output: int) -> int:
-    """The pid that the fork server answers; 0: it has ended."""
-    socket.send_fds(connection, [len(body).to_bytes(NUMBER_BYTES, "little")], [output])
-    connection.sendall(body)
-    return int.from_bytes(connection.recv(NUMBER_BYTES), "little")
+def _read_at_load(environment: Mapping[str, str]) -> dict[str, str]:
+    found = {name: value for name, value in environment.items() if name.startswith(_READ_AT_LOAD)}
+    found.pop("PYTHONUNBUFFERED", None)
+    return found
+
+
+def _directory() -> str:
+    """Where this process is; empty: that directory is gone."""
+    try:
+        return str(Path.cwd())
+    except OSError:
+        return ""
+
+
+def _adopted(connection: socket.socket, body: bytes, output: int) -> int:
+    """The pid of the child that the fork server has made for this process; 0: there is none."""
+    with _adopting:
+        if not _adopt(wanted=True):
+            return 0
+        try:
+            socket.send_fds(connection, [len(body).to_bytes(NUMBER_BYTES, "little")], [output])
+            connection.sendall(body)
+            pid = int.from_bytes(connection.recv(NUMBER_BYTES), "little")
+        except OSError:
+            return 0
+        finally:
+            _adopt(wanted=False)
+    return pid if pid and _is_own(pid) else 0
 
 
 def _adopt(*, wanted: bool) -> bool:

@@ -178,9 +178,9 @@ def _starter(
 ) -> Starter:
     name = str(slot)
 
-    def start(count: int) -> Child:
+    def start(_count: int) -> Child:
         module, *arguments = module_and_arguments
-        forked = forks.start(slot.role, module, arguments, environment) if count == 1 else None
+        forked = forks.start(slot.role, module, arguments, environment)
         if forked is not None:
             return children.take(name, forked, on_line=on_line)
         return children.start(name, [sys.executable, "-m", *module_and_arguments], environment, on_line=on_line)

@@ -71,7 +71,7 @@ class RunOptions:
     page: bool = True
     #: The command that goes on from the checkpoints of this run; empty: nobody knows it.
     resume_command: str = ""
-    #: That imports already; None: one is started.
+    #: That imports already, and ends after the job; None: one is started.
     forks: ForkServer | None = None
     #: Further settings of all processes.
     more: Mapping[str, Any] = field(default_factory=dict)

@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from flightedl.config import child_environment
+from flightedl.launch import forking
 from flightedl.launch.forking import ForkServer
 from flightedl.launch.processes import Child, Children
 
@@ -21,11 +21,18 @@ Until = Callable[[Callable[[], object]], None]
 
 _PROGRAM = """
 import json, os, sys
-print(json.dumps({"environment": dict(os.environ), "argv": sys.argv, "parent": os.getppid(), "session": os.getsid(0)}))
+print(json.dumps({"environment": dict(os.environ), "argv": sys.argv,
+    "parent": os.getppid(), "session": os.getsid(0),
+    "directory": os.getcwd()}))
 print("and this to stderr", file=sys.stderr)
 raise SystemExit(7)
 """
 _SLEEPER = "import time\nprint('here')\ntime.sleep(60)"
+_LEAVES_ONE_BEHIND = """
+import subprocess, sys
+program = [sys.executable, "-S", "-c", "import time; time.sleep(60)"]
+print(subprocess.Popen(program, stdout=subprocess.DEVNULL).pid)
+"""
 _LAUNCHER = """
 import sys, time
 from pathlib import Path
@@ -49,7 +56,7 @@ def programs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def environment(programs: Path) -> Mapping[str, str]:
-    return child_environment(PYTHONPATH=str(programs))
+    return {"PYTHONPATH": str(programs)}
 
 
 @pytest.fixture
@@ -58,28 +65,44 @@ def forks(environment: Mapping[str, str]) -> Iterator[ForkServer]:
         yield made
 
 
-def start(children: Children, forks: ForkServer, module: str, *arguments: str, **variables: str) -> Child:
-    forked = forks.start("", module, arguments, variables)
-    assert forked is not None
-    return children.take("child-0", forked)
+@pytest.fixture
+def start(children: Children, forks: ForkServer, environment: Mapping[str, str]) -> Callable[..., Child]:
+    def forked(module: str, *arguments: str, **variables: str) -> Child:
+        made = forks.start("", module, arguments, {**environment, **variables})
+        assert made is not None
+        return children.take("child-0", made)
+
+    return forked
 
 
-def test_a_forked_process_is_what_it_was_asked_to_be(children: Children, forks: ForkServer) -> None:
-    child = start(children, forks, "shows", "--one", "two", ONLY="1")
+def test_a_forked_process_is_what_it_was_asked_to_be(
+    start: Callable[..., Child],
+    environment: Mapping[str, str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    forks: ForkServer,
+) -> None:
+    # The fork server began in another directory.
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "beside.py").write_text("")
+    child = start("shows", "--one", "two", ONLY="1")
     assert child.wait(10.0) == 7
     shown, error = child.tail()
     found = json.loads(shown)
-    assert found["environment"] == {"ONLY": "1", "PYTHONUNBUFFERED": "1"}
+    assert found["environment"] == {**environment, "ONLY": "1", "PYTHONUNBUFFERED": "1"}
     assert found["argv"][1:] == ["--one", "two"]
     assert found["parent"] == os.getpid()
     assert found["session"] == child.pid
+    assert found["directory"] == str(tmp_path)
     assert error == "and this to stderr"
+    # Modules are looked for there, as by a program.
+    assert start("beside").wait(10.0) == 0
 
 
 def test_it_is_named_by_its_own_command_line_and_ends_by_a_signal(
-    children: Children, forks: ForkServer, until: Until
+    start: Callable[..., Child], forks: ForkServer, until: Until
 ) -> None:
-    child = start(children, forks, "sleeper")
+    child = start("sleeper")
     until(lambda: child.tail() == ("here",))
     assert psutil.Process(child.pid).cmdline()[:3] == [sys.executable, "-m", "sleeper"]
     forks.close()
@@ -88,13 +111,58 @@ def test_it_is_named_by_its_own_command_line_and_ends_by_a_signal(
     assert child.wait(10.0) == -signal.SIGKILL
 
 
-def test_without_a_fork_server_processes_are_started_as_programs(forks: ForkServer) -> None:
+def server_process() -> psutil.Process:
     [server] = [
         child for child in psutil.Process().children() if "flightedl.launch.fork_server" in " ".join(child.cmdline())
     ]
-    server.kill()
-    assert forks.start("", "shows", (), {}) is None
-    assert forks.start("", "shows", (), {}) is None
+    return server
+
+
+def test_without_a_fork_server_processes_are_started_as_programs(
+    forks: ForkServer, environment: Mapping[str, str]
+) -> None:
+    server_process().kill()
+    assert forks.start("", "shows", (), environment) is None
+    assert forks.start("", "shows", (), environment) is None
+
+
+def test_one_that_does_not_answer_is_done_without(
+    start: Callable[..., Child],
+    forks: ForkServer,
+    environment: Mapping[str, str],
+    until: Until,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert start("shows").wait(10.0) == 7
+    monkeypatch.setattr(forking, "_ANSWER_S", 0.05)
+    server = server_process()
+    server.suspend()
+    until(lambda: server.status() == psutil.STATUS_STOPPED)
+    assert forks.start("", "shows", (), environment) is None
+    assert not server.is_running()
+
+
+def test_what_libraries_have_read_already_cannot_differ(
+    start: Callable[..., Child], forks: ForkServer, environment: Mapping[str, str]
+) -> None:
+    for name in ("PYTHONPATH", "LD_PRELOAD", "MALLOC_ARENA_MAX", "GRPC_VERBOSITY"):
+        assert forks.start("", "shows", (), {**environment, name: "other"}) is None
+    assert start("shows").wait(10.0) == 7
+
+
+def test_who_has_forked_adopts_nobody_else(
+    start: Callable[..., Child], tmp_path: Path, alive: Callable[[int], bool], until: Until
+) -> None:
+    """Descendants of the user's own that lose their parent are as without a fork server, also while it is there."""
+    child = start("sleeper")
+    program = [sys.executable, "-S", "-c", _LEAVES_ONE_BEHIND]
+    pid = int(subprocess.run(program, stdout=subprocess.PIPE, check=True).stdout)
+    try:
+        until(lambda: psutil.Process(pid).ppid() != os.getpid(), 2.0)
+    finally:
+        os.kill(pid, signal.SIGKILL)
+    child.kill()
+    child.wait(10.0)
 
 
 def test_a_forked_process_dies_with_its_launcher(
