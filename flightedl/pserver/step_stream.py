@@ -2,7 +2,8 @@
 
 What a message means is not known here (``steps``, ``flight``), and what carries it is known nowhere else. A trainer on
 the same host asks for shared memory before its first step (``rpc.same_host``); from then on either side puts a
-message's values there where they have room, and sends them where not.
+message's values there where they are worth it and have room, and sends them where not; and a line carries whatever is
+small enough (``rpc.line``).
 
 Values that come are copied before anybody looks at them: the trainer could change them between the check and the use.
 The same pass says whether they are finite.
@@ -17,14 +18,25 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 
+import pyarrow as pa
+
 from flightedl.errors import MessageError
 from flightedl.kernels.compiled import finite_copy
 from flightedl.ports import Clock
 from flightedl.process.shared_memory import SharedMemory
 from flightedl.pserver.meter import Meter
+from flightedl.rpc.line import Line
 from flightedl.rpc.same_host import NotSharedError, SharedPair, is_share_request, refuse_to_share, share
 from flightedl.rpc.streams import Exchange
-from flightedl.wire.parts import STEP_SCHEMA, ReceivedBlocks, attached_to, decode_parts, encode_parts, is_shared
+from flightedl.wire.parts import (
+    STEP_SCHEMA,
+    ReceivedBlocks,
+    attached_to,
+    batch_of,
+    decode_parts,
+    encode_message,
+    is_shared,
+)
 from flightedl.wire.rows import OutgoingBlocks
 from flightedl.wire.shared_values import CopyingInbox, Outbox
 
@@ -66,6 +78,8 @@ class StepStream:
         #: Whose stream it is, as its newest step says.
         self._member = 0
         self._pair: SharedPair | None = None
+        #: Carries what is small.
+        self._line: Line | None = None
         self._inbox: CopyingInbox | None = None
         self._outbox: Outbox | None = None
         #: Messages of the outbox that the trainer said to have taken.
@@ -83,7 +97,7 @@ class StepStream:
         if self._pair is not None and self._outbox is not None:
             self._pair.own.end()
             self._outbox.end()
-        self._pair = self._inbox = self._outbox = None
+        self._pair = self._inbox = self._outbox = self._line = None
 
     def serves(self, member: int) -> None:
         """A step of this member begins; 0: of nobody."""
@@ -101,7 +115,7 @@ class StepStream:
             FlightedlError: it is unsound or damaged.
         """
         while True:
-            message = self._exchange.read_at_rest()
+            message = self._exchange.read_at_rest(self._line)
             if message is None:
                 return None
             batch, packed = message
@@ -114,7 +128,7 @@ class StepStream:
 
     def read(self) -> Received | None:
         """The next message of a step; None: none comes."""
-        message = self._exchange.read()
+        message = self._exchange.read() if self._line is None else self._exchange.read_by(self._line)
         if message is None or (message[0] is None and not is_shared(message[1])):
             return None
         return self._decoded(*message)
@@ -132,17 +146,21 @@ class StepStream:
         """
         if self._outbox is not None:
             self._have_room(sum(piece.size_bytes for piece in pieces), may_wait=may_wait)
-        batch, packed = encode_parts(pieces, attached, checksums=checksums, outbox=self._outbox)
-        if batch is None:
-            self._exchange.write_metadata(packed)
-        else:
-            self._exchange.write(batch, packed)
+        self._send(*encode_message(pieces, attached, checksums=checksums, outbox=self._outbox))
 
     def write_word(self, word: bytes) -> None:
         """Send a word without values."""
-        self._exchange.write_metadata(word)
+        self._send(None, word, 0)
 
-    def _decoded(self, batch: object, packed: bytes | None) -> Received:
+    def _send(self, values: Sequence[memoryview] | None, header: bytes, size_bytes: int) -> None:
+        if self._line is not None and self._exchange.write_by(self._line, values, header, size_bytes):
+            return
+        if values is None:
+            self._exchange.write_metadata(header)
+        else:
+            self._exchange.write(batch_of(values), header)
+
+    def _decoded(self, batch: pa.RecordBatch | memoryview | None, packed: bytes | None) -> Received:
         # What was lent with earlier answers is about to change by what came, mostly: with nobody reading, where it is.
         self._note_taken()
         parts = decode_parts(batch, packed, self._exchange.columns, self._inbox)
@@ -157,6 +175,7 @@ class StepStream:
         except NotSharedError as error:
             _log.debug("values of a trainer travel by TCP: %s", error)
             return
+        self._line = self._pair.line
         self._inbox = CopyingInbox(self._pair.other.values, finite_copy())
         store = self._pair.store
         self._outbox = Outbox(self._pair.own.values, store=None if store is None else store.values)

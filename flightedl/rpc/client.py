@@ -33,6 +33,7 @@ from flightedl.process.socket_abort import leave
 from flightedl.rpc.arrow_flight import flight
 from flightedl.rpc.authentication import SERVER_NAME, Credentials
 from flightedl.rpc.client_streams import ClientCall, ClientExchange, Download, upload
+from flightedl.rpc.companions import Companions
 from flightedl.rpc.errors import FOREIGN_ERRORS, shortened
 from flightedl.rpc.identity import (
     CALLER_HEADER,
@@ -132,6 +133,7 @@ class Connection:
             self._headers.append((EXPECT_HEADER.encode(), expected.to_header().encode()))
         self._replies = _Replies()
         self._is_severed = False
+        self._companions = Companions()
         GUARD.check()
         secured: dict[str, Any] = {}
         if credentials is not None:
@@ -171,6 +173,7 @@ class Connection:
         """
         if not self._is_severed:
             self._is_severed = True
+            self._companions.shut()
             leave(self.address)
 
     def action(self, verb: str, body: bytes, *, timeout_s: float) -> bytes:
@@ -250,7 +253,7 @@ class Connection:
         call = self._start("exchange", timeout_s, descriptor)
         target = flight.FlightDescriptor.for_command(descriptor)
         writer, reader = call.run(lambda: self._client.do_exchange(target, call.options))
-        return ClientExchange(call, writer, reader, schema)
+        return ClientExchange(call, writer, reader, schema, timeout_s, self._companions)
 
     def info(self, descriptor: bytes, *, timeout_s: float) -> Endpoints:
         """Ask where a data set is found (GetFlightInfo)."""

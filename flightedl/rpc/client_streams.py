@@ -17,6 +17,7 @@ import pyarrow as pa
 
 from flightedl.errors import FlightedlError, OutcomeUnknownError, ReplacedError, UsageError
 from flightedl.rpc.arrow_flight import flight
+from flightedl.rpc.companions import Companion, Companions
 from flightedl.rpc.errors import FOREIGN_ERRORS, decoded, from_wire
 from flightedl.rpc.identity import ServerIdentity
 from flightedl.rpc.routes import TEXT_KEY, Message
@@ -143,6 +144,7 @@ class ClientExchange:
 
     __slots__ = (
         "_call",
+        "_companions",
         "_is_done_writing",
         "_is_ended",
         "_not_null",
@@ -151,6 +153,7 @@ class ClientExchange:
         "_tally",
         "_writer",
         "columns",
+        "timeout_s",
     )
 
     def __init__(
@@ -159,8 +162,13 @@ class ClientExchange:
         writer: flight.FlightStreamWriter,
         reader: flight.FlightStreamReader,
         schema: pa.Schema,
+        timeout_s: float,
+        companions: Companions,
     ) -> None:
         self._call = call
+        self._companions = companions
+        #: Of all of it, from its beginning.
+        self.timeout_s = timeout_s
         self._writer = writer
         self._reader = reader
         self._schema = schema
@@ -191,7 +199,12 @@ class ClientExchange:
                 raise
         self._close(error)
 
+    def have(self, companion: Companion) -> None:
+        """Something that ends with the stream, and with whatever ends the calls of its connection."""
+        self._companions.add(self, companion)
+
     def _close(self, error: BaseException | None) -> None:
+        self._companions.end(self)
         is_cancelled = not self._is_ended
         if is_cancelled:
             self._is_ended = True

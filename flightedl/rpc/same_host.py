@@ -4,7 +4,8 @@ The client asks on the stream: a message of metadata alone, a sealed ``ShareRequ
 is where the server is (``host_mark``), the server listens on a Unix socket without a file, under a random name, and
 answers with that name and a nonce. The client comes there, and each side hands over the descriptor of a memory that
 begins with the nonce; each looks who the other one is by the kernel's word (SO_PEERCRED): only the same user counts.
-From then on messages of the stream may have their values in memory.
+From then on messages of the stream may have their values in memory, and the socket by which the two have met carries
+them as long as they are small (``line``).
 
 Whatever is in the way of it, values travel by TCP on the same stream: neither side waits for the other for more than
 half a second. Memory belongs to one stream. A handler that is late so never reads, or writes, what is the next
@@ -28,6 +29,7 @@ from flightedl.ports import Clock
 from flightedl.process.shared_memory import NONCE_BYTES, SharedMemory, host_mark
 from flightedl.rpc.client_streams import ClientExchange
 from flightedl.rpc.identity import SEAL_BYTES, sealed, unsealed
+from flightedl.rpc.line import Line
 from flightedl.rpc.streams import Exchange
 
 #: How long one side waits for the other. The client waits a little longer than the server, which answers it.
@@ -46,6 +48,8 @@ class SharedPair:
 
     own: SharedMemory
     other: SharedMemory
+    #: Carries the stream's small messages, and ends with it.
+    line: Line
     #: The server's, in which its values lie, of no stream; None: it has none.
     store: SharedMemory | None = None
 
@@ -83,20 +87,25 @@ def ask_to_share(exchange: ClientExchange) -> SharedPair:
     if reply.refused:
         raise NotSharedError(reply.refused)
     try:
-        return _come_to(reply)
+        pair = _come_to(reply)
     except (OSError, FlightedlError, ValueError) as error:
         raise NotSharedError(f"no memory could be exchanged: {str(error)[:200]}") from None
+    exchange.have(pair.line)
+    return pair
 
 
 def _come_to(reply: ShareReply) -> SharedPair:
     nonce = bytes.fromhex(reply.nonce)
-    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as connection:
+    with ExitStack() as stack:
+        connection = stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET))
         connection.settimeout(_CLIENT_WAIT_S)
         connection.connect(_address(reply.socket))
         _require_same_user(connection)
         own = SharedMemory.create(nonce, name=TRAINERS_MEMORY)
         _send(connection, own)
-        return SharedPair(own, *_receive(connection, nonce, most=2))
+        other, store = _receive(connection, nonce, most=2)
+        stack.pop_all()
+        return SharedPair(own, other, Line(connection), store)
 
 
 # the server's side
@@ -140,7 +149,9 @@ def share(exchange: Exchange, request: bytes, clock: Clock, store: SharedMemory 
             refuse_to_share(exchange, f"the pserver has no memory to share: {str(error)[:200]}")
             raise NotSharedError(str(error)) from None
         exchange.write_metadata(sealed(encode(ShareReply(socket=name, nonce=nonce.hex()))))
-        return _wait_for_client(listener, own, store, clock)
+        pair = _wait_for_client(listener, own, store, clock)
+        exchange.have(pair.line)
+        return pair
 
 
 @contextmanager
@@ -161,12 +172,14 @@ def _wait_for_client(
         listener.settimeout(left_s)
         try:
             connection, _ = listener.accept()
-            with connection:
+            with ExitStack() as stack:
+                stack.enter_context(connection)
                 connection.settimeout(max(0.01, until - clock.now()))
                 _require_same_user(connection)
                 other, _ = _receive(connection, own.nonce, most=1)
                 _send(connection, own, store)
-                return SharedPair(own, other, store)
+                stack.pop_all()
+                return SharedPair(own, other, Line(connection), store)
         except TimeoutError:
             pass
         except (OSError, FlightedlError) as error:

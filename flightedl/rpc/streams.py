@@ -18,9 +18,12 @@ from flightedl.errors import DeadlineError, MessageError, UnavailableError, Usag
 from flightedl.rpc.arrow_flight import flight
 from flightedl.rpc.errors import FOREIGN_ERRORS, shortened
 from flightedl.rpc.identity import unsealed
+from flightedl.rpc.line import Line, fits
 from flightedl.rpc.routes import Call, Message
 from flightedl.rpc.validation import BatchLimits, Tally, check_schema, is_commit_record
 
+#: Values as they came, by the stream or by a line; None: there are none and cannot be; and what was said with them.
+ValuesMessage = tuple[pa.RecordBatch | memoryview | None, bytes | None]
 _USED_TOO_LATE = "a stream was used after its handler returned"
 
 
@@ -163,7 +166,7 @@ class Exchange(_Upload):
     both for ever but for the deadline: see ``ClientExchange.lock_step``.
     """
 
-    __slots__ = ("_writer",)
+    __slots__ = ("_line", "_writer")
 
     def __init__(
         self,
@@ -175,15 +178,23 @@ class Exchange(_Upload):
     ) -> None:
         super().__init__(reader, declared, call, limits)
         self._writer = writer
+        self._line: Line | None = None
+
+    def have(self, line: Line) -> None:
+        """The stream has a line beside it, which ends with it."""
+        self._line = line
 
     def begin(self, schema: pa.Schema) -> None:
         """Announce the schema of the answers; once, before the first ``write``."""
         self._write(lambda writer: writer.begin(schema))
 
-    def read_at_rest(self) -> Message | None:
+    def read_at_rest(self, line: Line | None = None) -> ValuesMessage | None:
         """The message that begins the next request of a stream that carries many; None: the client wants nothing more.
 
         Nothing is under way meanwhile, so the client may as well be gone, or the stream's time be over.
+
+        Args:
+            line: That the stream has beside it.
 
         Raises:
             MessageError: unsound batch.
@@ -191,12 +202,37 @@ class Exchange(_Upload):
         call = self._call
         call.is_resting = True
         try:
-            return self.read()
+            return self.read() if line is None else self.read_by(line)
         except (_BrokenOffError, DeadlineError):
             self.is_complete = True
             return None
         finally:
             call.is_resting = False
+
+    def read_by(self, line: Line) -> ValuesMessage | None:
+        """As ``read``, of a stream that has a line beside it; values that came by that are there instead of a batch."""
+        message = line.receive(self._is_over)
+        if self._call.is_late:
+            raise DeadlineError(f"{self._call.verb}: the time for this stream is over")
+        if message is None:
+            raise _BrokenOffError("the client has ended the line beside the stream")
+        return self.read() if message[0] is None and not message[1] else message
+
+    def write_by(self, line: Line, values: Sequence[memoryview] | None, header: bytes, size_bytes: int) -> bool:
+        """Send a message by the line; False: it is too big, and comes by the stream.
+
+        Raises:
+            UnavailableError: the client is gone.
+        """
+        is_small = fits(size_bytes, header)
+        if not (line.send(values, header, self._is_over) if is_small else line.send_word(self._is_over)):
+            raise UnavailableError("the client has ended the line beside the stream")
+        return is_small
+
+    def _is_over(self) -> bool:
+        """Whether nothing is to be waited for at a line."""
+        call = self._call
+        return call.is_late or call.closing.is_set() or call.is_cancelled()
 
     def read_request(self) -> bytes | None:
         """The next request of a stream that carries many, each a message of metadata alone; None: as ``read_at_rest``.
@@ -241,6 +277,8 @@ class Exchange(_Upload):
         """Let go of the transport; the server calls it, nobody else."""
         super().end()
         self._writer = None
+        if self._line is not None:
+            self._line.close()
 
     def _write(self, operation: Callable[[flight.MetadataRecordBatchWriter], None]) -> None:
         if self._writer is None:

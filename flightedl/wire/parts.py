@@ -71,18 +71,37 @@ class ReceivedBlocks(NamedTuple):
     is_finite: bool = False
 
 
+class EncodedMessage(NamedTuple):
+    """A message that is about to be sent."""
+
+    #: To be sent one after the other; None: they lie in memory.
+    values: list[memoryview] | None
+    header: bytes
+    #: Of the values that are to be sent.
+    size_bytes: int
+
+
 def encode_parts(
     pieces: Sequence[OutgoingBlocks], attached: bytes = b"", *, checksums: bool = True, outbox: Outbox | None = None
 ) -> tuple[pa.RecordBatch | None, bytes]:
-    """A message: its batch and its header, with what is attached to it.
+    """A message of a stream: its batch, None where the values lie in memory, and its header.
 
-    No values are copied where only one piece carries any, but to ``outbox``.
+    No values are copied where only one piece carries any, but to ``outbox``. Arguments as of ``encode_message``.
+    """
+    values, header, _ = encode_message(pieces, attached, checksums=checksums, outbox=outbox)
+    return None if values is None else batch_of(values), header
+
+
+def encode_message(
+    pieces: Sequence[OutgoingBlocks], attached: bytes = b"", *, checksums: bool = True, outbox: Outbox | None = None
+) -> EncodedMessage:
+    """A message, with what is attached to it. Nothing is copied, but to ``outbox``.
 
     Args:
         pieces: What it brings.
         attached: Beside it.
         checksums: Whether the values carry any.
-        outbox: Takes the values where they are worth it and there is room; the batch is None then.
+        outbox: Takes the values where they are worth it and there is room.
     """
     filled: list[memoryview] = []
     fields = [_fields(piece, filled, checksums) for piece in pieces]
@@ -97,11 +116,14 @@ def encode_parts(
     if attached:
         body += attached
     header = _digest(body).to_bytes(8, "little") + body
-    if start is not None:
-        return None, header
+    return EncodedMessage(filled, header, size_bytes) if start is None else EncodedMessage(None, header, 0)
+
+
+def batch_of(filled: Sequence[memoryview]) -> pa.RecordBatch:
+    """What a stream carries of a message's values."""
     values = filled[0] if len(filled) == 1 else b"".join(filled)
     column = pa.Array.from_buffers(_BINARY, 1, [None, _offsets(len(values)), pa.py_buffer(values)], 0)
-    return pa.RecordBatch.from_arrays([column], schema=STEP_SCHEMA), header
+    return pa.RecordBatch.from_arrays([column], schema=STEP_SCHEMA)
 
 
 @lru_cache(256)
@@ -130,12 +152,15 @@ def _fields(piece: OutgoingBlocks, filled: list[memoryview], checksums: bool) ->
 
 
 def decode_parts(
-    batch: pa.RecordBatch | None, header: bytes | None, columns: Sequence[pa.Array] = (), inbox: Inbox | None = None
+    batch: pa.RecordBatch | memoryview | None,
+    header: bytes | None,
+    columns: Sequence[pa.Array] = (),
+    inbox: Inbox | None = None,
 ) -> list[ReceivedBlocks]:
     """The parts of a received message (its batch validated against ``STEP_SCHEMA``), with its checksums verified.
 
     Args:
-        batch: As received; None: there was none.
+        batch: As received, or the values that came without one; None: there was none.
         header: Its app_metadata.
         columns: Those of the batch, where somebody has them already.
         inbox: Where values lie that are not in a batch; None: nothing is shared.
@@ -180,7 +205,9 @@ def _bounds(layout: int, count: int) -> tuple[int, int]:
     return start, start + count * _PART.size
 
 
-def _values_of(batch: pa.RecordBatch | None, columns: Sequence[pa.Array]) -> memoryview:
+def _values_of(batch: pa.RecordBatch | memoryview | None, columns: Sequence[pa.Array]) -> memoryview:
+    if isinstance(batch, memoryview):
+        return batch
     if batch is None:
         raise MessageError("a message has a header that tells of values, and none came with it")
     if batch.num_rows != 1:

@@ -64,7 +64,7 @@ def main(options: dict[str, Any]) -> None:
     spoiler.start()
     taken = refused = 0
     began = time.monotonic()
-    channel = StepChannel(0, CLOCK, is_worth_sharing=True, step_bytes=1 << 30)
+    channel = StepChannel(0, CLOCK, step_bytes=1 << 30)
     while (passed_s := time.monotonic() - began) < options["seconds"] or (passed_s < 40 and not (taken and refused)):
         header = PushHeader(
             trainer="t1",

@@ -28,7 +28,7 @@ CLOCK = SystemClock()
 def main(options: dict[str, Any]) -> None:
     """Step as far as to the first answer."""
     connection = Connection(options["address"], expected=ServerIdentity(**options["identity"]), shares_memory=True)
-    channel = StepChannel(0, CLOCK, is_worth_sharing=True, step_bytes=0)
+    channel = StepChannel(0, CLOCK, step_bytes=0)
     header = PushHeader(
         trainer="t1",
         generation=1,

@@ -9,6 +9,7 @@ import random
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -24,13 +25,13 @@ from flightedl.client.model.step_channel import StepChannel
 from flightedl.domain.consistency.modes import Async, Bounded, Mode, Sync
 from flightedl.domain.model.optimizers import SGD, Adam
 from flightedl.domain.tables.spec import TableSpec
-from flightedl.errors import GradientError, MessageError
+from flightedl.errors import FlightedlError, GradientError, MessageError, OutcomeUnknownError, UnavailableError
 from flightedl.messages.base import encode
 from flightedl.messages.parameters import BatchIdentity, Outcome
 from flightedl.process import shared_memory
 from flightedl.process.socket_abort import abort_connections
-from flightedl.pserver import flight, step_stream
-from flightedl.rpc import ServerIdentity
+from flightedl.pserver import flight, step_stream, steps
+from flightedl.rpc import ClientExchange, Exchange, ServerIdentity
 from flightedl.wire import shared_values
 from flightedl.wire.parts import STEP_END, ReceivedBlocks
 from flightedl.wire.rows import OutgoingBlocks
@@ -188,12 +189,79 @@ def test_rows_of_tables_lie_there_as_well(pservers: int, monkeypatch: pytest.Mon
     assert sum(place is not None for place in put) >= 3 * pservers
 
 
-def test_small_models_do_not_share(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_small_values_go_by_the_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    streamed: list[object] = []
+    for kind in (ClientExchange, Exchange):
+        monkeypatch.setattr(kind, "write", lambda *given, **_: streamed.append(given))
+    with Cluster({"w": (100,)}, Async()) as cluster:
+        trainer = cluster.trainer()
+        for batch in range(3):
+            trainer.begin(batch)
+            trainer.step(batch, {"w": np.ones(100, np.float32)})
+            assert (trainer.parameters["w"] == -1 - batch).all()
+        assert _streams(cluster) == [(1, 1)]
+    assert not streamed
+
+
+def test_what_a_pserver_answers_to_a_small_step_is_heard_though_the_line_has_ended() -> None:
     with Cluster({"w": (100,)}, Async()) as cluster:
         trainer = cluster.trainer()
         trainer.begin(0)
         trainer.step(0, {"w": np.ones(100, np.float32)})
-        assert _streams(cluster) == [(1, 0)]
+        cluster.services[0].has_lease = False
+        trainer.begin(1)
+        with pytest.raises(FlightedlError, match="the lease is over"):
+            trainer.step(1, {"w": np.ones(100, np.float32)})
+        cluster.services[0].has_lease = True
+        trainer.begin(2)
+        trainer.step(2, {"w": np.ones(100, np.float32)})
+        assert (trainer.parameters["w"] == -2).all()
+
+
+def test_connections_that_break_at_any_moment_lose_and_double_nothing() -> None:
+    chance = random.Random(7)
+    with Cluster({"w": (100,), "b": (3,)}, Async(), pservers=2) as cluster:
+        trainer = cluster.trainer()
+        is_over = threading.Event()
+
+        def strike() -> None:
+            while not is_over.wait(chance.random() * 0.02):
+                abort_connections(chance.choice(cluster.servers).port)
+
+        striker = threading.Thread(target=strike)
+        striker.start()
+        try:
+            for batch in range(40):
+                trainer.begin(batch)
+                trainer.step(batch, {"w": np.ones(100, np.float32), "b": np.ones(3, np.float32)})
+        finally:
+            is_over.set()
+            striker.join()
+        trainer.parameters.pull()
+        assert (trainer.parameters["w"] == -40).all()
+        assert (trainer.parameters["b"] == -40).all()
+
+
+def test_a_step_that_waits_at_a_line_goes_on_when_its_pserver_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    with Cluster({"w": (100,)}, Async()) as cluster:
+        frozen, asked = threading.Event(), threading.Event()
+        real = steps.StepSession.feed
+
+        def feed(self: steps.StepSession, parts: list[ReceivedBlocks]) -> object:
+            asked.set()
+            frozen.wait(10.0)
+            return real(self, parts)
+
+        monkeypatch.setattr(steps.StepSession, "feed", feed)
+        with ThreadPoolExecutor(1) as pool:
+            ended = pool.submit(_converse, cluster, np.ones(100, np.float32), range(1), 1)
+            asked.wait(5.0)
+            began = time.monotonic()
+            cluster.connections[0].abort_calls()
+            error = ended.exception(5.0)
+            assert time.monotonic() - began < 2.0
+            frozen.set()
+        assert isinstance(error, UnavailableError | OutcomeUnknownError), error
 
 
 @pytest.mark.parametrize("who", ["the pserver does not want to", "another host", "the memory is of nobody's"])
@@ -237,7 +305,7 @@ def test_nothing_of_a_stream_is_the_next_ones() -> None:
 
 
 def _converse(cluster: Cluster, values: np.ndarray, numbers: range, rows: int) -> None:
-    channel = StepChannel(0, CLOCK, is_worth_sharing=True, step_bytes=values.nbytes)
+    channel = StepChannel(0, CLOCK, step_bytes=values.nbytes)
     header = encode(cluster.header(1, rows=rows))
     message = [OutgoingBlocks(numbers, 0, 0, values, ())]
     try:
@@ -414,7 +482,7 @@ def test_what_is_lent_stays_as_it_is_until_it_is_taken() -> None:
         for block in blocks:
             gradient = values[block.place.start : block.place.stop]
             pieces.append([OutgoingBlocks(range(block.place.number, block.place.number + 1), 0, 0, gradient, ())])
-        channel = StepChannel(0, CLOCK, is_worth_sharing=True, step_bytes=0)
+        channel = StepChannel(0, CLOCK, step_bytes=0)
         header = encode(cluster.header(1, rows=len(blocks)))
         lent, batch = 0, 2
         with channel.use(cluster.connections[0], timeout_s=10.0) as stream:
@@ -468,7 +536,7 @@ def test_who_still_reads_what_was_lent_by_a_stream_that_has_ended_asks_again() -
 def test_a_trainer_that_never_takes_anything_is_lent_no_more_than_the_limit() -> None:
     with Cluster({"w": (6_000_000,)}, Async()) as cluster:
         (shard,) = cluster.shards
-        channel = StepChannel(0, CLOCK, is_worth_sharing=True, step_bytes=0)
+        channel = StepChannel(0, CLOCK, step_bytes=0)
         gradient = np.ones(6_000_000, np.float32)
         lent = 0
         for batch in range(1, 5):

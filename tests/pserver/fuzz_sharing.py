@@ -190,7 +190,7 @@ class Speaker:
         self.stream = StepStream(self.wire, _CLOCK, Meter(), lambda: shard.store, shares_memory=True)  # type: ignore[arg-type]
         self.stream.begin()
         received = SharedMemory.received(os.dup(other.descriptor()), nonce)
-        self.stream._pair = SharedPair(own, received, shard.store)
+        self.stream._pair = SharedPair(own, received, None, shard.store)  # type: ignore[arg-type]
         self.stream._inbox = CopyingInbox(received.values, finite_copy())
         self.stream._outbox = Outbox(own.values, 0, shard.store.values)
         #: What it was lent and has not taken: the values as they lie there, and as they were.

@@ -37,7 +37,6 @@ from flightedl.rpc.client import Connection
 from flightedl.rpc.client_streams import LOCK_STEP_LIMIT_BYTES
 from flightedl.wire.parts import PARTS_LIMIT, STEP_END, ReceivedBlocks, parts_of
 from flightedl.wire.rows import OutgoingBlocks, decode_batch
-from flightedl.wire.shared_values import SHARED_FROM_BYTES
 
 _SLICE_S = 2.0
 _STREAM_S = 30.0
@@ -107,8 +106,7 @@ class ShardClient:
         #: Messages written ahead of the answers read: two at least.
         self._window = max(2, LOCK_STEP_LIMIT_BYTES // max(largest, 1))
         #: Steps follow each other on it.
-        is_worth_sharing = bool(self._buckets) or largest >= SHARED_FROM_BYTES
-        self._channel = StepChannel(index, clock, is_worth_sharing=is_worth_sharing, step_bytes=sum(sizes))
+        self._channel = StepChannel(index, clock, step_bytes=sum(sizes))
         #: Where the time of the newest transfer went.
         self.phases = Phases(clock.now)
 

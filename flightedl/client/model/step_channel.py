@@ -1,8 +1,8 @@
 """What the messages of steps to one pserver travel by: a stream that is kept open, and memory that both sides map.
 
 A stream to a pserver of the same host shares memory from its first message on (``rpc.same_host``); values for which
-there is room then lie there, and the messages only say where. Everything else is as without it. What is in the way of
-it is said once, and values are sent.
+there is room then lie there, and the messages only say where. What is small enough goes by a line beside the stream
+(``rpc.line``). Everything else is as without it. What is in the way of it is said once, and values are sent.
 
 In lock-step (``rpc.client_streams``) an answer says that the pserver has what the message brought, so its memory is
 free. What the pserver put into its own is free when its next message is asked for: that is said by a number in memory.
@@ -15,22 +15,24 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
-import pyarrow as pa
-
 from flightedl.client.model.phases import Phases
 from flightedl.errors import UnavailableError
 from flightedl.ports import Clock
 from flightedl.rpc.client import Connection
 from flightedl.rpc.client_streams import ClientExchange
+from flightedl.rpc.line import LineSteps
 from flightedl.rpc.reuse import ReusableExchange
+from flightedl.rpc.routes import Message
 from flightedl.rpc.same_host import NotSharedError, SharedPair, ask_to_share
 from flightedl.wire.parts import (
     PARTS_LIMIT,
     STEP_SCHEMA,
+    EncodedMessage,
     ReceivedBlocks,
     attached_to,
+    batch_of,
     decode_parts,
-    encode_parts,
+    encode_message,
     is_shared,
 )
 from flightedl.wire.rows import OutgoingBlocks
@@ -45,10 +47,11 @@ _MESSAGES = 2
 
 
 class _Shared:
-    """The memory of one stream, from the trainer's side."""
+    """The memory of one stream, and the line beside it, from the trainer's side."""
 
-    def __init__(self, pair: SharedPair) -> None:
+    def __init__(self, pair: SharedPair, line: LineSteps) -> None:
         self.pair = pair
+        self.line = line
         self.outbox = Outbox(pair.own.values)
         self.inbox = Inbox(pair.other.values, None if pair.store is None else pair.store.values)
 
@@ -59,14 +62,13 @@ class StepChannel:
     Args:
         index: Of the pserver, for people.
         clock: For the time of streams.
-        is_worth_sharing: Whether there are messages that gain by shared memory.
         step_bytes: Of the values of a step.
     """
 
-    def __init__(self, index: int, clock: Clock, *, is_worth_sharing: bool, step_bytes: int) -> None:
+    def __init__(self, index: int, clock: Clock, *, step_bytes: int) -> None:
         self._joined_bytes = min(_JOINED_BYTES, step_bytes // _MESSAGES)
         self._index = index
-        self._is_worth_sharing = is_worth_sharing
+        self._clock = clock
         self._stream = ReusableExchange("step", STEP_SCHEMA, clock, self._greet)
         #: Whose server shares no memory.
         self._unshared: Connection | None = None
@@ -87,10 +89,11 @@ class StepChannel:
                 stream.end()
 
     def _greet(self, connection: Connection, exchange: ClientExchange) -> _Shared | None:
-        if not (self._is_worth_sharing and connection.shares_memory) or self._unshared is connection:
+        if not connection.shares_memory or self._unshared is connection:
             return None
         try:
-            return _Shared(ask_to_share(exchange))
+            pair = ask_to_share(exchange)
+            return _Shared(pair, LineSteps(pair.line, exchange, self._clock, batch_of))
         except NotSharedError as error:
             self._unshared = connection
             _log.debug("values from and to pserver %d travel by TCP: %s", self._index, error)
@@ -150,7 +153,10 @@ class StepStream:
             What came, and what is attached to it.
         """
         sent = self._encoded(messages, request, phases, checksums=checksums)
-        for batch, packed in self._exchange.lock_step(sent, ahead=ahead):
+        shared = self._shared
+        answers = self._by_stream(sent, ahead) if shared is None else shared.line.lock_step(sent, ahead=ahead)
+        del shared
+        for batch, packed in answers:
             if self._unanswered and self._unanswered.popleft() and self._shared is not None:
                 self._shared.outbox.taken(1)
             if batch is not None:
@@ -169,19 +175,25 @@ class StepStream:
             # The next answer is to come into this one's memory, while that is in the processor's cache.
             del batch
 
+    def _by_stream(self, messages: Iterable[EncodedMessage], ahead: int) -> Iterator[Message]:
+        """In lock-step without a line. What is not sent cannot make both sides wait for each other."""
+        return self._exchange.lock_step(
+            ((None if values is None else batch_of(values), header, size) for values, header, size in messages),
+            ahead=ahead,
+        )
+
     def _encoded(
         self, messages: Iterable[Sequence[OutgoingBlocks]], request: bytes, phases: Phases, *, checksums: bool
-    ) -> Iterator[tuple[pa.RecordBatch | None, bytes, int]]:
-        """Messages, each with its size in bytes."""
+    ) -> Iterator[EncodedMessage]:
+        """Messages as they are sent."""
         outbox = None
         if self._shared is not None:
             outbox, messages = self._shared.outbox, _joined(messages, self._joined_bytes)
         for pieces in messages:
-            batch, packed = encode_parts(pieces, request, checksums=checksums, outbox=outbox)
-            self._unanswered.append(batch is None)
+            message = encode_message(pieces, request, checksums=checksums, outbox=outbox)
+            self._unanswered.append(message.values is None)
             phases.sent()
-            # What is not sent cannot make both sides wait for each other.
-            yield batch, packed, 0 if batch is None else sum(piece.size_bytes for piece in pieces)
+            yield message
             request = b""
         phases.sent_all()
 

@@ -1,0 +1,214 @@
+"""A line: what carries the small messages of a stream between two processes of one host, beside the stream.
+
+A message takes gRPC's threads ten times as long as it takes the kernel to hand some bytes from one process to another.
+So the Unix connection by which the two have exchanged memory (``same_host``), and proven who they are, stays open. It
+keeps messages apart and in order, and loses none.
+
+Rules:
+
+* From its first message on, every message of the stream comes by the line: whole, or, where it is too big, as a word
+  that the next one is to be read from the stream. So there is one order.
+* What a message means does not depend on what carries it. Its values were copied by the kernel: nobody changes them
+  between a check and the use. They hold until the next message is received.
+* The stream stays what lives and ends. It proves that the peer is there, it has the deadline, it brings the server's
+  errors. A line that ends says only that there is something to be heard there; it ends with the stream.
+* Neither side waits for the other in one look for longer than a moment, and then looks whether there is still a reason.
+* A client has no more under way than the kernel takes without anybody reading (``AHEAD_BYTES``): it never waits to
+  write while the server waits to write.
+
+A message is its values, its header, ``uint32`` the header's length, and ``uint8`` what it is: 1 a message with values,
+maybe none; 2 a header alone; 0 the word that the next one comes by the stream.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import select
+import socket
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from struct import Struct
+
+import numpy as np
+import pyarrow as pa
+
+from flightedl.errors import MessageError, OutcomeUnknownError
+from flightedl.ports import Clock
+from flightedl.rpc.client_streams import LOCK_STEP_LIMIT_BYTES, ClientExchange
+
+#: What is longer goes by the stream.
+LIMIT_BYTES = 64 << 10
+#: Of a client's messages that have no answer; each counts for more than it has, as in the kernel.
+AHEAD_BYTES = 80 << 10
+_OVERHEAD_BYTES = 1 << 10
+#: For so long it is waited without a look at whether there is still a reason to.
+_LOOK_MS = 100
+_ALIGNMENT_BYTES = 64
+_END = Struct("<IB")
+_BY_STREAM, _WITH_VALUES, _ALONE = range(3)
+_WORD = _END.pack(0, _BY_STREAM)
+
+#: Values, None: there are none and cannot be; and a header.
+LineMessage = tuple[memoryview | None, bytes]
+
+
+class Line:
+    """One end of a connection. For one thread, but for ``shut``.
+
+    Args:
+        connection: A Unix socket that keeps messages apart; closed with the line.
+    """
+
+    __slots__ = ("_buffer", "_connection", "_memory", "_readable", "_writable")
+
+    def __init__(self, connection: socket.socket) -> None:
+        # With a time limit of its own, it would take no more while a quarter of what the kernel may keep is there.
+        connection.setblocking(False)
+        self._connection = connection
+        self._readable, self._writable = select.poll(), select.poll()
+        self._readable.register(connection, select.POLLIN)
+        self._writable.register(connection, select.POLLOUT)
+        # One byte more than it may have, by which a longer one is known.
+        raw = np.empty(LIMIT_BYTES + 1 + _ALIGNMENT_BYTES, np.uint8)
+        start = -raw.ctypes.data % _ALIGNMENT_BYTES
+        self._buffer = raw[start : start + LIMIT_BYTES + 1].data
+        self._memory = self._buffer.toreadonly()
+
+    def send(self, values: Sequence[memoryview] | None, header: bytes, is_over: Callable[[], bool]) -> bool:
+        """Send a message. False: the other end is closed, or it is over."""
+        end = _END.pack(len(header), _ALONE if values is None else _WITH_VALUES)
+        return self._send([*(values or ()), header, end], is_over)
+
+    def send_word(self, is_over: Callable[[], bool]) -> bool:
+        """Say that the next message comes by the stream. Returns as ``send``."""
+        return self._send([_WORD], is_over)
+
+    def _send(self, parts: Sequence[bytes | memoryview], is_over: Callable[[], bool]) -> bool:
+        while True:
+            try:
+                self._connection.sendmsg(parts)
+            except BlockingIOError:
+                if not self._writable.poll(_LOOK_MS) and is_over():
+                    return False
+            except OSError:
+                return False
+            else:
+                return True
+
+    def receive(self, is_over: Callable[[], bool]) -> LineMessage | None:
+        """The next message, whose values hold until the one after it; None: it is over, or the other end is closed.
+
+        ``(None, b"")``: it comes by the stream.
+
+        Raises:
+            MessageError: it is not one.
+        """
+        while not self._readable.poll(_LOOK_MS):
+            if is_over():
+                return None
+        try:
+            size_bytes = self._connection.recv_into(self._buffer)
+        except OSError:
+            return None
+        if not size_bytes:
+            return None
+        stop = size_bytes - _END.size
+        if stop < 0 or size_bytes > LIMIT_BYTES:
+            raise MessageError(f"a message of {size_bytes} bytes or more came by a line")
+        length, kind = _END.unpack_from(self._memory, stop)
+        start = stop - length
+        if start < 0 or kind > _ALONE or (kind != _WITH_VALUES and start) or (kind == _BY_STREAM and length):
+            raise MessageError(f"a message of {size_bytes} bytes by a line says to be {kind} with {length} of header")
+        return (self._memory[:start] if kind == _WITH_VALUES else None), bytes(self._memory[start:stop])
+
+    def shut(self) -> None:
+        """Whoever waits at either end goes on: the line is over. For any thread."""
+        with contextlib.suppress(OSError):
+            self._connection.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        """Let go of it; the other end finds out."""
+        self._connection.close()
+
+
+def fits(size_bytes: int, header: bytes) -> bool:
+    """Whether a message with so many bytes of values goes by a line."""
+    return size_bytes + len(header) + _END.size <= LIMIT_BYTES
+
+
+class LineSteps:
+    """The client's side of a stream with a line: messages there and answers back in lock-step.
+
+    Args:
+        line: As it was agreed on.
+        exchange: The stream.
+        clock: For its time.
+        as_batch: Makes what the stream carries of values.
+    """
+
+    def __init__(
+        self,
+        line: Line,
+        exchange: ClientExchange,
+        clock: Clock,
+        as_batch: Callable[[Sequence[memoryview]], pa.RecordBatch],
+    ) -> None:
+        self._line = line
+        self._exchange = exchange
+        self._clock = clock
+        self._as_batch = as_batch
+        # The stream's own time is over by then.
+        self._ends_at = clock.now() + exchange.timeout_s
+
+    def _is_over(self) -> bool:
+        return self._clock.now() > self._ends_at
+
+    def lock_step(
+        self, messages: Iterable[tuple[Sequence[memoryview] | None, bytes, int]], *, ahead: int
+    ) -> Iterator[tuple[pa.RecordBatch | memoryview | None, bytes | None]]:
+        """As ``ClientExchange.lock_step``, with values in place of batches."""
+        unanswered: deque[tuple[int, int]] = deque()
+        by_line = by_stream = 0
+        for values, header, size_bytes in messages:
+            is_small = fits(size_bytes, header)
+            line_bytes = _OVERHEAD_BYTES + (size_bytes + len(header) if is_small else 0)
+            stream_bytes = 0 if is_small else size_bytes
+            while unanswered and (
+                by_line + line_bytes > AHEAD_BYTES or by_stream + stream_bytes > LOCK_STEP_LIMIT_BYTES
+            ):
+                yield self._answer()
+                first = unanswered.popleft()
+                by_line, by_stream = by_line - first[0], by_stream - first[1]
+            self._write(values, header, size_bytes, is_small=is_small)
+            unanswered.append((line_bytes, stream_bytes))
+            by_line, by_stream = by_line + line_bytes, by_stream + stream_bytes
+            if len(unanswered) >= ahead:
+                yield self._answer()
+                first = unanswered.popleft()
+                by_line, by_stream = by_line - first[0], by_stream - first[1]
+        while True:
+            yield self._answer()
+
+    def _write(self, values: Sequence[memoryview] | None, header: bytes, size_bytes: int, *, is_small: bool) -> None:
+        if is_small:
+            if not self._line.send(values, header, self._is_over):
+                self._hear_why()
+            return
+        if not self._line.send_word(self._is_over):
+            self._hear_why()
+        if values is None:
+            self._exchange.write_metadata(header)
+        else:
+            self._exchange.write(self._as_batch(values), header, size_bytes=size_bytes)
+
+    def _answer(self) -> tuple[pa.RecordBatch | memoryview | None, bytes | None]:
+        found = self._line.receive(self._is_over)
+        if found is None:
+            self._hear_why()
+            raise AssertionError("unreachable")
+        return found if found[0] is not None or found[1] else self._exchange.answer()
+
+    def _hear_why(self) -> None:
+        """Raise what the server says on the stream, or what became of that."""
+        self._exchange.answer()
+        raise OutcomeUnknownError("the server has ended the line, and goes on with the stream")
