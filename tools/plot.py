@@ -22,7 +22,9 @@ _WIDEST = 100
 @click.argument("runs", nargs=-1, required=True, metavar="RUN...", type=click.Path(path_type=Path))
 @click.option("--metric", "names", multiple=True, metavar="NAME", help="Only this one; may be repeated [all]")
 @click.option("--by", "axis", type=click.Choice(["records", "seconds"]), default="records", show_default=True)
-@click.option("--output", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE", help="Write a PNG file.")
+@click.option(
+    "--output", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE", help="Write an SVG or PNG file."
+)
 @click.option("--json", "as_json", is_flag=True, help="The points of all curves as one JSON object.")
 def plot(runs: tuple[Path, ...], names: tuple[str, ...], axis: Axis, output: Path | None, as_json: bool) -> None:
     """Draw what scripts logged, of one run or several.

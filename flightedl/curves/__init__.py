@@ -2,6 +2,6 @@
 
 ``gathering`` makes means of them, of shorter or longer stretches of time, so that a run of any length has few thousand.
 ``files`` writes what a trainer has gathered, as CSV and, if wanted, as ``tensorboard`` event files, and reads it back.
-``merging`` makes one curve of what several trainers wrote. ``drawing`` draws curves to a PNG file, for whoever has any,
-and ``terminal`` draws them with characters.
+``merging`` makes one curve of what several trainers wrote. ``drawing`` draws curves to a file, for whoever has any (as
+SVG: ``vector``), and ``terminal`` draws them with characters.
 """

@@ -1,4 +1,4 @@
-"""Curves as a PNG file, by matplotlib, which is an extra.
+"""Curves as a file: SVG, by ``vector``, or PNG, by matplotlib, which is an extra and takes a second to import.
 
 Used for the curves of a run, by ``flightedl plot``, and by examples for curves of their own.
 """
@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from flightedl.curves.merging import Curve
+from flightedl.curves.vector import svg
 from flightedl.errors import UsageError
 
 _WIDTH_INCHES = 5.0
@@ -28,18 +29,33 @@ def draw(path: Path, panels: Mapping[str, Mapping[str, Curve]], *, x_label: str,
     """Draw curves, a panel for each name; returns ``path``.
 
     Args:
-        path: Of the PNG file, which is replaced when it is complete.
+        path: Of the file, which is replaced when it is complete: SVG if it is named so, else PNG.
         panels: Name of what is shown -> label of a curve -> its (x, y). Values that are not finite are left out.
         x_label: What x is.
         title: Above all panels.
 
     Raises:
-        UsageError: matplotlib is missing, there is nothing to draw, or the file cannot be written.
+        UsageError: matplotlib is missing for PNG, there is nothing to draw, or the file cannot be written.
     """
-    if not can_draw():
-        raise UsageError("curves are drawn by matplotlib: pip install 'flightedl[plot]'")
     if not panels:
         raise UsageError("there are no curves to draw")
+    part = path.with_name(f".{path.name}")
+    try:
+        if path.suffix.lower() == ".svg":
+            part.write_text(svg(panels, x_label=x_label, title=title), "utf-8")
+        else:
+            _draw_png(part, panels, x_label, title)
+        part.replace(path)
+    except OSError as error:
+        raise UsageError(f"the curves cannot be written to {path}: {error.strerror}") from None
+    return path
+
+
+def _draw_png(path: Path, panels: Mapping[str, Mapping[str, Curve]], x_label: str, title: str) -> None:
+    if not can_draw():
+        raise UsageError(
+            "PNG files of curves are drawn by matplotlib: name the file .svg, or pip install 'flightedl[plot]'"
+        )
     from matplotlib.figure import Figure
 
     columns = min(len(panels), 3, math.ceil(math.sqrt(len(panels))))
@@ -50,13 +66,7 @@ def draw(path: Path, panels: Mapping[str, Mapping[str, Curve]], *, x_label: str,
         _panel(figure.add_subplot(rows, columns, place), name, curves, x_label)
     if title:
         figure.suptitle(title)
-    part = path.with_name(f".{path.name}")
-    try:
-        figure.savefig(part, format="png", dpi=_DOTS_PER_INCH)
-        part.replace(path)
-    except OSError as error:
-        raise UsageError(f"the curves cannot be written to {path}: {error.strerror}") from None
-    return path
+    figure.savefig(path, format="png", dpi=_DOTS_PER_INCH)
 
 
 def _panel(axes: Any, name: str, curves: Mapping[str, Curve], x_label: str) -> None:

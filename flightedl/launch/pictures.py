@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from flightedl.curves.drawing import can_draw, draw
-from flightedl.curves.files import WHOLE, read_points, write_whole
+from flightedl.curves.drawing import draw
+from flightedl.curves.files import read_points, write_whole
 from flightedl.curves.merging import LABELS, by_name, curves_of
 from flightedl.errors import FlightedlError, NotFoundError
 
-PICTURE = "metrics.png"
+PICTURE = "metrics.svg"
 
 
 def keep_curves(directory: Path) -> Iterator[str]:
@@ -19,11 +19,8 @@ def keep_curves(directory: Path) -> Iterator[str]:
         points = read_points(directory)
         write_whole(directory, points)
         curves = curves_of(points)
-        if can_draw():
-            draw(directory / PICTURE, by_name({directory.name: curves}), x_label=LABELS["records"])
-            yield f"curves of {', '.join(curves)} are in {directory / PICTURE}"
-        else:
-            yield f"logged values are in {directory / WHOLE}; for a picture of them: pip install 'flightedl[plot]'"
+        draw(directory / PICTURE, by_name({directory.name: curves}), x_label=LABELS["records"])
+        yield f"curves of {', '.join(curves)} are in {directory / PICTURE}"
     except NotFoundError:
         return
     except (FlightedlError, OSError) as error:

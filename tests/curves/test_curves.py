@@ -6,19 +6,21 @@ import math
 import struct
 import sys
 from pathlib import Path
+from xml.etree import ElementTree as ET
 
 import pytest
 
 from flightedl.client.logged import LoggedValues, require_files
 from flightedl.config import TrainerSettings
+from flightedl.curves import drawing
 from flightedl.curves.drawing import draw
 from flightedl.curves.files import PointFile, read_points, write_whole
 from flightedl.curves.gathering import Gathering, Point
 from flightedl.curves.merging import curves_of
 from flightedl.curves.tensorboard import EventFile
 from flightedl.curves.terminal import chart
+from flightedl.curves.vector import svg
 from flightedl.errors import DataError, NotFoundError, UsageError
-from flightedl.launch import pictures
 from flightedl.launch.pictures import keep_curves
 from flightedl.testing.clock import FakeClock
 from flightedl_tools.main import run_command_line
@@ -107,18 +109,44 @@ def test_a_picture_is_written_whole(tmp_path: Path) -> None:
         draw(tmp_path / "absent" / "x.png", {"a": {}}, x_label="")
 
 
-def test_a_run_ends_with_one_file_of_values_and_a_picture_where_one_can_be_drawn(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_png_needs_matplotlib_and_svg_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(drawing, "can_draw", lambda: False)
+    panels = {"loss": {"run": [(0.0, 1.0), (1.0, 2.0)]}}
+    assert draw(tmp_path / "x.svg", panels, x_label="records").exists()
+    with pytest.raises(UsageError, match=r"name the file \.svg, or pip install"):
+        draw(tmp_path / "x.png", panels, x_label="records")
+
+
+def test_a_vector_picture_has_each_curve_in_its_panel_broken_where_a_value_is_not_finite() -> None:
+    curve = [(0.0, 1.0), (10.0, 2.0), (20.0, math.nan), (30.0, 1.5), (40.0, math.inf), (50.0, 3.0)]
+    one = {"a <b>": curve, "c": [(0.0, 2.0)]}
+    text = svg({"loss": one, "rate": {"a <b>": [(0.0, 0.0)] * 40}}, x_label="records", title="runs")
+    root = ET.fromstring(text)
+    loss, rate = root.findall("{*}g")
+    lines = [line.get("points", "").split() for line in loss.findall("{*}polyline")]
+    assert [len(points) for points in lines] == [2, 1, 1, 1]
+    places = [tuple(map(float, point.split(","))) for line in lines[:3] for point in line]
+    assert [x for x, _ in places] == sorted(x for x, _ in places)
+    # What is greater is higher.
+    assert places[3][1] < places[1][1] < places[2][1] < places[0][1]
+    assert len(loss.findall("{*}circle")) == 5
+    assert not rate.findall("{*}circle")
+    texts = [each.text for each in loss.findall("{*}text")]
+    assert {"loss", "records", "a <b>", "c", "0", "10", "50", "1.5", "3"} <= set(texts)
+
+
+@pytest.mark.parametrize("value", [0.0, 7.0, -1e-300, 1e300, math.nan])
+def test_a_vector_picture_of_one_value_can_be_drawn(value: float) -> None:
+    ET.fromstring(svg({"x": {"run": [(3.0, value)]}, "none": {}}, x_label="records"))
+
+
+def test_a_run_ends_with_one_file_of_values_and_a_picture(tmp_path: Path) -> None:
     assert list(keep_curves(tmp_path)) == []
     PointFile(tmp_path, "a").append([point("a", 1.0, 10, 0.5)])
-    monkeypatch.setattr(pictures, "can_draw", lambda: False)
-    (line,) = keep_curves(tmp_path)
-    assert "pip install 'flightedl[plot]'" in line
-    assert (tmp_path / "metrics.parquet").exists()
-    monkeypatch.undo()
     (line,) = keep_curves(tmp_path)
     assert line.startswith("curves of loss are in ")
+    assert (tmp_path / "metrics.parquet").exists()
+    assert (tmp_path / "metrics.svg").exists()
 
 
 def test_a_trainer_writes_while_it_runs_and_goes_on_where_it_cannot(
