@@ -6,6 +6,7 @@ import json
 import struct
 import time
 from dataclasses import replace
+from typing import Any, cast
 
 import numpy as np
 import psutil
@@ -28,6 +29,7 @@ from flightedl_tools.bench.sides import Measured
 from flightedl_tools.bench.steady import accepted_pushes, longest_pause
 from flightedl_tools.bench.tables.whole import RowPeer, missing, standard
 from flightedl_tools.bench.tables.workloads import as_numbers, steps_of, workloads_of
+from flightedl_tools.bench.trainer import run_steps
 from flightedl_tools.main import command
 
 
@@ -192,3 +194,21 @@ def test_a_small_run_of_tables_between_processes() -> None:
     ]
     assert all([side["side"] for side in one["sides"]] == ["flightedl", "flightedl, rows asked ahead"] for one in found)
     assert all(side["step_s"] > 0 and side["cpu_s"] > 0 for one in found for side in one["sides"])
+
+
+class _Batches(list[int]):
+    """Stands for a dataset."""
+
+    is_closed = False
+
+    def close(self) -> None:
+        self.is_closed = True
+
+
+def test_an_order_is_a_loop_of_its_own_which_is_left_with_nobody_waited_for() -> None:
+    data, steps = _Batches(range(10)), list[int]()
+    seconds, cpu_s = run_steps(cast("Any", data), lambda: steps.append(1), 3)
+    # The fourth batch only says that the third is through.
+    assert len(seconds) == len(steps) == 3
+    assert min(*seconds, cpu_s) >= 0
+    assert data.is_closed

@@ -9,6 +9,8 @@ from __future__ import annotations
 import json
 import sys
 import time
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -38,25 +40,30 @@ def main(options: dict[str, Any]) -> None:
         if options["lends"]:
             model.lend_to(lambda _name, _start, _values: None)
         ready()
-        left = 0
-        cpu_s = begun = 0.0
-        seconds: list[float] = []
-        for _ in data:
-            now = time.perf_counter()
-            if left or seconds:
-                seconds.append(now - begun)
-                left -= 1
-            if left <= 0:
-                if seconds:
-                    report(seconds, time.process_time() - cpu_s)
-                seconds = []
-                left = next_order()
-                if not left:
-                    return
-                cpu_s = time.process_time()
-                now = time.perf_counter()
-            begun = now
-            model.step(gradients)
+        # Each order is a loop of its own. One who stayed in its loop would be a member of synchronous rounds between
+        # two orders, and another that still has a step to do, as it joined later, would wait for it.
+        while count := next_order():
+            seconds, cpu_s = run_steps(data, partial(model.step, gradients), count)
+            report(seconds, cpu_s)
+
+
+def run_steps(data: fe.Dataset, step: Callable[[], object], count: int) -> tuple[list[float], float]:
+    """Seconds of each of so many turns of the loop, and processor time of them all; then the loop is left."""
+    seconds: list[float] = []
+    begun, cpu_s = 0.0, time.process_time()
+    for _ in data:
+        now = time.perf_counter()
+        if begun:
+            seconds.append(now - begun)
+        else:
+            cpu_s = time.process_time()
+        if len(seconds) == count:
+            break
+        begun = now
+        step()
+    cpu_s = time.process_time() - cpu_s
+    data.close()
+    return seconds, cpu_s
 
 
 if __name__ == "__main__":
