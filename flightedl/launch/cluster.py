@@ -23,22 +23,21 @@ from typing import TYPE_CHECKING, Any, Self
 
 from flightedl.adapters.clock import SystemClock
 from flightedl.config import TrainerSettings
-from flightedl.coordination.checkpoint_places import job_storage
 from flightedl.errors import FlightedlError, JobFailedError, UnavailableError, UsageError
 from flightedl.launch.etcd import EmbeddedEtcd
 from flightedl.launch.forking import ForkServer, fork_server
 from flightedl.launch.lease_cleaner import LeaseCleaner
 from flightedl.launch.naming import JobName
 from flightedl.launch.places import LOGS, directory_of, free_port, make_directory
-from flightedl.launch.policy import Limits, Role, Slot
+from flightedl.launch.policy import Account, Limits, Role, Slot
 from flightedl.launch.processes import Children
 from flightedl.launch.programs import Programs, TrainerProgram
-from flightedl.launch.status import JobStatus, account_of
 from flightedl.launch.supervisor import OnEvent, Outcome, ProcessView, Starter, Supervisor, explain
 from flightedl.ports import Storage
 
 if TYPE_CHECKING:
     from flightedl.client.session import Job
+    from flightedl.launch.status import JobStatus
 
 _STATUS_POLL_S = 0.1
 _STATUS_TIMEOUT_S = 2.0
@@ -155,6 +154,9 @@ class LocalCluster:
 
     def status(self) -> JobStatus:
         """Asks the master how the job stands; close it after use."""
+        # Takes as long to import as etcd to start, and is not needed until processes are started.
+        from flightedl.launch.status import JobStatus
+
         return JobStatus(self._programs.etcd(), self.job, self._clock, self._programs.tls_dir)
 
     # Life
@@ -196,7 +198,6 @@ class LocalCluster:
             starters |= self._programs.starters(children, self.directory, forks)
             cleaner = LeaseCleaner(self._programs.etcd(), self.job, self._clock)
             stack.callback(cleaner.close)
-            account = stack.enter_context(self.status())
             self._supervisor = Supervisor(
                 children,
                 starters,
@@ -204,7 +205,7 @@ class LocalCluster:
                 self._limits,
                 self._on_event,
                 lambda pid: cleaner.revoke_for(pid) if self.revokes_leases else None,
-                lambda: account_of(account),
+                self._account,
             )
             stack.callback(self._supervisor.stop)
             self._supervisor.start()
@@ -285,10 +286,21 @@ class LocalCluster:
         """
         if self._output_dir is not None:
             make_directory(self._output_dir / LOGS)
+        if not (url := self._programs.master_settings().checkpoint):
+            return
+        from flightedl.coordination.checkpoint_places import job_storage
+
         try:
-            self._storage = job_storage(self._programs.master_settings().checkpoint, self.job)
+            self._storage = job_storage(url, self.job)
         except UnavailableError as error:
             raise UsageError(f"no checkpoints can be kept: {error}") from None
+
+    def _account(self) -> Account | None:
+        """How the job stands, as the policy asks it; None: that is not known."""
+        from flightedl.launch.status import account_of
+
+        with self.status() as status:
+            return account_of(status)
 
     def _running(self) -> Supervisor:
         if self._supervisor is None:

@@ -8,18 +8,21 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
-from flightedl.adapters.etcd import EtcdCoordinator
 from flightedl.coordination.keys import JobKeys
-from flightedl.launch.former import forget, former_job, require_startable
-from flightedl.launch.liveness import Liveness
 from flightedl.launch.programs import Programs
-from flightedl.launch.status import is_master_answering, tool_connector
 from flightedl.ports import Clock, Coordinator, Storage
+
+if TYPE_CHECKING:
+    from flightedl.adapters.etcd import EtcdCoordinator
+    from flightedl.launch.liveness import Liveness
 
 
 class JobName:
     """The name of one job.
+
+    A job with an etcd of its own, of which it is the first job, never asks: what it takes is imported when it does.
 
     Args:
         job: It.
@@ -41,6 +44,8 @@ class JobName:
         Raises:
             UsageError: the job runs, or its former one is to be gone on with in another way.
         """
+        from flightedl.launch.former import forget, former_job, require_startable
+
         chosen = self._programs.master_settings()
         coordinator = stack.enter_context(self._coordinator())
         liveness = self._liveness(coordinator, is_unwanted)
@@ -69,14 +74,21 @@ class JobName:
         Raises:
             UsageError: it runs.
         """
+        from flightedl.launch.former import forget
+
         with self._coordinator() as coordinator:
             self._liveness(coordinator, lambda: False).require_gone()
             forget(coordinator, self._keys)
 
     def _coordinator(self) -> contextlib.closing[EtcdCoordinator]:
+        from flightedl.adapters.etcd import EtcdCoordinator
+
         return contextlib.closing(EtcdCoordinator(self._programs.etcd(), clock=self._clock))
 
     def _liveness(self, coordinator: Coordinator, is_unwanted: Callable[[], bool]) -> Liveness:
+        from flightedl.launch.liveness import Liveness
+        from flightedl.launch.status import is_master_answering, tool_connector
+
         connector = tool_connector(self._programs.tls_dir)
         return Liveness(
             coordinator,
