@@ -14,6 +14,11 @@ class Changes:
         #: Something has changed that was not announced.
         self._has_news = False
 
+    @property
+    def count(self) -> int:
+        """To be waited past, see ``wait``."""
+        return self._count
+
     def note(self) -> None:
         """Something has changed; to be announced when the message is through."""
         self._has_news = True

@@ -158,10 +158,10 @@ class PserverFlight:
         parts, request = received
         del received
         began = self._clock.now()
-        if decode(request, Opening).verb == "lookup":
-            self._lookup(decode(request, LookupHeader), parts, stream, call)
+        header = _opened(request)
+        if isinstance(header, LookupHeader):
+            self._lookup(header, parts, stream, call)
             return True
-        header = decode(request, PushHeader)
         shard = self._service.shard(header.plan_hash)
         stream.serves(header.member)
         with tracing.serves("pserver", "step", header.traceparent):
@@ -175,7 +175,7 @@ class PserverFlight:
         checksums = header.checksums
         while True:
             self._service.require_lease()
-            pieces = session.feed(parts)
+            pieces = [*session.feed(parts), *session.soon()]
             stream.write(pieces, STEP_END if session.is_over else b"", checksums=checksums)
             # The next message is to come into this one's memory, while that is in the processor's cache. And of values
             # that somebody holds, others' gradients make a copy first.
@@ -229,6 +229,17 @@ class PserverFlight:
         deadline = min(self._clock.now() + request.wait_s, call.deadline)
         found = awaited_values(shard, request.member, waiting, self._clock, deadline)
         return Outgoing(VALUES_SCHEMA, ((encode_pieces(pieces), None) for pieces in _while_wanted(found, call)))
+
+
+def _opened(request: bytes) -> PushHeader | LookupHeader:
+    """What a message begins. Nearly always it is a step: to look at the verb first costs as much again."""
+    try:
+        header = decode(request, PushHeader)
+    except MessageError:
+        if decode(request, Opening).verb == "lookup":
+            return decode(request, LookupHeader)
+        raise
+    return header if header.verb != "lookup" else decode(request, LookupHeader)
 
 
 def _while_wanted(found: Iterator[list[OutgoingBlocks]], call: Call) -> Iterator[list[OutgoingBlocks]]:

@@ -145,7 +145,9 @@ class StepStream:
             may_wait: For the trainer to take what it has; it reads, and sends nothing.
         """
         if self._outbox is not None:
-            self._have_room(sum(piece.size_bytes for piece in pieces), may_wait=may_wait)
+            self._note_taken()
+            if may_wait:
+                self._have_room(sum(piece.size_bytes for piece in pieces))
         self._send(*encode_message(pieces, attached, checksums=checksums, outbox=self._outbox))
 
     def write_word(self, word: bytes) -> None:
@@ -181,17 +183,15 @@ class StepStream:
         self._outbox = Outbox(self._pair.own.values, store=None if store is None else store.values)
         self._meter.stream(0, shared=1)
 
-    def _have_room(self, size_bytes: int, *, may_wait: bool) -> None:
+    def _have_room(self, size_bytes: int) -> None:
         assert self._outbox is not None
-        until = self._clock.now() + _PATIENCE_S if may_wait else 0.0
-        while True:
-            self._note_taken()
-            if not may_wait or self._outbox.has_room(size_bytes) or self._clock.now() > until:
-                return
+        until = self._clock.now() + _PATIENCE_S
+        while not self._outbox.has_room(size_bytes) and self._clock.now() <= until:
             self._clock.sleep(_POLL_S)
+            self._note_taken()
 
     def _note_taken(self) -> None:
-        if self._pair is None or self._outbox is None:
+        if self._pair is None or self._outbox is None or not self._outbox.untaken:
             return
         # Whatever a trainer writes there, it only loses what it says to have taken already.
         news = min(self._pair.other.taken - self._taken, self._outbox.untaken)

@@ -2,7 +2,8 @@
 
 A step brings parts in one message after the other. Each message is answered with what became of its parts, and with
 about as many values as it brought, of those that can leave already. When all have come, the values of blocks whose
-rounds close in time follow. So both sides are busy all the time, and neither has to hold more than a few messages.
+rounds close in time follow. So both sides are busy all the time, and neither has to hold more than a few messages. Of a
+little step the last outcomes wait for these values for a moment: all of it is one message and its answer then.
 """
 
 from __future__ import annotations
@@ -21,6 +22,10 @@ from flightedl.wire.rows import TARGET_BYTES, OutgoingBlocks
 _SLICE_S = 0.25
 #: Blocks whose values are not there yet, after which no others are looked for.
 _LOOK_AHEAD = 4
+#: Of a step so small that what it costs is its messages: for so long its outcomes wait for the values.
+_MOMENT_S = 0.002
+_LITTLE_BYTES = 64 << 10
+_FEW = 4
 
 
 class StepSession:
@@ -35,6 +40,7 @@ class StepSession:
         self._shard = shard
         self._header = header
         self._left = header.rows
+        self._received_bytes = 0
         #: Values that the trainer wants and that have not left, in the order in which their rows came.
         self._waiting: deque[Wanted] = deque()
 
@@ -63,18 +69,21 @@ class StepSession:
             FlightedlError: as ``ShardState.push``; MessageError: more came than was announced.
         """
         shard = self._shard
-        self._left -= sum(len(part.blocks) for part in parts)
+        self._left -= sum([len(part.blocks) for part in parts])
         if self._left < 0:
             raise MessageError(f"{self._header.rows} rows were announced, {-self._left} more came")
         began = shard.meter.now()
         pushed = shard.push(self._header, parts)
         shard.changes.announce()
         pieces = [one.piece for one in pushed]
+        received_bytes = sum([len(part.data) for part in parts])
+        sent_bytes = sum([piece.size_bytes for piece in pieces])
+        self._received_bytes += received_bytes
         if self._waiting:
-            budget_bytes = sum(len(part.data) for part in parts) - sum(piece.size_bytes for piece in pieces)
-            pieces += self._ready(budget_bytes)
-        self._waiting.extend(one.wanted for one in pushed if one.wanted is not None)
-        received_bytes, sent_bytes = sum(len(part.data) for part in parts), sum(piece.size_bytes for piece in pieces)
+            more = self._ready(received_bytes - sent_bytes)
+            sent_bytes += sum([piece.size_bytes for piece in more])
+            pieces += more
+        self._waiting.extend([one.wanted for one in pushed if one.wanted is not None])
         shard.meter.message(shard.meter.now() - began, received_bytes, sent_bytes)
         return pieces
 
@@ -89,6 +98,31 @@ class StepSession:
             if rest:
                 self._waiting.extendleft(reversed(rest))
                 break
+        return found
+
+    def soon(self) -> list[OutgoingBlocks]:
+        """Values whose rounds close in a moment, so that they leave with the outcomes: a message costs time.
+
+        The trainer has sent everything; it only waits, for these.
+        """
+        if self._left or not 0 < len(self._waiting) <= _FEW or self._received_bytes > _LITTLE_BYTES:
+            return []
+        seen = self._shard.changes.count
+        found = self._ready_now()
+        if self._waiting and self._shard.changes.wait(seen, _MOMENT_S) != seen:
+            found += self._ready_now()
+        return found
+
+    def _ready_now(self) -> list[OutgoingBlocks]:
+        """Of what is waited for; the rest is waited for further."""
+        found: list[OutgoingBlocks] = []
+        missing: list[Wanted] = []
+        while self._waiting:
+            ready, rest = self._shard.read(self._waiting.popleft(), self._header.member)
+            found += ready
+            missing += rest
+        self._waiting.extend(missing)
+        self._shard.meter.sent(sum([piece.size_bytes for piece in found]))
         return found
 
     def drain(self, clock: Clock, deadline: float) -> Iterator[list[OutgoingBlocks]]:

@@ -30,7 +30,9 @@ _LIFETIME_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
-class _Held:
+class HeldStream:
+    """An open stream."""
+
     connection: Connection
     exchange: ClientExchange
     #: What was made of it when it was opened.
@@ -61,7 +63,7 @@ class ReusableExchange:
         self._descriptor = msgspec.json.encode({"verb": verb})
         self._schema = schema
         self._clock = clock
-        self._held: _Held | None = None
+        self._held: HeldStream | None = None
 
     @property
     def is_open(self) -> bool:
@@ -82,12 +84,23 @@ class ReusableExchange:
     @contextmanager
     def use_greeted(self, connection: Connection, *, timeout_s: float) -> Iterator[tuple[ClientExchange, Any]]:
         """As ``use``, with what was made of the stream when it was opened."""
-        held = self._take(connection, timeout_s) or self._open(connection, timeout_s)
+        held = self.begin(connection, timeout_s=timeout_s)
         try:
             yield held.exchange, held.greeted
         except BaseException as error:
-            held.exchange.__exit__(type(error), error, error.__traceback__)
+            self.end(held, error)
             raise
+        self.end(held, None)
+
+    def begin(self, connection: Connection, *, timeout_s: float) -> HeldStream:
+        """As ``use_greeted``, where a step is so short that a ``with`` block of the library counts; then ``end``."""
+        return self._take(connection, timeout_s) or self._open(connection, timeout_s)
+
+    def end(self, held: HeldStream, error: BaseException | None) -> None:
+        """The request was answered wholly, or ended with this error, which ends the stream."""
+        if error is not None:
+            held.exchange.__exit__(type(error), error, error.__traceback__)
+            return
         other, self._held = self._held, held
         if other is not None:
             _end(other.exchange)
@@ -98,7 +111,7 @@ class ReusableExchange:
         if held is not None:
             _end(held.exchange)
 
-    def _take(self, connection: Connection, timeout_s: float) -> _Held | None:
+    def _take(self, connection: Connection, timeout_s: float) -> HeldStream | None:
         held, self._held = self._held, None
         if held is None:
             return None
@@ -108,7 +121,7 @@ class ReusableExchange:
         _end(held.exchange)
         return None
 
-    def _open(self, connection: Connection, timeout_s: float) -> _Held:
+    def _open(self, connection: Connection, timeout_s: float) -> HeldStream:
         now, lifetime_s = self._clock.now(), _LIFETIME_S + timeout_s
         exchange = connection.exchange(self._descriptor, self._schema, timeout_s=lifetime_s).__enter__()
         try:
@@ -116,7 +129,7 @@ class ReusableExchange:
         except BaseException as error:
             exchange.__exit__(type(error), error, error.__traceback__)
             raise
-        return _Held(connection, exchange, greeted, now + _LIFETIME_S, now + lifetime_s)
+        return HeldStream(connection, exchange, greeted, now + _LIFETIME_S, now + lifetime_s)
 
 
 def _end(exchange: ClientExchange) -> None:

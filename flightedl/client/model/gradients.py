@@ -42,6 +42,8 @@ class _Wanted:
 
 _ARRAYS = {np.ndarray}
 _SHAPE = attrgetter("shape")
+#: Without the Python that the method of arrays has.
+_all = np.logical_and.reduce
 
 
 class JoinedRun:
@@ -250,8 +252,10 @@ def _is_within(flat: Array, limit: float) -> bool:
     if flat.size < _FEW_ELEMENTS and math.isinf(limit):
         # Setting the error state costs more than looking at each element. And for more elements at once NumPy lets
         # other threads of Python run, which takes longer than all of this.
-        pieces = (flat[start : start + _HELD_ELEMENTS] for start in range(0, flat.size, _HELD_ELEMENTS))
-        return all(np.isfinite(piece).all() for piece in pieces)
+        for start in range(0, flat.size, _HELD_ELEMENTS):
+            if not _all(np.isfinite(flat[start : start + _HELD_ELEMENTS])):
+                return False
+        return True
     with np.errstate(over="ignore", invalid="ignore"):
         squares = float(np.dot(flat, flat))
         return (math.isfinite(squares) and squares < limit * limit) or bool((np.abs(flat) < limit).all())

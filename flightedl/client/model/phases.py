@@ -2,7 +2,8 @@
 
 A gradient is *pushed* until the pserver has answered for all of it. Then it is *waited* until values come, which in
 synchronous mode is when the rest of the round has pushed. From the first of them on they are *pulled*. Values that come
-with the answers to a push, as in asynchronous mode, cost no time of their own.
+with the answers to a push cost no time of their own: in asynchronous mode, and where a round of little values closes
+within two milliseconds.
 """
 
 from __future__ import annotations

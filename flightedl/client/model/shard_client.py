@@ -189,8 +189,12 @@ class ShardClient:
             traceparent=tracing.carried(),
             checksums=connection.has_checksums,
         )
+        pieces: Iterable[Sequence[OutgoingBlocks]]
         pieces = self._blocks_by_message(blocks[:-1] if has_rows else blocks, push.bases, outgoing)
-        if has_rows:
+        if len(self._runs) == 1 and not has_rows:
+            # Nearly always one message, and it is known to be one then.
+            pieces = list(pieces)
+        elif has_rows:
             rows = self._rows_pushed(push.bases[blocks[-1]], outgoing.rows, pull=whole.pull_after_push)
             pieces = chain(pieces, [[rows]])
         self._exchange(pieces, encode(header), transfer, outgoing.rows, connection)
@@ -206,7 +210,7 @@ class ShardClient:
         """Messages there, the first of which brings the request, and answers back."""
         if rows is not None:
             rows.begin(self._index)
-        joined = JoinedAnswers(self._buckets, transfer)
+        joined = JoinedAnswers(self._buckets, transfer) if self._buckets else None
         checksums = connection.has_checksums
         with self._channel.use(connection, timeout_s=_STREAM_S) as stream:
             for parts, said in stream.converse(messages, request, self.phases, checksums=checksums, ahead=self._window):
