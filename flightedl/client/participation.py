@@ -200,7 +200,8 @@ class Participation:
         """Report to the master and ask it for work, on the thread whose stream it is."""
         self._renew_registration()
         member = self.membership.member
-        ticket, master = ask.ticket(self.trainer, self.generation, evaluation), self._servers.master()
+        round_ = 0 if self._parameters is None else self._parameters.steps.round
+        ticket, master = ask.ticket(self.trainer, self.generation, evaluation, round_), self._servers.master()
         with tracing.asks("master", "tasks", master.address):
             if traceparent := tracing.carried():
                 ticket = replace(ticket, traceparent=traceparent)

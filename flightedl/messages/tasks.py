@@ -19,7 +19,7 @@ STACKS_LIMIT = 200_000
 #: A trainer says so often how far it is, unless the master wants it more seldom.
 REPORT_EVERY_S = 0.5
 #: Who has reported its last task and asks for no longer than this may stay a member meanwhile.
-MOMENT_S = 0.01
+MOMENT_S = 0.03
 #: name -> [weighted sum, weight].
 Metrics = Annotated[dict[Name, tuple[float, float]], msgspec.Meta(max_length=METRICS_LIMIT)]
 
@@ -73,6 +73,8 @@ class TasksTicket(Sender, frozen=True, kw_only=True):
     want: Annotated[int, msgspec.Meta(ge=0, le=64)] = 1
     #: How long the master may hold the call while there is nothing to hand out.
     wait_s: Annotated[float, msgspec.Meta(ge=0, le=20)] = 2.0
+    #: The synchronous round whose values the trainer has; 0: not known. Members that join are waited for a round later.
+    round: Natural = 0
     traceparent: Traceparent = ""
 
 

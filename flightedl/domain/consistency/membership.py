@@ -11,7 +11,8 @@ This is the master's side: events in, effects out. A pserver's side is ``views.P
   have, the member is *admitted*, and only then its trainer is told the member id. When one refused, the trainer is
   proposed anew under a new id, at the highest open round answered plus a margin that doubles with each refusal. The
   first margin is none, and after a refusal that which was enough for others before, or half of it, two rounds at most:
-  how many are closed while a view travels depends on how long they take.
+  how many are closed while a view travels depends on how long they take. Members say which round they are at, and that
+  counts as an open round that is known of, up to so many rounds beyond what pservers have said.
 * A *member id* is given once: (master generation, counter) in one int64. What was sent under an old id is refused, so
   forgetting a member and proposing its trainer anew is always possible. The trainer learns of it when it is refused.
 * *A pserver that returns* with a new generation has lost rounds: its blocks start from a checkpoint, behind the others.
@@ -55,6 +56,8 @@ _GENERATION_LIMIT = 1 << (63 - _COUNTER_BITS)
 #: The margin stops doubling here.
 _MARGIN_LIMIT = 1024
 _USUAL_REFUSALS_LIMIT = 2
+#: A member is believed to be so far beyond the highest open round that a pserver has answered.
+_BELIEVED_ROUNDS = 256
 _FORMAT = 1
 _SYNC = Sync()
 
@@ -111,6 +114,8 @@ class Membership:
         #: Serial of the first view of this master that has the present mode.
         self._switch_serial = 1
         self._switch_refusals = 0
+        #: The highest round that a member is at, by its own word; 0: not known.
+        self._told_round = 0
         #: So many refusals make the margin that is probably enough.
         self._usual_refusals = 0
         #: Whether every pserver has had the present mode.
@@ -169,8 +174,13 @@ class Membership:
 
     # trainers
 
-    def join(self, trainer: str, generation: int) -> list[Effect]:
+    def join(self, trainer: str, generation: int, margin: int = 0) -> list[Effect]:
         """A trainer that holds work asks to be waited for; asking again changes nothing.
+
+        Args:
+            trainer: Its name.
+            generation: Of its registration.
+            margin: So many rounds behind the highest open one.
 
         Raises:
             UnregisteredError: a newer registration of this trainer is a member already.
@@ -181,7 +191,7 @@ class Membership:
         if member is not None and generation == member.generation:
             return []
         self._begin()
-        self._propose(trainer, generation, refusals=0)
+        self._propose(trainer, generation, refusals=0, margin=margin)
         return self._changed()
 
     def join_together(self, trainers: Mapping[str, int]) -> list[Effect]:
@@ -238,6 +248,11 @@ class Membership:
             self._propose(member.trainer, member.generation, refusals=0)
         return self._changed()
 
+    def note_round(self, trainer: str, round_: int) -> None:
+        """A trainer says which synchronous round it is at; what is none of a member is passed over."""
+        if isinstance(self._mode, Sync) and self.member_id_of(trainer) is not None:
+            self._told_round = max(self._told_round, min(round_, self._answered_round + _BELIEVED_ROUNDS))
+
     # pservers
 
     def pserver_up(self, index: int, generation: int, highest_open_round: int) -> list[Effect]:
@@ -255,6 +270,8 @@ class Membership:
             known.highest_open_round = max(known.highest_open_round, highest_open_round)
             return self._settle([])
         self._pservers[index] = _Pserver(generation, highest_open_round, is_up=True)
+        # What was told may be of rounds that are lost.
+        self._told_round = 0
         effects: list[Effect] = [Persist()]
         if known is not None and not isinstance(self._mode, Async) and self._members:
             effects = self.rejoin()
@@ -310,18 +327,22 @@ class Membership:
     def _begin(self) -> None:
         self._serial += 1
 
-    def _propose(self, trainer: str, generation: int, refusals: int) -> None:
+    def _propose(self, trainer: str, generation: int, refusals: int, margin: int = 0) -> None:
         self._counter += 1
         if self._counter >> _COUNTER_BITS:
             raise JobFailedError("this master has given out all its member ids: restart the master")
         member_id = self._master_generation << _COUNTER_BITS | self._counter
-        first_round = max(self._switch_round, self._first_round(refusals))
+        first_round = max(self._switch_round, self._first_round(refusals) + margin)
         self._members[trainer] = Member(trainer, generation, member_id, first_round, self._serial, refusals=refusals)
 
     def _first_round(self, refusals: int) -> int:
         """The highest open round that is known of, and a margin that doubles with each refusal."""
         margin = min(1 << refusals, 2 * _MARGIN_LIMIT) // 2
-        return max((p.highest_open_round for p in self._pservers.values()), default=0) + margin
+        return max(self._answered_round, self._told_round) + margin
+
+    @property
+    def _answered_round(self) -> int:
+        return max((p.highest_open_round for p in self._pservers.values()), default=0)
 
     def _changed(self) -> list[Effect]:
         return self._settle([Persist()])

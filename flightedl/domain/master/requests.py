@@ -5,7 +5,10 @@ is looked at again whenever something has changed that it may wait for, and when
 
 Nobody waits for a trainer that has no work: it leaves the view. That, and to join again, takes as long as several
 rounds of a small model. So while the last reports of an epoch should be on their way, a trainer whose own was the first
-of them stays, for as long as its request may wait, if that is no longer than a moment.
+of them stays, for as long as its request may wait, if that is no longer than a moment: where no other has a round to do
+that this trainer has not done, or all have had their tasks for as long as tasks take. One that has left joins again
+with the first work that it gets, without asking, if it was told to read just that ahead: its loop waits for nothing
+else, so rounds may wait for it.
 """
 
 from __future__ import annotations
@@ -40,6 +43,8 @@ from flightedl.messages.tasks import (
 #: How soon a trainer asks again that has nothing to do but to hear that all is done.
 _END_RETRY_S = 0.1
 _SCHEDULE_RETRY_S = 0.5
+#: Who joins as an epoch begins starts so many rounds later than the others, which do not wait until that is agreed.
+_MARGIN = 2
 _NOT_ALL = "the other trainers, to begin the epoch together (deterministic=True)"
 
 
@@ -61,6 +66,10 @@ class Requests:
     def __init__(self, state: MasterState) -> None:
         self._state = state
         self._waiting: dict[int, _Waiting] = {}
+        #: Trainer -> the synchronous round that it was at as it asked the last time; 0: not known.
+        self._rounds: dict[str, int] = {}
+        #: Trainer -> its generation, and the (epoch, position) of what it was told to read ahead.
+        self._told_ahead: dict[str, tuple[int, set[tuple[int, int]]]] = {}
         self.handlers: Mapping[type, Callable[[Any], None]] = {
             events.WorkAsked: self._work_asked,
             events.JoinAsked: self._join_asked,
@@ -127,6 +136,9 @@ class Requests:
         """What the ticket reports becomes part of the state; what the trainer has to drop comes back."""
         state = self._state
         before = work.queue.revision
+        if state.members is not None:
+            state.members.membership.note_round(ticket.trainer, ticket.round)
+            self._rounds[ticket.trainer] = ticket.round
         ticket, disbelieved = self._without_lost_work(ticket)
         lost = disbelieved + work.take_reports(ticket, state.now)
         lost += work.take_back_unbegun(ticket, state.now)
@@ -160,12 +172,13 @@ class Requests:
         state = self._state
         given, outcome, retry_after_s = self._hand_out(work, ticket)
         waits = not given and outcome == "none_now" and ticket.want > 0 and not is_last
-        if not (waits and ticket.wait_s <= MOMENT_S and work.queue.should_end_now(state.now)):
+        if not (waits and ticket.wait_s <= MOMENT_S and self._should_end_now(work, ticket)):
             self._leave_if_idle(work, ticket.trainer)
         if waits:
             return None
         has_none_left = len(given) < ticket.want and not (state.members is not None and state.members.is_deterministic)
         if given:
+            self._join_with(ticket, given[0])
             state.outbox.revision += 1
         if outcome == "epochs_done":
             if state.has_former_model:
@@ -176,16 +189,29 @@ class Requests:
         is_ending = outcome == "epochs_done" and not state.ending.may_end
         if is_ending:
             outcome, retry_after_s = "none_now", _END_RETRY_S
+        ahead = work.promise(ticket.trainer) if has_none_left else []
+        if ahead:
+            self._told_ahead[ticket.trainer] = ticket.generation, {(each.epoch, each.position) for each in ahead}
         return TasksReply(
             assignments=given,
             outcome=outcome,
-            ahead=work.promise(ticket.trainer) if has_none_left else [],
+            ahead=ahead,
             retry_after_s=retry_after_s,
             member=self._member_of(ticket.trainer),
             pservers=self._final_pservers() if outcome == "epochs_done" else [],
             is_ending=is_ending,
             lost=lost,
             epoch=work.queue.epoch,
+        )
+
+    def _should_end_now(self, work: Work, ticket: TasksTicket) -> bool:
+        """Whether the last reports of the epoch should be on their way, and this trainer's was one of them."""
+        queue = work.queue
+        if queue.should_end_now(self._state.now):
+            return True
+        return not queue.has_more and all(
+            0 < self._rounds.get(name, 0) <= ticket.round - sum(each.end_batch - each.first_batch for each in held)
+            for name, held in queue.holders().items()
         )
 
     def _hand_out(self, work: Work, ticket: TasksTicket) -> tuple[list[Assignment], str, float]:
@@ -207,6 +233,16 @@ class Requests:
         state = self._state
         if state.members is not None and not work.queue.holds(trainer):
             state.members.leave(trainer)
+
+    def _join_with(self, ticket: TasksTicket, first: Assignment) -> None:
+        """Rounds wait again for a trainer that had left, from when it gets what it has read ahead."""
+        members = self._state.members
+        told = self._told_ahead.pop(ticket.trainer, None)
+        if members is None or members.is_deterministic or told is None:
+            return
+        generation, places = told
+        if generation == ticket.generation and (first.epoch, first.position) in places:
+            members.perform(members.membership.join(ticket.trainer, ticket.generation, _MARGIN))
 
     def _member_of(self, trainer: str) -> int:
         state = self._state

@@ -376,6 +376,14 @@ class TaskQueue:
         """Whether tasks may still join."""
         return not self._state.growth_ended
 
+    @property
+    def has_more(self) -> bool:
+        """Whether something of the epoch, or of one before, waits to be handed out; or all epochs are through."""
+        state = self._state
+        if state.is_past_last or state.cursor < state.size(state.epoch):
+            return True
+        return state.waiting.lowest_epoch is not None
+
     def should_end_now(self, now: float) -> bool:
         """Whether nothing is left of the epoch but what runs, all of which takes as long by now as the last task did.
 
@@ -383,9 +391,7 @@ class TaskQueue:
         """
         state = self._state
         last_s = state.last_s
-        if last_s is None or state.is_past_last or state.cursor < state.size(state.epoch):
-            return False
-        if state.waiting.lowest_epoch is not None:
+        if last_s is None or self.has_more:
             return False
         if any(len(backlog.pieces) > 1 for backlog in state.pending.backlogs().values()):
             return False

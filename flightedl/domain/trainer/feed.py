@@ -103,8 +103,8 @@ class Ask:
     #: Counts the registrations: an answer to an earlier one gives nothing.
     registration: int
 
-    def ticket(self, trainer: str, generation: int, evaluation: str = "") -> TasksTicket:
-        """The message, under the registration that the trainer has by now."""
+    def ticket(self, trainer: str, generation: int, evaluation: str = "", round_: int = 0) -> TasksTicket:
+        """The message, under the registration that the trainer has by now; ``round_``: see there."""
         return TasksTicket(
             trainer=trainer,
             generation=generation,
@@ -115,6 +115,7 @@ class Ask:
             holding=list(self.holding),
             want=self.want,
             wait_s=self.wait_s,
+            round=round_,
         )
 
 

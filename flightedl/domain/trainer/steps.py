@@ -148,6 +148,11 @@ class Steps:
         """Whether rounds close when everybody's gradient is in."""
         return self._is_synchronous
 
+    @property
+    def round(self) -> int:
+        """The newest synchronous round of which values are held; 0: rounds are not synchronous."""
+        return max(self.versions.values(), default=0) if self._is_synchronous else 0
+
     def change_mode(self, mode: Mode) -> None:
         """The job has another mode, from the next batch on; what was added up under the old one is done again."""
         self.give_up_sum()

@@ -188,7 +188,7 @@ class Trainer(Process):
                     self.membership.tasks_answered(member, reply)
                 answered(reply)
 
-            ticket = ask.ticket(self.name, self.generation, evaluation)
+            ticket = ask.ticket(self.name, self.generation, evaluation, self.steps.round)
             late = lambda: answered(DeadlineError("the master did not answer"))  # noqa: E731
             timeout_s = _CALL_S + ask.wait_s
             self.world.call(self, address.value, address.value.tasks, ticket, heard, late, timeout_s=timeout_s)

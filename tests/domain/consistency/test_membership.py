@@ -117,6 +117,37 @@ def test_one_join_that_took_long_does_not_make_the_next_one_wait_for_long(member
     assert join_after(membership, "b", late_by=0) == [2]
 
 
+def test_who_joins_is_waited_for_from_the_round_that_members_say_they_are_at(membership):
+    join(membership, "a", highest=4)
+    membership.note_round("a", 9)
+    membership.note_round("a", 7)
+    membership.note_round("nobody", 30)
+    effects = membership.join("b", 51, margin=2)
+    assert sends(effects)[0].members[1].first_round == 11
+    membership.note_round("b", 40)
+    membership.note_round("a", 10**9)
+    effects = answer(membership, 0, highest=4) + answer(membership, 1, highest=4) + membership.join("c", 52)
+    assert sends(effects)[0].members[2].first_round == 4 + 256, "no member is believed to be further than that"
+
+
+def test_rounds_that_members_were_at_count_for_nothing_when_a_pserver_has_lost_its_own(membership):
+    join(membership, "a", highest=4)
+    membership.note_round("a", 9)
+    effects = membership.pserver_up(0, 200, 0)
+    (member,) = sends(effects)[0].members
+    assert member.first_round == 4
+
+
+def test_in_other_modes_versions_are_no_rounds():
+    made = Membership(7, 1, mode=Bounded(2))
+    made.pserver_up(0, 100, 0)
+    answer(made, 0)
+    made.join("a", 50)
+    answer(made, 0)
+    made.note_round("a", 9)
+    assert sends(made.join("b", 51))[0].members[1].first_round == 0
+
+
 def test_joins_that_come_together_travel_in_one_view(membership):
     membership.join("a", 50)
     assert sends(membership.join("b", 51)) == {}

@@ -281,6 +281,50 @@ def test_the_first_to_report_stays_a_member_until_the_epoch_ends() -> None:
     assert member_names(bench) == ["a", "b"]
 
 
+def rounds_apart(told: int, mine: int) -> list[str]:
+    """Members when "a" has nothing left at its round ``mine``, and "b" has just begun its last piece at ``told``."""
+    bench, done, other = two_at_the_end(epochs=2)
+    bench.ask("b", B, returned=[ReturnedTask(epoch=0, position=other.position, attempt=other.attempt)], want=0)
+    other = bench.take("b", B)
+    bench.join("b", B)
+    bench.serve()
+    bench.ask("b", B, holding=[other.attempt], want=0, round=told)
+    waiting = bench.ask(finished=reported(done), wait_s=MOMENT_S, round=mine + other.end_batch - other.first_batch)
+    assert waiting not in bench.answers
+    return member_names(bench)
+
+
+def test_who_has_done_as_many_rounds_as_the_others_will_have_stays() -> None:
+    assert rounds_apart(told=6, mine=6) == ["a", "b"]
+    assert rounds_apart(told=6, mine=7) == ["a", "b"]
+
+
+def test_it_leaves_where_another_has_a_round_more_to_do_or_does_not_say_how_many() -> None:
+    assert rounds_apart(told=7, mine=6) == ["b"]
+    assert rounds_apart(told=0, mine=6) == ["b"]
+
+
+def test_rounds_wait_for_a_trainer_with_the_work_that_it_has_read_ahead() -> None:
+    bench, mine, other = two_at_the_end(epochs=2)
+    waiting = bench.ask(finished=reported(mine), wait_s=1.0)
+    bench.apply(events.WaitEnded(waiting))
+    assert bench.reply(waiting).ahead
+    assert member_names(bench) == ["b"]
+    waiting = bench.ask(wait_s=1.0)
+    bench.ask("b", B, finished=reported(other), wait_s=MOMENT_S)
+    given = bench.reply(waiting)
+    assert [each.epoch for each in given.assignments] == [1]
+    assert member_names(bench) == ["a", "b"]
+    assert given.member == 0, "it is no member before all pservers have agreed"
+
+
+def test_rounds_do_not_wait_before_a_trainer_asks_where_it_has_not_read_ahead() -> None:
+    bench = Bench(tasks=4)
+    bench.take()
+    bench.take("b", B)
+    assert member_names(bench) == []
+
+
 def test_it_leaves_when_the_moment_is_over() -> None:
     bench, mine, _ = two_at_the_end(epochs=2)
     waiting = bench.ask(finished=reported(mine), wait_s=MOMENT_S)
