@@ -11,6 +11,7 @@ import msgspec
 from flightedl.config import is_job_name
 from flightedl.errors import UsageError
 from flightedl.launch.certificates import members
+from flightedl.messages.decoding import from_json
 from flightedl.rpc.authentication import ANY_JOB
 
 if TYPE_CHECKING:
@@ -75,7 +76,7 @@ def renew(directory: Path, days: int | None, authority: bool, authority_days: in
     from flightedl.adapters import certificates
 
     try:
-        plan = msgspec.json.decode((directory / _PLAN).read_bytes(), type=_Plan)
+        plan = from_json((directory / _PLAN).read_bytes(), _Plan)
     except (OSError, msgspec.MsgspecError):
         raise UsageError(f"{directory} has no certificates made by `flightedl certs create`") from None
     if authority:

@@ -24,6 +24,7 @@ import msgspec
 from flightedl.coordination.keys import JobKeys
 from flightedl.coordination.records import ServerRecord, TrainerRecord
 from flightedl.errors import BegunAnewError, FlightedlError, RolledBackError
+from flightedl.messages.decoding import from_json
 from flightedl.ports import Clock, CompactedError, Coordinator, Entry, Watch, WatchEvent, Written
 
 _log = logging.getLogger(__name__)
@@ -237,7 +238,7 @@ class Directory:
 def _decoded(entry: Entry, kind: type[Record]) -> Record | None:
     """The record under a key; a value that is not one is left out, as if the process were not there."""
     try:
-        return msgspec.json.decode(entry.value, type=kind)
+        return from_json(entry.value, kind)
     except msgspec.DecodeError:
         _log.debug("an entry could not be understood key=%s", entry.key)
         return None

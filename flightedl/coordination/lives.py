@@ -22,6 +22,7 @@ from flightedl.coordination.keys import JobKeys
 from flightedl.coordination.records import HistoryRecord
 from flightedl.domain.recovery.store_history import LIFE_REVISIONS, Sighting
 from flightedl.errors import BegunAnewError, CorruptError, FlightedlError, RolledBackError
+from flightedl.messages.decoding import from_json
 from flightedl.ports import (
     Absent,
     Condition,
@@ -185,6 +186,6 @@ def _own(revision: int, base: int) -> int:
 
 def _base_in(entry: Entry) -> int:
     try:
-        return msgspec.json.decode(entry.value, type=HistoryRecord).life * LIFE_REVISIONS
+        return from_json(entry.value, HistoryRecord).life * LIFE_REVISIONS
     except msgspec.DecodeError:
         raise CorruptError(f"{entry.key} is not of this job: do not write there by hand") from None

@@ -22,6 +22,7 @@ from pathlib import Path
 import msgspec
 
 from flightedl.errors import DataError
+from flightedl.messages.decoding import from_json
 
 _MARK = "prepared.json"
 
@@ -58,7 +59,7 @@ def prepared_directory(directory: Path, kind: str, write: Callable[[Path], None]
 def _is_complete(directory: Path, kind: str) -> bool:
     """Whether the data is there; DataError when something else is."""
     try:
-        mark = msgspec.json.decode((directory / _MARK).read_bytes(), type=_Mark)
+        mark = from_json((directory / _MARK).read_bytes(), _Mark)
     except FileNotFoundError:
         if directory.is_dir() and any(directory.iterdir()):
             raise DataError(f"{directory} holds other files: name an empty or new directory with --data") from None

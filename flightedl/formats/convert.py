@@ -27,6 +27,7 @@ from flightedl.formats.reader import ChunkReader, Decode, ReadCounts
 from flightedl.formats.recordio import SCHEMA as RECORD_SCHEMA
 from flightedl.formats.recordio import RecordIO
 from flightedl.formats.registry import named_format
+from flightedl.messages.decoding import from_json
 from flightedl.ports import Files, Storage
 
 MAX_SHARDS = 99_999
@@ -161,7 +162,7 @@ def _describe(index: ChunkIndex, spec: DatasetSpec, storage: Storage, target: Ta
     wanted = _Description(index.content_hash(), xxhash.xxh3_64_hexdigest(settings.encode()))
     if any(file.name == target.description_name for file in storage.list(target.description_name)):
         try:
-            is_same = msgspec.json.decode(storage.read(target.description_name), type=_Description) == wanted
+            is_same = from_json(storage.read(target.description_name), _Description) == wanted
         except msgspec.DecodeError:
             is_same = False
         if is_same and not overwrite:

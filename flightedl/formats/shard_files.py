@@ -46,6 +46,7 @@ from flightedl.formats.row_batches import (
     encode_rows,
     row_checksum,
 )
+from flightedl.messages.decoding import from_json
 from flightedl.ports import Storage
 
 if TYPE_CHECKING:
@@ -352,7 +353,7 @@ def _described(schema: pa.Schema) -> tuple[ShardHeader, bytes]:
     described, applied = metadata.get(b"flightedl", b""), metadata.get(b"applied", b"")
     if metadata.get(b"checksum") != _metadata_checksum(described, applied):
         raise CorruptError("its description does not match its checksum")
-    header = msgspec.json.decode(described, type=ShardHeader)
+    header = from_json(described, ShardHeader)
     if header.format != FORMAT:
         raise CorruptError(f"it is of format {header.format}; this flightedl reads format {FORMAT}")
     slot_count = len(schema) - len(_FIXED) - (len(ROW_FIELDS) if header.rows else 0)

@@ -28,6 +28,7 @@ from flightedl.errors import FlightedlError
 from flightedl.launch.probes import certificate_of, disk_of, try_store
 from flightedl.launch.status import tool_connector
 from flightedl.messages.base import decode, encode
+from flightedl.messages.decoding import from_json
 from flightedl.messages.status import (
     EventsReply,
     EventsRequest,
@@ -146,7 +147,7 @@ class Doctor:
             index = self._keys.pserver_index(entry.key)
             if entry.key == self._keys.master_address or index is not None:
                 with suppress(msgspec.DecodeError):
-                    record = msgspec.json.decode(entry.value, type=ServerRecord)
+                    record = from_json(entry.value, ServerRecord)
                     generation = record.generation if index is None else entry.create_revision
                     found[entry.key] = msgspec.structs.replace(record, generation=generation)
         return found

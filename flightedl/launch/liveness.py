@@ -30,6 +30,7 @@ from flightedl.coordination.keeper import HeldKey
 from flightedl.coordination.keys import JobKeys
 from flightedl.coordination.records import ServerRecord
 from flightedl.errors import UsageError
+from flightedl.messages.decoding import from_json
 from flightedl.ports import Absent, Clock, Coordinator, Entry, Listing
 
 #: Asks whether the master of this record answers.
@@ -123,7 +124,7 @@ class Liveness:
             address = next((entry for entry in left if entry.key == self._keys.master_address), None)
             if address is not None and address.mod_revision != asked:
                 asked = address.mod_revision
-                record = msgspec.json.decode(address.value, type=ServerRecord)
+                record = from_json(address.value, ServerRecord)
                 if self._is_answering(record):
                     return f"its master is at {record.address}"
             if first is None:
@@ -159,6 +160,6 @@ def names_process(entry: Entry, keys: JobKeys) -> bool:
 def holder_of(entry: Entry) -> Holder | None:
     """Who wrote a leased entry; None: it does not say."""
     try:
-        return msgspec.json.decode(entry.value, type=Holder)
+        return from_json(entry.value, Holder)
     except msgspec.DecodeError:
         return None

@@ -21,6 +21,7 @@ from flightedl.launch.failed import failed_tasks
 from flightedl.launch.policy import Account
 from flightedl.messages.base import decode, encode
 from flightedl.messages.checkpoints import CheckpointReply, CheckpointRequest
+from flightedl.messages.decoding import from_json
 from flightedl.messages.status import StatusReply
 from flightedl.ports import Clock
 from flightedl.rpc.authentication import Role
@@ -77,7 +78,7 @@ class JobStatus:
     def master(self) -> ServerRecord | None:
         """The present master, None when there is none. UnavailableError: etcd does not answer."""
         entry = self._coordinator.get(JobKeys(self._job).master_address)
-        return None if entry is None else msgspec.json.decode(entry.value, type=ServerRecord)
+        return None if entry is None else from_json(entry.value, ServerRecord)
 
     def read(self, timeout_s: float) -> StatusReply:
         """Ask the master how the job stands. Raises as ``ask`` does."""

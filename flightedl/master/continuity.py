@@ -23,6 +23,7 @@ from flightedl.domain.checkpoint.manifest import Manifest, candidates, manifest_
 from flightedl.domain.checkpoint.pointer import decode_pointer
 from flightedl.domain.recovery.store_history import BeginLife, Refuse, Sighting, judge
 from flightedl.errors import CorruptError, FlightedlError, RolledBackError, UnavailableError
+from flightedl.messages.decoding import from_json
 from flightedl.ports import Coordinator, Delete, Operation, Put, Storage
 
 _log = logging.getLogger(__name__)
@@ -42,7 +43,7 @@ def settle(storage: Storage | None, coordinator: Coordinator, held: HeldKey, key
     # what it has seen of etcd by then. What is asked of etcd after the manifest was read is as new as that.
     number, newest = _newest(storage, keys.job_name)
     stored = coordinator.get(keys.history)
-    record = HistoryRecord() if stored is None else msgspec.json.decode(stored.value, type=HistoryRecord)
+    record = HistoryRecord() if stored is None else from_json(stored.value, HistoryRecord)
     pointer = coordinator.get(keys.checkpoint_latest)
     next_number: int | None = None
     if pointer is not None:

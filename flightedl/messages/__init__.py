@@ -1,6 +1,7 @@
 """The JSON messages of the protocol, as validated structs: what processes say to each other, and keep in etcd.
 
-``base`` is what all have in common, ``hosts`` what any process says of itself. The others are kept by who talks to
+``base`` is what all have in common, ``decoding`` reads them safely in threads, ``hosts`` is what any process says of
+itself. The others are kept by who talks to
 whom: ``declarations`` (what a job is), ``tasks`` (trainer to master), ``parameters`` (trainer to pserver), ``control``
 (master to pserver), ``checkpoints`` and ``status`` (anybody to servers). They are values, which the domain takes and
 gives like any other.

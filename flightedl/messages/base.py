@@ -17,6 +17,7 @@ from typing import Annotated, TypeVar
 import msgspec
 
 from flightedl.errors import MessageError
+from flightedl.messages.decoding import from_json
 
 Natural = Annotated[int, msgspec.Meta(ge=0)]
 Text = Annotated[str, msgspec.Meta(max_length=4096)]
@@ -62,6 +63,6 @@ def decode(data: bytes, kind: type[Message]) -> Message:
         MessageError: not JSON, or not of this kind; says which field.
     """
     try:
-        return msgspec.json.decode(data, type=kind)
+        return from_json(data, kind)
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
         raise MessageError(f"not a valid {kind.__name__}: {str(error)[:200]}") from None

@@ -17,6 +17,7 @@ from flightedl.domain.master.state import StoredState
 from flightedl.domain.queue.values import Quarantined
 from flightedl.domain.trainer.feed import Ask
 from flightedl.messages.declarations import DeclaredDataset, JobDeclaration
+from flightedl.messages.decoding import builtins_from_json, made_alone
 from flightedl.recording.redaction import text_without, url_without, value_without
 from flightedl.recording.values import builtins
 
@@ -65,7 +66,8 @@ def _without(tree: Any) -> Any:
 
 def stored_without(stored: StoredState) -> StoredState:
     """What a predecessor left, likewise; documents that tell nothing stay as they are."""
-    declaration = msgspec.convert(_without(msgspec.to_builtins(stored.declaration)), JobDeclaration)
+    tree = _without(msgspec.to_builtins(stored.declaration))
+    declaration = made_alone(lambda: msgspec.convert(tree, JobDeclaration))
     return replace(
         stored,
         declaration=msgspec.structs.replace(declaration, arrivals=[]),
@@ -77,8 +79,8 @@ def stored_without(stored: StoredState) -> StoredState:
 def _document_without(document: bytes | None) -> bytes | None:
     if document is None:
         return None
-    tree = _without(msgspec.json.decode(document))
+    tree = _without(builtins_from_json(document))
     for each in tree.get("evaluations", ()):
         if each["queue"]:
-            each["queue"] = msgspec.json.encode(_without(msgspec.json.decode(each["queue"]))).decode()
+            each["queue"] = msgspec.json.encode(_without(builtins_from_json(each["queue"]))).decode()
     return msgspec.json.encode(tree)

@@ -10,6 +10,7 @@ from typing import Any, Protocol
 import msgspec
 
 from flightedl.errors import CorruptError
+from flightedl.messages.decoding import builtins_from_json
 from flightedl.recording.acknowledged import AcknowledgedPlayer
 from flightedl.recording.blocks import BlocksPlayer
 from flightedl.recording.elections import ElectionPlayer
@@ -104,7 +105,7 @@ def replay(recording: Recording) -> Replayed:
         count = number
         if found is not None:
             effect, expected, actual, trace = found
-            event = msgspec.json.decode(encode(record.event))
+            event = builtins_from_json(encode(record.event))
             return Replayed(
                 recording.name,
                 count,
@@ -128,14 +129,14 @@ def _play(player: Player, record: ReadRecord) -> tuple[int, Any, Any, str] | Non
     actual = encode([redacted(effect, tagged(effect)) for effect in effects])
     if not record.raised and actual == bytes(record.effects):
         return None
-    now = msgspec.json.decode(actual)
+    now = builtins_from_json(actual)
     if record.raised:
         return 1, {"raised": record.raised}, now[0] if now else None, ""
-    return first_difference(msgspec.json.decode(record.effects), now)
+    return first_difference(builtins_from_json(record.effects), now)
 
 
 def _first_of(record: ReadRecord) -> Any:
-    effects = msgspec.json.decode(record.effects)
+    effects = builtins_from_json(record.effects)
     return {"raised": record.raised} if record.raised else effects[0] if effects else None
 
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
-import msgspec
-
 from flightedl.errors import UsageError
+from flightedl.messages.decoding import builtins_from_json
 from flightedl.recording.master_moments import MasterMoments
 from flightedl.recording.moments import JOB, Core, Known, Moment, Subject, Teller
 from flightedl.recording.pserver_moments import BlockMoments, LifeMoments, SnapshotMoments
@@ -70,7 +69,7 @@ def moments_of(recording: Recording, known: Known) -> Iterator[Moment]:
             cores[record.core] = TELLERS[record.core.rpartition("-")[0]](process, known)
         core = cores[record.core]
         core.at = header.wall_s + record.at - header.clock_s
-        event, effects = msgspec.json.decode(record.fields), msgspec.json.decode(record.effects)
+        event, effects = builtins_from_json(record.fields), builtins_from_json(record.effects)
         yield from core.tell(record.name, event, effects)
 
 

@@ -20,6 +20,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from flightedl.errors import CorruptError
+from flightedl.messages.decoding import made_alone
 from flightedl.messages.tasks import Assignment
 
 Value = TypeVar("Value")
@@ -140,7 +141,7 @@ def builtins(value: object) -> Any:
 
 @functools.cache
 def _decoder(kind: Any) -> msgspec.json.Decoder[Any]:
-    return msgspec.json.Decoder(kind, dec_hook=_read)
+    return made_alone(lambda: msgspec.json.Decoder(kind, dec_hook=_read))
 
 
 def decode(data: bytes | msgspec.Raw, kind: type[Value]) -> Value:

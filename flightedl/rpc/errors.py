@@ -40,6 +40,7 @@ from flightedl.errors import (
     UnavailableError,
     UsageError,
 )
+from flightedl.messages.decoding import from_json
 from flightedl.rpc.arrow_flight import flight
 
 logger = logging.getLogger(__name__)
@@ -132,7 +133,7 @@ def decoded(error: BaseException) -> FlightedlError | None:
     if not detail:
         return None
     try:
-        answer = msgspec.json.decode(detail, type=_Detail)
+        answer = from_json(detail, _Detail)
     except msgspec.MsgspecError:
         return None
     fallback = UnavailableError if answer.retryable else FlightedlError

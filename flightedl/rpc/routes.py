@@ -19,6 +19,7 @@ import msgspec
 import pyarrow as pa
 
 from flightedl.errors import AuthenticationError, DeadlineError, MessageError, NotReadyError, UsageError
+from flightedl.messages.decoding import from_json
 from flightedl.ports import Clock
 from flightedl.rpc.authentication import Role
 from flightedl.rpc.identity import Caller
@@ -263,6 +264,6 @@ class _Envelope(msgspec.Struct, frozen=True):
 def verb_of(request: bytes) -> str:
     """The verb of a ticket or descriptor; MessageError when it is not a JSON object that has one."""
     try:
-        return msgspec.json.decode(request, type=_Envelope).verb
+        return from_json(request, _Envelope).verb
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         raise MessageError("a ticket or descriptor must be a JSON object with a text field 'verb'") from None

@@ -23,6 +23,7 @@ import msgspec
 import pyarrow as pa
 
 from flightedl.errors import MessageError, UsageError
+from flightedl.messages.decoding import from_json
 from flightedl.rpc.errors import shortened
 
 _COMMIT_PREFIX = b'{"commit":'
@@ -127,7 +128,7 @@ class Tally:
     def check(self, record: bytes) -> None:
         """MessageError unless the commit record agrees with what was counted."""
         try:
-            declared = msgspec.json.decode(record, type=_CommitRecord).commit
+            declared = from_json(record, _CommitRecord).commit
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
             raise MessageError("the upload's commit record is not valid") from None
         if declared != self._totals:

@@ -26,6 +26,7 @@ import msgspec
 
 from flightedl.domain.recovery.store_history import Sighting
 from flightedl.errors import CorruptError
+from flightedl.messages.decoding import from_json
 
 FORMAT = 1
 _MANIFEST = re.compile(r"c-(0|[1-9][0-9]{0,17})/manifest\.json")
@@ -162,10 +163,10 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             CorruptError: anything else.
         """
         try:
-            document = msgspec.json.decode(data, type=_Document)
+            document = from_json(data, _Document)
             if document.checksum != checksum(bytes(document.body)) or msgspec.json.encode(document) != data:
                 raise CorruptError("the manifest does not match its checksum")
-            manifest = msgspec.json.decode(document.body, type=cls)
+            manifest = from_json(document.body, cls)
         except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
             raise CorruptError(f"not a manifest: {str(error)[:200]}") from None
         if manifest.format != FORMAT:

@@ -9,6 +9,7 @@ import msgspec
 
 from flightedl.domain.checkpoint.values import Pointer
 from flightedl.errors import CorruptError
+from flightedl.messages.decoding import from_json
 
 FORMAT = 1
 
@@ -30,7 +31,7 @@ def decode_pointer(encoded: bytes) -> PointerRecord:
         CorruptError: it is something else.
     """
     try:
-        record = msgspec.json.decode(encoded, type=PointerRecord)
+        record = from_json(encoded, PointerRecord)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise CorruptError(f"not a stored state of checkpoints: {str(error)[:200]}") from None
     if record.format != FORMAT:

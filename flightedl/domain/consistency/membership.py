@@ -49,6 +49,7 @@ from flightedl.domain.consistency.membership_values import Admitted, Effect, Mem
 from flightedl.domain.consistency.modes import Async, Mode, Sync
 from flightedl.domain.consistency.views import View, ViewMember
 from flightedl.errors import CorruptError, FencedError, JobFailedError, UnregisteredError, UsageError
+from flightedl.messages.decoding import from_msgpack
 
 #: Bits of a member id below the master's generation.
 _COUNTER_BITS = 22
@@ -407,7 +408,7 @@ class Membership:
             FencedError: the state is that of a master as new as this one.
         """
         try:
-            record = msgspec.msgpack.decode(encoded, type=_Record)
+            record = from_msgpack(encoded, _Record)
             stored = mode if record.mode is None else Mode.from_json(record.mode)
         except (msgspec.DecodeError, UsageError) as error:
             raise CorruptError(f"not a stored membership: {str(error)[:200]}") from None

@@ -27,6 +27,7 @@ import numpy as np
 from flightedl.domain.exactly_once.batches import MAX_BATCHES_PER_TASK, MAX_TASKS, Batch
 from flightedl.domain.exactly_once.cohorts import Cohort, CohortRecord
 from flightedl.errors import CorruptError, MessageError
+from flightedl.messages.decoding import from_msgpack
 
 _FORMAT = 1
 
@@ -278,7 +279,7 @@ class AppliedBatches:
             CorruptError: anything else.
         """
         try:
-            record = msgspec.msgpack.decode(data, type=_Record)
+            record = from_msgpack(data, _Record)
             if record.format != _FORMAT:
                 raise CorruptError(f"applied sets of format {record.format}; this version reads format {_FORMAT}")
             cohorts = [Cohort.of(stored) for stored in record.cohorts]

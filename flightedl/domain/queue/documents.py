@@ -19,6 +19,7 @@ import msgspec
 
 from flightedl.domain.queue.values import FailedPiece
 from flightedl.errors import CorruptError
+from flightedl.messages.decoding import from_json
 
 VERSION = 4
 
@@ -98,7 +99,7 @@ def decode_document(data: bytes | msgspec.Raw, kind: type[Document]) -> Document
         CorruptError: see the module's rules.
     """
     try:
-        document = msgspec.json.decode(data, type=kind)
+        document = from_json(data, kind)
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
         raise CorruptError(f"the stored task queue cannot be read: {str(error)[:200]}") from None
     if document.version != VERSION:

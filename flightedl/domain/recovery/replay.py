@@ -35,6 +35,7 @@ import numpy as np
 from flightedl.domain.exactly_once.applied import AppliedBatches
 from flightedl.domain.exactly_once.intervals import IntervalSet
 from flightedl.errors import CorruptError, NotFoundError
+from flightedl.messages.decoding import from_msgpack
 
 _FORMAT = 1
 
@@ -75,7 +76,7 @@ class AppliedSummary(msgspec.Struct, frozen=True, array_like=True):
     def decode(cls, data: bytes) -> AppliedSummary:
         """What ``encode`` wrote. CorruptError: anything else."""
         try:
-            version, summary = msgspec.msgpack.decode(data, type=tuple[int, cls])  # type: ignore[valid-type]
+            version, summary = from_msgpack(data, tuple[int, cls])  # type: ignore[valid-type]
         except (msgspec.DecodeError, RecursionError) as error:
             raise CorruptError(f"not a summary of applied batches: {str(error)[:200]}") from None
         if version != _FORMAT:
@@ -264,7 +265,7 @@ class PserverRecovery:
     ) -> PserverRecovery:
         """Go on from what an earlier master stored. CorruptError: not what ``encode`` writes."""
         try:
-            record = msgspec.msgpack.decode(encoded, type=_Record)
+            record = from_msgpack(encoded, _Record)
         except msgspec.DecodeError as error:
             raise CorruptError(f"not a stored state of recovery: {str(error)[:200]}") from None
         if record.format != _FORMAT:

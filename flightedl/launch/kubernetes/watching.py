@@ -18,6 +18,7 @@ from flightedl.launch.kubernetes.submitting import find
 from flightedl.launch.kubernetes.views import JobView, has_output, is_ready, labels_of, outcome_of, waits_for
 from flightedl.launch.supervisor import Outcome
 from flightedl.launch.verdict import verdict
+from flightedl.messages.decoding import from_json
 from flightedl.messages.status import StatusReply
 from flightedl.ports import Clock, Cluster
 
@@ -71,7 +72,7 @@ def status_of(cluster: Cluster, job: str) -> StatusReply | None:
         if is_ready(pod):
             with contextlib.suppress(FlightedlError, msgspec.MsgspecError):
                 said = cluster.execute(pod["metadata"]["name"], ["flightedl", "status", "--json"], _STATUS_TIMEOUT_S)
-                return msgspec.json.decode(said, type=StatusReply)
+                return from_json(said, StatusReply)
     return None
 
 
