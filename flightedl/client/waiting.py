@@ -23,9 +23,24 @@ class Waiting:
         say_after_s: Silence until then.
         give_up_s: After that, ``step`` raises UnavailableError with the last reason.
         tell: Where the reason goes beside stderr ("" when the wait is over); the session reports it to the master.
-        ended: Called when the wait is over.
+        ended: Called with this one when the wait is over.
         job_over: Why what is waited for can never come; empty: it may.
     """
+
+    __slots__ = (
+        "_asked",
+        "_clock",
+        "_ended",
+        "_give_up_s",
+        "_job_over",
+        "_lock",
+        "_said",
+        "_say_after_s",
+        "_start",
+        "_tell",
+        "_trouble_since",
+        "thread",
+    )
 
     def __init__(
         self,
@@ -33,13 +48,15 @@ class Waiting:
         say_after_s: float,
         give_up_s: float,
         tell: Callable[[str], None],
-        ended: Callable[[], None] = lambda: None,
+        ended: Callable[[Waiting], None] = lambda _: None,
         job_over: Callable[[], str] = lambda: "",
     ) -> None:
         self._clock = clock
         self._say_after_s = say_after_s
         self._give_up_s = give_up_s
         self._tell = tell
+        #: Which waits.
+        self.thread = threading.get_ident()
         self._start = clock.now()
         self._trouble_since: float | None = self._start
         self._said = ""
@@ -114,7 +131,7 @@ class Waiting:
             if self._said:
                 self._said = ""
                 self._tell("")
-        self._ended()
+        self._ended(self)
 
 
 class Pauses:
@@ -159,21 +176,20 @@ class Waits:
 
     def begin(self) -> Waiting:
         """This thread begins to wait."""
-        thread = threading.get_ident()
         waiting = Waiting(
             self._clock,
             self._say_after_s,
             self._give_up_s,
             self._tell,
-            lambda: self._end(thread, waiting),
+            self._end,
             self._job_over,
         )
-        self._open[thread] = waiting
+        self._open[waiting.thread] = waiting
         return waiting
 
-    def _end(self, thread: int, waiting: Waiting) -> None:
-        if self._open.get(thread) is waiting:
-            del self._open[thread]
+    def _end(self, waiting: Waiting) -> None:
+        if self._open.get(waiting.thread) is waiting:
+            del self._open[waiting.thread]
 
     def asks(self, whom: str) -> None:
         """This thread asks somebody for something."""

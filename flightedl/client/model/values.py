@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from flightedl.kernels.compiled import HalfKernels
 
 Array = npt.NDArray[np.generic]
+#: What is less is copied without making arrays of it, which takes longer than the copy.
+_FEW_BYTES = 16 << 10
 
 
 class ModelValues:
@@ -85,6 +87,9 @@ class ModelValues:
             raise MessageError(f"{len(data)} bytes came for {blocks}")
         if self._lending is not None:
             self._show(self._lending, blocks, _widened(data, halves))
+            return
+        if halves is None and end - start <= _FEW_BYTES:
+            self._line.data[start:end] = data
             return
         target = self._line[start:end]
         if halves is not None:
