@@ -119,7 +119,7 @@ class Servers:
     def _connection(self, role: str, index: int, record: ServerRecord) -> Connection:
         with self._lock:
             known = self._connections.get((role, index))
-            if known is not None and known[0] == record:
+            if known is not None and (known[0] is record or known[0] == record):
                 return known[1]
             expected = ServerIdentity(job=self._job, role=role, index=index, generation=record.generation)
             connection = self._connector.connect(record.address, expected, record.integrity)

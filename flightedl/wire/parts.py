@@ -175,9 +175,9 @@ def decode_parts(
     start, end = _bounds(layout, count)
     if not end or len(header) < end:
         raise MessageError(f"a header of layout {layout} with {count} parts has {len(header)} bytes: another version?")
-    if _digest(memoryview(header)[8:]) != checksum:
+    if _digest(header[8:]) != checksum:
         raise DamagedError("a message's header does not match its checksum")
-    fields = list(_PART.iter_unpack(memoryview(header)[start:end]))
+    fields = [_PART.unpack_from(header, start)] if count == 1 else list(_PART.iter_unpack(header[start:end]))
     is_shared, is_checked = _LAYOUTS[layout]
     is_finite = False
     if not is_shared:

@@ -9,7 +9,7 @@ all of a message are there and as they were declared, which is nearly always, no
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from operator import attrgetter, itemgetter
@@ -47,7 +47,7 @@ _all = np.logical_and.reduce
 
 
 class JoinedRun:
-    """Several whole parameters that travel in one message, and the memory in which their gradients are put together.
+    """Whole parameters that travel in one message, and the memory in which their gradients are put together.
 
     Args:
         names: Of the parameters, in order.
@@ -57,7 +57,8 @@ class JoinedRun:
     def __init__(self, names: Sequence[str], wanted: Sequence[_Wanted]) -> None:
         self.names = dict.fromkeys(names)
         self.kind = wanted[0].kind
-        self._pick = itemgetter(*names)
+        self._pick: Callable[[Mapping[str, Any]], tuple[Any, ...]]
+        self._pick = itemgetter(*names) if len(names) > 1 else lambda gradients: (gradients[names[0]],)
         self._shapes = [each.shape for each in wanted]
         self._line = np.empty(sum(math.prod(shape) for shape in self._shapes), wanted[0].dtype)
 
@@ -229,12 +230,16 @@ class GradientCheck:
 
 
 def _whole_runs(plan: ShardPlan, runs: Sequence[Sequence[range]]) -> Iterator[tuple[int, list[str]]]:
-    """First block and parameters of runs of several blocks, each the whole of a parameter."""
+    """First block and parameters of runs of blocks that are each the whole of a parameter.
+
+    Of several, or of a single one so small that to copy it costs less than to look at it in the other way.
+    """
     for pserver_runs in runs:
         for run in pserver_runs:
             blocks = [plan.block(number) for number in run]
             specs = [plan.parameters[block.parameter] for block in blocks]
-            if len(run) > 1 and all(block.size == spec.size for block, spec in zip(blocks, specs, strict=True)):
+            is_little = len(run) > 1 or blocks[0].size < _FEW_ELEMENTS
+            if is_little and all(block.size == spec.size for block, spec in zip(blocks, specs, strict=True)):
                 yield run.start, [spec.name for spec in specs]
 
 
