@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
 import threading
@@ -9,6 +10,7 @@ import time
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import fsspec
 import psutil
@@ -18,6 +20,9 @@ from hypothesis import HealthCheck, settings
 from flightedl.testing.clock import FakeClock
 from flightedl.testing.etcd_server import EtcdServer
 from flightedl.testing.s3_server import S3Server
+
+if TYPE_CHECKING:
+    from flightedl.launch.forking import ForkServer
 
 # What is imported stays: looking for garbage among it is a tenth of all the work. See ``pytest_collection_finish``.
 gc.disable()
@@ -82,8 +87,25 @@ def _text(path: Path) -> str:
         return ""
 
 
+@pytest.fixture(scope="session")
+def forks() -> Iterator[ForkServer]:
+    """From this process those of all tests' clusters are forked: what they import is imported once."""
+    from tests.launch.forked_launcher import shared_fork_server
+
+    with shared_fork_server() as made:
+        yield made
+
+
 @pytest.fixture(autouse=True)
-def nothing_left_behind() -> Iterator[None]:
+def forked_clusters(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Clusters that a test starts itself use ``forks``; of ``flightedl run`` those that are a ``ForkedCommand``."""
+    if request.node.get_closest_marker("faults") is not None:
+        forks = request.getfixturevalue("forks")
+        monkeypatch.setattr("flightedl.launch.cluster.fork_server", lambda _trainers: contextlib.nullcontext(forks))
+
+
+@pytest.fixture(autouse=True)
+def nothing_left_behind(forked_clusters: None) -> Iterator[None]:
     """Fails a test that leaves a thread or a child process. Servers of wider scope are started before and may stay."""
     threads_before, children_before = threads(), children()
     yield

@@ -33,7 +33,7 @@ import select
 import signal
 import socket
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from flightedl.config import replace_environment
@@ -57,7 +57,7 @@ _LOOK_S = 0.0005
 class Request(NamedTuple):
     """A process that is asked for."""
 
-    #: Of ``_IMPORTS``; any other imports nothing before.
+    #: Of ``_IMPORTS``, or a module's dotted name; any other imports nothing before.
     kind: str
     #: That is run as ``__main__``, and its arguments.
     module: str
@@ -71,9 +71,13 @@ class Request(NamedTuple):
 
 def main() -> None:
     """Answer requests until there are no more; in a child: be what was asked for."""
+    serve(socket.socket(fileno=0), sys.argv[1:-1])
+
+
+def serve(connection: socket.socket, kinds: Sequence[str]) -> None:
+    """Answer the requests that come, ready for those of some kinds; returns in a child when that has done its work."""
     gc.disable()
-    connection = socket.socket(fileno=0)
-    for kind in sys.argv[1:-1]:
+    for kind in kinds:
         _get_ready(kind, connection)
     while (received := _received(connection)) is not None:
         request, output = received
@@ -81,6 +85,8 @@ def main() -> None:
         if (pid := _forked()) == 0:
             connection.close()
             _become(request, output)
+            # What others have imported of it is not what it is when it runs.
+            sys.modules.pop(request.module, None)
             runpy.run_module(request.module, run_name="__main__", alter_sys=True)
             return
         os.close(output)
@@ -103,7 +109,7 @@ def _received(connection: socket.socket) -> tuple[Request, int] | None:
 def _get_ready(kind: str, connection: socket.socket | None) -> None:
     """Import what processes of this kind need, and load what takes long; stop where a request comes meanwhile."""
     with _without_pandas_and_scipy():
-        for name in _IMPORTS.get(kind, ()):
+        for name in _IMPORTS.get(kind, (kind,) if "." in kind else ()):
             if connection is not None and select.select([connection], [], [], 0)[0]:
                 return
             importlib.import_module(name)
@@ -168,7 +174,7 @@ def _become(request: Request, output: int) -> None:
             os.chdir(request.directory)
     sys.argv = [request.module, *request.arguments]
     sys.orig_argv = [sys.executable, "-m", *sys.argv]
-    _show(sys.orig_argv)
+    show(sys.orig_argv)
     if request.kind == "trainer":
         let_pandas_wait()
     if (random := sys.modules.get("numpy.random")) is not None:
@@ -177,7 +183,7 @@ def _become(request: Request, output: int) -> None:
     gc.enable()
 
 
-def _show(command: list[str]) -> None:
+def show(command: Sequence[str]) -> None:
     """Write a command line where ``ps`` reads that of this process, over the one that it has."""
     text = "\0".join(command).encode()
     with contextlib.suppress(OSError, ValueError, IndexError):

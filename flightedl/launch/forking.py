@@ -41,12 +41,12 @@ class ForkedProcess:
 
     Args:
         pid: Of the process, a child of this one.
-        output: The end of its pipe that is read.
     """
 
-    def __init__(self, pid: int, output: IO[bytes]) -> None:
+    def __init__(self, pid: int) -> None:
         self.pid = pid
-        self.stdout: IO[bytes] | None = output
+        #: The end of the pipe of its output that is read; None: its output goes elsewhere.
+        self.stdout: IO[bytes] | None = None
         self.returncode: int | None = None
 
     def wait(self) -> int:
@@ -71,23 +71,28 @@ class ForkServer:
     def __init__(self, environment: Mapping[str, str], kinds: Sequence[str] = ()) -> None:
         self._lock = threading.Lock()
         self._socket: socket.socket | None = None
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: subprocess.Popen[bytes] | ForkedProcess | None = None
         self._read_at_load = _read_at_load(environment)
         #: Of which it has made processes.
         self._made: set[str] = set()
-        if not sys.platform.startswith("linux"):
-            return
-        ours, theirs = socket.socketpair()
-        with theirs:
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", "flightedl.launch.fork_server", *kinds, PADDING],
-                stdin=theirs.fileno(),
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
-                env={"PYTHONUNBUFFERED": "1", **environment},
-                start_new_session=True,
-            )
-        self._socket = ours
+        if sys.platform.startswith("linux"):
+            ours, theirs = socket.socketpair()
+            with theirs:
+                self._process = self._begin(theirs, environment, kinds)
+            self._socket = ours
+
+    def _begin(
+        self, connection: socket.socket, environment: Mapping[str, str], kinds: Sequence[str]
+    ) -> subprocess.Popen[bytes] | ForkedProcess:
+        """The fork server's process, which answers what comes by its end of the connection."""
+        return subprocess.Popen(
+            [sys.executable, "-m", "flightedl.launch.fork_server", *kinds, PADDING],
+            stdin=connection.fileno(),
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            env={"PYTHONUNBUFFERED": "1", **environment},
+            start_new_session=True,
+        )
 
     def start(
         self, kind: str, module: str, arguments: Sequence[str], environment: Mapping[str, str]
@@ -100,25 +105,40 @@ class ForkServer:
             arguments: Of it.
             environment: All of its environment variables.
         """
+        reading, writing = os.pipe()
+        try:
+            process = self.start_into(writing, kind, module, arguments, environment)
+        finally:
+            os.close(writing)
+        if process is None:
+            os.close(reading)
+        else:
+            process.stdout = os.fdopen(reading, "rb")
+        return process
+
+    def start_into(
+        self,
+        output: int,
+        kind: str,
+        module: str,
+        arguments: Sequence[str],
+        environment: Mapping[str, str],
+        directory: str = "",
+    ) -> ForkedProcess | None:
+        """As ``start``, but its output goes where a descriptor leads, and it may begin in another directory."""
         if _read_at_load(environment) != self._read_at_load:
             return None
         own = {"PYTHONUNBUFFERED": "1", **environment}
-        request = Request(kind, module, list(arguments), own, _directory(), os.getpid())
+        request = Request(kind, module, list(arguments), own, directory or _directory(), os.getpid())
         with self._lock:
             if self._socket is None:
                 return None
             self._socket.settimeout(_ANSWER_S if kind in self._made else _FIRST_ANSWER_S)
-            reading, writing = os.pipe()
-            try:
-                pid = _adopted(self._socket, json.dumps(request).encode(), writing)
-            finally:
-                os.close(writing)
-            if not pid:
-                self._close()
-                os.close(reading)
-                return None
-            self._made.add(kind)
-            return ForkedProcess(pid, os.fdopen(reading, "rb"))
+            if pid := _adopted(self._socket, json.dumps(request).encode(), output):
+                self._made.add(kind)
+                return ForkedProcess(pid)
+            self._close()
+            return None
 
     def close(self) -> None:
         """There are no more requests."""
@@ -129,7 +149,7 @@ class ForkServer:
         if self._socket is not None:
             self._socket.close()
         if self._process is not None:
-            self._process.kill()
+            os.kill(self._process.pid, signal.SIGKILL)
             self._process.wait()
         self._socket = self._process = None
 

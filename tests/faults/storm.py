@@ -39,9 +39,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from flightedl.examples.ledger import MODES, batches_of
+from flightedl.launch.forking import ForkServer
 from flightedl.testing.etcd_server import EtcdServer
 from flightedl.testing.s3_server import S3Server
 
+from ..launch.forked_launcher import ForkedCommand
 from .stored import stored_findings
 from .strikes import STRIKES, Victims
 
@@ -82,13 +84,15 @@ class Storm:
     etcd: EtcdServer | None = None
     #: Where every process records what happens to it; empty: nowhere.
     record: str = ""
+    #: From which it is forked; None: it is a program.
+    forks: ForkServer | None = None
     done: Counter[str] = field(default_factory=Counter)
     events: list[str] = field(default_factory=list)
 
-    def command(self, *more: str) -> list[str]:
-        """What is run."""
+    def arguments(self, *more: str) -> list[str]:
+        """Of ``flightedl``: what is run."""
         return [
-            *(sys.executable, "-m", "flightedl", "run", "flightedl.examples.ledger"),
+            *("run", "flightedl.examples.ledger"),
             *("--trainers", str(self.trainers), "--pservers", str(self.pservers), "--output", "out"),
             *("--lease-ttl-s", str(self.lease_s), "--checkpoint", self.checkpoint or str(self.directory / "ck")),
             *(["--record", self.record] if self.record else []),
@@ -109,9 +113,7 @@ class Storm:
         place = ["--etcd", self.etcd.address] if self.etcd is not None and self.seed % 2 else []
         return self._run(lambda *_: None, "--resume", *place, log_name="log-resumed")
 
-    def _run(
-        self, rage: Callable[[subprocess.Popen[bytes], float], None], *more: str, log_name: str = "log"
-    ) -> tuple[int, str]:
+    def _run(self, rage: Callable[[ForkedCommand, float], None], *more: str, log_name: str = "log") -> tuple[int, str]:
         environment = {
             **os.environ,
             "FLIGHTEDL_CHECKPOINT_EVERY_S": str(self.checkpoint_every_s),
@@ -119,10 +121,10 @@ class Storm:
         }
         if self.swallow_after_s:
             environment["FLIGHTEDL_GIVE_UP_S"] = str(self.swallow_after_s)
-        log = (self.directory / log_name).open("w")
+        log = (self.directory / log_name).open("wb")
         began = time.monotonic()
-        with subprocess.Popen(
-            self.command(*more), cwd=self.directory, stdout=log, stderr=subprocess.STDOUT, env=environment
+        with ForkedCommand(
+            self.forks, self.arguments(*more), cwd=self.directory, stdout=log, env=environment
         ) as process:
             try:
                 rage(process, began)
@@ -137,7 +139,7 @@ class Storm:
         log.close()
         return code, (self.directory / log_name).read_text()
 
-    def _rage(self, process: subprocess.Popen[bytes], began: float) -> None:
+    def _rage(self, process: ForkedCommand, began: float) -> None:
         chance = random.Random(self.seed)
         counts = {"kill": self.kills, "stop": self.stops, **self.strikes}
         faults = [name for name, count in counts.items() for _ in range(count)]
@@ -160,7 +162,7 @@ class Storm:
             victims.note("restored etcd from the copy")
             self.done["old etcd"] += 1
 
-    def _wait_for(self, process: subprocess.Popen[bytes], began: float, text: str) -> None:
+    def _wait_for(self, process: ForkedCommand, began: float, text: str) -> None:
         while text not in (self.directory / "log").read_text() and process.poll() is None:
             if time.monotonic() - began > 90:
                 raise TimeoutError((self.directory / "log").read_text())

@@ -5,46 +5,56 @@ Storms over all modes are in ``storm.SERIES``; the modes here are those in which
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
-import subprocess
-import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import psutil
 import pytest
 
 import flightedl as fe
+from flightedl.launch.forking import ForkServer
 from flightedl.launch.programs import TrainerProgram
 from flightedl.recording.reader import recordings_in
 from flightedl.recording.replay import replay
 from flightedl.recording.story import story, text_of
 
+from ..launch.forked_launcher import ForkedCommand
 from .storm import Storm, verdict
 
 pytestmark = [pytest.mark.etcd, pytest.mark.faults, pytest.mark.slow, pytest.mark.timeout(700)]
 
 
-def run(directory: Path, *options: str, arguments: tuple[str, ...] = (), wait: bool = True) -> subprocess.Popen[bytes]:
-    command = [sys.executable, "-m", "flightedl", "run", "flightedl.examples.ledger", "--output", "out"]
-    own = ["--lease-ttl-s", "2", "--checkpoint", str(directory / "ck"), "--checkpoint-every-s", "1", *options]
-    script = ["--records", "4000", "--per-task", "100", *arguments]
-    with (directory / "log").open("ab") as log:
-        process = subprocess.Popen(
-            [*command, *own, "--", *script], cwd=directory, stdout=log, stderr=subprocess.STDOUT, env=dict(os.environ)
-        )
-    if wait:
-        process.wait(180)
-    return process
+@pytest.fixture
+def run(tmp_path: Path, forks: ForkServer) -> Iterator[Callable[..., ForkedCommand]]:
+    """Starts a ledger job, and waits for its end where nothing else is said."""
+    with contextlib.ExitStack() as stack:
+
+        def start(*options: str, arguments: tuple[str, ...] = (), wait: bool = True) -> ForkedCommand:
+            command = ["run", "flightedl.examples.ledger", "--output", "out"]
+            own = ["--lease-ttl-s", "2", "--checkpoint", str(tmp_path / "ck"), "--checkpoint-every-s", "1", *options]
+            script = ["--records", "4000", "--per-task", "100", *arguments]
+            with (tmp_path / "log").open("ab") as log:
+                process = ForkedCommand(
+                    forks, [*command, *own, "--", *script], cwd=tmp_path, stdout=log, env=dict(os.environ)
+                )
+            stack.enter_context(process)
+            stack.callback(process.kill)
+            if wait:
+                process.wait(180)
+            return process
+
+        yield start
 
 
 def text(directory: Path) -> str:
     return (directory / "log").read_text()
 
 
-def until(condition: Callable[[], object], process: subprocess.Popen[bytes], directory: Path) -> None:
+def until(condition: Callable[[], object], process: ForkedCommand, directory: Path) -> None:
     deadline = time.monotonic() + 90
     while not condition():
         assert process.poll() is None, text(directory)
@@ -52,26 +62,27 @@ def until(condition: Callable[[], object], process: subprocess.Popen[bytes], dir
         time.sleep(0.1)
 
 
-def test_killed_pservers_lose_nothing(tmp_path: Path) -> None:
+def test_killed_pservers_lose_nothing(tmp_path: Path, forks: ForkServer) -> None:
     storm = Storm(tmp_path, "async", kills=4, roles=("pserver",), records=7_000, epochs=2, every_s=2.0, limit_s=240)
-    require_exact(storm)
+    require_exact(storm, forks)
     assert storm.done["kill pserver"] >= 2
 
 
 @pytest.mark.parametrize("mode", ["bounded", "mean-backup"])
-def test_everybody_is_killed_and_frozen_in_turn(tmp_path: Path, mode: str) -> None:
+def test_everybody_is_killed_and_frozen_in_turn(tmp_path: Path, mode: str, forks: ForkServer) -> None:
     storm = Storm(tmp_path, mode, kills=8, stops=2, records=12_000, epochs=2, every_s=1.0, seed=1, limit_s=600)
     storm.per_task, storm.strikes = 2000, {"trainer+master": 1, "trainer+pserver": 1}
     # With a rest of 20 records in each task.
     storm.optimizer, storm.batch_size = "adam" if mode == "bounded" else "sgd", 30
     storm.record = str(tmp_path / "recorded")
-    require_exact(storm)
+    require_exact(storm, forks)
     assert sum(storm.done.values()) >= 5
     require_the_same_again(tmp_path / "recorded")
 
 
-def require_exact(storm: Storm) -> None:
+def require_exact(storm: Storm, forks: ForkServer) -> None:
     """It ends, with all records counted once and a checkpoint of that."""
+    storm.forks = forks
     code, output = storm.run()
     assert (code, verdict(output)) == (0, (0, 0)), output
     assert storm.stored_findings() == []
@@ -88,25 +99,27 @@ def require_the_same_again(directory: Path) -> None:
     assert any("takes block" in text and "1/0/0" in text for text in told)
 
 
-def test_a_stopped_job_goes_on_from_its_checkpoint_alone(tmp_path: Path) -> None:
+def test_a_stopped_job_goes_on_from_its_checkpoint_alone(run: Callable[..., ForkedCommand], tmp_path: Path) -> None:
     more = ("--trainers", "2", "--pservers", "3")
     epochs = ("--epochs", "2")
-    first = run(tmp_path, "--trainers", "2", "--pservers", "2", arguments=(*epochs, "--pause", "0.05"), wait=False)
+    first = run("--trainers", "2", "--pservers", "2", arguments=(*epochs, "--pause", "0.05"), wait=False)
     until(lambda: len(list((tmp_path / "ck" / "ledger").glob("c-*/manifest.json"))) >= 3, first, tmp_path)
     first.send_signal(signal.SIGINT)
     first.wait(30)
-    again = run(tmp_path, *more, arguments=epochs)
+    again = run(*more, arguments=epochs)
     assert again.returncode == 2, text(tmp_path)
     assert "add --resume" in text(tmp_path)
-    resumed = run(tmp_path, "--resume", *more, arguments=epochs)
+    resumed = run("--resume", *more, arguments=epochs)
     assert resumed.returncode == 0, text(tmp_path)
     assert verdict(text(tmp_path)) == (0, 0), text(tmp_path)
 
 
-def test_rows_survive_a_master_and_two_pservers_and_another_number_of_them(tmp_path: Path) -> None:
+def test_rows_survive_a_master_and_two_pservers_and_another_number_of_them(
+    run: Callable[..., ForkedCommand], tmp_path: Path
+) -> None:
     """From a base and increments on it, by two masters, one of which may have come to nothing."""
     epochs = ("--epochs", "2", "--tables", "--mode", "async")
-    first = run(tmp_path, "--trainers", "2", "--pservers", "2", arguments=(*epochs, "--pause", "0.1"), wait=False)
+    first = run("--trainers", "2", "--pservers", "2", arguments=(*epochs, "--pause", "0.1"), wait=False)
     place = tmp_path / "ck" / "ledger"
 
     def chains() -> dict[str, set[str]]:
@@ -132,19 +145,19 @@ def test_rows_survive_a_master_and_two_pservers_and_another_number_of_them(tmp_p
     first.send_signal(signal.SIGINT)
     first.wait(30)
     assert first.returncode == 130, text(tmp_path)
-    resumed = run(tmp_path, "--resume", "--trainers", "2", "--pservers", "3", arguments=epochs)
+    resumed = run("--resume", "--trainers", "2", "--pservers", "3", arguments=epochs)
     assert resumed.returncode == 0, text(tmp_path)
     assert verdict(text(tmp_path)) == (0, 0), text(tmp_path)
 
 
-def test_there_is_nothing_to_resume_from(tmp_path: Path) -> None:
-    assert run(tmp_path, "--resume").returncode == 2
+def test_there_is_nothing_to_resume_from(run: Callable[..., ForkedCommand], tmp_path: Path) -> None:
+    assert run("--resume").returncode == 2
     assert "no checkpoint of job ledger" in text(tmp_path)
 
 
-def test_a_store_that_breaks_does_not_stop_the_job(tmp_path: Path) -> None:
+def test_a_store_that_breaks_does_not_stop_the_job(run: Callable[..., ForkedCommand], tmp_path: Path) -> None:
     """All is trained and counted; that the last checkpoint is missing is said, and is the exit code."""
-    process = run(tmp_path, "--trainers", "2", "--pservers", "2", arguments=("--pause", "0.02"), wait=False)
+    process = run("--trainers", "2", "--pservers", "2", arguments=("--pause", "0.02"), wait=False)
     place = tmp_path / "ck" / "ledger"
     until(lambda: list(place.glob("c-*/manifest.json")), process, tmp_path)
     place.rename(tmp_path / "gone")
@@ -181,17 +194,17 @@ def test_pservers_told_to_end_leave_a_checkpoint_of_everything(tmp_path: Path) -
 
 
 @pytest.mark.s3
-def test_everybody_is_killed_with_checkpoints_on_s3(tmp_path: Path, s3_url: str) -> None:
+def test_everybody_is_killed_with_checkpoints_on_s3(tmp_path: Path, s3_url: str, forks: ForkServer) -> None:
     storm = Storm(tmp_path, "async", kills=8, stops=2, records=12_000, epochs=2, every_s=1.0, seed=3, limit_s=600)
     storm.optimizer = "adam"
     storm.checkpoint, storm.roles = f"{s3_url}/ck", ("trainer", "pserver", "master", "etcd")
-    require_exact(storm)
+    require_exact(storm, forks)
     assert sum(storm.done.values()) >= 5
 
 
 @pytest.mark.s3
-def test_killed_pservers_come_back_from_s3(tmp_path: Path, s3_url: str) -> None:
+def test_killed_pservers_come_back_from_s3(tmp_path: Path, s3_url: str, forks: ForkServer) -> None:
     storm = Storm(tmp_path, "sync", kills=3, roles=("pserver",), records=8_000, epochs=2, every_s=2.0, limit_s=240)
     storm.checkpoint = f"{s3_url}/ck"
-    require_exact(storm)
+    require_exact(storm, forks)
     assert storm.done["kill pserver"] >= 1

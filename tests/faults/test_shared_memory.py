@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from flightedl.launch.forking import ForkServer
+
 from .storm import Storm, verdict
 
 pytestmark = [
@@ -21,26 +23,26 @@ pytestmark = [
 ]
 
 
-def _maps_of(process: Path) -> int:
+def _maps(process: Path, directory: Path) -> bool:
     with contextlib.suppress(OSError):
-        return (process / "maps").read_text().count("memfd:flightedl-")
-    return 0
+        return (process / "cwd").readlink() == directory and "memfd:flightedl-" in (process / "maps").read_text()
+    return False
 
 
-def _mapping() -> set[int]:
-    """Processes that map such memory."""
-    return {int(each.name) for each in Path("/proc").iterdir() if each.name.isdecimal() and _maps_of(each)}
+def _mapping(directory: Path) -> set[int]:
+    """Processes that began in a directory, not those of tests beside this one, and map such memory."""
+    return {int(each.name) for each in Path("/proc").iterdir() if each.name.isdecimal() and _maps(each, directory)}
 
 
 @contextlib.contextmanager
-def _watched() -> Iterator[set[int]]:
+def _watched(directory: Path) -> Iterator[set[int]]:
     """Processes that were seen to map memory meanwhile."""
     seen: set[int] = set()
-    before, is_over = _mapping(), threading.Event()
+    is_over = threading.Event()
 
     def watch() -> None:
         while not is_over.wait(0.5):
-            seen.update(_mapping() - before)
+            seen.update(_mapping(directory))
 
     thread = threading.Thread(target=watch)
     thread.start()
@@ -51,14 +53,15 @@ def _watched() -> Iterator[set[int]]:
         thread.join()
 
 
-def test_kills_and_freezes_in_the_midst_of_it(tmp_path: Path) -> None:
+def test_kills_and_freezes_in_the_midst_of_it(tmp_path: Path, forks: ForkServer) -> None:
     storm = Storm(
         tmp_path, "sync", kills=4, stops=2, roles=("trainer", "pserver"), records=6_000, epochs=2, every_s=1.0, seed=3
     )
-    with _watched() as seen:
+    storm.forks = forks
+    with _watched(tmp_path) as seen:
         code, output = storm.run()
     assert (code, verdict(output)) == (0, (0, 0)), output
     assert sum(storm.done.values()) >= 4
     # Three trainers and two pservers, and those that took the place of killed ones.
     assert len(seen) >= 5
-    assert not seen & _mapping(), "whoever is dead has nothing"
+    assert not seen & _mapping(tmp_path), "whoever is dead has nothing"

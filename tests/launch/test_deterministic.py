@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
+import os
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+
+from flightedl.launch.forking import ForkServer
+
+from .forked_launcher import ForkedCommand
 
 pytestmark = [pytest.mark.etcd, pytest.mark.slow, pytest.mark.timeout(200)]
 
@@ -34,24 +37,20 @@ with fe.connect() as job:
 """
 
 
-def run(directory: Path, data: str, *, deterministic: str) -> dict[str, bytes]:
+def run(forks: ForkServer, directory: Path, data: str, *, deterministic: str) -> dict[str, bytes]:
     directory.mkdir()
     (directory / "script.py").write_text(SCRIPT)
-    command = [sys.executable, "-m", "flightedl", "run", "script.py", "--trainers", "3", "--pservers", "2"]
-    done = subprocess.run(
-        [*command, "--output", "out", "--", data, deterministic],
-        cwd=directory,
-        capture_output=True,
-        text=True,
-        timeout=150,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
+    command = ["run", "script.py", "--trainers", "3", "--pservers", "2", "--output", "out", "--", data, deterministic]
+    with (
+        (directory / "log").open("wb") as log,
+        ForkedCommand(forks, command, cwd=directory, stdout=log, env=os.environ) as process,
+    ):
+        assert process.wait(150) == 0, (directory / "log").read_text()
     with np.load(directory / "out" / "model.npz") as model:
         return {name: model[name].tobytes() for name in model}
 
 
-def test_two_runs_are_bit_identical(tmp_path: Path) -> None:
+def test_two_runs_are_bit_identical(tmp_path: Path, forks: ForkServer) -> None:
     values = np.random.default_rng(3).normal(size=1200)
     # Row groups of several sizes: trainers become free in different rounds.
     with pq.ParquetWriter(tmp_path / "data.parquet", pa.schema([("x", pa.float64())])) as writer:
@@ -60,5 +59,5 @@ def test_two_runs_are_bit_identical(tmp_path: Path) -> None:
             writer.write_table(pa.table({"x": values[start : start + size]}), row_group_size=size)
             start += size
     data = str(tmp_path / "data.parquet")
-    first, second = (run(tmp_path / name, data, deterministic="yes") for name in ("first", "second"))
+    first, second = (run(forks, tmp_path / name, data, deterministic="yes") for name in ("first", "second"))
     assert first == second

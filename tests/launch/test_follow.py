@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
+import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -15,9 +14,12 @@ import pytest
 import flightedl as fe
 from flightedl.config import child_environment
 from flightedl.launch.cluster import LocalCluster
+from flightedl.launch.forking import ForkServer
 from flightedl.launch.programs import TrainerProgram
 from flightedl.launch.status import JobStatus
 from flightedl.messages.status import StatusReply
+
+from .forked_launcher import ForkedCommand
 
 pytestmark = [pytest.mark.etcd, pytest.mark.faults, pytest.mark.slow, pytest.mark.timeout(180)]
 
@@ -118,20 +120,20 @@ def test_every_record_of_a_growing_directory_counts_once_whatever_is_killed(
 
 
 def test_a_job_that_is_resumed_has_the_files_that_had_joined_and_takes_those_to_come(
-    growing: Growing, tmp_path: Path, until: Until
+    growing: Growing, forks: ForkServer, tmp_path: Path, until: Until
 ) -> None:
     (tmp_path / "train.py").write_text(SCRIPT)
 
-    def run(*more: str) -> subprocess.Popen[bytes]:
-        return subprocess.Popen(
-            [
-                *(sys.executable, "-m", "flightedl", "run", "--checkpoint", str(tmp_path / "kept"), "--output", "out"),
-                *("--job", "grows", "--trainers", "2", "--pservers", "2", *more),
-                *("train.py", str(growing.directory), "300"),
-            ],
-            cwd=tmp_path,
-            env=child_environment(FLIGHTEDL_FOLLOW_EVERY_S="0.2"),
-        )
+    def run(*more: str) -> ForkedCommand:
+        command = ["run", "--checkpoint", str(tmp_path / "kept"), "--output", "out", "--job", "grows"]
+        with (tmp_path / "log").open("ab") as log:
+            return ForkedCommand(
+                forks,
+                [*command, "--trainers", "2", "--pservers", "2", *more, "train.py", str(growing.directory), "300"],
+                cwd=tmp_path,
+                stdout=log,
+                env=child_environment(FLIGHTEDL_FOLLOW_EVERY_S="0.2"),
+            )
 
     def checkpoints() -> list[Path]:
         return list((tmp_path / "kept" / "grows").glob("**/manifest*"))
@@ -140,7 +142,7 @@ def test_a_job_that_is_resumed_has_the_files_that_had_joined_and_takes_those_to_
     growing.add()
     with run() as first:
         until(checkpoints, 60.0)
-        first.terminate()
+        first.send_signal(signal.SIGTERM)
         first.wait(60)
     growing.add()
     growing.end()

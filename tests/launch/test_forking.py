@@ -112,10 +112,9 @@ def test_it_is_named_by_its_own_command_line_and_ends_by_a_signal(
 
 
 def server_process() -> psutil.Process:
-    [server] = [
-        child for child in psutil.Process().children() if "flightedl.launch.fork_server" in " ".join(child.cmdline())
-    ]
-    return server
+    """The youngest: other tests may share one."""
+    found = [child for child in psutil.Process().children() if "flightedl.launch.fork_server" in child.cmdline()]
+    return max(found, key=psutil.Process.create_time)
 
 
 def test_without_a_fork_server_processes_are_started_as_programs(

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +10,10 @@ import psutil
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+
+from flightedl.launch.forking import ForkServer
+
+from .forked_launcher import ForkedCommand
 
 pytestmark = [pytest.mark.etcd, pytest.mark.faults, pytest.mark.slow, pytest.mark.timeout(330)]
 
@@ -48,28 +50,29 @@ with fe.connect() as job:
         ("os.kill(os.getpid(), 11)", 2),
     ],
 )
-def test_a_poison_record_is_quarantined_and_the_rest_is_trained(tmp_path: Path, fault: str, trainers: int) -> None:
+def test_a_poison_record_is_quarantined_and_the_rest_is_trained(
+    tmp_path: Path, forks: ForkServer, fault: str, trainers: int
+) -> None:
     pq.write_table(pa.table({"k": np.arange(RECORDS)}), tmp_path / "data.parquet", row_group_size=100)
     (tmp_path / "train.py").write_text(SCRIPT.replace("{fault}", fault))
     options = ["--trainers", str(trainers), "--output", "out", "--lease-ttl-s", "3"]
     before = set(psutil.Process().children(recursive=True))
-    ran = subprocess.run(
-        [sys.executable, "-m", "flightedl", "run", "train.py", *options],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=300,
-        env={**os.environ, "TMPDIR": str(tmp_path)},
-        check=False,
-    )
-    assert ran.returncode == 4, ran.stdout + ran.stderr
+    with (
+        (tmp_path / "log").open("wb") as log,
+        ForkedCommand(
+            forks, ["run", "train.py", *options], cwd=tmp_path, stdout=log, env={**os.environ, "TMPDIR": str(tmp_path)}
+        ) as process,
+    ):
+        code = process.wait(300)
+    output = (tmp_path / "log").read_text()
+    assert code == 4, output
     expected = np.ones(RECORDS)
     first = POISON // BATCH * BATCH
     expected[first : first + BATCH] = 0
     assert np.array_equal(np.load(tmp_path / "out" / "w.npy"), expected)
-    assert f"data.parquet chunk 1, records {first}-{first + BATCH - 1}" in ran.stdout
-    assert "3 of 4 tasks of the last epoch done, 1 tasks failed" in ran.stdout
+    assert f"data.parquet chunk 1, records {first}-{first + BATCH - 1}" in output
+    assert "3 of 4 tasks of the last epoch done, 1 tasks failed" in output
     if "ValueError" in fault:
-        assert "ValueError: bad record" in ran.stdout.splitlines()[-3]
+        assert "ValueError: bad record" in output.splitlines()[-3]
     left = set(psutil.Process().children(recursive=True)) - before
     assert not [child for child in left if child.status() != "zombie"]

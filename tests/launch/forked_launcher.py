@@ -1,0 +1,164 @@
+"""``flightedl run`` for tests, forked from a process that has imported already, as are the processes that it starts.
+
+A test that starts a job pays by half for the imports of its launcher and of the launcher's fork server. Here one fork
+server imports for all tests of a process: it forks the launcher, and this forks itself once more before it does
+anything, which gives the fork server that it has.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Self
+
+from flightedl.config import available_cores, child_environment, thread_environment, tuned_environment
+from flightedl.launch import fork_server
+from flightedl.launch.forking import ForkedProcess, ForkServer
+
+#: What a fork server imports from which launchers, too, are forked; at last the package in which this module is found.
+KINDS = ("master", "trainer", "pserver", "rich.console", "flightedl.launch.run", "tests.launch")
+_THIS = "tests.launch.forked_launcher"
+_TRAINERS = 2
+_POLL_S = 0.01
+_END_S = 300.0
+
+
+@contextlib.contextmanager
+def shared_fork_server() -> Iterator[ForkServer]:
+    """For the processes of many tests, whatever clusters they belong to."""
+    environment = child_environment(**thread_environment(_TRAINERS, available_cores()))
+    with ForkServer(environment, KINDS) as forks, Path(os.devnull).open("wb") as nowhere:
+        for kind in KINDS:
+            # It looks for requests before it has imported all, and the forks of launchers would import it again.
+            if (process := forks.start_into(nowhere.fileno(), kind, "keyword", (), environment)) is not None:
+                process.wait()
+        yield forks
+
+
+class ForkedCommand:
+    """``python -m flightedl ...``, with what tests use of ``subprocess.Popen``.
+
+    Args:
+        forks: Of ``shared_fork_server``; None: it is started as a program.
+        arguments: Of the command.
+        cwd: Where it starts.
+        stdout: Where all of its output goes.
+        env: All of its environment variables.
+    """
+
+    def __init__(
+        self,
+        forks: ForkServer | None,
+        arguments: Sequence[str],
+        *,
+        cwd: Path,
+        stdout: IO[bytes],
+        env: Mapping[str, str],
+    ) -> None:
+        own = {**tuned_environment(), **env}
+        process: ForkedProcess | subprocess.Popen[bytes] | None = None
+        if forks is not None:
+            process = forks.start_into(
+                stdout.fileno(), KINDS[-1], "tests.launch.forked_launcher", arguments, own, str(cwd)
+            )
+        if process is None:
+            command = [sys.executable, "-m", "flightedl", *arguments]
+            process = subprocess.Popen(command, cwd=cwd, stdout=stdout, stderr=subprocess.STDOUT, env=own)
+        self._process = process
+        self.pid = process.pid
+
+    def poll(self) -> int | None:
+        """Its exit code; None: it runs."""
+        if self._process.returncode is None:
+            ended = os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+            if ended is not None:
+                self._process.wait()
+        return self._process.returncode
+
+    @property
+    def returncode(self) -> int | None:
+        return self._process.returncode
+
+    def wait(self, timeout: float = _END_S) -> int:
+        """Its exit code.
+
+        Raises:
+            subprocess.TimeoutExpired: it has not ended in time.
+        """
+        deadline = time.monotonic() + timeout
+        while (code := self.poll()) is None:
+            if time.monotonic() > deadline:
+                raise subprocess.TimeoutExpired("flightedl", timeout)
+            time.sleep(_POLL_S)
+        return code
+
+    def send_signal(self, number: signal.Signals) -> None:
+        """Fine when it has ended."""
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        """Without an end of its own."""
+        self.send_signal(signal.SIGKILL)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self.poll() is None:
+            self._process.wait()
+
+
+class _Twin(ForkServer):
+    """A fork server that is a fork of the process that makes it, which has to be one thread still."""
+
+    def _begin(self, connection: socket.socket, environment: Mapping[str, str], kinds: Sequence[str]) -> ForkedProcess:
+        pid = os.fork()
+        if pid:
+            return ForkedProcess(pid)
+        os.setsid()
+        # All else that it has open is the launcher's: the other end of this would keep it alive.
+        os.dup2(connection.detach(), 0)
+        os.closerange(3, os.sysconf("SC_OPEN_MAX"))
+        fork_server.show([sys.executable, "-m", "flightedl.launch.fork_server", *kinds])
+        code = 1
+        try:
+            fork_server.serve(socket.socket(fileno=0), kinds)
+            code = 0
+        except SystemExit as end:
+            code = end.code if isinstance(end.code, int) else int(end.code is not None)
+        except BaseException:  # noqa: BLE001 - said where the interpreter would say it
+            traceback.print_exc()
+        # The end of the interpreter: what called this is the launcher's.
+        threading._shutdown()  # type: ignore[attr-defined]
+        atexit._run_exitfuncs()
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()
+        os._exit(code)
+
+
+def main() -> None:
+    """Be the command whose arguments came."""
+    from flightedl_tools import main as command
+    from flightedl_tools import run
+
+    run.fork_server = lambda _trainers: _Twin(os.environ, ())
+    sys.argv[0] = "flightedl"
+    command.main()
+
+
+if __name__ == "__main__":
+    main()
