@@ -11,4 +11,5 @@ Pservers load it; a trainer needs ``half_precision``, and ``compiled_distinct`` 
 * ``ahead`` names all that these may compile, and ``python -m flightedl.kernels`` compiles it before anybody waits.
 * ``subnormals`` has subnormal numbers count as zero in them.
 * ``half_precision``: which dtypes have 16 bits, and how their bits are carried where NumPy does not know them.
+* ``plain``: what these and the Python around them say in the same way, without numba.
 """

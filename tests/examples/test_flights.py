@@ -308,6 +308,7 @@ def test_a_logistic_regression_is_better_than_chance(small):
     assert area_under_curve(small.held_out.late, found) > 0.62
 
 
+@pytest.mark.slow
 def test_a_network_alone_learns(small):
     told = []
     # The rates of a small part are higher, for it has few batches.
