@@ -9,6 +9,7 @@ from flightedl.curves.drawing import draw
 from flightedl.curves.files import read_points, write_whole
 from flightedl.curves.merging import LABELS, by_name, curves_of
 from flightedl.errors import FlightedlError, NotFoundError
+from flightedl.process.tuning import let_pandas_wait
 
 PICTURE = "metrics.svg"
 
@@ -17,6 +18,7 @@ def keep_curves(directory: Path) -> Iterator[str]:
     """Write both to the output directory; what is to be said of it. A run that logged nothing gets neither."""
     try:
         points = read_points(directory)
+        let_pandas_wait()
         write_whole(directory, points)
         curves = curves_of(points)
         draw(directory / PICTURE, by_name({directory.name: curves}), x_label=LABELS["records"])
