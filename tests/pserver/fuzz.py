@@ -2,7 +2,7 @@
 
     python -m tests.pserver.fuzz --messages 200000
 
-Attacks on memory that is shared are in ``fuzz_sharing``.
+Attacks on memory that is shared are in ``fuzz_sharing``, those by the line beside a stream in ``fuzz_line``.
 
 Every mutated message goes through what a server does with one: the header's JSON, Arrow's reader, the checks of
 ``rpc.validation``, the rows' checksums, the shard. A crash of the process is a find; so is anything applied that no
@@ -44,6 +44,7 @@ from flightedl.wire.parts import STEP_SCHEMA, attached_to, decode_parts, encode_
 from flightedl.wire.rows import PUSH_SCHEMA, OutgoingBlocks, decode_batch, encode_rows
 from flightedl.wire.shared_values import CopyingInbox, Outbox
 
+from .fuzz_line import attack_line
 from .fuzz_sharing import attack_descriptors, attack_lending
 
 SIZES = (16, 16, 3, 40)
@@ -301,7 +302,8 @@ def main() -> int:
 
 def _attack_sharing(count: int, seed: int) -> None:
     """By trainers of the same host; the most of it by messages."""
-    for what, attacked, share in (("turns", attack_lending, 10), ("descriptors", attack_descriptors, 20)):
+    attacks = (("turns", attack_lending, 10), ("descriptors", attack_descriptors, 20), ("lines", attack_line, 10))
+    for what, attacked, share in attacks:
         began = time.monotonic()
         found = ", ".join(f"{number:,} {code}" for code, number in attacked(count // share, seed).most_common())
         print(f"sharing: {count // share:,} {what} in {time.monotonic() - began:.0f} s, 0 crashes; {found}")

@@ -19,6 +19,7 @@ from flightedl.messages.base import encode
 from flightedl.pserver.spans import ArraySpan
 
 from .fuzz import MODES, SIZES, Target, attack
+from .fuzz_line import attack_line
 from .fuzz_sharing import attack_descriptors, attack_lending
 
 
@@ -49,6 +50,13 @@ def test_whatever_is_handed_over_in_place_of_memory_is_refused() -> None:
     found = attack_descriptors(300, seed=1)
     assert found["taken"] > 5, found
     assert found["MessageError"] > 100, found
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="lines are offered on Linux only")
+def test_damaged_messages_by_a_line_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("flightedl.rpc.line._LOOK_MS", 1)
+    found = attack_line(300, seed=1)
+    assert min(found[what] for what in ("taken", "message", "damaged", "left")) > 2, found
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="memory is shared on Linux only")

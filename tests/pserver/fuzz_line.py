@@ -1,0 +1,183 @@
+"""A trainer of the same host that sends whatever it likes by the line beside its stream of steps.
+
+    python -m tests.pserver.fuzz --mode sharing
+
+Messages go over a real Unix socket to a pserver's end of a stream. Each is a step as a trainer means it, or damaged:
+bytes changed in its values, its header, or in what says how long the header is; cut, made longer, repeated, followed by
+words that announce what never comes. It is taken as it was meant, or it ends the stream with an error of ours; then the
+hostile trainer comes again. Blocks have had whole gradients only, and no descriptor is left.
+"""
+
+from __future__ import annotations
+
+import random
+import socket
+import threading
+from collections import Counter
+from contextlib import suppress
+from pathlib import Path
+
+import numpy as np
+import xxhash
+
+from flightedl.adapters.clock import SystemClock
+from flightedl.domain.consistency.modes import Async
+from flightedl.domain.model.optimizers import SGD
+from flightedl.domain.model.parameters import ParameterSpec
+from flightedl.domain.model.sharding import plan_shards
+from flightedl.errors import FlightedlError
+from flightedl.messages.base import encode
+from flightedl.messages.control import ViewMemberMessage, ViewRequest
+from flightedl.messages.parameters import BatchIdentity, PushHeader
+from flightedl.ports import NoInstruments
+from flightedl.pserver.flight import PserverFlight
+from flightedl.pserver.meter import Meter
+from flightedl.pserver.shard import ShardState
+from flightedl.pserver.step_stream import StepStream
+from flightedl.rpc.identity import Caller
+from flightedl.rpc.line import LIMIT_BYTES, Line
+from flightedl.rpc.routes import Call
+from flightedl.rpc.streams import Exchange
+from flightedl.rpc.validation import BatchLimits
+from flightedl.wire.parts import STEP_SCHEMA, encode_message
+from flightedl.wire.rows import OutgoingBlocks
+
+_CLOCK = SystemClock()
+_SIZES = (20, 15, 30)
+
+
+class _Service:
+    """What the verbs ask a pserver's service for."""
+
+    def __init__(self, shard: ShardState) -> None:
+        self._shard = shard
+        self.meter = shard.meter
+
+    def shard(self, plan_hash: str) -> ShardState:
+        self._shard.require_plan(plan_hash)
+        return self._shard
+
+    def require_lease(self) -> None:
+        """It has one."""
+
+
+class _Target:
+    """A shard, and the pserver's end of a hostile trainer's stream."""
+
+    def __init__(self) -> None:
+        self.plan = plan_shards([ParameterSpec(f"p{i}", (size,)) for i, size in enumerate(_SIZES)], 1)
+        self.shard = ShardState(self.plan, 0, SGD(lr=1.0), Async(), meter=Meter(NoInstruments()))
+        member = ViewMemberMessage(trainer="t1", generation=1, member=1, first_round=0)
+        self.shard.set_members(ViewRequest(plan_hash=self.plan.hash, master_generation=1, serial=1, members=[member]))
+        self.flight = PserverFlight(_Service(self.shard), _CLOCK)  # type: ignore[arg-type]
+        self.batch = 0
+        self.connect()
+
+    def connect(self) -> None:
+        """The hostile one comes, for the first time or again."""
+        self.theirs, mine = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self.theirs.setblocking(False)
+        self.call = Call(
+            verb="step",
+            caller=Caller(),
+            role=None,
+            peer="",
+            headers={},
+            deadline=_CLOCK.now() + 60.0,
+            clock=_CLOCK,
+            closing=threading.Event(),
+            cancelled=lambda: True,
+        )
+        exchange = Exchange(None, None, STEP_SCHEMA, self.call, BatchLimits())  # type: ignore[arg-type]
+        self.stream = StepStream(exchange, _CLOCK, self.shard.meter, lambda: None, shares_memory=True)
+        self.line = self.stream._line = Line(mine)
+
+    def end(self) -> None:
+        """Its stream is over."""
+        self.stream.end()
+        self.line.close()
+        self.theirs.close()
+
+    def message(self) -> bytes:
+        """A step that brings -1 for every element, as it travels."""
+        self.batch += 1
+        header = PushHeader(
+            trainer="t1",
+            generation=1,
+            plan_hash=self.plan.hash,
+            member=1,
+            identity=BatchIdentity(epoch=0, task=self.batch, batch=0, batch_count=1),
+            weight=1.0,
+            rows=len(_SIZES),
+        )
+        pieces = [OutgoingBlocks(range(len(_SIZES)), 0, 0, np.full(sum(_SIZES), -1, np.float32), ())]
+        values, packed, _ = encode_message(pieces, encode(header), checksums=True)
+        assert values is not None
+        return b"".join(values) + packed + len(packed).to_bytes(4, "little") + b"\1"
+
+    def serve(self) -> bool:
+        """Take what has come, as the pserver does; False: the stream is over."""
+        return self.flight._has_taken_step(self.stream, self.call)
+
+    def check(self) -> None:
+        for block in self.shard.blocks():
+            (value,) = set(block.values.tolist())
+            assert value == block.rounds.version, "something else than whole gradients was applied"
+
+
+def _damaged(message: bytes, chance: random.Random) -> bytes:
+    found = bytearray(message)
+    kind = chance.randrange(6)
+    if kind == 0:
+        for _ in range(chance.choice((1, 1, 4))):
+            found[chance.randrange(len(found))] ^= 1 << chance.randrange(8)
+    elif kind == 1:
+        del found[chance.randrange(len(found)) :]
+    elif kind == 2:
+        words = (0, 1, 4, len(found), len(found) - 5, (1 << 32) - 1, 1 << 31, chance.randrange(1 << 32))
+        found[-5:-1] = chance.choice(words).to_bytes(4, "little")
+    elif kind == 3:
+        found[-1] = chance.choice((0, 2, 3, 255))
+    elif kind == 4:
+        found[:0] = bytes(chance.choice((1, 4, 60, LIMIT_BYTES)))
+    else:
+        # What a checksum does not find: the header says so itself.
+        start = 4 * sum(_SIZES)
+        body = found[start + 8 : -5]
+        body[chance.randrange(min(40, len(body)))] = chance.choice((0, 1, 2, 4, 5, 127, 255))
+        found[start : start + 8] = xxhash.xxh3_64_intdigest(bytes(body)).to_bytes(8, "little")
+        found[start + 8 : -5] = body
+    return bytes(found)
+
+
+def attack_line(count: int, seed: int) -> Counter[str]:
+    """So many messages; what became of them. Raises what it finds."""
+    chance = random.Random(seed)
+    found: Counter[str] = Counter()
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    target = _Target()
+    for _ in range(count):
+        message = target.message()
+        if chance.random() < 0.8:
+            message = _damaged(message, chance)
+        for _ in range(chance.choice((1, 1, 1, 2))):
+            with suppress(OSError):
+                target.theirs.send(message)
+        if chance.random() < 0.1:
+            target.theirs.close()
+        is_open = False
+        try:
+            is_open = target.serve()
+            found["taken" if is_open else "left"] += 1
+        except FlightedlError as error:
+            found[error.code] += 1
+        if is_open and chance.random() < 0.5:
+            with suppress(OSError):
+                target.theirs.recv(1 << 17)
+        target.check()
+        if not is_open or chance.random() < 0.05:
+            target.end()
+            target.connect()
+    target.end()
+    assert len(list(Path("/proc/self/fd").iterdir())) == before, "descriptors are left"
+    return found
