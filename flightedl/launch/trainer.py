@@ -6,16 +6,21 @@ Started by the launcher as ``python -m flightedl.launch.trainer SCRIPT_OR_MODULE
   the script must be changed, 3 when the job cannot go on, 75 when a new trainer may simply take over.
 * SIGTERM raises SystemExit in the main thread, so that ``with`` blocks and ``finally`` run: a trainer that is stopped
   hands back what it holds.
+* When the script has ended, so does the process: without the interpreter's last steps, in which gRPC's threads are
+  stopped wherever they are, and one that holds a lock then would keep the process for ever.
 """
 
 from __future__ import annotations
 
+import atexit
+import contextlib
 import faulthandler
 import importlib.util
 import os
 import runpy
 import signal
 import sys
+import threading
 import traceback
 from collections.abc import Sequence
 from pathlib import Path
@@ -101,6 +106,16 @@ def main() -> int:
     return 0
 
 
+def _end(code: int) -> NoReturn:
+    """End the process as the interpreter does, as far as that is the script's: its threads, and what it registered."""
+    threading._shutdown()  # type: ignore[attr-defined] # noqa: SLF001 - waits for threads that are not daemons
+    atexit._run_exitfuncs()  # noqa: SLF001 - as ``os._exit`` leaves them out
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError, AttributeError):
+            stream.flush()
+    os._exit(code)
+
+
 def _terminate(_number: int, _frame: FrameType | None) -> NoReturn:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     sys.exit(EXIT_TERMINATED)
@@ -128,4 +143,4 @@ def _is_of_library(filename: str) -> bool:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    _end(main())

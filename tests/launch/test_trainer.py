@@ -137,3 +137,35 @@ def test_the_library_is_known_through_links(tmp_path: Path) -> None:
     assert trainer._is_of_library(str(tmp_path / "linked" / "rpc" / "client.py"))
     assert not trainer._is_of_library(str(tmp_path / "linked" / "examples" / "digits.py"))
     assert not trainer._is_of_library(str(tmp_path / "train.py"))
+
+
+_HOLDS_A_LOCK = """
+import atexit, sys, threading, time
+
+lock = threading.Lock()
+atexit.register(print, "registered")
+
+class Needs:
+    def __del__(self):
+        with lock:
+            pass
+
+def hold():
+    with lock:
+        held.set()
+        time.sleep(60)
+
+held = threading.Event()
+threading.Thread(target=hold, daemon=True).start()
+held.wait()
+sys.needs = Needs()
+threading.Thread(target=lambda: (time.sleep(0.1), print("a thread of its own"))).start()
+print("the script", end=" ")
+"""
+
+
+def test_a_process_ends_with_its_script_whatever_lock_a_stopped_thread_holds(tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(_HOLDS_A_LOCK)
+    done = run(tmp_path, "script.py")
+    assert done.returncode == 0
+    assert done.stdout.splitlines() == ["the script a thread of its own", "registered"]
