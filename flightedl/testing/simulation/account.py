@@ -277,8 +277,11 @@ class Account:
                 raise Violation(f"{pserver.name} ends as if all that it has were saved: not so for block {block}")
         self.drains += 1
 
-    def told_done(self, master: Master) -> None:
-        """A master says that all is done: every pserver process that it knows of has every batch."""
+    def told_done(self, master: Master, pservers: Sequence[int]) -> None:
+        """A master says that all is done: every pserver process that it names has every batch, and so has a checkpoint.
+
+        What it says it has decided earlier, before that was stored: since then processes may have been replaced.
+        """
         self._cluster.world.note("{} says that all is done", master.name)
         self._require_saved(master)
         nothing = [0] * self._cluster.shape.element_count
@@ -286,9 +289,9 @@ class Account:
             result = set(self._wrong(number, nothing, master))
             known = self._results.setdefault((*self._cluster.lives, number), result)
             known &= result
-        for index in range(self._cluster.pserver_count):
+        for index, generation in enumerate(pservers):
             key = master.directory.get(f"ps/{index}")
-            if key is None or not key.value.is_alive:
+            if key is None or key.created != generation or not key.value.is_alive:
                 continue
             if not key.value.is_serving:
                 raise Violation(f"{master.name} says that all is done, and {key.value.name} has no values yet")
@@ -299,14 +302,20 @@ class Account:
                     raise Violation(f"{master.name} says that all is done, but {key.value.name} lacks {missing}")
 
     def _require_saved(self, leader: Master) -> None:
-        """The last checkpoint has everything, unless the store was given up."""
+        """The last checkpoint has everything, unless the store was given up.
+
+        One that was complete as the end was decided does, also where the master has begun to make another meanwhile,
+        as for a pserver that came back. None that was begun since has taken its place: the pointer moves in a write of
+        the master's after the one that the answer has waited for.
+        """
         if not self._cluster.scenario.keeps_checkpoints:
             return
         store, number, ticket = self._cluster.store, self._cluster.pointer(), leader.core.ending.final_ticket
         is_satisfied = ticket is not None and leader.core.checkpointing.checkpoints.is_satisfied(ticket)
-        if not is_satisfied or number is None:
-            if self._cluster.world.now - store.failed_s < _GIVEN_UP_S:
-                return
+        may_be_given_up = self._cluster.world.now - store.failed_s < _GIVEN_UP_S
+        if may_be_given_up and (number is None or not is_satisfied):
+            return
+        if number is None:
             raise Violation(f"the job is over, and {leader.name} has no checkpoint of its end")
         name = manifest_name(number)
         if self._cluster.etcd.has_gone_back or name in store.rotten:

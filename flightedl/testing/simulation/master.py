@@ -351,7 +351,7 @@ class Master(Process):
                 for assignment in answered.assignments:
                     self.cluster.account.given(ticket.trainer, ticket.evaluation, assignment)
                 if answered.outcome == "epochs_done" and not ticket.evaluation:
-                    self.cluster.account.told_done(self)
+                    self.cluster.account.told_done(self, answered.pservers)
             reply(answered)
 
         self._ask(lambda call: events.WorkAsked(call, ticket), ticket.wait_s, answer)

@@ -1,0 +1,95 @@
+"""What the account demands of a master that says that all is done, also where that is older than what it knows now."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import count
+
+import pytest
+
+from flightedl.domain.checkpoint.manifest import Manifest, manifest_name
+from flightedl.testing.simulation.cluster import Cluster
+from flightedl.testing.simulation.world import Violation
+
+
+class Ended:
+    """A job that has ended without faults; tests take back what they change of it."""
+
+    def __init__(self) -> None:
+        clusters = (Cluster(seed, fault_scale=0.0) for seed in count())
+        self.cluster = next(each for each in clusters if each.scenario.keeps_checkpoints)
+        self.cluster.run()
+        self.master = self.cluster.leader()
+        self.serving = self.cluster.serving()
+        self.named = [self.serving[index].generation for index in range(self.cluster.pserver_count)]
+
+    def says_that_all_is_done(self, named: list[int] | None = None) -> None:
+        self.cluster.account.told_done(self.master, self.named if named is None else named)
+
+
+@pytest.fixture(scope="module")
+def ended() -> Ended:
+    return Ended()
+
+
+@pytest.fixture
+def saves_again(ended, monkeypatch):
+    """A pserver has come back, so the master wants another last checkpoint."""
+    monkeypatch.setattr(ended.master.core.ending, "final_ticket", None)
+
+
+@pytest.fixture
+def lacks_a_block(ended, monkeypatch):
+    """The first pserver's process has first values of a block."""
+    block = ended.serving[0].ordered[0]
+    assert any(block.values)
+    monkeypatch.setattr(block, "values", [0] * len(block.values))
+
+
+@pytest.fixture
+def saved_without_a_block(ended, monkeypatch):
+    """The checkpoint that the pointer names has first values of a block."""
+    files, number = ended.cluster.store.files, ended.cluster.pointer()
+    shard = Manifest.decode(files[manifest_name(number)]).shards[0].name
+    kept, *others = files[shard].values
+    monkeypatch.setitem(files, shard, replace(files[shard], values=((0,) * len(kept), *others)))
+
+
+def test_a_master_that_has_everything_saved_may_say_so(ended):
+    ended.says_that_all_is_done()
+
+
+@pytest.mark.usefixtures("saves_again")
+def test_what_was_decided_before_a_pserver_came_back_may_still_be_said(ended):
+    """What it waited for was its state being stored; the checkpoint of the end has everything, as it had then."""
+    ended.says_that_all_is_done()
+
+
+@pytest.mark.usefixtures("saved_without_a_block")
+def test_a_last_checkpoint_that_lacks_something_is_found(ended):
+    with pytest.raises(Violation, match=r"the job is over, and checkpoint \d+ has not"):
+        ended.says_that_all_is_done()
+
+
+@pytest.mark.usefixtures("saved_without_a_block", "saves_again")
+def test_a_checkpoint_that_lacks_something_is_found_while_another_is_made(ended):
+    with pytest.raises(Violation, match=r"the job is over, and checkpoint \d+ has not"):
+        ended.says_that_all_is_done()
+
+
+def test_an_end_without_any_checkpoint_is_found(ended, monkeypatch):
+    monkeypatch.setattr(ended.cluster, "pointer", lambda: None)
+    with pytest.raises(Violation, match="has no checkpoint of its end"):
+        ended.says_that_all_is_done()
+
+
+@pytest.mark.usefixtures("lacks_a_block")
+def test_a_process_that_is_named_and_lacks_something_is_found(ended):
+    with pytest.raises(Violation, match="says that all is done, but"):
+        ended.says_that_all_is_done()
+
+
+@pytest.mark.usefixtures("lacks_a_block")
+def test_a_process_that_took_the_place_of_a_named_one_may_lack_something(ended):
+    """No trainer takes what it has for the result before the master has said of this process that it is."""
+    ended.says_that_all_is_done([ended.named[0] - 1, *ended.named[1:]])
