@@ -103,7 +103,19 @@ def main() -> int:
     except Exception as error:  # noqa: BLE001 - the outermost frame: whatever the script raised is shown
         _print_from_user_frame(error)
         return 1
+    except SystemExit as error:
+        return _code_of(error)
     return 0
+
+
+def _code_of(ended: SystemExit) -> int:
+    """What ``sys.exit`` was given as the interpreter takes it: nothing, a number, or something to be printed."""
+    if ended.code is None:
+        return 0
+    if isinstance(ended.code, int):
+        return ended.code & 0xFF
+    sys.stderr.write(f"{ended.code}\n")
+    return 1
 
 
 def _end(code: int) -> NoReturn:

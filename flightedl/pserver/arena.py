@@ -62,8 +62,11 @@ class Arena:
             target = self._unread(values)
             if target is None:
                 target = self._cut_values(values.nbytes).view(values.dtype)
-            self._left.append((values, readers))
         copy_past_cache(target.view(np.uint8), values.view(np.uint8))
+        # Not before: its readers may end meanwhile, and other values of that size would be moved to where these are
+        # still copied from.
+        with self._lock:
+            self._left.append((values, readers))
         return target
 
     def copy(self, array: Array) -> Array:

@@ -164,8 +164,14 @@ print("the script", end=" ")
 """
 
 
-def test_a_process_ends_with_its_script_whatever_lock_a_stopped_thread_holds(tmp_path: Path) -> None:
-    (tmp_path / "script.py").write_text(_HOLDS_A_LOCK)
+@pytest.mark.parametrize(
+    ("end", "code", "said"),
+    [("", 0, ""), ("sys.exit(4)", 4, ""), ("sys.exit()", 0, ""), ("sys.exit('enough')", 1, "enough\n")],
+)
+def test_a_process_ends_with_its_script_whatever_lock_a_stopped_thread_holds(
+    end: str, code: int, said: str, tmp_path: Path
+) -> None:
+    (tmp_path / "script.py").write_text(_HOLDS_A_LOCK + end)
     done = run(tmp_path, "script.py")
-    assert done.returncode == 0
+    assert (done.returncode, done.stderr) == (code, said)
     assert done.stdout.splitlines() == ["the script a thread of its own", "registered"]

@@ -6,6 +6,7 @@ import weakref
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 
 from flightedl.pserver.arena import ALIGNMENT_BYTES, Arena
@@ -37,6 +38,23 @@ def test_what_was_left_is_used_again_once_nobody_reads_it(size: int) -> None:
     third = arena.move(other, [])
     assert third.ctypes.data in {first.ctypes.data, second.ctypes.data}
     assert (third[0], third[1], third.size) == (7.0, 1.0, size)
+
+
+def test_nothing_is_moved_to_where_values_are_still_copied_from(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two blocks of one size move at the same time, and the one's readers end meanwhile."""
+    arena = Arena()
+    first, other = arena.allocate(1000, np.float32, 1.0), arena.allocate(1000, np.float32, 2.0)
+    moved: list[npt.NDArray[np.generic]] = []
+
+    def copy(target: npt.NDArray[np.uint8], source: npt.NDArray[np.uint8]) -> None:
+        if not moved:
+            moved.append(other)
+            moved.append(arena.move(other, []))
+        np.copyto(target, source)
+
+    monkeypatch.setattr("flightedl.pserver.arena.copy_past_cache", copy)
+    assert (arena.move(first, []) == 1.0).all()
+    assert (moved[1] == 2.0).all()
 
 
 def test_values_lie_where_others_can_read_them_as_long_as_there_is_room() -> None:
