@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import secrets
 import signal
 import socket
 import subprocess
@@ -12,14 +13,23 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 _POLL_S = 0.01
+#: Below those that Linux gives on its own (``ip_local_port_range``).
+_PICKED_PORTS = range(20_000, 32_000)
 _FREEZE_TIMEOUT_S = 5.0
 
 
-def free_port() -> int:
-    """A port that was free a moment ago on 127.0.0.1; another process may take it before its user does."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+def free_port(count: int = 1) -> int:
+    """A port of 127.0.0.1 that was free a moment ago, and likewise the next ones, ``count`` in all.
+
+    It is none that the system gives to whoever asks for any, such as to each connection of other tests: one of those
+    may be somebody's before its user has come to it. Only who picks ports as here may take it.
+    """
+    while True:
+        first = _PICKED_PORTS.start + secrets.randbelow(len(_PICKED_PORTS))
+        with contextlib.suppress(OSError), contextlib.ExitStack() as stack:
+            for port in range(first, first + count):
+                stack.enter_context(socket.socket()).bind(("127.0.0.1", port))
+            return first
 
 
 @contextlib.contextmanager

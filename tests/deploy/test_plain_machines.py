@@ -7,6 +7,7 @@ import os
 import re
 import shlex
 import signal
+import socket
 import stat
 import subprocess
 import sys
@@ -139,27 +140,31 @@ sys.exit(max(child.wait() for child in children))
 """
 
 
-@pytest.mark.etcd
-@pytest.mark.slow
-@pytest.mark.timeout(100)
-def test_the_script_for_slurm_makes_a_job(tmp_path: Path, started: list[subprocess.Popen[bytes]]) -> None:
-    """With a stand-in for srun that starts what it is told on this machine."""
+def allocation(tmp_path: Path) -> dict[str, str]:
+    """What Slurm gives, with a stand-in for srun that starts what it is told on this machine."""
     tools = tmp_path / "bin"
     tools.mkdir()
     for name, text in (("srun", SRUN), ("scontrol", "#!/bin/sh\necho 127.0.0.1\n")):
         (tools / name).write_text(text)
         (tools / name).chmod(stat.S_IRWXU)
     (tools / "etcd").symlink_to(etcd_binary())
-    environment = {
+    return {
         "PATH": f"{tools}:{BIN}:{os.environ['PATH']}",
         "SLURM_JOB_ID": "7",
         "SLURM_JOB_NODELIST": "here",
         "SLURM_NTASKS": "2",
-        "FLIGHTEDL_ETCD_PORT": str(free_port()),
+        "FLIGHTEDL_ETCD_PORT": str(free_port(2)),
         "FLIGHTEDL_BIND": "127.0.0.1",
         "FLIGHTEDL_CHECKPOINT": str(tmp_path / "checkpoints"),
         "TMPDIR": str(tmp_path),
     }
+
+
+@pytest.mark.etcd
+@pytest.mark.slow
+@pytest.mark.timeout(100)
+def test_the_script_for_slurm_makes_a_job(tmp_path: Path, started: list[subprocess.Popen[bytes]]) -> None:
+    environment = allocation(tmp_path)
     command = ["bash", str(SLURM), "flightedl.examples.ledger", *LEDGER.split(), "--data", str(tmp_path / "data")]
     with (tmp_path / "slurm.out").open("wb") as out:
         process = subprocess.Popen(
@@ -173,3 +178,23 @@ def test_the_script_for_slurm_makes_a_job(tmp_path: Path, started: list[subproce
     while list(tmp_path.glob("flightedl-etcd-*")):
         assert time.monotonic() < deadline
         time.sleep(0.05)
+
+
+@pytest.mark.etcd
+@pytest.mark.slow
+@pytest.mark.timeout(100)
+def test_the_script_for_slurm_ends_where_etcd_cannot_run(
+    tmp_path: Path, started: list[subprocess.Popen[bytes]]
+) -> None:
+    environment = allocation(tmp_path)
+    command = ["bash", str(SLURM), "flightedl.examples.ledger", *LEDGER.split(), "--data", str(tmp_path / "data")]
+    with (
+        socket.create_server(("127.0.0.1", int(environment["FLIGHTEDL_ETCD_PORT"]) + 1)),
+        (tmp_path / "slurm.out").open("wb") as out,
+    ):
+        process = subprocess.Popen(
+            command, env=environment, cwd=tmp_path, stdout=out, stderr=out, start_new_session=True
+        )
+        started.append(process)
+        assert process.wait(60) == 1
+    assert "etcd has ended" in (tmp_path / "slurm.out").read_text()
