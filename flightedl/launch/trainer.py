@@ -6,21 +6,17 @@ Started by the launcher as ``python -m flightedl.launch.trainer SCRIPT_OR_MODULE
   the script must be changed, 3 when the job cannot go on, 75 when a new trainer may simply take over.
 * SIGTERM raises SystemExit in the main thread, so that ``with`` blocks and ``finally`` run: a trainer that is stopped
   hands back what it holds.
-* When the script has ended, so does the process: without the interpreter's last steps, in which gRPC's threads are
-  stopped wherever they are, and one that holds a lock then would keep the process for ever.
+* When the script has ended, so does the process (``process.ending``).
 """
 
 from __future__ import annotations
 
-import atexit
-import contextlib
 import faulthandler
 import importlib.util
 import os
 import runpy
 import signal
 import sys
-import threading
 import traceback
 from collections.abc import Sequence
 from pathlib import Path
@@ -29,6 +25,7 @@ from typing import NoReturn
 
 from flightedl.errors import EXIT_USAGE, FlightedlError, InternalError, UsageError, exit_code_of
 from flightedl.launch.policy import EXIT_TERMINATED
+from flightedl.process.ending import code_of, end_process
 
 _EXIT_INTERRUPTED = 128 + signal.SIGINT
 _OUTER_FILES = {__file__, runpy.__file__, "<frozen runpy>"}
@@ -104,28 +101,8 @@ def main() -> int:
         _print_from_user_frame(error)
         return 1
     except SystemExit as error:
-        return _code_of(error)
+        return code_of(error)
     return 0
-
-
-def _code_of(ended: SystemExit) -> int:
-    """What ``sys.exit`` was given as the interpreter takes it: nothing, a number, or something to be printed."""
-    if ended.code is None:
-        return 0
-    if isinstance(ended.code, int):
-        return ended.code & 0xFF
-    sys.stderr.write(f"{ended.code}\n")
-    return 1
-
-
-def _end(code: int) -> NoReturn:
-    """End the process as the interpreter does, as far as that is the script's: its threads, and what it registered."""
-    threading._shutdown()  # type: ignore[attr-defined] # noqa: SLF001 - waits for threads that are not daemons
-    atexit._run_exitfuncs()  # noqa: SLF001 - as ``os._exit`` leaves them out
-    for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(OSError, ValueError, AttributeError):
-            stream.flush()
-    os._exit(code)
 
 
 def _terminate(_number: int, _frame: FrameType | None) -> NoReturn:
@@ -155,4 +132,4 @@ def _is_of_library(filename: str) -> bool:
 
 
 if __name__ == "__main__":
-    _end(main())
+    end_process(main())

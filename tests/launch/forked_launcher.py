@@ -7,24 +7,23 @@ anything, which gives the fork server that it has.
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import os
 import signal
 import socket
 import subprocess
 import sys
-import threading
 import time
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Self
+from typing import IO, NoReturn, Self
 
 from flightedl.config import available_cores, child_environment, thread_environment, tuned_environment
 from flightedl.launch import fork_server
 from flightedl.launch.forking import ForkedProcess, ForkServer
+from flightedl.process.ending import code_of, end_process
 
 #: What a fork server imports from which launchers, too, are forked; at last the package in which this module is found.
 KINDS = ("master", "trainer", "pserver", "rich.console", "flightedl.launch.run", "tests.launch")
@@ -69,9 +68,7 @@ class ForkedCommand:
         own = {**tuned_environment(), **env}
         process: ForkedProcess | subprocess.Popen[bytes] | None = None
         if forks is not None:
-            process = forks.start_into(
-                stdout.fileno(), KINDS[-1], "tests.launch.forked_launcher", arguments, own, str(cwd)
-            )
+            process = forks.start_into(stdout.fileno(), KINDS[-1], _THIS, arguments, own, str(cwd))
         if process is None:
             command = [sys.executable, "-m", "flightedl", *arguments]
             process = subprocess.Popen(command, cwd=cwd, stdout=stdout, stderr=subprocess.STDOUT, env=own)
@@ -127,27 +124,27 @@ class _Twin(ForkServer):
 
     def _begin(self, connection: socket.socket, environment: Mapping[str, str], kinds: Sequence[str]) -> ForkedProcess:
         pid = os.fork()
-        if pid:
-            return ForkedProcess(pid)
-        os.setsid()
-        # All else that it has open is the launcher's: the other end of this would keep it alive.
-        os.dup2(connection.detach(), 0)
-        os.closerange(3, os.sysconf("SC_OPEN_MAX"))
-        fork_server.show([sys.executable, "-m", "flightedl.launch.fork_server", *kinds])
-        code = 1
-        try:
-            fork_server.serve(socket.socket(fileno=0), kinds)
-            code = 0
-        except SystemExit as end:
-            code = end.code if isinstance(end.code, int) else int(end.code is not None)
-        except BaseException:  # noqa: BLE001 - said where the interpreter would say it
-            traceback.print_exc()
-        # The end of the interpreter: what called this is the launcher's.
-        threading._shutdown()  # type: ignore[attr-defined]
-        atexit._run_exitfuncs()
-        for stream in (sys.stdout, sys.stderr):
-            stream.flush()
-        os._exit(code)
+        if not pid:
+            _be_twin(connection, kinds)
+        return ForkedProcess(pid)
+
+
+def _be_twin(connection: socket.socket, kinds: Sequence[str]) -> NoReturn:
+    os.setsid()
+    # All else that it has open is the launcher's: the other end of this would keep it alive.
+    os.dup2(connection.detach(), 0)
+    os.closerange(3, os.sysconf("SC_OPEN_MAX"))
+    fork_server.show([sys.executable, "-m", "flightedl.launch.fork_server", *kinds])
+    code = 1
+    try:
+        fork_server.serve(socket.socket(fileno=0), kinds)
+        code = 0
+    except SystemExit as end:
+        code = code_of(end)
+    except BaseException:  # noqa: BLE001 - said where the interpreter would say it
+        traceback.print_exc()
+    # Here: what called this is the launcher's.
+    end_process(code)
 
 
 def main() -> None:

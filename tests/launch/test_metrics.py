@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 import subprocess
 import sys
 import time
@@ -13,13 +12,9 @@ import urllib.request
 import pytest
 
 from flightedl.testing.etcd_server import EtcdServer
+from flightedl.testing.processes import free_port
 
 pytestmark = [pytest.mark.etcd, pytest.mark.slow, pytest.mark.timeout(120)]
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return int(listener.getsockname()[1])
 
 
 def page(port: int, path: str = "metrics") -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import socket
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -17,15 +16,11 @@ from flightedl.ports import Measure
 from flightedl.process import http_page
 from flightedl.process.http_page import HttpPage, PatientPage
 from flightedl.process.metrics_page import Figure, Figures, Metrics
+from flightedl.testing.processes import free_port
 
 WAIT = Measure("wait_seconds", "Waits.", (0.1, 1.0))
 CALLS = Measure("calls", "Calls.", (), "verb", ("push", "pull"))
 LABELS = {"job": "demo"}
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return int(listener.getsockname()[1])
 
 
 @pytest.fixture

@@ -60,10 +60,6 @@ _SLICE_S = 0.5
 _STARVED = object()
 
 
-def _no_loop() -> Loop | None:
-    return None
-
-
 class BatchListener(Protocol):
     """Who has to know where the user's code is: the session, on behalf of parameters and tables."""
 
@@ -142,7 +138,7 @@ class Dataset:
         self._is_finished = False
         #: The loop over the data, from its beginning. Only whoever goes through it keeps it: when they leave it, by
         #: ``break`` or by an exception, it ends there and then, and nobody waits for this trainer.
-        self._loop: Callable[[], Loop | None] = _no_loop
+        self._loop: weakref.ref[Loop] | None = None
         #: One that may be left and gone on with.
         self._resumable: Loop | None = None
         self._feed: TaskFeed | None = None
@@ -256,7 +252,7 @@ class Dataset:
         if self.explicit_done:
             self._resumable = self._resumable or self._iterate()
             return self._until_starved(self._resumable)
-        if self._feed is not None:
+        if self._loop is not None:
             self._leave_loop(self._loop())
         loop = self._iterate()
         self._loop = weakref.ref(loop)
