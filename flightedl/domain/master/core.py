@@ -113,6 +113,7 @@ class MasterCore(MasterState):
         if self.work is not None:
             self.work.trainer_gone(trainer, self.now, is_graceful=is_alive)
         self.evaluations.trainer_gone(trainer, self.now, is_graceful=is_alive)
+        self.requests.trainer_gone(trainer)
         self.touch()
         if self.members is not None:
             self.members.leave(trainer)

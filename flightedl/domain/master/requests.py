@@ -2,13 +2,6 @@
 
 A request that has to wait (for work, to become a member, for a mode to be agreed, for a checkpoint) waits in here. It
 is looked at again whenever something has changed that it may wait for, and when its time is up (``WaitEnded``).
-
-Nobody waits for a trainer that has no work: it leaves the view. That, and to join again, takes as long as several
-rounds of a small model. So while the last reports of an epoch should be on their way, a trainer whose own was the first
-of them stays, for as long as its request may wait, if that is no longer than a moment: where no other has a round to do
-that this trainer has not done, or all have had their tasks for as long as tasks take. One that has left joins again
-with the first work that it gets, without asking, if it was told to read just that ahead: its loop waits for nothing
-else, so rounds may wait for it.
 """
 
 from __future__ import annotations
@@ -23,6 +16,7 @@ from msgspec.structs import replace
 from flightedl.domain.consistency.modes import Mode
 from flightedl.domain.master import effects as out
 from flightedl.domain.master import events
+from flightedl.domain.master.epoch_ends import EpochEnds
 from flightedl.domain.master.members import Members
 from flightedl.domain.master.state import MasterState
 from flightedl.domain.master.work import Work
@@ -66,10 +60,7 @@ class Requests:
     def __init__(self, state: MasterState) -> None:
         self._state = state
         self._waiting: dict[int, _Waiting] = {}
-        #: Trainer -> the synchronous round that it was at as it asked the last time; 0: not known.
-        self._rounds: dict[str, int] = {}
-        #: Trainer -> its generation, and the (epoch, position) of what it was told to read ahead.
-        self._told_ahead: dict[str, tuple[int, set[tuple[int, int]]]] = {}
+        self._epoch_ends = EpochEnds()
         self.handlers: Mapping[type, Callable[[Any], None]] = {
             events.WorkAsked: self._work_asked,
             events.JoinAsked: self._join_asked,
@@ -84,6 +75,10 @@ class Requests:
     def waiting_count(self) -> int:
         """How many requests are not answered yet."""
         return len(self._waiting)
+
+    def trainer_gone(self, trainer: str) -> None:
+        """A trainer's lease has ended; what waits of it is answered when it is looked at."""
+        self._epoch_ends.gone(trainer)
 
     def look_at_all(self) -> None:
         """Something has changed that requests may wait for."""
@@ -138,7 +133,7 @@ class Requests:
         before = work.queue.revision
         if state.members is not None:
             state.members.membership.note_round(ticket.trainer, ticket.round)
-            self._rounds[ticket.trainer] = ticket.round
+            self._epoch_ends.asked(ticket)
         ticket, disbelieved = self._without_lost_work(ticket)
         lost = disbelieved + work.take_reports(ticket, state.now)
         lost += work.take_back_unbegun(ticket, state.now)
@@ -172,7 +167,8 @@ class Requests:
         state = self._state
         given, outcome, retry_after_s = self._hand_out(work, ticket)
         waits = not given and outcome == "none_now" and ticket.want > 0 and not is_last
-        if not (waits and ticket.wait_s <= MOMENT_S and self._should_end_now(work, ticket)):
+        is_moment = waits and ticket.wait_s <= MOMENT_S
+        if not (is_moment and self._epoch_ends.should_stay(work.queue, ticket, state.now)):
             self._leave_if_idle(work, ticket.trainer)
         if waits:
             return None
@@ -190,8 +186,7 @@ class Requests:
         if is_ending:
             outcome, retry_after_s = "none_now", _END_RETRY_S
         ahead = work.promise(ticket.trainer) if has_none_left else []
-        if ahead:
-            self._told_ahead[ticket.trainer] = ticket.generation, {(each.epoch, each.position) for each in ahead}
+        self._epoch_ends.told_ahead(ticket, ahead)
         return TasksReply(
             assignments=given,
             outcome=outcome,
@@ -202,16 +197,6 @@ class Requests:
             is_ending=is_ending,
             lost=lost,
             epoch=work.queue.epoch,
-        )
-
-    def _should_end_now(self, work: Work, ticket: TasksTicket) -> bool:
-        """Whether the last reports of the epoch should be on their way, and this trainer's was one of them."""
-        queue = work.queue
-        if queue.should_end_now(self._state.now):
-            return True
-        return not queue.has_more and all(
-            0 < self._rounds.get(name, 0) <= ticket.round - sum(each.end_batch - each.first_batch for each in held)
-            for name, held in queue.holders().items()
         )
 
     def _hand_out(self, work: Work, ticket: TasksTicket) -> tuple[list[Assignment], str, float]:
@@ -237,11 +222,7 @@ class Requests:
     def _join_with(self, ticket: TasksTicket, first: Assignment) -> None:
         """Rounds wait again for a trainer that had left, from when it gets what it has read ahead."""
         members = self._state.members
-        told = self._told_ahead.pop(ticket.trainer, None)
-        if members is None or members.is_deterministic or told is None:
-            return
-        generation, places = told
-        if generation == ticket.generation and (first.epoch, first.position) in places:
+        if self._epoch_ends.joins_with(ticket, first) and members is not None and not members.is_deterministic:
             members.perform(members.membership.join(ticket.trainer, ticket.generation, _MARGIN))
 
     def _member_of(self, trainer: str) -> int:
