@@ -10,14 +10,13 @@ from __future__ import annotations
 import abc
 import contextlib
 import faulthandler
-import logging
 import os
 import signal
 import socket
 import sys
 import threading
 from collections.abc import Callable, Iterable
-from typing import ClassVar, Generic, NoReturn, TypeVar
+from typing import ClassVar, Generic, TypeVar
 
 import msgspec
 from prometheus_client import CollectorRegistry
@@ -173,15 +172,3 @@ def run_server(process: type[ServerProcess[Settings]], chosen: Settings) -> int:
     except FlightedlError as error:
         sys.stderr.write(f"flightedl {process.role}: {error}\n")
         return exit_code_of(error)
-
-
-def end_process(exit_code: int) -> NoReturn:
-    """End this process at once, when all that it had to do is done.
-
-    Threads of gRPC, and one that compiles or loads, may still run. Taking the interpreter down under them can crash,
-    and a crash is told and counted as one although nothing was lost.
-    """
-    logging.shutdown()
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(exit_code)

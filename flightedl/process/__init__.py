@@ -3,7 +3,7 @@
 * ``tuning``: settings of allocator, gRPC and scheduler that make Flight fast.
 * ``importing``: a quicker start, by imports without garbage collection.
 * ``fork_guard``: a clear error instead of a deadlock after a fork.
-* ``ending``: a process that ends although a thread of gRPC's holds a lock.
+* ``ending``: the end of a process, without what of the interpreter threads of gRPC can stop for ever.
 * ``socket_abort``: connections to a server that is gone end at once, not after minutes.
 * ``free_memory``: what strangers' messages took is given back. ``startup_memory``: what only the start needed is.
 * ``shared_memory``: memory that another process of the host maps, without a name that could be left.

@@ -1,12 +1,14 @@
 """The end of a process without the interpreter's last steps.
 
-In these gRPC's threads are stopped wherever they are, and one that holds a lock then would keep the process for ever.
+In these, threads of gRPC, and one that compiles or loads, are stopped wherever they are. One that holds a lock then
+would keep the process for ever; another one can crash it, and a crash is told and counted although nothing was lost.
 """
 
 from __future__ import annotations
 
 import atexit
 import contextlib
+import logging
 import os
 import sys
 import threading
@@ -27,6 +29,12 @@ def end_process(code: int) -> NoReturn:
     """End as the interpreter does, as far as that is the program's: its threads, and what it registered."""
     threading._shutdown()  # type: ignore[attr-defined] # noqa: SLF001 - waits for threads that are not daemons
     atexit._run_exitfuncs()  # noqa: SLF001 - as ``os._exit`` leaves them out
+    end_at_once(code)
+
+
+def end_at_once(code: int) -> NoReturn:
+    """End when all is done that was to be done, whatever threads still do: only what was printed is kept."""
+    logging.shutdown()
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError, AttributeError):
             stream.flush()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from flightedl.config import PserverSettings, settings
+from flightedl.process.ending import end_at_once
 from flightedl.process.importing import of_a_server
 from flightedl.process.tuning import leave_out_pandas_and_scipy
 
@@ -10,7 +11,6 @@ if __name__ == "__main__":
     # What is imported next makes arrays.
     leave_out_pandas_and_scipy()
     with of_a_server():
-        from flightedl.coordination.process import end_process
         from flightedl.pserver.main import run
 
-    end_process(run(settings(PserverSettings)))
+    end_at_once(run(settings(PserverSettings)))
