@@ -95,7 +95,7 @@ def watch(cluster: Cluster, job: ClusterJob, display: Display) -> int:
             display.event(f"pods wait: {waited}")
         display.update(Figures(clock.now() - started_at, status, view.active, view.wanted, job.pservers, ""))
 
-    with display, contextlib.closing(Followers(cluster, display.line)) as followers:
+    with display, contextlib.closing(Followers(cluster, display.lines)) as followers:
         display.event(f"job {job.job} is submitted; Ctrl-C leaves it running, `flightedl cancel {job.job}` ends it")
         outcome, _status = wait(cluster, job.job, clock, show, keeps_checkpoints=bool(job.checkpoint))
         with contextlib.suppress(Exception):

@@ -7,7 +7,8 @@ starts happen on one thread that lives as long as the :class:`Children`), and th
 its list when its input ends.
 
 Standard output and error of a child are one stream, read by one thread, written to the child's log file and handed
-line by line to ``on_line``. The last lines are kept, for messages about its end.
+to ``on_lines``: a line at once, many that come quickly together, so that a child that says much does not wait for who
+shows it. The last lines are kept, for messages about its end.
 
 Not guaranteed: a grandchild that makes a session of its own is not followed. The parent-death signal exists on Linux
 only; elsewhere the orphan reaper does all.
@@ -33,11 +34,13 @@ from flightedl.launch import orphan_reaper
 from flightedl.launch.forking import ForkedProcess
 from flightedl.launch.orphan_reaper import kill_group
 
-#: Takes the child's name and one line without its end. Called from the child's reader thread; must not raise.
-OnLine = Callable[[str, str], None]
+#: Takes the child's name and lines without their ends. Called from the child's reader thread; must not raise.
+OnLines = Callable[[str, Sequence[str]], None]
 
 _LINE_LIMIT_BYTES = 64 * 1024
 _KEPT_LINES = 200
+#: Lines are handed on no more often. A pipe holds what a child says meanwhile.
+_LINES_EVERY_S = 0.02
 _POLL_S = 0.02
 
 # Runs in the child before its program: asks for the parent-death signal, leaves if the parent is dead already.
@@ -57,12 +60,12 @@ class Child:
     """One child process, running or ended. Made by :meth:`Children.start`; methods are thread-safe."""
 
     def __init__(
-        self, name: str, process: subprocess.Popen[bytes] | ForkedProcess, log_path: Path, on_line: OnLine | None
+        self, name: str, process: subprocess.Popen[bytes] | ForkedProcess, log_path: Path, on_lines: OnLines | None
     ) -> None:
         self.name = name
         self.log_path = log_path
         self._process = process
-        self._on_line = on_line
+        self._on_lines = on_lines
         self._lines: deque[str] = deque(maxlen=_KEPT_LINES)
         self._lock = threading.Lock()
         self._reader = threading.Thread(target=self._read, name=f"output-of-{name}", daemon=True)
@@ -135,20 +138,33 @@ class Child:
             log: IO[bytes] | None = None
             with contextlib.suppress(OSError):
                 log = stack.enter_context(self.log_path.open("ab", buffering=0))
-            for line in _lines(stream):
+            for lines in _lines(stream):
                 if log is not None:
                     with contextlib.suppress(OSError):
-                        log.write(line.encode() + b"\n")
-                self._lines.append(line)
-                if self._on_line is not None:
-                    self._on_line(self.name, line)
+                        log.write("".join(f"{line}\n" for line in lines).encode())
+                self._lines.extend(lines)
+                if self._on_lines is not None:
+                    self._on_lines(self.name, lines)
 
 
-def _lines(stream: IO[bytes]) -> Iterator[str]:
-    """Lines of a stream without their ends; of a line redrawn with carriage returns only its last state."""
-    while raw := stream.readline(_LINE_LIMIT_BYTES):
-        text = raw.decode("utf-8", errors="replace").rstrip("\r\n")
-        yield text.rpartition("\r")[2]
+def _lines(stream: IO[bytes]) -> Iterator[list[str]]:
+    """Lines of a stream as they come, those together that come at once."""
+    pause = threading.Event()
+    begun = b""
+    while raw := stream.read1(_LINE_LIMIT_BYTES):  # type: ignore[attr-defined] # every stream with a buffer has it
+        *ended, begun = (begun + raw).split(b"\n")
+        if len(begun) >= _LINE_LIMIT_BYTES:
+            ended, begun = [*ended, begun[:_LINE_LIMIT_BYTES]], begun[_LINE_LIMIT_BYTES:]
+        if ended:
+            yield [_shown(line) for line in ended]
+            pause.wait(_LINES_EVERY_S)
+    if begun:
+        yield [_shown(begun)]
+
+
+def _shown(line: bytes) -> str:
+    """Its text without its end; of a line redrawn with carriage returns only its last state."""
+    return line.decode("utf-8", errors="replace").rstrip("\r").rpartition("\r")[2]
 
 
 class Children:
@@ -156,12 +172,12 @@ class Children:
 
     Args:
         log_directory: ``<name>.log`` of every child is written (appended) here; made when missing.
-        on_line: receives every line of output of every child.
+        on_lines: receives every line of output of every child.
     """
 
-    def __init__(self, log_directory: Path, on_line: OnLine | None = None) -> None:
+    def __init__(self, log_directory: Path, on_lines: OnLines | None = None) -> None:
         self.log_directory = log_directory
-        self._on_line = on_line
+        self._on_lines = on_lines
         self._running: dict[int, Child] = {}
         self._lock = threading.Lock()
         log_directory.mkdir(parents=True, exist_ok=True)
@@ -183,7 +199,7 @@ class Children:
         environment: Mapping[str, str],
         *,
         directory: Path | None = None,
-        on_line: OnLine | None = None,
+        on_lines: OnLines | None = None,
     ) -> Child:
         """Start a program.
 
@@ -192,7 +208,7 @@ class Children:
             command: program (an absolute path) and its arguments.
             environment: all of its environment variables.
             directory: where it starts; by default here.
-            on_line: receives its output, in place of the receiver given to the constructor.
+            on_lines: receives its output, in place of the receiver given to the constructor.
 
         Raises:
             UsageError: there is no such program.
@@ -210,20 +226,20 @@ class Children:
             cwd=directory,
             start_new_session=True,
         ).result()
-        return self.take(name, process, on_line=on_line)
+        return self.take(name, process, on_lines=on_lines)
 
     def take(
-        self, name: str, process: subprocess.Popen[bytes] | ForkedProcess, *, on_line: OnLine | None = None
+        self, name: str, process: subprocess.Popen[bytes] | ForkedProcess, *, on_lines: OnLines | None = None
     ) -> Child:
         """Have a process among the children that leads a process group, and whose output is a pipe.
 
         Args:
             name: as of ``start``.
             process: a child of this process.
-            on_line: as of ``start``.
+            on_lines: as of ``start``.
         """
         self._tell(f"group {process.pid}")
-        child = Child(name, process, self.log_directory / f"{name}.log", on_line or self._on_line)
+        child = Child(name, process, self.log_directory / f"{name}.log", on_lines or self._on_lines)
         with self._lock:
             self._running[process.pid] = child
         return child

@@ -22,7 +22,7 @@ from flightedl.config import (
 from flightedl.errors import UsageError
 from flightedl.launch.forking import ForkServer
 from flightedl.launch.policy import Role, Slot
-from flightedl.launch.processes import Child, Children, OnLine
+from flightedl.launch.processes import Child, Children, OnLines
 from flightedl.launch.supervisor import Starter
 
 _Settings = TypeVar("_Settings", bound=CommonSettings)
@@ -38,7 +38,7 @@ class TrainerProgram:
     arguments: tuple[str, ...] = ()
     count: int = 1
     #: Receives their output.
-    on_line: OnLine | None = None
+    on_lines: OnLines | None = None
 
 
 class Programs:
@@ -160,7 +160,7 @@ class Programs:
             own = {"output_dir": str(directory), "process_name": str(slot), "metrics_port": 0}
             chosen = self.settings(TrainerSettings, **own)
             environment = child_environment(chosen, **threads)
-            found[slot] = _starter(children, forks, slot, program, environment, trainers.on_line)
+            found[slot] = _starter(children, forks, slot, program, environment, trainers.on_lines)
         return found
 
 
@@ -174,7 +174,7 @@ def _starter(
     slot: Slot,
     module_and_arguments: Sequence[str],
     environment: Mapping[str, str],
-    on_line: OnLine | None = None,
+    on_lines: OnLines | None = None,
 ) -> Starter:
     name = str(slot)
 
@@ -182,7 +182,7 @@ def _starter(
         module, *arguments = module_and_arguments
         forked = forks.start(slot.role, module, arguments, environment)
         if forked is not None:
-            return children.take(name, forked, on_line=on_line)
-        return children.start(name, [sys.executable, "-m", *module_and_arguments], environment, on_line=on_line)
+            return children.take(name, forked, on_lines=on_lines)
+        return children.start(name, [sys.executable, "-m", *module_and_arguments], environment, on_lines=on_lines)
 
     return start

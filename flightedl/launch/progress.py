@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import re
 import threading
+from collections.abc import Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Protocol, Self
@@ -107,8 +108,8 @@ def _tables_of(status: StatusReply) -> list[str]:
 class Display(Protocol):
     """Where a running job is shown. Thread-safe."""
 
-    def line(self, name: str, text: str) -> None:
-        """One line of a trainer's output."""
+    def lines(self, name: str, texts: Sequence[str]) -> None:
+        """Lines of a trainer's output."""
         ...
 
     def event(self, text: str) -> None:
@@ -135,8 +136,8 @@ class PlainDisplay:
         self._shown_at: float | None = None
         self._shown: tuple[str, ...] = ("", "", "")
 
-    def line(self, name: str, text: str) -> None:
-        _print(self._console, f"{name} | {text}")
+    def lines(self, name: str, texts: Sequence[str]) -> None:
+        _print(self._console, *(f"{name} | {text}" for text in texts))
 
     def event(self, text: str) -> None:
         _print(self._console, f"flightedl: {text}")
@@ -183,20 +184,25 @@ class LiveDisplay:
         self._figures: Figures | None = None
         self._steps: dict[tuple[str, str], int] = {}
 
-    def line(self, name: str, text: str) -> None:
+    def lines(self, name: str, texts: Sequence[str]) -> None:
+        shown = [text for text in texts if not self._is_step(name, text)]
+        if shown:
+            _print(self._console, *(f"{name} | {text}" for text in shown))
+        if len(shown) < len(texts) or self._steps:
+            self._redraw()
+
+    def _is_step(self, name: str, text: str) -> bool:
+        """Whether a line became, or moved, a bar; the last one of a bar removes it, and is shown itself."""
         match = _PERCENT_LINE.fullmatch(text.strip())
         if match is None:
-            _print(self._console, f"{name} | {text}")
-            return
+            return False
         key, percent = (name, match["title"]), int(match["percent"])
         with self._lock:
             if percent >= 100:
                 self._steps.pop(key, None)
             else:
                 self._steps[key] = percent
-        if percent >= 100:
-            _print(self._console, f"{name} | {text}")
-        self._redraw()
+        return percent < 100
 
     def event(self, text: str) -> None:
         _print(self._console, f"flightedl: {text}")
@@ -253,5 +259,8 @@ def _without_prefix(text: str) -> str:
     return text.removeprefix("waiting for ")
 
 
-def _print(console: Console, text: str) -> None:
-    console.print(Text.from_ansi(text), soft_wrap=True)
+def _print(console: Console, *lines: str) -> None:
+    """Show lines, with the colours that they have; many at once cost little more than one."""
+    has_colours = any("\x1b" in line for line in lines)
+    text = Text("\n").join(map(Text.from_ansi, lines)) if has_colours else Text("\n".join(lines))
+    console.print(text, soft_wrap=True)

@@ -118,7 +118,7 @@ def run_job(options: RunOptions, console: Console) -> int:
     job = job_name(options.target) if options.job is None else options.job
     settings(CommonSettings, job=job, etcd=options.etcd)
     display = make_display(console, clock)
-    program = TrainerProgram(options.target, options.arguments, options.trainers, display.line)
+    program = TrainerProgram(options.target, options.arguments, options.trainers, display.lines)
     cluster = LocalCluster(
         options.pservers,
         job=job,

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import faulthandler
 import importlib.util
+import io
 import os
 import runpy
 import signal
@@ -89,6 +90,7 @@ def main() -> int:
         sys.stderr.write("usage: python -m flightedl.launch.trainer SCRIPT_OR_MODULE [ARGUMENT ...]\n")
         return EXIT_USAGE
     faulthandler.enable()
+    _say_whole_lines()
     signal.signal(signal.SIGTERM, _terminate)
     try:
         run(sys.argv[1], sys.argv[2:])
@@ -103,6 +105,13 @@ def main() -> int:
     except SystemExit as error:
         return code_of(error)
     return 0
+
+
+def _say_whole_lines() -> None:
+    """What the script prints is written by the line: the launcher shows no less, and each piece would be a call."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(line_buffering=True, write_through=False)
 
 
 def _terminate(_number: int, _frame: FrameType | None) -> NoReturn:

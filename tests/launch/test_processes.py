@@ -5,7 +5,7 @@ import signal
 import subprocess
 import sys
 import textwrap
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import psutil
@@ -24,7 +24,7 @@ def start(children: Children, program: str, name: str = "child-0") -> Child:
 
 def test_output_is_captured_by_the_line(tmp_path: Path) -> None:
     seen: list[tuple[str, str]] = []
-    with Children(tmp_path, lambda name, text: seen.append((name, text))) as children:
+    with Children(tmp_path, lambda name, texts: seen.extend((name, text) for text in texts)) as children:
         child = start(
             children,
             r"""
@@ -40,6 +40,17 @@ def test_output_is_captured_by_the_line(tmp_path: Path) -> None:
         assert child.tail(2) == expected[-2:]
         assert seen == [("child-0", text) for text in expected]
         assert (tmp_path / "child-0.log").read_text() == "".join(f"{text}\n" for text in expected)
+
+
+def test_a_child_that_says_much_has_its_lines_handed_on_together(tmp_path: Path) -> None:
+    seen: list[Sequence[str]] = []
+    with Children(tmp_path, lambda _, texts: seen.append(texts)) as children:
+        child = start(children, r"import sys; sys.stdout.write(''.join(f'line {k}\n' for k in range(20_000)))")
+        assert child.wait(20.0) == 0
+    expected = [f"line {k}" for k in range(20_000)]
+    assert [text for texts in seen for text in texts] == expected
+    assert len(seen) < 200
+    assert (tmp_path / "child-0.log").read_text().splitlines() == expected
 
 
 def test_a_line_without_end_does_not_fill_the_memory(children: Children) -> None:

@@ -1,7 +1,9 @@
 from __future__ import annotations
 
 import io
+import re
 
+import pytest
 from rich.console import Console
 
 from flightedl.launch.progress import Figures, LiveDisplay, PlainDisplay, live_view, make_display, plain_line
@@ -92,7 +94,7 @@ def test_plain_output_is_a_line_every_few_seconds_and_at_each_change() -> None:
         for second in range(12):
             clock.at = float(second)
             display.update(figures(float(second), epoch=int(second >= 7)))
-        display.line("trainer-1", "[bold]as it is[/bold] 40 %")
+        display.lines("trainer-1", ["[bold]as it is[/bold] 40 %"])
         display.event("pserver-0 ended")
     lines = out.getvalue().splitlines()
     assert [line.split(",")[0] for line in lines[:4]] == [f"flightedl: {second} s" for second in (0, 5, 7)] + [
@@ -126,15 +128,30 @@ def test_the_live_display_shows_bars_and_lets_lines_through() -> None:
     out = io.StringIO()
     console = Console(file=out, width=120, force_terminal=True, color_system=None)
     with LiveDisplay(console) as display:
-        display.line("trainer-0", "an ordinary line")
-        display.line("trainer-0", "flights: 40 %")
+        display.lines("trainer-0", ["an ordinary line"])
+        display.lines("trainer-0", ["flights: 40 %"])
         display.update(figures())
         assert set(display._steps) == {("trainer-0", "flights")}
-        display.line("trainer-0", "flights: 100 %")
+        display.lines("trainer-0", ["flights: 100 %"])
         assert display._steps == {}
     assert "trainer-0 | an ordinary line" in out.getvalue()
     assert "trainer-0 | flights: 100 %" in out.getvalue()
     assert "trainer-0 | flights: 40 %" not in out.getvalue()
+
+
+@pytest.mark.parametrize("in_colour", [False, True])
+def test_lines_that_come_together_are_shown_as_they_are(in_colour: bool) -> None:
+    out = io.StringIO()
+    with PlainDisplay(
+        Console(file=out, width=20, no_color=not in_colour, force_terminal=in_colour), StoodStill()
+    ) as display:
+        display.lines("trainer-0", ["\x1b[31mred", "[b]no markup[/b], and as long as it is", "", "last"])
+    shown = out.getvalue()
+    assert ("\x1b[31m" in shown) is in_colour
+    plain = re.sub(r"\x1b\[\d*m", "", shown)
+    assert (
+        plain == "trainer-0 | red\ntrainer-0 | [b]no markup[/b], and as long as it is\ntrainer-0 | \ntrainer-0 | last\n"
+    )
 
 
 def test_the_live_view() -> None:

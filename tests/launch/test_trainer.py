@@ -43,6 +43,19 @@ def test_a_script_runs_as_python_would_run_it(tmp_path: Path) -> None:
     assert (done.returncode, done.stderr) == (0, "")
 
 
+def test_what_it_prints_is_written_by_the_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONUNBUFFERED", "1")
+    pieces = """
+sys.{0}.write("a line ")
+os.write({1}, b"from elsewhere\\n")
+print("as", "a", "whole", file=sys.{0})
+"""
+    program = "import os, sys" + pieces.format("stdout", 1) + pieces.format("stderr", 2)
+    done = run(tmp_path, write(tmp_path, "program.py", program + 'sys.stdout.write("no end")'))
+    assert done.stderr == "from elsewhere\na line as a whole\n"
+    assert done.stdout == done.stderr + "no end"
+
+
 def test_a_module_runs_as_python_would_run_it(tmp_path: Path) -> None:
     write(tmp_path, "package/__init__.py", "")
     write(tmp_path, "package/program.py", "import sys\nprint(__name__, __package__, sys.argv[1:])\n")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Self
 
@@ -127,8 +128,8 @@ class Shown:
         self.said: list[str] = []
         self.figures: list[Figures] = []
 
-    def line(self, name: str, text: str) -> None:
-        self.said.append(f"{name} | {text}")
+    def lines(self, name: str, texts: Sequence[str]) -> None:
+        self.said += [f"{name} | {text}" for text in texts]
 
     def event(self, text: str) -> None:
         self.said.append(text)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import msgspec
@@ -28,8 +28,8 @@ _FOLLOWED_LIMIT = 20
 #: How often the cluster may fail to answer in a row.
 _PATIENCE = 30
 
-#: Is told a pod's name and a line of its output.
-OnLine = Callable[[str, str], None]
+#: Is told a pod's name and lines of its output.
+OnLines = Callable[[str, Sequence[str]], None]
 
 
 @dataclass(slots=True)
@@ -37,7 +37,7 @@ class Followers:
     """Follows the output of pods as they come. To be closed."""
 
     cluster: Cluster
-    on_line: OnLine
+    on_lines: OnLines
     _threads: dict[str, threading.Thread] = field(init=False, default_factory=dict)
     _open: contextlib.ExitStack = field(init=False, default_factory=contextlib.ExitStack)
 
@@ -57,7 +57,7 @@ class Followers:
 
     def _read(self, name: str, lines: Iterator[str]) -> None:
         for line in lines:
-            self.on_line(name, line)
+            self.on_lines(name, [line])
 
     def close(self, wait_s: float = 0.0) -> None:
         """Follow no more; what has been said already may take some time to come."""
