@@ -43,6 +43,9 @@ from flightedl.process.tuning import leave_out_pandas_and_scipy, let_pandas_wait
 PADDING = "-" * 512
 #: Of a request and of its answer: a number.
 NUMBER_BYTES = 8
+#: The kind of one more process like this: it gets ready for the kinds that are its arguments, and the file that comes
+#: with the request is its connection.
+FORK_SERVER = "fork server"
 #: What a kind of process imports, in parts. Not what it runs as ``__main__``.
 _IMPORTS = {
     "master": ("pyarrow.flight", "fsspec.implementations.local", "flightedl.adapters.etcd", "flightedl.master.main"),
@@ -80,21 +83,25 @@ def serve(connection: socket.socket, kinds: Sequence[str]) -> None:
     for kind in kinds:
         _get_ready(kind, connection)
     while (received := _received(connection)) is not None:
-        request, output = received
+        request, file = received
         _get_ready(request.kind, None)
         if (pid := _forked()) == 0:
             connection.close()
-            _become(request, output)
+            _belong_to(request.launcher)
+            if request.kind == FORK_SERVER:
+                serve(socket.socket(fileno=file), request.arguments)
+                return
+            _become(request, file)
             # What others have imported of it is not what it is when it runs.
             sys.modules.pop(request.module, None)
             runpy.run_module(request.module, run_name="__main__", alter_sys=True)
             return
-        os.close(output)
+        os.close(file)
         connection.sendall(pid.to_bytes(NUMBER_BYTES, "little"))
 
 
 def _received(connection: socket.socket) -> tuple[Request, int] | None:
-    """A request, and where the output of the process goes; None: the launcher wants no more, or is gone."""
+    """A request, and the file that came with it; None: the launcher wants no more, or is gone."""
     head, files, _, _ = socket.recv_fds(connection, NUMBER_BYTES, 1)
     if len(head) < NUMBER_BYTES:
         return None
@@ -155,13 +162,17 @@ def _forked() -> int:
         return int.from_bytes(pipe.read(), "little")
 
 
-def _become(request: Request, output: int) -> None:
-    """Be the process that was asked for, in all but its code."""
+def _belong_to(launcher: int) -> None:
+    """Lead a session and a process group, and die with the launcher."""
     os.setsid()
     with contextlib.suppress(AttributeError, OSError):
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != request.launcher:
+    if os.getppid() != launcher:
         os._exit(1)
+
+
+def _become(request: Request, output: int) -> None:
+    """Be the process that was asked for, in all but its code."""
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     os.dup2(output, 1)
     os.dup2(output, 2)

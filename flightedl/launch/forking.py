@@ -21,7 +21,7 @@ from types import TracebackType
 from typing import IO, Self
 
 from flightedl.config import available_cores, child_environment, thread_environment
-from flightedl.launch.fork_server import NUMBER_BYTES, PADDING, Request
+from flightedl.launch.fork_server import FORK_SERVER, NUMBER_BYTES, PADDING, Request
 
 _PR_SET_CHILD_SUBREAPER = 36
 #: Imports may take long on a starved machine; the processes would take as long.
@@ -66,15 +66,21 @@ class ForkServer:
     Args:
         environment: That it is started with: what libraries read while they are loaded.
         kinds: Of the processes that will be asked for, in order: what these need is imported meanwhile.
+        apart: Of those for which a second one, forked from the first, imports at the same time.
     """
 
-    def __init__(self, environment: Mapping[str, str], kinds: Sequence[str] = ()) -> None:
-        self._lock = threading.Lock()
+    def __init__(
+        self, environment: Mapping[str, str], kinds: Sequence[str] = (), apart: Sequence[str] = ()
+    ) -> None:
+        self._lock = threading.RLock()
         self._socket: socket.socket | None = None
         self._process: subprocess.Popen[bytes] | ForkedProcess | None = None
         self._read_at_load = _read_at_load(environment)
         #: Of which it has made processes.
         self._made: set[str] = set()
+        self._apart = tuple(apart)
+        #: The second one, from the first request on: what it is forked from has imported some of what both need.
+        self._second: ForkServer | None = None
         if sys.platform.startswith("linux"):
             ours, theirs = socket.socketpair()
             with theirs:
@@ -83,8 +89,8 @@ class ForkServer:
 
     def _begin(
         self, connection: socket.socket, environment: Mapping[str, str], kinds: Sequence[str]
-    ) -> subprocess.Popen[bytes] | ForkedProcess:
-        """The fork server's process, which answers what comes by its end of the connection."""
+    ) -> subprocess.Popen[bytes] | ForkedProcess | None:
+        """The fork server's process, which answers what comes by its end of the connection; None: there is none."""
         return subprocess.Popen(
             [sys.executable, "-m", "flightedl.launch.fork_server", *kinds, PADDING],
             stdin=connection.fileno(),
@@ -133,6 +139,10 @@ class ForkServer:
         with self._lock:
             if self._socket is None:
                 return None
+            if self._apart and self._second is None and kind != FORK_SERVER:
+                self._second = _Second(self, environment, self._apart)
+            if self._second is not None and kind in self._apart:
+                return self._second.start_into(output, kind, module, arguments, environment, directory)
             self._socket.settimeout(_ANSWER_S if kind in self._made else _FIRST_ANSWER_S)
             if pid := _adopted(self._socket, json.dumps(request).encode(), output):
                 self._made.add(kind)
@@ -146,6 +156,8 @@ class ForkServer:
             self._close()
 
     def _close(self) -> None:
+        if self._second is not None:
+            self._second.close()
         if self._socket is not None:
             self._socket.close()
         if self._process is not None:
@@ -162,10 +174,27 @@ class ForkServer:
         self.close()
 
 
+class _Second(ForkServer):
+    """A fork server that is forked from another."""
+
+    def __init__(self, first: ForkServer, environment: Mapping[str, str], kinds: Sequence[str]) -> None:
+        self._first = first
+        super().__init__(environment, kinds)
+
+    def _begin(
+        self, connection: socket.socket, environment: Mapping[str, str], kinds: Sequence[str]
+    ) -> ForkedProcess | None:
+        return self._first.start_into(connection.fileno(), FORK_SERVER, "", kinds, environment)
+
+
 def fork_server(trainers: int) -> ForkServer:
     """For a job with so many trainers, each of which gets its share of the cores."""
-    kinds = ("master", *(("trainer",) if trainers else ()), "pserver")
-    return ForkServer(child_environment(**thread_environment(trainers or 1, available_cores())), kinds)
+    cores = available_cores()
+    kinds = ("master", *(("trainer",) if trainers else ()))
+    # Pservers' compiler takes as long as all the rest.
+    others = ("pserver",)
+    environment = child_environment(**thread_environment(trainers or 1, cores))
+    return ForkServer(environment, kinds, others) if cores > 1 else ForkServer(environment, (*kinds, *others))
 
 
 def _read_at_load(environment: Mapping[str, str]) -> dict[str, str]:
