@@ -6,9 +6,12 @@ would be missing for a second more. ``forking`` starts this one, and asks it for
 Theory of operation. Forking is safe here because nothing of gRPC's, Flight's or etcd's has been made yet: modules are
 imported, and machine code is loaded, no more. It begins to import when it starts, in the order in which processes will
 be asked for, and looks for requests between two modules: so a master and trainers already work while pservers' compiler
-is loaded. A child is forked twice, and its parent
-ends at once: so the kernel gives it to the launcher, which had itself made the *subreaper* of what it starts. From then
-on it is the launcher's child like any other: it waits for it, and the child dies with it.
+is loaded. Where there are two cores, what the launcher asks for first is one more process like this, which loads that
+compiler meanwhile, and from which pservers are forked: it has what was imported until then.
+
+A child is forked twice, and its parent ends at once: so the kernel gives it to the launcher, which had itself made the
+*subreaper* of what it starts. From then on it is the launcher's child like any other: it waits for it, and the child
+dies with it.
 
 A child leads a session and a process group of its own. It has the environment and the directory that it was given, its
 output goes to the pipe that came with the request, and it is named by its own command line where ``ps`` shows it.
@@ -89,7 +92,10 @@ def serve(connection: socket.socket, kinds: Sequence[str]) -> None:
             connection.close()
             _belong_to(request.launcher)
             if request.kind == FORK_SERVER:
-                serve(socket.socket(fileno=file), request.arguments)
+                show([sys.executable, "-m", "flightedl.launch.fork_server", *request.arguments])
+                os.dup2(file, 0)
+                os.close(file)
+                serve(socket.socket(fileno=0), request.arguments)
                 return
             _become(request, file)
             # What others have imported of it is not what it is when it runs.

@@ -117,6 +117,28 @@ def server_process() -> psutil.Process:
     return max(found, key=psutil.Process.create_time)
 
 
+def test_processes_of_some_kinds_are_forked_from_a_second_one(
+    children: Children, environment: Mapping[str, str], until: Until, alive: Callable[[int], bool]
+) -> None:
+    with ForkServer(environment, (), ("other",)) as forks:
+        first = server_process()
+        for kind in ("", "other", "other"):
+            made = forks.start(kind, "shows", (), environment)
+            assert made is not None
+            child = children.take("child-0", made)
+            assert child.wait(10.0) == 7
+            assert json.loads(child.tail()[0])["parent"] == os.getpid()
+        second = server_process()
+        assert second.pid != first.pid
+        # Whoever ends does not take the other along.
+        second.kill()
+        assert forks.start("other", "shows", (), environment) is None
+        made = forks.start("", "shows", (), environment)
+        assert made is not None
+        assert children.take("child-0", made).wait(10.0) == 7
+    until(lambda: not alive(first.pid) and not alive(second.pid))
+
+
 def test_without_a_fork_server_processes_are_started_as_programs(
     forks: ForkServer, environment: Mapping[str, str]
 ) -> None:
