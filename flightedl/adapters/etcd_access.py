@@ -11,20 +11,13 @@ Files are read for each new connection, so what was renewed is used without a re
 
 from __future__ import annotations
 
-import collections
-import threading
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
-import etcd3.etcdrpc as rpc
-import grpc  # type: ignore[import-untyped]
-
 from flightedl.adapters.pem_files import FILES, read_file
 from flightedl.config import CommonSettings
 
-_TOKEN_HEADER = "token"  # noqa: S105 - the name of a header
 _REPLY_LIMIT_BYTES = 64 << 20
 
 
@@ -60,6 +53,9 @@ class EtcdAccess:
         Raises:
             UsageError: a file cannot be read; names it.
         """
+        # A launcher says how etcd is reached long before it asks it.
+        import grpc  # type: ignore[import-untyped]
+
         options = (
             ("grpc.use_local_subchannel_pool", 1),
             ("grpc.initial_reconnect_backoff_ms", 50),
@@ -76,61 +72,6 @@ class EtcdAccess:
         if not self.user:
             return channel
         password = read_file(Path(self.password_file), "FLIGHTEDL_ETCD_PASSWORD_FILE").decode().rstrip("\r\n")
-        return grpc.intercept_channel(channel, _WithToken(channel, self.user, password, timeout_s))
+        from flightedl.adapters.etcd_tokens import WithToken
 
-
-class _Details(
-    collections.namedtuple(  # noqa: PYI024 - gRPC looks these up by name, and types nothing
-        "_Details", ("method", "timeout", "metadata", "credentials", "wait_for_ready", "compression")
-    ),
-    grpc.ClientCallDetails,  # type: ignore[misc]
-):
-    """What a call is sent with."""
-
-
-class _WithToken(grpc.UnaryUnaryClientInterceptor, grpc.StreamStreamClientInterceptor):  # type: ignore[misc]
-    """Adds the token to each call; asks for one at the first, and after one was refused."""
-
-    def __init__(self, channel: Any, user: str, password: str, timeout_s: float) -> None:
-        self._login = rpc.AuthStub(channel)
-        self._request = rpc.AuthenticateRequest(name=user, password=password)
-        self._timeout_s = timeout_s
-        self._lock = threading.Lock()
-        self._token = ""
-
-    def intercept_unary_unary(self, continuation: Callable[..., Any], details: Any, request: Any) -> Any:
-        call = continuation(self._proven(details), request)
-        if not _is_token_refused(call.exception()):
-            return call
-        with self._lock:
-            self._token = ""
-        return continuation(self._proven(details), request)
-
-    def intercept_stream_stream(self, continuation: Callable[..., Any], details: Any, requests: Iterator[Any]) -> Any:
-        # A watch opens a connection of its own, with a token of its own.
-        return continuation(self._proven(details), requests)
-
-    def _proven(self, details: Any) -> _Details:
-        with self._lock:
-            if not self._token:
-                self._token = self._login.Authenticate(self._request, timeout=self._timeout_s).token
-            token = self._token
-        metadata = [*(details.metadata or ()), (_TOKEN_HEADER, token)]
-        return _Details(
-            details.method,
-            details.timeout,
-            metadata,
-            details.credentials,
-            getattr(details, "wait_for_ready", None),
-            getattr(details, "compression", None),
-        )
-
-
-def _is_token_refused(error: Any) -> bool:
-    """Refused before anything was done: asking again with another token is safe."""
-    if not isinstance(error, grpc.RpcError):
-        return False
-    code, details = error.code(), error.details() or ""
-    return (code is grpc.StatusCode.UNAUTHENTICATED and "invalid auth token" in details) or (
-        code is grpc.StatusCode.INVALID_ARGUMENT and "revision of auth store is old" in details
-    )
+        return grpc.intercept_channel(channel, WithToken(channel, self.user, password, timeout_s))

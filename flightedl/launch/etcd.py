@@ -13,7 +13,6 @@ Rules:
 
 from __future__ import annotations
 
-import http.client
 import importlib.util
 import shutil
 import socket
@@ -204,6 +203,9 @@ def _wait_until_healthy(child: Child, port: int, member: str) -> str | None:
 
 def _is_healthy(port: int, member: str) -> bool:
     """Whether the etcd behind a port has a leader, and is the one meant: another may have taken the port meanwhile."""
+    # Imported while etcd starts.
+    import http.client
+
     connection = http.client.HTTPConnection(_HOST, port, timeout=1.0)
     try:
         connection.request("GET", "/health")

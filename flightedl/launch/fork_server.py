@@ -49,9 +49,16 @@ NUMBER_BYTES = 8
 #: The kind of one more process like this: it gets ready for the kinds that are its arguments, and the file that comes
 #: with the request is its connection.
 FORK_SERVER = "fork server"
-#: What a kind of process imports, in parts. Not what it runs as ``__main__``.
+#: What a kind of process imports, in parts; first what all of them do. Not what it runs as ``__main__``.
 _IMPORTS = {
-    "master": ("pyarrow.flight", "fsspec.implementations.local", "flightedl.adapters.etcd", "flightedl.master.main"),
+    "master": (
+        "pyarrow.flight",
+        "fsspec.implementations.local",
+        "flightedl.adapters.etcd",
+        "flightedl.coordination.process",
+        "flightedl.coordination.checkpoint_places",
+        "flightedl.master.main",
+    ),
     "trainer": ("flightedl.client.session", "flightedl.formats.reader", "pyarrow.compute"),
     "pserver": ("numba", "flightedl.kernels.compiled", "flightedl.pserver.main"),
 }

@@ -69,9 +69,7 @@ class ForkServer:
         apart: Of those for which a second one, forked from the first, imports at the same time.
     """
 
-    def __init__(
-        self, environment: Mapping[str, str], kinds: Sequence[str] = (), apart: Sequence[str] = ()
-    ) -> None:
+    def __init__(self, environment: Mapping[str, str], kinds: Sequence[str] = (), apart: Sequence[str] = ()) -> None:
         self._lock = threading.RLock()
         self._socket: socket.socket | None = None
         self._process: subprocess.Popen[bytes] | ForkedProcess | None = None
@@ -137,12 +135,12 @@ class ForkServer:
         own = {"PYTHONUNBUFFERED": "1", **environment}
         request = Request(kind, module, list(arguments), own, directory or _directory(), os.getpid())
         with self._lock:
-            if self._socket is None:
-                return None
             if self._apart and self._second is None and kind != FORK_SERVER:
                 self._second = _Second(self, environment, self._apart)
             if self._second is not None and kind in self._apart:
                 return self._second.start_into(output, kind, module, arguments, environment, directory)
+            if self._socket is None:
+                return None
             self._socket.settimeout(_ANSWER_S if kind in self._made else _FIRST_ANSWER_S)
             if pid := _adopted(self._socket, json.dumps(request).encode(), output):
                 self._made.add(kind)

@@ -13,7 +13,6 @@ import queue
 import socket
 import threading
 
-from flightedl.adapters.etcd import EtcdCoordinator
 from flightedl.adapters.etcd_access import EtcdAccess
 from flightedl.coordination.keys import JobKeys
 from flightedl.errors import FlightedlError
@@ -53,6 +52,9 @@ class LeaseCleaner:
         self._thread.join(3.0)
 
     def _run(self) -> None:
+        # Takes long to import, and is not needed before a process has ended.
+        from flightedl.adapters.etcd import EtcdCoordinator
+
         coordinator: Coordinator | None = None
         try:
             while (pid := self._dead.get()) is not None and not self._is_closing:

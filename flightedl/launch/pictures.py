@@ -5,9 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from flightedl.curves.drawing import draw
-from flightedl.curves.files import read_points, write_whole
-from flightedl.curves.merging import LABELS, by_name, curves_of
 from flightedl.errors import FlightedlError, NotFoundError
 from flightedl.process.tuning import let_pandas_wait
 
@@ -16,6 +13,11 @@ PICTURE = "metrics.svg"
 
 def keep_curves(directory: Path) -> Iterator[str]:
     """Write both to the output directory; what is to be said of it. A run that logged nothing gets neither."""
+    # Needed when the job is over.
+    from flightedl.curves.drawing import draw
+    from flightedl.curves.files import read_points, write_whole
+    from flightedl.curves.merging import LABELS, by_name, curves_of
+
     try:
         points = read_points(directory)
         let_pandas_wait()

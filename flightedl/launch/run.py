@@ -18,7 +18,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
@@ -39,6 +39,9 @@ from flightedl.launch.trainer import check_target
 from flightedl.launch.verdict import EXIT_INCOMPLETE, is_finished, verdict
 from flightedl.messages.status import StatusReply
 from flightedl.ports import Clock
+
+if TYPE_CHECKING:
+    from flightedl.launch.status import JobStatus
 
 _REFRESH_S = 0.25
 _STATUS_EVERY_S = 0.5
@@ -174,13 +177,17 @@ def _stop_requests() -> Iterator[list[int]]:
 
 
 class _StatusPoller:
-    """Asks the master how the job stands, on a thread of its own, so that the display never waits."""
+    """Asks the master how the job stands, on a thread of its own, so that the display never waits.
+
+    What it takes to ask is imported when the first answer is due: until then the job's processes need the processor.
+    """
 
     def __init__(self, cluster: LocalCluster, clock: Clock) -> None:
-        self._job_status = cluster.status()
+        self._cluster = cluster
         self._clock = clock
         self._closing = threading.Event()
         self._lock = threading.Lock()
+        self._job_status: JobStatus | None = None
         self._read_at = clock.now()
         self.status: StatusReply | None = None
         self._trouble = ""
@@ -191,6 +198,7 @@ class _StatusPoller:
         """Ask once, now; the newest answer that there is."""
         with self._lock:
             try:
+                self._job_status = self._job_status or self._cluster.status()
                 self.status = self._job_status.read(_STATUS_TIMEOUT_S)
                 self._trouble, self._read_at = "", self._clock.now()
             except NotFoundError:
@@ -225,7 +233,8 @@ class _StatusPoller:
         """Stop asking."""
         self._closing.set()
         self._thread.join()
-        self._job_status.close()
+        if self._job_status is not None:
+            self._job_status.close()
 
 
 @dataclass(frozen=True, slots=True)

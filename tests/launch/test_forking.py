@@ -145,6 +145,10 @@ def test_without_a_fork_server_processes_are_started_as_programs(
     server_process().kill()
     assert forks.start("", "shows", (), environment) is None
     assert forks.start("", "shows", (), environment) is None
+    with ForkServer(environment, (), ("other",)) as two:
+        server_process().kill()
+        for kind in ("", "other"):
+            assert two.start(kind, "shows", (), environment) is None
 
 
 def test_one_that_does_not_answer_is_done_without(
