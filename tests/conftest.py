@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import os
+import re
 import threading
 import time
 import uuid
@@ -38,13 +39,19 @@ LASTING_THREADS = ("flightedl-rows", "fsspecIO", "asyncio_", "pytest_timeout", "
 LEAK_PATIENCE_S = 5.0
 
 
-@pytest.hookimpl(trylast=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+#: By the text of files ``make marked`` finds those that have tests with such marks.
+_NAMED = re.compile(r"mark\.(etcd|s3|faults|slow|seeds|torch)\b")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> Iterator[None]:
     """The longest first, for every worker of pytest-xdist, so that none has a long one left when the others are done.
 
     How long a test may take says how long it takes. With ``--dist worksteal`` each worker begins with an equal part of
     the list, and those who are done take from the ends of others' parts.
     """
+    _require_named_marks(items)
+    yield
     workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
     long = sorted((item for item in items if _limit_s(item)), key=_limit_s, reverse=True)
     others = [item for item in items if not _limit_s(item)]
@@ -56,6 +63,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         ordered += own + others[: max(count, 0)]
         others = others[max(count, 0) :]
     items[:] = ordered
+
+
+def _require_named_marks(items: list[pytest.Item]) -> None:
+    """No test has a mark by other means, which ``make marked`` would not see: it would run nowhere."""
+    marked = {item.path for item in items if any(_NAMED.match(f"mark.{each.name}") for each in item.iter_markers())}
+    for path in marked:
+        beside = path.with_name("conftest.py")
+        if not any(_NAMED.search(_text(each)) for each in (path, beside)):
+            raise pytest.UsageError(f"{path}: say by pytest.mark, here or in {beside}, what its tests need")
 
 
 def _limit_s(item: pytest.Item) -> float:
@@ -83,7 +99,7 @@ def children() -> set[psutil.Process]:
 def _text(path: Path) -> str:
     try:
         return path.read_text()
-    except OSError:  # Of a thread that has ended: its children are another's now.
+    except OSError:  # None, or of a thread that has ended: its children are another's now.
         return ""
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from pathlib import Path
 
@@ -9,7 +10,7 @@ import numpy as np
 import pytest
 
 import flightedl as fe
-from flightedl.errors import FlightedlError
+from flightedl.errors import FlightedlError, UnavailableError
 from flightedl.examples.ledger import balance
 from flightedl.launch.cluster import LocalCluster
 from flightedl.launch.programs import TrainerProgram
@@ -49,11 +50,15 @@ def test_pservers_die_as_soon_as_they_serve(tmp_path: Path, mode: str, checkpoin
             # The place works when it is tried out, before the job begins, and never again.
             (tmp_path / "ck").rename(tmp_path / "gone")
             (tmp_path / "ck").write_text("a file where a directory should be")
-        for number in range(4):
+        killed = 0
+        while killed < 4:
             until_serving(cluster, status)
             # Some die before anything was trained, some after.
-            time.sleep(0.4 * (number % 2))
-            cluster.kill("pserver", number % 2)
+            time.sleep(0.4 * (killed % 2))
+            # One that has just ended to begin anew, with the one that was killed before, is waited for.
+            with contextlib.suppress(UnavailableError):
+                cluster.kill("pserver", killed % 2)
+                killed += 1
         outcome = cluster.outcome(150)
     assert outcome is not None
     assert outcome.exit_code == 0, outcome

@@ -37,12 +37,19 @@ _END_S = 300.0
 def shared_fork_server() -> Iterator[ForkServer]:
     """For the processes of many tests, whatever clusters they belong to."""
     environment = child_environment(**thread_environment(_TRAINERS, available_cores()))
-    with ForkServer(environment, KINDS) as forks, Path(os.devnull).open("wb") as nowhere:
+    with ForkServer(environment, KINDS) as forks:
         for kind in KINDS:
             # It looks for requests before it has imported all, and the forks of launchers would import it again.
-            if (process := forks.start_into(nowhere.fileno(), kind, "keyword", (), environment)) is not None:
-                process.wait()
+            import_first(forks, kind)
         yield forks
+
+
+def import_first(forks: ForkServer, kind: str) -> None:
+    """All that is forked from now on has imported what a kind of process needs, or a module of a package."""
+    with Path(os.devnull).open("wb") as nowhere:
+        environment = child_environment(**thread_environment(_TRAINERS, available_cores()))
+        if (process := forks.start_into(nowhere.fileno(), kind, "keyword", (), environment)) is not None:
+            process.wait()
 
 
 class ForkedCommand:

@@ -6,8 +6,6 @@ import importlib.util
 import json
 import os
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any, Self
@@ -22,7 +20,9 @@ import flightedl as fe
 from flightedl.errors import DataError
 from flightedl.examples import recommender
 from flightedl.examples.recommender_data import Files, prepare, write_ratings
+from flightedl.launch.forking import ForkServer
 
+from ..launch.forked_launcher import ForkedCommand
 from .bench import TorchBench
 from .page import JobOfOne
 from .test_whole_job import trainers_of
@@ -122,15 +122,14 @@ def test_it_is_better_than_means_after_an_epoch(
 @pytest.mark.faults
 @pytest.mark.slow
 @pytest.mark.timeout(240)
-def test_a_trainer_is_killed_and_every_rating_counts_once(files: Files, tmp_path: Path) -> None:
+def test_a_trainer_is_killed_and_every_rating_counts_once(
+    files: Files, tmp_path: Path, forks_with_torch: ForkServer
+) -> None:
     (tmp_path / "train.py").write_text(SCRIPT)
-    command = [sys.executable, "-m", "flightedl", "run", "train.py", "--trainers", "2", "--pservers", "2"]
-    log = (tmp_path / "log").open("w")
-    process = subprocess.Popen(
-        [*command, "--output", "out", "--lease-ttl-s", "2", "--", str(files.train[0])],
-        cwd=tmp_path,
-        stdout=log,
-        stderr=subprocess.STDOUT,
+    command = ["run", "train.py", "--trainers", "2", "--pservers", "2", "--output", "out", "--lease-ttl-s", "2"]
+    log = (tmp_path / "log").open("wb")
+    process = ForkedCommand(
+        forks_with_torch, [*command, "--", str(files.train[0])], cwd=tmp_path, stdout=log, env=dict(os.environ)
     )
     try:
         deadline = time.monotonic() + 90

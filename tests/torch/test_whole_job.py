@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -20,6 +18,9 @@ from sklearn.datasets import load_digits
 from torch.nn import functional
 
 from flightedl.examples.digits_torch import network
+from flightedl.launch.forking import ForkServer
+
+from ..launch.forked_launcher import ForkedCommand
 
 pytestmark = [pytest.mark.etcd, pytest.mark.faults, pytest.mark.slow, pytest.mark.timeout(240)]
 
@@ -80,7 +81,7 @@ def trainers_of(process: psutil.Process) -> list[int]:
     return [child.pid for child in children if "flightedl.launch.trainer" in " ".join(child.cmdline())]
 
 
-def test_a_trainer_is_killed_and_every_image_counts_once(tmp_path: Path) -> None:
+def test_a_trainer_is_killed_and_every_image_counts_once(tmp_path: Path, forks_with_torch: ForkServer) -> None:
     pixels, labels = load_digits(return_X_y=True)
     images, digits = torch.tensor(pixels).reshape(-1, 1, 8, 8).float() / 16, torch.tensor(labels)
     count = 1400
@@ -88,11 +89,9 @@ def test_a_trainer_is_killed_and_every_image_counts_once(tmp_path: Path) -> None
     table = pa.table({"pixels": column, "digit": pa.array(labels[:count].astype(np.int8)), "id": np.arange(count)})
     pq.write_table(table, tmp_path / "train.parquet", row_group_size=140)
     (tmp_path / "train.py").write_text(SCRIPT)
-    command = [sys.executable, "-m", "flightedl", "run", "train.py", "--trainers", "3", "--pservers", "1"]
-    log = (tmp_path / "log").open("w")
-    process = subprocess.Popen(
-        [*command, "--output", "out", "--lease-ttl-s", "2"], cwd=tmp_path, stdout=log, stderr=subprocess.STDOUT
-    )
+    command = ["run", "train.py", "--trainers", "3", "--pservers", "1", "--output", "out", "--lease-ttl-s", "2"]
+    log = (tmp_path / "log").open("wb")
+    process = ForkedCommand(forks_with_torch, command, cwd=tmp_path, stdout=log, env=dict(os.environ))
     try:
         deadline = time.monotonic() + 90
         while (tmp_path / "log").read_text().count("| training") < 3:
