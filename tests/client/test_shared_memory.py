@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import gc
 import json
 import random
@@ -68,9 +69,10 @@ def _streams(cluster: Cluster) -> list[tuple[int, int]]:
     return [service.meter.streams for service in cluster.services]
 
 
+@functools.cache
 def _gradients(seed: int) -> dict[str, np.ndarray]:
     chance = np.random.default_rng(seed)
-    return {name: chance.standard_normal(shape).astype(np.float32) for name, shape in SHAPES.items()}
+    return {name: np.asarray(chance.standard_normal(shape, np.float32)) for name, shape in SHAPES.items()}
 
 
 def _trained(cluster: Cluster, members: int, steps: int = 3) -> list[dict[str, np.ndarray]]:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import socket
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -28,6 +26,7 @@ from flightedl.launch.programs import TrainerProgram
 from flightedl.launch.status import JobStatus
 from flightedl.messages.checkpoints import CheckpointRequest
 from flightedl.testing.etcd_server import EtcdServer
+from flightedl_tools.main import run_command_line
 
 from .etcd_users import enable
 
@@ -40,11 +39,8 @@ GIANT_BYTES = 16 << 20
 MAY_GROW_BYTES = 64 << 20
 
 
-def run_command(*arguments: str) -> str:
-    command = [sys.executable, "-m", "flightedl", *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+def run_command(*arguments: str) -> None:
+    assert run_command_line(list(arguments)) == 0
 
 
 def ledger(directory: Path, pause: str = "0.03") -> TrainerProgram:
