@@ -131,7 +131,7 @@ class TaskQueue:
         if len(held) >= holding_limit or any(pending.piece.failures >= limit for pending in held.values()):
             return NoTaskNow(_RETRY_CEILING_S)
         sharers = max(trainer_count, state.pending.trainer_count)
-        if not may_hold_more(backlog, state.todo(epoch), sharers):
+        if not may_hold_more(backlog, state.todo(epoch), len(state.pending), sharers, state.average_s):
             return NoTaskNow(_RETRY_CEILING_S)
         piece = self._take(epoch, trainer, is_idle=not held)
         if piece is not None:
