@@ -2,8 +2,8 @@
 
 The feed holds as many tasks as last until there is a master again, should it die now: by the time that the tasks
 before took (``domain.queue.fair_share``). At least two, the one being trained and the next; near the end of an epoch no
-more. They are begun in the order in which they came, and none before all but one of those before it are reported: the
-master takes whatever else a dead trainer held for untouched.
+more, unless they are short. They are begun in the order in which they came, and none before all but one of those before
+it are reported: the master takes whatever else a dead trainer held for untouched.
 
 A report goes out at once (others may wait for this trainer to leave), a request when there is room. Reports stay in
 the feed until the master has answered them, so a master's death loses none; the attempt number makes repeating them

@@ -34,25 +34,62 @@ def test_whenever_it_does_not_ask_enough_are_left(pace_s, cover_s):
 @given(
     wants=st.lists(st.integers(2, 64), min_size=1, max_size=6),
     chooses=st.lists(st.tuples(st.integers(0, 5), st.integers(0, 9)), max_size=300),
+    task_s=st.sampled_from([0.001, 1.0]),
 )
-def test_nobody_holds_more_rows_than_are_stored_in_200_bytes(wants, chooses):
+def test_nobody_holds_more_rows_than_are_stored_in_200_bytes(wants, chooses, task_s):
     """Trainers ask as the feed does, finish in their order, and some die; whatever they do, the state stays small."""
     settings = QueueSettings(task_count=1_000_000, batch_counts=lambda _: 1000, shuffle=True, epochs=None)
     queue = TaskQueue(settings)
     queue._state.epoch, queue._state.cursor, queue._state.next_attempt = 100, 900_000, 10**9
     names = [f"trainer-{number:05d}.worker-7f9c4b5d8-xk2lp.namespace" for number in range(len(wants))]
-    for number, kind in chooses:
+    for now, (number, kind) in enumerate(chooses):
+        now_s = now * task_s
         index = number % len(names)
         name = names[index]
         held = queue.holders().get(name, ())
         if kind == 0:
-            queue.trainer_gone(name, 1.0)
+            queue.trainer_gone(name, now_s)
         elif held:
-            queue.finish(name, held[0].epoch, held[0].position, held[0].attempt, 1.0)
+            queue.finish(name, held[0].epoch, held[0].position, held[0].attempt, now_s)
         for _ in range(count_to_ask_for(wants[index], queue.held_count(name))):
-            if not isinstance(queue.request(name, 1.0, HOLDING_CEILING, trainer_count=len(names)), TaskGiven):
+            if not isinstance(queue.request(name, now_s, HOLDING_CEILING, trainer_count=len(names)), TaskGiven):
                 break
         assert len(queue._state.pending.backlog_of(name).rows) <= 4
     queue.check()
     assert len(queue.encode_parts()[0]) < 4096 + 200 * len(names)
     assert TaskQueue.decode(queue.encode(), settings).holders() == queue.holders()
+
+
+def _shares_near_the_end(task_s: float, task_count: int, trainers: int) -> list[list[int]]:
+    """What each trainer holds before all finish one: they ask for much, and work equally fast."""
+    queue = TaskQueue(QueueSettings(task_count=task_count, batch_counts=lambda _: 3))
+    names = [f"trainer-{number}" for number in range(trainers)]
+    now, shares = 0.0, []
+    while True:
+        for name in names:
+            while isinstance(queue.request(name, now, HOLDING_CEILING, trainer_count=trainers), TaskGiven):
+                pass
+        if queue.is_done or not any(queue.held_count(name) for name in names):
+            return shares
+        shares.append([queue.held_count(name) for name in names])
+        now += task_s
+        for name in names:
+            for one in queue.holders().get(name, ())[:1]:
+                queue.finish(name, one.epoch, one.position, one.attempt, now)
+
+
+def test_of_short_tasks_more_are_held_than_a_report_takes_to_be_answered():
+    shares = _shares_near_the_end(0.01, 20, 2)
+    assert shares[1:] == [[4, 4]] * 6 + [[3, 3], [2, 2], [1, 1]]
+
+
+def test_of_long_tasks_nobody_holds_more_than_two_when_few_are_left():
+    assert max(map(max, _shares_near_the_end(1.0, 20, 2)[5:])) == 2
+
+
+@given(task_count=st.integers(1, 60), trainers=st.integers(1, 5), task_s=st.sampled_from([0.005, 0.02, 0.04]))
+def test_short_tasks_are_shared_equally_to_the_end(task_count, trainers, task_s):
+    shares = _shares_near_the_end(task_s, task_count, trainers)
+    worked = [sum(1 for share in shares if share[index]) for index in range(trainers)]
+    assert sum(worked) == task_count
+    assert max(worked) - min(worked) <= 1, "nobody waits for more than the end of one task"
