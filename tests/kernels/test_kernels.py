@@ -179,6 +179,19 @@ def test_blocks_update_in_many_threads() -> None:
         np.testing.assert_array_equal(result, results[0])
 
 
+def test_machine_code_is_read_without_what_it_takes_to_compile(monkeypatch: pytest.MonkeyPatch) -> None:
+    signature = numba.void(numba.float32[::1], numba.float32[::1], numba.float32)
+    machine_code.__wrapped__(accumulate, signature)
+
+    def refresh(_context: object) -> None:
+        raise AssertionError("what it takes to compile is loaded")
+
+    monkeypatch.setattr("numba.core.base.BaseContext.refresh", refresh)
+    total = np.zeros(3, np.float32)
+    machine_code.__wrapped__(accumulate, signature)(total, np.ones(3, np.float32), 2)
+    assert total.tolist() == [2, 2, 2]
+
+
 def test_a_torn_cache_file_costs_time_and_nothing_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(numba.config, "CACHE_DIR", str(tmp_path))
     number = numba.types.float32
