@@ -30,8 +30,7 @@ from flightedl.coordination.keys import JobKeys
 from flightedl.coordination.lives import JobCoordinator
 from flightedl.messages.base import decode
 from flightedl.ports import Clock
-from flightedl.recording.trainer import trainer_feed
-from flightedl.recording.writer import recording_process
+from flightedl.recording.trainer_cores import recording_trainer, trainer_feed
 from flightedl.rpc.authentication import Role
 from flightedl.rpc.connector import Connector
 from flightedl.rpc.identity import Caller
@@ -65,7 +64,7 @@ class TrainerProcess:
         with contextlib.ExitStack() as stack:
             #: None: nothing is recorded.
             stack.enter_context(telemetry(chosen, "trainer", self.clock))
-            self.recorder = stack.enter_context(recording_process(chosen.record, "trainer", chosen.job, self.clock))
+            self.recorder = stack.enter_context(recording_trainer(chosen.record, chosen.job, self.clock))
             etcd = EtcdCoordinator(EtcdAccess.of(chosen), clock=self.clock)
             self.coordinator = stack.enter_context(contextlib.closing(JobCoordinator(etcd, self.keys)))
             self.registration = Registration(

@@ -34,8 +34,7 @@ from flightedl.domain.trainer.retries import is_transient
 from flightedl.errors import FlightedlError, UsageError
 from flightedl.formats.reader import Decode
 from flightedl.process import tuning as process_tuning
-from flightedl.recording.endings import job_end
-from flightedl.recording.membership import trainer_membership
+from flightedl.recording.trainer_cores import job_end, trainer_membership
 
 _DONE_BY_STEPS = (
     "with parameters, a batch is done when the servers have it: explicit_done is for jobs that have data alone"

@@ -42,7 +42,9 @@ GRPC_EXPERIMENTS = "GRPC_EXPERIMENTS"
 _FOR_FLIGHT_ALONE = "-event_engine_client"
 #: For a client that never connects.
 _NOWHERE = "grpc://127.0.0.1:1"
-_LEFT_OUT = frozenset({"pandas", "scipy"})
+_HEAVY = frozenset({"pandas", "scipy"})
+#: numba imports coverage to have compiled code counted, wherever it is installed.
+_LEFT_OUT = _HEAVY | {"coverage"}
 
 #: glibc's mallopt parameter for each variable (malloc.h).
 _MALLOPT = {"MALLOC_TRIM_THRESHOLD_": -1, "MALLOC_TOP_PAD_": -2, "MALLOC_MMAP_THRESHOLD_": -3, "MALLOC_ARENA_MAX": -8}
@@ -89,7 +91,7 @@ def leave_out_pandas_and_scipy() -> bool:
     pandas takes half a second of a server's start, and 30 MB, scipy 15 MB. Only for processes in which nobody uses
     them. Call it before pyarrow makes an array; False: one of them is loaded already.
     """
-    if any(name in sys.modules for name in _LEFT_OUT):
+    if any(name in sys.modules for name in _HEAVY):
         return False
     if not any(isinstance(finder, _LeftOut) for finder in sys.meta_path):
         sys.meta_path.insert(0, _LeftOut())

@@ -5,7 +5,8 @@
 * ``master``, of a pserver ``pserver`` (its life), ``blocks`` and ``snapshots``, of a trainer ``trainer`` (its feed),
   ``loops`` and ``acknowledged``, ``membership``, ``elections`` and ``endings`` make cores that are recorded, and cores
   to which recorded events happen. For a trainer's steps these are ``steps`` and ``step_player``, and ``step_values``
-  what happens. ``replay`` lets these happen again, and compares.
+  what happens. ``trainer_cores`` makes a trainer's cores, recorded or not. ``replay`` lets what happened happen again,
+  and compares.
 * ``moments`` is what events mean to people; ``master_moments``, ``pserver_moments`` and ``trainer_moments`` find them.
   ``story`` tells those of one batch, task, block, trainer or evaluation.
 

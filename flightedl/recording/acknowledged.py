@@ -89,25 +89,6 @@ class RecordedAcknowledgedLoop(AcknowledgedLoop[Records]):
         self._record(BatchDenied(handed.item.task.number, handed.item.number, self._answers.held))
 
 
-def acknowledged_loop(
-    recorder: Recorder | None,
-    trainer: str,
-    feed: Holder,
-    current_of: Callable[[ReadBatch[Records]], CurrentBatch],
-) -> AcknowledgedLoop[Records]:
-    """A loop, which is recorded where there is something to record it.
-
-    Args:
-        recorder: Of the process.
-        trainer: Its id.
-        feed: As of ``AcknowledgedLoop``.
-        current_of: Likewise.
-    """
-    if recorder is None:
-        return AcknowledgedLoop(feed, current_of)
-    return RecordedAcknowledgedLoop(recorder, trainer, feed, current_of)
-
-
 class AcknowledgedPlayer:
     """A loop to which recorded events happen."""
 

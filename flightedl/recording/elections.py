@@ -11,7 +11,7 @@ from flightedl.domain.trainer.first_values import Candidate, Elected, ElectionOf
 from flightedl.domain.trainer.retries import is_transient
 from flightedl.errors import CorruptError, FlightedlError, JobFailedError, UnavailableError
 from flightedl.recording.values import by_name, decode
-from flightedl.recording.writer import CoreRecorder, Recorder
+from flightedl.recording.writer import CoreRecorder
 
 
 class _Event(msgspec.Struct, frozen=True):
@@ -129,7 +129,7 @@ class RecordedElection(ElectionOfFirstValues):
         self._record(event)
 
 
-class _RecordedFollowing(FollowedElection):
+class RecordedFollowing(FollowedElection):
     """Records when the model is another one."""
 
     def __init__(self, recorder: CoreRecorder, elected: Elected) -> None:
@@ -143,18 +143,6 @@ class _RecordedFollowing(FollowedElection):
         except FlightedlError as error:
             self._recorder.raised(self._recorder.now(), OtherElectionSeen(election, revision), error)
             raise
-
-
-def election_of_first_values(recorder: Recorder | None, trainer: str, pserver_count: int) -> ElectionOfFirstValues:
-    """A trainer's part, which is recorded where there is something to record it."""
-    if recorder is None:
-        return ElectionOfFirstValues(trainer, pserver_count)
-    return RecordedElection(recorder.core("election"), trainer, pserver_count)
-
-
-def followed_election(recorder: Recorder | None, elected: Elected) -> FollowedElection:
-    """Whose model is worked for; recorded likewise."""
-    return FollowedElection(elected) if recorder is None else _RecordedFollowing(recorder.core("election"), elected)
 
 
 class ElectionPlayer:

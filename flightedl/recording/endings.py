@@ -16,7 +16,7 @@ from flightedl.domain.trainer.ending import JobEnd
 from flightedl.errors import CorruptError, FlightedlError
 from flightedl.messages.tasks import TasksReply
 from flightedl.recording.values import by_name, decode
-from flightedl.recording.writer import CoreRecorder, Recorder
+from flightedl.recording.writer import CoreRecorder
 
 
 class _Event(msgspec.Struct, frozen=True):
@@ -101,11 +101,6 @@ class RecordedEnd(JobEnd):
             finally:
                 self._is_inside = False
             self._recorder.record(self._recorder.now(), event)
-
-
-def job_end(recorder: Recorder | None) -> JobEnd:
-    """What is known of the end, which is recorded where there is something to record it."""
-    return JobEnd() if recorder is None else RecordedEnd(recorder.core("end"))
 
 
 class EndPlayer:

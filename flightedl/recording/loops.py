@@ -183,23 +183,6 @@ def _state(handed: Handed[Any]) -> BatchState:
     )
 
 
-def batch_loop(
-    recorder: Recorder | None,
-    trainer: str,
-    feed: Holder,
-    current_of: Callable[[ReadBatch[Records]], CurrentBatch],
-) -> BatchLoop[Records]:
-    """A loop, which is recorded where there is something to record it.
-
-    Args:
-        recorder: Of the process.
-        trainer: Its id.
-        feed: As of ``BatchLoop``.
-        current_of: Likewise.
-    """
-    return BatchLoop(feed, current_of) if recorder is None else RecordedLoop(recorder, trainer, feed, current_of)
-
-
 class HolderScript:
     """A feed that says what was recorded."""
 

@@ -142,11 +142,6 @@ class RecordedMembership(TrainerMembership):
             self._record(AllDone())
 
 
-def trainer_membership(recorder: Recorder | None, trainer: str) -> TrainerMembership:
-    """A membership, which is recorded where there is something to record it."""
-    return TrainerMembership() if recorder is None else RecordedMembership(recorder, trainer)
-
-
 class MembershipPlayer:
     """A membership to which recorded events happen."""
 

@@ -304,20 +304,3 @@ class RecordedSteps(Steps):
             raise
         self._record(event, [{"Weight": weight}])
         return weight
-
-
-def trainer_steps(
-    recorder: Recorder | None, trainer: str, shards: Sequence[Collection[int]], membership: Membership, mode: Mode
-) -> Steps:
-    """Steps, which are recorded where there is something to record them.
-
-    Args:
-        recorder: Of the process.
-        trainer: Its id.
-        shards: As of ``Steps``.
-        membership: Likewise.
-        mode: Likewise.
-    """
-    if recorder is None:
-        return Steps(shards, membership, mode)
-    return RecordedSteps(recorder, trainer, shards, membership, mode)

@@ -171,18 +171,6 @@ class RecordedFeed(Feed):
         self._record(AskFailed(type(error).__name__, may_help), at=now)
 
 
-def trainer_feed(recorder: Recorder | None, cover_s: float, trainer: str, evaluation: str = "") -> Feed:
-    """A feed, which is recorded where there is something to record it.
-
-    Args:
-        recorder: Of the process.
-        cover_s: As of ``Feed``.
-        trainer: Its id.
-        evaluation: Whose tasks it fetches; empty: those of the training data.
-    """
-    return Feed(cover_s) if recorder is None else RecordedFeed(recorder, cover_s, trainer, evaluation)
-
-
 class FeedPlayer:
     """A feed to which recorded events happen."""
 

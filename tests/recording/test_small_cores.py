@@ -22,15 +22,13 @@ from flightedl.errors import BegunAnewError, NotReadyError, UnavailableError
 from flightedl.messages.control import SnapshotReply
 from flightedl.messages.declarations import DeclaredModel, ModelDeclaration
 from flightedl.messages.tasks import TasksReply
-from flightedl.recording.acknowledged import acknowledged_loop
-from flightedl.recording.elections import election_of_first_values
-from flightedl.recording.endings import job_end
 from flightedl.recording.master import master_core
 from flightedl.recording.pserver import pserver_life
 from flightedl.recording.reader import recordings_in
 from flightedl.recording.replay import Difference, replay
 from flightedl.recording.snapshots import pserver_snapshots
 from flightedl.recording.story import story, subject_of, text_of
+from flightedl.recording.trainer_cores import acknowledged_loop, election_of_first_values, job_end
 from flightedl.recording.values import assignment_of
 from flightedl.recording.writer import SUFFIX, Recorder
 

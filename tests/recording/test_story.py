@@ -28,13 +28,11 @@ from flightedl.messages.declarations import DeclaredModel, JobDeclaration, Model
 from flightedl.messages.parameters import Outcome
 from flightedl.messages.tasks import FinishedTask, JoinReply, ReturnedTask, TasksReply, TasksTicket
 from flightedl.recording.blocks import block_protocol
-from flightedl.recording.elections import election_of_first_values
 from flightedl.recording.master import master_core
 from flightedl.recording.reader import recordings_in
 from flightedl.recording.replay import PLAYERS, replay
-from flightedl.recording.steps import trainer_steps
 from flightedl.recording.story import TELLERS, story, subject_of, text_of
-from flightedl.recording.trainer import trainer_feed
+from flightedl.recording.trainer_cores import election_of_first_values, trainer_feed, trainer_steps
 from flightedl.recording.values import assignment_of
 from flightedl.recording.writer import SUFFIX, Recorder
 

@@ -14,7 +14,7 @@ from flightedl.domain.consistency.modes import Async, Mode
 from flightedl.errors import UnavailableError
 from flightedl.recording.reader import recordings_in
 from flightedl.recording.replay import replay
-from flightedl.recording.steps import trainer_steps
+from flightedl.recording.trainer_cores import trainer_steps
 from flightedl.recording.writer import SUFFIX, Recorder
 
 from ..client.pserver_bench import Cluster

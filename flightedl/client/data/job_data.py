@@ -28,8 +28,7 @@ from flightedl.formats.reader import Decode
 from flightedl.messages.base import encode
 from flightedl.messages.declarations import DatasetDeclaration, DeclaredDataset, EvaluationDeclaration
 from flightedl.messages.tasks import TasksReply
-from flightedl.recording.acknowledged import acknowledged_loop
-from flightedl.recording.loops import batch_loop
+from flightedl.recording.trainer_cores import acknowledged_loop, batch_loop
 
 _CLOSE_S = 4.0
 

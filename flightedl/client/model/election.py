@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import assert_never
+from typing import TYPE_CHECKING, assert_never
 
 import numpy as np
 import numpy.typing as npt
@@ -30,9 +30,11 @@ from flightedl.messages.base import decode, encode
 from flightedl.messages.declarations import ElectionRecord
 from flightedl.messages.parameters import InitHeader, InitReply
 from flightedl.ports import Absent, Coordinator, CreatedAt, Entry, Put
-from flightedl.recording.elections import election_of_first_values
-from flightedl.recording.writer import Recorder
+from flightedl.recording.trainer_cores import election_of_first_values
 from flightedl.wire.rows import PUSH_SCHEMA, encode_rows, group_by_size
+
+if TYPE_CHECKING:
+    from flightedl.recording.writer import Recorder
 
 _UPLOAD_S = 120.0
 #: Of a transaction.

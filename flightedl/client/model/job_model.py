@@ -35,8 +35,7 @@ from flightedl.messages.base import decode, encode
 from flightedl.messages.checkpoints import SaveModelReply, SaveModelRequest
 from flightedl.messages.declarations import DeclaredModel, ModelDeclaration, ParameterDeclaration
 from flightedl.messages.status import PserverStatusReply, TableCounts
-from flightedl.recording.elections import followed_election
-from flightedl.recording.steps import trainer_steps
+from flightedl.recording.trainer_cores import followed_election, trainer_steps
 
 Array = npt.NDArray[np.generic]
 

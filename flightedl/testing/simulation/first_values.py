@@ -16,7 +16,7 @@ from flightedl.domain.trainer.first_values import (
     WaitFor,
 )
 from flightedl.errors import DeadlineError, NotReadyError
-from flightedl.recording.elections import election_of_first_values
+from flightedl.recording.trainer_cores import election_of_first_values
 from flightedl.testing.simulation.etcd import DONE, INIT, Transaction
 from flightedl.testing.simulation.world import Reply
 

@@ -25,8 +25,7 @@ from flightedl.domain.trainer.readings import (
 )
 from flightedl.errors import DataError
 from flightedl.messages.tasks import TasksReply
-from flightedl.recording.loops import batch_loop
-from flightedl.recording.trainer import trainer_feed
+from flightedl.recording.trainer_cores import batch_loop, trainer_feed
 from flightedl.testing.simulation.world import Action, Violation
 
 if TYPE_CHECKING:

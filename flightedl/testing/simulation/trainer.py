@@ -18,10 +18,7 @@ from flightedl.domain.trainer.first_values import Elected, FollowedElection
 from flightedl.domain.trainer.retries import is_transient
 from flightedl.errors import DeadlineError, FlightedlError, UnavailableError
 from flightedl.messages.tasks import JoinReply, TasksReply
-from flightedl.recording.elections import followed_election
-from flightedl.recording.endings import job_end
-from flightedl.recording.membership import trainer_membership
-from flightedl.recording.steps import trainer_steps
+from flightedl.recording.trainer_cores import followed_election, job_end, trainer_membership, trainer_steps
 from flightedl.testing.simulation.body import Body
 from flightedl.testing.simulation.etcd import ADDRESS, INIT, STATE, Transaction, claimed
 from flightedl.testing.simulation.evaluating import Evaluating
