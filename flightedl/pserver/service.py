@@ -129,13 +129,23 @@ class PserverService:
         self._said = ""
 
     def _apply(self, event: happens.Event) -> None:
+        self._find_lease_over()
         with self._lock:
             effects = self._life.apply(event)
         self._carry_out(effects)
 
     def _tell_facts(self, event: type[happens.Seen | happens.CaughtUp]) -> None:
+        self._find_lease_over()
         with self._lock:
             effects = self._life.apply(event(self._facts()))
+        self._carry_out(effects)
+
+    def _find_lease_over(self) -> None:
+        """A process that was frozen finds out here, before what it saw earlier has consequences for the job."""
+        if self._life.index < 0 or self._is_held():
+            return
+        with self._lock:
+            effects = self._life.apply(happens.LeaseOver())
         self._carry_out(effects)
 
     def _carry_out(self, effects: happens.Effects) -> None:
@@ -188,8 +198,7 @@ class PserverService:
             ReplacedError: it is over.
             NotReadyError: the process ends for another reason.
         """
-        if not self._is_held():
-            self._apply(happens.LeaseOver())
+        self._find_lease_over()
         self._life.require_lease()
 
     def close(self) -> None:

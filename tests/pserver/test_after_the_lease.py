@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from queue import SimpleQueue
 
 import numpy as np
 import pytest
@@ -10,9 +11,12 @@ import pytest
 from flightedl.coordination.directory import Directory
 from flightedl.coordination.keys import JobKeys
 from flightedl.domain.consistency.modes import Async
+from flightedl.domain.model.optimizers import SGD
 from flightedl.errors import FencedError
 from flightedl.messages.base import encode
+from flightedl.messages.declarations import DeclaredModel, JobDeclaration, ModelDeclaration, ParameterDeclaration
 from flightedl.messages.parameters import InitHeader, Outcome
+from flightedl.ports import Put
 from flightedl.pserver.service import PserverService
 from flightedl.testing.memory import MemoryCoordinator
 from flightedl.wire.parts import STEP_SCHEMA, encode_parts
@@ -105,3 +109,40 @@ def test_the_service_asks_its_key_each_time() -> None:
             with pytest.raises(FencedError, match="pserver 0 is over"):
                 service.require_lease()
         assert len(ends) == 1, "the process is told to end, once"
+
+
+@pytest.mark.parametrize(
+    ("is_held_later", "expected"), [(True, ("fail", "another shard plan")), (False, ("start again", "lease"))]
+)
+def test_what_it_finds_wrong_with_the_job_counts_only_while_it_has_its_place(
+    is_held_later: bool, expected: tuple[str, str]
+) -> None:
+    """The pserver cannot serve the declared model; once it was replaced, that is not for it to say."""
+    model = ModelDeclaration(
+        parameters=[ParameterDeclaration(name="w", shape=[4], dtype="float32")],
+        optimizer=SGD(0.1).to_json(),
+        mode=Async().to_json(),
+    )
+    declared = JobDeclaration(model=DeclaredModel(declaration=model, pservers=1, plan_hash="another"))
+    coordinator, keys = MemoryCoordinator(CLOCK), JobKeys("demo")
+    coordinator.transact([], [Put(keys.job, encode(declared))])
+    with Directory(coordinator, keys, CLOCK) as directory:
+        assert directory.wait_until(lambda d: d.entry(keys.job), 5.0)
+        said: SimpleQueue[tuple[str, str]] = SimpleQueue()
+        service = PserverService(
+            directory,
+            keys,
+            lambda why: said.put(("fail", why)),
+            lambda why: said.put(("start again", why)),
+            None,
+            CLOCK,
+        )
+        # It is asked first when it begins to build, then when it has found out.
+        is_held = iter([True])
+        service.take_index(0, 1, lambda: next(is_held, is_held_later))
+        service.look()
+        what, why = said.get(timeout=10.0)
+        service.close()
+    assert what == expected[0]
+    assert expected[1] in why
+    assert said.empty()

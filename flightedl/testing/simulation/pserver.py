@@ -116,7 +116,9 @@ class Pserver(Process):
         self.cluster.ended(self)
 
     def _apply(self, event: happens.Event) -> None:
-        """Tell the life, and do what follows."""
+        """Tell the life, and do what follows; but first, that its lease is over, where it is."""
+        if self.index >= 0 and not isinstance(event, happens.LeaseOver):
+            self._has_lease()
         effects = self.life.apply(event)
         self.life.check()
         for effect in effects:
