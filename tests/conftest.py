@@ -115,7 +115,7 @@ def forks() -> Iterator[ForkServer]:
 @pytest.fixture(autouse=True)
 def forked_clusters(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Clusters that a test starts itself use ``forks``; of ``flightedl run`` those that are a ``ForkedCommand``."""
-    if request.node.get_closest_marker("faults") is not None:
+    if any(request.node.get_closest_marker(name) is not None for name in ("etcd", "faults")):
         forks = request.getfixturevalue("forks")
         monkeypatch.setattr("flightedl.launch.cluster.fork_server", lambda _trainers: contextlib.nullcontext(forks))
 

@@ -37,7 +37,7 @@ class Device:
             array.fill(np.nan)
 
 
-@functools.cache
+@functools.lru_cache(maxsize=8)
 def _gradients(seed: int) -> dict[str, np.ndarray]:
     chance = np.random.default_rng(seed)
     return {name: np.asarray(chance.standard_normal(shape, np.float32)) for name, shape in SHAPES.items()}

@@ -309,6 +309,7 @@ def test_a_logistic_regression_is_better_than_chance(small):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(120)
 def test_a_network_alone_learns(small):
     told = []
     # The rates of a small part are higher, for it has few batches.
@@ -351,6 +352,7 @@ def test_an_arrays_update_is_that_of_adam():
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(120)
 def test_it_predicts_better_than_the_base_rate(job, files, held_out, capsys):
     flights.main(["--data", str(files.held_out.parent), "--epochs", "1", "--batch-size", "4096", "--no-comparison"])
     figures = json.loads((job.output_dir / "metrics.json").read_text())

@@ -43,7 +43,7 @@ def run_command(*arguments: str) -> None:
     assert run_command_line(list(arguments)) == 0
 
 
-def ledger(directory: Path, pause: str = "0.03") -> TrainerProgram:
+def ledger(directory: Path, pause: str) -> TrainerProgram:
     arguments = ("--records", "4000", "--epochs", "2", "--pause", pause, "--mode", "sync", "--data", str(directory))
     return TrainerProgram("flightedl.examples.ledger", arguments, 2)
 
@@ -98,7 +98,8 @@ def test_certificates_are_renewed_while_the_job_runs(tmp_path: Path) -> None:
             tls_dir=str(certificates),
             checkpoint=str(tmp_path / "ck"),
             output_dir=tmp_path / "out",
-            trainers=ledger(tmp_path / "data"),
+            # Slow enough to have batches left whenever the last server is replaced.
+            trainers=ledger(tmp_path / "data", "0.1"),
         )
         with cluster:
             wait_for(lambda: batches_of(cluster) >= 5)

@@ -103,6 +103,7 @@ class Alone(JobOfOne):
         return super().save_model(str(url))
 
 
+@pytest.mark.timeout(120)
 def test_it_is_better_than_means_after_an_epoch(
     files: Files, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
