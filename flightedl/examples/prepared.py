@@ -61,7 +61,8 @@ def _is_complete(directory: Path, kind: str) -> bool:
     try:
         mark = from_json((directory / _MARK).read_bytes(), _Mark)
     except FileNotFoundError:
-        if directory.is_dir() and any(directory.iterdir()):
+        # It may have come into place since, whole: who has the lock finds it.
+        if directory.is_dir() and any(directory.iterdir()) and not (directory / _MARK).exists():
             raise DataError(f"{directory} holds other files: name an empty or new directory with --data") from None
         return False
     except (NotADirectoryError, msgspec.DecodeError) as error:

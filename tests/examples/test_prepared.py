@@ -104,3 +104,16 @@ def test_somebody_elses_files_are_refused_and_kept(tmp_path):
     with pytest.raises(DataError, match="not a directory"):
         prepared_directory(tmp_path / "thesis.txt", "kind-1", never, silent)
     assert (tmp_path / "thesis.txt").read_text() == "mine"
+
+
+def test_what_comes_into_place_while_it_is_looked_for_is_found(tmp_path, monkeypatch):
+    """Another process renames its directory between two looks at the place."""
+    real = Path.read_bytes
+
+    def read(path: Path) -> bytes:
+        monkeypatch.setattr(Path, "read_bytes", real)
+        prepared_directory(tmp_path / "data", "kind-1", write_one, silent)
+        raise FileNotFoundError(path)
+
+    monkeypatch.setattr(Path, "read_bytes", read)
+    assert prepared_directory(tmp_path / "data", "kind-1", never, silent) == tmp_path / "data"
