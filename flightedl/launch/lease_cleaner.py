@@ -52,13 +52,14 @@ class LeaseCleaner:
         self._thread.join(3.0)
 
     def _run(self) -> None:
-        # Takes long to import, and is not needed before a process has ended.
-        from flightedl.adapters.etcd import EtcdCoordinator
-
         coordinator: Coordinator | None = None
         try:
             while (pid := self._dead.get()) is not None and not self._is_closing:
-                coordinator = coordinator or EtcdCoordinator(self._etcd, clock=self._clock)
+                if coordinator is None:
+                    # Takes long to import, and is not needed before a process has ended.
+                    from flightedl.adapters.etcd import EtcdCoordinator
+
+                    coordinator = EtcdCoordinator(self._etcd, clock=self._clock)
                 self._revoke(coordinator, pid)
         finally:
             if coordinator is not None:
