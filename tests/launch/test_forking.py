@@ -111,24 +111,24 @@ def test_it_is_named_by_its_own_command_line_and_ends_by_a_signal(
     assert child.wait(10.0) == -signal.SIGKILL
 
 
-def server_process() -> psutil.Process:
-    """The youngest: other tests may share one."""
-    found = [child for child in psutil.Process().children() if "flightedl.launch.fork_server" in child.cmdline()]
-    return max(found, key=psutil.Process.create_time)
+def server_process(forks: ForkServer) -> psutil.Process:
+    assert forks._process is not None
+    return psutil.Process(forks._process.pid)
 
 
 def test_processes_of_some_kinds_are_forked_from_a_second_one(
     children: Children, environment: Mapping[str, str], until: Until, alive: Callable[[int], bool]
 ) -> None:
     with ForkServer(environment, (), ("other",)) as forks:
-        first = server_process()
+        first = server_process(forks)
         for kind in ("", "other", "other"):
             made = forks.start(kind, "shows", (), environment)
             assert made is not None
             child = children.take("child-0", made)
             assert child.wait(10.0) == 7
             assert json.loads(child.tail()[0])["parent"] == os.getpid()
-        second = server_process()
+        assert forks._second is not None
+        second = server_process(forks._second)
         assert second.pid != first.pid
         # Whoever ends does not take the other along.
         second.kill()
@@ -142,11 +142,11 @@ def test_processes_of_some_kinds_are_forked_from_a_second_one(
 def test_without_a_fork_server_processes_are_started_as_programs(
     forks: ForkServer, environment: Mapping[str, str]
 ) -> None:
-    server_process().kill()
+    server_process(forks).kill()
     assert forks.start("", "shows", (), environment) is None
     assert forks.start("", "shows", (), environment) is None
     with ForkServer(environment, (), ("other",)) as two:
-        server_process().kill()
+        server_process(two).kill()
         for kind in ("", "other"):
             assert two.start(kind, "shows", (), environment) is None
 
@@ -160,7 +160,7 @@ def test_one_that_does_not_answer_is_done_without(
 ) -> None:
     assert start("shows").wait(10.0) == 7
     monkeypatch.setattr(forking, "_ANSWER_S", 0.05)
-    server = server_process()
+    server = server_process(forks)
     server.suspend()
     until(lambda: server.status() == psutil.STATUS_STOPPED)
     assert forks.start("", "shows", (), environment) is None
