@@ -54,6 +54,36 @@ def test_the_same_memory_holds_them_the_next_time(check: GradientCheck) -> None:
     assert [line.ctypes.data for line in before.values()] == [line.ctypes.data for line in after.values()]
 
 
+def _check_of_one(pool: ThreadPoolExecutor, dtype: type[np.generic]) -> GradientCheck:
+    plan = plan_shards([ParameterSpec("w", (13, 50), np.dtype(dtype).name)], 1)
+    return GradientCheck(plan, [runs_of(plan, 0)], {"w": np.dtype(dtype)}, "", None, pool)
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_a_small_one_alone_stays_where_it_is_and_is_looked_at_wholly(dtype: type[np.generic]) -> None:
+    with ThreadPoolExecutor(1) as pool:
+        check = _check_of_one(pool, dtype)
+        # The sum of the largest ones' squares is infinite.
+        largest = np.full((13, 50), np.finfo(dtype).max, dtype)
+        for given in (largest, np.asfortranarray(np.arange(650, dtype=dtype).reshape(13, 50))):
+            arrays, together = check.ready({"w": given}, "batch 0")
+            (line,) = together.values()
+            assert not arrays
+            assert line.tolist() == given.ravel().tolist()
+            assert np.shares_memory(line, given) == given.flags.c_contiguous
+        for place in ((0, 0), (12, 49)):
+            for value in (np.nan, np.inf, -np.inf):
+                given = np.zeros((13, 50), dtype)
+                given[place] = value
+                with pytest.raises(GradientError, match="gradient of 'w' has NaN or infinity in batch 0"):
+                    check.ready({"w": given}, "batch 0")
+        with pytest.raises(GradientError, match="gradient of 'w' is int32"):
+            check.ready({"w": np.zeros((13, 50), np.int32)}, "batch 0")
+        with pytest.raises(GradientError, match=r"gradient of 'w' has shape \(650,\)"):
+            check.ready({"w": np.zeros(650, dtype)}, "batch 0")
+
+
 @pytest.mark.parametrize("names", [(), ("b",), ("a", "c"), ("z", "b")])
 def test_where_one_is_missing_each_is_sent_for_itself(check: GradientCheck, names: tuple[str, ...]) -> None:
     given = gradients(*names)

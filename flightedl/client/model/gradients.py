@@ -27,7 +27,6 @@ Array = npt.NDArray[np.generic]
 #: Arrays from here on are checked by two threads. Handing half over takes as long as reading 3 MB.
 _BIG_BYTES = 16 << 20
 _FEW_ELEMENTS = 4096
-_HELD_ELEMENTS = 500
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +43,7 @@ _ARRAYS = {np.ndarray}
 _SHAPE = attrgetter("shape")
 #: Without the Python that the method of arrays has.
 _all = np.logical_and.reduce
+_square: Callable[[Any, Any], float] = np.vdot
 
 
 class JoinedRun:
@@ -60,14 +60,20 @@ class JoinedRun:
         self._pick: Callable[[Mapping[str, Any]], tuple[Any, ...]]
         self._pick = itemgetter(*names) if len(names) > 1 else lambda gradients: (gradients[names[0]],)
         self._shapes = [each.shape for each in wanted]
-        self._line = np.empty(sum(math.prod(shape) for shape in self._shapes), wanted[0].dtype)
+        self._dtype = wanted[0].dtype
+        self._line = np.empty(sum(math.prod(shape) for shape in self._shapes), self._dtype)
 
     def join(self, gradients: Mapping[str, Any]) -> Array | None:
-        """(n,) the gradients one after the other, until the next time; None: not all are there and as declared."""
+        """(n,) the gradients one after the other, until the next time; None: not all are there and as declared.
+
+        A single one stays where it is.
+        """
         try:
             arrays = self._pick(gradients)
             if set(map(type, arrays)) != _ARRAYS or list(map(_SHAPE, arrays)) != self._shapes:
                 return None
+            if len(arrays) == 1 and arrays[0].flags.c_contiguous:
+                return arrays[0].reshape(-1) if arrays[0].dtype == self._dtype else None
             return np.concatenate(arrays, axis=None, out=self._line, casting="no")
         except (KeyError, TypeError):
             # One is missing, or has another dtype.
@@ -255,12 +261,8 @@ def _wide(array: Array) -> npt.NDArray[Any]:
 def _is_within(flat: Array, limit: float) -> bool:
     """Whether all elements are finite and below a limit: one fast pass, an exact one only where that is not enough."""
     if flat.size < _FEW_ELEMENTS and math.isinf(limit):
-        # Setting the error state costs more than looking at each element. And for more elements at once NumPy lets
-        # other threads of Python run, which takes longer than all of this.
-        for start in range(0, flat.size, _HELD_ELEMENTS):
-            if not _all(np.isfinite(flat[start : start + _HELD_ELEMENTS])):
-                return False
-        return True
+        # Setting the error state costs more than this pass, which does not look at it, as ``dot`` does.
+        return math.isfinite(_square(flat, flat)) or bool(_all(np.isfinite(flat)))
     with np.errstate(over="ignore", invalid="ignore"):
         squares = float(np.dot(flat, flat))
         return (math.isfinite(squares) and squares < limit * limit) or bool((np.abs(flat) < limit).all())
