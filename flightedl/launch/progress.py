@@ -188,8 +188,6 @@ class LiveDisplay:
         shown = [text for text in texts if not self._is_step(name, text)]
         if shown:
             _print(self._console, *(f"{name} | {text}" for text in shown))
-        if len(shown) < len(texts) or self._steps:
-            self._redraw()
 
     def _is_step(self, name: str, text: str) -> bool:
         """Whether a line became, or moved, a bar; the last one of a bar removes it, and is shown itself."""
@@ -202,6 +200,7 @@ class LiveDisplay:
                 self._steps.pop(key, None)
             else:
                 self._steps[key] = percent
+        self._redraw()
         return percent < 100
 
     def event(self, text: str) -> None:

@@ -130,6 +130,9 @@ class PserverService:
 
     def _apply(self, event: happens.Event) -> None:
         self._find_lease_over()
+        self._decide(event)
+
+    def _decide(self, event: happens.Event) -> None:
         with self._lock:
             effects = self._life.apply(event)
         self._carry_out(effects)
@@ -142,11 +145,8 @@ class PserverService:
 
     def _find_lease_over(self) -> None:
         """A process that was frozen finds out here, before what it saw earlier has consequences for the job."""
-        if self._life.index < 0 or self._is_held():
-            return
-        with self._lock:
-            effects = self._life.apply(happens.LeaseOver())
-        self._carry_out(effects)
+        if self._life.index >= 0 and not self._is_held():
+            self._decide(happens.LeaseOver())
 
     def _carry_out(self, effects: happens.Effects) -> None:
         for effect in effects:

@@ -134,6 +134,7 @@ def test_the_live_display_shows_bars_and_lets_lines_through() -> None:
         assert set(display._steps) == {("trainer-0", "flights")}
         display.lines("trainer-0", ["flights: 100 %"])
         assert display._steps == {}
+        assert "flights" not in text_of(120, display._live.renderable), "its bar goes with its last line"
     assert "trainer-0 | an ordinary line" in out.getvalue()
     assert "trainer-0 | flights: 100 %" in out.getvalue()
     assert "trainer-0 | flights: 40 %" not in out.getvalue()

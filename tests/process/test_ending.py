@@ -21,7 +21,7 @@ AT_ONCE = """
 threading.Thread(target=threading.Event().wait).start()
 end_at_once(75)
 """
-# One that is no daemon is waited for; one that is holds a lock that no thread gets any more.
+# One that is no daemon is waited for; one that is never ends.
 AS_THE_INTERPRETER = """
 def later():
     time.sleep(0.05)
