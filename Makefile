@@ -84,7 +84,7 @@ ci: ## What runs before a change lands: test and check
 schemas: $(VENV)/.dev ## Write the protocol's contract files from the code
 	@$(BIN)/python -m flightedl_tools.schemas
 
-manifests: $(VENV)/.dev ## Write what deploy/ has for kustomize and Helm from the code
+manifests: $(VENV)/.dev ## Write the manifests for kustomize in deploy/ from the code
 	@$(BIN)/python -m flightedl_tools.manifests
 
 requirements: $(VENV)/.dev ## Write deploy/requirements.txt: what the image installs, with hashes

@@ -4,5 +4,5 @@
 (with a ``report``), ``servers`` (master and pserver), ``checkpoint``, ``dataset``, ``mode``, ``tasks``, ``certs``,
 ``replay``, ``forget``, ``bench`` (measures), ``submit`` and ``clusters`` (jobs, logs, scale, cancel), ``autoscale``.
 What they share: ``options``, ``consoles`` and ``documents`` (YAML). For developers: ``schemas`` writes the contract
-files, ``manifests`` and ``chart`` the manifests in ``deploy/``.
+files, ``manifests`` the manifests in ``deploy/``.
 """

@@ -1,4 +1,4 @@
-"""Writes the manifests in ``deploy/`` from what is rendered, for kustomize and (``chart``) for Helm; for developers.
+"""Writes the manifests for kustomize in ``deploy/`` from the rendered objects; for developers.
 
     python -m flightedl_tools.manifests
 
@@ -18,7 +18,6 @@ from flightedl.launch.kubernetes.objects import render
 from flightedl.launch.kubernetes.pods import Object
 from flightedl.launch.kubernetes.values import ClusterJob, Resources, Scaling
 
-from . import chart
 from .documents import as_yaml
 
 #: Without certificates and without an etcd: each overlay says which.
@@ -70,7 +69,7 @@ OVERLAYS: Mapping[str, Sequence[str]] = {
 }
 
 #: Where everything is written, below ``deploy/``.
-FOLDERS = ("base", "components", "overlays", "chart")
+FOLDERS = ("base", "components", "overlays")
 #: A job that fits on one machine.
 ONE_POD = replace(BASE, checkpoint="s3://bucket/checkpoints", secret="train-store")  # noqa: S106 - a name
 
@@ -92,7 +91,7 @@ def files() -> dict[str, str]:
         lines = {"resources": ["../../base"], "components": [f"../../components/{part}" for part in parts]}
         found[f"overlays/{name}/kustomization.yaml"] = _kustomization("Kustomization", lines)
     found |= _directory("overlays/one-pod", "resources", _by_part(one_pod.render(ONE_POD)), "Kustomization")
-    return found | chart.files()
+    return found
 
 
 def write(directory: Path) -> None:
