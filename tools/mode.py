@@ -14,7 +14,6 @@ from flightedl.config import CommonSettings, settings
 from flightedl.domain.consistency.modes import Async, Bounded, Mode, Sync
 from flightedl.errors import EXIT_FAILED, UnavailableError, UsageError
 from flightedl.launch.status import JobStatus
-from flightedl.messages.base import encode
 from flightedl.messages.tasks import ModeReply, ModeRequest
 
 from .options import job_options
@@ -51,7 +50,7 @@ def mode(kind: str | None, timeout_s: float, as_json: bool, **options: Any) -> i
     with JobStatus(EtcdAccess.of(values), values.job, clock, values.tls_dir) as job:
         while True:
             try:
-                reply = job.ask("set_mode", encode(request), ModeReply, _SLICE_S)
+                reply = job.change("set_mode", request, ModeReply, _SLICE_S)
             except UnavailableError:
                 if clock.now() >= deadline:
                     raise

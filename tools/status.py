@@ -66,6 +66,8 @@ def facts(reply: StatusReply) -> list[tuple[str, str]]:
         found.append(("waiting for", reply.waiting_for.removeprefix("waiting for ")))
     if reply.error:
         found.append(("error", reply.error))
+    if reply.is_stopped:
+        found.append(("stopped by", f"{reply.stopped_by}: {reply.stop_reason}"))
     if tasks.total:
         counts = f"{tasks.todo} todo, {tasks.pending} pending, {tasks.done} done, {tasks.failed} failed"
         number = reply.epoch + 1 if reply.epochs is None else min(reply.epoch + 1, reply.epochs)

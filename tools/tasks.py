@@ -14,7 +14,6 @@ from flightedl.config import CommonSettings, settings
 from flightedl.errors import UsageError
 from flightedl.launch.failed import joined, place_of
 from flightedl.launch.status import JobStatus
-from flightedl.messages.base import encode
 from flightedl.messages.status import FailedPiece, TaskCounts
 from flightedl.messages.tasks import FailedTasksReply, FailedTasksRequest
 
@@ -121,7 +120,7 @@ def _change(
         raise UsageError("--batch needs --task: batches are numbered within their task")
     request = FailedTasksRequest(epoch=None if epoch is None else epoch - 1, task=task, batch=batch)
     with _job(options) as job:
-        reply = job.ask(verb, encode(request), FailedTasksReply, _TIMEOUT_S)
+        reply = job.change(verb, request, FailedTasksReply, _TIMEOUT_S)
     click.echo(msgspec.json.encode(reply) if as_json else sentence.format(reply.batches))
 
 

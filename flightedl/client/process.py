@@ -28,7 +28,7 @@ from flightedl.config import TrainerSettings
 from flightedl.coordination.directory import Directory
 from flightedl.coordination.keys import JobKeys
 from flightedl.coordination.lives import JobCoordinator
-from flightedl.messages.base import decode
+from flightedl.messages.base import SenderOfJob, decode, encode
 from flightedl.ports import Clock
 from flightedl.recording.trainer_cores import recording_trainer, trainer_feed
 from flightedl.rpc.authentication import Role
@@ -117,9 +117,15 @@ class TrainerProcess:
             self.waiting(), lambda: decode(self.servers.master().action(verb, body, timeout_s=SLICE_S), kind)
         )
 
-    def tell_master(self, verb: str) -> None:
-        """Until a master has heard it."""
-        persistently(self.waiting(), lambda: self.servers.master().action(verb, b"", timeout_s=SLICE_S))
+    def tell_master(self, verb: str, kind: type[SenderOfJob], **more: str) -> None:
+        """Repeat a request, under this trainer's present registration, until a master has carried it out."""
+
+        def attempt() -> None:
+            generation = self.registration.under_lease(lambda held: held.generation)
+            request = kind(trainer=self.trainer, generation=generation, job=self.keys.job_name, **more)
+            self.servers.master().action(verb, encode(request), timeout_s=SLICE_S)
+
+        persistently(self.waiting(), attempt)
 
     def _send_progress(self, body: bytes) -> bytes:
         return self.servers.master().action("log", body, timeout_s=SLICE_S)

@@ -33,6 +33,7 @@ from flightedl.domain.tables.spec import TableSpec
 from flightedl.domain.trainer.retries import is_transient
 from flightedl.errors import FlightedlError, UsageError
 from flightedl.formats.reader import Decode
+from flightedl.messages.tasks import StopRequest
 from flightedl.process import tuning as process_tuning
 from flightedl.recording.trainer_cores import job_end, trainer_membership
 
@@ -359,14 +360,23 @@ class Job:
         requests.close_idle()
         waiting.over()
 
-    def stop(self) -> None:
+    def stop(self, reason: str = "its script called job.stop()") -> None:
         """End the whole job before all epochs are done: an early stop, of one that trains long enough, say.
 
         No more tasks are handed out. Every trainer's loop ends when it has finished the tasks that it has begun, two at
         most; who does not want to finish them leaves its loop. What is left of the data stays undone: that is not an
         error, and ``--resume`` can go on with it from the last checkpoint. Any trainer may call it, also twice.
+
+        Args:
+            reason: Shown by ``flightedl status`` and at the end of ``flightedl run``, beside this trainer's name; at
+                most 256 characters of it.
+
+        Raises:
+            UsageError: the session is over, or the reason is empty.
         """
-        self._process.tell_master("stop")
+        self._require_open()
+        chosen = arguments.name_of("the reason", reason)
+        self._process.tell_master("stop", StopRequest, reason=chosen[:256], name=self._settings.process_name)
 
     def save_model(
         self,

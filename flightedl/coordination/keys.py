@@ -118,7 +118,7 @@ class JobKeys:
 
     @property
     def stopped(self) -> str:
-        """There when a trainer has ended the job before all of its data was trained."""
+        """A ``StopRecord``, written when a trainer ends the job before all of its data has been trained."""
         return f"{self.state_prefix}stopped"
 
     @property

@@ -321,7 +321,7 @@ def summary(
     """The last lines of a run: how long, how much, where."""
     ended = "done" if outcome.exit_code in {0, EXIT_INCOMPLETE} else "ended"
     if outcome.exit_code == 0 and status is not None and status.is_stopped:
-        ended = "stopped by the script"
+        ended = f"stopped by {status.stopped_by} ({status.stop_reason})"
     parts = [f"{ended} in {wall_s:.1f} s"]
     lines: list[str] = []
     if status is not None:

@@ -11,6 +11,7 @@ from types import TracebackType
 from typing import Self, TypeVar
 
 import msgspec
+from msgspec.structs import replace
 
 from flightedl.adapters.etcd import EtcdCoordinator
 from flightedl.adapters.etcd_access import EtcdAccess
@@ -19,7 +20,7 @@ from flightedl.coordination.records import ServerRecord
 from flightedl.errors import FencedError, FlightedlError, NotFoundError
 from flightedl.launch.failed import failed_tasks
 from flightedl.launch.policy import Account
-from flightedl.messages.base import decode, encode
+from flightedl.messages.base import OfJob, decode, encode
 from flightedl.messages.checkpoints import CheckpointReply, CheckpointRequest
 from flightedl.messages.decoding import from_json
 from flightedl.messages.status import StatusReply
@@ -86,7 +87,11 @@ class JobStatus:
 
     def checkpoint(self, request: CheckpointRequest, timeout_s: float) -> CheckpointReply:
         """Ask the master for a checkpoint, or whether it is complete. Raises as ``ask`` does."""
-        return self.ask("checkpoint", encode(request), CheckpointReply, timeout_s)
+        return self.change("checkpoint", request, CheckpointReply, timeout_s)
+
+    def change(self, verb: str, request: OfJob, kind: type[Answer], timeout_s: float) -> Answer:
+        """Have the master carry out a request that changes its job. Raises as ``ask`` does."""
+        return self.ask(verb, encode(replace(request, job=self._job)), kind, timeout_s)
 
     def ask(self, verb: str, body: bytes, kind: type[Answer], timeout_s: float) -> Answer:
         """Have the master carry out an action.

@@ -2,17 +2,28 @@
 
 from __future__ import annotations
 
+from typing import TypeVar
+
 from msgspec.structs import replace
 
 from flightedl.errors import MessageError
 from flightedl.formats.chunks import CHUNK_SCHEMA, Chunk, chunks_to_batch, chunks_to_rows
 from flightedl.master.service import MasterService
-from flightedl.messages.base import decode, encode
+from flightedl.messages.base import OfJob, SenderOfJob, decode, encode
 from flightedl.messages.checkpoints import CheckpointRequest, SaveModelRequest
 from flightedl.messages.declarations import DatasetDeclaration, EvaluationDeclaration, ModelDeclaration
 from flightedl.messages.parameters import PullTicket
 from flightedl.messages.status import EventsRequest, StacksReply, StacksRequest
-from flightedl.messages.tasks import Assignment, FailedTasksRequest, JoinRequest, LogRequest, ModeRequest, TasksTicket
+from flightedl.messages.tasks import (
+    Assignment,
+    EndGrowthRequest,
+    FailedTasksRequest,
+    JoinRequest,
+    LogRequest,
+    ModeRequest,
+    StopRequest,
+    TasksTicket,
+)
 from flightedl.process import tracing
 from flightedl.process.stacks import stacks
 from flightedl.rpc.authentication import Role
@@ -33,6 +44,9 @@ _ROLES = {
 }
 
 
+_Changing = TypeVar("_Changing", bound=OfJob | SenderOfJob)
+
+
 class MasterFlight:
     """Routes of the master."""
 
@@ -48,9 +62,11 @@ class MasterFlight:
                 ),
                 "declare_model": lambda body, _: encode(self._service.declaring.model(decode(body, ModelDeclaration))),
                 "join": lambda body, _: encode(self._service.tasks.join(decode(body, JoinRequest))),
-                "set_mode": lambda body, _: encode(self._service.tasks.change_mode(decode(body, ModeRequest))),
+                "set_mode": lambda body, _: encode(self._service.tasks.change_mode(self._meant(body, ModeRequest))),
                 "log": self._log,
-                "checkpoint": lambda body, _: encode(self._service.checkpoints.order(decode(body, CheckpointRequest))),
+                "checkpoint": lambda body, _: encode(
+                    self._service.checkpoints.order(self._meant(body, CheckpointRequest))
+                ),
                 "save_model": lambda body, _: encode(self._service.exports.ask(decode(body, SaveModelRequest))),
                 "declare_evaluation": lambda body, _: encode(
                     self._service.tasks.declare_evaluation(decode(body, EvaluationDeclaration))
@@ -58,10 +74,10 @@ class MasterFlight:
                 "end_growth": self._end_growth,
                 "stop": self._stop,
                 "retry_failed": lambda body, _: encode(
-                    self._service.tasks.retry_failed(decode(body, FailedTasksRequest))
+                    self._service.tasks.retry_failed(self._meant(body, FailedTasksRequest))
                 ),
                 "drop_failed": lambda body, _: encode(
-                    self._service.tasks.drop_failed(decode(body, FailedTasksRequest))
+                    self._service.tasks.drop_failed(self._meant(body, FailedTasksRequest))
                 ),
                 "status": lambda _body, _: encode(self._service.status()),
                 "stacks": self._stacks,
@@ -82,13 +98,24 @@ class MasterFlight:
             return encode(self._service.stacks_of_trainer(request, call.closing))
         return encode(StacksReply(text=stacks()))
 
-    def _end_growth(self, _body: bytes, _: Call) -> bytes:
-        self._service.growing.end()
+    def _end_growth(self, body: bytes, _: Call) -> bytes:
+        self._service.growing.end(self._meant(body, EndGrowthRequest))
         return b"{}"
 
-    def _stop(self, _body: bytes, _: Call) -> bytes:
-        self._service.tasks.stop()
+    def _stop(self, body: bytes, _: Call) -> bytes:
+        self._service.tasks.stop(self._meant(body, StopRequest))
         return b"{}"
+
+    def _meant(self, body: bytes, kind: type[_Changing]) -> _Changing:
+        """Decode a request that changes the job, and make sure that the sender means this job.
+
+        Raises:
+            MessageError: it is not of this kind, or it does not name this job.
+        """
+        request = decode(body, kind)
+        if request.job != self._service.job:
+            raise MessageError(f"a {kind.__name__} names the job that it is meant for, and this is another one")
+        return request
 
     def _get_tasks(self, ticket: bytes, call: Call) -> Answer:
         reply, pieces, _ = self._service.tasks.exchange(decode(ticket, TasksTicket), call.closing)

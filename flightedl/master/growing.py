@@ -20,6 +20,7 @@ from flightedl.formats.index import extended_index
 from flightedl.formats.stored_index import store
 from flightedl.master.indexing import IndexedDataset, arrival_of, layout_of, look, stats_of
 from flightedl.master.state import JobState
+from flightedl.messages.base import Sender
 from flightedl.ports import Files, FileStat, Storage
 
 _log = logging.getLogger(__name__)
@@ -77,14 +78,16 @@ class Growing:
         if self._thread is not None:
             self._thread.join(_CLOSE_S)
 
-    def end(self) -> None:
-        """Somebody says that no files are to come: take what is there now, and let the last epoch end.
+    def end(self, sender: Sender) -> None:
+        """Take the files that are there now, and let the last epoch end: a trainer says that no more will come.
 
         Raises:
+            UnregisteredError: the trainer's lease has ended.
             UsageError: the dataset does not grow.
             NotReadyError: the last files are being taken; ask again.
         """
         with self._state.lock:
+            self._state.core.requests.require_trainer(sender)
             dataset, work = self._state.dataset, self._state.core.work
             if dataset is None or work is None:
                 raise NotReadyError("no trainer has declared the dataset yet")

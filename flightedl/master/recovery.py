@@ -14,6 +14,7 @@ from flightedl.domain.master.state import StoredState
 from flightedl.errors import FlightedlError
 from flightedl.messages.base import decode
 from flightedl.messages.declarations import ArrivalRecord, JobDeclaration
+from flightedl.messages.tasks import StopRecord
 from flightedl.ports import Coordinator, Storage
 
 _log = logging.getLogger(__name__)
@@ -59,7 +60,7 @@ def read_state(coordinator: Coordinator, keys: JobKeys, checkpoints: Storage | N
         recovery=_value(known, keys.pserver_recovery),
         checkpoints=pointer,
         files=_newest_files(checkpoints, pointer) if _has_tables(declaration) else (),
-        is_stopped=keys.stopped in known,
+        stop=None if keys.stopped not in known else decode(known[keys.stopped][0], StopRecord),
         # The queue is as resuming put it there, in one transaction.
         is_resumed=keys.task_queues in known and known[keys.task_queues][1] == known.get(keys.job, (b"", 0))[1],
     )

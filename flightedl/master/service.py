@@ -67,6 +67,7 @@ class MasterService:
         recorder: Recorder | None = None,
         instruments: Instruments | None = None,
     ) -> None:
+        self.job = chosen.job
         self._settings = chosen
         self._held = held
         self._directory = directory
@@ -213,7 +214,7 @@ class MasterService:
         state, now = self._state, self._state.clock.now()
         with state.lock:
             return describe(
-                self._settings.job,
+                self.job,
                 core=state.core,
                 indexed=state.dataset,
                 trainer_records=self._directory.trainers(),

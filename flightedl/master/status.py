@@ -117,6 +117,8 @@ def describe(
         is_growing=queue is not None and queue.is_growing,
         missing_tasks=core.pservers.missing_count,
         is_stopped=core.is_stopped,
+        stopped_by="" if core.stop is None else core.stop.who,
+        stop_reason="" if core.stop is None else core.stop.reason,
         dataset_alarm=dataset_alarm,
         checkpoint_alarm=core.checkpointing.checkpoints.trouble,
         reports={} if core.work is None else dict(core.work.reports),

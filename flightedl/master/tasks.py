@@ -29,6 +29,7 @@ from flightedl.messages.tasks import (
     JoinRequest,
     ModeReply,
     ModeRequest,
+    StopRequest,
     TasksReply,
     TasksTicket,
 )
@@ -96,13 +97,14 @@ class Tasks:
         reply: ModeReply = self._state.ask(lambda call: ModeAsked(call, request), request.wait_s)
         return reply
 
-    def stop(self) -> None:
-        """Hand out no more training data, for good: a trainer says that the job is to end. Durable before it returns.
+    def stop(self, request: StopRequest) -> None:
+        """Stop handing out training data, because a trainer ends the job. Durable before it returns.
 
         Raises:
+            UnregisteredError: the trainer's lease has ended.
             NotReadyError: etcd cannot be written.
         """
-        self._state.ask(StopAsked)
+        self._state.ask(lambda call: StopAsked(call, request))
 
     def declare_evaluation(self, request: EvaluationDeclaration) -> DeclaredDataset:
         """First declaration of a name wins.

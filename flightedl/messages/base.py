@@ -42,6 +42,18 @@ class Sender(Request, frozen=True, kw_only=True):
     generation: Natural
 
 
+class OfJob(Request, frozen=True, kw_only=True):
+    """A request that changes a running job. The master refuses it unless ``job`` is the name of its own job."""
+
+    job: Text = ""
+
+
+class SenderOfJob(Sender, frozen=True, kw_only=True):
+    """An ``OfJob`` that comes from a trainer."""
+
+    job: Text = ""
+
+
 class OfPlan(Request, frozen=True, kw_only=True):
     """About the blocks of a pserver: refused as fenced where the shard plan is another one."""
 

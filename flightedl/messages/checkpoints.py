@@ -9,10 +9,10 @@ from typing import Annotated
 
 import msgspec
 
-from flightedl.messages.base import Natural, Reply, Request, Text
+from flightedl.messages.base import Natural, OfJob, Reply, Request, Text
 
 
-class CheckpointRequest(Request, frozen=True, kw_only=True):
+class CheckpointRequest(OfJob, frozen=True, kw_only=True):
     """Asks the master for a checkpoint of what there is now; ``ticket`` of an earlier answer: whether it is there."""
 
     ticket: Natural | None = None

@@ -226,8 +226,11 @@ class StatusReply(Reply, frozen=True, kw_only=True):
     #: Tasks that counted as done and were missing in a pserver, since this master began: they are done again. Any
     #: number but 0 is a fault of flightedl, of a client in another language, or of a machine.
     missing_tasks: int = 0
-    #: Whether a trainer ended the job with ``job.stop()``: what is not done stays so.
+    #: True if a trainer ended the job with ``job.stop()``: unfinished work stays unfinished.
     is_stopped: bool = False
+    #: The trainer that ended the job, and its reason; empty if none did.
+    stopped_by: str = ""
+    stop_reason: str = ""
     #: Whether files may still join the dataset.
     is_growing: bool = False
     #: What is wrong with the files of a dataset that is followed; empty: nothing.

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import msgspec
 
-from flightedl.messages.base import Name, Natural, Reply, Request, Sender, Text, Traceparent
+from flightedl.messages.base import Name, Natural, OfJob, Reply, Request, Sender, SenderOfJob, Text, Traceparent
 from flightedl.messages.hosts import HostFacts
 
 #: Different names of metrics in one message.
@@ -143,7 +143,7 @@ class JoinReply(Reply, frozen=True, kw_only=True):
     mode: dict[str, Any] | None = None
 
 
-class ModeRequest(Request, frozen=True, kw_only=True):
+class ModeRequest(OfJob, frozen=True, kw_only=True):
     """Asks the master to change the consistency mode, and how far that is. Asking again changes nothing."""
 
     #: A tagged object, see the domain's to_json; None: only ask.
@@ -159,6 +159,25 @@ class ModeReply(Reply, frozen=True, kw_only=True):
     #: Where it began, on all blocks; 0: with the job.
     round: int = 0
     waiting_for: str = ""
+
+
+class EndGrowthRequest(SenderOfJob, frozen=True, kw_only=True):
+    """Announces that no more files will join the dataset."""
+
+
+class StopRequest(SenderOfJob, frozen=True, kw_only=True):
+    """Ends the job before all of its data has been trained."""
+
+    reason: Name
+    #: The launcher's name for the trainer; empty if it has none.
+    name: Text = ""
+
+
+class StopRecord(Reply, frozen=True, kw_only=True):
+    """The value of ``stopped`` in etcd: who stopped the job, and why."""
+
+    who: str = "a trainer"
+    reason: str = "its script called job.stop()"
 
 
 class LogRequest(Sender, frozen=True, kw_only=True):
@@ -196,7 +215,7 @@ class LogReply(Reply, frozen=True, kw_only=True):
     every_s: Annotated[float, msgspec.Meta(ge=0.1, le=60)] = REPORT_EVERY_S
 
 
-class FailedTasksRequest(Request, frozen=True, kw_only=True):
+class FailedTasksRequest(OfJob, frozen=True, kw_only=True):
     """Which quarantined batches are meant (``retry_failed``, ``drop_failed``); None: any."""
 
     epoch: Natural | None = None

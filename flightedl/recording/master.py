@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from flightedl.domain.master.core import MasterCore
 from flightedl.domain.master.effects import Effect
-from flightedl.domain.master.events import AppliedAnswered, Event, ManifestFailed, SnapshotAnswered
+from flightedl.domain.master.events import AppliedAnswered, Event, ManifestFailed, SnapshotAnswered, StopAsked
 from flightedl.domain.master.state import CoreSettings, StoredState
 from flightedl.domain.queue.values import QueueSettings
 from flightedl.errors import CorruptError
@@ -60,6 +60,8 @@ class RecordedMaster(MasterCore):
         match event:
             case ManifestFailed(_, reason):
                 return dataclasses.replace(event, reason=hidden(reason))
+            case StopAsked(_, request):
+                return dataclasses.replace(event, request=replace(request, reason=hidden(request.reason)))
             case SnapshotAnswered(_, _, reply) if reply.reason:
                 return dataclasses.replace(event, reply=replace(reply, reason=hidden(reply.reason)))
             case AppliedAnswered(reply=reply) if reply is not None and reply.skipped:

@@ -73,6 +73,7 @@ def stored_without(stored: StoredState) -> StoredState:
         declaration=msgspec.structs.replace(declaration, arrivals=[]),
         failures=_document_without(stored.failures),
         evaluations=_document_without(stored.evaluations),
+        stop=stored.stop and msgspec.structs.replace(stored.stop, reason=text_without(stored.stop.reason)),
     )
 
 

@@ -31,7 +31,6 @@ from flightedl.examples.ledger import CLOCKS, PARAMETERS, ROWS, SHARED_ROWS, bat
 from flightedl.launch.cluster import LocalCluster
 from flightedl.launch.programs import TrainerProgram
 from flightedl.launch.status import JobStatus
-from flightedl.messages.base import encode
 from flightedl.messages.status import StatusReply
 from flightedl.messages.tasks import ModeReply, ModeRequest
 from flightedl.ports import Delete, Entry
@@ -215,7 +214,7 @@ def set_mode(job: Ledger, mode: Mode) -> ModeReply:
     while True:
         try:
             with job.cluster.status() as status:
-                reply = status.ask("set_mode", encode(ModeRequest(mode=mode.to_json())), ModeReply, 10.0)
+                reply = status.change("set_mode", ModeRequest(mode=mode.to_json()), ModeReply, 10.0)
         except FlightedlError as error:
             reply, reason = None, str(error)
         else:

@@ -22,7 +22,7 @@ from flightedl.errors import FencedError, NotReadyError
 from flightedl.formats.registry import named_format
 from flightedl.master.service import MasterService
 from flightedl.messages.declarations import EvaluationDeclaration
-from flightedl.messages.tasks import FinishedTask, JoinRequest, TasksReply, TasksTicket
+from flightedl.messages.tasks import FinishedTask, JoinRequest, StopRequest, TasksReply, TasksTicket
 from flightedl.testing.contracts.coordinator import eventually
 from flightedl.testing.memory import MemoryCoordinator, MemoryFiles
 
@@ -242,7 +242,7 @@ def test_a_stopped_job_stays_stopped_under_the_next_master(
 ) -> None:
     generation = trainers.live("a")
     (held, *_) = until_ready(lambda: master.work("a", generation)).assignments
-    master.service.tasks.stop()
+    master.service.tasks.stop(StopRequest(trainer="a", generation=generation, reason="a test"))
     successor = start()
     trainers.die("a")
     other = trainers.live("b")

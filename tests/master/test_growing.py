@@ -25,13 +25,14 @@ from flightedl.master.indexing import DatasetIndexing
 from flightedl.master.recovery import read_state
 from flightedl.master.state import JobState
 from flightedl.messages.declarations import DatasetDeclaration
-from flightedl.messages.tasks import Assignment, FinishedTask, TasksTicket
+from flightedl.messages.tasks import Assignment, EndGrowthRequest, FinishedTask, TasksTicket
 from flightedl.ports import FileStat
 from flightedl.testing.contracts.coordinator import eventually
 from flightedl.testing.memory import MemoryCoordinator, MemoryFiles, MemoryStorage
 
 EVERY_S = 0.02
 KEYS = JobKeys("demo")
+SENDER = EndGrowthRequest(trainer="t", generation=1, job="demo")
 DECLARED = DatasetDeclaration(urls=["/d/*.parquet"], batch_size=5, follow=True)
 
 
@@ -241,8 +242,8 @@ def test_a_user_says_that_nothing_is_to_come(start: Start, files: MemoryFiles) -
     master = start()
     declare(master)
     files.contents["/d/200.parquet"] = parquet(*range(10))
-    master.growing.end()
-    master.growing.end()
+    master.growing.end(SENDER)
+    master.growing.end(SENDER)
     assert master.take_all() == [100, 110, 200]
     assert master.state.core.work is not None
     assert master.state.core.work.queue.is_done
@@ -251,10 +252,10 @@ def test_a_user_says_that_nothing_is_to_come(start: Start, files: MemoryFiles) -
 def test_only_what_follows_can_end(start: Start) -> None:
     master = start()
     with pytest.raises(NotReadyError, match="no trainer has declared"):
-        master.growing.end()
+        master.growing.end(SENDER)
     master.declaring.dataset(DatasetDeclaration(urls=["/d/*.parquet"], batch_size=5))
     with pytest.raises(UsageError, match="declared without follow=True"):
-        master.growing.end()
+        master.growing.end(SENDER)
 
 
 def test_a_listing_that_fails_is_told_and_tried_again(start: Start, files: FailingFiles) -> None:

@@ -10,7 +10,7 @@ from flightedl.domain.master.work import Work
 from flightedl.domain.queue.tasks import TaskQueue
 from flightedl.domain.queue.values import QueueSettings
 from flightedl.errors import NotReadyError
-from flightedl.messages.tasks import Assignment, FinishedTask, ReturnedTask, TasksTicket
+from flightedl.messages.tasks import Assignment, FinishedTask, ReturnedTask, StopRequest, TasksTicket
 from flightedl.testing.contracts.coordinator import eventually
 
 from .job_of_twins import TASKS, Job, Master
@@ -94,7 +94,7 @@ def test_a_stopped_job_ends_after_its_last_checkpoint_also_under_the_next_master
     a = job.start_trainer("a")
     done = master.take("a", a)
     pserver.take(done)
-    master.service.tasks.stop()
+    master.service.tasks.stop(StopRequest(trainer="a", generation=a, reason="a test"))
     assert master.work("a", a, holding=[done.attempt]).outcome == "none_now", "what it has begun is finished first"
     master.report("a", a, done, by=[pserver.generation])
     eventually(lambda: master.says_done("a", a))

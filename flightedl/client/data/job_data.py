@@ -27,7 +27,7 @@ from flightedl.formats.declared import schema_of, spec_of
 from flightedl.formats.reader import Decode
 from flightedl.messages.base import encode
 from flightedl.messages.declarations import DatasetDeclaration, DeclaredDataset, EvaluationDeclaration
-from flightedl.messages.tasks import TasksReply
+from flightedl.messages.tasks import EndGrowthRequest, TasksReply
 from flightedl.recording.trainer_cores import acknowledged_loop, batch_loop
 
 _CLOSE_S = 4.0
@@ -75,7 +75,7 @@ class JobData:
             self._participation,
             self._process.waiting,
             _CLOSE_S,
-            lambda: self._process.tell_master("end_growth"),
+            lambda: self._process.tell_master("end_growth", EndGrowthRequest),
             self._begin_again,
             partial(batch_loop, self._process.recorder, self._process.trainer),
             partial(acknowledged_loop, self._process.recorder, self._process.trainer),

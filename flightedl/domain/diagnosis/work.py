@@ -80,7 +80,8 @@ def _slow_files(status: StatusReply) -> Iterator[Finding]:
 def _data(status: StatusReply) -> Iterator[Finding]:
     tasks = status.tasks
     if status.state == "done":
-        yield Finding(Cause.JOB_DONE, NOTE, "job", "all epochs are done" if not status.is_stopped else "it was stopped")
+        ended = f"{status.stopped_by} stopped it: {status.stop_reason}" if status.is_stopped else "all epochs are done"
+        yield Finding(Cause.JOB_DONE, NOTE, "job", ended)
         return
     if status.dataset_alarm:
         yield Finding(

@@ -14,7 +14,7 @@ from flightedl.messages.checkpoints import CheckpointRequest
 from flightedl.messages.control import AppliedReply, SnapshotReply, ViewReply
 from flightedl.messages.declarations import DatasetDeclaration, DeclaredDataset, ModelDeclaration
 from flightedl.messages.status import PserverStatusReply
-from flightedl.messages.tasks import FailedTasksRequest, JoinRequest, ModeRequest, TasksTicket
+from flightedl.messages.tasks import FailedTasksRequest, JoinRequest, ModeRequest, StopRequest, TasksTicket
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,6 +148,7 @@ class StopAsked:
     """A trainer ends the job before all of its data was trained."""
 
     call: int
+    request: StopRequest
 
 
 @dataclass(frozen=True, slots=True)

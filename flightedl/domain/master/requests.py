@@ -30,6 +30,7 @@ from flightedl.messages.tasks import (
     FailedTasksReply,
     JoinReply,
     ReturnedTask,
+    StopRecord,
     TasksReply,
     TasksTicket,
 )
@@ -112,7 +113,7 @@ class Requests:
             nonlocal lost
             if ticket.evaluation:
                 return self._evaluation_work(ticket)
-            self._require_trainer(ticket)
+            self.require_trainer(ticket)
             work = self._training_work()
             lost = self._take_reports(work, ticket) if lost is None else lost
             return self._work_reply(work, ticket, lost, is_last=is_last or not ticket.wait_s)
@@ -238,7 +239,7 @@ class Requests:
     def _evaluation_work(self, ticket: TasksTicket) -> TasksReply:
         """As ``_work_reply``, for an evaluation; does not wait for work."""
         state = self._state
-        self._require_trainer(ticket)
+        self.require_trainer(ticket)
         found = state.evaluations.find(ticket.evaluation)
         work = found.work
         given: list[Assignment] = []
@@ -268,7 +269,7 @@ class Requests:
         request = event.request
 
         def look(is_last: bool) -> JoinReply | None:
-            self._require_trainer(request)
+            self.require_trainer(request)
             members = state.members
             if members is None:
                 raise NotReadyError("the model is not declared yet")
@@ -379,9 +380,13 @@ class Requests:
         state = self._state
 
         def look(_: bool) -> msgspec.Struct:
+            request = event.request
+            self.require_trainer(request)
             if not state.is_stopped:
-                state.outbox.note(out.Kind.JOB_STOPPED, "", "a trainer stops the job")
-                state.is_stopped = True
+                text = "trainer %s stops the job: %s"
+                who = request.name or request.trainer
+                state.outbox.note(out.Kind.JOB_STOPPED, request.trainer, text, who, request.reason)
+                state.stop = StopRecord(who=who, reason=request.reason)
                 if state.work is not None:
                     state.work.is_stopped = True
                 state.touch()
@@ -389,7 +394,7 @@ class Requests:
 
         self._look_at(_Waiting(event.call, look), is_last=False)
 
-    def _require_trainer(self, sender: Sender) -> None:
+    def require_trainer(self, sender: Sender) -> None:
         """Only a trainer whose lease is alive may hold work, or be waited for.
 
         Asked each time that a request is looked at: what a trainer that is gone is given nobody takes back.

@@ -26,6 +26,7 @@ from flightedl.domain.queue.tasks import TaskQueue
 from flightedl.domain.queue.values import QueueSettings
 from flightedl.messages.base import encode
 from flightedl.messages.declarations import DeclaredModel, JobDeclaration, ModelDeclaration
+from flightedl.messages.tasks import StopRecord
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,8 +63,8 @@ class StoredState:
     checkpoints: bytes | None = None
     #: Of the newest checkpoint, with what they are built on; empty: that is not known.
     files: tuple[ShardFile, ...] = ()
-    #: Whether a trainer has stopped the job.
-    is_stopped: bool = False
+    #: Who stopped the job; None if nobody did.
+    stop: StopRecord | None = None
     #: Whether the queue is that of a checkpoint: of the trainers that held work then nobody knows that they died.
     is_resumed: bool = False
 
@@ -95,7 +96,7 @@ class MasterState:
         self.declaration = stored.declaration
         #: Its stored form, made once: it goes into every comparison with what is stored.
         self._encoded_declaration = (JobDeclaration(), b"")
-        self.is_stopped = stored.is_stopped
+        self.stop = stored.stop
         #: The training data's queue; None: no dataset is declared.
         self.work: Work | None = None
         #: None until the model is declared: before that nobody waits for anybody.
@@ -171,6 +172,11 @@ class MasterState:
         self.outbox.touch()
 
     @property
+    def is_stopped(self) -> bool:
+        """True if a trainer has stopped the job."""
+        return self.stop is not None
+
+    @property
     def revision(self) -> int:
         """Counts changes of the state that is stored."""
         return self.outbox.revision
@@ -225,8 +231,8 @@ class MasterState:
             values["checkpoints"] = self.checkpointing.checkpoints.encode()
         if self.work is not None:
             values["queue"], values["failures"] = self.work.queue.encode_parts()
-        if self.is_stopped:
-            values["stopped"] = b"{}"
+        if self.stop is not None:
+            values["stopped"] = encode(self.stop)
         if self.evaluations:
             values["evaluations"] = self.evaluations.encode()
         if self.declaration.dataset is not None or self.declaration.model is not None:

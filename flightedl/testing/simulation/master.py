@@ -9,6 +9,7 @@ impossible.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from flightedl.domain.consistency.modes import Mode
@@ -23,6 +24,7 @@ from flightedl.messages.tasks import (
     JoinReply,
     JoinRequest,
     ModeRequest,
+    StopRequest,
     TasksReply,
     TasksTicket,
 )
@@ -301,8 +303,10 @@ class Master(Process):
         self.after_stored(self.core.revision, stored)
 
     def stop(self) -> None:
-        """A trainer ends the job."""
-        self._ask(events.StopAsked, 0.0, lambda _: None)
+        """A trainer ends the job, if one is registered."""
+        for trainer, generation in sorted(self.core.trainers.items())[:1]:
+            request = StopRequest(trainer=trainer, generation=generation, reason="the simulation")
+            self._ask(partial(events.StopAsked, request=request), 0.0, lambda _: None)
 
     def told_to_end(self) -> None:
         """SIGTERM: make a last checkpoint, if that is possible within some time."""

@@ -16,6 +16,7 @@ from flightedl.domain.recovery.store_history import BeginLife, Refuse, Sighting,
 from flightedl.errors import CorruptError, FencedError
 from flightedl.messages.base import decode
 from flightedl.messages.declarations import JobDeclaration
+from flightedl.messages.tasks import StopRecord
 from flightedl.recording.master import master_core
 from flightedl.testing.simulation.etcd import (
     DONE,
@@ -150,7 +151,7 @@ class TakingOver:
             checkpoints=stored.get("checkpoints"),
             evaluations=stored.get("evaluations"),
             files=files,
-            is_stopped="stopped" in stored,
+            stop=None if "stopped" not in stored else decode(stored["stopped"], StopRecord),
         )
         self._take_over(state, int(stored["tasks"]))
 

@@ -37,6 +37,7 @@ from flightedl.messages.tasks import (
     JoinRequest,
     ModeRequest,
     ReturnedTask,
+    StopRequest,
     TasksReply,
     TasksTicket,
 )
@@ -224,7 +225,7 @@ def test_a_stopped_job_ends_with_what_has_begun() -> None:
     bench = Bench(tasks=4)
     bench.serve()
     done = bench.take()
-    stopping = bench.call(events.StopAsked)
+    stopping = bench.call(events.StopAsked, StopRequest(trainer="a", generation=A, reason="a test"))
     assert isinstance(bench.reply(stopping), out.Done)
     assert bench.answers[stopping].revision == bench.core.revision
     assert bench.reply(bench.ask("b", B)).outcome == "none_now"
