@@ -27,6 +27,8 @@ _TELEMETRY = ("", "otlp")
 _LOG_FORMATS = ("text", "json")
 INTEGRITIES = ("auto", "always", "never")
 SAME_HOST = ("auto", "never")
+#: A trainer says at least this often which batches are done, so it can be told from one that is stuck.
+STUCK_FLOOR_S = 5.0
 _LOG_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
 _JOB_NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
 
@@ -127,6 +129,8 @@ class MasterSettings(ServerSettings):
     #: How many trainers the job is going to have, for ``Sync(deterministic=True)``; 0: not known.
     trainers: int = 0
     attempts_limit: int = 5
+    #: Without a model, seconds without a finished batch after which a trainer that is alive loses its tasks.
+    stuck_after_s: float = 900.0
     #: Seconds between checkpoints; 0: only at the end of an epoch.
     checkpoint_every_s: float = 60.0
     #: After so many finished tasks; 0: not by tasks.
@@ -149,6 +153,8 @@ class MasterSettings(ServerSettings):
             raise UsageError(f"recovery is {self.recovery!r}, but there are only replay and rollback")
         if self.follow_every_s <= 0:
             raise UsageError(f"follow_every_s is {self.follow_every_s}, but has to be above 0 seconds")
+        if not self.stuck_after_s >= STUCK_FLOOR_S:
+            raise UsageError(f"stuck_after_s is {self.stuck_after_s}, but has to be at least {STUCK_FLOOR_S:g} seconds")
         if self.resume and not self.checkpoint:
             raise UsageError("resume needs the URL of the checkpoints (--checkpoint or FLIGHTEDL_CHECKPOINT)")
 

@@ -21,6 +21,7 @@ from .options import server_options
 @click.option("--pservers", type=int, help="How many the job has; 0: none, only data; -1: as stored [1]")
 @click.option("--trainers", type=int, help="How many trainers there are, for Sync(deterministic=True) [not known]")
 @click.option("--attempts-limit", type=int, help="How often a task is tried before it counts as failed [5]")
+@click.option("--stuck-after-s", type=float, help="Without a model: no finished batch for this long is stuck [900]")
 @click.option("--resume", is_flag=True, default=None, help="Go on from the newest checkpoint, if etcd has no such job")
 @click.option("--recovery", type=click.Choice(["replay", "rollback"]), help="When a pserver was lost [replay]")
 @click.option("--checkpoint-every-s", type=float, help="Seconds between checkpoints; 0: only at epochs' ends [60]")

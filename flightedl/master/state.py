@@ -121,7 +121,7 @@ class JobState:
         #: What has happened, for people.
         self.journal = Journal(generation, clock)
         self.pserver_count = pserver_count
-        self._attempts_limit = chosen.attempts_limit
+        self._attempts_limit, self._stuck_after_s = chosen.attempts_limit, chosen.stuck_after_s
         self._coordinator = coordinator
         self._keys = keys
         self.lock = threading.RLock()
@@ -177,6 +177,7 @@ class JobState:
             seed=declared.seed,
             shuffle=declared.shuffle,
             attempts_limit=self._attempts_limit,
+            stuck_after_s=self._stuck_after_s,
             follow=declared.follow,
         )
 

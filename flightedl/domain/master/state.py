@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -134,6 +135,7 @@ class MasterState:
             UsageError: what is stored is of other settings; nothing was changed. With ``may_reseed``, another seed
                 is fine.
         """
+        tasks = dataclasses.replace(tasks, is_deduplicated=self._has_model)
         queue = TaskQueue.decode(stored, tasks, failures, may_reseed=may_reseed) if stored else TaskQueue(tasks)
         self.work = Work(queue, partial(self.outbox.news, ""))
         self.work.is_stopped = self.is_stopped
@@ -155,6 +157,11 @@ class MasterState:
         for index, each in self.pservers.present.items():
             if index < count:
                 self.members.pserver_up(index, each)
+        self._deduplicate()
+
+    def _deduplicate(self) -> None:
+        if self.work is not None and self._has_model:
+            self.work.queue.deduplicate()
 
     def adopt_model(self, declared: ModelDeclaration) -> DeclaredModel:
         """The model of a job that was resumed is this one from now on, also for pservers."""
@@ -162,6 +169,7 @@ class MasterState:
         assert model is not None, "a former model is one"
         model = replace(model, declaration=declared, is_former=False)
         self.declaration = replace(self.declaration, model=model)
+        self._deduplicate()
         self.touch()
         return model
 
@@ -186,6 +194,11 @@ class MasterState:
         """Of the declared model; empty: none is declared."""
         model = self.declaration.model
         return "" if model is None else model.plan_hash
+
+    @property
+    def _has_model(self) -> bool:
+        """True if trainers of this job have declared a model, whose pservers count each batch once."""
+        return self.declaration.model is not None and not self.has_former_model
 
     @property
     def has_former_model(self) -> bool:

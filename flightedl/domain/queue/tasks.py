@@ -24,6 +24,8 @@ Rules:
 * Near the end of an epoch an idle trainer gets a copy of a piece that only waits elsewhere: the last one of the longest
   backlog; else of the piece that runs longest, if that is clearly longer than tasks take on average. The first to
   finish wins.
+* Data alone, without a model, is never out twice at a time: nothing would remove the duplicates. There are no copies
+  then, and time takes a piece back only after ``stuck_after_s``. See ``deduplicate``.
 * ``reopen`` makes done tasks todo again, after a pserver lost their updates. Stored as a limited number of runs of
   positions: if there are more, the narrowest gaps of done tasks between them are reopened too, which is harmless
   (their batches are answered "already applied").
@@ -259,6 +261,10 @@ class TaskQueue:
         """Of the dataset as it is now."""
         return self._state.settings
 
+    def deduplicate(self) -> None:
+        """From now on a batch that is done twice counts once: trainers have declared a model."""
+        self._state.settings = replace(self._state.settings, is_deduplicated=True)
+
     def grow(self, task_count: int, batch_counts: Callable[[int], int] | None = None) -> None:
         """The dataset has ``task_count`` tasks now. They join the current epoch at its end, and all later ones.
 
@@ -406,6 +412,8 @@ class TaskQueue:
     def timeout_s(self) -> float:
         """How long a piece may run."""
         settings, average_s = self._state.settings, self._state.average_s
+        if not settings.is_deduplicated:
+            return settings.stuck_after_s
         if average_s is None:
             return settings.timeout_ceiling_s
         return min(max(settings.timeout_factor * average_s, settings.timeout_floor_s), settings.timeout_ceiling_s)
@@ -554,7 +562,7 @@ class TaskQueue:
         Only idle trainers get one, so nobody gets a copy of its own piece.
         """
         state = self._state
-        if not is_idle or not state.settings.copies:
+        if not is_idle or not state.settings.is_deduplicated:
             return NoTaskNow(_RETRY_CEILING_S)
         limit = state.settings.attempts_limit
         if (waiting := state.pending.copyable_waiting(epoch, limit)) is not None:

@@ -30,7 +30,10 @@ class QueueSettings:
         timeout_floor_s: A piece that runs is never taken back earlier.
         timeout_ceiling_s: ... and never later, and at this while no completion time is known.
         timeout_factor: In between: this many times the moving average of completion times.
-        copies: Whether idle trainers get copies of the slowest pieces near the end of an epoch.
+        is_deduplicated: A batch that is done twice counts once, because pservers or an evaluation see to it. Only then
+            may two trainers have a piece at a time: idle trainers get copies of the slowest pieces near the end of an
+            epoch, and a slow piece is taken back. False for data alone, see ``stuck_after_s``.
+        stuck_after_s: The timeout of a piece of data alone, however long tasks take on average.
         follow: Whether tasks may be added; the last epoch then stays open until ``end_growth``.
         failed_limit: More quarantined stretches than this in one epoch, and nothing is handed out any more.
     """
@@ -45,7 +48,8 @@ class QueueSettings:
     timeout_floor_s: float = 30.0
     timeout_ceiling_s: float = 900.0
     timeout_factor: float = 5.0
-    copies: bool = True
+    is_deduplicated: bool = True
+    stuck_after_s: float = 900.0
     follow: bool = False
     failed_limit: int = 10_000
 
@@ -58,6 +62,8 @@ class QueueSettings:
             raise UsageError("attempts_limit must be at least 1, confirmations and failed_limit at least 0")
         if not 0 < self.timeout_floor_s <= self.timeout_ceiling_s or self.timeout_factor <= 0:
             raise UsageError("task timeouts need 0 < timeout_floor_s <= timeout_ceiling_s and timeout_factor > 0")
+        if self.stuck_after_s <= 0:
+            raise UsageError(f"stuck_after_s is {self.stuck_after_s}, but has to be above 0 seconds")
 
     @property
     def shuffled_by(self) -> int | None:

@@ -118,6 +118,34 @@ def test_a_dataset_grows_and_its_growth_ends() -> None:
     assert core.work.queue.task_count == 5
 
 
+def deduplicates(core: MasterCore) -> bool:
+    assert core.work is not None
+    return core.work.queue.settings.is_deduplicated
+
+
+def test_only_a_declared_model_lets_a_task_be_out_twice() -> None:
+    core = core_of()
+    core.apply(events.DatasetIndexed(REPLY, TASKS), 0.0)
+    assert not deduplicates(core)
+    core.apply(events.ModelPlanned(MODEL, "p", 1), 0.0)
+    assert deduplicates(core)
+    queue, failures = core.encode()["queue"], core.encode()["failures"]
+    for is_former in (False, True):
+        model = DeclaredModel(declaration=MODEL, pservers=1, plan_hash="p", is_former=is_former)
+        stored = StoredState(declaration=JobDeclaration(model=model), queue=queue, failures=failures)
+        successor = core_of(stored, TASKS)
+        assert deduplicates(successor) != is_former
+        reply(successor, events.ModelDeclared(1, MODEL))
+        assert deduplicates(successor)
+
+
+def test_a_model_may_be_declared_before_the_dataset() -> None:
+    core = core_of()
+    core.apply(events.ModelPlanned(MODEL, "p", 1), 0.0)
+    core.apply(events.DatasetIndexed(REPLY, TASKS), 0.0)
+    assert deduplicates(core)
+
+
 def test_a_model_is_declared_when_it_has_a_plan() -> None:
     core = core_of()
     assert isinstance(reply(core, events.ModelDeclared(1, MODEL)), out.Undeclared)

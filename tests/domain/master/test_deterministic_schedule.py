@@ -14,7 +14,7 @@ ALIVE = {"a": 1, "b": 2, "c": 3}
 
 @pytest.fixture
 def queue() -> TaskQueue:
-    return TaskQueue(QueueSettings(task_count=4, batch_counts=lambda _: 1, epochs=2, copies=False))
+    return TaskQueue(QueueSettings(task_count=4, batch_counts=lambda _: 1, epochs=2, is_deduplicated=False))
 
 
 def do(queue: TaskQueue, trainer: str, count: int) -> None:

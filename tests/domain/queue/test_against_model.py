@@ -46,8 +46,9 @@ class QueueAgainstModel(RuleBasedStateMachine):
         limit=st.integers(1, 3),
         confirmations=st.integers(0, 1),
         follow=st.booleans(),
+        is_deduplicated=st.booleans(),
     )
-    def begin(self, tasks, epochs, shuffle, limit, confirmations, follow):
+    def begin(self, tasks, epochs, shuffle, limit, confirmations, follow, is_deduplicated):
         self.settings = QueueSettings(
             task_count=tasks,
             batch_counts=batch_counts,
@@ -59,6 +60,8 @@ class QueueAgainstModel(RuleBasedStateMachine):
             timeout_floor_s=5.0,
             timeout_ceiling_s=20.0,
             follow=follow,
+            is_deduplicated=is_deduplicated,
+            stuck_after_s=30.0,
         )
         self.queue = TaskQueue(self.settings)
         self.now = 1000.0
@@ -254,6 +257,12 @@ class QueueAgainstModel(RuleBasedStateMachine):
         assert not late, "and nothing else: what waits has all the time"
         self.note_running()
 
+    @precondition(lambda self: not self.settings.is_deduplicated)
+    @rule()
+    def declare_a_model(self):
+        self.settings = replace(self.settings, is_deduplicated=True)
+        self.queue.deduplicate()
+
     @rule(data=st.data())
     def reopen(self, data):
         epoch = data.draw(st.integers(0, self.epoch))
@@ -375,6 +384,11 @@ class QueueAgainstModel(RuleBasedStateMachine):
             self.queue.check()
 
     # what must hold
+
+    @invariant()
+    def is_out_once_without_a_model(self):
+        if hasattr(self, "queue") and not self.settings.is_deduplicated:
+            assert all(len(state) == 1 for state in self.model.values() if isinstance(state, set))
 
     @invariant()
     def agrees(self):

@@ -160,7 +160,7 @@ def test_a_new_master_has_promised_nothing_and_loses_nothing(make: Make) -> None
 
 
 def test_who_has_nothing_stays_only_while_the_others_should_be_through(make: Make) -> None:
-    queue = make(batch_counts=lambda _: 4, copies=False, epochs=2)
+    queue = make(batch_counts=lambda _: 4, is_deduplicated=False, epochs=2)
 
     def hand_out(trainer: str, now: float) -> Assignment:
         answer = queue.request(trainer, now)

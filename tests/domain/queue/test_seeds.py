@@ -14,7 +14,9 @@ from flightedl.domain.queue.values import QueueSettings, TaskGiven
 from flightedl.errors import CorruptError, UsageError
 
 TASKS = 20
-SETTINGS = QueueSettings(task_count=TASKS, batch_counts=lambda _: 2, epochs=3, seed=1, shuffle=True, copies=False)
+SETTINGS = QueueSettings(
+    task_count=TASKS, batch_counts=lambda _: 2, epochs=3, seed=1, shuffle=True, is_deduplicated=False
+)
 
 
 def do(queue: TaskQueue, count: int = 10**9) -> list[tuple[int, int]]:

@@ -157,7 +157,7 @@ def test_endless_epochs_go_on(make):
 
 
 def test_the_last_finish_of_an_epoch_ends_it(make):
-    queue = make(2, epochs=2, copies=False)
+    queue = make(2, epochs=2, is_deduplicated=False)
     first, second = take(queue), take(queue)
     assert queue.request("b", 0.0) == NoTaskNow(1.0), "the next epoch waits for this one"
 
@@ -561,11 +561,25 @@ def test_a_suspect_is_not_copied(make):
     assert queue.is_current("a", suspect.attempt)
 
 
-def test_copies_can_be_off(make):
-    queue = make(2, copies=False)
+def test_data_alone_is_never_out_twice(make):
+    queue = make(3, is_deduplicated=False, stuck_after_s=600.0)
+    finish(queue, take(queue, "fast", 0.0), "fast", 1.0)
+    runs, waits = take(queue, "slow", 1.0), take(queue, "slow", 1.0)
+    for now in (2.0, 500.0, 601.0):
+        assert queue.tick(now) == ()
+        assert isinstance(queue.request("fast", now), NoTaskNow)
+    assert queue.tick(601.1) == (Expired("slow", runs),)
+    assert not queue.is_current("slow", waits.attempt)
+    assert take(queue, "fast", 602.0).task == runs.task
+
+
+def test_when_a_model_is_declared_what_is_out_may_be_copied(make):
+    queue = make(2, is_deduplicated=False)
     finish(queue, take(queue, "fast", 0.0), "fast", 1.0)
     take(queue, "slow", 1.0)
-    assert isinstance(queue.request("fast", 500.0), NoTaskNow)
+    queue.deduplicate()
+    assert queue.request("fast", 500.0).is_copy
+    assert queue.timeout_s == 30.0
 
 
 # --- poison ---

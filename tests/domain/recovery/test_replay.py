@@ -112,7 +112,9 @@ def test_a_pserver_of_an_impossible_index_is_not_known():
 
 def test_done_is_applied_after_an_announcement_whatever_the_queues_state():
     """The claim of ``checkpoints``: any state of the queue with any applied sets ends in done ⊆ applied, and in all."""
-    settings = QueueSettings(task_count=6, batch_counts=lambda _: 1, epochs=2, seed=3, shuffle=True, copies=False)
+    settings = QueueSettings(
+        task_count=6, batch_counts=lambda _: 1, epochs=2, seed=3, shuffle=True, is_deduplicated=False
+    )
     states = [TaskQueue(settings).encode()]
     queue = TaskQueue(settings)
     while isinstance(given_ := queue.request("t", 0.0), TaskGiven):
