@@ -2,6 +2,8 @@
 
 Indexing reads footers only. Reading takes only the wanted columns, and with conditions: nothing where the row group's
 statistics exclude every record, else first the columns of the conditions, and the others only where a record is left.
+Statistics of floating-point columns count only for ``==`` and for comparisons: writers leave NaN out of them, and
+Arrow's ``is_in`` takes a bound of 0.0 for another number than -0.0.
 
 A part of a row group (``max_records_per_chunk``) is read by decoding the row group up to its end: it makes smaller
 tasks, not cheaper ones. Pages with a checksum are verified; the format does not require one.
@@ -13,7 +15,7 @@ such a column raises. So ``Footer`` reads it before it asks, from a file whose c
 from __future__ import annotations
 
 import io
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING, ClassVar
 
@@ -22,7 +24,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from flightedl.formats.chunks import Chunk, ChunkColumns, FileIndex, IndexOptions
-from flightedl.formats.records import ReadRequest, Records, empty, expression, require_columns, select
+from flightedl.formats.records import Condition, ReadRequest, Records, empty, expression, require_columns, select
 from flightedl.formats.schemas import require_unique_columns
 from flightedl.formats.sinks import PartsSink
 from flightedl.formats.sources import WatchedFile, opened, parsing
@@ -76,7 +78,8 @@ class Parquet:
             if start + chunk.records > metadata.row_group(chunk.number).num_rows:
                 raise ValueError(f"it does not have the {chunk.records} records that the index says")
             where = expression(schema, request.conditions)
-            if where is not None and footer.excludes(chunk.number, where, _tested(request)):
+            bounded = [each for each in request.conditions if _is_bounded(schema.field(each[0]).type, each)]
+            if bounded and footer.excludes(chunk.number, bounded):
                 return empty(schema, request)
             with _open(source, metadata) as file:
                 if where is not None:
@@ -128,8 +131,9 @@ class Footer:
             raise ValueError(f"column {column} of row group {number} starts at byte {start}, in the footer or after it")
         return start
 
-    def excludes(self, number: int, where: pc.Expression, columns: Collection[str]) -> bool:
-        """Whether statistics show that no record of the row group meets conditions on these columns."""
+    def excludes(self, number: int, conditions: Sequence[Condition]) -> bool:
+        """True if statistics show that no record of the row group meets all conditions."""
+        columns = {column for column, _, _ in conditions}
         for column in columns:
             self.start(number, column)
         group, described = self.metadata.row_group(number), self.metadata.schema
@@ -141,6 +145,7 @@ class Footer:
         import pyarrow.dataset as ds
 
         fragment = ds.ParquetFileFormat().make_fragment(pa.BufferReader(self._tail), row_groups=[number])
+        where = expression(self.schema, conditions)
         return not fragment.subset(filter=where, schema=self.schema).row_groups
 
 
@@ -181,6 +186,12 @@ def _open(source: WatchedFile, metadata: pq.FileMetaData) -> pq.ParquetFile:
     return pq.ParquetFile(
         pa.PythonFile(source, mode="r"), metadata=metadata, pre_buffer=True, page_checksum_verification=True
     )
+
+
+def _is_bounded(kind: pa.DataType, condition: Condition) -> bool:
+    """True if the smallest and the largest value of a row group tell whether a record of it can meet the condition."""
+    _, operator, value = condition
+    return value is None or not pa.types.is_floating(kind) or operator not in ("!=", "in", "not in")
 
 
 def _tested(request: ReadRequest) -> list[str]:

@@ -133,11 +133,13 @@ def _term(field: pa.Field, condition: Condition) -> pc.Expression:
         raise DataError(f"the filter on {column} has an unknown operator {operator!r}: use one of {known}")
     if not isinstance(value, list | tuple | set | frozenset) or any(item is None for item in value):
         raise DataError(f"the filter on {column} needs a list of values after {operator!r}")
-    scalars = [_scalar(field, item).as_py() for item in value]
+    scalars = [_scalar(field, item) for item in value]
+    kinds = {scalar.type for scalar in scalars} or {field.type}
     try:
-        options = pa.array(scalars, field.type if not scalars else None)
+        # pyarrow infers a type for values of several types; for one type it might infer a narrower one.
+        options = pa.array([scalar.as_py() for scalar in scalars], kinds.pop() if len(kinds) == 1 else None)
         options = options.cast(field.type) if _casts(options, field.type) else options
-    except pa.ArrowException as error:
+    except (pa.ArrowException, OverflowError) as error:
         raise DataError(f"the filter on {column} has values of different types: {str(error)[:200]}") from None
     inside = reference.isin(options)
     return inside if operator == "in" else ~inside & reference.is_valid()

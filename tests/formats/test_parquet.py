@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import io
+from decimal import Decimal
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
 
 from flightedl.errors import DataError
 from flightedl.formats.chunks import CorruptChunkError
@@ -15,6 +21,7 @@ from flightedl.formats.dataset_spec import DatasetSpec
 from flightedl.formats.index import build_index
 from flightedl.formats.layout import TaskLayout
 from flightedl.formats.reader import read_task
+from flightedl.formats.records import expression
 from flightedl.testing.memory import MemoryFiles
 
 URL = "a.parquet"
@@ -87,3 +94,66 @@ def test_a_row_group_with_less_than_no_records_is_corrupt() -> None:
     damaged[places[0]] = 19
     with pytest.raises(CorruptChunkError, match=f"{URL} is corrupt.*row group 0 has -10 records"):
         build_index(MemoryFiles({URL: bytes(damaged)}), DatasetSpec((URL,)))
+
+
+NAN, INF = float("nan"), float("inf")
+DAY, SECOND = dt.date(1969, 12, 31), dt.datetime(1969, 12, 31, 23, 59, 59, 1, dt.UTC)
+#: Arrow type -> values that bounds are hard for.
+VALUES: dict[pa.DataType, list[Any]] = {
+    pa.float64(): [NAN, 0.0, -0.0, 1.0, -INF, INF],
+    pa.float32(): [NAN, 0.0, -0.0, 1.0, -INF, INF],
+    pa.int64(): [0, -1, 2**63 - 1, -(2**63)],
+    pa.uint64(): [0, 1, 2**63 - 1, 2**64 - 1],
+    pa.bool_(): [False, True],
+    pa.string(): ["", "a", "ä", "\uffff", "\U0001f600", "z" * 100, "z" * 99 + "y"],
+    pa.binary(): [b"", b"a", b"\x80", b"\xff" * 80],
+    pa.decimal128(10, 2): [Decimal("0.00"), Decimal("-1.00"), Decimal("12345678.90")],
+    pa.decimal256(50, 2): [Decimal("0.00"), Decimal("-1.00"), Decimal("12345678.90")],
+    pa.date32(): [DAY, DAY + dt.timedelta(days=1)],
+    pa.timestamp("us", "UTC"): [SECOND, SECOND + dt.timedelta(seconds=1)],
+    pa.time64("us"): [dt.time(0), dt.time(23, 59, 59, 1)],
+}
+
+
+@st.composite
+def filtered(draw: st.DrawFn) -> tuple[pa.Table, list[tuple[str, str, Any]], dict[str, Any]]:
+    """Records, conditions on them, and how they are written."""
+    kind = draw(st.sampled_from(list(VALUES)))
+    records = draw(st.lists(st.sampled_from([None, *VALUES[kind]]), min_size=1, max_size=6))
+    # NaN equals nothing, and nothing is what filters refuse to look for.
+    known = st.sampled_from([value for value in VALUES[kind] if value == value])
+    comparison = st.tuples(st.just("x"), st.sampled_from(["==", "!=", "<", "<=", ">", ">="]), known)
+    membership = st.tuples(st.just("x"), st.sampled_from(["in", "not in"]), st.lists(known, max_size=3))
+    null = st.tuples(st.just("x"), st.sampled_from(["==", "!="]), st.none())
+    conditions = draw(st.lists(comparison | membership | null, min_size=1, max_size=2))
+    written = {
+        "row_group_size": draw(st.integers(1, 3)),
+        "use_dictionary": draw(st.booleans()),
+        "version": draw(st.sampled_from(["1.0", "2.6"])),
+    }
+    return pa.table({"x": pa.array(records, kind), "n": np.arange(len(records))}), conditions, written
+
+
+@example((pa.table({"x": [NAN, NAN], "n": [0, 1]}), [("x", "!=", 1.0)], {}))
+@example((pa.table({"x": [NAN, 1.0], "n": [0, 1]}), [("x", "!=", 1.0)], {}))
+@example((pa.table({"x": [NAN, 1.0], "n": [0, 1]}), [("x", "not in", [1.0])], {}))
+@example((pa.table({"x": [0.0], "n": [0]}), [("x", "in", [0.0])], {}))
+@given(filtered())
+def test_a_filter_keeps_just_the_records_that_arrow_keeps(
+    case: tuple[pa.Table, list[tuple[str, str, Any]], dict[str, Any]],
+) -> None:
+    table, conditions, options = case
+    sink = io.BytesIO()
+    pq.write_table(table, sink, **options)
+    files, spec = MemoryFiles({URL: sink.getvalue()}), DatasetSpec((URL,), filter=tuple(conditions), batch_size=6)
+    index = build_index(files, spec)
+    stored = pq.read_table(io.BytesIO(sink.getvalue()))
+    expected = ds.dataset(stored).to_table(filter=expression(stored.schema, conditions))
+    layout = TaskLayout(index, spec.batch_size)
+    kept = [
+        number
+        for task in range(layout.task_count)
+        for batch in read_task(files, layout.chunks_of(task), spec, None, 0, task, schema=index.schema)
+        for number in batch.column("n").to_pylist()
+    ]
+    assert kept == expected.column("n").to_pylist()
