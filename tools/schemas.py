@@ -67,6 +67,7 @@ def _keys() -> dict[str, str]:
         keys.save("<url>"): "SaveRecord; leased until done",
         keys.task_queues: "the queue's own encoding; constant size",
         keys.task_failures: "what the queue has quarantined",
+        keys.stopped: "StopRecord, written when a trainer stopped the job",
         keys.arrival(0): "ArrivalRecord: files that joined a followed dataset, written once",
         keys.evaluations: "EvaluationsRecord",
         keys.membership: "the membership's own encoding",

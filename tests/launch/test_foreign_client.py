@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -88,3 +90,26 @@ def test_bare_flight_takes_tasks_by_gets_and_on_a_request_stream(tmp_path: Path)
         held.release()
         coordinator.close()
     assert sorted(Path(url).name for url in taken) == [f"{number}.parquet" for number in range(4)]
+
+
+def test_a_client_written_from_the_contract_joins_pushes_and_pulls(tmp_path: Path) -> None:
+    """Each batch's gradient of -1 counts once, however often it is pushed; the client's process has no flightedl."""
+    pq.write_table(pa.table({"x": np.arange(16)}), tmp_path / "x.parquet", row_group_size=8)
+    with fe.local() as cluster:
+        with cluster.connect() as job:
+            job.dataset(str(tmp_path / "*.parquet"), batch_size=4)
+            job.parameters({"w": np.zeros(5, np.float32)}, optimizer=fe.SGD(lr=1.0))
+        program = [
+            sys.executable,
+            str(Path(__file__).with_name("foreign_client.py")),
+            cluster.etcd_address,
+            cluster.job,
+        ]
+        ran = subprocess.run(program, capture_output=True, text=True, timeout=50, check=False)
+    assert ran.returncode == 0, ran.stderr
+    seen = json.loads(ran.stdout)
+    assert all(reply["member"] > 0 for reply in seen["joined"])
+    assert [reply["accepted"] for reply in seen["pushed"]] == [1] * 4
+    assert [(reply["accepted"], reply["already_applied"]) for reply in seen["repeated"]] == [(0, 1)] * 4
+    assert seen["values"] == [4.0] * 5
+    assert not seen["imported"]

@@ -4,14 +4,24 @@ from __future__ import annotations
 
 import base64
 import json
+import re
+from collections.abc import Callable
+from importlib import resources
+from typing import Any, cast
 
+import msgspec
 import numpy as np
 import pyarrow as pa
 import pytest
 
 import flightedl_schemas
-from flightedl.messages.base import decode
+from flightedl.adapters.clock import SystemClock
+from flightedl.errors import MessageError
+from flightedl.master.flight import MasterFlight
+from flightedl.messages.base import Reply, decode
 from flightedl.messages.parameters import PushHeader
+from flightedl.pserver.flight import PserverFlight
+from flightedl.rpc.routes import Routes
 from flightedl.wire.parts import decode_parts
 from flightedl.wire.rows import decode_rows
 from flightedl_tools import schemas
@@ -44,3 +54,67 @@ def test_the_golden_step_message_still_decodes() -> None:
 def test_the_golden_header_still_decodes() -> None:
     header = decode(json.dumps(flightedl_schemas.load("golden")["push header"]).encode(), PushHeader)
     assert header.identity.batch == 3
+
+
+README = resources.files(flightedl_schemas).joinpath("README.md").read_text("utf-8")
+
+
+class Anything:
+    """A service that answers whatever it is asked with an empty message."""
+
+    def __getattr__(self, name: str) -> Anything:
+        return self
+
+    def __call__(self, *_: object) -> msgspec.Struct:
+        return Reply()
+
+
+SERVERS = {
+    "Master": MasterFlight(cast("Any", Anything())).routes(),
+    "Pserver": PserverFlight(cast("Any", Anything()), SystemClock()).routes(),
+}
+
+
+def rows_of(server: str) -> list[list[str]]:
+    """Verb, method, request, reply and roles of each row of a server's table."""
+    _, _, rest = README.partition(f"### {server}\n")
+    lines = re.split(r"^#", rest, maxsplit=1, flags=re.MULTILINE)[0].splitlines()
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines if line.startswith("| `")]
+
+
+def served(routes: Routes) -> dict[tuple[str, str], set[str]]:
+    """Verb and method -> the roles that may ask."""
+    verbs = [
+        *((verb, "DoAction", verb) for verb in routes.actions),
+        *((verb, "DoGet", verb) for verb in routes.gets),
+        *((verb, "DoPut", verb) for verb in routes.puts),
+        *((verb, "DoExchange", verb) for verb in {*routes.exchanges, *routes.request_streams}),
+        *([("parameters", "GetFlightInfo", "info")] if routes.info else []),
+    ]
+    return {(verb, method): {role.value for role in routes.roles[key]} for verb, method, key in verbs}
+
+
+@pytest.mark.parametrize("server", SERVERS)
+def test_the_page_has_every_verb_with_its_method_and_roles(server: str) -> None:
+    told = {(verb.strip("`"), method): set(roles.split(", ")) for verb, method, _, _, roles in rows_of(server)}
+    assert told == served(SERVERS[server])
+
+
+def taken(action: Callable[[bytes, Any], bytes]) -> str:
+    """The message that an action takes; "-" if it does not look at its body."""
+    try:
+        action(b"no JSON", None)
+    except MessageError as error:
+        return str(error).removeprefix("not a valid ").partition(":")[0]
+    return "-"
+
+
+@pytest.mark.parametrize("server", SERVERS)
+def test_the_page_names_messages_that_there_are_and_what_an_action_takes(server: str) -> None:
+    known = flightedl_schemas.load("messages")["$defs"]
+    for verb, method, request, reply, _ in rows_of(server):
+        named = re.findall(
+            r"\b(?:[A-Z]\w+(?:Request|Reply|Header|Ticket|Declaration)|Declared\w+)\b", f"{request} {reply}"
+        )
+        assert set(named) <= known.keys(), verb
+        assert method != "DoAction" or request == taken(SERVERS[server].actions[verb.strip("`")]), verb
