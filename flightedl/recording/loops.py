@@ -26,7 +26,7 @@ from flightedl.domain.trainer.readings import (
     TaskEnd,
     Unreadable,
 )
-from flightedl.errors import CorruptError, DataError
+from flightedl.errors import CorruptError, DataError, GradientError
 from flightedl.recording.values import assignment_of, by_name, decode
 from flightedl.recording.writer import Recorder
 
@@ -64,6 +64,8 @@ class BatchState(msgspec.Struct, frozen=True, omit_defaults=True):
     generations: dict[int, int] = {}
     #: (first batch, how many) of the sum that it has to be pushed in again; None: none.
     again: tuple[int, int] | None = None
+    #: Times that its gradient was rejected; 0 if the newest gradient was not.
+    rejections: int = 0
 
 
 class LoopAsked(_Event, frozen=True, omit_defaults=True):
@@ -178,9 +180,9 @@ class RecordedLoop(BatchLoop[Records]):
 def _state(handed: Handed[Any]) -> BatchState:
     current = handed.current
     again = None if current.again is None else (current.again.first, current.again.batch_count)
-    return BatchState(
-        handed.item.number, current.waits, current.must_repeat, dict(sorted(current.generations.items())), again
-    )
+    rejections = 0 if current.rejection is None else current.rejection_count
+    generations = dict(sorted(current.generations.items()))
+    return BatchState(handed.item.number, current.waits, current.must_repeat, generations, again, rejections)
 
 
 class HolderScript:
@@ -265,6 +267,8 @@ class LoopPlayer:
             current.waits, current.must_repeat = state.waits, state.must_repeat
             current.generations = dict(state.generations)
             current.again = None if state.again is None else SumAgain(*state.again, {})
+            current.rejection = GradientError("") if state.rejections else None
+            current.rejection_count = state.rejections
 
 
 def replayed_batch(item: ReadBatch[None]) -> CurrentBatch:

@@ -13,7 +13,7 @@ from flightedl.domain.trainer.batches import CurrentBatch
 from flightedl.domain.trainer.membership import Denied, Joined, NotYet
 from flightedl.domain.trainer.steps import Effect, Steps
 from flightedl.domain.trainer.transfers import Transfer
-from flightedl.errors import CorruptError, FlightedlError, JobFailedError, UnavailableError
+from flightedl.errors import CorruptError, FlightedlError, GradientError, JobFailedError, UnavailableError
 from flightedl.messages.tasks import JoinReply
 from flightedl.recording.step_values import (
     EVENTS,
@@ -145,8 +145,10 @@ class StepsPlayer:
             case BatchOpening():
                 current = self._current = self._opening(event)
                 self._work = steps.open_batch(current)
-            case BatchClosing():
-                self._work = steps.close_batch(current := self._at_hand())
+            case BatchClosing(is_rejected=is_rejected):
+                current = self._at_hand()
+                current.rejection = GradientError("") if is_rejected else None
+                self._work = steps.close_batch(current)
             case StepCalled():
                 self._work = steps.step(current := self._at_hand())
             case PushCalled(blocks):

@@ -66,7 +66,9 @@ class BatchOpening(WorkEvent, frozen=True):
 
 
 class BatchClosing(WorkEvent, frozen=True):
-    """As ``Steps.close_batch``, of the batch that was opened last."""
+    """As ``Steps.close_batch``, of the batch that was opened last; ``is_rejected``: its gradient was rejected."""
+
+    is_rejected: bool = False
 
 
 class StepCalled(WorkEvent, frozen=True):

@@ -258,7 +258,8 @@ class RecordedSteps(Steps):
         return self._recorded(event, super().open_batch(current), current)
 
     def close_batch(self, current: CurrentBatch) -> Work[None]:
-        return self._recorded(BatchClosing(), super().close_batch(current), current)
+        event = BatchClosing(is_rejected=current.rejection is not None)
+        return self._recorded(event, super().close_batch(current), current)
 
     def step(self, current: CurrentBatch) -> Work[None]:
         return self._recorded(StepCalled(), super().step(current), current)

@@ -190,7 +190,7 @@ class Optimizer(torch.optim.Optimizer):
             What the closure returned.
 
         Raises:
-            GradientError: a gradient is not finite; nothing was sent.
+            GradientError: a gradient is not finite; nothing was sent. A loop that goes on gets the batch again.
             UsageError: no batch is current, or it was stepped already, or a parameter was changed from outside.
             UnavailableError: as of ``model.step``.
         """
@@ -201,7 +201,7 @@ class Optimizer(torch.optim.Optimizer):
         self._one_by_one.require_is_through()
         self._shown.require_unchanged(self.param_groups)
         self._require_unchanged()
-        gradients, rows = self._gradients(), self._rows.gradients()
+        gradients, rows, told_buffers = self._gradients(), self._rows.gradients(), dict(self._told_buffers)
         arrays = self._copies.arrays(gradients | {name: used.leaf.grad for name, (_, used) in rows.items()})
         try:
             for name, (table, used) in rows.items():
@@ -209,6 +209,7 @@ class Optimizer(torch.optim.Optimizer):
             self.model.step(self._as_declared(arrays) | self._changes_of_buffers())
         except GradientError:
             self.model.forget_rows()
+            self._told_buffers = told_buffers
             raise
         self._pushed = Seen(gradients.values())
         self._rows.drop()
@@ -290,7 +291,11 @@ class Optimizer(torch.optim.Optimizer):
         self._tell_settings()
 
     def batch_ends(self, current: CurrentBatch) -> None:
-        """The loop goes on to the next batch."""
+        """The loop goes on to the next batch, or to the same batch once more."""
+        if current.is_undone:
+            self._rows.drop()
+            self.values_came(list(self._buffers))
+            return
         left = [] if current.has_gradient else self._left()
         try:
             self._one_by_one.batch_ends(current, was_used=current.has_gradient or bool(left))

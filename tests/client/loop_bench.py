@@ -15,7 +15,7 @@ from flightedl.domain.trainer.batches import CurrentBatch
 from flightedl.domain.trainer.feed import Ask, AssignedTask
 from flightedl.domain.trainer.membership import TrainerMembership
 from flightedl.messages.declarations import DatasetDeclaration, DeclaredDataset
-from flightedl.messages.tasks import Assignment, FinishedTask, ReturnedTask, TasksReply
+from flightedl.messages.tasks import Assignment, FailedTask, FinishedTask, ReturnedTask, TasksReply
 
 from .pserver_bench import CLOCK, Cluster, waiting
 
@@ -30,6 +30,7 @@ class Master:
     def __init__(self, tasks: int, batches: int) -> None:
         self.todo = [_assignment(number, batches) for number in range(tasks)]
         self.finished: list[FinishedTask] = []
+        self.failed: list[FailedTask] = []
         self.returned: list[ReturnedTask] = []
         self._lock = threading.Lock()
 
@@ -37,6 +38,7 @@ class Master:
         reports = ask.reports
         with self._lock:
             self.finished += reports.finished
+            self.failed += reports.failed
             self.returned += reports.returned
             given, self.todo = self.todo[: ask.want], self.todo[ask.want :]
             outcome = "given" if given else "none_now" if self.todo or ask.holding else "epochs_done"

@@ -62,13 +62,84 @@ class TestAFailedStep:
             assert loop.master.finished == []
             assert [report.attempt for report in loop.master.returned] == [100]
 
-    def test_a_gradient_of_which_nothing_was_sent_is_left_out_as_the_script_wants(self) -> None:
+    @pytest.mark.parametrize(
+        "mode",
+        [
+            Sync(reduce="sum"),
+            Bounded(staleness=1),
+            Async(),
+            Async(push_every=3, reduce="sum"),
+            Sync(push_every=3, reduce="sum"),
+        ],
+    )
+    @pytest.mark.parametrize("at", range(4))
+    def test_of_which_nothing_was_sent_its_batch_comes_again(self, mode: Mode, at: int) -> None:
+        handed = []
+        with Cluster(SHAPES, mode, pservers=2) as cluster, Loop(cluster, 4) as loop:
+            for number in loop:
+                handed.append(number)
+                is_bad = number == at and handed.count(at) == 1
+                with contextlib.suppress(GradientError):
+                    loop.parameters.step(gradients(cluster, np.nan if is_bad else -1.0))
+            assert handed == sorted([*range(4), at])
+            assert (value_of(cluster, "a"), value_of(cluster, "b")) == (4, 4)
+            assert [report.attempt for report in loop.master.finished] == [100]
+
+    @pytest.mark.parametrize("mode", [Sync(reduce="sum"), Async()])
+    def test_after_a_part_of_it_was_pushed_its_batch_comes_again_for_the_rest(self, mode: Mode) -> None:
+        handed = []
+        with Cluster(SHAPES, mode, pservers=2) as cluster, Loop(cluster, 3) as loop:
+            for number in loop:
+                handed.append(number)
+                sound = gradients(cluster)
+                with contextlib.suppress(GradientError):
+                    loop.parameters.push({"a": sound["a"]})
+                    loop.parameters.step({"b": sound["b"] * (np.nan if handed == [0, 1] else 1)})
+            assert handed == [0, 1, 1, 2]
+            assert (value_of(cluster, "a"), value_of(cluster, "b")) == (3, 3)
+
+    def test_is_made_good_by_another_step_in_the_same_turn(self) -> None:
+        handed = []
         with Cluster(SHAPES, Sync(reduce="sum"), pservers=2) as cluster, Loop(cluster, 3) as loop:
             for number in loop:
-                with contextlib.suppress(GradientError):
+                handed.append(number)
+                try:
                     loop.parameters.step(gradients(cluster, np.nan if number == 1 else -1.0))
+                except GradientError:
+                    loop.parameters.step({})
+            assert handed == [0, 1, 2]
             assert (value_of(cluster, "a"), value_of(cluster, "b")) == (2, 2)
             assert [report.attempt for report in loop.master.finished] == [100]
+
+    @pytest.mark.parametrize("mode", [Sync(reduce="sum"), Async(), Async(push_every=2, reduce="sum")])
+    def test_that_fails_again_and_again_is_reported_with_its_batch_and_the_line(self, mode: Mode) -> None:
+        handed = []
+        with Cluster(SHAPES, mode, pservers=2) as cluster, Loop(cluster, 3, tasks=2) as loop:
+            for number in loop:
+                handed.append(number)
+                is_bad = number == 1 and handed.count(0) == 1
+                with contextlib.suppress(GradientError):
+                    loop.parameters.step(gradients(cluster, np.nan if is_bad else -1.0))
+            assert handed == [0, 1, 1, 1, 0, 1, 2]
+            (failed,) = loop.master.failed
+            assert (failed.attempt, failed.batch) == (100, 1)
+            assert "'a' has NaN or infinity in epoch 1, task 0, batch 1" in failed.error
+            assert failed.place.startswith("GradientError at test_doing_again.py:")
+            assert [report.attempt for report in loop.master.finished] == [101]
+
+    @pytest.mark.parametrize("mode", [Async(push_every=2, reduce="sum"), Async(push_every=8, reduce="sum")])
+    def test_a_batch_that_cannot_be_said_even_alone_is_reported(self, mode: Mode) -> None:
+        handed = []
+        with Cluster(SHAPES, mode, wire="float16") as cluster, Loop(cluster, 2, records=lambda n: 2 - n) as loop:
+            for number in loop:
+                handed.append(number)
+                loop.parameters.push(gradients(cluster, -40_000.0))
+                if number == 0:
+                    # Its gradient is beyond float16 in any sum, also alone.
+                    loop.parameters._sums._sums["a"] *= 2
+            assert handed == [0, 1, 0, 0, 0]
+            (failed,) = loop.master.failed
+            assert (failed.batch, loop.master.finished) == (0, [])
 
 
 class TestWhatASumCountsThatIsDoneAgain:

@@ -246,6 +246,9 @@ def test_what_makes_no_sense_is_told_and_nothing_is_sent() -> None:
         for wrong, text, kind in WRONG:
             with pytest.raises(kind, match=text):
                 wrong(users)
+            assert one.current is not None
+            assert one.current.is_undone == (kind is GradientError), "a script that goes on gets the batch again"
+            one.current.rejection = None
         users.push([1], ones(1))
         one.step(0, {})
         one.begin(1)

@@ -10,6 +10,7 @@ import pytest
 from flightedl.adapters.clock import SystemClock
 from flightedl.domain.checkpoint.manifest import Skipped
 from flightedl.domain.checkpoint.values import OrderNumber, SnapshotCommand
+from flightedl.domain.consistency.modes import Async
 from flightedl.domain.master.events import ManifestFailed, SnapshotAnswered
 from flightedl.domain.master.state import CoreSettings
 from flightedl.domain.pserver import life_values as happens
@@ -17,8 +18,10 @@ from flightedl.domain.trainer.acknowledged import AcknowledgedLoop
 from flightedl.domain.trainer.batches import CurrentBatch
 from flightedl.domain.trainer.ending import JobEnd
 from flightedl.domain.trainer.feed import AssignedTask
-from flightedl.domain.trainer.readings import HandOut, NeedItem, ReadBatch, TaskEnd
-from flightedl.errors import BegunAnewError, NotReadyError, UnavailableError
+from flightedl.domain.trainer.membership import TrainerMembership
+from flightedl.domain.trainer.readings import REJECTION_LIMIT, HandOut, NeedItem, ReadBatch, TaskEnd, Unreadable
+from flightedl.domain.trainer.steps import carried_out
+from flightedl.errors import BegunAnewError, GradientError, NotReadyError, UnavailableError
 from flightedl.messages.control import SnapshotReply
 from flightedl.messages.declarations import DeclaredModel, ModelDeclaration
 from flightedl.messages.tasks import TasksReply
@@ -28,7 +31,13 @@ from flightedl.recording.reader import recordings_in
 from flightedl.recording.replay import Difference, replay
 from flightedl.recording.snapshots import pserver_snapshots
 from flightedl.recording.story import story, subject_of, text_of
-from flightedl.recording.trainer_cores import acknowledged_loop, election_of_first_values, job_end
+from flightedl.recording.trainer_cores import (
+    acknowledged_loop,
+    batch_loop,
+    election_of_first_values,
+    job_end,
+    trainer_steps,
+)
 from flightedl.recording.values import assignment_of
 from flightedl.recording.writer import SUFFIX, Recorder
 
@@ -119,6 +128,35 @@ class TestBatchesThatAreSaidToBeDone:
     def test_shows_what_is_not_done(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(AcknowledgedLoop, "done", lambda *_: None)
         assert [each.core for each in differences(tmp_path)] == ["acknowledged-1"]
+
+
+class TestARejectedGradient:
+    @pytest.fixture
+    def rejected(self, recorder: Recorded) -> None:
+        task, made, mode = AssignedTask(assignment_of(0, 1, 1, 2), 1), recorder("trainer"), Async(push_every=2)
+        loop = batch_loop(made, "a", Held(task), lambda item: CurrentBatch(item.task.assignment, item.number, 1))
+        membership = TrainerMembership()
+        membership.has_model(mode)
+        membership.member = 1
+        steps = trainer_steps(made, "a", [[0]], membership, mode)
+        loop.take(ReadBatch(task, 0, None))
+        for _ in range(REJECTION_LIMIT):
+            step = loop.next_step()
+            assert isinstance(step, HandOut)
+            current = step.handed.current
+            carried_out(steps.open_batch(current), lambda _: None)
+            steps.rejected(current, GradientError("it has NaN"))
+            carried_out(steps.close_batch(current), lambda _: None)
+        assert isinstance(loop.next_step(), Unreadable)
+
+    @pytest.mark.usefixtures("rejected")
+    def test_goes_the_same_way_again(self, tmp_path: Path) -> None:
+        assert differences(tmp_path) == []
+
+    @pytest.mark.usefixtures("rejected")
+    def test_shows_what_undoes_no_batch(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(CurrentBatch, "reject", lambda *_: None)
+        assert [each.core for each in differences(tmp_path)] == ["steps-1"]
 
 
 class TestWhatNamesPlaces:

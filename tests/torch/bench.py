@@ -13,6 +13,7 @@ from flightedl.client.tables.table import Table
 from flightedl.domain.consistency.modes import Mode, Sync
 from flightedl.domain.model.optimizers import Optimizer
 from flightedl.domain.tables.spec import TableSpec
+from flightedl.domain.trainer.batches import CurrentBatch
 from flightedl.messages.status import TableCounts
 
 from ..client.pserver_bench import Cluster, Trainer
@@ -54,6 +55,12 @@ class BenchJob:
         """A batch is handed out."""
         assert self.trainer is not None
         self.trainer.begin(batch, of=1000).record_count = records
+
+    def begin_again(self, current: CurrentBatch) -> None:
+        """The same batch is handed out once more."""
+        assert self.trainer is not None
+        current.begin()
+        self.trainer.current = current
 
     def end(self) -> None:
         """The next one is asked for."""

@@ -607,6 +607,62 @@ def test_a_gradient_that_is_not_finite_is_named_and_nothing_is_pushed(bench: Tor
     assert not rows_in(items, 2).any()
 
 
+@pytest.mark.parametrize("mode", [fe.Sync(reduce="sum"), fe.Async(), fe.Sync(reduce="sum", push_every=2)])
+@pytest.mark.parametrize("spoilt", ["rows", "dense"])
+def test_a_batch_with_a_rejected_gradient_counts_once_when_it_comes_again(
+    mode: Any, spoilt: str, bench: TorchBench
+) -> None:
+    table = table_of(bench.job, init=fe.Zeros())
+    net = nn.ModuleDict({"rows": Embedding(table), "norm": nn.BatchNorm1d(3, momentum=0.5)})
+    optimizer = Optimizer(net, bench.job, fe.SGD(1.0), mode=mode)
+
+    def compute(scale: float) -> None:
+        rows = net["rows"](torch.tensor([1, 2]))
+        # The gradient of both rows is 1, that of the bias 2.
+        norm = net["norm"](torch.tensor([[1.0], [3.0]]).expand(2, 3))
+        (
+            (rows * (scale if spoilt == "rows" else 1)).sum() + norm.sum() * (scale if spoilt == "dense" else 1)
+        ).backward()
+
+    bench.job.begin(0)
+    current = bench.job.trainer.current
+    compute(float("nan"))
+    with pytest.raises(GradientError, match="NaN or infinity"):
+        optimizer.step()
+    bench.job.end()
+    assert (current.must_repeat, current.rejection_count) == (True, 1)
+    assert net["norm"].running_mean.tolist() == [0.0, 0.0, 0.0], "as the job has it"
+    bench.job.begin_again(current)
+    optimizer.zero_grad()
+    for batch in range(2):
+        compute(1.0)
+        optimizer.step()
+        bench.job.end()
+        optimizer.zero_grad()
+        if not batch:
+            bench.job.begin(1)
+    assert rows_in(table, 3)[:, 0].tolist() == [0, -2, -2]
+    assert net["norm"].bias.tolist() == [-4, -4, -4]
+    torch.testing.assert_close(net["norm"].running_mean, torch.full((3,), 2.0 * (1 - 0.5**2)))
+    assert net["norm"].num_batches_tracked.item() == 2
+
+
+def test_gradients_that_are_mended_in_the_same_turn_are_pushed_with_their_rows(bench: TorchBench) -> None:
+    table = table_of(bench.job, init=fe.Zeros())
+    net = nn.ModuleDict({"rows": Embedding(table), "norm": nn.BatchNorm1d(1, momentum=0.5)})
+    optimizer = Optimizer(net, bench.job, fe.SGD(1.0))
+    bench.job.begin(0)
+    (net["rows"](torch.tensor([1])).sum() + net["norm"](torch.tensor([[1.0], [3.0]])).sum() * float("inf")).backward()
+    with pytest.raises(GradientError, match="'norm"):
+        optimizer.step()
+    for tensor in net["norm"].parameters():
+        tensor.grad.fill_(1.0)
+    optimizer.step()
+    bench.job.end()
+    assert rows_in(table, 2)[:, 0].tolist() == [0, -1]
+    assert (net["norm"].bias.item(), net["norm"].running_mean.item()) == (-1, 1)
+
+
 def test_rows_stay_where_another_gradient_is_not_finite(bench: TorchBench) -> None:
     table = table_of(bench.job, init=fe.Zeros())
     net = nn.Sequential(Embedding(table), nn.Linear(3, 1))

@@ -30,6 +30,7 @@ import pyarrow as pa
 from flightedl.client.data.early_reads import EarlyReads, ReadTask
 from flightedl.client.data.feed import TaskFeed
 from flightedl.client.data.read_queue import AHEAD, ReadQueue
+from flightedl.client.raised import place_of
 from flightedl.client.tables.table import Column, Table
 from flightedl.client.waiting import Waiting
 from flightedl.domain.trainer import readings
@@ -37,6 +38,7 @@ from flightedl.domain.trainer.acknowledged import AcknowledgedLoop
 from flightedl.domain.trainer.batches import CurrentBatch
 from flightedl.domain.trainer.feed import AssignedTask
 from flightedl.domain.trainer.readings import (
+    REJECTION_LIMIT,
     BatchLoop,
     GiveUpSum,
     HandOut,
@@ -48,7 +50,7 @@ from flightedl.domain.trainer.readings import (
     TaskEnd,
     Unreadable,
 )
-from flightedl.errors import FlightedlError, UsageError
+from flightedl.errors import FlightedlError, GradientError, UsageError
 from flightedl.formats.chunks import ChangedFileError, chunks_from_rows
 from flightedl.formats.declared import schema_of
 from flightedl.formats.following import MARKER
@@ -436,7 +438,10 @@ def _report_unreadable(feed: TaskFeed, failure: ReadFailure) -> None:
     error = failure.error
     if isinstance(error, ChangedFileError):
         raise error
-    feed.failed(failure.task, str(error) or type(error).__name__, failure.number)
+    place, problem = "", "cannot read a batch"
+    if isinstance(error, GradientError):
+        place, problem = place_of(error), f"the gradient of a batch was rejected {REJECTION_LIMIT} times"
+    feed.failed(failure.task, str(error) or type(error).__name__, failure.number, place)
     if not isinstance(error, (FlightedlError, pa.ArrowException, OSError)):
         raise error
-    sys.stderr.write(f"flightedl: cannot read a batch, the task goes back: {error}\n")
+    sys.stderr.write(f"flightedl: {problem}, the task goes back: {error}\n")

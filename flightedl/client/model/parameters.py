@@ -36,7 +36,7 @@ from flightedl.domain.trainer.batches import CurrentBatch
 from flightedl.domain.trainer.membership import TrainerMembership
 from flightedl.domain.trainer.steps import Effect, Steps, TakeSum, Work, carried_out
 from flightedl.domain.trainer.transfers import Transfer
-from flightedl.errors import UsageError
+from flightedl.errors import GradientError, UsageError
 from flightedl.ports import Clock
 from flightedl.process import tracing
 
@@ -67,7 +67,7 @@ class Listener(Protocol):
         ...
 
     def batch_ends(self, current: CurrentBatch) -> None:
-        """The user's code is through with the batch, whatever it pushed of it.
+        """The user's code is through with the batch, whatever it pushed of it; ``current.is_undone``: for now.
 
         Raises:
             UsageError: it has something for the batch that it did not push.
@@ -194,7 +194,8 @@ class Parameters(Mapping[str, npt.NDArray[np.generic]]):
                 containers that the model was declared with.
 
         Raises:
-            GradientError: unknown name, wrong shape or dtype, or not finite; nothing was sent.
+            GradientError: unknown name, wrong shape or dtype, or not finite; nothing was sent. A loop that goes on all
+                the same gets this batch again, unless it calls ``step`` with other gradients before.
             UsageError: no batch is current, or it was already pushed.
             UnavailableError: a pserver stayed away for longer than ``give_up_s``. Others may have the gradients: a loop
                 that goes on all the same gets this batch again.
@@ -272,7 +273,7 @@ class Parameters(Mapping[str, npt.NDArray[np.generic]]):
 
     def batch_ends(self, current: CurrentBatch) -> None:
         """The user's code is through with the batch, and nothing more will be pushed of it."""
-        if self._listener is not None and not current.must_repeat:
+        if self._listener is not None:
             self._listener.batch_ends(current)
 
     def look_up(self, ids: Mapping[int, DistinctIds]) -> Lookup:
@@ -328,7 +329,7 @@ class Parameters(Mapping[str, npt.NDArray[np.generic]]):
     def close_batch(self, current: CurrentBatch) -> None:
         """The user's code is through with the batch: what it did not push arrives, rows that it left leave."""
         try:
-            if self.steps.sums is not None and not current.must_repeat and not current.waits:
+            if self.steps.sums is not None and not current.is_undone and not current.waits:
                 self._add_rows(current)
             self.run(self.steps.close_batch(current))
         finally:
@@ -378,9 +379,21 @@ class Parameters(Mapping[str, npt.NDArray[np.generic]]):
         if self._closed:
             raise UsageError(self._closed)
 
+    def rejected(self, error: GradientError) -> None:
+        """Note that a gradient of the current batch was rejected: the batch is handed out again."""
+        if (current := self._scope.current) is not None:
+            self.steps.rejected(current, error)
+
     def _push(self, gradients: Mapping[str, npt.ArrayLike], *, is_complete: bool) -> None:
         self._require_open()
-        current, steps = self._require_current(), self.steps
+        try:
+            self._push_sound(gradients, self._require_current(), is_complete=is_complete)
+        except GradientError as error:
+            self.rejected(error)
+            raise
+
+    def _push_sound(self, gradients: Mapping[str, npt.ArrayLike], current: CurrentBatch, *, is_complete: bool) -> None:
+        steps = self.steps
         if self._tree is not None and gradients is not _NO_GRADIENTS:
             gradients = self._tree.flattened(gradients)
         if steps.sums is None and self._feedback is None and not self._check.clips:

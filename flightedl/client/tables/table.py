@@ -42,6 +42,10 @@ class Traffic(Protocol):
         """Gradients of the rows of distinct ids, which leave with the current batch's step."""
         ...
 
+    def rejected(self, error: GradientError) -> None:
+        """Note that a gradient of the current batch was rejected."""
+        ...
+
     def where(self) -> str:
         """The current batch, for people."""
         ...
@@ -181,21 +185,21 @@ class Table:
         asked = self.asked(ids, offsets, weights, combiner, padding_idx, nulls)
         number, traffic = self._declared(self.name)
         shape = asked.found.shape if asked.bags is None else (asked.bags.count,)
-        values = self._checked(gradients, (*shape, self.dim))
+        values = self._checked(gradients, (*shape, self.dim), traffic)
         if asked.bags is not None:
             values = self._bags_pulled(asked).spread(values)
         elif asked.kept is not None:
             values = values[asked.kept]
         sums, bad = asked.distinct.summed(values)
         if bad >= 0:
-            raise self._not_finite(int(asked.distinct.given[bad]), traffic)
+            raise self._rejected(traffic, f"gradient of id {asked.distinct.given[bad]}", "has NaN or infinity")
         traffic.push_rows(number, asked.distinct.ids, sums)
 
     def push_distinct(self, ids: Ids, gradients: Floats) -> None:
         """``push`` of distinct ids: (m,) and (m, dim). Errors likewise."""
         number, traffic = self._declared(self.name)
         if (bad := first_not_finite(gradients)) >= 0:
-            raise self._not_finite(int(ids[bad]), traffic)
+            raise self._rejected(traffic, f"gradient of id {ids[bad]}", "has NaN or infinity")
         traffic.push_rows(number, ids, gradients)
 
     @property
@@ -330,24 +334,26 @@ class Table:
                 return known
         return asked.bags
 
-    def _checked(self, gradients: npt.ArrayLike, shape: tuple[int, ...]) -> Floats:
+    def _checked(self, gradients: npt.ArrayLike, shape: tuple[int, ...], traffic: Traffic) -> Floats:
         if type(gradients) is np.ndarray and gradients.shape == shape and gradients.dtype == np.float32:
             return np.ascontiguousarray(gradients).reshape(-1, self.dim)
         try:
             array = np.asarray(gradients)
         except (TypeError, ValueError, RuntimeError) as error:
-            raise GradientError(f"the gradients of table {self.name!r} are no array: {error!s:.160}") from None
+            raise self._rejected(traffic, "gradients", f"are no array: {error!s:.160}") from None
         if array.shape != shape:
-            raise GradientError(f"the gradients of table {self.name!r} have shape {array.shape}, not {shape}")
+            raise self._rejected(traffic, "gradients", f"have shape {array.shape}, not {shape}")
         if array.dtype != np.float32:
-            raise GradientError(f"the gradients of table {self.name!r} are {array.dtype}: use .astype(np.float32)")
+            raise self._rejected(traffic, "gradients", f"are {array.dtype}: use .astype(np.float32)")
         return np.ascontiguousarray(array).reshape(-1, self.dim)
 
-    def _not_finite(self, row_id: int, traffic: Traffic) -> GradientError:
-        return GradientError(
-            f"the gradient of id {row_id} of table {self.name!r} has NaN or infinity in {traffic.where()}; nothing "
-            "of it was pushed"
+    def _rejected(self, traffic: Traffic, what: str, problem: str) -> GradientError:
+        """Return the error to raise for the current batch, which is handed out again."""
+        error = GradientError(
+            f"the {what} of table {self.name!r} {problem} in {traffic.where()}; nothing of it was pushed"
         )
+        traffic.rejected(error)
+        return error
 
 
 def asked_of(wanted: Mapping[Table, Any], nulls: Nulls = "error") -> dict[Table, Asked]:

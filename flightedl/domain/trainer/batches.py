@@ -44,11 +44,20 @@ class CurrentBatch:
     again: SumAgain | None = None
     #: What ended its push half-way, where trying again cannot help.
     failure: BaseException | None = None
+    #: Error of the newest gradient, if the gradient was rejected before anything of it was sent.
+    rejection: Exception | None = None
+    #: Times that the batch was handed out and ended with a rejected gradient.
+    rejection_count: int = 0
 
     @property
     def turn(self) -> tuple[int, int]:
         """Batches that are done again come by this: those of one sum after each other."""
         return (self.number if self.again is None else self.again.first, self.number)
+
+    @property
+    def is_undone(self) -> bool:
+        """True if the batch has to be handed out again."""
+        return self.must_repeat or self.rejection is not None
 
     @property
     def identity(self) -> BatchIdentity:
@@ -64,7 +73,7 @@ class CurrentBatch:
         """The user's code is about to get it, for the first time or again."""
         self.must_repeat = False
         self.waits = False
-        self.failure = None
+        self.failure = self.rejection = None
         self.answered.clear()
         self.base_version = None
         self.generations.clear()
@@ -85,6 +94,12 @@ class CurrentBatch:
         self.waits = False
         self.must_repeat = True
         self.again = again
+
+    def reject(self, error: Exception) -> None:
+        """Hand the batch out again, because its gradient was rejected."""
+        self.must_repeat = True
+        self.rejection = error
+        self.rejection_count += 1
 
     def push_failed(self, error: BaseException) -> None:
         """Some blocks may have it and others not: it is done again, whatever the user's code makes of the error."""

@@ -8,9 +8,11 @@ or left a batch out, does not count. Such a task is handed back, whatever the re
 answered "already applied".
 
 A batch whose gradient came too late (the round had moved on, or this trainer had lost its membership) is handed out
-*again*, under the same identity. Where gradients of several batches are pushed as one sum, their batches are kept until
-the sum is pushed; those that a block could not take with the others are handed out again, sum by sum. A task is
-reported when its sums are pushed.
+*again*, under the same identity. So is a batch whose gradient was rejected, up to ``REJECTION_LIMIT`` times; then its
+task is reported as failed at this batch.
+
+Where gradients of several batches are pushed as one sum, their batches are kept until the sum is pushed; those that a
+block could not take with the others are handed out again, sum by sum. A task is reported when its sums are pushed.
 """
 
 from __future__ import annotations
@@ -23,6 +25,9 @@ from flightedl.domain.trainer.batches import CurrentBatch
 from flightedl.domain.trainer.feed import AssignedTask
 
 Records = TypeVar("Records")
+
+#: A reading hands a batch out this often, if its gradient is rejected each time.
+REJECTION_LIMIT = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +49,7 @@ class TaskEnd:
 
 @dataclass(frozen=True, slots=True)
 class ReadFailure:
-    """The batch of this number cannot be read, and none after it."""
+    """The batch of this number cannot be read or trained, and none after it."""
 
     task: AssignedTask
     number: int
@@ -140,7 +145,7 @@ class GiveUpSum:
 
 @dataclass(frozen=True, slots=True)
 class Unreadable:
-    """Report this task as failed, or end."""
+    """Report this task as failed at this batch, or end."""
 
     failure: ReadFailure
 
@@ -193,6 +198,9 @@ class BatchLoop(Generic[Records]):
             return self._begun(self._due.pop(0))
         if self._reading is not None:
             if (again := self._settle(self._reading)) is not None:
+                rejection = again.current.rejection
+                if rejection is not None and again.current.rejection_count >= REJECTION_LIMIT:
+                    return Unreadable(ReadFailure(again.item.task, again.item.number, rejection))
                 return self._begun(HandOut(again))
             if self._is_at_end:
                 if self._reading.handed:

@@ -10,6 +10,8 @@ Rules:
 * A push that fails may be in some blocks and not in others. Its batch never arrives without its gradient: it is done
   again as a whole, whatever the user's code makes of the error. Where trying again cannot help, its task is undone: the
   error is raised again when the batch is closed, which ends the loop over the data.
+* A batch whose gradient was rejected (``CurrentBatch.rejection``) is handed out again, unless a later ``step`` of the
+  same turn succeeds. If a sum of several batches is rejected, each of them is handed out again and pushed alone.
 * In synchronous mode, values that follow a batch are those of its round: a pull waits until each block has closed it.
   With backup members all blocks are pushed with one base, the lowest version held (``domain.consistency.rounds``).
 * With ``push_every=n`` a batch waits in a sum, and is pushed with n - 1 others (``sums``); with ``Async(pull_every=m)``
@@ -183,6 +185,10 @@ class Steps:
         Raises:
             BaseException: what ended its push, where doing it again cannot help.
         """
+        if current.rejection is not None and not current.must_repeat:
+            current.reject(current.rejection)
+            if not self._others_wait:
+                yield from self.refresh()
         if current.must_repeat:
             self._leave_out(current)
         elif (sums := self.sums) is not None:
@@ -220,17 +226,30 @@ class Steps:
     # what the user calls
 
     def step(self, current: CurrentBatch) -> Work[None]:
-        """Push the batch: gradients, or its arrival, to every block that has no answer yet. Then pull, if it is due."""
+        """Push the batch: gradients, or its arrival, to every block that has no answer yet. Then pull, if it is due.
+
+        Raises:
+            GradientError: the batch completed a sum that cannot be pushed.
+        """
         if current.must_repeat:
             return
+        current.rejection = None
         self._steps_since_pull += 1
         pull = self._steps_since_pull >= self._pull_every
         if self.sums is not None:
-            yield from self._complete(self.sums, current, pull=pull)
+            error = yield from self._complete(self.sums, current, pull=pull)
+            if error is not None:
+                raise error
         else:
             yield from self._send(current, self._unanswered(current), pull=pull)
         if pull:
             self._steps_since_pull = 0
+
+    def rejected(self, current: CurrentBatch, error: Exception) -> None:
+        """Note that a gradient was rejected before anything of it was sent; ignored for a batch that is complete."""
+        is_pushed = self.sums is not None and self.sums.is_pushed(current)
+        if not (current.waits or is_pushed) and self._unanswered(current):
+            current.rejection = error
 
     def push(self, current: CurrentBatch, blocks: Collection[int]) -> Work[None]:
         """Push the batch's gradients to these blocks; others may follow. Not where gradients are added up."""
@@ -276,22 +295,26 @@ class Steps:
         if self.sums is not None:
             self.sums.give_up()
 
-    def _complete(self, sums: BatchSums, current: CurrentBatch, *, pull: bool) -> Work[None]:
-        """All gradients of a batch are in the sum: push it, if it is time."""
+    def _complete(self, sums: BatchSums, current: CurrentBatch, *, pull: bool) -> Work[GradientError | None]:
+        """All gradients of a batch are in the sum: push it, if it is time. Returns the same as ``_push_sum``."""
         sums.complete(current)
         if sums.is_full:
-            yield from self._push_sum(sums, pull=pull)
-        elif pull and not self._is_synchronous:
+            return (yield from self._push_sum(sums, pull=pull))
+        if pull and not self._is_synchronous:
             yield from self._transfer(None, current.member, pulls=dict.fromkeys(self._blocks, 0))
+        return None
 
-    def _push_sum(self, sums: BatchSums, *, pull: bool) -> Work[None]:
-        """One push for several batches: each block takes all of them, or none."""
+    def _push_sum(self, sums: BatchSums, *, pull: bool) -> Work[GradientError | None]:
+        """One push for several batches: each block takes all of them, or none.
+
+        Returns the error of a sum that cannot be pushed; its batches are then handed out again.
+        """
         together, divisors = sums.take()
         try:
             yield TakeSum(together, divisors, sums.identity)
-        except GradientError:
-            sums.split()
-            raise
+        except GradientError as error:
+            sums.split(error)
+            return error
         try:
             refusals = yield from self._send(together, self._blocks, pull=pull)
         except BaseException as error:
@@ -299,6 +322,7 @@ class Steps:
             raise
         sums.settle(together, refusals)
         yield from self._catch_up(together)
+        return None
 
     # one batch to all pservers
 

@@ -150,9 +150,12 @@ class BatchSums:
         for member in members:
             member.push_failed(error)
 
-    def split(self) -> None:
+    def split(self, error: Exception) -> None:
         """The sum that was taken cannot be pushed: each of its batches has to be done again for itself."""
-        for member in self._group.clear():
+        members = self._group.clear()
+        for member in members:
+            if len(members) == 1:
+                member.reject(error)
             self._repeat([member])
 
     def _repeat(self, members: Sequence[CurrentBatch]) -> None:

@@ -10,6 +10,7 @@ from flightedl.domain.exactly_once.accumulation import SumAgain
 from flightedl.domain.trainer.batches import CurrentBatch
 from flightedl.domain.trainer.feed import AssignedTask
 from flightedl.domain.trainer.readings import (
+    REJECTION_LIMIT,
     BatchLoop,
     GiveUpSum,
     Handed,
@@ -21,6 +22,7 @@ from flightedl.domain.trainer.readings import (
     TaskEnd,
     Unreadable,
 )
+from flightedl.errors import GradientError
 
 from .test_feed import assignment
 
@@ -97,6 +99,39 @@ def test_a_batch_that_came_too_late_is_handed_out_again_before_the_next_one() ->
     assert again is first
     assert not again.current.must_repeat
     answered(again)
+    loop.take(TaskEnd(task))
+    assert needs_item(loop)
+    assert held.done == [(1, [5])]
+
+
+def test_a_batch_whose_gradient_was_rejected_fails_its_task_after_three_turns() -> None:
+    task, error = task_of(1, 2), GradientError("it has NaN")
+    held = Held(task)
+    loop = loop_of(held)
+    loop.take(ReadBatch(task, 0, "records"))
+    batch = handed(loop)
+    for _ in range(REJECTION_LIMIT - 1):
+        batch.current.reject(error)
+        assert handed(loop) is batch
+    batch.current.reject(error)
+    assert loop.next_step() == Unreadable(ReadFailure(task, 0, error))
+    held.tasks.clear()
+    assert needs_item(loop)
+    loop.take(TaskEnd(task))
+    assert needs_item(loop)
+    assert held.done == []
+
+
+def test_a_rejected_batch_that_succeeds_at_last_is_settled_as_any() -> None:
+    task = task_of(1, 1)
+    held = Held(task)
+    loop = loop_of(held)
+    loop.take(ReadBatch(task, 0, "records"))
+    for _ in range(REJECTION_LIMIT - 1):
+        handed(loop).current.reject(GradientError("it has NaN"))
+    for _ in range(2):
+        handed(loop).current.must_repeat = True
+    answered(handed(loop))
     loop.take(TaskEnd(task))
     assert needs_item(loop)
     assert held.done == [(1, [5])]

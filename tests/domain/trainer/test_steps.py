@@ -239,6 +239,69 @@ class TestAPushThatFails:
         assert not current.must_repeat
 
 
+class TestARejectedGradient:
+    @pytest.mark.parametrize("mode", [Sync(), Bounded(0), Async(), Sync(push_every=2), Async(push_every=2)])
+    def test_undoes_its_batch_which_arrives_nowhere(self, mode: Mode) -> None:
+        bench = Bench(mode)
+        current = bench.batch(0)
+        bench.steps.rejected(current, GradientError("it has NaN"))
+        assert (current.is_undone, current.must_repeat) == (True, False), "the script may still step"
+        bench.run(bench.steps.close_batch(current))
+        assert (current.must_repeat, current.rejection_count) == (True, 1)
+        assert not any("push" in line for line in bench.said())
+        assert bench.membership.member == 7
+
+    def test_brings_fresh_values_where_nobody_waits(self) -> None:
+        for mode, log in (Async(), ["pull {0: 0, 1: 0}", "pull {2: 0, 3: 0}"]), (Sync(), []):
+            bench = Bench(mode)
+            current = bench.batch(0)
+            bench.steps.rejected(current, GradientError("it has NaN"))
+            bench.run(bench.steps.close_batch(current))
+            assert bench.said() == log
+
+    @pytest.mark.parametrize("mode", [Sync(), Async(), Async(push_every=2)])
+    def test_counts_for_nothing_when_the_script_steps_again(self, mode: Mode) -> None:
+        bench = Bench(mode)
+        current = bench.batch(0)
+        bench.steps.rejected(current, GradientError("it has NaN"))
+        bench.run(bench.steps.step(current))
+        bench.run(bench.steps.close_batch(current))
+        assert (current.is_undone, current.rejection_count) == (False, 0)
+
+    @pytest.mark.parametrize("mode", [Sync(), Async(push_every=1), Async(push_every=2), Sync(push_every=2)])
+    def test_does_not_undo_a_batch_that_is_complete(self, mode: Mode) -> None:
+        bench = Bench(mode)
+        for number in range(2):
+            current = bench.batch(number)
+            bench.run(bench.steps.step(current))
+            bench.steps.rejected(current, GradientError("a second step of it has NaN"))
+            assert not current.is_undone
+            bench.run(bench.steps.close_batch(current))
+
+    def test_leaves_the_sum_that_others_wait_in_as_it_is(self) -> None:
+        bench = Bench(Async(push_every=2))
+        first, second = bench.batch(0), bench.batch(1)
+        bench.run(bench.steps.step(first))
+        bench.steps.rejected(second, GradientError("it has NaN"))
+        bench.run(bench.steps.close_batch(second))
+        assert (first.waits, first.must_repeat) == (True, False)
+        second.begin()
+        bench.said()
+        bench.run(bench.steps.step(second))
+        assert "take 2 {}" in bench.said()
+
+    def test_takes_a_sum_with_it_that_has_a_part_of_its_batch(self) -> None:
+        bench = Bench(Async(push_every=3))
+        first, second = bench.batch(0), bench.batch(1)
+        bench.run(bench.steps.step(first))
+        assert bench.steps.sums is not None
+        bench.steps.sums.add(second, {"w"})
+        bench.steps.rejected(second, GradientError("another parameter has NaN"))
+        bench.run(bench.steps.close_batch(second))
+        assert (first.must_repeat, second.must_repeat) == (True, True)
+        bench.steps.sums.check()
+
+
 class TestAPull:
     def test_after_a_push_that_came_too_late_reads_what_there_is(self) -> None:
         bench = Bench(Sync())
@@ -349,6 +412,17 @@ class TestSums:
         with pytest.raises(GradientError):
             bench.run(bench.steps.step(batches[1]))
         assert [current.again.batch_count for current in batches if current.again] == [1, 1]
+
+    @pytest.mark.parametrize("count", [1, 2])
+    def test_one_that_cannot_be_said_at_the_end_of_a_task_does_not_end_the_loop(self, count: int) -> None:
+        bench = Bench(Async(push_every=3))
+        batches = [bench.batch(number) for number in range(count)]
+        for current in batches:
+            bench.run(bench.steps.step(current))
+        bench.failing = GradientError("too large")
+        bench.run(bench.steps.push_sum())
+        assert all(current.must_repeat for current in batches)
+        assert [current.rejection_count for current in batches] == ([1] if count == 1 else [0, 0])
 
     @pytest.mark.parametrize("mode", [Async(), Sync(), Async(push_every=2)])
     def test_are_done_again_when_the_mode_changes(self, mode: Mode) -> None:

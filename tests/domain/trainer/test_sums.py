@@ -7,7 +7,7 @@ import pytest
 from flightedl.domain.exactly_once.accumulation import SumAgain
 from flightedl.domain.trainer.batches import CurrentBatch
 from flightedl.domain.trainer.sums import BatchSums
-from flightedl.errors import UnavailableError, UsageError
+from flightedl.errors import GradientError, UnavailableError, UsageError
 
 from .test_feed import assignment
 
@@ -80,8 +80,17 @@ def test_a_sum_that_cannot_be_pushed_is_split() -> None:
     sums, members = BatchSums(2), batches(2)
     added(sums, *members)
     sums.take()
-    sums.split()
+    sums.split(GradientError("too large"))
     assert [member.again.batch_count for member in members if member.again] == [1, 1]
+    assert [member.rejection_count for member in members] == [0, 0], "the other one may have been too large"
+
+
+def test_a_batch_that_cannot_be_pushed_alone_is_rejected() -> None:
+    sums, (first, _) = BatchSums(1), batches(2)
+    added(sums, first)
+    sums.take()
+    sums.split(error := GradientError("too large"))
+    assert (first.must_repeat, first.rejection, first.rejection_count) == (True, error, 1)
 
 
 def test_a_sum_that_is_given_up_is_done_again_as_if_it_had_not_begun() -> None:
