@@ -353,7 +353,7 @@ class Cluster(Protocol):
         ...
 
     def list(self, kind: str, labels: Mapping[str, str]) -> list[dict[str, Any]]:
-        """All objects of a kind that have these labels, sorted by name."""
+        """All objects of a kind, or of several with commas between them, that have these labels, sorted by name."""
         ...
 
     def patch(self, kind: str, name: str, changes: Mapping[str, Any]) -> dict[str, Any]:

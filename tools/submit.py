@@ -13,7 +13,8 @@ from rich.console import Console
 
 from flightedl.adapters.clock import SystemClock
 from flightedl.errors import UsageError
-from flightedl.launch.kubernetes.objects import owned, render
+from flightedl.launch.kubernetes.etcd_members import certificate_hosts
+from flightedl.launch.kubernetes.objects import render
 from flightedl.launch.kubernetes.secrets import make_secrets, secret_names
 from flightedl.launch.kubernetes.submitting import submit as submit_objects
 from flightedl.launch.kubernetes.values import CODE, ClusterJob, Resources, Scaling
@@ -69,9 +70,10 @@ def submit(script_or_module: str, arguments: tuple[str, ...], **given: Any) -> i
     job = job_of(script_or_module, arguments, given)
     objects = render(job)
     if given["dry_run"]:
-        click.echo(as_yaml([*objects[:1], *owned(objects[1:], objects[0], "of-the-job")]), nl=False)
-        if names := secret_names(job):
-            click.echo(f"# and the Secrets {', '.join(names)}, with certificates made for this job")
+        # Without owners: nobody knows the Job's UID before it is there.
+        click.echo(as_yaml([*objects[1:], objects[0]]), nl=False)
+        for line in how_to_make_secrets(job):
+            click.echo(f"# {line}")
         return 0
     cluster, clock = cluster_of(given), SystemClock()
     submit_objects(cluster, [*objects, *make_secrets(job)], clock)
@@ -81,18 +83,33 @@ def submit(script_or_module: str, arguments: tuple[str, ...], **given: Any) -> i
     return watch(cluster, job, make_display(Console(highlight=False), clock))
 
 
+def how_to_make_secrets(job: ClusterJob) -> list[str]:
+    """Lines that say which Secrets pods wait for, and the commands that make them."""
+    names = secret_names(job)
+    if not names:
+        return []
+    hosts = "".join(f" --host {host}" for host in certificate_hosts(job)) if job.own_etcd else ""
+    roles = " ".join(name.removeprefix(f"{job.job}-") for name in names)
+    return [
+        f"Pods wait for the Secrets {', '.join(names)}:",
+        f"flightedl certs create certs --job {job.job}{hosts}",
+        f"for role in {roles}; do kubectl create secret generic {job.job}-$role --from-file=certs/$role; done",
+    ]
+
+
 def watch(cluster: Cluster, job: ClusterJob, display: Display) -> int:
     """Show a job until it ends; the exit code."""
     clock = SystemClock()
     started_at = clock.now()
     trainer_labels = labels_of(job.job, "trainer")
-    waits: list[str] = []
+    told: set[str] = set()
 
-    def show(view: JobView, status: StatusReply | None, waited: str) -> None:
+    def show(view: JobView, status: StatusReply | None, obstacles: Sequence[str]) -> None:
         followers.follow(trainer_labels)
-        if waited and waited not in waits:
-            waits.append(waited)
-            display.event(f"pods wait: {waited}")
+        for obstacle in obstacles:
+            if obstacle not in told:
+                display.event(obstacle)
+        told.update(obstacles)
         display.update(Figures(clock.now() - started_at, status, view.active, view.wanted, job.pservers, ""))
 
     with display, contextlib.closing(Followers(cluster, display.lines)) as followers:

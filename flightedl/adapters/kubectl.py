@@ -29,6 +29,9 @@ _PROGRAM = "kubectl"
 _TIMEOUT_S = 60.0
 _OWNER = "flightedl"
 _REASON = re.compile(r"Error from server \((\w+)\)")
+#: Lines that kubectl writes before the error: warnings, and its own log.
+_CHATTER = re.compile(r"Warning:|[EWI]\d{4} ")
+_LONGEST_ERROR = 600
 _ERRORS: Mapping[str, type[FlightedlError]] = {
     "NotFound": NotFoundError,
     "Forbidden": AuthenticationError,
@@ -38,8 +41,11 @@ _ERRORS: Mapping[str, type[FlightedlError]] = {
     "AlreadyExists": UsageError,
     "Conflict": UsageError,
 }
-#: What kubectl says without having asked the server, and means that something has to be changed.
-_OURS = ("strict decoding error", "no context exists", "unknown flag", "unable to recognize", "no matches for kind")
+#: Parts of kubectl's messages without a reason, which mean that something has to be changed.
+_OURS = re.compile(
+    r"strict decoding error|no context exists|unknown flag|unable to recognize|no matches for kind|\" is invalid: "
+    r"|error validating|error parsing|failed to create typed|admission webhook .* denied|doesn't have a resource type"
+)
 
 
 class Ended(NamedTuple):
@@ -120,7 +126,7 @@ class Kubectl:
     def execute(self, pod: str, command: Sequence[str], timeout_s: float) -> str:
         done = self._run([*self._command, "exec", pod, "--", *command], "", timeout_s)
         if done.exit_code:
-            raise UnavailableError(f"{command[0]} in pod {pod} ended with {done.exit_code}: {_first_line(done.error)}")
+            raise UnavailableError(f"{command[0]} in pod {pod} ended with {done.exit_code}: {_in_one_line(done.error)}")
         return done.output
 
     def _ask(self, arguments: Sequence[str], given: str = "") -> str:
@@ -144,15 +150,15 @@ def _object(output: str) -> dict[str, Any]:
 
 def _error(said: str) -> FlightedlError:
     reason = _REASON.search(said)
-    line = _first_line(said)
+    line = _in_one_line(said)
     if reason is not None:
         return _ERRORS.get(reason[1], UnavailableError)(f"the cluster refuses: {line}")
-    if any(words in said for words in _OURS):
+    if _OURS.search(said):
         return UsageError(f"the cluster refuses: {line}")
     return UnavailableError(f"the cluster does not answer: {line}")
 
 
-def _first_line(said: str) -> str:
-    """What it is about: kubectl warns before it says."""
-    lines = [line.strip() for line in said.splitlines() if line.strip() and not line.startswith("Warning:")]
-    return lines[-1] if lines else "kubectl says nothing"
+def _in_one_line(said: str) -> str:
+    """The error on one line, without the warnings before it."""
+    lines = [line.strip() for line in said.splitlines() if line.strip() and not _CHATTER.match(line)]
+    return " ".join(lines)[:_LONGEST_ERROR] if lines else "kubectl says nothing"

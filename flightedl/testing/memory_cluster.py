@@ -1,4 +1,4 @@
-"""A cluster in memory: objects as they were given, without anybody who acts on them."""
+"""A cluster in memory: objects as they were given, and the garbage collector. No other controller acts on them."""
 
 from __future__ import annotations
 
@@ -8,13 +8,26 @@ import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from flightedl.errors import NotFoundError, UnavailableError
+from flightedl.errors import NotFoundError, UnavailableError, UsageError
+from flightedl.ports import Clock
 
 
 class MemoryCluster:
-    """See ``ports.Cluster``. What owners own goes with them at once."""
+    """See ``ports.Cluster``. Owners are known by UID, as in Kubernetes.
 
-    def __init__(self) -> None:
+    The collector deletes an object whose owners do not exist, some time after the last of them was deleted. It decides
+    by the object's own UID: what is applied to the object in the meantime does not save it.
+
+    Args:
+        clock: Tells the time of a collection; None: dependents are collected at once.
+        collection_s: Seconds from the deletion of an owner to that of its dependents.
+    """
+
+    def __init__(self, clock: Clock | None = None, collection_s: float = 0.0) -> None:
+        self._clock = clock
+        self._collection_s = collection_s
+        #: UID of an object -> when it is collected.
+        self._doomed: dict[str, float] = {}
         self.objects: dict[tuple[str, str], dict[str, Any]] = {}
         #: Pod -> what it has said.
         self.output: dict[str, list[str]] = {}
@@ -23,37 +36,58 @@ class MemoryCluster:
         self._uids = itertools.count(1)
 
     def apply(self, objects: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+        self._collect()
         found = []
         for each in copy.deepcopy(list(objects)):
             key = each["kind"], each["metadata"]["name"]
             known = self.objects.get(key, {"metadata": {"uid": f"uid-{next(self._uids)}"}})
             self.objects[key] = _merged(known, each)
             found.append(copy.deepcopy(self.objects[key]))
+        uids = {each["metadata"]["uid"] for each in self.objects.values()}
+        self._doom(each for each in found if (owners := _owners(each)) and not owners & uids)
         return found
 
     def get(self, kind: str, name: str) -> dict[str, Any] | None:
+        self._collect()
         return copy.deepcopy(self.objects.get((kind, name)))
 
     def list(self, kind: str, labels: Mapping[str, str]) -> list[dict[str, Any]]:
+        self._collect()
         return [
             copy.deepcopy(each)
-            for (its_kind, _), each in sorted(self.objects.items())
-            if its_kind == kind and labels.items() <= each["metadata"].get("labels", {}).items()
+            for (its_kind, _), each in sorted(self.objects.items(), key=lambda item: item[0][::-1])
+            if its_kind in kind.split(",") and labels.items() <= each["metadata"].get("labels", {}).items()
         ]
 
     def patch(self, kind: str, name: str, changes: Mapping[str, Any]) -> dict[str, Any]:
+        self._collect()
         if (kind, name) not in self.objects:
             raise NotFoundError(f"there is no {kind} {name}")
+        uid = self.objects[kind, name]["metadata"]["uid"]
+        if changes.get("metadata", {}).get("uid", uid) != uid:
+            raise UsageError(f"{kind} {name} has another UID")
         self.objects[kind, name] = _merged(self.objects[kind, name], changes)
         return copy.deepcopy(self.objects[kind, name])
 
     def delete(self, kind: str, name: str) -> None:
+        self._collect()
         gone = self.objects.pop((kind, name), None)
-        if gone is None:
-            return
-        for key, each in list(self.objects.items()):
-            if any(owner["uid"] == gone["metadata"]["uid"] for owner in each["metadata"].get("ownerReferences", [])):
-                self.delete(*key)
+        if gone is not None:
+            self._doom(each for each in self.objects.values() if gone["metadata"]["uid"] in _owners(each))
+
+    def _doom(self, objects: Iterable[Mapping[str, Any]]) -> None:
+        """Collect objects later, or now if no clock says when that is."""
+        at = self._clock.now() + self._collection_s if self._clock else 0.0
+        for each in objects:
+            self._doomed.setdefault(each["metadata"]["uid"], at)
+        self._collect()
+
+    def _collect(self) -> None:
+        now = self._clock.now() if self._clock else 0.0
+        for uid, at in list(self._doomed.items()):
+            if at <= now and self._doomed.pop(uid, None) is not None:
+                for key in [key for key, each in self.objects.items() if each["metadata"]["uid"] == uid]:
+                    self.delete(*key)
 
     @contextlib.contextmanager
     def logs(self, pod: str, *, follow: bool) -> Iterator[Iterable[str]]:  # noqa: ARG002 - nothing more comes
@@ -63,6 +97,11 @@ class MemoryCluster:
         if pod not in self.answers:
             raise UnavailableError(f"nothing can be run in pod {pod}")
         return self.answers[pod]
+
+
+def _owners(each: Mapping[str, Any]) -> set[str]:
+    """UIDs of an object's owners."""
+    return {owner["uid"] for owner in each["metadata"].get("ownerReferences", [])}
 
 
 def _merged(known: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:

@@ -41,7 +41,11 @@ def _pruned(output: str) -> str:
 
 def _kept(item: dict[str, Any]) -> dict[str, Any]:
     spec = {name: value for name, value in item.get("spec", {}).items() if name in {"parallelism", "suspend"}}
-    metadata = {name: item["metadata"][name] for name in ("name", "uid", "labels") if name in item["metadata"]}
+    metadata = {
+        name: item["metadata"][name]
+        for name in ("name", "uid", "labels", "annotations", "ownerReferences")
+        if name in item["metadata"]
+    }
     status = {name: value for name, value in item.get("status", {}).items() if name in {"phase", "active"}}
     found = {
         "apiVersion": item["apiVersion"],

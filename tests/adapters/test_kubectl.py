@@ -53,6 +53,14 @@ _POPEN = subprocess.Popen
         ("Error from server (ServiceUnavailable): the server is starting", UnavailableError),
         ("Unable to connect to the server: dial tcp 10.0.0.1:443: i/o timeout", UnavailableError),
         ('error: context "absent" does not exist: no context exists with the name', UsageError),
+        (
+            'The ConfigMap "c" is invalid: data[a b.txt]: Invalid value: "a b.txt": a valid config key must consist of',
+            UsageError,
+        ),
+        ("error: error validating data: ValidationError(Job.spec): unknown field", UsageError),
+        ("Error from server: failed to create typed patch object: .spec.x: field not declared in schema", UsageError),
+        ('Error from server: admission webhook "w" denied the request: no such queue', UsageError),
+        ("Error from server: etcdserver: request timed out", UnavailableError),
         ("", UnavailableError),
     ],
 )
@@ -61,6 +69,15 @@ def test_what_kubectl_says_becomes_an_error_of_ours(said: str, kind: type[Flight
     with pytest.raises(FlightedlError) as caught:
         cluster.get("Job", "x")
     assert type(caught.value) is kind
+
+
+def test_all_lines_of_an_error_are_told_without_the_chatter_before_it() -> None:
+    said = (
+        "Warning: old\nE1124 14:16:42.1 1 memcache.go:265] couldn't get the list\n"
+        'The Job "x" is invalid: \n* spec.a: Required value\n* spec.b: too long\n'
+    )
+    with pytest.raises(UsageError, match=r'The Job "x" is invalid: \* spec.a: Required value \* spec.b: too long$'):
+        Kubectl(run=lambda *_: Ended(1, "", said)).get("Job", "x")
 
 
 def test_namespace_and_context_are_those_that_are_given() -> None:

@@ -14,6 +14,7 @@ from click.testing import CliRunner
 from flightedl.adapters.clock import SystemClock
 from flightedl.errors import UsageError
 from flightedl.launch.kubernetes.objects import render
+from flightedl.launch.kubernetes.submitting import cancel
 from flightedl.launch.kubernetes.submitting import submit as submit_objects
 from flightedl.launch.kubernetes.values import ClusterJob
 from flightedl.launch.kubernetes.views import labels_of
@@ -62,7 +63,22 @@ def test_a_dry_run_prints_what_would_be_applied_and_no_secret(script: Path) -> N
     (loop,) = objects["Deployment", "my-train-autoscaler"]["spec"]["template"]["spec"]["containers"]
     assert loop["args"] == ["autoscale", "--min=2", "--max=20", "--worth=0.5"]
     assert not any(kind == "Secret" for kind, _ in objects)
-    assert "Secrets my-train-server, my-train-trainer, my-train-reader, my-train-etcd" in result.output
+    assert "Secrets my-train-server, my-train-trainer, my-train-reader, my-train-etcd:\n" in result.output
+    assert "certs create certs --job my-train --host my-train-etcd --host my-train-etcd-0.my-train" in result.output
+
+
+def test_what_a_dry_run_prints_stays_when_it_is_applied(script: Path) -> None:
+    """The collector deletes what names an owner that is not there."""
+    clock = FakeClock(jumps=True)
+    cluster = MemoryCluster(clock, collection_s=4.0)
+    result = run(submit, "my_train.py", "--image=demo:1", "--trainers=1..3", "--dry-run")
+    objects = [each for each in yaml.safe_load_all(result.output) if each]
+    cluster.apply(objects)
+    clock.sleep(5.0)
+    assert {(each["kind"], each["metadata"]["name"]) for each in objects} == set(cluster.objects)
+    assert objects[-1]["kind"] == "Job", "its pods need the others"
+    cancel(cluster, "my-train", clock, at_once=True)
+    assert cluster.objects == {}
 
 
 def test_a_job_is_submitted_with_its_certificates_listed_scaled_and_cancelled(
@@ -166,5 +182,9 @@ def test_a_job_is_watched_to_its_end(cluster: MemoryCluster, monkeypatch: pytest
     monkeypatch.setattr(submit_module, "SystemClock", Ending)
     shown = Shown()
     assert submit_module.watch(cluster, job, shown) == 0
-    assert shown.said[1:] == ["pods wait: 0/3 nodes are available", "demo-trainer-a | loss=1", "job demo is done"]
+    assert shown.said[1:] == [
+        "trainer cannot start: 0/3 nodes are available",
+        "demo-trainer-a | loss=1",
+        "job demo is done",
+    ]
     assert [(each.trainers, each.pservers) for each in shown.figures] == [(2, 2)]

@@ -95,6 +95,8 @@ def container(
             "readOnlyRootFilesystem": True,
             "capabilities": {"drop": ["ALL"]},
         },
+        # What it said last is then in its pod's status, for who watches the job.
+        "terminationMessagePolicy": "FallbackToLogsOnError",
         "volumeMounts": mounts,
         **more,
     }

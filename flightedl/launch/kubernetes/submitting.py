@@ -1,23 +1,39 @@
 """Brings a job to a cluster, takes it away again, and changes how many trainers it has.
 
-The trainers' Job is created first, suspended: it owns everything else, whose owner has to be there before. When all is
-there it goes on. So a submission that breaks off leaves nothing that a second one, or removing the Job, does not clear
-away.
+The trainers' Job is created first, suspended and marked as incomplete: it owns everything else, whose owner has to
+exist before. The mark goes when everything is there. A submission that fails or is interrupted deletes its Job, and the
+cluster then collects what the Job owned; a mark that stays tells the next submission that this one was killed.
+
+The cluster collects in the background, by UID: an object that is applied again under its old name may still be deleted.
+So a job begins when everything of its predecessor is gone.
 """
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from flightedl.errors import FlightedlError, NotFoundError, UnavailableError, UsageError
 from flightedl.launch.kubernetes.objects import owned
 from flightedl.launch.kubernetes.pods import Object
-from flightedl.launch.kubernetes.views import JobView, labels_of, view_of
+from flightedl.launch.kubernetes.views import INSTANCE, JobView, labels_of, view_of
 from flightedl.ports import Clock, Cluster
 
 _POLL_S = 0.5
-#: How long a finished job of the same name may take to go.
-_GONE_S = 120.0
+#: How long the objects of a job may take to go: the longest grace period of its pods, and the collector.
+_GONE_S = 180.0
+#: How long another submission of the same name may take; after that it was killed.
+_SUBMITTING_S = 15.0
+#: Annotation of a Job whose other objects are not all there.
+INCOMPLETE = "flightedl/incomplete"
+_CLAIM = "PersistentVolumeClaim"
+#: Kinds that a job has objects of, with those that controllers make for it.
+_KINDS = (
+    "Job,Deployment,StatefulSet,Pod,ConfigMap,Secret,Service,ServiceAccount,NetworkPolicy,PodDisruptionBudget," + _CLAIM
+)
+#: The same for a job with an autoscaler. Not everybody may list these two.
+_KINDS_WITH_RIGHTS = f"{_KINDS},Role,RoleBinding"
 
 
 def submit(cluster: Cluster, objects: Sequence[Object], clock: Clock) -> None:
@@ -28,19 +44,43 @@ def submit(cluster: Cluster, objects: Sequence[Object], clock: Clock) -> None:
     """
     owner, *others = objects
     kind, name = owner["kind"], owner["metadata"]["name"]
-    known = cluster.get(kind, name)
-    if known is not None:
-        if not view_of(known).is_finished:
-            raise UsageError(f"job {name} is there already: `flightedl cancel` ends it, or choose another name (--job)")
-        cluster.delete(kind, name)
-        wait_until(lambda: cluster.get(kind, name) is None, _GONE_S, f"the finished job {name} to go", clock)
-    (made,) = cluster.apply([owner | {"spec": owner["spec"] | {"suspend": True}}])
+    _make_room(cluster, owner["metadata"]["labels"][INSTANCE], clock)
+    draft = owner["metadata"] | {"annotations": {INCOMPLETE: "true"}}
     try:
+        (made,) = cluster.apply([owner | {"metadata": draft, "spec": owner["spec"] | {"suspend": True}}])
         cluster.apply(owned(others, made, made["metadata"]["uid"]))
-    except FlightedlError:
-        cluster.delete(kind, name)
+        # By its UID, the Job of another submission is left alone.
+        complete = {"uid": made["metadata"]["uid"], "annotations": {INCOMPLETE: None}}
+        cluster.patch(kind, name, {"metadata": complete, "spec": {"suspend": False}})
+    except BaseException:
+        with contextlib.suppress(FlightedlError):
+            cluster.delete(kind, name)
         raise
-    cluster.patch(kind, name, {"spec": {"suspend": False}})
+
+
+def _make_room(cluster: Cluster, job: str, clock: Clock) -> None:
+    """Remove what is left of a job of this name that has ended, or whose submission was killed.
+
+    Raises:
+        UsageError: the job runs, or has objects that no Job owns.
+    """
+    deadline = clock.now() + _SUBMITTING_S
+    while (known := _job(cluster, job)) is not None and _is_incomplete(known) and clock.now() < deadline:
+        clock.sleep(_POLL_S)
+    if known is not None and not (_is_incomplete(known) or _is_going(known) or view_of(known).is_finished):
+        raise UsageError(
+            f"job {job} is there already: `flightedl cancel {job}` ends it, or choose another name (--job)"
+        )
+    # The claims of an etcd have no owner where the cluster does not know how long to retain them.
+    kinds = _kinds(cluster, job)
+    left = cluster.list(kinds, labels_of(job))
+    kept = [each for each in left if _is_unowned(each) and each["kind"] not in {"Job", _CLAIM}]
+    if kept:
+        raise UsageError(
+            f"objects of a job {job} are there that were not submitted ({_names(kept)}): "
+            f"`flightedl cancel {job}` removes them, or choose another name (--job)"
+        )
+    _remove(cluster, job, kinds, clock)
 
 
 def scale(cluster: Cluster, job: str, trainers: int) -> JobView:
@@ -59,6 +99,8 @@ def scale(cluster: Cluster, job: str, trainers: int) -> JobView:
 def cancel(cluster: Cluster, job: str, clock: Clock, *, at_once: bool = False) -> None:
     """End a job and remove it: trainers first, then pservers, which leave a checkpoint, then everything else.
 
+    Returns when all objects of the job are gone.
+
     Args:
         cluster: Where it runs.
         job: Its name.
@@ -68,23 +110,24 @@ def cancel(cluster: Cluster, job: str, clock: Clock, *, at_once: bool = False) -
     Raises:
         NotFoundError: there is no such job.
     """
-    view = find(cluster, job)
-    if not at_once and not view.is_finished:
+    known, kinds = _job(cluster, job), _kinds(cluster, job)
+    if known is None and not cluster.list(kinds, labels_of(job)):
+        raise _unknown(job)
+    if known is not None and not at_once and not view_of(known).is_finished:
         # It would see to it that there are trainers again.
         cluster.delete("Deployment", f"{job}-autoscaler")
-        cluster.patch("Job", view.name, {"spec": {"parallelism": 0}})
+        cluster.patch("Job", _name(job), {"spec": {"parallelism": 0}})
         _wait_for_the_end_of(cluster, job, "trainer", clock)
         cluster.delete("Deployment", f"{job}-pserver")
         _wait_for_the_end_of(cluster, job, "pserver", clock)
-    cluster.delete("Job", view.name)
+    _remove(cluster, job, kinds, clock)
 
 
 def find(cluster: Cluster, job: str) -> JobView:
     """The job of a name. NotFoundError: there is none."""
-    name = f"{job}-trainer"
-    found = cluster.get("Job", name)
+    found = _job(cluster, job)
     if found is None:
-        raise NotFoundError(f"there is no job {job} in this namespace: `flightedl jobs` lists those that are there")
+        raise _unknown(job)
     return view_of(found)
 
 
@@ -95,6 +138,56 @@ def wait_until(is_so: Callable[[], bool], timeout_s: float, what: str, clock: Cl
         if clock.now() >= deadline:
             raise UnavailableError(f"waited {timeout_s:.0f} s for {what}")
         clock.sleep(_POLL_S)
+
+
+def _remove(cluster: Cluster, job: str, kinds: str, clock: Clock) -> None:
+    """Delete a job's Job and all objects that nobody owns, and wait until all objects are gone.
+
+    Raises:
+        UnavailableError: some are still there after three minutes.
+    """
+    deadline = clock.now() + _GONE_S
+    while left := cluster.list(kinds, labels_of(job)):
+        if clock.now() >= deadline:
+            raise UnavailableError(f"waited {_GONE_S:.0f} s for {_names(left)} of job {job} to go")
+        for each in left:
+            if _is_unowned(each) and not _is_going(each):
+                cluster.delete(each["kind"], each["metadata"]["name"])
+        clock.sleep(_POLL_S)
+
+
+def _names(objects: Sequence[Object]) -> str:
+    """The first few objects, for people."""
+    return ", ".join(f"{each['kind']} {each['metadata']['name']}" for each in objects[:3])
+
+
+def _kinds(cluster: Cluster, job: str) -> str:
+    has_rights = cluster.get("ServiceAccount", f"{job}-autoscaler") is not None
+    return _KINDS_WITH_RIGHTS if has_rights else _KINDS
+
+
+def _job(cluster: Cluster, job: str) -> dict[str, Any] | None:
+    return cluster.get("Job", _name(job))
+
+
+def _name(job: str) -> str:
+    return f"{job}-trainer"
+
+
+def _unknown(job: str) -> NotFoundError:
+    return NotFoundError(f"there is no job {job} in this namespace: `flightedl jobs` lists those that are there")
+
+
+def _is_incomplete(known: Object) -> bool:
+    return INCOMPLETE in known["metadata"].get("annotations", {})
+
+
+def _is_going(each: Object) -> bool:
+    return "deletionTimestamp" in each["metadata"]
+
+
+def _is_unowned(each: Object) -> bool:
+    return not each["metadata"].get("ownerReferences")
 
 
 def _wait_for_the_end_of(cluster: Cluster, job: str, role: str, clock: Clock) -> None:

@@ -13,14 +13,15 @@ from flightedl.launch.supervisor import Outcome
 Object = Mapping[str, Any]
 
 INSTANCE = "app.kubernetes.io/instance"
+_COMPONENT = "app.kubernetes.io/component"
 
 
 def labels_of(job: str, component: str = "") -> dict[str, str]:
     """By which objects of a job are found; no name: of all jobs."""
-    found = {"app.kubernetes.io/part-of": "flightedl"}
+    found = {"app.kubernetes.io/name": "flightedl"}
     if job:
         found[INSTANCE] = job
-    return found | ({"app.kubernetes.io/component": component} if component else {})
+    return found | ({_COMPONENT: component} if component else {})
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,13 +109,38 @@ def has_output(pod: Object) -> bool:
     return pod.get("status", {}).get("phase") in {"Running", "Succeeded", "Failed"}
 
 
+def component_of(pod: Object) -> str:
+    """The part of a job that a pod belongs to."""
+    return str(pod["metadata"].get("labels", {}).get(_COMPONENT, ""))
+
+
+def obstacles(job: str, pods: Sequence[Object], events: Sequence[Object]) -> list[str]:
+    """Why parts of a job cannot start, a sentence for each.
+
+    An event may be old. It counts while its pod is pending, or while a controller has not made any pod of its part.
+    """
+    found = {component_of(pod): why for pod in pods if (why := waits_for(pod))}
+    pending = {each["metadata"]["name"] for each in pods if each.get("status", {}).get("phase") == "Pending"}
+    components = set(map(component_of, pods))
+    for event in events:
+        name = event["involvedObject"]["name"]
+        component = name.removeprefix(f"{job}-").partition("-")[0]
+        is_of_job = name.startswith(f"{job}-") and event.get("type") == "Warning"
+        if is_of_job and (name in pending or component not in components):
+            found.setdefault(component, f"{event.get('reason', '')}: {event.get('message', '')}")
+    return [f"{component} cannot start: {why}" for component, why in sorted(found.items())]
+
+
 def waits_for(pod: Object) -> str:
     """Why a pod does not run yet, if its machine or the cluster says so; empty: nobody does."""
     status = pod.get("status", {})
     for container in status.get("containerStatuses", []):
         waiting = container.get("state", {}).get("waiting")
         if waiting and waiting.get("reason") not in {None, "ContainerCreating", "PodInitializing"}:
-            return f"{waiting['reason']}: {waiting.get('message', '')}".rstrip(": ")
+            ended = container.get("lastState", {}).get("terminated", {})
+            # Its own last words say more than that it is started again later.
+            why = str(ended.get("message") or waiting.get("message", "")).strip().rpartition("\n")[2]
+            return f"{waiting['reason']}: {why}".rstrip(": ")
     for condition in status.get("conditions", []):
         if condition["type"] == "PodScheduled" and condition["status"] == "False":
             return str(condition.get("message") or condition.get("reason", ""))

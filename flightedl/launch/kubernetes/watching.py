@@ -10,12 +10,21 @@ import contextlib
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import msgspec
 
 from flightedl.errors import EXIT_FAILED, FlightedlError
 from flightedl.launch.kubernetes.submitting import find
-from flightedl.launch.kubernetes.views import JobView, has_output, is_ready, labels_of, outcome_of, waits_for
+from flightedl.launch.kubernetes.views import (
+    JobView,
+    component_of,
+    has_output,
+    is_ready,
+    labels_of,
+    obstacles,
+    outcome_of,
+)
 from flightedl.launch.supervisor import Outcome
 from flightedl.launch.verdict import verdict
 from flightedl.messages.decoding import from_json
@@ -27,6 +36,8 @@ _STATUS_TIMEOUT_S = 10.0
 _FOLLOWED_LIMIT = 20
 #: How often the cluster may fail to answer in a row.
 _PATIENCE = 30
+#: Seconds between two looks at the events of the namespace, which may be many.
+_EVENTS_EVERY_S = 10.0
 
 #: Is told a pod's name and lines of its output.
 OnLines = Callable[[str, Sequence[str]], None]
@@ -80,7 +91,7 @@ def wait(
     cluster: Cluster,
     job: str,
     clock: Clock,
-    on_progress: Callable[[JobView, StatusReply | None, str], None],
+    on_progress: Callable[[JobView, StatusReply | None, Sequence[str]], None],
     poll_s: float = 2.0,
     *,
     keeps_checkpoints: bool,
@@ -91,16 +102,18 @@ def wait(
         cluster: Where it runs.
         job: Its name.
         clock: Paces the asking.
-        on_progress: Is told the job, what its master says, and what pods wait for, each time that was asked.
+        on_progress: Is told the job, what its master says, and what keeps pods from starting, each time it was asked.
         poll_s: How often to ask.
         keeps_checkpoints: Whether the job was to write some.
     """
     newest: StatusReply | None = None
     failures = 0
+    events: list[dict[str, Any]] = []
+    events_at = 0.0
     while True:
         try:
             view = find(cluster, job)
-            pods = cluster.list("Pod", labels_of(job, "trainer"))
+            pods = cluster.list("Pod", labels_of(job))
             said = status_of(cluster, job)
             failures = 0
         except FlightedlError as error:
@@ -111,9 +124,14 @@ def wait(
             clock.sleep(poll_s)
             continue
         newest = said or newest
-        outcome = outcome_of(view, pods)
+        outcome = outcome_of(view, [pod for pod in pods if component_of(pod) == "trainer"])
         if outcome is None:
-            on_progress(view, said, next(filter(None, map(waits_for, pods)), ""))
+            if clock.now() >= events_at and (said is None or not all(map(has_output, pods))):
+                # Not everybody may list them.
+                with contextlib.suppress(FlightedlError):
+                    events = cluster.list("Event", {})
+                events_at = clock.now() + _EVENTS_EVERY_S
+            on_progress(view, said, obstacles(job, pods, events))
             clock.sleep(poll_s)
             continue
         if outcome.exit_code == 0 and said is not None:

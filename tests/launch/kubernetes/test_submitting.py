@@ -13,7 +13,7 @@ from flightedl.launch.kubernetes.objects import render
 from flightedl.launch.kubernetes.secrets import make_secrets, secret_names
 from flightedl.launch.kubernetes.submitting import cancel, find, scale, submit
 from flightedl.launch.kubernetes.values import ClusterJob, Scaling
-from flightedl.launch.kubernetes.views import labels_of, outcome_of, view_of, waits_for
+from flightedl.launch.kubernetes.views import labels_of, obstacles, outcome_of, view_of, waits_for
 from flightedl.launch.kubernetes.watching import status_of, wait
 from flightedl.messages.base import encode
 from flightedl.messages.status import StatusReply, TaskCounts
@@ -26,21 +26,14 @@ from ...adapters.recorded_kubectl import IS_RECORDING, recorded
 JOB = ClusterJob(job="demo", image="demo:1", target="train.py", tls=False, insecure=True, keep_s=5)
 
 
-class PassingClock(FakeClock):
-    """Time passes by sleeping."""
-
-    def sleep(self, seconds: float) -> None:
-        self.advance(seconds)
-
-
 @pytest.fixture
 def fake_clock() -> FakeClock:
-    return PassingClock()
+    return FakeClock(jumps=True)
 
 
 @pytest.fixture
-def cluster() -> MemoryCluster:
-    return MemoryCluster()
+def cluster(fake_clock: FakeClock) -> MemoryCluster:
+    return MemoryCluster(fake_clock, collection_s=4.0)
 
 
 def ended(kind: str, **more: str) -> dict[str, Any]:
@@ -50,6 +43,30 @@ def ended(kind: str, **more: str) -> dict[str, Any]:
 def pod(name: str, component: str, **status: Any) -> dict[str, Any]:
     labels = labels_of("demo", component)
     return {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name, "labels": labels}, "status": status}
+
+
+class Failing(MemoryCluster):
+    """Some calls fail: a method's name -> its errors, in order."""
+
+    def __init__(self, clock: FakeClock, **errors: list[BaseException | None]) -> None:
+        super().__init__(clock, collection_s=4.0)
+        self._errors = errors
+
+    def _fail(self, method: str) -> None:
+        if (errors := self._errors.get(method)) and (error := errors.pop(0)) is not None:
+            raise error
+
+    def apply(self, objects: Any) -> list[dict[str, Any]]:
+        self._fail("apply")
+        return super().apply(objects)
+
+    def patch(self, kind: str, name: str, changes: Any) -> dict[str, Any]:
+        self._fail("patch")
+        return super().patch(kind, name, changes)
+
+    def delete(self, kind: str, name: str) -> None:
+        self._fail("delete")
+        super().delete(kind, name)
 
 
 READY = [{"type": "Ready", "status": "True"}]
@@ -80,17 +97,63 @@ def test_a_job_that_runs_is_not_replaced_and_one_that_has_ended_is(
     assert now["spec"]["parallelism"] == 5
 
 
-def test_a_submission_that_is_refused_leaves_nothing(cluster: MemoryCluster, fake_clock: FakeClock) -> None:
-    class Refusing(MemoryCluster):
-        def apply(self, objects: Any) -> list[dict[str, Any]]:
-            if len(objects) > 1:
-                raise UsageError("an object is wrong")
-            return super().apply(objects)
+REFUSED = UsageError("an object is wrong")
 
-    refusing = Refusing()
-    with pytest.raises(UsageError):
-        submit(refusing, render(JOB), fake_clock)
-    assert refusing.objects == {}
+
+@pytest.mark.parametrize(
+    ("errors", "kind"),
+    [
+        ({"apply": [None, REFUSED]}, UsageError),
+        ({"apply": [None, KeyboardInterrupt()]}, KeyboardInterrupt),
+        ({"patch": [UnavailableError("no answer")]}, UnavailableError),
+    ],
+    ids=["refused", "interrupted", "no answer"],
+)
+def test_a_submission_that_fails_leaves_nothing(
+    fake_clock: FakeClock, errors: dict[str, list[BaseException | None]], kind: type[BaseException]
+) -> None:
+    failing = Failing(fake_clock, **errors)
+    with pytest.raises(kind):
+        submit(failing, render(JOB), fake_clock)
+    fake_clock.sleep(5.0)
+    assert failing.list("Job,Secret,ConfigMap,Deployment", {}) == []
+
+
+def test_a_failure_to_clean_up_does_not_hide_why_a_submission_failed(fake_clock: FakeClock) -> None:
+    failing = Failing(fake_clock, apply=[None, REFUSED], delete=[UnavailableError("no answer")])
+    with pytest.raises(UsageError, match="an object is wrong"):
+        submit(failing, render(JOB), fake_clock)
+    left = failing.get("Job", "demo-trainer")
+    assert left is not None
+    assert left["spec"]["suspend"], "it stays, since nobody could delete it"
+    submit(failing, render(replace(JOB, trainers=7)), fake_clock)
+    assert find(failing, "demo").wanted == 7, "the next submission finds it incomplete and replaces it"
+
+
+def test_a_job_that_was_cancelled_at_once_takes_nothing_of_its_successor_with_it(
+    cluster: MemoryCluster, fake_clock: FakeClock
+) -> None:
+    job = replace(JOB, tls=True, insecure=False, scaling=Scaling())
+    objects = [*render(job), *make_secrets(job)]
+    submit(cluster, objects, fake_clock)
+    cluster.delete("Job", "demo-trainer")  # By hand: nobody waits.
+    submit(cluster, objects, fake_clock)
+    fake_clock.sleep(60.0)
+    assert len(cluster.list("Job,Secret,Deployment,ConfigMap,Role", labels_of("demo"))) == 1 + 4 + 3 + 1 + 1
+    cancel(cluster, "demo", fake_clock, at_once=True)
+    assert cluster.objects == {}, "cancelling waits until everything is gone"
+
+
+def test_objects_that_were_not_submitted_are_not_replaced_but_may_be_cancelled(
+    cluster: MemoryCluster, fake_clock: FakeClock
+) -> None:
+    cluster.apply(render(JOB)[1:])
+    with pytest.raises(UsageError, match=r"not submitted \(ConfigMap demo, .*flightedl cancel demo"):
+        submit(cluster, render(JOB), fake_clock)
+    cancel(cluster, "demo", fake_clock)
+    assert cluster.objects == {}
+    with pytest.raises(NotFoundError, match="no job demo"):
+        cancel(cluster, "demo", fake_clock)
 
 
 def test_trainers_are_scaled_to_none_and_back_but_not_when_the_job_has_ended(
@@ -118,7 +181,7 @@ def test_cancelling_waits_for_trainers_then_for_pservers(cluster: MemoryCluster,
     assert ("Deployment", "demo-master") in cluster.objects, "it completes the last checkpoint"
     cluster.delete("Pod", "p")
     cancel(cluster, "demo", fake_clock)
-    assert {kind for kind, _ in cluster.objects} == {"Pod"}
+    assert cluster.objects == {}
 
 
 @pytest.mark.parametrize(
@@ -158,6 +221,35 @@ def test_what_a_pod_waits_for_is_told() -> None:
     assert waits_for(pod("a", "trainer", conditions=[unscheduled])) == "0/3 nodes are available"
 
 
+def event(kind: str, name: str, reason: str, message: str) -> dict[str, Any]:
+    said = {"type": "Warning", "reason": reason, "message": message}
+    return {"kind": "Event", "involvedObject": {"kind": kind, "name": name}, **said}
+
+
+def test_what_keeps_any_pod_of_a_job_from_starting_is_told() -> None:
+    crash = {
+        "name": "master",
+        "state": {"waiting": {"reason": "CrashLoopBackOff", "message": "back-off 10s"}},
+        "lastState": {"terminated": {"exitCode": 2, "message": "starting\nflightedl: no such bucket\n"}},
+    }
+    pods = [
+        pod("demo-etcd-0", "etcd", phase="Pending"),
+        pod("demo-master-a", "master", phase="Running", containerStatuses=[crash]),
+        pod("demo-trainer-a", "trainer", phase="Running"),
+    ]
+    events = [
+        event("Pod", "demo-etcd-0", "FailedMount", 'secret "demo-etcd" not found'),
+        event("Pod", "demo-trainer-a", "FailedScheduling", "is over: it runs"),
+        event("ReplicaSet", "demo-pserver-5d", "FailedCreate", "exceeded quota"),
+        event("Pod", "other-etcd-0", "FailedMount", "of another job"),
+    ]
+    assert obstacles("demo", pods, events) == [
+        'etcd cannot start: FailedMount: secret "demo-etcd" not found',
+        "master cannot start: CrashLoopBackOff: flightedl: no such bucket",
+        "pserver cannot start: FailedCreate: exceeded quota",
+    ]
+
+
 DONE = StatusReply(job="demo", state="done", epoch=1, epochs=1, tasks=TaskCounts(done=4, total=4))
 
 
@@ -180,7 +272,7 @@ def test_the_end_of_a_job_is_what_its_master_makes_of_it(
     assert status_of(cluster, "demo") == status
     shown: list[str] = []
 
-    def progress(view: Any, said: StatusReply | None, _waits: str) -> None:
+    def progress(view: Any, said: StatusReply | None, _obstacles: Any) -> None:
         shown.append(view.state)
         assert said == status
         cluster.patch("Job", "demo-trainer", ended("Complete"))
@@ -206,7 +298,7 @@ def test_secrets_are_for_the_roles_that_run() -> None:
 
 def test_a_real_kubernetes_takes_it_scales_it_and_clears_away_what_it_owned() -> None:
     """As recorded, with the controllers of Kubernetes at work."""
-    clock = SystemClock() if IS_RECORDING else PassingClock()
+    clock = SystemClock() if IS_RECORDING else FakeClock(jumps=True)
     with recorded("job") as real:
         submit(real, render(JOB), clock)
         assert find(real, "demo").wanted == JOB.trainers
