@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from flightedl.domain.model.schedules import Constant, Cosine, LinearWarmup, Piecewise, Polynomial, StepDecay
     from flightedl.domain.tables.evict import Evict
     from flightedl.domain.tables.optimizers import RowAdagrad, RowAdam
+    from flightedl.domain.trainer.acknowledged import Done
     from flightedl.launch.cluster import LocalCluster, local
 
 __all__ = [
@@ -61,6 +62,7 @@ __all__ = [
     "Constant",
     "Cosine",
     "Delta",
+    "Done",
     "Evict",
     "Ftrl",
     "Job",
@@ -104,6 +106,7 @@ _HOMES = {
     "flightedl.domain.model.schedules": ("Constant", "Cosine", "LinearWarmup", "Piecewise", "Polynomial", "StepDecay"),
     "flightedl.domain.tables.evict": ("Evict",),
     "flightedl.domain.tables.optimizers": ("RowAdagrad", "RowAdam"),
+    "flightedl.domain.trainer.acknowledged": ("Done",),
     "flightedl.launch.cluster": ("LocalCluster", "local"),
 }
 _MODULE_OF = {name: module for module, names in _HOMES.items() for name in names}

@@ -167,6 +167,15 @@ class Participation:
         request = self.membership.join_request(self.trainer, self.generation, current)
         return decode(self._servers.master().action("join", encode(request), timeout_s=SLICE_S), JoinReply)
 
+    def require_lease(self) -> None:
+        """Register again if the lease has ended, where no pserver would refuse what this trainer does without one.
+
+        Raises:
+            UnavailableError: etcd was not reachable for too long.
+        """
+        if self._parameters is None and not self._registration.held.is_held:
+            persistently(self._waiting(), self._renew_registration)
+
     def _renew_registration(self) -> None:
         if self._registration.renewed():
             self.membership.lost()

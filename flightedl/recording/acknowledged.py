@@ -7,9 +7,8 @@ from typing import Any
 
 import msgspec
 
-from flightedl.domain.trainer.acknowledged import AcknowledgedLoop
+from flightedl.domain.trainer.acknowledged import AcknowledgedLoop, Done
 from flightedl.domain.trainer.batches import CurrentBatch
-from flightedl.domain.trainer.feed import AssignedTask
 from flightedl.domain.trainer.readings import Handed, Holder, Item, LoopStep, ReadBatch, Records
 from flightedl.errors import CorruptError
 from flightedl.recording.loops import (
@@ -22,7 +21,7 @@ from flightedl.recording.loops import (
     loop_said,
     replayed_batch,
 )
-from flightedl.recording.values import assignment_of, by_name, decode
+from flightedl.recording.values import by_name, decode
 from flightedl.recording.writer import Recorder
 
 
@@ -78,10 +77,11 @@ class RecordedAcknowledgedLoop(AcknowledgedLoop[Records]):
         self._record(StepAsked(), loop_said(step))
         return step
 
-    def done(self, handed: Handed[Records]) -> None:
+    def done(self, handed: Handed[Records]) -> Done:
         self._answers.clear()
-        super().done(handed)
+        outcome = super().done(handed)
         self._record(BatchDone(handed.item.task.number, handed.item.number, self._answers.held))
+        return outcome
 
     def denied(self, handed: Handed[Records]) -> None:
         self._answers.clear()
@@ -120,6 +120,4 @@ class AcknowledgedPlayer:
         for each in self._loop.not_done:
             if (each.item.task.number, each.item.number) == (task, number):
                 return each
-        # It was forgotten with its task.
-        item = ReadBatch(AssignedTask(assignment_of(0, 0, 0, number + 1), task), number, None)
-        return Handed(item, replayed_batch(item))
+        raise LookupError(f"batch {number} was never handed out")

@@ -8,6 +8,7 @@ import pytest
 from flightedl.client.data import dataset as module
 from flightedl.client.data.dataset import Dataset
 from flightedl.client.data.feed import TaskFeed
+from flightedl.domain.trainer.acknowledged import Done
 from flightedl.domain.trainer.batches import CurrentBatch
 from flightedl.domain.trainer.feed import AssignedTask
 from flightedl.errors import UsageError
@@ -35,7 +36,7 @@ def read(task: AssignedTask) -> list[pa.RecordBatch]:
     return [pa.record_batch({"number": [number]}) for number in numbers]
 
 
-def data_of(master: Master, listener: Listener, *, explicit_done: bool = True) -> Dataset:
+def data_of(master: Master, listener: Listener, *, explicit_done: bool = True, **more: object) -> Dataset:
     return Dataset(
         _DECLARED,
         lambda: TaskFeed(master.fetch, lambda: None, CLOCK),
@@ -45,6 +46,7 @@ def data_of(master: Master, listener: Listener, *, explicit_done: bool = True) -
         5.0,
         lambda: None,
         explicit_done=explicit_done,
+        **more,
     )
 
 
@@ -86,6 +88,40 @@ def test_what_was_never_done_goes_back() -> None:
     assert (len(master.finished), len(master.returned)) == (0, 1)
     with pytest.raises(UsageError, match="none of those that the loop gave"):
         data.done(first)
+
+
+def test_what_was_taken_away_is_done_in_its_turn_and_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_SLICE_S", 0.02)
+    master, listener = Master(3, 2), Listener()
+    data = data_of(master, listener)
+    first = list(data)
+    assert len(first) == 4
+    with data._feed._changed:
+        data._feed._feed._lose({100}, CLOCK.now())
+        data._feed._changed.notify_all()
+    later = list(data)
+    outcomes = [data.done() for _ in (*first, *later)]
+    assert outcomes[:4] == [Done.TAKEN, Done.TAKEN, Done.COUNTED, Done.COUNTED]
+    assert set(outcomes[4:]) == {Done.COUNTED}
+    assert list(data) == []
+    assert data.is_over
+    assert sorted(each.attempt for each in master.finished) == [101, 102]
+
+
+def test_a_lease_that_has_ended_takes_the_batch_before_it_is_done() -> None:
+    registrations = iter((False, True))
+    data = data_of(Master(2, 1), Listener(), require_lease=lambda: next(registrations) and data.registered_again())
+    first = next(iter(data))
+    assert data.done(first) is Done.TAKEN
+    data.close()
+
+
+def test_a_batch_of_a_lease_that_has_ended_is_not_handed_out() -> None:
+    master = Master(1, 2)
+    registrations = iter((False, True, False))
+    data = data_of(master, Listener(), require_lease=lambda: next(registrations) and data.registered_again())
+    assert [batch["number"][0].as_py() for batch in data] == [0]
+    assert len(master.returned) == 1
 
 
 def test_others_are_done_as_the_loop_goes_on() -> None:

@@ -34,7 +34,7 @@ from flightedl.client.raised import place_of
 from flightedl.client.tables.table import Column, Table
 from flightedl.client.waiting import Waiting
 from flightedl.domain.trainer import readings
-from flightedl.domain.trainer.acknowledged import AcknowledgedLoop
+from flightedl.domain.trainer.acknowledged import NOT_GIVEN, AcknowledgedLoop, Done
 from flightedl.domain.trainer.batches import CurrentBatch
 from flightedl.domain.trainer.feed import AssignedTask
 from flightedl.domain.trainer.readings import (
@@ -121,6 +121,7 @@ class Dataset:
         *,
         explicit_done: bool = False,
         look_ahead: LookAhead = lambda _columns, _peek: None,
+        require_lease: Callable[[], None] = lambda: None,
     ) -> None:
         self._declared = declared
         self._feed_factory = feed_factory
@@ -133,6 +134,7 @@ class Dataset:
         self._loop_of = loop_of
         self._acknowledged_of = acknowledged_of
         self._look_ahead = look_ahead
+        self._require_lease = require_lease
         #: The user says which batches are done.
         self.explicit_done = explicit_done
         #: Of the loop that is under way, if so.
@@ -199,11 +201,15 @@ class Dataset:
         """Whether a loop has seen that all batches of all epochs are done, by whichever trainer."""
         return self._is_finished
 
-    def done(self, batch: pa.RecordBatch | None = None) -> None:
-        """Of a dataset declared with ``explicit_done``: this batch is done, and no trainer will get it again.
+    def done(self, batch: pa.RecordBatch | None = None) -> Done:
+        """Say that a batch is done; for a dataset declared with ``explicit_done``.
 
         Args:
-            batch: What the loop gave; None: the oldest one that is not done.
+            batch: A batch that the loop gave; None: the oldest one that is not done.
+
+        Returns:
+            ``Done.COUNTED``, or ``Done.TAKEN`` if the batch was taken from this trainer, which was frozen, cut off or
+            stuck: then another trainer does it, and it must not count here.
 
         Raises:
             UsageError: it was declared without ``explicit_done``, or there is no such batch.
@@ -213,9 +219,11 @@ class Dataset:
         waiting = [] if self._acknowledged is None else self._acknowledged.not_done
         found = next((each for each in waiting if batch is None or each.item.records is batch), None)
         if found is None or self._acknowledged is None:
-            raise UsageError("this batch is none of those that the loop gave and that are not done")
-        self._acknowledged.done(found)
+            raise UsageError(NOT_GIVEN)
+        self._require_lease()
+        outcome = self._acknowledged.done(found)
         self._listener.close_batch(found.current)
+        return outcome
 
     def end(self) -> None:
         """Of a dataset declared with ``follow``: no files are to come, so let the last epoch end with those there are.
@@ -322,7 +330,7 @@ class Dataset:
                     else:
                         loop.take(cast("Item", item))
                 case HandOut(handed):
-                    yield from self._hand_out(loop, handed)
+                    yield from self._hand_out(loop, feed, handed)
                 case PushSum():
                     self._listener.push_sum()
                 case GiveUpSum():
@@ -343,10 +351,11 @@ class Dataset:
         return described(record_ranges(chunks, first, end, given.seed, given.epoch, given.task))
 
     def _hand_out(
-        self, loop: BatchLoop[pa.RecordBatch] | AcknowledgedLoop[pa.RecordBatch], handed: Handed
+        self, loop: BatchLoop[pa.RecordBatch] | AcknowledgedLoop[pa.RecordBatch], feed: TaskFeed, handed: Handed
     ) -> Iterator[pa.RecordBatch]:
         """Give a batch to the user's code, once."""
-        if not self._listener.open_batch(handed.current):
+        self._require_lease()
+        if not feed.is_held(handed.item.task) or not self._listener.open_batch(handed.current):
             loop.denied(handed)
             return
         self._at, self._number = handed.item.task, handed.item.number

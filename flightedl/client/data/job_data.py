@@ -81,6 +81,7 @@ class JobData:
             partial(acknowledged_loop, self._process.recorder, self._process.trainer),
             explicit_done=explicit_done,
             look_ahead=self._look_ahead,
+            require_lease=self._participation.require_lease,
         )
         return self._dataset
 

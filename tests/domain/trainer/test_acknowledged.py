@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from flightedl.domain.trainer.acknowledged import AcknowledgedLoop
+import pytest
+
+from flightedl.domain.trainer.acknowledged import AcknowledgedLoop, Done
 from flightedl.domain.trainer.batches import CurrentBatch
 from flightedl.domain.trainer.feed import AssignedTask
 from flightedl.domain.trainer.readings import Handed, HandOut, NeedItem, ReadBatch, ReadFailure, TaskEnd, Unreadable
+from flightedl.errors import UsageError
 
 from .test_readings import Held, task_of
 
@@ -53,8 +56,9 @@ def test_a_batch_that_is_done_before_the_next_one_is_read() -> None:
     loop = loop_of(held)
     for number in range(2):
         (handed,) = given(loop, task, number, ends=False)
-        loop.done(handed)
-        loop.done(handed)
+        assert loop.done(handed) is Done.COUNTED
+        with pytest.raises(UsageError, match="none of those"):
+            loop.done(handed)
     assert held.done == []
     loop.take(TaskEnd(task))
     assert held.done == [(1, [])]
@@ -66,11 +70,28 @@ def test_what_was_taken_away_does_not_count() -> None:
     loop = loop_of(held)
     first, second = given(loop, task, 0, 1)
     held.tasks.remove(task)
-    loop.done(first)
-    loop.done(second)
+    assert loop.done(first) is Done.TAKEN
+    assert loop.done(second) is Done.TAKEN
+    assert first.current.must_repeat, "nobody counts its records"
     loop.take(ReadBatch(task, 0, "late"))
     (third,) = given(loop, other, 0, ends=False)
     assert (held.done, held.returned, loop.not_done) == ([], [], [third])
+
+
+def test_a_batch_that_was_taken_away_keeps_its_turn_until_the_user_has_done_with_it() -> None:
+    one, two = task_of(1), task_of(2)
+    held = Held(one, two)
+    loop = loop_of(held)
+    first, second = given(loop, one, 0, 1)
+    (third,) = given(loop, two, 0, ends=False)
+    held.tasks.remove(one)
+    (fourth,) = given(loop, two, 1)
+    assert loop.not_done == [first, second, third, fourth]
+    assert [loop.done(each) for each in (first, third, second)] == [Done.TAKEN, Done.COUNTED, Done.TAKEN]
+    loop.check()
+    assert loop.not_done == [fourth]
+    assert loop.done(fourth) is Done.COUNTED
+    assert held.done == [(2, [])]
 
 
 def test_a_task_that_was_not_read_wholly_goes_back() -> None:
