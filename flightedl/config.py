@@ -129,7 +129,12 @@ class MasterSettings(ServerSettings):
     #: How many trainers the job is going to have, for ``Sync(deterministic=True)``; 0: not known.
     trainers: int = 0
     attempts_limit: int = 5
-    #: Without a model, seconds without a finished batch after which a trainer that is alive loses its tasks.
+    #: A task is taken back from a trainer after ``task_timeout_factor`` times the average of finished tasks, never
+    #: earlier than after ``task_timeout_floor_s``.
+    task_timeout_factor: float = 5.0
+    task_timeout_floor_s: float = 30.0
+    #: Before the first task is finished, and without a model: seconds without a finished batch after which a trainer
+    #: that is alive loses its tasks.
     stuck_after_s: float = 900.0
     #: Seconds between checkpoints; 0: only at the end of an epoch.
     checkpoint_every_s: float = 60.0
@@ -151,10 +156,11 @@ class MasterSettings(ServerSettings):
         ServerSettings.__post_init__(self)
         if self.recovery not in {"replay", "rollback"}:
             raise UsageError(f"recovery is {self.recovery!r}, but there are only replay and rollback")
-        if self.follow_every_s <= 0:
-            raise UsageError(f"follow_every_s is {self.follow_every_s}, but has to be above 0 seconds")
         if not self.stuck_after_s >= STUCK_FLOOR_S:
             raise UsageError(f"stuck_after_s is {self.stuck_after_s}, but has to be at least {STUCK_FLOOR_S:g} seconds")
+        for name in ("task_timeout_factor", "task_timeout_floor_s", "follow_every_s"):
+            if getattr(self, name) <= 0:
+                raise UsageError(f"{name} is {getattr(self, name)}, but has to be above 0")
         if self.resume and not self.checkpoint:
             raise UsageError("resume needs the URL of the checkpoints (--checkpoint or FLIGHTEDL_CHECKPOINT)")
 

@@ -28,6 +28,9 @@ def resume_command(arguments: Sequence[str]) -> str:
 @click.option("--trainers", type=click.IntRange(min=1), default=1, show_default=True, help="How many trainers.")
 @click.option("--pservers", type=click.IntRange(min=0), default=1, show_default=True, help="How many; 0: only data.")
 @click.option("--checkpoint", metavar="URL", help="Where checkpoints go; none are kept without it.")
+@click.option("--task-timeout-factor", type=float, help="A task may take so many times the average of those done [5]")
+@click.option("--task-timeout-floor-s", type=float, help="Seconds that a task may take whatever the average is [30]")
+@click.option("--stuck-after-s", type=float, help="Seconds without a batch after which a trainer loses its work [900]")
 @click.option("--checkpoint-every-s", type=float, help="Seconds between checkpoints; 0: only at epochs' ends [60]")
 @click.option("--checkpoint-every-tasks", type=int, help="Finished tasks between checkpoints; 0: not by tasks [0]")
 @click.option("--checkpoint-keep", type=click.IntRange(min=1), help="How many of the newest checkpoints stay [3]")
@@ -73,6 +76,9 @@ def run(
     trainers: int,
     pservers: int,
     checkpoint: str | None,
+    task_timeout_factor: float | None,
+    task_timeout_floor_s: float | None,
+    stuck_after_s: float | None,
     checkpoint_every_s: float | None,
     checkpoint_every_tasks: int | None,
     checkpoint_keep: int | None,
@@ -112,6 +118,9 @@ def run(
         "log_level": log_level,
         "record": record,
         "tensorboard": tensorboard or None,
+        "task_timeout_factor": task_timeout_factor,
+        "task_timeout_floor_s": task_timeout_floor_s,
+        "stuck_after_s": stuck_after_s,
         "checkpoint_every_s": checkpoint_every_s,
         "checkpoint_every_tasks": checkpoint_every_tasks,
         "checkpoint_keep": checkpoint_keep,

@@ -87,6 +87,11 @@ class ProgressReporter:
         if self._logged is not None:
             self._logged.batch(records)
 
+    def advanced(self) -> None:
+        """Note that the trainer has finished a batch of an evaluation."""
+        with self._lock:
+            self._batch_at = self._now()
+
     def skipped(self, records: int) -> None:
         """So many corrupt records were passed over."""
         with self._lock:

@@ -13,9 +13,9 @@ from flightedl.messages.declarations import DeclaredDataset, EvaluationDeclarati
 class EvaluationDatasets:
     """The datasets of all evaluations. Called without the master's lock, for it may take long."""
 
-    def __init__(self, indexing: Callable[[], DatasetIndexing], attempts_limit: int) -> None:
+    def __init__(self, indexing: Callable[[], DatasetIndexing], queue_settings: Callable[..., QueueSettings]) -> None:
         self._new_indexing = indexing
-        self._attempts_limit = attempts_limit
+        self._queue_settings = queue_settings
         self._indexing: dict[str, DatasetIndexing] = {}
         self._found: dict[str, IndexedDataset] = {}
 
@@ -41,11 +41,7 @@ class EvaluationDatasets:
 
     def settings_of(self, indexed: IndexedDataset) -> QueueSettings:
         """Of the queue over it."""
-        return QueueSettings(
-            task_count=indexed.layout.task_count,
-            batch_counts=indexed.layout.batch_count,
-            attempts_limit=self._attempts_limit,
-        )
+        return self._queue_settings(task_count=indexed.layout.task_count, batch_counts=indexed.layout.batch_count)
 
     def dataset(self, name: str) -> IndexedDataset | None:
         """What an evaluation that runs is over; None: it is not known."""

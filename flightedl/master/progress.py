@@ -53,6 +53,8 @@ class JobProgress:
     #: Seconds of all trainers' loops, also of those that have left, by what they did.
     profile: Counter[str] = field(default_factory=Counter)
     trainers: dict[str, TrainerProgress] = field(default_factory=dict)
+    #: Those that have finished a batch since ``take_progressed``.
+    _progressed: set[str] = field(default_factory=set)
     _recent: deque[tuple[float, int, dict[str, tuple[float, float]]]] = field(default_factory=deque)
     _first: float | None = None
     #: (when, report) of the errors that the script raised, oldest first.
@@ -61,6 +63,8 @@ class JobProgress:
     def add(self, report: LogRequest, now: float) -> None:
         """A trainer's report, received now."""
         trainer = self.trainers.setdefault(report.trainer, TrainerProgress())
+        if report.batches or report.batch_s < now - trainer.heard_at:
+            self._progressed.add(report.trainer)
         trainer.host, trainer.pid, trainer.waiting_for = report.host, report.pid, report.waiting_for
         trainer.heard_at, trainer.batch_s, trainer.facts = now, report.batch_s, report.facts
         trainer.doing = report.doing
@@ -107,6 +111,12 @@ class JobProgress:
     def gone(self, trainer: str) -> None:
         """A trainer left."""
         self.trainers.pop(trainer, None)
+        self._progressed.discard(trainer)
+
+    def take_progressed(self) -> tuple[str, ...]:
+        """Return the trainers that have finished a batch since the last call."""
+        progressed, self._progressed = self._progressed, set()
+        return tuple(progressed)
 
     def records_per_s(self, now: float) -> float:
         """Records per second over the last seconds."""

@@ -28,7 +28,7 @@ from flightedl.master.journal import Journal
 from flightedl.master.progress import TrainerProgress, report_every_s
 from flightedl.master.pservers import PserverLinks
 from flightedl.master.recovery import RecoveredState
-from flightedl.master.state import JobState
+from flightedl.master.state import JobState, queue_settings_of
 from flightedl.master.status import describe
 from flightedl.master.tasks import Tasks
 from flightedl.messages.status import EventsReply, EventsRequest, StacksReply, StacksRequest, StatusReply
@@ -83,7 +83,7 @@ class MasterService:
             coordinator,
             keys,
             clock,
-            EvaluationDatasets(lambda: DatasetIndexing(files, clock, index_storage), chosen.attempts_limit),
+            EvaluationDatasets(lambda: DatasetIndexing(files, clock, index_storage), queue_settings_of(chosen)),
             keeps_checkpoints=checkpoints is not None,
             recorder=recorder,
             instruments=instruments,
@@ -155,8 +155,11 @@ class MasterService:
 
     def tick(self) -> None:
         """Time has passed."""
-        self._state.apply(StatusTold(self._links.said))
-        self._state.apply(TimePassed())
+        state = self._state
+        with state.lock:
+            progressed = state.progress.take_progressed()
+        state.apply(StatusTold(self._links.said))
+        state.apply(TimePassed(progressed))
 
     def drain(self, timeout_s: float) -> None:
         """This master was told to end: make a last checkpoint, if everybody is still there to do it."""

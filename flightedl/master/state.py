@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 from flightedl.config import MasterSettings
@@ -121,7 +122,7 @@ class JobState:
         #: What has happened, for people.
         self.journal = Journal(generation, clock)
         self.pserver_count = pserver_count
-        self._attempts_limit, self._stuck_after_s = chosen.attempts_limit, chosen.stuck_after_s
+        self._queue_settings = queue_settings_of(chosen)
         self._coordinator = coordinator
         self._keys = keys
         self.lock = threading.RLock()
@@ -170,14 +171,12 @@ class JobState:
 
     def _tasks_of(self, dataset: IndexedDataset) -> QueueSettings:
         declared = dataset.reply.declaration
-        return QueueSettings(
+        return self._queue_settings(
             task_count=dataset.layout.task_count,
             batch_counts=dataset.layout.batch_count,
             epochs=declared.epochs,
             seed=declared.seed,
             shuffle=declared.shuffle,
-            attempts_limit=self._attempts_limit,
-            stuck_after_s=self._stuck_after_s,
             follow=declared.follow,
         )
 
@@ -256,9 +255,9 @@ class JobState:
         match effect:
             case EpochFinished(epoch):
                 self._tell(Kind.EPOCH_DONE, "", "epoch is done epoch=%d", epoch + 1)
-            case Expired(trainer, a):
-                text = "a task took too long, all of its trainer's go back epoch=%d task=%d trainer=%s"
-                self._tell(Kind.WORK_EXPIRED, trainer, text, a.epoch + 1, a.task, trainer, is_warning=True)
+            case Expired(trainer, a, reason):
+                text = "a task took too long, all of its trainer's go back epoch=%d task=%d trainer=%s: because %s"
+                self._tell(Kind.WORK_EXPIRED, trainer, text, a.epoch + 1, a.task, trainer, reason, is_warning=True)
             case Quarantined(piece):
                 self._tell_quarantined(evaluation, piece)
 
@@ -374,6 +373,17 @@ class JobState:
     def sighting(self) -> Sighting | None:
         """Etcd as this master saw it at last."""
         return self._coordinator.sighting()
+
+
+def queue_settings_of(chosen: MasterSettings) -> Callable[..., QueueSettings]:
+    """Return a constructor of a queue's settings that has the limits which the process was given."""
+    return partial(
+        QueueSettings,
+        attempts_limit=chosen.attempts_limit,
+        timeout_factor=chosen.task_timeout_factor,
+        timeout_floor_s=chosen.task_timeout_floor_s,
+        stuck_after_s=chosen.stuck_after_s,
+    )
 
 
 def settings_of(chosen: MasterSettings) -> CheckpointSettings:

@@ -262,10 +262,10 @@ def _running(queue: TaskQueue, indexed: IndexedDataset, now: float) -> list[Runn
             first_batch=piece.first_batch,
             end_batch=piece.end_batch,
             failures=piece.failures,
-            running_s=now - since_s,
+            running_s=running_s,
             url=next((chunk.url for chunk in indexed.layout.chunks_of(task)), ""),
         )
-        for trainer, piece, task, since_s in queue.longest_running(_RUNNING_COUNT)
+        for trainer, piece, task, running_s in queue.longest_running(_RUNNING_COUNT, now)
     ]
 
 

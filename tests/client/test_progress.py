@@ -53,9 +53,11 @@ def test_a_trainer_says_now_and_then_that_it_is_there_and_where_it_stands_when_i
     reporter = ProgressReporter(send, lambda: ("t", 1), lambda: None, lambda: now)
     reporter._flush()
     assert sent == []
+    now = 2.0
+    reporter.advanced()
     now = 6.0
     reporter._flush()
-    assert (sent[0].batch_s, sent[0].stacks) == (6.0, "")
+    assert (sent[0].batch_s, sent[0].stacks) == (4.0, "")
     assert sent[0].facts is not None
     reporter._flush()
     reporter._flush()

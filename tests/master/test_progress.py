@@ -36,6 +36,19 @@ def test_a_trainer_that_left_is_forgotten() -> None:
     assert progress.records_per_s(0.0) == 5.0
 
 
+def test_who_finished_a_batch_is_told_once() -> None:
+    progress = JobProgress()
+    for trainer in ("a", "b", "c"):
+        progress.add(LogRequest(trainer=trainer, generation=1), 10.0)
+    progress.take_progressed()
+    progress.add(LogRequest(trainer="a", generation=1, batches=1, batch_s=0.5), 15.0)
+    progress.add(LogRequest(trainer="b", generation=1, batch_s=4.5), 15.0)
+    progress.add(LogRequest(trainer="c", generation=1, batch_s=5.5), 15.0)
+    progress.gone("a")
+    assert progress.take_progressed() == ("b",), "b has finished a batch of an evaluation, which no counter tells"
+    assert progress.take_progressed() == ()
+
+
 def test_skipped_records_are_added_up() -> None:
     progress = JobProgress()
     for trainer in ("a", "b"):

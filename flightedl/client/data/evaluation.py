@@ -29,8 +29,9 @@ def run(
     read: _Read,
     measure: Measure,
     waiting: Waiting,
+    advanced: Callable[[], None],
 ) -> None:
-    """Work until every task is done, by whichever trainer.
+    """Work until every task is done, by whichever trainer; call ``advanced`` after each batch.
 
     Raises:
         Exception: what ``measure`` raised; the task is reported as failed at that batch.
@@ -39,7 +40,7 @@ def run(
         task = feed.next(_SLICE_S)
         if task is not None:
             waiting.over()
-            _do(feed, task, read, measure)
+            _do(feed, task, read, measure, advanced)
         elif feed.is_done:
             waiting.over()
             return
@@ -49,7 +50,7 @@ def run(
             waiting.patiently("the other trainers to finish their part of the evaluation")
 
 
-def _do(feed: TaskFeed, task: AssignedTask, read: _Read, measure: Measure) -> None:
+def _do(feed: TaskFeed, task: AssignedTask, read: _Read, measure: Measure, advanced: Callable[[], None]) -> None:
     sums: dict[str, tuple[float, float]] = {}
     number = task.assignment.first_batch
     try:
@@ -61,6 +62,7 @@ def _do(feed: TaskFeed, task: AssignedTask, read: _Read, measure: Measure) -> No
                 total, weights = sums.get(name, (0.0, 0.0))
                 sums[name] = (total + value * weight, weights + weight)
             number += 1
+            advanced()
     except Exception as error:
         feed.failed(task, f"{type(error).__name__}: {error}", number)
         raise

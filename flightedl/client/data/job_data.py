@@ -113,7 +113,8 @@ class JobData:
 
         self._evaluation = self._process.task_feed(fetch, requests, name)
         try:
-            evaluation.run(self._evaluation, read_as(declared), measure, self._process.waiting())
+            waiting, advanced = self._process.waiting(), self._process.progress.advanced
+            evaluation.run(self._evaluation, read_as(declared), measure, waiting, advanced)
         finally:
             feed, self._evaluation = self._evaluation, None
             feed.close(_CLOSE_S)

@@ -48,6 +48,7 @@ class Cause(enum.StrEnum):
     GRADIENTS_REFUSED = "gradients_refused"
     MODE_CHANGE_WAITS = "mode_change_waits"
     SLOW_FILE = "slow_file"
+    TASK_TIMED_OUT = "task_timed_out"
     POISON_RECORD = "poison_record"
     SCRIPT_RAISES = "script_raises"
     DATA_RUN_OUT = "data_run_out"

@@ -25,6 +25,7 @@ def work(seen: Observations) -> Iterator[Finding]:
         return
     yield from _failures(status)
     yield from _slow_files(status)
+    yield from _timed_out(seen)
     yield from _data(status)
     yield from _tables(status)
     if status.missing_tasks:
@@ -75,6 +76,21 @@ def _slow_files(status: StatusReply) -> Iterator[Finding]:
                 "its chunks; `flightedl dataset split` makes smaller ones.",
             )
             return
+
+
+def _timed_out(seen: Observations) -> Iterator[Finding]:
+    expired = [event for event in seen.events if event.kind == "work_expired"]
+    if expired and seen.status is not None and seen.status.state != "done":
+        yield Finding(
+            Cause.TASK_TIMED_OUT,
+            HARMFUL,
+            expired[-1].who,
+            f"tasks were taken back from their trainers {len(expired)} times since this master leads, the last time "
+            f"because {expired[-1].text.rpartition(': because ')[2]}",
+            "What was done of such a task counts, and the rest is done again. If tasks may take so long, raise the "
+            "setting that is named (--task-timeout-factor, --task-timeout-floor-s or --stuck-after-s), or make tasks "
+            "smaller: `flightedl dataset split`.",
+        )
 
 
 def _data(status: StatusReply) -> Iterator[Finding]:

@@ -130,10 +130,11 @@ class MasterCore(MasterState):
 
     # time
 
-    def _time_passed(self, _: events.TimePassed) -> None:
-        if self.work is not None and self.work.tick(self.now):
+    def _time_passed(self, event: events.TimePassed) -> None:
+        is_held_up = self.serving_members is not None and not self.pservers.is_everybody_settled
+        if self.work is not None and self.work.tick(self.now, is_held_up=is_held_up, progressed=event.progressed):
             self.touch()
-        if self.evaluations.tick(self.now):
+        if self.evaluations.tick(self.now, is_held_up=is_held_up, progressed=event.progressed):
             self.touch()
         self._control.look_at_all()
         self.look_at_end()

@@ -10,7 +10,7 @@ The newest ``KEPT`` results are kept, without their queues.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -113,11 +113,11 @@ class Evaluations:
                 found.work.trainer_gone(trainer, now, is_graceful=is_graceful)
                 self.settle(found)
 
-    def tick(self, now: float) -> bool:
-        """What is out for too long goes back; whether anything did."""
+    def tick(self, now: float, *, is_held_up: bool = False, progressed: Collection[str] = ()) -> bool:
+        """Take back what has run for too long; True if there was any. Arguments as of ``TaskQueue.tick``."""
         has_changed = False
         for found in self._known.values():
-            if found.work is not None and found.work.tick(now):
+            if found.work is not None and found.work.tick(now, is_held_up=is_held_up, progressed=progressed):
                 has_changed = True
                 self.settle(found)
         return has_changed

@@ -21,6 +21,9 @@ from flightedl.messages.tasks import FailedTasksRequest, JoinRequest, ModeReques
 class TimePassed:
     """Nothing else has happened for a moment: looks at deadlines. Comes a few times a second."""
 
+    #: Trainers that have finished a batch since the last such event.
+    progressed: tuple[str, ...] = ()
+
 
 @dataclass(frozen=True, slots=True)
 class LeasesSeen:

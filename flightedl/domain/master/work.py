@@ -6,7 +6,7 @@ The training data has one, each evaluation has one of its own.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 from flightedl.domain.queue.fair_share import HOLDING_CEILING
 from flightedl.domain.queue.tasks import TaskQueue
@@ -165,8 +165,8 @@ class Work:
             self.trainer_gone(trainer, now, is_graceful=is_graceful or trainer in alive)
         return bool(dead)
 
-    def tick(self, now: float) -> bool:
-        """What is out for too long goes back; whether anything did."""
-        effects = self.queue.tick(now)
+    def tick(self, now: float, *, is_held_up: bool = False, progressed: Iterable[str] = ()) -> bool:
+        """Take back what has run for too long; True if there was any. Arguments as of ``TaskQueue.tick``."""
+        effects = self.queue.tick(now, is_held_up=is_held_up, progressed=progressed)
         self._news(effects)
         return bool(effects)

@@ -36,6 +36,8 @@ class Holder:
     generation: int = 0
     #: When it began to run, None: it waits, or its clock stands.
     since_s: float | None = None
+    #: Time of the last sign that the trainer makes progress with it; of the start if there was none.
+    progress_s: float | None = None
     #: False: it ran before ``since_s``, for an unknown time.
     is_timed: bool = True
 
@@ -187,21 +189,19 @@ class PendingPieces:
                 self._start(backlog.pieces[attempt].holder(attempt), now, is_timed=False)
         self._has_standing = False
 
+    def progressed(self, trainer: str, now: float) -> None:
+        """Note that a trainer has finished a batch of the piece that it runs, if it runs any."""
+        if (backlog := self._backlogs.get(trainer)) is not None:
+            backlog.pieces[backlog.first_attempt].holder(backlog.first_attempt).progress_s = now
+
     def _start(self, holder: Holder, now: float, *, is_timed: bool) -> None:
-        holder.since_s, holder.is_timed = now, is_timed
+        holder.since_s, holder.progress_s, holder.is_timed = now, now, is_timed
         self._running[holder.attempt] = holder
 
     def running(self) -> Iterator[tuple[Holder, Pending]]:
         """Every piece that runs and since when is known, the one that began first first."""
         for attempt, holder in self._running.items():
             yield holder, self._by_attempt[attempt]
-
-    def longest_running(self) -> tuple[Holder, float] | None:
-        """The piece that has run longest, and since when."""
-        for holder in self._running.values():
-            assert holder.since_s is not None, "its clock goes"
-            return holder, holder.since_s
-        return None
 
     def copyable_waiting(self, epoch: int, failures_below: int) -> Pending | None:
         """Of ``epoch``, a piece with one holder who begins it last: near the end of the longest backlog."""

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from flightedl.domain.exactly_once.intervals import IntervalSet
 from flightedl.domain.queue.ahead import Promises
+from flightedl.domain.queue.clock import WorkClock
 from flightedl.domain.queue.failed import FailedPieces
 from flightedl.domain.queue.order import EpochOrder, EpochSizes, order_of
 from flightedl.domain.queue.pending import PendingPieces
@@ -27,6 +28,7 @@ class QueueState:
     __slots__ = (
         "average_count",
         "average_s",
+        "clock",
         "copies",
         "cursor",
         "epoch",
@@ -56,6 +58,8 @@ class QueueState:
         self.sizes = EpochSizes([(0, settings.task_count, settings.task_count)])
         self.seeds = EpochSeeds([(0, settings.shuffled_by)])
         self.growth_ended = not settings.follow
+        #: Not stored.
+        self.clock = WorkClock()
         self.pending = PendingPieces()
         #: Of the epoch after this one, or of this one; not stored.
         self.promises = Promises()

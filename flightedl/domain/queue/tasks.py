@@ -11,9 +11,11 @@ Rules:
 * A trainer works on its pieces in the order in which it was given them. So the oldest one that it has not reported
   *runs*, and its clock starts when the one before it was reported. All others wait in its backlog, see ``pending``.
 * A piece goes back when its trainer says so (``give_back``: not counted), fails (``fail``), is gone
-  (``trainer_gone``), or runs for too long (``tick``). With the last two, all of that trainer's backlog goes back, but
-  only what can be at fault is counted as failed: what ran, and, of a trainer that died, also the next, whose records it
-  may have been reading. What waits is handed out before anything new, so that little waits at any time.
+  (``trainer_gone``), or runs for too long (``tick``): much longer than tasks take on average, or, until a first task is
+  finished, for long without progress. Clocks stop while pservers are away, see ``clock``. With the last two reasons,
+  all of that trainer's backlog goes back, but only what can be at fault is counted as failed: what ran, and, of a
+  trainer that died, also the next, whose records it may have been reading. What waits is handed out before anything
+  new, so that little waits at any time.
 * How much a trainer may hold is limited, so that nobody hoards near the end of an epoch: see ``fair_share``.
 * Epochs are a barrier. Nothing of an epoch is handed out while an earlier one has open pieces, also reopened ones. What
   a trainer may read of the next one is promised to it: see ``ahead``.
@@ -115,8 +117,7 @@ class TaskQueue:
             FencedError: another registration of this trainer holds work; see ``trainer_gone``.
             JobFailedError: too much has failed; nothing is handed out any more.
         """
-        state = self._state
-        state.pending.start_clocks(now)
+        state, now = self._state, self._time(now)
         backlog = state.pending.backlog_of(trainer)
         held = backlog.pieces
         if held and backlog.generation != generation:
@@ -167,8 +168,7 @@ class TaskQueue:
         Raises:
             FencedError: the attempt is no longer current, and the work is not done.
         """
-        state = self._state
-        state.pending.start_clocks(now)
+        state, now = self._state, self._time(now)
         pending = self._held(trainer, generation, epoch, position, attempt)
         if pending is None:
             return AlreadyDone()
@@ -195,7 +195,7 @@ class TaskQueue:
         Raises:
             FencedError: the attempt is no longer current, and the work is not done.
         """
-        self._state.pending.start_clocks(now)
+        now = self._time(now)
         pending = self._held(trainer, generation, epoch, position, attempt)
         return () if pending is None else self._lose(pending, attempt, now, error, batch)
 
@@ -207,7 +207,7 @@ class TaskQueue:
         Raises:
             FencedError: the attempt is no longer current, and the work is not done.
         """
-        self._state.pending.start_clocks(now)
+        now = self._time(now)
         pending = self._held(trainer, generation, epoch, position, attempt)
         return () if pending is None else self._lose(pending, attempt, now, None)
 
@@ -216,22 +216,32 @@ class TaskQueue:
 
         What it may have been at is counted as failed, unless the trainer left in good order.
         """
-        self._state.pending.start_clocks(now)
+        now = self._time(now)
         self._state.promises.forget(trainer)
         return self._lose_all(trainer, now, "its trainer died or lost its lease", 0 if is_graceful else _BEGUN_COUNT)
 
-    def tick(self, now: float) -> Effects:
-        """Time passes: what runs for too long goes back, and all that waits behind it. Call it every second or so."""
-        pending_pieces = self._state.pending
-        pending_pieces.start_clocks(now)
+    def tick(self, now: float, *, is_held_up: bool = False, progressed: Iterable[str] = ()) -> Effects:
+        """Take back the pieces that have run for too long, with their trainers' backlogs. Call it every second or so.
+
+        Args:
+            now: The instant.
+            is_held_up: True while no piece can run, as a pserver is away; the clocks of all pieces stop until the next
+                call without it.
+            progressed: Trainers that finished a batch since the last call.
+        """
+        state = self._state
+        if is_held_up:
+            state.clock.stop(now)
+        else:
+            state.clock.run(now)
+        now = self._time(now)
+        for trainer in progressed:
+            state.pending.progressed(trainer, now)
         effects: list[Effect] = []
-        timeout_s = self.timeout_s
-        while (longest := pending_pieces.longest_running()) is not None and now - longest[1] > timeout_s:
-            trainer, attempt = longest[0].trainer, longest[0].attempt
-            pending = pending_pieces.find(attempt)
-            assert pending is not None, "what runs is out"
-            effects.append(Expired(trainer, _assignment(pending, attempt)))
-            effects += self._lose_all(trainer, now, f"not finished within {timeout_s:.0f} s", 1)
+        for holder, pending in tuple(state.pending.running()):
+            if reason := self._overdue(holder, now):
+                effects.append(Expired(holder.trainer, _assignment(pending, holder.attempt), reason))
+                effects += self._lose_all(holder.trainer, now, reason, 1)
         return tuple(effects)
 
     # --- the master's other events ---
@@ -395,7 +405,7 @@ class TaskQueue:
 
         Less than half a batch may be missing. O(trainers).
         """
-        state = self._state
+        state, now = self._state, self._state.clock.at(now)
         last_s = state.last_s
         if last_s is None or self.has_more:
             return False
@@ -410,13 +420,16 @@ class TaskQueue:
 
     @property
     def timeout_s(self) -> float:
-        """How long a piece may run."""
-        settings, average_s = self._state.settings, self._state.average_s
-        if not settings.is_deduplicated:
-            return settings.stuck_after_s
+        """Seconds that a piece may run, or may make no progress while ``_limiting_average_s`` is None."""
+        settings, average_s = self._state.settings, self._limiting_average_s
         if average_s is None:
-            return settings.timeout_ceiling_s
-        return min(max(settings.timeout_factor * average_s, settings.timeout_floor_s), settings.timeout_ceiling_s)
+            return settings.stuck_after_s
+        return max(settings.timeout_factor * average_s, settings.timeout_floor_s)
+
+    @property
+    def _limiting_average_s(self) -> float | None:
+        """Average duration of tasks, which limits how long a piece may run; None if only a lack of progress does."""
+        return self._state.average_s if self._state.settings.is_deduplicated else None
 
     @property
     def average_s(self) -> float | None:
@@ -434,10 +447,11 @@ class TaskQueue:
             for trainer, backlog in self._state.pending.backlogs().items()
         }
 
-    def longest_running(self, count: int) -> list[tuple[str, BatchRange, int, float]]:
-        """(trainer, piece, task, since when) of so many pieces that are worked on, those that began first."""
+    def longest_running(self, count: int, now: float) -> list[tuple[str, BatchRange, int, float]]:
+        """Return (trainer, piece, task, seconds) of the ``count`` pieces that have run longest."""
+        now = self._state.clock.at(now)
         return [
-            (holder.trainer, pending.piece, pending.task, holder.since_s or 0.0)
+            (holder.trainer, pending.piece, pending.task, now - (holder.since_s or 0.0))
             for holder, pending in itertools.islice(self._state.pending.running(), count)
         ]
 
@@ -534,6 +548,27 @@ class TaskQueue:
         return queue
 
     # --- decisions ---
+
+    def _time(self, now: float) -> float:
+        """Return the work clock's time, by which the clocks of pieces start that stand."""
+        at = self._state.clock.at(now)
+        self._state.pending.start_clocks(at)
+        return at
+
+    def _overdue(self, holder: Holder, now: float) -> str:
+        """Return why a piece goes back, with the settings that decide it; empty if the piece may run on."""
+        settings, average_s, limit_s = self._state.settings, self._limiting_average_s, self.timeout_s
+        since_s = holder.progress_s if average_s is None else holder.since_s
+        assert since_s is not None, "its clock goes"
+        if (ran_s := now - since_s) <= limit_s:
+            return ""
+        if average_s is None:
+            return f"the trainer finished no batch for {ran_s:.0f} s; the limit is {limit_s:g} s (stuck_after_s)"
+        factor, floor_s = settings.timeout_factor, settings.timeout_floor_s
+        return (
+            f"the task ran for {ran_s:.0f} s; the limit is {limit_s:.0f} s: {factor:g} times the average of "
+            f"{average_s:.1f} s (task_timeout_factor), at least {floor_s:g} s (task_timeout_floor_s)"
+        )
 
     def _take(self, epoch: int, trainer: str, is_idle: bool) -> BatchRange | None:
         """Take the next piece of ``epoch`` for a trainer out of its table."""

@@ -27,13 +27,13 @@ class QueueSettings:
         attempts_limit: A piece that failed this often is narrowed down.
         confirmations: A single batch over the limit is quarantined when it failed this often more, while its trainer
             held nothing else. 0: at the limit.
-        timeout_floor_s: A piece that runs is never taken back earlier.
-        timeout_ceiling_s: ... and never later, and at this while no completion time is known.
-        timeout_factor: In between: this many times the moving average of completion times.
+        timeout_floor_s: A piece that runs is never taken back earlier, once a completion time is known.
+        timeout_factor: A piece is taken back after this many times the moving average of completion times.
+        stuck_after_s: While no completion time is known, a piece is taken back after so long without progress; of data
+            alone always, however long tasks take on average.
         is_deduplicated: A batch that is done twice counts once, because pservers or an evaluation see to it. Only then
             may two trainers have a piece at a time: idle trainers get copies of the slowest pieces near the end of an
             epoch, and a slow piece is taken back. False for data alone, see ``stuck_after_s``.
-        stuck_after_s: The timeout of a piece of data alone, however long tasks take on average.
         follow: Whether tasks may be added; the last epoch then stays open until ``end_growth``.
         failed_limit: More quarantined stretches than this in one epoch, and nothing is handed out any more.
     """
@@ -46,10 +46,9 @@ class QueueSettings:
     attempts_limit: int = 3
     confirmations: int = 2
     timeout_floor_s: float = 30.0
-    timeout_ceiling_s: float = 900.0
     timeout_factor: float = 5.0
-    is_deduplicated: bool = True
     stuck_after_s: float = 900.0
+    is_deduplicated: bool = True
     follow: bool = False
     failed_limit: int = 10_000
 
@@ -60,10 +59,8 @@ class QueueSettings:
             raise UsageError(f"epochs is {self.epochs}, but must be at least 1, or None for endless training")
         if self.attempts_limit < 1 or self.confirmations < 0 or self.failed_limit < 0:
             raise UsageError("attempts_limit must be at least 1, confirmations and failed_limit at least 0")
-        if not 0 < self.timeout_floor_s <= self.timeout_ceiling_s or self.timeout_factor <= 0:
-            raise UsageError("task timeouts need 0 < timeout_floor_s <= timeout_ceiling_s and timeout_factor > 0")
-        if self.stuck_after_s <= 0:
-            raise UsageError(f"stuck_after_s is {self.stuck_after_s}, but has to be above 0 seconds")
+        if min(self.timeout_floor_s, self.timeout_factor, self.stuck_after_s) <= 0:
+            raise UsageError("task timeouts must be above 0: timeout_floor_s, timeout_factor and stuck_after_s")
 
     @property
     def shuffled_by(self) -> int | None:
@@ -173,6 +170,8 @@ class Expired:
 
     trainer: str
     assignment: Assignment
+    #: How long it ran, what the limit was, and which settings change it.
+    reason: str = ""
 
 
 Effect = EpochFinished | Quarantined | Expired

@@ -59,6 +59,7 @@ class Body:
             self._calls.pop(0)()
         else:
             trainer.body = None
+            trainer.cluster.progressed.add(trainer.name)
             trainer.worker.run(trainer.steps.close_batch(self.current), lambda _: self._then())
 
     def _failed(self, error: Exception) -> None:

@@ -95,6 +95,8 @@ class Cluster:
         self._damaged: dict[int | None, float] = {}
         #: How often a master let the model begin anew.
         self.begun_anew = 0
+        #: Trainers that have finished a batch since a master heard of it.
+        self.progressed: set[str] = set()
         self._boot()
         self._look_at_leases()
         strikes = Strikes(self)

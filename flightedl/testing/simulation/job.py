@@ -82,7 +82,7 @@ class JobShape:
     #: Failures of a piece before it is split, and of a single batch beyond that before it is set aside.
     attempts_limit: int = 100_000
     confirmations: int = 2
-    #: A piece that runs is never taken back earlier.
+    #: A piece that runs is never taken back earlier, once a task is finished.
     timeout_floor_s: float = 4.0
     #: Whether some blocks get a gradient of a batch, and others none.
     is_patchy: bool = False
@@ -111,7 +111,7 @@ class JobShape:
             attempts_limit=self.attempts_limit,
             confirmations=self.confirmations,
             timeout_floor_s=self.timeout_floor_s,
-            timeout_ceiling_s=max(15.0, self.timeout_floor_s),
+            stuck_after_s=max(15.0, self.timeout_floor_s),
         )
 
     def evaluation_settings(self) -> QueueSettings:
@@ -121,7 +121,7 @@ class JobShape:
             batch_counts=self.evaluation.__getitem__,
             attempts_limit=100_000,
             timeout_floor_s=4.0,
-            timeout_ceiling_s=15.0,
+            stuck_after_s=15.0,
         )
 
     def declared_evaluation(self) -> DeclaredDataset:

@@ -279,7 +279,9 @@ class Master(Process):
             self.later(_TICK_S, self._tick)
             self._look_for_files()
             self.apply(events.StatusTold([link.said for link in self._links]))
-            self.apply(events.TimePassed())
+            # Trainers report progress to whichever master leads. Nothing that it decides depends on the delay.
+            progressed, self.cluster.progressed = tuple(sorted(self.cluster.progressed)), set()
+            self.apply(events.TimePassed(progressed))
 
     def _look_for_files(self) -> None:
         """Files may have joined the dataset; as the growing of a real master, one step after the other."""

@@ -331,6 +331,13 @@ STAGED: dict[str, tuple[Observations, Cause, str]] = {
         Cause.JOB_REFUSED,
         "pserver-1",
     ),
+    "a task was taken back by time": (
+        replace(
+            healthy(), events=(JobEvent(number=1, at=NOW, kind="work_expired", who="t2", text="x: because it ran"),)
+        ),
+        Cause.TASK_TIMED_OUT,
+        "t2",
+    ),
     "a certificate ends tomorrow": (
         replace(healthy(), certificates={"master": ShownCertificate(ends_s=NOW + 86_400)}),
         Cause.CERTIFICATE_ENDS,

@@ -9,15 +9,16 @@ from flightedl.domain.master import effects as out
 from flightedl.domain.master import events
 from flightedl.domain.master.core import MasterCore
 from flightedl.domain.master.state import CoreSettings, StoredState
-from flightedl.domain.queue.values import QueueSettings
+from flightedl.domain.queue.values import Expired, QueueSettings
 from flightedl.errors import NotFoundError, NotReadyError
-from flightedl.messages.tasks import FailedTask, FailedTasksRequest
+from flightedl.messages.tasks import FailedTask, FailedTasksRequest, TasksTicket
 
 from .test_core import MASTER, PSERVER, A, B, Bench, declaration_in
 
 
 def test_time_changes_only_what_is_out_for_too_long() -> None:
     bench = Bench(tasks=1)
+    bench.serve()
     bench.take()
     before = bench.core.revision
     bench.now = 1.0
@@ -30,6 +31,44 @@ def test_time_changes_only_what_is_out_for_too_long() -> None:
     empty = MasterCore(CoreSettings(generation=MASTER, pserver_count=1, keeps_checkpoints=False), 0.0)
     empty.apply(events.TimePassed(), 1.0)
     assert empty.revision == 0
+
+
+@pytest.mark.parametrize("is_settled", [False, True], ids=["loading", "serving"])
+def test_the_clocks_of_tasks_stand_while_a_pserver_is_away_or_loads(is_settled: bool) -> None:
+    bench = Bench(tasks=1)
+    bench.serve()
+    held = bench.take()
+    bench.see({"a": A, "b": B}, {})
+    bench.apply(events.TimePassed())
+    bench.see({"a": A, "b": B}, {0: PSERVER + 1})
+    bench.now = 1.0
+    if is_settled:
+        bench.serve(PSERVER + 1)
+        bench.apply(events.TimePassed())
+    bench.now = 10_000.0
+    news = [each.effect for each in bench.apply(events.TimePassed()) if isinstance(each, out.QueueNews)]
+    assert [isinstance(each, Expired) for each in news] == ([True] if is_settled else [])
+    assert bench.core.work is not None
+    assert bench.core.work.queue.is_current("a", held.attempt, A) is not is_settled
+
+
+def test_nobody_waits_for_pservers_of_a_job_without_a_model() -> None:
+    settings = CoreSettings(generation=MASTER, pserver_count=1, keeps_checkpoints=False)
+    core = MasterCore(settings, 0.0, StoredState(), QueueSettings(1, lambda _: 1))
+    core.apply(events.LeasesSeen({"a": A}, {}, 100), 0.0)
+    core.apply(events.WorkAsked(1, TasksTicket(trainer="a", generation=A)), 0.0)
+    core.apply(events.TimePassed(), 1.0)
+    assert any(isinstance(each, out.QueueNews) for each in core.apply(events.TimePassed(), 10_000.0))
+
+
+def test_progress_within_a_first_task_keeps_it() -> None:
+    bench = Bench(tasks=1)
+    bench.serve()
+    bench.take()
+    for bench.now in (600.0, 1200.0, 1800.0):
+        assert bench.apply(events.TimePassed(("a",))) == []
+    bench.now = 2701.0
+    assert any(isinstance(each, out.QueueNews) for each in bench.apply(events.TimePassed()))
 
 
 def test_the_first_leases_change_nothing_where_nobody_died() -> None:

@@ -58,10 +58,9 @@ class QueueAgainstModel(RuleBasedStateMachine):
             attempts_limit=limit,
             confirmations=confirmations,
             timeout_floor_s=5.0,
-            timeout_ceiling_s=20.0,
             follow=follow,
             is_deduplicated=is_deduplicated,
-            stuck_after_s=30.0,
+            stuck_after_s=20.0,
         )
         self.queue = TaskQueue(self.settings)
         self.now = 1000.0
@@ -74,6 +73,8 @@ class QueueAgainstModel(RuleBasedStateMachine):
         self.out = {}
         #: attempt -> since when it runs: it is the oldest that its trainer holds.
         self.running = {}
+        #: attempt -> when its trainer was last told to have finished a batch of it.
+        self.progress = {}
         self.ended = []
         self.begin_epoch(tasks)
 
@@ -240,13 +241,17 @@ class QueueAgainstModel(RuleBasedStateMachine):
         self.heed(effects)
         self.note_running()
 
-    @rule(wait_s=st.floats(0, 15))
-    def tick(self, wait_s):
+    @rule(wait_s=st.floats(0, 15), progressed=st.sets(st.sampled_from(TRAINERS)))
+    def tick(self, wait_s, progressed=()):
         self.now += wait_s
         self.note_running()
         timeout_s = self.queue.timeout_s
-        late = {attempt for attempt, since_s in self.running.items() if self.now - since_s > timeout_s}
-        for effect in self.queue.tick(self.now):
+        self.progress |= {self.held_by(trainer)[0]: self.now for trainer in progressed if self.held_by(trainer)}
+        since = self.running
+        if self.queue.average_s is None or not self.settings.is_deduplicated:
+            since = {attempt: max(began, self.progress.get(attempt, began)) for attempt, began in since.items()}
+        late = {attempt for attempt, since_s in since.items() if self.now - since_s > timeout_s}
+        for effect in self.queue.tick(self.now, progressed=progressed):
             if isinstance(effect, Expired):
                 assert self.out[effect.assignment.attempt] == (effect.trainer, effect.assignment)
                 late.remove(effect.assignment.attempt)

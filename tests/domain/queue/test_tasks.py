@@ -294,10 +294,73 @@ def test_a_gone_trainer_counts_as_a_failure_and_a_leaving_one_does_not(make):
 # --- time ---
 
 
-def test_timeout_is_the_ceiling_then_follows_the_average(make):
-    queue = make(8, timeout_floor_s=10.0, timeout_ceiling_s=100.0, timeout_factor=4.0)
+def expired(effects):
+    return [(each.trainer, each.assignment) for each in effects if isinstance(each, Expired)]
+
+
+def test_a_first_task_may_take_as_long_as_its_trainer_makes_progress(make):
+    queue = make(stuck_after_s=100.0)
+    slow = take(queue, "a", 0.0)
+    for now in range(50, 1250, 50):
+        assert queue.tick(float(now), progressed=["a", "who holds nothing"]) == ()
+    assert queue.tick(1300.0) == ()
+    assert expired(queue.tick(1301.0)) == [("a", slow)]
+
+
+def test_a_task_may_take_as_long_as_the_others_did_with_or_without_progress(make):
+    queue = make(stuck_after_s=100.0, timeout_factor=2.0)
+    finish(queue, take(queue, "a", 0.0), now=1200.0)
+    slow = take(queue, "a", 1200.0)
+    assert queue.tick(3600.0) == ()
+    assert expired(queue.tick(3601.0, progressed=["a"])) == [("a", slow)]
+
+
+@pytest.mark.parametrize("average_s", [None, 10.0])
+def test_clocks_stand_while_nothing_can_be_done(make, average_s):
+    queue = make(4, stuck_after_s=20.0, timeout_factor=2.0, timeout_floor_s=1.0)
+    if average_s is not None:
+        finish(queue, take(queue, "a", 0.0), now=average_s)
+    slow = take(queue, "a", 100.0)
+    assert queue.tick(105.0, is_held_up=True) == ()
+    assert queue.tick(500.0, is_held_up=True) == ()
+    late = take(queue, "b", 600.0)
+    assert queue.tick(700.0) == ()
+    assert [(who, task, ran_s) for who, _, task, ran_s in queue.longest_running(2, 701.0)] == [
+        ("a", slow.task, 6.0),
+        ("b", late.task, 1.0),
+    ]
+    assert queue.tick(715.0) == ()
+    assert expired(queue.tick(715.5)) == [("a", slow)]
+    assert expired(queue.tick(720.5)) == [("b", late)]
+
+
+def test_the_time_in_which_nothing_could_be_done_is_not_averaged(make):
+    queue = make()
+    held = take(queue, "a", 0.0)
+    queue.tick(3.0, is_held_up=True)
+    queue.tick(303.0)
+    finish(queue, held, now=305.0)
+    assert queue.average_s == 5.0
+
+
+def test_what_is_taken_back_says_how_long_it_ran_and_which_setting_decides(make):
+    queue = make(stuck_after_s=100.0, timeout_factor=2.0, timeout_floor_s=30.0)
+    take(queue, "a", 0.0)
+    (first,) = queue.tick(101.0)
+    assert first.reason == "the trainer finished no batch for 101 s; the limit is 100 s (stuck_after_s)"
+    finish(queue, take(queue, "a", 200.0), now=220.0)
+    take(queue, "b", 300.0)
+    (second,) = queue.tick(341.0)
+    assert second.reason == (
+        "the task ran for 41 s; the limit is 40 s: 2 times the average of 20.0 s (task_timeout_factor), at least 30 s "
+        "(task_timeout_floor_s)"
+    )
+
+
+def test_timeout_follows_the_average_however_long_tasks_are(make):
+    queue = make(8, timeout_floor_s=10.0, stuck_after_s=100.0, timeout_factor=4.0)
     assert queue.timeout_s == 100.0
-    for duration_s, timeout_s in [(1.0, 10.0), (9.0, 20.0), (200.0, 100.0)]:
+    for duration_s, timeout_s in [(1.0, 10.0), (9.0, 20.0), (200.0, 280.0)]:
         assignment = take(queue, now=500.0)
         finish(queue, assignment, now=500.0 + duration_s)
         assert queue.timeout_s == timeout_s
@@ -305,11 +368,11 @@ def test_timeout_is_the_ceiling_then_follows_the_average(make):
 
 
 def test_what_is_out_for_too_long_goes_back(make):
-    queue = make(timeout_ceiling_s=100.0)
+    queue = make(stuck_after_s=100.0)
     early, late = take(queue, "a", 0.0), take(queue, "b", 50.0)
 
     assert queue.tick(100.0) == ()
-    assert queue.tick(101.0) == (Expired("a", early),)
+    assert expired(queue.tick(101.0)) == [("a", early)]
 
     assert not queue.is_current("a", early.attempt)
     assert queue.is_current("b", late.attempt)
@@ -322,13 +385,13 @@ def test_what_is_out_for_too_long_goes_back(make):
 
 
 def test_timeouts_begin_anew_with_another_master(make):
-    queue = make(timeout_ceiling_s=100.0)
+    queue = make(stuck_after_s=100.0)
     assignment = take(queue, now=9000.0)
-    settings = QueueSettings(task_count=3, batch_counts=four, timeout_ceiling_s=100.0)
+    settings = QueueSettings(task_count=3, batch_counts=four, stuck_after_s=100.0)
     restored = TaskQueue.decode(queue.encode(), settings)
     assert restored.tick(5.0) == ()
     assert restored.tick(100.0) == ()
-    assert restored.tick(106.0) == (Expired("a", assignment),)
+    assert expired(restored.tick(106.0)) == [("a", assignment)]
 
 
 def test_an_unknown_duration_is_not_averaged(make):
@@ -352,7 +415,7 @@ def test_a_part_of_a_task_is_not_averaged(make):
 
 
 def test_a_piece_begins_when_the_one_before_it_was_reported(make):
-    queue = make(9, timeout_floor_s=1.0, timeout_ceiling_s=100.0, timeout_factor=4.0)
+    queue = make(9, timeout_floor_s=1.0, timeout_factor=4.0)
     pieces = [take(queue, now=float(n), holding_limit=9) for n in range(3)]
     assert len(pieces) == 3
     finish(queue, pieces[0], now=10.0)
@@ -363,12 +426,12 @@ def test_a_piece_begins_when_the_one_before_it_was_reported(make):
 
 
 def test_time_is_up_for_what_runs_and_all_behind_it_goes_back_without_blame(make):
-    queue = make(30, attempts_limit=1, timeout_ceiling_s=100.0)
+    queue = make(30, attempts_limit=1, stuck_after_s=100.0)
     running, *waiting = [take(queue, now=float(n), holding_limit=5) for n in range(5)]
     other = take(queue, "b", 60.0)
     assert queue.tick(100.0) == ()
 
-    assert queue.tick(100.5) == (Expired("a", running),)
+    assert expired(queue.tick(100.5)) == [("a", running)]
 
     assert list(queue.holders()) == ["b"]
     again = [take(queue, "c", 101.0, holding_limit=5) for _ in waiting]
@@ -377,11 +440,11 @@ def test_time_is_up_for_what_runs_and_all_behind_it_goes_back_without_blame(make
 
 
 def test_the_clock_of_what_waits_does_not_go(make):
-    queue = make(30, timeout_ceiling_s=100.0)
+    queue = make(30, timeout_factor=2.0)
     first, second = take(queue, now=0.0), take(queue, now=0.0)
     finish(queue, first, now=99.0)
-    assert queue.tick(198.0) == ()
-    assert queue.tick(199.5) == (Expired("a", second),)
+    assert queue.tick(297.0) == ()
+    assert expired(queue.tick(297.5)) == [("a", second)]
 
 
 def test_only_what_a_dead_trainer_may_have_begun_is_blamed(make):
@@ -566,11 +629,12 @@ def test_data_alone_is_never_out_twice(make):
     finish(queue, take(queue, "fast", 0.0), "fast", 1.0)
     runs, waits = take(queue, "slow", 1.0), take(queue, "slow", 1.0)
     for now in (2.0, 500.0, 601.0):
-        assert queue.tick(now) == ()
+        assert queue.tick(now, progressed=["slow"]) == ()
         assert isinstance(queue.request("fast", now), NoTaskNow)
-    assert queue.tick(601.1) == (Expired("slow", runs),)
+    assert queue.tick(1201.0) == ()
+    assert expired(queue.tick(1201.1)) == [("slow", runs)]
     assert not queue.is_current("slow", waits.attempt)
-    assert take(queue, "fast", 602.0).task == runs.task
+    assert take(queue, "fast", 1202.0).task == runs.task
 
 
 def test_when_a_model_is_declared_what_is_out_may_be_copied(make):
@@ -1256,7 +1320,7 @@ def test_seeds_of_any_size_are_stored(make):
         {"confirmations": -1},
         {"failed_limit": -1},
         {"timeout_floor_s": 0.0},
-        {"timeout_floor_s": 10.0, "timeout_ceiling_s": 5.0},
+        {"stuck_after_s": 0.0},
         {"timeout_factor": 0.0},
     ],
 )
@@ -1273,5 +1337,5 @@ def test_the_lowest_settings_are_possible():
         confirmations=0,
         failed_limit=0,
         timeout_floor_s=0.5,
-        timeout_ceiling_s=0.5,
+        stuck_after_s=0.5,
     )
