@@ -22,8 +22,8 @@ KINDS = ("", "bfloat16", "float16")
 ITEM_BYTES = 2
 
 
-#: Their largest finite value, and the smallest float32 that is rounded to infinity.
-_LARGEST = {"bfloat16": 3.3895313892515355e38, "float16": 65504.0}
+#: The largest finite values, and the smallest float32 that a 16-bit type rounds to infinity.
+_LARGEST = {"bfloat16": 3.3895313892515355e38, "float16": 65504.0, "float32": 3.4028234663852886e38}
 _TOO_LARGE = {"bfloat16": 3.3961775292304601e38, "float16": 65520.0}
 #: Set in what is infinite or no number.
 _EXPONENTS = {"bfloat16": 0x7F80, "float16": 0x7C00}

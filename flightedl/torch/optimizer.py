@@ -206,7 +206,7 @@ class Optimizer(torch.optim.Optimizer):
         try:
             for name, (table, used) in rows.items():
                 table.push_distinct(used.ids, used.gradients(arrays.pop(name)))
-            self.model.step(self._as_declared(arrays) | self._changes_of_buffers())
+            self.model.step(arrays | self._changes_of_buffers())
         except GradientError:
             self.model.forget_rows()
             self._told_buffers = told_buffers
@@ -335,14 +335,6 @@ class Optimizer(torch.optim.Optimizer):
             if tensor.grad is not None and id(tensor) in self._names:
                 found[self._names[id(tensor)]] = tensor.grad
         return found
-
-    def _as_declared(self, gradients: dict[str, Array]) -> dict[str, Array]:
-        """A module that was converted since has gradients of another type."""
-        model = self.model
-        return {
-            name: array if array.dtype == model[name].dtype else array.astype(model[name].dtype)
-            for name, array in gradients.items()
-        }
 
     def _changes_of_buffers(self) -> dict[str, Array]:
         """By how much buffers changed here since the job gave them, or since the push before."""

@@ -139,5 +139,5 @@ def test_wrong_gradients_are_one_sentence(gradients: Any, text: str) -> None:
     with ThreadPoolExecutor(1) as pool:
         check = GradientCheck(plan, [runs_of(plan, 0)], {"w": np.dtype(np.float64)}, "", None, pool)
         with pytest.raises(GradientError) as caught:
-            check.flattened(gradients)
+            check.flattened(gradients, "batch 0")
     assert text in str(caught.value)

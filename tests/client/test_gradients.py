@@ -9,10 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from flightedl.client.model.gradients import GradientCheck
+from flightedl.client.model.gradients import GradientCheck, converted
 from flightedl.domain.model.parameters import ParameterSpec
 from flightedl.domain.model.sharding import plan_shards, runs_of
 from flightedl.errors import GradientError
+from flightedl.kernels.half_precision import array_dtype
 
 #: Three that travel together, and one that is cut into blocks.
 _SHAPES = {"a": (4, 3), "b": (5,), "c": (), "z": (1 << 21,)}
@@ -103,8 +104,11 @@ def test_what_is_no_array_of_numpy_is_taken_for_one(check: GradientCheck) -> Non
     [
         ("b", np.zeros(6, np.float32), r"gradient of 'b' has shape \(6,\), the parameter \(5,\)"),
         ("a", np.zeros(12, np.float32), r"gradient of 'a' has shape \(12,\), the parameter \(4, 3\)"),
-        ("b", np.zeros(5), "gradient of 'b' is float64, the parameter float32"),
-        ("b", np.zeros(5, ">f4"), "gradient of 'b' is >f4, the parameter float32"),
+        ("b", np.zeros(5, int), "gradient of 'b' is int64 in batch 0, but must be one of float32, float64, float16, b"),
+        ("b", np.zeros(5, complex), "gradient of 'b' is complex128 in batch 0, but must be one of float32, float64"),
+        ("b", np.zeros(5, bool), "gradient of 'b' is bool in batch 0, but must be one of float32, float64, float16"),
+        ("b", np.full(5, 1e39), r"'b' is beyond 3.40282e\+38 in batch 0, the largest that float32 can say; nothing of"),
+        ("b", np.full(5, np.inf), "gradient of 'b' has NaN or infinity in batch 0"),
         ("a", np.full((4, 3), np.nan, np.float32), "gradient of 'a' has NaN or infinity in batch 0"),
         ("a", "text", r"gradient of 'a' has shape \(\)"),
         ("d", np.zeros(5, np.float32), "there is no parameter 'd'"),
@@ -113,6 +117,39 @@ def test_what_is_no_array_of_numpy_is_taken_for_one(check: GradientCheck) -> Non
 def test_what_is_wrong_with_one_of_many_is_said(check: GradientCheck, name: str, value: object, wrong: str) -> None:
     with pytest.raises(GradientError, match=wrong):
         check.ready(gradients(*_SMALL) | {name: value}, "batch 0")
+
+
+@pytest.mark.parametrize("other", ["float64", "float16", "bfloat16", ">f4"])
+def test_other_floats_are_converted_and_the_rest_stays_where_it_is(check: GradientCheck, other: str) -> None:
+    given = gradients("z", *_SMALL)
+    given["a"] = given["a"].astype(array_dtype(other))
+    arrays, together = check.ready(given, "batch 0")
+    assert arrays["z"] is given["z"]
+    expected = given | {"a": given["a"].astype(np.float32)}
+    assert [line.dtype for line in together.values()] == [np.float32]
+    assert [line.tolist() for line in together.values()] == [flat(expected, *_SMALL)]
+
+
+#: 1 + 2^-24 is half-way between two float32, 1 + 2^-8 between two bfloat16, 1 + 2^-11 between two float16.
+@pytest.mark.parametrize(
+    ("dtype", "given", "found"),
+    [
+        ("float32", [1 + 2**-24, 1 + 3 * 2**-24, 1e-50, -3.4028234e38], [1, 1 + 2**-22, 0, -3.4028234e38]),
+        ("float16", [1 + 2**-11, 1 + 3 * 2**-11, 65519.0, 1e-9], [1, 1 + 2**-9, 65504, 0]),
+        ("bfloat16", [1 + 2**-8, 1 + 3 * 2**-8, 3.39e38, 0.5], [1, 1 + 2**-6, 3.3895313892515355e38, 0.5]),
+        ("float64", np.array([0.1, 3e38], np.float32), np.array([0.1, 3e38], np.float32).astype(np.float64)),
+    ],
+)
+def test_a_narrower_type_rounds_to_nearest_even_and_a_wider_one_is_exact(dtype: str, given: Any, found: Any) -> None:
+    made = converted(np.asarray(given), array_dtype(dtype), "'b'", "batch 0")
+    assert made.dtype == array_dtype(dtype)
+    assert made.astype(np.float64).tolist() == np.asarray(found, array_dtype(dtype)).astype(np.float64).tolist()
+
+
+@pytest.mark.parametrize(("dtype", "value"), [("float16", 65520.0), ("bfloat16", 3.4e38), ("float32", -1e39)])
+def test_what_is_beyond_a_narrower_type_is_refused(dtype: str, value: float) -> None:
+    with pytest.raises(GradientError, match=f"'b' is beyond .* the largest that {dtype} can say"):
+        converted(np.array([0.0, value]), array_dtype(dtype), "'b'", "batch 0")
 
 
 def test_lengths_that_are_exchanged_are_noticed(check: GradientCheck) -> None:

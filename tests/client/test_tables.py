@@ -228,8 +228,9 @@ WRONG: list[tuple[Callable[[Table], object], str, type[Exception]]] = [
     (lambda t: t.pull([1, 2], offsets=[0], combiner="min"), "no combiner 'min'", UsageError),
     (lambda t: t.push([1, 2], ones(1)), r"shape \(1, 2\), not \(2, 2\)", GradientError),
     (lambda t: t.push([1], ones(1, 3)), r"shape \(1, 3\), not \(1, 2\)", GradientError),
-    (lambda t: t.push([1], np.ones((1, 2))), "float64: use", GradientError),
-    (lambda t: t.push([1, 2], ones(2) * [[1.0], [np.nan]]), "float64", GradientError),
+    (lambda t: t.push([1], np.ones((1, 2), int)), "table 'users' is int64 in epoch 1, task 0, batch 0", GradientError),
+    (lambda t: t.push([1], np.full((1, 2), 1e39)), "table 'users' is beyond 3.40282e", GradientError),
+    (lambda t: t.push([1, 2], ones(2) * [[1.0], [np.nan]]), "id 2 of table 'users' has NaN", GradientError),
     (
         lambda t: t.push([1, 2], np.array([[1, 1], [1, np.nan]], np.float32)),
         "id 2 of table 'users' has NaN or infinity in epoch 1, task 0, batch 0",
@@ -249,7 +250,7 @@ def test_what_makes_no_sense_is_told_and_nothing_is_sent() -> None:
             assert one.current is not None
             assert one.current.is_undone == (kind is GradientError), "a script that goes on gets the batch again"
             one.current.rejection = None
-        users.push([1], ones(1))
+        users.push([1], np.ones((1, 2)))
         one.step(0, {})
         one.begin(1)
         assert users.pull([1])[0, 0] == -1

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from flightedl.domain.model.parameters import STORAGE_DTYPES
 from flightedl.domain.model.sharding import ShardPlan
 from flightedl.errors import GradientError
 from flightedl.kernels.half_precision import ITEM_BYTES, is_finite, largest, too_large
@@ -138,7 +139,7 @@ class GradientCheck:
         if len(joined) == len(gradients) and together:
             return {}, together
         rest = {name: value for name, value in gradients.items() if name not in joined} if together else gradients
-        arrays = self.flattened(rest)
+        arrays = self.flattened(rest, where)
         return arrays, together | self.require_sound(arrays, where)
 
     @property
@@ -146,11 +147,11 @@ class GradientCheck:
         """Whether gradients may be scaled before they are sent."""
         return self._clip_norm is not None
 
-    def flattened(self, gradients: Mapping[str, npt.ArrayLike]) -> dict[str, Array]:
-        """The gradients as contiguous (n,) arrays.
+    def flattened(self, gradients: Mapping[str, npt.ArrayLike], where: object) -> dict[str, Array]:
+        """The gradients as contiguous (n,) arrays of the parameters' dtypes.
 
         Raises:
-            GradientError: not given by name, unknown name, no array, wrong shape or dtype.
+            GradientError: not given by name, unknown name, no array, wrong shape, or as of ``converted``.
         """
         if not isinstance(gradients, Mapping):
             raise GradientError(
@@ -169,10 +170,7 @@ class GradientCheck:
             if array.shape != wanted.shape:
                 raise GradientError(f"the gradient of {name!r} has shape {array.shape}, the parameter {wanted.shape}")
             if array.dtype != wanted.dtype:
-                raise GradientError(
-                    f"the gradient of {name!r} is {array.dtype}, the parameter {wanted.dtype}: "
-                    f"use .astype(np.{wanted.dtype})"
-                )
+                array = converted(array, wanted.dtype, repr(name), where)
             if array.ndim != 1 or not array.flags.c_contiguous:
                 array = np.ascontiguousarray(array).reshape(-1)
             found[name] = array
@@ -204,10 +202,7 @@ class GradientCheck:
     def _unsound(name: str, array: Array, kind: str, where: object) -> GradientError:
         if not kind or not np.isfinite(array).all():
             return GradientError(f"the gradient of {name!r} has NaN or infinity in {where}; nothing of it was pushed")
-        return GradientError(
-            f"the gradient of {name!r} is beyond {largest(kind):g} in {where}, the largest that {kind} can say; "
-            "nothing of it was pushed: scale the loss down"
-        )
+        return _beyond(repr(name), kind, where)
 
     def clipped(self, arrays: dict[str, Array]) -> dict[str, Array]:
         """The gradients, scaled so that the norm of all of them together is at most ``clip_norm``; else the same."""
@@ -233,6 +228,30 @@ class GradientCheck:
         half = flat.size // 2
         second = self._pool.submit(_is_within, flat[half:], limit)
         return _is_within(flat[:half], limit) & second.result()
+
+
+def converted(array: Array, dtype: np.dtype[Any], what: str, where: object) -> Array:
+    """Return a gradient in another float type: exact in a wider type, rounded to nearest even in a narrower type.
+
+    Raises:
+        GradientError: it is not of floats, or a finite element is beyond the range of ``dtype``.
+    """
+    if array.dtype.name not in STORAGE_DTYPES:
+        raise GradientError(
+            f"the gradient of {what} is {array.dtype} in {where}, but must be one of {', '.join(STORAGE_DTYPES)}"
+        )
+    with np.errstate(over="ignore"):
+        found = array.astype(dtype)
+    if (np.isinf(found) & np.isfinite(array)).any():
+        raise _beyond(what, dtype.name, where)
+    return found
+
+
+def _beyond(what: str, kind: str, where: object) -> GradientError:
+    return GradientError(
+        f"the gradient of {what} is beyond {largest(kind):g} in {where}, the largest that {kind} can say; "
+        "nothing of it was pushed: scale the loss down"
+    )
 
 
 def _whole_runs(plan: ShardPlan, runs: Sequence[Sequence[range]]) -> Iterator[tuple[int, list[str]]]:

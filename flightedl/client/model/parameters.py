@@ -190,12 +190,12 @@ class Parameters(Mapping[str, npt.NDArray[np.generic]]):
         optimizer's ``clip_norm`` is that of all gradients of one push.
 
         Args:
-            gradients: name -> array of the parameter's shape and dtype. Parameters that are left out get none. Or the
-                containers that the model was declared with.
+            gradients: name -> array of the parameter's shape. Floats of another type are converted to the parameter's.
+                Parameters that are left out get no gradient. Or the containers that the model was declared with.
 
         Raises:
-            GradientError: unknown name, wrong shape or dtype, or not finite; nothing was sent. A loop that goes on all
-                the same gets this batch again, unless it calls ``step`` with other gradients before.
+            GradientError: unknown name, wrong shape, no floats, or not finite; nothing was sent. A loop that goes on
+                gets this batch again, unless it calls ``step`` with other gradients before.
             UsageError: no batch is current, or it was already pushed.
             UnavailableError: a pserver stayed away for longer than ``give_up_s``. Others may have the gradients: a loop
                 that goes on all the same gets this batch again.
@@ -399,7 +399,7 @@ class Parameters(Mapping[str, npt.NDArray[np.generic]]):
         if steps.sums is None and self._feedback is None and not self._check.clips:
             arrays, together = self._check.ready(gradients, current)
         else:
-            arrays = self._check.flattened(gradients)
+            arrays = self._check.flattened(gradients, current)
             together = self._check.require_sound(arrays, current)
         current.has_gradient = True
         if current.must_repeat:

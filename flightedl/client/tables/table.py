@@ -11,6 +11,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from flightedl.client.arguments import url_of
+from flightedl.client.model.gradients import converted
 from flightedl.client.tables.bags import Bags
 from flightedl.client.tables.ids import FoundIds, Ids, found_ids, plain_ids
 from flightedl.client.tables.requests import DistinctIds, first_not_finite
@@ -171,7 +172,8 @@ class Table:
 
         Args:
             ids: As for ``pull``, like all that follows.
-            gradients: As ``pull`` returned rows for these ids: (n, dim) or (bags, dim) float32, finite.
+            gradients: As ``pull`` returned rows for these ids: (n, dim) or (bags, dim) finite floats. Other types than
+                float32 are converted to it.
             offsets: As for ``pull``.
             weights: Likewise.
             combiner: Likewise.
@@ -179,7 +181,7 @@ class Table:
             nulls: Likewise.
 
         Raises:
-            GradientError: they have another shape or dtype, or NaN or infinity. Nothing was sent.
+            GradientError: they have another shape, are no floats, or have NaN or infinity. Nothing was sent.
             UsageError: no batch is current, or its step has been made.
         """
         asked = self.asked(ids, offsets, weights, combiner, padding_idx, nulls)
@@ -344,7 +346,11 @@ class Table:
         if array.shape != shape:
             raise self._rejected(traffic, "gradients", f"have shape {array.shape}, not {shape}")
         if array.dtype != np.float32:
-            raise self._rejected(traffic, "gradients", f"are {array.dtype}: use .astype(np.float32)")
+            try:
+                array = converted(array, np.dtype(np.float32), f"table {self.name!r}", traffic.where())
+            except GradientError as error:
+                traffic.rejected(error)
+                raise
         return np.ascontiguousarray(array).reshape(-1, self.dim)
 
     def _rejected(self, traffic: Traffic, what: str, problem: str) -> GradientError:
