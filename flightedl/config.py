@@ -1,8 +1,8 @@
 """Settings of every process: frozen, validated, built in one place.
 
-Precedence: argument > environment > default (commands put their flags in as arguments; ``--config FILE`` fills the
-environment's place). This is the only module that reads the environment. Names are ``FLIGHTEDL_`` + the field's name in
-capitals, so that a launcher hands settings to a child by setting variables.
+Precedence: argument > environment > default; commands put their flags in as arguments. This is the only module that
+reads the environment. Names are ``FLIGHTEDL_`` + the field's name in capitals, so that a launcher hands settings to a
+child by setting variables.
 
 Process tuning (``tuned_environment``) is here too, because it has to be in the environment before a process starts:
 glibc otherwise returns every received buffer to the kernel and faults it in again, which halves throughput.

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from flightedl.errors import UsageError
+from flightedl.process.importing import install_command
 
 
 def as_yaml(objects: Sequence[Mapping[str, Any]]) -> str:
@@ -17,7 +18,7 @@ def as_yaml(objects: Sequence[Mapping[str, Any]]) -> str:
     try:
         import yaml
     except ModuleNotFoundError:
-        raise UsageError("to write YAML: pip install 'flightedl[kubernetes]'") from None
+        raise UsageError(f"writing YAML needs PyYAML: {install_command('kubernetes')}") from None
 
     class Dumper(yaml.SafeDumper):  # type: ignore[misc] # yaml has no types
         """Indents lists, writes long texts as blocks, and repeats what is used twice."""

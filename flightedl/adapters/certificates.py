@@ -27,6 +27,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from flightedl.errors import UsageError
+from flightedl.process.importing import install_command
 
 try:
     from cryptography import x509
@@ -34,7 +35,7 @@ try:
     from cryptography.hazmat.primitives.asymmetric import ec
     from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 except ImportError:
-    raise UsageError("certificates need the package cryptography: pip install 'flightedl[tls]'") from None
+    raise UsageError(f"certificates need the package cryptography: {install_command('tls')}") from None
 
 _AUTHORITY = "authority"
 _BACKDATED = dt.timedelta(minutes=5)

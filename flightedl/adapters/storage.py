@@ -35,6 +35,7 @@ from fsspec.implementations.memory import MemoryFileSystem
 
 from flightedl.errors import CorruptError, DataError, FlightedlError, NotFoundError, UnavailableError, UsageError
 from flightedl.ports import FileStat, StoredFile
+from flightedl.process.importing import install_command
 
 CONNECT_TIMEOUT_S = 3.0
 READ_TIMEOUT_S = 30.0
@@ -273,7 +274,7 @@ def _file_system(url: str) -> tuple[Any, str]:
     try:
         fs, path = url_to_fs(url, use_listings_cache=False, **options)
     except ImportError as error:
-        hint = "pip install 'flightedl[s3]'" if protocol in ("s3", "s3a") else f"install its package ({error})"
+        hint = install_command("s3") if protocol in ("s3", "s3a") else f"install its package ({error})"
         raise UsageError(f"{without_credentials(url)} needs a package that is not installed: {hint}") from None
     except ValueError as error:
         raise UsageError(

@@ -19,6 +19,7 @@ from flightedl.config import CommonSettings
 from flightedl.errors import UsageError
 from flightedl.ports import Clock
 from flightedl.process import tracing
+from flightedl.process.importing import install_command
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import TracerProvider
@@ -124,7 +125,7 @@ def telemetry(chosen: CommonSettings, role: str, clock: Clock) -> Iterator[None]
         yield
         return
     if any(_is_missing(name) for name in _NEEDED):
-        raise UsageError("traces need OpenTelemetry: pip install 'flightedl[opentelemetry]'")
+        raise UsageError(f"traces need OpenTelemetry: {install_command('opentelemetry')}")
     from opentelemetry.exporter.otlp.proto.http._log_exporter import OTLPLogExporter
     from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
     from opentelemetry.instrumentation.logging.handler import LoggingHandler

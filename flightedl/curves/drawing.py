@@ -14,6 +14,7 @@ from typing import Any
 from flightedl.curves.merging import Curve
 from flightedl.curves.vector import svg
 from flightedl.errors import UsageError
+from flightedl.process.importing import require
 
 _WIDTH_INCHES = 5.0
 _HEIGHT_INCHES = 3.4
@@ -52,10 +53,7 @@ def draw(path: Path, panels: Mapping[str, Mapping[str, Curve]], *, x_label: str,
 
 
 def _draw_png(path: Path, panels: Mapping[str, Mapping[str, Curve]], x_label: str, title: str) -> None:
-    if not can_draw():
-        raise UsageError(
-            "PNG files of curves are drawn by matplotlib: name the file .svg, or pip install 'flightedl[plot]'"
-        )
+    require("matplotlib", "a picture of curves that is not named .svg", "plot")
     from matplotlib.figure import Figure
 
     columns = min(len(panels), 3, math.ceil(math.sqrt(len(panels))))

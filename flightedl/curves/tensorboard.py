@@ -6,13 +6,12 @@ batches the trainer has worked through.
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from flightedl.curves.gathering import Point
-from flightedl.errors import UsageError
+from flightedl.process.importing import require
 
 DIRECTORY = "tensorboard"
 
@@ -23,8 +22,7 @@ def require_tensorboard() -> None:
     Raises:
         UsageError: the library is missing.
     """
-    if importlib.util.find_spec("tensorboardX") is None:
-        raise UsageError("files for TensorBoard need tensorboardX: pip install 'flightedl[tensorboard]'")
+    require("tensorboardX", "writing files for TensorBoard", "tensorboard")
 
 
 class EventFile:

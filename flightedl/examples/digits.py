@@ -23,6 +23,7 @@ import flightedl as fe
 from flightedl.errors import DataError
 from flightedl.examples.prepared import prepared_directory
 from flightedl.examples.results import save_arrays, save_json
+from flightedl.process.importing import install_command
 
 Floats = npt.NDArray[np.float32]
 #: The network's arrays by name, as ``first_parameters`` makes them and ``fe.Job.parameters`` gives them back.
@@ -75,7 +76,7 @@ def write_digits(directory: Path) -> None:
     try:
         from sklearn.datasets import load_digits
     except ImportError:
-        raise DataError("the digits example needs scikit-learn: pip install 'flightedl[examples]'") from None
+        raise DataError(f"the digits example needs scikit-learn: {install_command('examples')}") from None
     images, digits = load_digits(return_X_y=True)
     order = np.random.default_rng(0).permutation(len(digits))
     is_test = np.arange(len(order)) % 5 == 4

@@ -30,6 +30,7 @@ from flightedl.examples.flights_model import (
     loss_and_gradients,
     probabilities,
 )
+from flightedl.process.importing import install_command
 
 Places = npt.NDArray[np.int64]
 
@@ -67,7 +68,7 @@ def logistic_regression(flights: Flights) -> Floats:
         from sklearn.exceptions import ConvergenceWarning
         from sklearn.linear_model import LogisticRegression
     except ImportError:
-        raise DataError("the flights example needs scikit-learn: pip install 'flightedl[examples]'") from None
+        raise DataError(f"the flights example needs scikit-learn: {install_command('examples')}") from None
     model = LogisticRegression(C=0.03, max_iter=100)
     with warnings.catch_warnings():
         # The last digits of its weights are of no use on other days.

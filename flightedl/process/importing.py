@@ -1,14 +1,18 @@
-"""Imports without garbage collection, which would take a sixth of a process's start.
+"""Imports without garbage collection, and optional packages that are missing.
 
-Modules stay for the life of a process: while they are loaded, the collector looks through more and more objects and
-finds none to free.
+Garbage collection would take a sixth of a process's start. Modules stay for the life of a process: while they are
+loaded, the collector looks through more and more objects and finds none to free.
 """
 
 from __future__ import annotations
 
 import gc
+import importlib.util
+import shlex
 from collections.abc import Iterator
 from contextlib import contextmanager
+
+from flightedl.errors import UsageError
 
 
 @contextmanager
@@ -32,3 +36,34 @@ def of_a_server() -> Iterator[None]:
     with without_collection():
         yield
         gc.freeze()
+
+
+def require(module: str, purpose: str, extra: str) -> None:
+    """Make sure that a module of an optional package is installed, without importing it.
+
+    Raises:
+        UsageError: it is missing. Names the purpose and the command that installs the packages of the extra.
+    """
+    if importlib.util.find_spec(module) is None:
+        raise UsageError(f"{purpose} needs {module}, which is not installed: {install_command(extra)}")
+
+
+def install_command(extra: str) -> str:
+    """Return the command that installs the packages of an extra, by their own names.
+
+    It works for a clone as for an installed wheel: pip knows flightedl itself only where it is installed.
+    """
+    return f"pip install {shlex.join(_packages(extra))}"
+
+
+def _packages(extra: str) -> list[str]:
+    from importlib import metadata  # Costs every process 20 ms otherwise.
+
+    found: list[str] = []
+    for line in metadata.requires("flightedl") or []:
+        package, _, marker = line.partition(";")
+        if f'extra == "{extra}"' not in marker:
+            continue
+        own, _, others = package.strip().partition("[")
+        found += [package.strip()] if own != "flightedl" else _packages(others.rstrip("]"))
+    return found

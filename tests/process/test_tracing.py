@@ -119,7 +119,7 @@ def test_nothing_is_carried_where_nobody_wants_spans() -> None:
 def test_it_is_said_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(adapter, "_is_missing", lambda _name: True)
     with (
-        pytest.raises(UsageError, match=r"pip install 'flightedl\[opentelemetry\]'"),
+        pytest.raises(UsageError, match=r"pip install 'opentelemetry-sdk"),
         telemetry(CommonSettings(telemetry="otlp"), "trainer", SystemClock()),
     ):
         raise AssertionError

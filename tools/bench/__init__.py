@@ -2,8 +2,9 @@
 
 ``dense``: push + optimizer + pull against bare Flight. ``bare`` is that reference: the fastest plain transport loop we
 know, whose server does nothing but the optimizer on one array: no blocks, no identity, no checks. ``orders`` lets two
-sides take turns, ``sides`` is one of them, ``trainer`` its processes. ``peers`` compares with what other systems take:
-``peer_sockets``, ``peer_rpc``, ``peer_gloo``, ``peer_ray``. ``growth``: by the model's size and the number of trainers.
+sides take turns, ``sides`` is one of them, ``trainer`` its processes, ``processes`` reads what they take.
+``peers`` compares with what other systems take: ``peer_sockets``, ``peer_rpc``, ``peer_gloo``, ``peer_ray``.
+``growth``: by the model's size and the number of trainers.
 ``scale``: what is needed to predict larger jobs (``costs``).
 
 ``sparse``: embedding tables, see ``tables``.

@@ -94,7 +94,7 @@ def timing(rule: str, gradient: np.ndarray[Any, np.dtype[np.float32]], turns: in
 def kernels(*, mb: float, turns: int, wants_json: bool) -> None:
     """The optimizers' loops against torch's fused ones.
 
-    One thread each, in turns. Without torch only our own times are printed: pip install "flightedl[torch]".
+    One thread each, in turns. Without PyTorch only our own times are printed.
     """
     try:
         import torch  # noqa: F401 - only whether it is there

@@ -19,6 +19,7 @@ from rich.console import Console
 from rich.table import Table
 
 from flightedl.config import child_environment
+from flightedl.process.importing import require
 
 from . import starts
 from .dense import STANDARD, Workload, compare, default_steps, flightedl_side
@@ -165,6 +166,12 @@ MEASURES: dict[str, Callable[[Path, int], list[Bar]]] = {
     "digits": digits,
     "import": imports,
 }
+#: Measure -> the module that it needs, and the extra that brings it.
+_NEEDED = {
+    "sync": ("torch", "torch"),
+    "async": ("torch", "torch"),
+    "digits": ("sklearn", "examples"),
+}
 
 
 def as_table(bars: Sequence[Bar]) -> Table:
@@ -187,6 +194,8 @@ def latency(*, measures: Sequence[str], turns: int, wants_json: bool) -> None:
     Runs the MEASURES, all of them if none is named. "sync" and "async" need PyTorch beside them, "digits" scikit-learn.
     """
     found: list[Bar] = []
+    for name in _NEEDED.keys() & (measures or MEASURES):
+        require(_NEEDED[name][0], f"the measure {name}", _NEEDED[name][1])
     with tempfile.TemporaryDirectory(prefix="flightedl-bench-") as directory:
         for name in measures or MEASURES:
             if not wants_json:

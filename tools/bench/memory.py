@@ -14,6 +14,7 @@ from rich.table import Table
 from flightedl.rpc.same_host import TRAINERS_MEMORY
 
 from .dense import Workload, flightedl_side
+from .processes import peak_bytes
 
 #: What a pserver may need beside its arrays.
 _SPARE_BYTES = 256 << 20
@@ -41,14 +42,9 @@ def peak_of(workload: Workload, steps: int, directory: Path) -> Memory:
         side.run(steps)
         (pid,) = side.server_pids
         theirs = _mapped_bytes(pid, TRAINERS_MEMORY)
-        peak = _peak_bytes(pid) - theirs
+        peak = peak_bytes(pid) - theirs
     size = workload.size_bytes
     return Memory(workload.mode, size, peak, theirs, _ARRAYS[workload.mode] * size + _SPARE_BYTES)
-
-
-def _peak_bytes(pid: int) -> int:
-    (line,) = [text for text in Path(f"/proc/{pid}/status").read_text().splitlines() if text.startswith("VmHWM:")]
-    return int(line.split()[1]) << 10
 
 
 def _mapped_bytes(pid: int, name: str) -> int:

@@ -24,6 +24,7 @@ from rich.table import Table
 
 import flightedl as fe
 from flightedl.config import TrainerSettings, child_environment, settings
+from flightedl.process.importing import require
 
 from .orders import Worker, worker
 from .sides import Side
@@ -119,8 +120,9 @@ def measure(mb: float, *, turns: int, steps: int, directory: Path) -> ModuleStep
 def torch(*, sizes: Sequence[float], steps: int, turns: int, wants_json: bool) -> None:
     """A step of a PyTorch module on a job, against DDP and against none.
 
-    Needs PyTorch: pip install "flightedl[torch]".
+    Needs PyTorch.
     """
+    require("torch", "this benchmark", "torch")
     found = []
     for mb in sizes or (1.0, 10.0, 100.0):
         click.echo(f"measuring a model of {mb:g} MiB ...", err=True)

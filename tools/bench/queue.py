@@ -19,7 +19,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import click
-import psutil
 import pyarrow as pa
 from rich.console import Console
 from rich.table import Table
@@ -41,6 +40,7 @@ from flightedl.messages.declarations import DatasetDeclaration, DeclaredDataset,
 from flightedl.ports import FileStat, Put
 
 from .orders import Worker, worker
+from .processes import peak_bytes
 
 _MODULE = "flightedl_tools.bench.dispatchers"
 _CHUNKS_PER_FILE = 1000
@@ -187,7 +187,7 @@ def measure(sizes: Sequence[int], trainers: int, turns: int, dispatches: int, di
             OfTasks(
                 size,
                 started[size][1],
-                _peak_mb(started[size][0].pid),
+                peak_bytes(started[size][0].pid) / (1 << 20),
                 1e3 * statistics.median(turn.one_s[size] for turn in turns_found),
                 bench.state_bytes(size),
             )
@@ -241,13 +241,6 @@ def _found(masters: tuple[OfTasks, ...], sizes: Sequence[int], trainers: int, tu
         all_per_s=median(turn.all_per_s for turn in turns),
         group_commit=median(turn.all_per_s / turn.one_per_s for turn in turns),
     )
-
-
-def _peak_mb(pid: int) -> float:
-    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
-        if line.startswith("VmHWM:"):
-            return int(line.split()[1]) / 1024
-    return float(psutil.Process(pid).memory_info().rss) / (1 << 20)
 
 
 def as_table(found: Found) -> Table:

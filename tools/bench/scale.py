@@ -15,13 +15,13 @@ from dataclasses import asdict
 from pathlib import Path
 
 import click
-import psutil
 from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
 from .costs import GB, Constants, Job, Load, Machines, Seen, Shape, fitted, loads, requests_per_s
 from .dense import RECORDS_PER_TASK, Workload, default_steps, flightedl_side
+from .processes import cpu_s
 
 MB = 1 << 20
 #: What the constants come from, and what they are tried on.
@@ -36,15 +36,13 @@ def seen(shape: Shape, turns: int, directory: Path) -> Seen:
     with flightedl_side(workload, directory) as side:
         side.run(max(2, steps // 2))
         side.forget()
-        others = [psutil.Process(pid) for pid in (side.others["master"], side.others["etcd"])]
-        began, before = time.monotonic(), [sum(each.cpu_times()[:2]) for each in others]
+        others = side.others["master"], side.others["etcd"]
+        began, before = time.monotonic(), [*map(cpu_s, others)]
         while turns > 0 or time.monotonic() - began < 3.0:
             side.run(steps)
             turns -= 1
         wall_s = time.monotonic() - began
-        master_s, etcd_s = (
-            (sum(each.cpu_times()[:2]) - then) / wall_s for each, then in zip(others, before, strict=True)
-        )
+        master_s, etcd_s = ((cpu_s(each) - then) / wall_s for each, then in zip(others, before, strict=True))
         found = side.measured()
     steps_per_s = shape.trainers / found.step_s
     return Seen(

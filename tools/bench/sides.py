@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-import psutil
-
+from . import processes
 from .orders import Worker
 
 
@@ -54,7 +54,8 @@ class Side:
         self._workers = workers
         #: Pids of further processes by what they are, whose processor time does not count.
         self.others = dict(others or {})
-        self._servers = [psutil.Process(pid) for pid in servers]
+        #: Process ids of those that hold the model.
+        self.server_pids = list(servers)
         self._size_bytes = size_bytes
         self._trainer_cpu_s: list[float] = []
         self._server_cpu_s: list[float] = []
@@ -76,18 +77,18 @@ class Side:
     def _signal(self, number: signal.Signals) -> None:
         if not self._rests:
             return
-        for process in [*(psutil.Process(worker.process.pid) for worker in self._workers), *self._servers]:
-            with contextlib.suppress(psutil.NoSuchProcess):
-                for each in [process, *process.children(recursive=True)]:
-                    each.send_signal(number)
+        for pid in [*(worker.process.pid for worker in self._workers), *self.server_pids]:
+            for each in processes.with_descendants(pid):
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(each, number)
 
     def _run(self, step_count: int) -> float:
-        before = sum(sum(process.cpu_times()[:2]) for process in self._servers)
+        before = sum(map(processes.cpu_s, self.server_pids))
         for one in self._workers:
             one.order(step_count)
         answers = [one.answer() for one in self._workers]
-        cpu_s = sum(sum(process.cpu_times()[:2]) for process in self._servers) - before
-        self._server_bytes = max([self._server_bytes, *(process.memory_info().rss for process in self._servers)])
+        cpu_s = sum(map(processes.cpu_s, self.server_pids)) - before
+        self._server_bytes = max([self._server_bytes, *map(processes.resident_bytes, self.server_pids)])
         steps = step_count * len(self._workers)
         self._server_cpu_s.append(cpu_s / steps)
         self._trainer_cpu_s.append(sum(answer["cpu_s"] for answer in answers) / steps)
@@ -108,11 +109,6 @@ class Side:
             statistics.median(self._trainer_cpu_s),
             statistics.median(self._server_cpu_s),
         )
-
-    @property
-    def server_pids(self) -> list[int]:
-        """Of the processes that hold the model."""
-        return [process.pid for process in self._servers]
 
     def forget(self) -> None:
         """What came before was the warm-up."""

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import statistics
 import time
 from dataclasses import dataclass
 
 import numpy as np
-import psutil
 
 from flightedl.pserver.row_store import RowCut, RowStore
 
+from ..processes import resident_bytes
 from .speed import batches, fill, new_store, push
 
 #: Of the steps that are compared.
@@ -58,16 +59,15 @@ class Growth:
 
 def measure(rows: int, dim: int) -> Growth:
     """Fill a store to ``rows`` rows, with measurements on the way."""
-    process = psutil.Process()
     fill(new_store(dim), 0, 1 << 14, dim)  # Machine code is there now.
-    before = process.memory_info().rss
+    before = resident_bytes(os.getpid())
     store = new_store(dim)
     fill(store, 0, rows // 10, dim)
     small = _step_s(store, rows // 10, dim)
     begun = time.perf_counter()
     seconds = fill(store, rows // 10, rows, dim)
     made_per_s = (rows - rows // 10) / (time.perf_counter() - begun)
-    memory = process.memory_info().rss - before
+    memory = resident_bytes(os.getpid()) - before
     step = _step_s(store, rows, dim)
     cut_s, cut = _begin(store, is_base=True)
     base_s, base_bytes, longest = _read(cut)

@@ -16,7 +16,6 @@ from pathlib import Path
 
 import click
 import numpy as np
-import psutil
 import pyarrow as pa
 import pyarrow.parquet as pq
 from rich.table import Table
@@ -25,6 +24,7 @@ from flightedl.config import TrainerSettings, child_environment, settings
 from flightedl.errors import JobFailedError
 from flightedl.launch.cluster import LocalCluster
 
+from .. import processes
 from ..orders import Worker, worker
 from ..peers import PEER_ENVIRONMENT
 from .workloads import Group, Workload, as_numbers
@@ -134,7 +134,8 @@ class _Side:
     worker: Worker
     #: Numbers of the workloads that it does -> their place in its own list.
     places: dict[int, int]
-    server: psutil.Process
+    #: Process id of what holds the tables.
+    server: int
     #: Workload -> steps of a turn, and each turn's median, and processor time.
     counts: dict[int, int] = field(default_factory=dict)
     medians: dict[int, list[float]] = field(default_factory=dict)
@@ -151,10 +152,10 @@ class _Side:
         self.cpu_s[workload].append(cpu_s)
 
     def _run(self, workload: int, count: int) -> tuple[float, float]:
-        before = sum(self.server.cpu_times()[:2])
+        before = processes.cpu_s(self.server)
         self.worker.order(count, self.places[workload])
         answer = self.worker.answer()
-        cpu_s = sum(self.server.cpu_times()[:2]) - before + answer["cpu_s"]
+        cpu_s = processes.cpu_s(self.server) - before + answer["cpu_s"]
         return statistics.median(answer["seconds"]), cpu_s / count
 
 
@@ -167,7 +168,7 @@ def compare(
     with contextlib.ExitStack() as stack:
         click.echo(f"filling tables for {len(workloads)} workloads ...", err=True)
         ours, pid = stack.enter_context(_own_side(workloads, directory))
-        count, server = len(workloads), psutil.Process(pid)
+        count, server = len(workloads), pid
         sides = [
             _Side(_OURS, ours, {number: number for number in range(count)}, server),
             _Side(_AHEAD, ours, {number: number + count for number in range(count)}, server),
@@ -180,7 +181,7 @@ def compare(
                 click.echo(f"{peer.name} does not start here, so it is not compared: {error}", err=True)
                 continue
             places = {number: place for place, number in enumerate(shared)}
-            sides.append(_Side(peer.name, other, places, psutil.Process(pid)))
+            sides.append(_Side(peer.name, other, places, pid))
         _take_turns(sides, len(workloads), turns)
     return [_compared(number, workloads, sides) for number in range(len(workloads))]
 

@@ -1,0 +1,97 @@
+"""Commands without optional packages: every command has its help, and what is missing is a sentence."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from importlib import metadata
+
+import pytest
+
+from flightedl.process.importing import install_command
+
+#: Only what flightedl requires without any extra can be imported. Then: the help of every command.
+BARE = """
+import sys
+from importlib import machinery, metadata
+from packaging.requirements import Requirement
+
+def needed(name, found):
+    if name.lower() in found:
+        return found
+    found.add(name.lower().replace("_", "-"))
+    for text in metadata.requires(name) or []:
+        requirement = Requirement(text)
+        if requirement.marker is None or requirement.marker.evaluate({"extra": ""}):
+            needed(requirement.name, found)
+    return found
+
+core = needed("flightedl", set())
+tops = metadata.packages_distributions()
+
+def is_absent(name):
+    owners = tops.get(name.partition(".")[0])
+    return owners and not any(owner.lower().replace("_", "-") in core for owner in owners)
+
+find = machinery.PathFinder.find_spec
+machinery.PathFinder.find_spec = lambda name, *more: None if is_absent(name) else find(name, *more)
+"""
+HELP = """
+import click
+from flightedl_tools.main import command, run_command_line
+
+def paths(group, context, path):
+    yield path
+    if isinstance(group, click.Group):
+        for name in group.list_commands(context):
+            found = group.get_command(context, name)
+            yield from paths(found, click.Context(found, parent=context), [*path, name])
+
+for path in list(paths(command, click.Context(command), [])):
+    assert run_command_line([*path, "--help"]) == 0, path
+    print("help of", *path)
+"""
+
+
+def without_extras(program: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", BARE + program, *arguments], capture_output=True, text=True, timeout=50, check=False
+    )
+
+
+def test_every_command_has_its_help_with_no_extra_installed() -> None:
+    ran = without_extras(HELP)
+    assert ran.returncode == 0, ran.stderr
+    assert "help of bench recovery" in ran.stdout
+    assert "help of certs create" in ran.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "package"),
+    [
+        (["bench", "torch"], "torch"),
+        (["bench", "latency", "sync"], "torch"),
+        (["bench", "latency", "digits"], "scikit-learn"),
+        (["certs", "create", "/dev/null/x"], "cryptography"),
+        (["submit", "flightedl.examples.digits", "--image", "i", "--insecure", "--dry-run"], "pyyaml"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else " ".join(value[:3]),
+)
+def test_a_missing_package_is_a_sentence(arguments: list[str], package: str) -> None:
+    ran = without_extras("from flightedl_tools.main import main; main()", *arguments)
+    assert (ran.returncode, "Traceback" in ran.stderr) == (2, False), ran.stderr
+    assert re.search(rf"pip install .*\b{package}", ran.stderr)
+
+
+@pytest.mark.parametrize("extra", ["local", "s3", "torch", "tls", "kubernetes", "examples", "plot", "opentelemetry"])
+def test_the_command_names_packages_that_can_be_found(extra: str) -> None:
+    command = install_command(extra)
+    assert command.startswith("pip install ")
+    assert len(command) > len("pip install ")
+    assert "flightedl" not in command
+
+
+def test_the_extras_have_what_the_commands_import() -> None:
+    extras = set(metadata.metadata("flightedl").get_all("Provides-Extra") or [])
+    assert {"local", "s3", "torch", "tls", "kubernetes", "examples", "plot", "tensorboard", "opentelemetry"} <= extras
