@@ -103,7 +103,7 @@ class ServerSettings(CommonSettings):
     advertise: str = ""
     #: 0: any free port.
     port: int = 0
-    #: After SIGTERM, how long running requests may take before the process ends all the same.
+    #: After SIGTERM, how long a last checkpoint and running requests may take before the process ends all the same.
     drain_s: float = 5.0
     #: Port of the Prometheus metrics page; 0: none.
     metrics_port: int = 0

@@ -11,6 +11,7 @@
 * ``lease_cleaner``: ends the leases of processes that are known to be dead.
 * ``failed``: failed and skipped work in words.
 * ``verdict``: whether a job whose trainers ended well has done its work.
+* ``last_checkpoint``: the checkpoint that a job has left behind, in words.
 * ``former``: what etcd keeps of an earlier job of the same name, and how it is forgotten.
 * ``liveness``: whether a job runs whose leases are in etcd, and who may start it.
 * ``status``: asks a job's master how it stands. ``doctor``: asks everybody, and says what is wrong; ``probes``: what it

@@ -215,14 +215,20 @@ class LocalCluster:
         atexit.register(self.stop)
         return self
 
-    def stop(self) -> None:
-        """Close all sessions of ``connect``, then stop and remove everything. Fine to call twice."""
+    def stop(self, drain_s: float = 0.0, is_hurried: Callable[[], bool] = lambda: False) -> None:
+        """Close all sessions of ``connect``, then stop and remove everything. Fine to call twice.
+
+        Args:
+            drain_s: Seconds that the servers get in addition, to write a last checkpoint.
+            is_hurried: Asked meanwhile; all processes end at once when it returns True.
+        """
         sessions, self._sessions = self._sessions, []
         for session in sessions:
             session.close(f"the cluster of job {self.job} was stopped, as at the end of its `with` block")
         resources, self._resources = self._resources, None
         if resources is not None:
             atexit.unregister(self.stop)
+            self._running().stop(drain_s, is_hurried)
             resources.close()
 
     def connect(self, *, fresh: bool = False, **arguments: Any) -> Job:

@@ -262,14 +262,20 @@ class Children:
         orphan_reaper.remove_directory(str(directory))
         self._tell(f"forget-directory {directory}")
 
-    def stop(self, children: Sequence[Child], grace_s: float) -> None:
-        """SIGTERM to all of them, SIGKILL to those still running after the grace time; returns when all ended."""
+    def stop(self, children: Sequence[Child], grace_s: float, is_hurried: Callable[[], bool] = lambda: False) -> None:
+        """Send SIGTERM to all of them, SIGKILL to those still running after the grace time, and wait for their ends.
+
+        Args:
+            children: The processes to end.
+            grace_s: Time that they get to end by themselves.
+            is_hurried: Asked meanwhile; the grace time is over when it returns True.
+        """
         for child in children:
             child.send(signal.SIGTERM)
         waiter = threading.Event()
         for _ in range(max(1, round(grace_s / _POLL_S))):
             running = [child for child in children if child.poll() is None]
-            if not running:
+            if not running or is_hurried():
                 break
             waiter.wait(_POLL_S)
         for child in children:

@@ -5,7 +5,8 @@ Exit codes: 0 every trainer did all its work and every task was done, or a train
 data, also where the script ended well and left work undone; 3 the job cannot go on; 4 the job ended, but some tasks
 failed for good, or the last checkpoint was not written; 129, 130, 143 stopped by a signal (hang-up, Ctrl-C, SIGTERM).
 
-Stopping by a signal takes less than five seconds and leaves nothing behind but the output directory.
+Stopping by a signal takes less than five seconds, and at most ``FLIGHTEDL_DRAIN_S`` more where the servers write a last
+checkpoint. A second signal ends all processes at once. Nothing is left but the output directory and the checkpoints.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 
 from flightedl.adapters.clock import SystemClock
-from flightedl.config import CommonSettings, settings
+from flightedl.config import CommonSettings, ServerSettings, settings
 from flightedl.domain.diagnosis.profile import advice
 from flightedl.errors import EXIT_JOB_FAILED, FlightedlError, NotFoundError, UsageError
 from flightedl.launch.cluster import LocalCluster
@@ -50,6 +51,7 @@ _STATUS_TIMEOUT_S = 2.0
 _PATIENCE_S = 5.0
 #: How long the master may take for its last word, when every trainer has ended.
 _LAST_WORD_S = 10.0
+_LAST_CHECKPOINT = "after a last checkpoint, which may take {:g} s; a second signal ends the job at once"
 _STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -135,6 +137,7 @@ def run_job(options: RunOptions, console: Console) -> int:
         forks=options.forks,
         **options.more,
     )
+    drain_s = settings(ServerSettings).drain_s if options.checkpoint else 0.0
     started_at = clock.now()
     with _stop_requests() as requests:
         with display, contextlib.ExitStack() as stack:
@@ -155,9 +158,21 @@ def run_job(options: RunOptions, console: Console) -> int:
             elif outcome.exit_code < 128:
                 poller.refresh()
             if outcome.exit_code >= 128:
-                display.event("stopping")
+                display.event("stopping" + (f" {_LAST_CHECKPOINT.format(drain_s)}" if drain_s else ""))
+                cluster.stop(drain_s, is_hurried=lambda: len(requests) > 1)
         wall_s = clock.now() - started_at
-        return _report(console, outcome, poller.status, wall_s, cluster.directory, options.resume_command)
+        resume = _resume_hint(options, job) if may_be_resumed(outcome, poller.status) else ""
+        return _report(console, outcome, poller.status, wall_s, cluster.directory, resume)
+
+
+def _resume_hint(options: RunOptions, job: str) -> str:
+    """Say how a job whose processes have ended can be resumed; empty if it left no checkpoint."""
+    if not options.checkpoint or not options.resume_command:
+        return ""
+    from flightedl.launch.last_checkpoint import last_checkpoint
+
+    saved = last_checkpoint(options.checkpoint, job)
+    return f"{saved}; go on from it with: {options.resume_command}" if saved else ""
 
 
 @contextlib.contextmanager
@@ -274,9 +289,9 @@ def _report(
     status: StatusReply | None,
     wall_s: float,
     directory: Path,
-    resume_command: str,
+    resume: str,
 ) -> int:
-    """Print how the job ended; the exit code."""
+    """Print how the job ended; the exit code. ``resume`` says how a job that is not done goes on."""
     failed = 0 if status is None else failed_tasks(status)
     for line in summary(outcome, status, failed, wall_s, directory):
         console.print(f"flightedl: {line}", markup=False, highlight=False, soft_wrap=True)
@@ -285,9 +300,8 @@ def _report(
         console.print(f"flightedl: {line}", markup=False, highlight=False, soft_wrap=True)
     for line in keep_curves(directory):
         console.print(f"flightedl: {line}", markup=False, highlight=False, soft_wrap=True)
-    if resume_command and may_be_resumed(outcome, status):
-        line = f"flightedl: go on from checkpoint {status.checkpoint if status else ''} with: {resume_command}"
-        console.print(line, markup=False, highlight=False, soft_wrap=True)
+    if resume:
+        console.print(f"flightedl: {resume}", markup=False, highlight=False, soft_wrap=True)
     if outcome.reason:
         console.print(f"flightedl: {outcome.reason}", style="red", markup=False, highlight=False, soft_wrap=True)
     # What shows why the job ended is the last that is shown.
@@ -297,10 +311,9 @@ def _report(
 
 
 def may_be_resumed(outcome: Outcome, status: StatusReply | None) -> bool:
-    """Whether a checkpoint was left by a job that is not done."""
-    if status is None or not status.checkpoint:
-        return False
-    return status.is_stopped or outcome.exit_code not in {0, EXIT_INCOMPLETE}
+    """True if the job is not done, so that a checkpoint of it is worth going on from."""
+    is_done = outcome.exit_code in {0, EXIT_INCOMPLETE}
+    return status is not None and (status.is_stopped or not is_done)
 
 
 def too_few_tasks(status: StatusReply, trainers: int) -> str:

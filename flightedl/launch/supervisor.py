@@ -5,8 +5,8 @@ when the policy says so, ends with an :class:`Outcome`. It kills those that stan
 place where processes are started once the job runs. It stops nothing else by itself: whoever waits for the outcome
 calls :meth:`Supervisor.stop`.
 
-Stopping goes by rank, trainers before servers before etcd, each rank with SIGTERM, a grace time, then SIGKILL; all of
-it is over within five seconds.
+Stopping goes by rank, trainers before servers before etcd, each rank with SIGTERM, a grace time, then SIGKILL. It takes
+at most five seconds, and ``drain_s`` more where servers get time to write a last checkpoint.
 """
 
 from __future__ import annotations
@@ -157,8 +157,13 @@ class Supervisor:
         with self._lock:
             return self._places[slot].child
 
-    def stop(self) -> None:
-        """Stop watching, then stop all processes by rank. Fine to call twice."""
+    def stop(self, drain_s: float = 0.0, is_hurried: Callable[[], bool] = lambda: False) -> None:
+        """Stop watching, then stop all processes by rank. Fine to call twice.
+
+        Args:
+            drain_s: Additional time for the servers to write a last checkpoint, which begins when no trainer is left.
+            is_hurried: Asked meanwhile; processes are killed without further delay when it returns True.
+        """
         self._stopping.set()
         self._ended.set()
         if self._thread.ident is not None:
@@ -169,7 +174,10 @@ class Supervisor:
                 running = [place.child for place in places if place.child is not None]
                 for place in places:
                     place.child = None
-            self._children.stop(running, grace_s)
+            self._children.stop(running, grace_s + (drain_s if Role.PSERVER in roles else 0.0), is_hurried)
+            for child in running if Role.TRAINER in roles else ():
+                # Rounds, and so a last checkpoint, wait for a killed trainer until its lease ends.
+                self._on_end(child.pid)
 
     def _run(self) -> None:
         while not self._ended.wait(_POLL_S):

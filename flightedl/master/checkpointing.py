@@ -29,7 +29,7 @@ from flightedl.process import tracing
 _log = logging.getLogger(__name__)
 
 _RETRY_S = 0.05
-_DRAIN_SLICE_S = 1.0
+_DRAIN_SLICE_S = 0.25
 
 
 class CheckpointStore:

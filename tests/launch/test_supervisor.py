@@ -200,6 +200,36 @@ def test_the_grace_times_leave_a_second_of_the_five_that_stopping_may_take() -> 
     assert sum(grace_s for _, grace_s in _STOP_RANKS) <= 4.0
 
 
+SLOW_TO_END = """
+import signal, sys, time
+def stop(*_):
+    print("is told", flush=True)
+    time.sleep(60)
+signal.signal(signal.SIGTERM, stop)
+print("ready")
+time.sleep(60)
+"""
+
+
+def test_servers_get_time_for_a_last_checkpoint_until_somebody_is_in_a_hurry(job: Job, until: Until) -> None:
+    supervisor = job.start(etcd=SLEEP, master=SLOW_TO_END, trainer_0=SLEEP)
+    master, trainer = supervisor.child(MASTER), supervisor.child(FIRST)
+    assert master is not None
+    assert trainer is not None
+    until(lambda: master.tail() and trainer.tail())
+    killed: list[int] = []
+    supervisor._on_end = killed.append
+
+    def is_hurried() -> bool:
+        return "is told" in master.tail()
+
+    clock = SystemClock()
+    started_at = clock.now()
+    supervisor.stop(600.0, is_hurried)
+    assert clock.now() - started_at < 60.0
+    assert killed == [trainer.pid], "rounds do not wait for it"
+
+
 @pytest.mark.faults
 def test_frozen_processes_are_stopped_after_their_grace_times(job: Job, until: Until) -> None:
     supervisor = job.start(etcd=SLEEP, master=SLEEP, trainer_0=SLEEP)

@@ -69,10 +69,10 @@ def workplace(tmp_path: Path) -> Path:
 class Run:
     """One ``flightedl run`` in a process of its own."""
 
-    def __init__(self, workplace: Path, forks: ForkServer | None, pause_s: float, trainers: int) -> None:
+    def __init__(self, workplace: Path, forks: ForkServer | None, pause_s: float, trainers: int, *more: str) -> None:
         self.workplace = workplace
         self.log = (workplace / "log").open("wb")
-        command = ["run", "train.py", "--trainers", str(trainers), "--pservers", "2", "--output", "out"]
+        command = ["run", "train.py", "--trainers", str(trainers), "--pservers", "2", "--output", "out", *more]
         self.process = ForkedCommand(
             forks,
             [*command, "--lease-ttl-s", "2", "--", "data-*.parquet", str(pause_s)],
@@ -120,9 +120,9 @@ class Run:
 def run(workplace: Path, forks: ForkServer) -> Iterator[Callable[..., Run]]:
     made: list[Run] = []
 
-    def start(pause_s: float = 0.0, trainers: int = 2, *, forked: bool = True) -> Run:
+    def start(pause_s: float = 0.0, trainers: int = 2, *more: str, forked: bool = True) -> Run:
         """``forked``: else it is a program, as a user starts it."""
-        made.append(Run(workplace, forks if forked else None, pause_s, trainers))
+        made.append(Run(workplace, forks if forked else None, pause_s, trainers, *more))
         return made[-1]
 
     yield start
@@ -169,6 +169,21 @@ def test_a_signal_stops_everything(run: Callable[..., Run], until: Until, number
     # The five seconds that it may take are a matter of the grace times; the rest is the machine's.
     assert job.end(20.0) == code
     job.check_nothing_is_left()
+
+
+def test_a_job_that_a_signal_stops_leaves_a_checkpoint_of_all_that_was_done(
+    run: Callable[..., Run], until: Until
+) -> None:
+    kept = ("--checkpoint", "checkpoints", "--checkpoint-every-s", "0")
+    job = run(0.3, 2, *kept)
+    # The first checkpoint has no task, and the next one would be made at the end of the epoch.
+    until(lambda: re.search(r"epoch 1/2, tasks [1-9]", job.output()) or job.is_over(), 90.0)
+    job.process.send_signal(signal.SIGTERM)
+    assert job.end(60.0) == 143
+    said = re.search(r"checkpoint c-\d+ at \S+ has (\d+) of \d+ tasks of epoch \d; go on", job.output())
+    assert said, job.output()
+    assert int(said[1]) > 0
+    check_all_was_done(run(0.0, 2, *kept, "--resume"))
 
 
 def test_a_killed_launcher_leaves_nothing(run: Callable[..., Run], until: Until) -> None:

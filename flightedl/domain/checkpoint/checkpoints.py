@@ -6,7 +6,8 @@
    ever share a number, whatever a deposed one still does. Each pserver is asked to copy its blocks: in sync mode at
    one round, "now" in the other modes. A pserver that is past the round refuses, and a later round is proposed to all,
    with a margin that doubles. A round that is not reached in ``patience_s``, as when training pauses, is given up for
-   "now"; one that no member is left to reach, for the highest one that was.
+   "now". If no member is left to reach it, the highest round that was reached is proposed, and half a second later
+   "now".
 2. *publishing*: all files are written and reported; the manifest is written.
 3. *pointing*: ``checkpoint/latest`` is moved, in a transaction under the master's fence.
 4. *complete*: what retention allows is deleted.
@@ -76,6 +77,8 @@ _MARGIN_LIMIT = 1024
 _REJECTED_LIMIT = 64
 #: So often the open round is proposed where a checkpoint is waited for: what is known of it may be old.
 _OPEN_PROPOSALS = 3
+#: Time in which pservers hear of the highest round, and of the members that have left it.
+_PATIENCE_WITHOUT_MEMBERS_S = 0.5
 #: A last checkpoint that the store has refused so often in a row is not waited for any longer.
 _STORE_FAILURES_LIMIT = 3
 
@@ -279,7 +282,11 @@ class Checkpoints:
             work.retry_at_s = None
             return (WriteManifest(work.number),)
         waited_s = now - work.since_s
-        if work.round is not None and waited_s > self._settings.patience_s and len(work.taken) < self._pserver_count:
+        patience_s = self._settings.patience_s
+        if rounds is not None and not rounds.has_members:
+            # A trainer that left within a round may have opened the next one on some pservers only.
+            patience_s = min(patience_s, _PATIENCE_WITHOUT_MEMBERS_S)
+        if work.round is not None and waited_s > patience_s and len(work.taken) < self._pserver_count:
             return self._propose(work, None, now)
         if (
             work.round is not None

@@ -114,6 +114,28 @@ def restore(state: QueueState, data: bytes, failures: bytes | None, *, may_resee
         raise CorruptError(f"the stored task queue is inconsistent: {error}") from None
 
 
+def progress_of(queue: bytes) -> tuple[int, int, int]:
+    """Return (epoch, tasks that are done or failed, tasks) of the last epoch that was begun when this was stored.
+
+    Raises:
+        CorruptError: not what ``encode`` writes.
+    """
+    both = decode_document(queue, QueueDocument)
+    dispatch, failures = (
+        decode_document(both.dispatch, DispatchDocument),
+        decode_document(both.failures, FailuresDocument),
+    )
+    sizes = EpochSizes(dispatch.sizes, failures.sizes)
+    epoch = dispatch.epoch if dispatch.cursor or not dispatch.epoch else dispatch.epoch - 1
+    total = sizes.find(epoch)[1]
+    held = [(row[0], row[1], row[1] + row[2]) for each in dispatch.held.values() for row in each.rows]
+    parts = [(row[0], row[1], row[1] + 1) for row in dispatch.parts]
+    spans = [*held, *parts, *(row[:3] for row in dispatch.runs)]
+    waiting = {position for place, start, end in spans if place == epoch for position in range(start, end)}
+    begun = dispatch.cursor if epoch == dispatch.epoch else total
+    return epoch, begun - len(waiting), total
+
+
 def is_over(dispatch: bytes, epochs: int | None) -> bool:
     """Whether a queue was done when this dispatch document was stored: no task of ``epochs`` epochs is open.
 

@@ -119,6 +119,17 @@ def test_a_round_that_nobody_is_left_to_reach_is_not_waited_for():
     assert master.tick(1.3, OpenRounds(7)) == (), "who joins now does not matter"
 
 
+def test_a_round_that_only_some_pservers_reached_before_all_members_left_is_given_up_for_now():
+    master = ready(patience_s=30)
+    master.request_last("the master is about to end")
+    nobody = OpenRounds(8, has_members=False)
+    orders = ordered(master.tick(1.0, nobody))
+    assert {order.snapshot.round for order in orders} == {8}
+    master.progressed(0, 10, SnapshotProgress(orders[0].snapshot.order, "taken", 8), 1.1)
+    assert master.tick(1.5, nobody) == (), "the others may be hearing of it just now"
+    assert {order.snapshot.round for order in ordered(master.tick(1.6, nobody))} == {None}
+
+
 def test_a_round_that_some_have_reached_is_not_taken_back_when_nobody_is_left():
     master = ready(patience_s=30)
     master.request("a test")

@@ -13,6 +13,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from flightedl.domain.queue.storage import progress_of
 from flightedl.domain.queue.tasks import TaskQueue
 from flightedl.domain.queue.values import (
     AlreadyDone,
@@ -429,6 +430,11 @@ class QueueAgainstModel(RuleBasedStateMachine):
         assert counts.dropped_batches == list(states.values()).count("dropped")
         earlier = {key[:2] for key, state in states.items() if key[0] < epoch and state in ("todo", "pending")}
         assert counts.reopened == len(earlier)
+        stored = progress_of(self.queue.encode())
+        if stored[0] == counts.epoch:
+            assert stored[1:] == (counts.done + counts.failed, counts.total)
+        else:
+            assert (stored[0], counts.todo) == (counts.epoch - 1, counts.total)
 
     def holders(self):
         held = {}
