@@ -17,6 +17,7 @@ import re
 import typing
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
+from enum import StrEnum
 from pathlib import Path
 from typing import Any, SupportsIndex, TypeVar
 
@@ -31,6 +32,22 @@ SAME_HOST = ("auto", "never")
 STUCK_FLOOR_S = 5.0
 _LOG_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
 _JOB_NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
+
+
+class Resume(StrEnum):
+    """Where a job begins of which etcd knows nothing: at the newest checkpoint, or from nothing."""
+
+    #: From nothing. Checkpoints of the job are refused.
+    NEVER = "false"
+    #: At the newest checkpoint, which must exist.
+    ALWAYS = "true"
+    #: At the newest checkpoint, or from nothing if there is none.
+    AUTO = "auto"
+
+    @classmethod
+    def of(cls, text: str) -> Resume:
+        """Read a setting. Raises ValueError for anything else."""
+        return cls({"0": "false", "1": "true"}.get(text, text.lower()))
 
 
 def is_job_name(text: str) -> bool:
@@ -149,8 +166,8 @@ class MasterSettings(ServerSettings):
     recovery: str = "replay"
     #: How often to look for new files of a dataset that is followed; a file joins when two looks find it the same.
     follow_every_s: float = 5.0
-    #: Go on from the newest checkpoint, where etcd knows nothing of the job.
-    resume: bool = False
+    #: Go on from the newest checkpoint if etcd knows nothing of the job; ``auto``: only if there is one.
+    resume: Resume = Resume.NEVER
 
     def __post_init__(self) -> None:
         ServerSettings.__post_init__(self)
@@ -161,7 +178,7 @@ class MasterSettings(ServerSettings):
         for name in ("task_timeout_factor", "task_timeout_floor_s", "follow_every_s"):
             if getattr(self, name) <= 0:
                 raise UsageError(f"{name} is {getattr(self, name)}, but has to be above 0")
-        if self.resume and not self.checkpoint:
+        if self.resume is not Resume.NEVER and not self.checkpoint:
             raise UsageError("resume needs the URL of the checkpoints (--checkpoint or FLIGHTEDL_CHECKPOINT)")
 
 
@@ -259,6 +276,7 @@ def settings(cls: type[_Settings], environment: Mapping[str, str] | None = None,
 
 #: Type of a setting -> how to read it from text, and what it is called.
 _KINDS: Mapping[type, tuple[Callable[[str], Any], str]] = {
+    Resume: (Resume.of, "true, false or auto"),
     bool: (lambda text: {"0": False, "1": True, "false": False, "true": True}[text.lower()], "true or false"),
     int: (int, "a whole number"),
     float: (float, "a number"),
@@ -276,6 +294,8 @@ def _parse(text: str, hint: type, name: str) -> Any:
 
 def _argument(value: Any, hint: type, name: str) -> Any:
     try:
+        if hint is Resume and isinstance(value, bool | str):
+            return Resume.of(str(value))
         if hint is str:
             return os.fspath(value)
         if hint is bool or isinstance(value, bool):

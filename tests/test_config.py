@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from flightedl.config import MasterSettings, available_cores, settings, thread_environment
+from flightedl.config import MasterSettings, Resume, available_cores, settings, thread_environment, to_environment
 from flightedl.errors import UsageError
 
 
@@ -22,7 +22,7 @@ from flightedl.errors import UsageError
         ({"lease_ttl_s": "5"}, "lease_ttl_s is '5', but must be a number"),
         ({"pservers": 2.0}, "pservers is 2.0, but must be a whole number"),
         ({"pservers": True}, "pservers is True, but must be a whole number"),
-        ({"resume": "yes"}, "resume is 'yes', but must be true or false"),
+        ({"resume": "yes"}, "resume is 'yes', but must be true, false or auto"),
         ({"bind": "0.0.0.0"}, "bind is 0.0.0.0, and without TLS everybody who reaches it may ask everything: make"),
         ({"bind": "10.0.0.1"}, "allow it by insecure (--insecure or FLIGHTEDL_INSECURE=true)"),
         ({"etcd_user": "me"}, "etcd_user and etcd_password_file belong together"),
@@ -48,13 +48,26 @@ def test_beyond_loopback_by_tls_or_by_saying_so(arguments: dict[str, Any]) -> No
         ("LEASE_TTL_S", "soon", "FLIGHTEDL_LEASE_TTL_S is 'soon', but must be a number"),
         ("LEASE_TTL_S", "nan", "FLIGHTEDL_LEASE_TTL_S is 'nan', but must be a number"),
         ("PSERVERS", "2.5", "FLIGHTEDL_PSERVERS is '2.5', but must be a whole number"),
-        ("RESUME", "yes", "FLIGHTEDL_RESUME is 'yes', but must be true or false"),
+        ("RESUME", "yes", "FLIGHTEDL_RESUME is 'yes', but must be true, false or auto"),
     ],
 )
 def test_a_wrong_variable_is_one_sentence(name: str, value: str, text: str) -> None:
     with pytest.raises(UsageError) as caught:
         settings(MasterSettings, {f"FLIGHTEDL_{name}": value})
     assert text in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("given", "meant"),
+    [(True, Resume.ALWAYS), ("auto", Resume.AUTO), ("True", Resume.ALWAYS), ("0", Resume.NEVER), (False, Resume.NEVER)],
+)
+def test_whether_to_resume_is_yes_no_or_if_there_is_a_checkpoint(given: bool | str, meant: Resume) -> None:
+    made = settings(MasterSettings, {}, resume=given, checkpoint="/x")
+    assert made.resume is meant
+    assert settings(MasterSettings, to_environment(made)).resume is meant
+    if meant is not Resume.NEVER:
+        with pytest.raises(UsageError, match="resume needs the URL"):
+            settings(MasterSettings, {}, resume=given)
 
 
 def test_what_can_only_be_meant_in_one_way_is_taken() -> None:

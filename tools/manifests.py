@@ -24,7 +24,7 @@ from .documents import as_yaml
 BASE = ClusterJob(job="train", image="flightedl", target="/app/train.py", etcd_members=0, tls=False)
 _SMALL = Resources("100m", "256Mi", "2Gi")
 _TLS: Mapping[str, Any] = {"tls": True}
-_STORE: Mapping[str, Any] = {"checkpoint": "s3://bucket/checkpoints", "secret": "train-store"}
+_STORE: Mapping[str, Any] = {"checkpoint": "s3://bucket/checkpoints", "secret": "train-store", "resume": "auto"}
 _SCALING: Mapping[str, Any] = {"scaling": Scaling(1, 10)}
 
 
@@ -47,7 +47,14 @@ COMPONENTS: Mapping[str, Component] = {
         "With tls: an etcd of three members, with the Secret train-etcd.", {"etcd_members": 3}, on=_TLS
     ),
     "etcd-external": Component("An etcd that is there already: change its address.", {"etcd": "etcd.example:2379"}),
-    "s3": Component("Checkpoints on S3; the Secret train-store has AWS_ACCESS_KEY_ID and so on.", _STORE),
+    "s3": Component(
+        "Checkpoints on S3, from which a job goes on that etcd has lost; the Secret train-store has AWS_ACCESS_KEY_ID.",
+        _STORE,
+    ),
+    "store-port": Component(
+        "A store that is not at port 443, such as MinIO: change its address, and the port in the network policy.",
+        {"variables": {"AWS_ENDPOINT_URL": "http://minio.example:9000"}},
+    ),
     "autoscale": Component(
         "With tls: a loop that adds and removes trainers, with the Secret train-reader.", _SCALING, on=_TLS
     ),

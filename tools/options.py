@@ -2,12 +2,48 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Callable
 from typing import Any
 
 import click
 
 Command = Callable[..., Any]
+
+
+class ResumingCommand(click.Command):
+    """A command with ``--resume`` and ``--resume=auto`` (``resume_option``).
+
+    The value needs the ``=``: what follows a plain ``--resume`` may be a script.
+    """
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        own = args.index("--") if "--" in args else len(args)
+        replaced = [_RESUME_AUTO if each == "--resume=auto" else each for each in args[:own]]
+        return super().parse_args(ctx, [*replaced, *args[own:]])
+
+
+class ScriptCommand(ResumingCommand):
+    """A command that runs ``script_or_module`` and passes options that it does not know to the script after them."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        left = super().parse_args(ctx, args)
+        target = ctx.params["script_or_module"] or ""
+        if target.startswith("-"):
+            name = target.partition("=")[0]
+            known = [option for parameter in self.params for option in parameter.opts if option.startswith("--")]
+            raise click.NoSuchOption(name, possibilities=difflib.get_close_matches(name, known, 1), ctx=ctx)
+        return left
+
+
+_RESUME_AUTO = "--resume-auto"
+
+
+def resume_option(function: Command) -> Command:
+    """``--resume``, for a ``ResumingCommand``. Its value is None, "true" or "auto"."""
+    says = "Go on from the newest checkpoint at the URL, also of other --pservers; --resume=auto: if there is one."
+    function = click.option(_RESUME_AUTO, "resume", flag_value="auto", hidden=True)(function)
+    return click.option("--resume", "resume", flag_value="true", help=says)(function)
 
 
 def job_options(function: Command) -> Command:

@@ -12,17 +12,19 @@ import click
 from flightedl.config import INTEGRITIES, SAME_HOST
 from flightedl.launch.forking import fork_server
 
+from .options import ScriptCommand, resume_option
+
 
 def resume_command(arguments: Sequence[str]) -> str:
     """The command line that goes on from where this one (without the program) has left its checkpoints."""
     if not arguments or "run" not in arguments:
         return ""
     at = list(arguments).index("run") + 1
-    more = [] if "--resume" in arguments else ["--resume"]
+    more = [] if {"--resume", "--resume=auto"} & set(arguments) else ["--resume"]
     return shlex.join(["flightedl", *arguments[:at], *more, *arguments[at:]])
 
 
-@click.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": True})
+@click.command(cls=ScriptCommand, context_settings={"ignore_unknown_options": True, "allow_interspersed_args": True})
 @click.argument("script_or_module")
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 @click.option("--trainers", type=click.IntRange(min=1), default=1, show_default=True, help="How many trainers.")
@@ -39,7 +41,7 @@ def resume_command(arguments: Sequence[str]) -> str:
     "--checkpoint-increments", type=int, help="So many in a row have only rows that have changed; 0: none [8]"
 )
 @click.option("--table-memory-mb", type=int, help="MiB that rows may have on each pserver; 0: what is there [0]")
-@click.option("--resume", is_flag=True, help="Go on from the newest checkpoint at the URL, also of other --pservers.")
+@resume_option
 @click.option(
     "--standby/--no-standby",
     default=None,
@@ -85,7 +87,7 @@ def run(
     checkpoint_keep_every: int | None,
     checkpoint_increments: int | None,
     table_memory_mb: int | None,
-    resume: bool,
+    resume: str | None,
     recovery: str | None,
     standby: bool | None,
     job: str | None,
@@ -127,7 +129,7 @@ def run(
         "checkpoint_keep_every": checkpoint_keep_every,
         "checkpoint_increments": checkpoint_increments,
         "table_memory_mb": table_memory_mb,
-        "resume": resume or None,
+        "resume": resume,
         "recovery": recovery,
     }
     with fork_server(trainers) as forks:

@@ -13,15 +13,15 @@ import click
 
 from flightedl.config import CommonSettings, MasterSettings, PserverSettings, child_environment, settings
 
-from .options import server_options
+from .options import ResumingCommand, resume_option, server_options
 
 
-@click.command()
+@click.command(cls=ResumingCommand)
 @server_options
 @click.option("--pservers", type=int, help="How many the job has; 0: none, only data; -1: as stored [1]")
 @click.option("--trainers", type=int, help="How many trainers there are, for Sync(deterministic=True) [not known]")
 @click.option("--attempts-limit", type=int, help="How often a task is tried before it counts as failed [5]")
-@click.option("--resume", is_flag=True, default=None, help="Go on from the newest checkpoint, if etcd has no such job")
+@resume_option
 @click.option("--recovery", type=click.Choice(["replay", "rollback"]), help="When a pserver was lost [replay]")
 @click.option("--task-timeout-factor", type=float, help="A task may take so many times the average of those done [5]")
 @click.option("--task-timeout-floor-s", type=float, help="Seconds that a task may take whatever the average is [30]")

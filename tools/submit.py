@@ -15,6 +15,7 @@ from flightedl.adapters.clock import SystemClock
 from flightedl.errors import UsageError
 from flightedl.launch.kubernetes.etcd_members import certificate_hosts
 from flightedl.launch.kubernetes.objects import render
+from flightedl.launch.kubernetes.places import require_common_place
 from flightedl.launch.kubernetes.secrets import make_secrets, secret_names
 from flightedl.launch.kubernetes.submitting import submit as submit_objects
 from flightedl.launch.kubernetes.values import CODE, ClusterJob, Resources, Scaling
@@ -27,13 +28,17 @@ from flightedl.ports import Cluster
 
 from .clusters import cluster_of, cluster_options
 from .documents import as_yaml
+from .options import ScriptCommand, resume_option
 
 #: Of a ConfigMap: all texts together.
 _CODE_LIMIT_BYTES = 900_000
+_IN_EVERY_IMAGE = "flightedl."
+_EGRESS_HELP = "Port that pods may reach anywhere, beside 443 and those of URLs in other options."
+_FILE_NAME = re.compile(r"[-._a-zA-Z0-9]{1,253}")
 _COUNT = re.compile(r"(?P<least>[0-9]+)(\.\.(?P<most>[0-9]+))?")
 
 
-@click.command(context_settings={"ignore_unknown_options": True})
+@click.command(cls=ScriptCommand, context_settings={"ignore_unknown_options": True})
 @click.argument("script_or_module")
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 @cluster_options
@@ -45,10 +50,13 @@ _COUNT = re.compile(r"(?P<least>[0-9]+)(\.\.(?P<most>[0-9]+))?")
 @click.option("--spares", type=int, default=1, show_default=True, help="Pservers more, which take over at once.")
 @click.option("--masters", type=int, default=2, show_default=True, help="One leads, the others stand by.")
 @click.option("--checkpoint", metavar="URL", default="", help="Where checkpoints go; none are kept without it.")
+@resume_option
 @click.option("--secret", metavar="NAME", default="", help="Secret with variables, such as AWS_ACCESS_KEY_ID.")
+@click.option("--in-image", is_flag=True, help="The script or module is in the image: nothing is sent along.")
 @click.option("--with", "files", multiple=True, type=click.Path(path_type=Path), help="Further file beside the script.")
 @click.option("--etcd", metavar="HOST:PORT", default="", help="Use this etcd [one of the job's own]")
 @click.option("--etcd-members", type=click.Choice(["1", "3", "5"]), default="1", show_default=True)
+@click.option("--egress-port", "egress_ports", multiple=True, type=click.IntRange(1, 65535), help=_EGRESS_HELP)
 @click.option("--insecure", is_flag=True, help="No certificates: whoever reaches the pods may ask everything.")
 @click.option("--server-cpu", default="1", show_default=True, help="CPUs that a master or pserver asks for.")
 @click.option("--server-memory", default="2Gi", show_default=True, help="Memory that it asks for, and at most gets.")
@@ -61,14 +69,15 @@ _COUNT = re.compile(r"(?P<least>[0-9]+)(\.\.(?P<most>[0-9]+))?")
 def submit(script_or_module: str, arguments: tuple[str, ...], **given: Any) -> int:
     """Run a whole job on a Kubernetes cluster.
 
-    Every trainer runs SCRIPT_OR_MODULE with the ARGUMENTS after it. A script of this machine is sent along; a path or
-    module that is not here has to be in the image. Waits for the end, with progress and the trainers' output; Ctrl-C
-    leaves the job running.
+    Every trainer runs SCRIPT_OR_MODULE with the ARGUMENTS after it; put `--` before arguments that this command would
+    take for its own. A script of this machine is sent along; a path or module of the image needs --in-image. Waits for
+    the end, with progress and the trainers' output; Ctrl-C leaves the job running.
 
     Exit codes: as of `flightedl run`.
     """
     job = job_of(script_or_module, arguments, given)
     objects = render(job)
+    require_common_place(job.checkpoint, objects)
     if given["dry_run"]:
         # Without owners: nobody knows the Job's UID before it is there.
         click.echo(as_yaml([*objects[1:], objects[0]]), nl=False)
@@ -129,7 +138,7 @@ def job_of(target: str, arguments: Sequence[str], given: dict[str, Any]) -> Clus
         UsageError: it is wrong.
     """
     least, most = count_of(given["trainers"])
-    code = code_of(target, given["files"])
+    code = code_of(target, given["files"], in_image=given["in_image"])
     return ClusterJob(
         job=given["job"] or job_name(target),
         image=given["image"],
@@ -141,10 +150,12 @@ def job_of(target: str, arguments: Sequence[str], given: dict[str, Any]) -> Clus
         spares=given["spares"],
         masters=given["masters"],
         checkpoint=given["checkpoint"],
+        resume=given["resume"] or "",
         etcd=given["etcd"],
         etcd_members=int(given["etcd_members"]),
         tls=not given["insecure"],
         insecure=given["insecure"],
+        egress_ports=given["egress_ports"],
         secret=given["secret"],
         scaling=None if most is None else Scaling(least, most, given["worth"]),
         server_resources=Resources(given["server_cpu"], given["server_memory"], given["server_memory"]),
@@ -170,18 +181,23 @@ def variable_of(text: str) -> tuple[str, str]:
     return name, value
 
 
-def code_of(target: str, files: Sequence[Path]) -> dict[str, str]:
+def code_of(target: str, files: Sequence[Path], *, in_image: bool = False) -> dict[str, str]:
     """Name -> text of the script and what goes along; empty: it is in the image.
 
     Raises:
-        UsageError: a file cannot be sent.
+        UsageError: a file cannot be sent, or there is no such script.
     """
-    if not Path(target).is_file():
+    if in_image or not Path(target).is_file():
         if files:
             raise UsageError(f"there is no script {target} here that files could go along with")
+        if not in_image and not target.startswith(_IN_EVERY_IMAGE):
+            raise UsageError(f"no such file: {target}; if the script or module is in the image, say --in-image")
         return {}
     found: dict[str, str] = {}
     for path in (Path(target), *files):
+        if not _FILE_NAME.fullmatch(path.name) or path.name in found:
+            why = "two files have this name" if path.name in found else "use letters, digits, dots, dashes and _ only"
+            raise UsageError(f"{path} cannot be sent under the name {path.name!r}: {why}")
         try:
             found[path.name] = path.read_text("utf-8")
         except (OSError, UnicodeDecodeError) as error:

@@ -10,6 +10,7 @@ import contextlib
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from flightedl.config import Resume
 from flightedl.coordination.keys import JobKeys
 from flightedl.launch.programs import Programs
 from flightedl.ports import Clock, Coordinator, Storage
@@ -54,7 +55,7 @@ class JobName:
             return False
         stack.callback(held.release)
         former = former_job(coordinator, self._keys)
-        require_startable(former, chosen.etcd, storage, resume=chosen.resume)
+        require_startable(former, chosen.etcd, storage, resume=chosen.resume is not Resume.NEVER)
         if former is not None and former.is_over:
             # All of it is in its last checkpoint.
             liveness.require_gone(held)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 
 from flightedl.adapters.storage import FsspecFiles, open_storage
-from flightedl.config import MasterSettings
+from flightedl.config import MasterSettings, Resume
 from flightedl.coordination.checkpoint_places import job_storage
 from flightedl.coordination.directory import Directory
 from flightedl.coordination.keeper import HeldKey
@@ -68,10 +68,11 @@ class MasterProcess(ServerProcess[MasterSettings]):
         _log.info("took the lock generation=%d", held.generation)
         self._health.waits("it reads what its predecessor left")
         checkpoints = job_storage(self._settings.checkpoint, self._settings.job)
-        if not continuity.settle(checkpoints, coordinator, held, self._keys, resume=self._settings.resume):
+        resume = self._settings.resume
+        if not continuity.settle(checkpoints, coordinator, held, self._keys, resume=resume is not Resume.NEVER):
             return None
         pserver_count = self._fix_pserver_count(coordinator, held)
-        resuming.begin(checkpoints, coordinator, held, self._keys, pserver_count, resume=self._settings.resume)
+        resuming.begin(checkpoints, coordinator, held, self._keys, pserver_count, resume=resume)
         directory = Directory(coordinator, self._keys, self._clock).start()
         credentials = Credentials.load(self._settings.tls_dir, Role.SERVER)
         service = MasterService(

@@ -17,6 +17,7 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
+from flightedl.config import Resume
 from flightedl.coordination.keeper import HeldKey
 from flightedl.coordination.keys import JobKeys
 from flightedl.domain.checkpoint.checkpoints import Checkpoints, next_number_after
@@ -35,7 +36,13 @@ _TRIED_BYTES = 1 << 16
 
 
 def begin(
-    storage: Storage | None, coordinator: Coordinator, held: HeldKey, keys: JobKeys, pserver_count: int, *, resume: bool
+    storage: Storage | None,
+    coordinator: Coordinator,
+    held: HeldKey,
+    keys: JobKeys,
+    pserver_count: int,
+    *,
+    resume: Resume,
 ) -> None:
     """Put the newest checkpoint's state into etcd, if that is wanted and etcd has none.
 
@@ -47,12 +54,12 @@ def begin(
     if storage is None or coordinator.get(keys.job) is not None or coordinator.get(keys.checkpoint_latest) is not None:
         return
     sizes = _tried_out(storage, held.generation)
-    if not resume:
-        if candidates(sizes):
-            raise UsageError(
-                f"{storage.url} has checkpoints of job {keys.job_name}: add --resume to go on from them, "
-                "or choose another --checkpoint or --job"
-            )
+    if resume is Resume.NEVER and candidates(sizes):
+        raise UsageError(
+            f"{storage.url} has checkpoints of job {keys.job_name}: add --resume to go on from them, "
+            "or choose another --checkpoint or --job"
+        )
+    if resume is Resume.NEVER or (resume is Resume.AUTO and not candidates(sizes)):
         return
     manifest, data, rejected = newest(storage, keys.job_name, sizes)
     declaration = former(redeclared(manifest, pserver_count))

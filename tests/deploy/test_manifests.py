@@ -19,6 +19,7 @@ from flightedl.config import ENVIRONMENT_PREFIX, MasterSettings, PserverSettings
 from flightedl.errors import UsageError
 from flightedl.launch.kubernetes import one_pod
 from flightedl.launch.kubernetes.objects import render
+from flightedl.launch.kubernetes.places import require_common_place
 from flightedl.launch.kubernetes.values import ClusterJob, Resources, Scaling
 from flightedl_tools import manifests
 
@@ -171,6 +172,41 @@ def test_policies_deny_all_that_they_do_not_name() -> None:
     for name in ("demo-master", "demo-pserver"):
         ports = [port["port"] for rule in policies[name]["ingress"] for port in rule["ports"]]
         assert ports == [7070, 9090], "probes come from the node, which no policy keeps out"
+
+
+def test_stores_with_ports_of_their_own_and_the_machines_service_may_be_reached() -> None:
+    def egress(**changes: Any) -> dict[str, list[Any]]:
+        objects = render(replace(FULL, **changes))
+        specs = {each["metadata"]["name"]: each["spec"] for each in objects if each["kind"] == "NetworkPolicy"}
+        return {
+            name: [p["port"] for rule in spec["egress"] for p in rule["ports"]]
+            for name, spec in specs.items()
+            if spec.get("egress") and name != "demo-leave"
+        }
+
+    (leave,) = (each["spec"]["egress"] for each in render(FULL) if each["metadata"]["name"] == "demo-leave")
+    assert leave[-1]["to"] == [{"ipBlock": {"cidr": "169.254.0.0/16"}}]
+    assert 80 in [port["port"] for port in leave[-1]["ports"]]
+    assert egress() == {}
+    minio = {"variables": {"AWS_ENDPOINT_URL": "http://minio.store:9000", "MODE": "a:b"}, "egress_ports": (8020,)}
+    assert egress(**minio) == {"demo-stores": [8020, 9000]}
+    data = ("http://files/x", "hdfs://name:8021/y", "https://files", "x://y:z", "--rate=1")
+    assert egress(arguments=data, etcd="e:2379,f:2380") == {
+        "demo-external-etcd": [2379, 2380],
+        "demo-stores": [80, 8021],
+    }
+
+
+@pytest.mark.parametrize(
+    ("checkpoint", "is_lost"),
+    [("s3://b/c", False), ("", False), ("/work/x", True), ("file:///models", True), ("memory://x", True), ("x", True)],
+)
+def test_checkpoints_are_not_kept_where_they_go_with_a_pod(checkpoint: str, is_lost: bool) -> None:
+    if is_lost:
+        with pytest.raises(UsageError, match="would be lost with each pod"):
+            require_common_place(checkpoint, render(FULL))
+    else:
+        require_common_place(checkpoint, render(FULL))
 
 
 def test_servers_tell_probes_apart_and_may_take_their_time_to_drain() -> None:

@@ -164,7 +164,8 @@ def allocation(tmp_path: Path) -> dict[str, str]:
 @pytest.mark.slow
 @pytest.mark.timeout(100)
 def test_the_script_for_slurm_makes_a_job(tmp_path: Path, started: list[subprocess.Popen[bytes]]) -> None:
-    environment = allocation(tmp_path)
+    """Requeued before its first checkpoint, it begins."""
+    environment = allocation(tmp_path) | {"SLURM_RESTART_COUNT": "1"}
     command = ["bash", str(SLURM), "flightedl.examples.ledger", *LEDGER.split(), "--data", str(tmp_path / "data")]
     with (tmp_path / "slurm.out").open("wb") as out:
         process = subprocess.Popen(

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import pytest
+
 from flightedl.adapters.clock import SystemClock
+from flightedl.config import Resume
 from flightedl.coordination.keeper import HeldKey
 from flightedl.domain.checkpoint.manifest import candidates, manifest_name
 from flightedl.domain.checkpoint.pointer import decode_pointer
+from flightedl.errors import UsageError
 from flightedl.master import resuming
 from flightedl.messages.checkpoints import CheckpointRequest
 from flightedl.testing.contracts.coordinator import eventually
@@ -31,14 +35,16 @@ def saved(job: Job, master: Master) -> int:
     return candidates(job.storage.files)[0]
 
 
-def resumed(job: Job, make_job: MakeJob) -> Job:
+def resumed(job: Job, make_job: MakeJob, resume: Resume = Resume.ALWAYS) -> Job:
     """The same storage with another etcd, into which the newest checkpoint was put."""
     other = make_job(job.pserver_count)
     other.storage = job.storage
     held = HeldKey.claim(other.coordinator, SystemClock(), KEYS.master_lock, b"", 20.0)
     assert held is not None
-    resuming.begin(job.storage, other.coordinator, held, KEYS, job.pserver_count, resume=True)
-    held.release()
+    try:
+        resuming.begin(job.storage, other.coordinator, held, KEYS, job.pserver_count, resume=resume)
+    finally:
+        held.release()
     return other
 
 
@@ -54,6 +60,20 @@ def begun(job: Job) -> tuple[Master, PserverTwin]:
     master.declare()
     eventually(lambda: master.is_settled(pserver))
     return master, pserver
+
+
+def test_a_job_that_is_resumed_if_there_is_a_checkpoint_begins_without_one(make_job: MakeJob) -> None:
+    job = make_job()
+    for resume in (Resume.NEVER, Resume.AUTO):
+        assert resumed(job, make_job, resume).coordinator.get(KEYS.job) is None
+    with pytest.raises(UsageError, match=r"no checkpoint of job .* to go on from"):
+        resumed(job, make_job, Resume.ALWAYS)
+    master, _ = begun(job)
+    saved(job, master)
+    for resume in (Resume.ALWAYS, Resume.AUTO):
+        assert resumed(job, make_job, resume).coordinator.get(KEYS.job) is not None
+    with pytest.raises(UsageError, match="add --resume to go on from them"):
+        resumed(job, make_job, Resume.NEVER)
 
 
 def test_what_trainers_held_when_the_job_was_stopped_is_not_held_against_it(make_job: MakeJob) -> None:

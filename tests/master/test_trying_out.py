@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from flightedl.adapters.clock import SystemClock
+from flightedl.config import Resume
 from flightedl.coordination.keeper import HeldKey
 from flightedl.coordination.keys import JobKeys
 from flightedl.errors import UnavailableError, UsageError
@@ -28,7 +29,7 @@ def begin(coordinator: MemoryCoordinator, storage: MemoryStorage) -> None:
     held = HeldKey.claim(coordinator, SystemClock(), KEYS.master_lock, b"", 20.0)
     assert held is not None
     try:
-        resuming.begin(storage, coordinator, held, KEYS, 1, resume=False)
+        resuming.begin(storage, coordinator, held, KEYS, 1, resume=Resume.NEVER)
     finally:
         held.release()
 

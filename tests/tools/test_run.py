@@ -12,6 +12,7 @@ from flightedl_tools.run import resume_command
     [
         ("run a.py --checkpoint x", "flightedl run --resume a.py --checkpoint x"),
         ("run a.py --checkpoint x --resume", "flightedl run a.py --checkpoint x --resume"),
+        ("run a.py --checkpoint x --resume=auto", "flightedl run a.py --checkpoint x --resume=auto"),
         ("--debug run a.py --checkpoint x -- --lr 1", "flightedl --debug run --resume a.py --checkpoint x -- --lr 1"),
     ],
 )

@@ -81,6 +81,35 @@ def test_what_a_dry_run_prints_stays_when_it_is_applied(script: Path) -> None:
     assert cluster.objects == {}
 
 
+def test_options_before_the_script_are_submits_own_or_refused(script: Path) -> None:
+    for word in ("--trainer-gpu", "--trainer-gpu=1"):
+        with pytest.raises(click.NoSuchOption, match="No such option '--trainer-gpu'"):
+            run(submit, "--image=demo:1", word, "my_train.py", "--dry-run")
+    with pytest.raises(UsageError, match="would be lost with each pod"):
+        run(submit, "--image=demo:1", "--checkpoint=/tmp/x", "my_train.py", "--dry-run")
+
+
+@pytest.mark.parametrize(
+    ("words", "variable", "arguments"),
+    [
+        (["my_train.py", "--resume"], "true", []),
+        (["--resume", "my_train.py", "--lr=1"], "true", ["--lr=1"]),
+        (["--resume=auto", "my_train.py"], "auto", []),
+        (["my_train.py", "--", "--resume=auto", "--trainers", "3"], None, ["--resume=auto", "--trainers", "3"]),
+    ],
+)
+def test_a_job_goes_on_from_its_checkpoints_if_that_is_said(
+    script: Path, words: list[str], variable: str | None, arguments: list[str]
+) -> None:
+    output = run(submit, "--image=demo:1", "--checkpoint=s3://b/c", "--dry-run", *words).output
+    objects = {(each["kind"], each["metadata"]["name"]): each for each in yaml.safe_load_all(output) if each}
+    assert objects["ConfigMap", "my-train"]["data"].get("FLIGHTEDL_RESUME") == variable
+    (trainer,) = objects["Job", "my-train-trainer"]["spec"]["template"]["spec"]["containers"]
+    assert trainer["args"][1:] == arguments
+    with pytest.raises(UsageError, match="needs the URL"):
+        run(submit, "--image=demo:1", "--dry-run", "my_train.py", "--resume")
+
+
 def test_a_job_is_submitted_with_its_certificates_listed_scaled_and_cancelled(
     cluster: MemoryCluster, script: Path
 ) -> None:
@@ -129,12 +158,21 @@ def test_wrong_variables_and_files_are_refused(script: Path, tmp_path: Path) -> 
         variable_of("novalue")
     with pytest.raises(UsageError, match="no script"):
         code_of("package.module", [script])
+    for target in ("absent.py", "/app/absent.py", "package.module"):
+        with pytest.raises(UsageError, match=f"no such file: {target}; .* --in-image"):
+            code_of(target, [])
+        assert code_of(target, [], in_image=True) == {}
+    assert code_of("flightedl.examples.ledger", []) == {}
+    (tmp_path / "a b.txt").write_text("x")
+    with pytest.raises(UsageError, match=r"'a b\.txt': use letters"):
+        code_of(str(script), [tmp_path / "a b.txt"])
+    with pytest.raises(UsageError, match="two files have this name"):
+        code_of(str(script), [tmp_path / "helper.py", tmp_path / "helper.py"])
     with pytest.raises(UsageError, match="cannot be sent"):
         code_of(str(script), [tmp_path / "absent.py"])
     (tmp_path / "large.txt").write_text("x" * 1_000_000)
     with pytest.raises(UsageError, match="put them into the image"):
         code_of(str(script), [tmp_path / "large.txt"])
-    assert code_of("package.module", []) == {}
 
 
 class Shown:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from flightedl.launch.kubernetes.places import ports_of
 from flightedl.launch.kubernetes.pods import Object, labels, metadata
 from flightedl.launch.kubernetes.values import (
     ETCD_HEALTH_PORT,
@@ -29,6 +30,13 @@ def policies(job: ClusterJob) -> list[Object]:
         _policy(job, "deny", labels(job), ingress=[], egress=[]),
         _policy(job, "leave", labels(job), egress=_ways_out(job)),
     ]
+    # Policies of their own: several may be added to one job.
+    for name, ports in (
+        ("external-etcd", {int(address.rpartition(":")[2]) for address in job.etcd.split(",") if address}),
+        ("stores", ports_of([job.checkpoint, *job.variables.values(), *job.arguments]).union(job.egress_ports) - {443}),
+    ):
+        if ports:
+            found.append(_policy(job, name, labels(job), egress=[{"ports": [_tcp(port) for port in sorted(ports)]}]))
     for role in ("master", "pserver"):
         ingress = [
             {"from": [members], "ports": [_tcp(FLIGHT_PORT)]},
@@ -51,17 +59,16 @@ def etcd_policy(job: ClusterJob) -> Object:
 
 
 def _ways_out(job: ClusterJob) -> list[Object]:
-    """Names, each other, stores by HTTPS (also the cluster's API, for the autoscaler), and an etcd elsewhere."""
-    found: list[Object] = [
+    """Names, each other, stores by HTTPS (also the cluster's API, for the autoscaler).
+
+    The last rule is for the machine's own service, which has the credentials of its role in a cloud.
+    """
+    return [
         {"ports": [{"protocol": "UDP", "port": 53}, _tcp(53)]},
         {"to": [{"podSelector": {"matchLabels": labels(job)}}]},
         {"ports": [_tcp(443), _tcp(6443)]},
+        {"to": [{"ipBlock": {"cidr": "169.254.0.0/16"}}], "ports": [_tcp(80), _tcp(988)]},
     ]
-    if job.etcd:
-        found.append(
-            {"ports": [_tcp(port) for port in sorted({int(a.rpartition(":")[2]) for a in job.etcd.split(",")})]}
-        )
-    return found
 
 
 def _tcp(port: int) -> Object:

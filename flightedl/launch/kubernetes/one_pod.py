@@ -20,7 +20,8 @@ def render(job: ClusterJob) -> list[Object]:
     arguments = ["run", f"--job={job.job}", f"--trainers={job.trainers}", f"--pservers={job.pservers}"]
     arguments.append(f"--output={WORK}/output")
     if job.checkpoint:
-        arguments += [f"--checkpoint={job.checkpoint}", "--resume"]
+        # The pod before may have ended before its first checkpoint.
+        arguments += [f"--checkpoint={job.checkpoint}", "--resume=auto"]
     arguments += [job.target, *(["--", *job.arguments] if job.arguments else [])]
     more: Object = {"envFrom": [{"secretRef": {"name": job.secret}}]} if job.secret else {}
     variables = [*common_variables(), *({"name": name, "value": value} for name, value in job.variables.items())]

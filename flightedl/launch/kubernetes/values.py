@@ -71,6 +71,8 @@ class ClusterJob:
     masters: int = 2
     #: URL; empty: none are kept, and a pserver that dies begins the model again.
     checkpoint: str = ""
+    #: Go on from the newest checkpoint: "true", "auto" (if there is one) or empty.
+    resume: str = ""
     #: host:port of an etcd that is there already; empty: one of the job's own with so many members (0: somebody else
     #: adds it under the same name).
     etcd: str = ""
@@ -81,6 +83,8 @@ class ClusterJob:
     insecure: bool = False
     #: Name of a Secret whose keys are variables of all processes, such as AWS_ACCESS_KEY_ID; empty: none.
     secret: str = ""
+    #: Ports that all pods may reach anywhere, beside those of stores that are named by URLs.
+    egress_ports: tuple[int, ...] = ()
     scaling: Scaling | None = None
     server_resources: Resources = Resources()
     trainer_resources: Resources = Resources()
@@ -107,6 +111,8 @@ class ClusterJob:
             raise UsageError("a job on a cluster needs an image (--image)")
         if self.etcd_members not in {0, 1, 3, 5}:
             raise UsageError(f"an etcd has 1, 3 or 5 members, not {self.etcd_members}")
+        if self.resume and not self.checkpoint:
+            raise UsageError("--resume needs the URL of the checkpoints (--checkpoint)")
         if self.tls and self.insecure:
             raise UsageError("either with certificates or without them: not both")
 
@@ -134,6 +140,8 @@ class ClusterJob:
             "FLIGHTEDL_LEASE_TTL_S": 5,
             "FLIGHTEDL_DRAIN_S": self.drain_s,
         }
+        if self.resume:
+            found["FLIGHTEDL_RESUME"] = self.resume
         if self.insecure:
             found["FLIGHTEDL_INSECURE"] = "true"
         if self.tls:
