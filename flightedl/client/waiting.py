@@ -34,11 +34,12 @@ class Waiting:
         "_give_up_s",
         "_job_over",
         "_lock",
-        "_said",
+        "_printed",
         "_say_after_s",
         "_start",
         "_tell",
         "_trouble_since",
+        "said",
         "thread",
     )
 
@@ -59,7 +60,8 @@ class Waiting:
         self.thread = threading.get_ident()
         self._start = clock.now()
         self._trouble_since: float | None = self._start
-        self._said = ""
+        #: What is told now; empty if nothing is. And what was printed last.
+        self.said = self._printed = ""
         self._ended = ended
         self._job_over = job_over
         #: Whose answer the present attempt needs, and since when; None between attempts.
@@ -74,8 +76,8 @@ class Waiting:
     def look(self) -> None:
         """Say whose answer is missing, if it has been for too long. Called by another thread."""
         now = self._clock.now()
-        asked = self._asked
         with self._lock:
+            asked = self._asked
             if asked is not None and now - asked[1] >= self._say_after_s:
                 self._say(f"{asked[0]} to answer", now - self._start)
 
@@ -111,9 +113,13 @@ class Waiting:
             self._say(str(reason), now - self._start)
 
     def _say(self, text: str, waited: float) -> None:
-        if waited >= self._say_after_s and text != self._said:
-            self._said = text
+        if waited < self._say_after_s:
+            return
+        if text != self.said:
+            self.said = text
             self._tell(text)
+        if text != self._printed:
+            self._printed = text
             sys.stderr.write(f"flightedl: waiting ({waited:.0f} s): {text}\n")
             sys.stderr.flush()
 
@@ -125,13 +131,18 @@ class Waiting:
         self._trouble_since = None
 
     def over(self) -> None:
-        """The wait is over; take back what was told. It may begin again."""
+        """End the wait. It may begin again."""
+        self.take_back()
+        self._printed = ""
+        self._ended(self)
+
+    def take_back(self) -> None:
+        """Take back what was told; the next step tells it again."""
         with self._lock:
             self._asked = None
-            if self._said:
-                self._said = ""
+            if self.said:
+                self.said = ""
                 self._tell("")
-        self._ended(self)
 
 
 class Pauses:
@@ -155,6 +166,9 @@ class Pauses:
 class Waits:
     """The waits of all threads of a trainer, one of each at a time. Thread-safe.
 
+    A thread that begins another wait does not wait for what it waited for before, even if that wait was never ended. An
+    outer wait is told again at its next step. Of several threads, what the first one waits for is told.
+
     Args: as of :class:`Waiting`.
     """
 
@@ -176,16 +190,23 @@ class Waits:
 
     def begin(self) -> Waiting:
         """This thread begins to wait."""
+        if (left := self._open.get(threading.get_ident())) is not None:
+            left.take_back()
         waiting = Waiting(
             self._clock,
             self._say_after_s,
             self._give_up_s,
-            self._tell,
+            lambda text: self._tell_of(waiting, text),
             self._end,
             self._job_over,
         )
         self._open[waiting.thread] = waiting
         return waiting
+
+    def _tell_of(self, waiting: Waiting, text: str) -> None:
+        if text:
+            self._open[waiting.thread] = waiting
+        self._tell(next((each.said for each in list(self._open.values()) if each.said), ""))
 
     def _end(self, waiting: Waiting) -> None:
         if self._open.get(waiting.thread) is waiting:

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -73,13 +74,22 @@ def _received(dtype: str) -> Any:
     return types.Array(_number(dtype), 1, "C", readonly=True, aligned=False)
 
 
+#: Called once, by the thread that set it, before that thread compiles what is not in numba's cache.
+compiling_begins: ContextVar[Callable[[], object]] = ContextVar("compiling_begins", default=lambda: None)
+
+
 class _MachineCode(FunctionCache):
     """numba's cache, from which machine code is read without what it takes to compile any: 0.25 s of a start."""
 
     def load_overload(self, sig: Any, target_context: Any) -> Any:
         rtsys.initialize(target_context)
+        code = None
         with self._guard_against_spurious_io_errors():
-            return self._load_overload(sig, target_context)  # type: ignore[no-untyped-call]
+            code = self._load_overload(sig, target_context)  # type: ignore[no-untyped-call]
+        if code is None:
+            compiling_begins.get()()
+            compiling_begins.set(lambda: None)
+        return code
 
 
 @cache

@@ -29,7 +29,7 @@ from flightedl.domain.model.sharding import ShardPlan
 from flightedl.domain.pserver import life_values as happens
 from flightedl.domain.recovery.replay import AppliedSummary
 from flightedl.errors import DataError, FlightedlError, UnavailableError, UsageError
-from flightedl.kernels.compiled import block_kernels, kernel_for
+from flightedl.kernels.compiled import block_kernels, compiling_begins, kernel_for
 from flightedl.messages.base import OfPlan, decode
 from flightedl.messages.control import (
     AppliedReply,
@@ -284,6 +284,7 @@ class PserverService:
 
     def _make_blocks(self, model: DeclaredModel) -> happens.BlocksMade:
         assert self._plan is not None, "the plan comes first"
+        compiling_begins.set(self._compiles)
         with self._turns.turn():
             load_row_kernels(self._plan.tables)
             self._shard = shard = ShardState(
@@ -312,6 +313,10 @@ class PserverService:
         )
         _log.info("model declared blocks=%d size_bytes=%d", shard.block_count, shard.size_bytes_total)
         return happens.BlocksMade(shard.block_count)
+
+    def _compiles(self) -> None:
+        _log.info("compiling kernels for this machine, once; `python -m flightedl.kernels` does that ahead of a job")
+        self._apply(happens.CompilingBegan())
 
     def _restore(self, wanted: happens.Restore) -> happens.Event:
         shard, plan, storage = self._shard, self._plan, self._storage

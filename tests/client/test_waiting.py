@@ -72,13 +72,41 @@ def test_whom_an_attempt_that_is_over_had_asked_is_not_waited_for() -> None:
 def test_each_thread_has_its_own_wait() -> None:
     clock, told = FakeClock(), list[str]()
     waits = Waits(clock, say_after_s=5.0, give_up_s=100.0, tell=told.append)
-    waits.begin()
+    first = waits.begin()
     waits.asks("the master")
     with ThreadPoolExecutor(1) as pool:
         pool.submit(lambda: (waits.begin(), waits.asks("pserver 1"))).result()
     clock.advance(6.0)
     waits.look()
-    assert told == ["the master to answer", "pserver 1 to answer"]
+    assert told[-1] == "the master to answer"
+    first.over()
+    assert told[-1] == "pserver 1 to answer", "the other thread still waits"
+
+
+def test_a_wait_that_was_left_without_an_end_is_over_when_its_thread_waits_for_something_else() -> None:
+    clock, told = FakeClock(), list[str]()
+    waits = Waits(clock, say_after_s=5.0, give_up_s=100.0, tell=told.append)
+    left = waits.begin()
+    clock.advance(6.0)
+    left.because("pserver 0 waits for its blocks to be allocated")
+    waits.begin().over()
+    waits.look()
+    assert told == ["pserver 0 waits for its blocks to be allocated", ""]
+
+
+def test_an_outer_wait_is_told_again_after_an_inner_one_but_printed_once(capsys: pytest.CaptureFixture[str]) -> None:
+    clock, told = FakeClock(), list[str]()
+    waits = Waits(clock, say_after_s=5.0, give_up_s=100.0, tell=told.append)
+    outer = waits.begin()
+    clock.advance(6.0)
+    for _ in range(2):
+        outer.patiently("another trainer to finish writing m.safetensors")
+        waits.begin().over()
+    outer.patiently("another trainer to finish writing m.safetensors")
+    assert told[-1] == "another trainer to finish writing m.safetensors"
+    assert len(capsys.readouterr().err.splitlines()) == 1
+    outer.over()
+    assert told[-1] == ""
 
 
 def test_it_gives_up_with_the_last_reason() -> None:

@@ -23,6 +23,10 @@ def test_machine_code_is_kept_until_any_file_of_the_kernels_changes():
     assert code._cache.load_overload(signature, code.targetctx) is not None
     code._cache._cache_file._source_stamp += 1
     try:
+        said: list[str] = []
+        compiled.compiling_begins.set(lambda: said.append("it is compiled"))
         assert code._cache.load_overload(signature, code.targetctx) is None
+        assert code._cache.load_overload(signature, code.targetctx) is None
+        assert said == ["it is compiled"]
     finally:
         code._cache._cache_file._source_stamp -= 1

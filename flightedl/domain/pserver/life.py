@@ -35,6 +35,7 @@ from flightedl.domain.pserver.life_values import (
     BuildFailed,
     CatchUp,
     CaughtUp,
+    CompilingBegan,
     DrainAsked,
     Effects,
     Event,
@@ -72,7 +73,7 @@ _MADE = (State.RESTORING, State.LACKING, *_VISIBLE)
 _WAITING_FOR = {
     State.NO_INDEX: "the model to be declared",
     State.NO_MODEL: "the model to be declared",
-    State.BUILDING: "its blocks to be made",
+    State.BUILDING: "its blocks to be allocated",
     State.LACKING: "first values again: its predecessor's are gone, and there is no checkpoint",
     State.WAITING: "the first values of the model",
 }
@@ -98,6 +99,7 @@ class PserverLife:
         #: That the blocks are made of.
         self._model: DeclaredModel | None = None
         self._block_count = 0
+        self._is_compiling = False
         #: Whether somebody may have seen the blocks, before they had values.
         self._was_visible = False
         #: The newest election whose first values began to come, and whether all blocks have them.
@@ -121,6 +123,7 @@ class PserverLife:
             IndexTaken: self._take_index,
             Seen: self._see,
             PlanMade: self._take_plan,
+            CompilingBegan: self._compile,
             BlocksMade: self._take_blocks,
             BuildFailed: lambda event: self._fail(event.why),
             Restored: self._restored,
@@ -178,6 +181,10 @@ class PserverLife:
             return self._fail("this pserver computes another shard plan: run the same flightedl version everywhere")
         self._plan_hash = event.plan_hash
         return (MakeBlocks(model),)
+
+    def _compile(self, _: CompilingBegan) -> Effects:
+        self._is_compiling = True
+        return ()
 
     def _take_blocks(self, event: BlocksMade) -> Effects:
         self._block_count = event.block_count
@@ -320,6 +327,8 @@ class PserverLife:
         """For people; empty: nothing."""
         if self.state is State.RESTORING:
             return f"the checkpoints: {self._trouble}" if self._trouble else "the checkpoint to be loaded"
+        if self.state is State.BUILDING and self._is_compiling:
+            return "its kernels to be compiled"
         return _WAITING_FOR.get(self.state, "")
 
     def require_lease(self) -> None:

@@ -68,6 +68,11 @@ class PlanMade:
 
 
 @dataclass(frozen=True, slots=True)
+class CompilingBegan:
+    """Kernels that the blocks need are not in the cache, so they are being compiled, which may take minutes."""
+
+
+@dataclass(frozen=True, slots=True)
 class BlocksMade:
     """Answers ``MakeBlocks``: they are there, without values."""
 
@@ -159,6 +164,7 @@ Event = (
     IndexTaken
     | Seen
     | PlanMade
+    | CompilingBegan
     | BlocksMade
     | BuildFailed
     | Restored

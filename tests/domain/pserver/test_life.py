@@ -21,6 +21,7 @@ from flightedl.domain.pserver.life_values import (
     BuildFailed,
     CatchUp,
     CaughtUp,
+    CompilingBegan,
     DrainAsked,
     Effects,
     Event,
@@ -471,10 +472,18 @@ def test_people_are_told_what_is_waited_for():
     texts = {state: lived.life.waiting_for for state, lived in at_each_state()}
     assert {state for state, text in texts.items() if not text} == SERVING
     assert texts[State.NO_MODEL] == "the model to be declared"
-    assert texts[State.BUILDING] == "its blocks to be made"
+    assert texts[State.BUILDING] == "its blocks to be allocated"
     assert texts[State.RESTORING] == "the checkpoint to be loaded"
     assert texts[State.LACKING].startswith("first values again")
     assert texts[State.WAITING] == "the first values of the model"
+
+
+def test_people_are_told_that_kernels_are_compiled(lived: Lived):
+    lived.apply(IndexTaken(0, 1), Seen(Facts(MODEL, None, None)))
+    assert lived.apply(CompilingBegan()) == ()
+    assert lived.life.waiting_for == "its kernels to be compiled"
+    lived.apply(PlanMade(HASH), BlocksMade(BLOCKS))
+    assert lived.life.waiting_for == "the first values of the model"
 
 
 def test_another_plan_is_refused(lived: Lived):
