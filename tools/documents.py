@@ -1,12 +1,29 @@
-"""Objects as YAML documents, for people and for ``kubectl``."""
+"""YAML documents: objects for people and for ``kubectl``, and templates of users."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from flightedl.errors import UsageError
 from flightedl.process.importing import install_command
+
+
+def from_yaml(path: Path) -> Any:
+    """The one document of a file.
+
+    Raises:
+        UsageError: the file cannot be read, or PyYAML is not installed.
+    """
+    try:
+        import yaml
+
+        return yaml.safe_load(path.read_text("utf-8"))
+    except ModuleNotFoundError:
+        raise UsageError("to read YAML: pip install 'flightedl[kubernetes]'") from None
+    except (OSError, ValueError, yaml.YAMLError) as error:
+        raise UsageError(f"{path} cannot be read: {error}") from None
 
 
 def as_yaml(objects: Sequence[Mapping[str, Any]]) -> str:

@@ -29,9 +29,15 @@ from flightedl.ports import Cluster
 from .clusters import cluster_of, cluster_options
 from .documents import as_yaml
 from .options import ScriptCommand, resume_option
+from .pods import pod_options, templates_of
 
 #: Of a ConfigMap: all texts together.
 _CODE_LIMIT_BYTES = 900_000
+#: Options that are fields of a ``ClusterJob``.
+_SAME = (
+    *("image", "pservers", "spares", "masters", "checkpoint", "etcd", "insecure", "egress_ports", "secret", "keep_s"),
+    *("queue", "backoff_limit", "deadline_s"),
+)
 _IN_EVERY_IMAGE = "flightedl."
 _EGRESS_HELP = "Port that pods may reach anywhere, beside 443 and those of URLs in other options."
 _FILE_NAME = re.compile(r"[-._a-zA-Z0-9]{1,253}")
@@ -62,6 +68,15 @@ _COUNT = re.compile(r"(?P<least>[0-9]+)(\.\.(?P<most>[0-9]+))?")
 @click.option("--server-memory", default="2Gi", show_default=True, help="Memory that it asks for, and at most gets.")
 @click.option("--trainer-cpu", default="1", show_default=True, help="CPUs that a trainer asks for.")
 @click.option("--trainer-memory", default="4Gi", show_default=True, help="Memory that it asks for, and at most gets.")
+@click.option("--server-cpu-limit", default="", metavar="CPUS", help="CPUs that it at most gets [all]")
+@click.option("--trainer-cpu-limit", default="", metavar="CPUS", help="CPUs that a trainer at most gets [all]")
+@click.option("--trainer-gpus", type=click.IntRange(min=0), default=0, help="GPUs of NVIDIA that a trainer gets [0]")
+@pod_options
+@click.option("--queue", metavar="NAME", default="", help="Queue of Kueue that admits the trainers.")
+@click.option(
+    "--backoff-limit", type=int, default=6, show_default=True, help="Crashes of trainers until it has failed."
+)
+@click.option("--deadline-s", type=int, default=0, help="Seconds after which the job has failed; 0: never [0]")
 @click.option("--set", "variables", multiple=True, metavar="NAME=VALUE", help="A variable of all processes.")
 @click.option("--keep-s", type=int, default=600, show_default=True, help="How long the finished job stays, in seconds.")
 @click.option("--detach", is_flag=True, help="Do not wait for the end.")
@@ -139,29 +154,28 @@ def job_of(target: str, arguments: Sequence[str], given: dict[str, Any]) -> Clus
     """
     least, most = count_of(given["trainers"])
     code = code_of(target, given["files"], in_image=given["in_image"])
+    memory = {role: given[f"{role}_memory"] for role in ("server", "trainer")}
     return ClusterJob(
         job=given["job"] or job_name(target),
-        image=given["image"],
         target=f"{CODE}/{Path(target).name}" if code else target,
         arguments=tuple(arguments),
         code=code,
         trainers=least,
-        pservers=given["pservers"],
-        spares=given["spares"],
-        masters=given["masters"],
-        checkpoint=given["checkpoint"],
         resume=given["resume"] or "",
-        etcd=given["etcd"],
         etcd_members=int(given["etcd_members"]),
         tls=not given["insecure"],
-        insecure=given["insecure"],
-        egress_ports=given["egress_ports"],
-        secret=given["secret"],
         scaling=None if most is None else Scaling(least, most, given["worth"]),
-        server_resources=Resources(given["server_cpu"], given["server_memory"], given["server_memory"]),
-        trainer_resources=Resources(given["trainer_cpu"], given["trainer_memory"], given["trainer_memory"]),
+        server_resources=Resources(given["server_cpu"], memory["server"], memory["server"], given["server_cpu_limit"]),
+        trainer_resources=Resources(
+            given["trainer_cpu"],
+            memory["trainer"],
+            memory["trainer"],
+            given["trainer_cpu_limit"],
+            given["trainer_gpus"],
+        ),
+        templates=templates_of(given),
         variables=dict(map(variable_of, given["variables"])),
-        keep_s=given["keep_s"],
+        **{name: given[name] for name in _SAME},
     )
 
 

@@ -1,4 +1,4 @@
-"""What Kubernetes' controllers make of Deployments and Jobs, as far as a rollout and the end of a job need it."""
+"""Controllers of Kubernetes for Deployments and Jobs, as far as a rollout and the end of a job need them, and Kueue."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from flightedl.launch.kubernetes.trainers import QUEUE
 from flightedl.testing.memory_cluster import MemoryCluster
 
 Object = dict[str, Any]
@@ -58,6 +59,8 @@ class Controllers:
         spec = found["spec"]
         if found.get("status", {}).get("conditions"):
             return
+        # The pods of a Job that is suspended end, and new ones begin when it goes on.
+        parallelism = 0 if spec.get("suspend") else spec["parallelism"]
         pods = self._pods(spec["template"]["metadata"]["labels"])
         phases = [each.get("status", {}).get("phase") for each in pods]
         active = [each for each, phase in zip(pods, phases, strict=True) if phase not in {"Succeeded", "Failed"}]
@@ -65,9 +68,9 @@ class Controllers:
             if not active:
                 self._condition(found, "Complete")
             return
-        for each in active[spec["parallelism"] :]:
+        for each in active[parallelism:]:
             self._end(each)
-        for _ in range(spec["parallelism"] - len(active)):
+        for _ in range(parallelism - len(active)):
             self._create(found)
 
     def _condition(self, found: Object, kind: str) -> None:
@@ -93,6 +96,36 @@ class Controllers:
     def _is_available(self, pod: Object, found: Object) -> bool:
         since = self._ready_since(pod["metadata"]["name"])
         return since is not None and time.monotonic() - since >= found["spec"]["minReadySeconds"]
+
+
+class Kueue:
+    """Suspends every Job of a queue until the queue has room for its pods, also when somebody else lets it go on."""
+
+    def __init__(self, cluster: MemoryCluster, room: int) -> None:
+        self._cluster = cluster
+        self._room = room
+        #: Name of an admitted Job -> its pods. With another number of pods it is admitted anew.
+        self._admitted: dict[str, int] = {}
+        #: Jobs that went on without being admitted, and were stopped.
+        self.stopped: list[str] = []
+
+    def step(self) -> None:
+        for each in self._cluster.list("Job", {}):
+            name, spec = each["metadata"]["name"], each["spec"]
+            if QUEUE not in each["metadata"]["labels"]:
+                continue
+            if self._admitted.get(name) != spec["parallelism"]:
+                self._admitted.pop(name, None)
+                if not spec.get("suspend"):
+                    self.stopped.append(name)
+                if sum(self._admitted.values()) + spec["parallelism"] <= self._room:
+                    self._admitted[name] = spec["parallelism"]
+            self._cluster.patch("Job", name, {"spec": {"suspend": name not in self._admitted}})
+
+    def make_room(self, room: int) -> None:
+        """Change what the queue has; what does not fit any more is stopped."""
+        self._room = room
+        self._admitted = {name: pods for name, pods in self._admitted.items() if pods <= room}
 
 
 def _ends(pod: Object) -> bool:

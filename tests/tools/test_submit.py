@@ -110,6 +110,75 @@ def test_a_job_goes_on_from_its_checkpoints_if_that_is_said(
         run(submit, "--image=demo:1", "--dry-run", "my_train.py", "--resume")
 
 
+def test_what_pods_need_is_said_by_options_and_templates(script: Path, tmp_path: Path) -> None:
+    (tmp_path / "gpu.yaml").write_text("spec: {nodeSelector: {gpu: h200}, runtimeClassName: nvidia}\n")
+    result = run(
+        submit,
+        *("--image=demo:1", "--trainers=1..2", "--dry-run", "--trainer-gpus=2", "--trainer-cpu-limit=8"),
+        *("--node-selector=zone=a", "--toleration=gpu:NoSchedule", "--toleration=team=x", "--volume=models:/models"),
+        *("--volume=data:/data:ro", "--image-pull-secret=registry", "--image-pull-policy=Always"),
+        *("--service-account=reader", "--annotation=a/b=c=d", "--priority-class=high", "--checkpoint=/models/demo"),
+        *("--backoff-limit=3", "--deadline-s=3600", "--pod-template=trainer=gpu.yaml", "my_train.py"),
+    )
+    objects = {(each["kind"], each["metadata"]["name"]): each for each in yaml.safe_load_all(result.output) if each}
+    pods = {name: each["spec"]["template"] for (_, name), each in objects.items() if "template" in each.get("spec", {})}
+    assert len(pods) == 5
+    for name, pod in pods.items():
+        (container,) = pod["spec"]["containers"]
+        assert pod["metadata"]["annotations"] == {"a/b": "c=d"}
+        assert pod["spec"]["nodeSelector"] == {"zone": "a"} | ({"gpu": "h200"} if "trainer" in name else {})
+        assert pod["spec"]["tolerations"] == [
+            {"key": "gpu", "effect": "NoSchedule", "operator": "Exists"},
+            {"key": "team", "value": "x", "operator": "Equal"},
+        ]
+        assert (pod["spec"]["priorityClassName"], container["imagePullPolicy"]) == ("high", "Always")
+        assert pod["spec"]["imagePullSecrets"] == [{"name": "registry"}]
+        assert pod["spec"]["serviceAccountName"] == (name if "autoscaler" in name else "reader")
+        claims = {
+            each["persistentVolumeClaim"]["claimName"]: each["name"]
+            for each in pod["spec"]["volumes"]
+            if "persistentVolumeClaim" in each
+        }
+        mounted = {each["name"]: (each["mountPath"], each.get("readOnly")) for each in container["volumeMounts"]}
+        if "etcd" in name or "autoscaler" in name:
+            assert claims == {}
+        else:
+            assert {claim: mounted[name] for claim, name in claims.items()} == {
+                "models": ("/models", False),
+                "data": ("/data", True),
+            }
+    job = objects["Job", "my-train-trainer"]["spec"]
+    assert (job["backoffLimit"], job["activeDeadlineSeconds"]) == (3, 3600)
+    assert job["template"]["spec"]["runtimeClassName"] == "nvidia"
+    assert job["template"]["spec"]["containers"][0]["resources"]["limits"] == {
+        "memory": "4Gi",
+        "cpu": "8",
+        "nvidia.com/gpu": "2",
+    }
+
+
+@pytest.mark.parametrize(
+    ("option", "text"),
+    [
+        ("--node-selector=gpu", "'gpu' is not KEY=VALUE"),
+        ("--toleration=a:Sometimes", "'a:Sometimes' is not KEY"),
+        ("--volume=models", "'models' is not CLAIM:PATH"),
+        ("--volume=models:data", "'models:data' is not CLAIM:PATH"),
+        ("--pod-template=absent.yaml", "--pod-template absent.yaml: absent.yaml cannot be read"),
+        ("--pod-template=wrong.yaml", "--pod-template wrong.yaml: wrong.yaml cannot be read"),
+        ("--pod-template=helper.py", "--pod-template helper.py: a pod template has metadata and spec"),
+        ("--pod-template=nobody=helper.py", "'nobody' is no role of a pod: trainer, master"),
+        ("--checkpoint=/data/x", "would be lost with each pod"),
+        ("--trainer-cpu-limit=all", "cpu_limit is 'all'"),
+        ("--backoff-limit=-1", "backoff_limit is -1"),
+    ],
+)
+def test_wrong_options_for_pods_are_refused(script: Path, tmp_path: Path, option: str, text: str) -> None:
+    (tmp_path / "wrong.yaml").write_text("spec: [")
+    with pytest.raises(UsageError, match=text):
+        run(submit, "--image=demo:1", "--dry-run", "--volume=data:/data:ro", option, "my_train.py")
+
+
 def test_a_job_is_submitted_with_its_certificates_listed_scaled_and_cancelled(
     cluster: MemoryCluster, script: Path
 ) -> None:

@@ -7,6 +7,7 @@ Pure, values in and objects out:
 
 * ``values``: what a job is told. ``objects``: all objects of a job, in the order in which they are applied.
 * ``pods``: what all pods have in common. ``servers``: masters and pservers. ``trainers``: the Job of the trainers.
+* ``templates``: pod templates of users, merged into these pods.
 * ``etcd_members``: an etcd of the job's own. ``network``: who may reach whom. ``places``: stores outside of the job.
 * ``autoscaler``: the loop that adds trainers. ``one_pod``: a whole job in one pod.
 * ``views``: what a cluster's objects say of a job.

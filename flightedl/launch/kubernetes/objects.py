@@ -9,6 +9,7 @@ from flightedl.launch.kubernetes.etcd_members import etcd
 from flightedl.launch.kubernetes.network import etcd_policy, policies
 from flightedl.launch.kubernetes.pods import Object, metadata
 from flightedl.launch.kubernetes.servers import masters, pservers
+from flightedl.launch.kubernetes.templates import with_templates
 from flightedl.launch.kubernetes.trainers import trainers
 from flightedl.launch.kubernetes.values import ClusterJob
 
@@ -24,7 +25,7 @@ def render(job: ClusterJob) -> list[Object]:
     found += [*masters(job), *pservers(job)]
     if job.scaling is not None:
         found += autoscaler(job, job.scaling)
-    return found
+    return with_templates(found, job.templates)
 
 
 def owned(objects: Sequence[Object], owner: Object, uid: str) -> list[Object]:

@@ -86,10 +86,7 @@ def container(
         "args": list(arguments),
         "workingDir": WORK,
         "env": list(environment),
-        "resources": {
-            "requests": {"cpu": resources.cpu, "memory": resources.memory},
-            "limits": {"memory": resources.memory_limit},
-        },
+        "resources": resources.of_container(),
         "securityContext": {
             "allowPrivilegeEscalation": False,
             "readOnlyRootFilesystem": True,

@@ -1,7 +1,8 @@
 """Brings a job to a cluster, takes it away again, and changes how many trainers it has.
 
 The trainers' Job is created first, suspended and marked as incomplete: it owns everything else, whose owner has to
-exist before. The mark goes when everything is there. A submission that fails or is interrupted deletes its Job, and the
+exist before. The mark goes when everything is there, and the Job goes on, or gets the label of its queue, which then
+decides. A submission that fails or is interrupted deletes its Job, and the
 cluster then collects what the Job owned; a mark that stays tells the next submission that this one was killed.
 
 The cluster collects in the background, by UID: an object that is applied again under its old name may still be deleted.
@@ -17,6 +18,7 @@ from typing import Any
 from flightedl.errors import FlightedlError, NotFoundError, UnavailableError, UsageError
 from flightedl.launch.kubernetes.objects import owned
 from flightedl.launch.kubernetes.pods import Object
+from flightedl.launch.kubernetes.trainers import QUEUE
 from flightedl.launch.kubernetes.views import INSTANCE, JobView, labels_of, view_of
 from flightedl.ports import Clock, Cluster
 
@@ -45,13 +47,19 @@ def submit(cluster: Cluster, objects: Sequence[Object], clock: Clock) -> None:
     owner, *others = objects
     kind, name = owner["kind"], owner["metadata"]["name"]
     _make_room(cluster, owner["metadata"]["labels"][INSTANCE], clock)
-    draft = owner["metadata"] | {"annotations": {INCOMPLETE: "true"}}
+    # A queue could admit the trainers as soon as it sees them.
+    labels = owner["metadata"]["labels"]
+    queue = {QUEUE: labels[QUEUE]} if QUEUE in labels else {}
+    draft = owner["metadata"] | {
+        "annotations": {INCOMPLETE: "true"},
+        "labels": {name: value for name, value in labels.items() if name != QUEUE},
+    }
     try:
         (made,) = cluster.apply([owner | {"metadata": draft, "spec": owner["spec"] | {"suspend": True}}])
         cluster.apply(owned(others, made, made["metadata"]["uid"]))
         # By its UID, the Job of another submission is left alone.
-        complete = {"uid": made["metadata"]["uid"], "annotations": {INCOMPLETE: None}}
-        cluster.patch(kind, name, {"metadata": complete, "spec": {"suspend": False}})
+        complete = {"uid": made["metadata"]["uid"], "annotations": {INCOMPLETE: None}, "labels": queue}
+        cluster.patch(kind, name, {"metadata": complete, "spec": {} if queue else {"suspend": False}})
     except BaseException:
         with contextlib.suppress(FlightedlError):
             cluster.delete(kind, name)

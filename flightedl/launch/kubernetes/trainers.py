@@ -27,12 +27,12 @@ from flightedl.launch.kubernetes.pods import (
 from flightedl.launch.kubernetes.values import CODE, ClusterJob
 from flightedl.launch.policy import EXIT_TERMINATED
 
-#: Crashes of trainers until the Job has failed.
-_CRASHES = 6
 #: A step that is under way may take some time.
 _GRACE_S = 60
 
 COMPONENT = "trainer"
+#: Label of a Job that Kueue suspends, and admits when its queue has room.
+QUEUE = "kueue.x-k8s.io/queue-name"
 
 
 def trainers(job: ClusterJob) -> Object:
@@ -63,13 +63,15 @@ def trainers(job: ClusterJob) -> Object:
         certificates,
         volumes,
     )
+    described = metadata(job, job.name(COMPONENT), COMPONENT)
     return {
         "apiVersion": "batch/v1",
         "kind": "Job",
-        "metadata": metadata(job, job.name(COMPONENT), COMPONENT),
+        "metadata": described | {"labels": described["labels"] | ({QUEUE: job.queue} if job.queue else {})},
         "spec": {
+            **({"activeDeadlineSeconds": job.deadline_s} if job.deadline_s else {}),
             "parallelism": job.trainers,
-            "backoffLimit": _CRASHES,
+            "backoffLimit": job.backoff_limit,
             "ttlSecondsAfterFinished": job.keep_s,
             "podFailurePolicy": {"rules": _rules()},
             "template": template,

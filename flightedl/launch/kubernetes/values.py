@@ -9,6 +9,7 @@ from typing import Any
 
 from flightedl.config import is_job_name
 from flightedl.errors import UsageError
+from flightedl.launch.kubernetes.templates import PodTemplate
 
 #: Ports of the pods. Each pod has an address of its own.
 FLIGHT_PORT = 7070
@@ -30,13 +31,24 @@ class Resources:
     cpu: str = "1"
     memory: str = "1Gi"
     memory_limit: str = "4Gi"
+    #: Empty: as much as the machine has.
+    cpu_limit: str = ""
+    #: GPUs of NVIDIA.
+    gpus: int = 0
 
     def __post_init__(self) -> None:
-        for name in ("cpu", "memory", "memory_limit"):
-            if not _QUANTITY.fullmatch(getattr(self, name)):
-                raise UsageError(
-                    f"{name} is {getattr(self, name)!r:.40}, but has to be a quantity, such as 500m or 2Gi"
-                )
+        for name in ("cpu", "memory", "memory_limit", "cpu_limit"):
+            value = getattr(self, name)
+            if not _QUANTITY.fullmatch(value) and (value or name != "cpu_limit"):
+                raise UsageError(f"{name} is {value!r:.40}, but has to be a quantity, such as 500m or 2Gi")
+
+    def of_container(self) -> dict[str, Any]:
+        """Return requests and limits. A GPU is requested by its limit."""
+        limits = {"memory": self.memory_limit, "cpu": self.cpu_limit, "nvidia.com/gpu": str(self.gpus or "")}
+        return {
+            "requests": {"cpu": self.cpu, "memory": self.memory},
+            "limits": {name: value for name, value in limits.items() if value},
+        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +100,14 @@ class ClusterJob:
     scaling: Scaling | None = None
     server_resources: Resources = Resources()
     trainer_resources: Resources = Resources()
+    #: Merged into the pods, in this order.
+    templates: tuple[PodTemplate, ...] = ()
+    #: Name of the queue of Kueue that admits the trainers; empty: they start at once.
+    queue: str = ""
+    #: Crashes of trainers until the job has failed.
+    backoff_limit: int = 6
+    #: Seconds after which the job has failed; 0: it may take as long as it wants.
+    deadline_s: int = 0
     #: Further settings of all processes, by variable.
     variables: Mapping[str, str] = field(default_factory=dict)
     #: How long the finished job stays, with its servers, until it is removed.
@@ -103,7 +123,8 @@ class ClusterJob:
                 f"job name {self.job!r} is not usable on a cluster: "
                 f"use 1-{_LONGEST_JOB_NAME} lower-case letters, digits and dashes"
             )
-        for name, least in (("trainers", 0), ("pservers", 1), ("spares", 0), ("masters", 1), ("keep_s", 0)):
+        counts = ("trainers", "spares", "keep_s", "backoff_limit", "deadline_s")
+        for name, least in (("pservers", 1), ("masters", 1), *((name, 0) for name in counts)):
             value = getattr(self, name)
             if value < least:
                 raise UsageError(f"{name} is {value}, but has to be {least} or more")
@@ -111,6 +132,8 @@ class ClusterJob:
             raise UsageError("a job on a cluster needs an image (--image)")
         if self.etcd_members not in {0, 1, 3, 5}:
             raise UsageError(f"an etcd has 1, 3 or 5 members, not {self.etcd_members}")
+        if self.queue and self.scaling is not None:
+            raise UsageError("a queue admits a fixed number of trainers: give --trainers N with --queue, not N..M")
         if self.resume and not self.checkpoint:
             raise UsageError("--resume needs the URL of the checkpoints (--checkpoint)")
         if self.tls and self.insecure:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from flightedl.errors import EXIT_FAILED, EXIT_JOB_FAILED, EXIT_USAGE
-from flightedl.launch.kubernetes.trainers import COMPONENT
+from flightedl.launch.kubernetes.trainers import COMPONENT, QUEUE
 from flightedl.launch.supervisor import Outcome
 
 Object = Mapping[str, Any]
@@ -40,6 +40,8 @@ class JobView:
     ended: str = ""
     is_failed: bool = False
     created_at: str = ""
+    #: Whether a queue has not admitted it.
+    is_queued: bool = False
 
     @property
     def is_finished(self) -> bool:
@@ -52,7 +54,7 @@ class JobView:
         if self.is_finished:
             return "failed" if self.is_failed else "done"
         if not self.wanted:
-            return "paused"
+            return "queued" if self.is_queued else "paused"
         return "training" if self.active else "starting"
 
 
@@ -74,6 +76,7 @@ def view_of(found: Object) -> JobView:
         ended,
         is_failed,
         metadata.get("creationTimestamp", ""),
+        is_queued=bool(spec.get("suspend")) and QUEUE in metadata["labels"],
     )
 
 

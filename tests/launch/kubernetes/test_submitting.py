@@ -22,6 +22,7 @@ from flightedl.testing.clock import FakeClock
 from flightedl.testing.memory_cluster import MemoryCluster
 
 from ...adapters.recorded_kubectl import IS_RECORDING, recorded
+from ...deploy.controllers import Controllers, Kueue
 
 JOB = ClusterJob(job="demo", image="demo:1", target="train.py", tls=False, insecure=True, keep_s=5)
 
@@ -167,6 +168,68 @@ def test_trainers_are_scaled_to_none_and_back_but_not_when_the_job_has_ended(
         scale(cluster, "demo", 3)
     with pytest.raises(NotFoundError, match="no job other"):
         scale(cluster, "other", 3)
+
+
+class Queued(MemoryCluster):
+    """Kueue acts after every change."""
+
+    def __init__(self, clock: FakeClock, room: int) -> None:
+        super().__init__(clock, collection_s=4.0)
+        self.kueue = Kueue(self, room)
+        self.controllers = Controllers(self, lambda _: None)
+        self._is_acting = False
+        #: Kinds of the objects that were there when trainers were first allowed to run.
+        self.there: set[str] = set()
+
+    def apply(self, objects: Any) -> list[dict[str, Any]]:
+        made = super().apply(objects)
+        self.act()
+        return made
+
+    def patch(self, kind: str, name: str, changes: Any) -> dict[str, Any]:
+        changed = super().patch(kind, name, changes)
+        self.act()
+        return changed
+
+    def act(self) -> None:
+        if not self._is_acting:
+            self._is_acting = True
+            self.kueue.step()
+            self._is_acting = False
+        job = self.objects.get(("Job", "demo-trainer"))
+        if job is not None and not job["spec"]["suspend"] and not self.there:
+            self.there = {kind for kind, _ in self.objects}
+
+    def pods(self) -> int:
+        """Trainers that run, when the controllers have acted and the pods that had to end are gone."""
+        self.controllers.step()
+        pods = self.list("Pod", labels_of("demo"))
+        going = [each for each in pods if "deletionTimestamp" in each["metadata"]]
+        for each in going:
+            self.delete("Pod", each["metadata"]["name"])
+        return len(pods) - len(going)
+
+
+def test_a_queue_decides_when_the_trainers_run(fake_clock: FakeClock) -> None:
+    queued = Queued(fake_clock, room=0)
+    job = render(replace(JOB, queue="team", trainers=2))[:4]
+    submit(queued, job, fake_clock)
+    assert (find(queued, "demo").state, queued.pods()) == ("queued", 0)
+    assert queued.kueue.stopped == [], "nobody lets the trainers run but the queue"
+    for room, state, pods in ((2, "starting", 2), (0, "queued", 0), (9, "starting", 2)):
+        queued.kueue.make_room(room)
+        queued.act()
+        assert (find(queued, "demo").state, queued.pods()) == (state, pods)
+    cancel(queued, "demo", fake_clock, at_once=True)
+    with pytest.raises(UsageError, match="a fixed number of trainers"):
+        replace(JOB, queue="team", scaling=Scaling())
+
+
+def test_a_queue_with_room_admits_trainers_when_everything_else_is_there(fake_clock: FakeClock) -> None:
+    queued = Queued(fake_clock, room=2)
+    submit(queued, render(replace(JOB, queue="team", trainers=2)), fake_clock)
+    assert queued.there >= {"ServiceAccount", "ConfigMap", "Deployment", "StatefulSet"}
+    assert queued.kueue.stopped == []
 
 
 def test_cancelling_waits_for_trainers_then_for_pservers(cluster: MemoryCluster, fake_clock: FakeClock) -> None:

@@ -1,0 +1,89 @@
+"""Pod templates of users, merged into the pods of a job.
+
+As in a strategic merge patch of Kubernetes, maps are merged, ``null`` removes a field, and lists whose entries have a
+key (``_KEYS``) are merged entry by entry. Other lists of maps, such as tolerations and ``envFrom``, are appended to,
+where Kubernetes replaces them: a job needs its own entries. Other values are replaced.
+
+The container of the process itself is called ``flightedl`` in a template, or by its role. An entry of another role is
+left out, so one template may serve several roles.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from flightedl.errors import UsageError
+
+Object = dict[str, Any]
+
+#: All kinds of pods that a job has.
+ROLES = ("trainer", "master", "pserver", "etcd", "autoscaler")
+#: Name of a list -> the field by which its entries are told apart.
+_KEYS = {
+    **dict.fromkeys(("containers", "initContainers", "volumes", "env", "imagePullSecrets"), "name"),
+    "volumeMounts": "mountPath",
+    "ports": "containerPort",
+    "topologySpreadConstraints": "topologyKey",
+    "hostAliases": "ip",
+}
+
+
+class PodTemplate(NamedTuple):
+    """Metadata and spec to merge into the pods of some roles."""
+
+    roles: Sequence[str]
+    template: Mapping[str, Any]
+
+    @classmethod
+    def of(cls, roles: Sequence[str], found: Any) -> PodTemplate:
+        """A template as read from a file. Raises UsageError if it is something else."""
+        if not isinstance(found, dict) or not found or found.keys() - {"apiVersion", "kind", "metadata", "spec"}:
+            raise UsageError("a pod template has metadata and spec, as a Pod does, and nothing else")
+        if found.get("kind", "Pod") != "Pod":
+            raise UsageError(f"a pod template is of the kind Pod, not {found['kind']}")
+        return cls(roles, {name: found[name] for name in ("metadata", "spec") if name in found})
+
+
+def with_templates(objects: Sequence[Object], templates: Sequence[PodTemplate]) -> list[Object]:
+    """Merge templates, in their order, into all objects that make pods.
+
+    Raises:
+        UsageError: a template does not have the shape of a pod, or changes labels by which pods are found.
+    """
+    return [_with_templates(each, templates) if "template" in each.get("spec", {}) else each for each in objects]
+
+
+def _with_templates(found: Object, templates: Sequence[PodTemplate]) -> Object:
+    template = before = found["spec"]["template"]
+    role = before["metadata"]["labels"]["app.kubernetes.io/component"]
+    for each in templates:
+        if role in each.roles:
+            template = _merged(template, each.template, "template", role)
+    labels = template.get("metadata", {}).get("labels", {})
+    if not before["metadata"]["labels"].items() <= labels.items():
+        raise UsageError("a pod template changes a label of flightedl's, by which its pods are found")
+    return found | {"spec": found["spec"] | {"template": template}}
+
+
+def _merged(before: Any, changes: Any, field: str, role: str) -> Any:
+    """Merge the value of a field into the value before, which is None if there is none."""
+    if isinstance(before, dict | list) and type(before) is not type(changes):
+        raise UsageError(f"{field} of a pod template is not a {'map' if isinstance(before, dict) else 'list'}")
+    if isinstance(changes, dict):
+        found = {name: value for name, value in (before or {}).items() if changes.get(name, value) is not None}
+        new = {name: value for name, value in changes.items() if value is not None}
+        return found | {name: _merged(found.get(name), value, name, role) for name, value in new.items()}
+    if not isinstance(changes, list):
+        return changes
+    if field not in _KEYS:
+        return [*(before or []), *changes] if all(isinstance(each, dict) for each in changes) else changes
+    key = _KEYS[field]
+    if not all(isinstance(each, dict) and key in each for each in changes):
+        raise UsageError(f"an entry of {field} of a pod template has no {key}")
+    entries = {each[key]: each for each in before or []}
+    for each in changes:
+        name = role if field == "containers" and each[key] == "flightedl" else each[key]
+        if field != "containers" or name == role or name not in ROLES:
+            entries[name] = _merged(entries.get(name), each | {key: name}, field, role)
+    return list(entries.values())
