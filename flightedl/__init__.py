@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from flightedl import errors
     from flightedl.client.model.loading import load
     from flightedl.client.session import Job, connect
+    from flightedl.client.tables.ids import text_ids
     from flightedl.domain.consistency.modes import Async, Bounded, Sync
     from flightedl.domain.model.initial import Normal, Uniform, Zeros
     from flightedl.domain.model.optimizers import (
@@ -83,12 +84,14 @@ __all__ = [
     "errors",
     "load",
     "local",
+    "text_ids",
 ]
 
 #: Where each public name comes from.
 _HOMES = {
     "flightedl.client.model.loading": ("load",),
     "flightedl.client.session": ("Job", "connect"),
+    "flightedl.client.tables.ids": ("text_ids",),
     "flightedl.domain.consistency.modes": ("Async", "Bounded", "Sync"),
     "flightedl.domain.model.initial": ("Normal", "Uniform", "Zeros"),
     "flightedl.domain.model.optimizers": (

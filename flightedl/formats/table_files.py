@@ -72,14 +72,24 @@ def schema_of(spec: TableSpec, *, has_slots: bool) -> pa.Schema:
 
 def table_file(spec: TableSpec, rows: Iterable[StoredRows], *, has_slots: bool = False) -> Iterator[bytes]:
     """A file of rows, in parts."""
-    schema, sink = schema_of(spec, has_slots=has_slots), PartsSink()
+    yield from file_of(schema_of(spec, has_slots=has_slots), batches_of(spec, rows, has_slots=has_slots))
+
+
+def batches_of(spec: TableSpec, rows: Iterable[StoredRows], *, has_slots: bool = False) -> Iterator[pa.RecordBatch]:
+    """Yield rows as they are in a file."""
+    schema = schema_of(spec, has_slots=has_slots)
+    return (_batch(spec, some, schema, has_slots=has_slots) for some in rows if len(some.ids))
+
+
+def file_of(schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> Iterator[bytes]:
+    """Yield the parts of a Parquet file that has these batches."""
+    sink = PartsSink()
     with pq.ParquetWriter(
         pa.PythonFile(sink, mode="w"), schema, compression="zstd", write_page_checksum=True
     ) as writer:
         waiting: list[pa.RecordBatch] = []
-        for some in rows:
-            if len(some.ids):
-                waiting.append(_batch(spec, some, schema, has_slots=has_slots))
+        for some in batches:
+            waiting.append(some)
             if sum(len(batch) for batch in waiting) >= _ROWS_A_GROUP:
                 writer.write_table(pa.Table.from_batches(waiting, schema), row_group_size=2 * _ROWS_A_GROUP)
                 waiting.clear()

@@ -59,6 +59,8 @@ class ModelExports:
             UsageError: the job keeps no checkpoints, or the format is not known.
         """
         if self._storage is None:
+            if request.table:
+                return SaveModelReply(state="live")
             raise UsageError("this job keeps no checkpoints to take the model from: start it with --checkpoint URL")
         if not request.table:
             format_of(request.url, request.format)

@@ -52,7 +52,7 @@ class SaveRecord(Reply, frozen=True, kw_only=True):
 
 
 class SaveModelReply(Reply, frozen=True, kw_only=True):
-    """``state``: writing, written or failed."""
+    """``state``: writing, written, failed, or live: the trainer has to read the table from the pservers itself."""
 
     state: str
     where: str = ""

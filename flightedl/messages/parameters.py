@@ -124,6 +124,17 @@ class PullTicket(Request, frozen=True, kw_only=True):
     wait_s: Annotated[float, msgspec.Meta(ge=0, le=20)] = 2.0
 
 
+class TableTicket(Request, frozen=True, kw_only=True):
+    """Asks a pserver of a job without checkpoints for all its rows of a table, as ``formats.table_files`` has them."""
+
+    verb: str = "table"
+    plan_hash: Name
+    #: Number of the table in the plan.
+    table: Natural
+    #: With what the optimizer keeps beside the values.
+    slots: bool = False
+
+
 class InitHeader(Sender, frozen=True, kw_only=True):
     """Opens the upload of the first values (DoPut) by the trainer that won the election."""
 

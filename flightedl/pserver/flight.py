@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 
 from flightedl.domain.exactly_once.accumulation import lacking_of
-from flightedl.errors import MessageError
+from flightedl.errors import MessageError, UsageError
 from flightedl.messages.base import decode, encode
 from flightedl.messages.control import AppliedRequest, ReloadRequest, SealRequest, SnapshotRequest, ViewRequest
 from flightedl.messages.parameters import (
@@ -24,6 +24,7 @@ from flightedl.messages.parameters import (
     PullTicket,
     PushHeader,
     PushReply,
+    TableTicket,
 )
 from flightedl.messages.status import StacksReply
 from flightedl.ports import Clock
@@ -39,7 +40,7 @@ from flightedl.wire.parts import STEP_END, STEP_SCHEMA, ReceivedBlocks
 from flightedl.wire.rows import PUSH_SCHEMA, VALUES_SCHEMA, OutgoingBlocks, decode_batch, decode_rows, encode_pieces
 
 _ROLES = {
-    **dict.fromkeys(("push", "init", "step"), (Role.TRAINER,)),
+    **dict.fromkeys(("push", "init", "step", "table"), (Role.TRAINER,)),
     **dict.fromkeys(("view", "snapshot", "applied", "reload", "seal"), (Role.SERVER,)),
     "stacks": (Role.ADMIN,),
     "pull": (Role.TRAINER, Role.READER, Role.ADMIN),
@@ -73,7 +74,7 @@ class PserverFlight:
                 "reload": self._reload,
                 "seal": self._seal,
             },
-            gets={"pull": self._pull},
+            gets={"pull": self._pull, "table": self._table},
             puts={"push": PutRoute(PUSH_SCHEMA, self._push), "init": PutRoute(PUSH_SCHEMA, self._init)},
             exchanges={"step": ExchangeRoute(STEP_SCHEMA, self._step)},
             roles=_ROLES,
@@ -229,6 +230,20 @@ class PserverFlight:
         deadline = min(self._clock.now() + request.wait_s, call.deadline)
         found = awaited_values(shard, request.member, waiting, self._clock, deadline)
         return Outgoing(VALUES_SCHEMA, ((encode_pieces(pieces), None) for pieces in _while_wanted(found, call)))
+
+    def _table(self, ticket: bytes, _: Call) -> Outgoing:
+        # Few jobs need it, and what knows Parquet files takes a while to import.
+        from flightedl.formats.table_files import batches_of, schema_of
+
+        request = decode(ticket, TableTicket)
+        shard = self._service.shard(request.plan_hash)
+        if request.table >= len(shard.tables):
+            raise MessageError(f"there is no table {request.table}")
+        if self._service.keeps_checkpoints:
+            raise UsageError("this job keeps checkpoints: its tables are exported from one, by the master")
+        spec = shard.tables[request.table]
+        batches = batches_of(spec, shard.all_rows(request.table), has_slots=request.slots)
+        return Outgoing(schema_of(spec, has_slots=request.slots), ((batch, None) for batch in batches))
 
 
 def _opened(request: bytes) -> PushHeader | LookupHeader:

@@ -102,6 +102,8 @@ class PserverService:
         #: What happens to the blocks, in figures.
         self.meter = Meter(now=clock.now)
         self._storage = storage
+        #: True if rows are read for checkpoints only, which no other reader may disturb.
+        self.keeps_checkpoints = storage is not None
         self._clock = clock
         self._directory = directory
         self._keys = keys

@@ -6,11 +6,14 @@ they are several spans, since they came from files of different histories, each 
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
+from itertools import chain
 from typing import NamedTuple
 
 import numpy as np
 
+from flightedl.domain.checkpoint.values import OrderNumber, SnapshotCommand
 from flightedl.domain.consistency.modes import Mode
 from flightedl.domain.consistency.rounds_values import Pull
 from flightedl.domain.model.optimizers import Optimizer
@@ -18,8 +21,10 @@ from flightedl.domain.model.sharding import ShardPlan
 from flightedl.domain.pserver.block_values import Push
 from flightedl.domain.pserver.block_values import Pushed as Decided
 from flightedl.errors import BusyError, MessageError
+from flightedl.formats.row_batches import TABLE, WAITING, StoredRows
 from flightedl.messages.parameters import Outcome
 from flightedl.pserver.changes import Changes
+from flightedl.pserver.cut_rows import CutRows
 from flightedl.pserver.held import HeldBlocks
 from flightedl.pserver.incoming_rows import IncomingRows
 from flightedl.pserver.meter import Meter
@@ -28,6 +33,8 @@ from flightedl.pserver.row_values import NO_ROWS, TableRows
 from flightedl.recording.writer import Recorder
 from flightedl.wire.parts import ReceivedBlocks
 from flightedl.wire.rows import OutgoingBlocks
+
+_NO_FILE = SnapshotCommand(OrderNumber(0, 0, 0), None, "")
 
 
 class Wanted(NamedTuple):
@@ -73,6 +80,8 @@ class ShardRows(HeldBlocks):
         self.meter = meter
         self.changes = Changes()
         self._incoming_rows = IncomingRows(plan, index)
+        #: Held by the one export that reads all rows.
+        self._reading = threading.Lock()
 
     def lookup(self, part: ReceivedBlocks) -> Wanted:
         """Rows that somebody asks for, at or above a version.
@@ -143,6 +152,32 @@ class ShardRows(HeldBlocks):
             # What was received is gone when the round closes.
             wanted = Wanted(numbers, decided.follows, received.wanted.copy())
         return Pushed(OutgoingBlocks(numbers, decided.version, outcome, None, ()), wanted)
+
+    def all_rows(self, table: int) -> Iterator[StoredRows]:
+        """Yield the rows of a table as they are when the first of them are taken.
+
+        Only without checkpoints, which read behind the changes of rows in the same way.
+
+        Raises:
+            BusyError: Another caller reads a table, or there is no memory for what changes meanwhile; try again.
+        """
+        if not self._reading.acquire(blocking=False):
+            raise BusyError(f"pserver {self._index} is being read for another export")
+        cuts: list[CutRows] = []
+        try:
+            for span in self.row_spans():
+                with span.lock:
+                    self._soundness.require()
+                    cuts.append(CutRows(span, span.rounds.version, 0, _NO_FILE, is_base=True))
+            for rows in chain.from_iterable(cut.stored() for cut in cuts):
+                if rows.table == table and rows.kind not in {TABLE, WAITING}:
+                    yield rows
+        except MemoryError:
+            raise BusyError(f"pserver {self._index} has no memory left to export a table") from None
+        finally:
+            for cut in cuts:
+                cut.drop()
+            self._reading.release()
 
     def read_rows(self, wanted: Wanted, member: int) -> tuple[list[OutgoingBlocks], list[Wanted]]:
         pieces: list[OutgoingBlocks] = []

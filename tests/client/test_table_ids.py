@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 
 from flightedl.client.tables.bags import Bags
-from flightedl.client.tables.ids import found_ids
+from flightedl.client.tables.ids import found_ids, text_ids
 from flightedl.client.tables.requests import DistinctIds, Divided
 from flightedl.domain.model.optimizers import SGD
 from flightedl.domain.tables.placement import id_of_text, pservers_of
@@ -165,3 +165,17 @@ def test_of_equal_ones_the_first_is_the_greatest() -> None:
         bags.spread(np.ones((2, 1), np.float32))
     assert bags.combined(np.array([[1.0], [1.0], [2.0]], np.float32)).tolist() == [[1.0], [2.0]]
     assert bags.spread(np.ones((2, 1), np.float32)).tolist() == [[1.0], [0.0], [1.0]]
+
+
+def test_ids_of_texts_are_those_of_an_exported_table() -> None:
+    texts = ["berlin", "paris", "berlin", "\u00e5", ""]
+    ids = text_ids(texts)
+    assert ids.dtype == np.int64
+    for column in (texts, np.array(texts), pa.array(texts), pa.chunked_array([texts[:2], texts[2:]])):
+        assert text_ids(column).tolist() == ids.tolist()
+        assert found_ids("t", column).ids.view(np.int64).tolist() == ids.tolist()
+    assert text_ids([text.encode() for text in texts]).tolist() == ids.tolist()
+    assert text_ids([]).tolist() == []
+    for wrong in ([1], [None], pa.array(["a", None])):
+        with pytest.raises(UsageError, match="text_ids takes a list of texts"):
+            text_ids(wrong)

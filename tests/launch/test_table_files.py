@@ -12,7 +12,7 @@ import pytest
 from click.testing import CliRunner
 
 import flightedl as fe
-from flightedl.errors import BegunAnewError, DataError, UsageError
+from flightedl.errors import BegunAnewError, DataError, FlightedlError, UsageError
 from flightedl.testing.contracts.coordinator import eventually
 from flightedl_tools.main import command
 
@@ -71,6 +71,29 @@ def test_a_table_begins_with_a_file_and_is_exported(tmp_path: Path) -> None:
     ):
         ran = CliRunner().invoke(command, ["checkpoint", "export", url, str(tmp_path / "x"), *arguments])
         assert text in str(ran.exception), ran.output
+
+
+def test_a_job_without_checkpoints_exports_its_tables_from_the_pservers(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"k": np.arange(4)}), tmp_path / "data.parquet", row_group_size=1)
+    with fe.local(pservers=2) as cluster, cluster.connect() as job:
+        users = job.table("users", 2, optimizer=fe.RowAdagrad(lr=1.0))
+        half = job.table("half", 3, optimizer=fe.SGD(lr=1.0), dtype="float16")
+        for batch in job.dataset(str(tmp_path / "data.parquet"), batch_size=1):
+            users.push(IDS, np.ones((4, 2), np.float32))
+            half.push([str(batch["k"][0])], -np.ones((1, 3), np.float32))
+            job.step()
+            if batch["k"][0].as_py() == 0:
+                assert users.export(tmp_path / "early.parquet", slots=True)
+                early = users.pull(IDS).tolist()
+        assert users.export(tmp_path / "users.parquet")
+        assert half.export(tmp_path / "half.parquet")
+        assert rows_of(tmp_path / "early.parquet") == dict(zip(IDS.tolist(), early, strict=True))
+        slots = pq.read_table(tmp_path / "early.parquet")[fe.RowAdagrad().slots[0].name]
+        assert slots.to_pylist() == [1.0] * 4
+        assert rows_of(tmp_path / "users.parquet") == dict(zip(IDS.tolist(), users.pull(IDS).tolist(), strict=True))
+        assert rows_of(tmp_path / "half.parquet") == {one: [1.0] * 3 for one in fe.text_ids("0123").tolist()}
+        with pytest.raises(FlightedlError, match=r"x\.parquet"):
+            users.export(tmp_path / "data.parquet" / "x.parquet")
 
 
 def _with(text: str, output: str) -> str:

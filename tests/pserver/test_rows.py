@@ -25,7 +25,7 @@ from flightedl.domain.model.sharding import plan_for
 from flightedl.domain.tables.evict import Evict
 from flightedl.domain.tables.placement import pservers_of
 from flightedl.domain.tables.spec import TableSpec
-from flightedl.errors import GradientError, MessageError, UsageError
+from flightedl.errors import BusyError, GradientError, MessageError, UsageError
 from flightedl.formats.checkpoint_files import found_checkpoints
 from flightedl.formats.stored_tables import stored_rows
 from flightedl.kernels.half_precision import widened
@@ -181,6 +181,25 @@ def test_rows_are_restored_with_their_slots_and_counts_and_go_on(mode: Mode) -> 
     assert [one.piece.outcome for one in new.push(1, base=base)] == [Outcome.ACCEPTED]
     require(new, 2)
     new.check()
+
+
+def test_all_rows_are_read_without_a_checkpoint_by_one_reader_at_a_time_while_others_push() -> None:
+    pserver = Pserver(MemoryStorage(), Async())
+    pserver.push(0)
+    pserver.push(1, base=1)
+    reading = pserver.shard.all_rows(0)
+    first = next(reading)
+    with pytest.raises(BusyError, match="another export"):
+        next(pserver.shard.all_rows(1))
+    assert [one.piece.outcome for one in pserver.push(2, base=2)] == [Outcome.ACCEPTED]
+    rows = [first, *reading]
+    assert sorted(np.concatenate([some.ids for some in rows]).tolist()) == IDS.tolist()
+    for pushes, some in [*((2, some) for some in rows), *((3, some) for some in pserver.shard.all_rows(0))]:
+        assert (some.values == expected(pushes)[0]).all()
+    broken_off = pserver.shard.all_rows(0)
+    next(broken_off)
+    broken_off.close()
+    assert len(next(pserver.shard.all_rows(2)).ids) == IDS.size, "not those that wait for admission"
 
 
 @pytest.mark.parametrize(("before", "after"), [(1, 3), (3, 2), (2, 1)])

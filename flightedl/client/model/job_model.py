@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -28,16 +28,21 @@ from flightedl.domain.model.optimizers import SGD, Optimizer
 from flightedl.domain.model.parameters import ParameterSpec
 from flightedl.domain.model.sharding import ShardPlan, plan_for
 from flightedl.domain.tables.spec import TableSpec
-from flightedl.errors import DeclarationError, UnavailableError, UsageError
+from flightedl.domain.trainer.retries import is_transient
+from flightedl.errors import DeclarationError, FlightedlError, UnavailableError, UsageError
 from flightedl.formats.model_files import format_of
 from flightedl.kernels.half_precision import check_kind
 from flightedl.messages.base import decode, encode
 from flightedl.messages.checkpoints import SaveModelReply, SaveModelRequest
 from flightedl.messages.declarations import DeclaredModel, ModelDeclaration, ParameterDeclaration
+from flightedl.messages.parameters import TableTicket
 from flightedl.messages.status import PserverStatusReply, TableCounts
 from flightedl.recording.trainer_cores import followed_election, trainer_steps
 
 Array = npt.NDArray[np.generic]
+
+#: Limit for reading all rows of a table from one pserver.
+_EXPORT_S = 3600.0
 
 
 class JobModel:
@@ -52,7 +57,7 @@ class JobModel:
         self._process = process
         self._participation = participation
         self._parameters: Parameters | None = None
-        self._pserver_count = 0
+        self._pserver_count, self._plan_hash = 0, ""
         #: By name, as the session declared them.
         self._tables: dict[str, Table] = {}
         #: The same in the order of their numbers, once they are declared to the master.
@@ -102,7 +107,7 @@ class JobModel:
             raise DeclarationError(
                 "this trainer computes another shard plan: run the same flightedl version everywhere"
             )
-        self._pserver_count = declared.pservers
+        self._pserver_count, self._plan_hash = declared.pservers, declared.plan_hash
         self._process.wait_for_pservers(declared.pservers)
         self._elect(plan, values)
         self._numbers = {table.name: number for number, table in enumerate(plan.tables)}
@@ -291,21 +296,59 @@ class JobModel:
 
         def write(require_request: Callable[[], None]) -> None:
             require_request()
-            self._save_on_master(SaveModelRequest(url=target, table=name, slots=has_slots))
+            reply = self._save_on_master(SaveModelRequest(url=target, table=name, slots=has_slots))
+            if reply.state == "live":
+                self._export(name, target, has_slots, require_request)
 
         return self._saves.save(target, self._participation.epoch, write)
 
-    def _save_on_master(self, request: SaveModelRequest) -> None:
+    def _export(self, name: str, target: str, has_slots: bool, require: Callable[[], None]) -> None:
+        """Write the rows of a table as the pservers have them now."""
+        from flightedl.coordination.checkpoint_places import write_file
+        from flightedl.formats.table_files import file_of, schema_of
+
+        schema = schema_of(self._tables[name].spec, has_slots=has_slots)
+        lost: list[FlightedlError] = []
+
+        def batches() -> Iterator[pa.RecordBatch]:
+            for index in range(self._pserver_count):
+                try:
+                    yield from self._rows_of(index, name, schema, has_slots=has_slots)
+                except FlightedlError as error:
+                    lost.append(error)
+                    raise
+
+        waiting = self._process.waiting()
+        for _ in waiting.steps():
+            try:
+                write_file(target, file_of(schema, batches()), require)
+                break
+            except FlightedlError as error:
+                if error not in lost or not is_transient(error):
+                    raise
+                waiting.because(error)
+        waiting.over()
+
+    def _rows_of(self, index: int, name: str, schema: pa.Schema, *, has_slots: bool) -> Iterator[pa.RecordBatch]:
+        generation, connection = self._process.servers.pserver(index)
+        if self._participation.current is None:
+            self._participation.require_final(index, generation)
+        ticket = TableTicket(plan_hash=self._plan_hash, table=self._numbers[name], slots=has_slots)
+        with connection.get(encode(ticket), timeout_s=_EXPORT_S, schema=schema) as stream:
+            yield from (batch for batch, _ in stream if batch is not None)
+
+    def _save_on_master(self, request: SaveModelRequest) -> SaveModelReply:
         waiting = self._process.waiting()
         for _ in waiting.steps():
             reply = self._process.ask_master("save_model", encode(request), SaveModelReply)
-            if reply.state == "written":
-                break
+            if reply.state in {"written", "live"}:
+                waiting.over()
+                return reply
             if reply.state == "failed":
                 waiting.over()
                 raise UnavailableError(f"the {'table' if request.table else 'model'} was not saved: {reply.error}")
             waiting.patiently(f"the master to write the {'table' if request.table else 'model'}")
-        waiting.over()
+        raise AssertionError("unreachable")
 
     def close(self, why: str) -> None:
         """Nothing is pushed or pulled any more; ``why`` is told to whoever still asks."""

@@ -31,6 +31,24 @@ class FoundIds(NamedTuple):
     shape: tuple[int, ...] = ()
 
 
+def text_ids(texts: Any) -> npt.NDArray[np.int64]:
+    """Return the ids of texts, as the column ``id`` of an exported table has them.
+
+    Tables know a text by the xxh3 hash (64 bits, seed 0) of its UTF-8 bytes, and do not keep the text itself.
+
+    Args:
+        texts: A list, array or Arrow column of texts, without nulls.
+
+    Raises:
+        UsageError: something in it is not a text.
+    """
+    found = texts.to_pylist() if isinstance(texts, pa.Array | pa.ChunkedArray) else list(texts)
+    for text in found:
+        if not isinstance(text, str | bytes):
+            raise UsageError(f"text_ids takes a list of texts, and {text!r:.80} is none")
+    return ids_of_texts(found).view(np.int64)
+
+
 def plain_ids(value: Any) -> Ids | None:
     """The ids of an array, or a column without nulls, whose memory can be read as ids; None: it is something else."""
     if type(value) is np.ndarray:

@@ -230,8 +230,10 @@ class Table:
     def export(self, url: str | Path, *, slots: bool = False) -> bool:
         """Write all rows as one Parquet file; call it in all trainers, and one of them does it.
 
-        The rows come from a checkpoint that is made for it. As with ``Job.save_model``, the n-th call for a URL within
-        an epoch is the same request in all trainers.
+        The rows come from a checkpoint that is made for it, or from the pservers if the job keeps no checkpoints. In
+        that case they are of one moment in Sync mode (no round closes while this trainer waits, unless the mode has
+        backups) and after the loop; otherwise each pserver's rows are as that pserver is read. As with
+        ``Job.save_model``, the n-th call for a URL within an epoch is the same request in all trainers.
 
         Args:
             url: Path or URL of the file: the columns ``id`` and ``values``.
@@ -241,7 +243,7 @@ class Table:
             True in the trainer that asked the master for it, False in the others.
 
         Raises:
-            UsageError: the job keeps no checkpoints, or the URL cannot be used.
+            UsageError: the URL cannot be used.
             UnavailableError: the file could not be written.
         """
         if self._owner is None:
