@@ -57,13 +57,17 @@ class LoopProfile:
         finally:
             self.does(before)
 
-    def of_push(self, parts: Mapping[str, float]) -> None:
-        """So much of what was told as a push was something else."""
+    def pushed(self, next_: str, parts: Mapping[str, float]) -> None:
+        """End a push and begin ``next_``. ``parts``: seconds of the push that were waits or pulls."""
+        now = self._now()
         with self._lock:
-            for what, seconds in parts.items():
+            seconds = self._seconds
+            seconds[PUSH] = seconds.get(PUSH, 0.0) + now - self._since
+            for what, spent_s in parts.items():
                 if what != PUSH:
-                    self._seconds[what] = self._seconds.get(what, 0.0) + seconds
-                    self._seconds[PUSH] = self._seconds.get(PUSH, 0.0) - seconds
+                    seconds[what] = seconds.get(what, 0.0) + spent_s
+                    seconds[PUSH] -= spent_s
+        self._doing, self._since = next_, now
 
     def take(self) -> dict[str, float]:
         """Seconds of each since the last time; for any thread."""

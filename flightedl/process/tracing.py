@@ -57,51 +57,47 @@ class Tracer(Protocol):
         ...
 
 
-_tracer: Tracer | None = None
+#: Receives the spans; None while tracing is off. Set by ``use``; hot paths compare it with None before they call.
+tracer: Tracer | None = None
 
 
-def use(tracer: Tracer | None) -> None:
-    """Send spans there from now on; None: nowhere."""
-    global _tracer  # noqa: PLW0603 - one for the process, like the root of all loggers
-    _tracer = tracer
-
-
-def is_on() -> bool:
-    """Whether anybody wants spans."""
-    return _tracer is not None
+def use(to: Tracer | None) -> None:
+    """Send spans to this tracer from now on; None turns tracing off."""
+    global tracer  # noqa: PLW0603 - one for the process, like the root of all loggers
+    tracer = to
 
 
 def span(name: str, **attributes: Attribute) -> AbstractContextManager[object]:
     """What happens inside, as ``flightedl.NAME``."""
-    if _tracer is None:
+    if tracer is None:
         return _NOTHING
-    return _tracer.span(
+    return tracer.span(
         f"flightedl.{name}", "internal", {f"flightedl.{key}": value for key, value in attributes.items()}
     )
 
 
 def asks(role: str, verb: str, address: str) -> AbstractContextManager[object]:
     """A request to a server."""
-    if _tracer is None or verb in _QUIET:
+    if tracer is None or verb in _QUIET:
         return _NOTHING
     host, _, port = address.rpartition(":")
     more: dict[str, Attribute] = (
         {"server.address": host.strip("[]"), "server.port": int(port)} if port.isdigit() else {}
     )
-    return _tracer.span(f"flightedl.{role}/{verb}", "client", {**_of_rpc(role, verb), **more})
+    return tracer.span(f"flightedl.{role}/{verb}", "client", {**_of_rpc(role, verb), **more})
 
 
 @contextlib.contextmanager
-def _served(tracer: Tracer, role: str, verb: str, traceparent: str) -> Iterator[None]:
-    with tracer.continued(traceparent), tracer.span(f"flightedl.{role}/{verb}", "server", _of_rpc(role, verb)):
+def _served(to: Tracer, role: str, verb: str, traceparent: str) -> Iterator[None]:
+    with to.continued(traceparent), to.span(f"flightedl.{role}/{verb}", "server", _of_rpc(role, verb)):
         yield
 
 
 def serves(role: str, verb: str, traceparent: str) -> AbstractContextManager[object]:
     """A request of somebody who has sent this traceparent along, or none (empty)."""
-    if _tracer is None or verb in _QUIET:
+    if tracer is None or verb in _QUIET:
         return _NOTHING
-    return _served(_tracer, role, verb, traceparent)
+    return _served(tracer, role, verb, traceparent)
 
 
 def _of_rpc(role: str, verb: str) -> dict[str, Attribute]:
@@ -111,32 +107,32 @@ def _of_rpc(role: str, verb: str) -> dict[str, Attribute]:
 
 def past(name: str, began_s: float, ended_s: float) -> None:
     """What has happened in this time, as ``flightedl.NAME``; seconds of the process's clock."""
-    if _tracer is not None:
-        _tracer.past(f"flightedl.{name}", began_s, ended_s)
+    if tracer is not None:
+        tracer.past(f"flightedl.{name}", began_s, ended_s)
 
 
 def carried() -> str:
     """The current span as a traceparent, to be sent along; empty: there is none."""
-    return "" if _tracer is None else _tracer.carried()
+    return "" if tracer is None else tracer.carried()
 
 
 def continued(traceparent: str) -> AbstractContextManager[object]:
     """What begins inside belongs to that span."""
-    return _NOTHING if _tracer is None else _tracer.continued(traceparent)
+    return _NOTHING if tracer is None else tracer.continued(traceparent)
 
 
 def lasting(name: str, key: int) -> AbstractContextManager[object]:
     """What begins inside belongs to ``flightedl.NAME``, which lasts from the first such call until ``over``."""
-    return _NOTHING if _tracer is None else _tracer.lasting(f"flightedl.{name}", key)
+    return _NOTHING if tracer is None else tracer.lasting(f"flightedl.{name}", key)
 
 
 def over(name: str, key: int) -> None:
     """A span that lasted has ended."""
-    if _tracer is not None:
-        _tracer.over(f"flightedl.{name}", key)
+    if tracer is not None:
+        tracer.over(f"flightedl.{name}", key)
 
 
 def bound(work: Callable[..., Result], *arguments: object) -> Callable[[], Result]:
     """A call for another thread, which belongs to the span of this one."""
     call = functools.partial(work, *arguments)
-    return call if _tracer is None else _tracer.bound(call)
+    return call if tracer is None else tracer.bound(call)

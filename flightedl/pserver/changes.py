@@ -11,24 +11,20 @@ class Changes:
     def __init__(self) -> None:
         self._changed = threading.Condition()
         self._count = 0
-        #: Something has changed that was not announced.
-        self._has_news = False
+        #: Set when something has changed, to be announced when the message is through.
+        self.has_news = False
 
     @property
     def count(self) -> int:
         """To be waited past, see ``wait``."""
         return self._count
 
-    def note(self) -> None:
-        """Something has changed; to be announced when the message is through."""
-        self._has_news = True
-
     def announce(self) -> None:
         """Wake everybody who waits if there is news for them."""
-        if not self._has_news:
+        if not self.has_news:
             return
         # Before they are woken, so that whatever changes from here on is announced again.
-        self._has_news = False
+        self.has_news = False
         with self._changed:
             self._count += 1
             self._changed.notify_all()

@@ -116,14 +116,11 @@ class PserverFlight:
         lacking: set[int] = set()
         for batch, _metadata in incoming:
             self._service.require_lease()
-            began = self._clock.now()
             for pushed in shard.push_rows(header, decode_batch(batch, incoming.columns)):
                 counts[Outcome(pushed.piece.outcome)] += len(pushed.piece.blocks)
                 if pushed.piece.outcome == Outcome.PARTLY_APPLIED and pushed.piece.values is not None:
                     bits = pushed.piece.values[: pushed.piece.offsets[1]].tobytes()
                     lacking.update(lacking_of(bits, 1 + len(header.further)))
-            shard.changes.announce()
-            shard.meter.message(self._clock.now() - began, batch.nbytes, 0)
         return encode(
             PushReply(
                 accepted=counts[Outcome.ACCEPTED],
@@ -176,21 +173,23 @@ class PserverFlight:
         checksums = header.checksums
         while True:
             self._service.require_lease()
-            pieces = [*session.feed(parts), *session.soon()]
-            stream.write(pieces, STEP_END if session.is_over else b"", checksums=checksums)
+            pieces = session.feed(parts)
+            if session.is_over:
+                stream.write(pieces, STEP_END, checksums=checksums)
+                return
+            stream.write(pieces, checksums=checksums)
             # The next message is to come into this one's memory, while that is in the processor's cache. And of values
             # that somebody holds, others' gradients make a copy first.
             del parts, pieces
             if session.has_all:
                 break
             parts = self._next_parts(session, stream)
+        deadline = min(self._clock.now() + header.wait_s, call.deadline)
+        for pieces in _while_wanted(session.drain(self._clock, deadline), call):
+            # A word of its own costs as much as the message before it.
+            stream.write(pieces, STEP_END if session.is_over else b"", checksums=checksums, may_wait=True)
         if not session.is_over:
-            deadline = min(self._clock.now() + header.wait_s, call.deadline)
-            for pieces in _while_wanted(session.drain(self._clock, deadline), call):
-                # A word of its own costs as much as the message before it.
-                stream.write(pieces, STEP_END if session.is_over else b"", checksums=checksums, may_wait=True)
-            if not session.is_over:
-                stream.write_word(STEP_END)
+            stream.write_word(STEP_END)
 
     def _lookup(self, header: LookupHeader, parts: Sequence[ReceivedBlocks], stream: StepStream, call: Call) -> None:
         """Rows of tables: what is there leaves with the word that this is all."""

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 
 from flightedl.domain.pserver.block_values import Effect, EmptyRound, Update
 from flightedl.messages.parameters import Outcome
 from flightedl.ports import Instruments, Measure, NoInstruments
+from flightedl.wire.parts import ReceivedBlocks
+from flightedl.wire.rows import OutgoingBlocks
 
 _TIMES_S = (0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0)
 
@@ -52,12 +54,18 @@ class Meter:
 
     # what happens
 
-    def message(self, seconds: float, received_bytes: int, sent_bytes: int) -> None:
-        """A message of a push or step was taken, and answered by so much."""
+    def message(
+        self, seconds: float, parts: Iterable[ReceivedBlocks], answers: Iterable[tuple[OutgoingBlocks, object]]
+    ) -> None:
+        """Count a message of a push or a step: its parts, and what became of them within ``seconds``."""
         with self._lock:
             self._messages += 1
-            self._received_bytes += received_bytes
-            self._sent_bytes += sent_bytes
+            for part in parts:
+                self._received_bytes += len(part.data)
+            for piece, _ in answers:
+                self._rows[piece.outcome] += len(piece.blocks)
+                if piece.values is not None:
+                    self._sent_bytes += piece.values.nbytes
         self.instruments.observe(PUSH_SECONDS, seconds)
 
     def sent(self, size_bytes: int) -> None:
@@ -79,11 +87,6 @@ class Meter:
     def step(self, seconds: float) -> None:
         """A step is over."""
         self.instruments.observe(STEP_SECONDS, seconds)
-
-    def rows(self, outcome: Outcome, count: int) -> None:
-        """What became of so many blocks of a push."""
-        with self._lock:
-            self._rows[outcome] += count
 
     def updates(self, effects: Sequence[Effect], base_version: int, member: int) -> None:
         """What a member's push did to the first of this pserver's blocks; the others do as it does."""

@@ -117,6 +117,7 @@ class ShardState(ShardRows):
         """
         if len(parts) > 1 and sum(len(part.blocks) for part in parts) > self.block_count + len(self.buckets):
             raise MessageError("a message names more blocks than there are")
+        began = self.meter.now()
         push = Push.of(header)
         found: list[Pushed] = []
         for part in parts:
@@ -132,6 +133,9 @@ class ShardState(ShardRows):
                 found.append(pushed)
             else:
                 found.extend(self._push_by_span(push, part, header))
+        if self.changes.has_news:
+            self.changes.announce()
+        self.meter.message(self.meter.now() - began, parts, found)
         return found
 
     def push_rows(self, header: PushHeader, rows: Rows) -> list[Pushed]:
@@ -186,22 +190,25 @@ class ShardState(ShardRows):
         protocol, has_gradient = self._protocol, gradient is not None
         has_checksum = header.pull and header.checksums
         with span.lock:
-            self._soundness.require()
+            if self._soundness.lost_because:
+                self._soundness.require()
             if span.is_split:
                 return None
             needs = protocol.prepare(span, push, base_version, has_gradient=has_gradient)
             kept = self._get_ready(span, needs, gradient)
-            with self._soundness:
+            try:
                 decided = protocol.push(span, push, base_version, has_gradient=has_gradient)
                 if decided is None:
                     return None
                 self._carry_out(span, decided.effects, gradient if kept is None else kept, has_checksum=has_checksum)
+            except BaseException as error:
+                self._soundness.broke_off(error)
+                raise
             if decided.is_news:
-                self.changes.note()
+                self.changes.has_news = True
             pushed = self._answer(span, decided, header.pull)
             if not span.local.start and decided.effects:
                 self.meter.updates(decided.effects, base_version, push.member)
-        self.meter.rows(decided.outcome, len(span.numbers))
         return pushed
 
     def _get_ready(self, span: ArraySpan, needs: Needs, gradient: Array | None) -> Array | None:
@@ -305,7 +312,7 @@ class ShardState(ShardRows):
             taken = self._protocol.take_view(request)
             for span, effects in taken.effects:
                 self._carry_out(span, effects)
-            self.changes.note()
+            self.changes.has_news = True
         return taken.reply
 
     # what is applied

@@ -133,10 +133,8 @@ class ShardRows(HeldBlocks):
                 self._carry_out(span, decided.effects, received)
                 self.meter.updates(decided.effects, base_version, push.member)
             if decided.is_news:
-                self.changes.note()
-            pushed = self._answer_of_rows(span, decided, received, pull)
-        self.meter.rows(decided.outcome, len(span.numbers))
-        return pushed
+                self.changes.has_news = True
+            return self._answer_of_rows(span, decided, received, pull)
 
     @staticmethod
     def _answer_of_rows(span: RowSpan, decided: Decided, received: ReceivedRows, pull: bool) -> Pushed:

@@ -24,32 +24,37 @@ class Soundness:
         on_lost: Called once, with the reason, when it is lost: ends the process. Must be quick.
     """
 
-    __slots__ = ("_lost_because", "on_lost")
+    __slots__ = ("lost_because", "on_lost")
 
     def __init__(self, on_lost: Callable[[str], None]) -> None:
         self.on_lost = on_lost
-        self._lost_because = ""
+        #: Empty while it is sound.
+        self.lost_because = ""
 
     def require(self) -> None:
         """Raise NotReadyError once it is lost: the successor is to be asked."""
-        if self._lost_because:
-            raise NotReadyError(f"this pserver ends, ask its successor: {self._lost_because}")
+        if self.lost_because:
+            raise NotReadyError(f"this pserver ends, ask its successor: {self.lost_because}")
 
     @property
     def is_lost(self) -> bool:
         """Once True, True for ever."""
-        return bool(self._lost_because)
+        return bool(self.lost_because)
 
     def __enter__(self) -> None:
-        if self._lost_because:
+        if self.lost_because:
             self.require()
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        # A message is refused before anything is changed.
-        if error is None or self._lost_because or isinstance(error, MessageError):
+        if error is not None:
+            self.broke_off(error)
+
+    def broke_off(self, error: BaseException) -> None:
+        """Note that a change of blocks ended with ``error``; a MessageError refused it before anything was changed."""
+        if self.lost_because or isinstance(error, MessageError):
             return
         _log.error("a change of blocks broke off", exc_info=error)
-        self._lost_because = f"a change of its blocks broke off midway ({type(error).__name__}: {str(error)[:200]})"
-        self.on_lost(self._lost_because)
+        self.lost_because = f"a change of its blocks broke off midway ({type(error).__name__}: {str(error)[:200]})"
+        self.on_lost(self.lost_because)

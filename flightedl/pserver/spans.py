@@ -160,7 +160,9 @@ class ArraySpan(BlockSpan):
         version = self.rounds.version
         if numbers != self.numbers:
             return OutgoingBlocks(numbers, version, outcome, self._outgoing(numbers), self.offsets_of(numbers))
-        values = self._outgoing(numbers) if self._sent is None else self._sent
+        values = self._sent
+        if values is None:
+            values = self._outgoing(numbers) if self.wire else self.borrow(numbers)
         if is_for_many:
             self._sent = values
         return OutgoingBlocks(numbers, version, outcome, values, self.offsets, self._checksums)
@@ -186,10 +188,10 @@ class ArraySpan(BlockSpan):
         """The values, where they may be changed: nobody reads this memory any more."""
         self._sent, self._checksums = None, Checksums()
         if self._lent:
-            self._lent = [lent for lent in self._lent if lent() is not None]
-            if self._lent:
-                self.values = self._arena.move(self.values, self._lent)
-                self._lent = []
+            alive = [lent for lent in self._lent if lent() is not None]
+            if alive:
+                self.values = self._arena.move(self.values, alive)
+            self._lent = []
         return self.values
 
     def parts(self, into: Sequence[range]) -> list[ArraySpan]:

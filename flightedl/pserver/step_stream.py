@@ -31,9 +31,8 @@ from flightedl.rpc.streams import Exchange
 from flightedl.wire.parts import (
     STEP_SCHEMA,
     ReceivedBlocks,
-    attached_to,
     batch_of,
-    decode_parts,
+    decode_message,
     encode_message,
     is_shared,
 )
@@ -145,7 +144,8 @@ class StepStream:
             may_wait: For the trainer to take what it has; it reads, and sends nothing.
         """
         if self._outbox is not None:
-            self._note_taken()
+            if self._outbox.untaken:
+                self._note_taken()
             if may_wait:
                 self._have_room(sum(piece.size_bytes for piece in pieces))
         self._send(*encode_message(pieces, attached, checksums=checksums, outbox=self._outbox))
@@ -163,10 +163,10 @@ class StepStream:
             self._exchange.write(batch_of(values), header)
 
     def _decoded(self, batch: pa.RecordBatch | memoryview | None, packed: bytes | None) -> Received:
-        # What was lent with earlier answers is about to change by what came, mostly: with nobody reading, where it is.
-        self._note_taken()
-        parts = decode_parts(batch, packed, self._exchange.columns, self._inbox)
-        return parts, attached_to(packed)
+        # This message mostly changes what earlier answers lent: in place, if nobody reads it any more.
+        if self._outbox is not None and self._outbox.untaken:
+            self._note_taken()
+        return decode_message(batch, packed, self._exchange.columns, self._inbox)
 
     def _share(self, request: bytes) -> None:
         if not self._shares_memory:

@@ -63,28 +63,31 @@ class StepSession:
         """Push what one message carries.
 
         Returns:
-            The outcomes, and values of some blocks.
+            The outcomes, and values of some blocks. The last message's outcomes wait a moment for values that follow
+            soon, because a message of their own costs time.
 
         Raises:
             FlightedlError: as ``ShardState.push``; MessageError: more came than was announced.
         """
-        shard = self._shard
-        self._left -= sum([len(part.blocks) for part in parts])
-        if self._left < 0:
-            raise MessageError(f"{self._header.rows} rows were announced, {-self._left} more came")
-        began = shard.meter.now()
-        pushed = shard.push(self._header, parts)
-        shard.changes.announce()
-        pieces = [one.piece for one in pushed]
-        received_bytes = sum([len(part.data) for part in parts])
-        sent_bytes = sum([piece.size_bytes for piece in pieces])
+        shard, left, received_bytes = self._shard, self._left, 0
+        for part in parts:
+            left -= len(part.blocks)
+            received_bytes += len(part.data)
+        if left < 0:
+            raise MessageError(f"{self._header.rows} rows were announced, {-left} more came")
+        self._left = left
         self._received_bytes += received_bytes
+        pieces: list[OutgoingBlocks] = []
+        wanted: list[Wanted] = []
+        for piece, still_wanted in shard.push(self._header, parts):
+            pieces.append(piece)
+            if still_wanted is not None:
+                wanted.append(still_wanted)
         if self._waiting:
-            more = self._ready(received_bytes - sent_bytes)
-            sent_bytes += sum([piece.size_bytes for piece in more])
-            pieces += more
-        self._waiting.extend([one.wanted for one in pushed if one.wanted is not None])
-        shard.meter.message(shard.meter.now() - began, received_bytes, sent_bytes)
+            pieces += self._ready(received_bytes - sum(piece.size_bytes for piece in pieces))
+        self._waiting.extend(wanted)
+        if self._waiting and not left:
+            pieces += self._soon()
         return pieces
 
     def _ready(self, budget_bytes: int) -> list[OutgoingBlocks]:
@@ -94,18 +97,17 @@ class StepSession:
             # Rounds close in about the order in which their rows come: what is not there yet stops the search.
             ready, rest = self._shard.read(self._waiting.popleft(), self._header.member)
             found += ready
-            budget_bytes -= sum(piece.size_bytes for piece in ready)
+            ready_bytes = sum(piece.size_bytes for piece in ready)
+            self._shard.meter.sent(ready_bytes)
+            budget_bytes -= ready_bytes
             if rest:
                 self._waiting.extendleft(reversed(rest))
                 break
         return found
 
-    def soon(self) -> list[OutgoingBlocks]:
-        """Values whose rounds close in a moment, so that they leave with the outcomes: a message costs time.
-
-        The trainer has sent everything; it only waits, for these.
-        """
-        if self._left or not 0 < len(self._waiting) <= _FEW or self._received_bytes > _LITTLE_BYTES:
+    def _soon(self) -> list[OutgoingBlocks]:
+        """Values whose rounds close in a moment. The trainer has sent everything and waits for them."""
+        if len(self._waiting) > _FEW or self._received_bytes > _LITTLE_BYTES:
             return []
         seen = self._shard.changes.count
         found = self._ready_now()

@@ -6,7 +6,6 @@ the reply with the server that was meant. Batches that are read are checked like
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
@@ -24,9 +23,6 @@ from flightedl.rpc.routes import TEXT_KEY, Message
 from flightedl.rpc.validation import BatchLimits, Tally, check_batch, check_schema, not_null_columns
 
 _Result = TypeVar("_Result")
-
-#: Windows of 8 MiB and more have been seen to stop both sides for ever, though not on every machine; up to 6 never.
-LOCK_STEP_LIMIT_BYTES = 4 << 20
 
 #: A server is believed not to flood its clients; soundness is checked all the same.
 _UNLIMITED = BatchLimits(batch_rows=1 << 62, batch_bytes=1 << 62, stream_rows=1 << 62, stream_bytes=1 << 62)
@@ -283,41 +279,6 @@ class ClientExchange:
         if answer is None:
             raise OutcomeUnknownError(f"{self._call}: the server ended the stream before it had answered everything")
         return answer
-
-    def lock_step(
-        self, messages: Iterable[tuple[pa.RecordBatch | None, bytes, int]], *, ahead: int
-    ) -> Iterator[Message]:
-        """Write messages to a server that answers each with one of about its size; gives its answers in order.
-
-        Keeps data in the processor's cache, and both sides from waiting for each other. What the server says beyond
-        these answers comes after them: who knows which is the last one leaves the loop there. An answer that is
-        dropped before the next one is asked for leaves it its memory.
-
-        Args:
-            messages: Batch or None, metadata and bytes of values, see ``write``; made when they are about to be sent.
-            ahead: Messages that may be unanswered; fewer where they are more than ``LOCK_STEP_LIMIT_BYTES`` together.
-
-        Raises:
-            OutcomeUnknownError: the server ended the stream before the caller left the loop.
-        """
-        unanswered: deque[int] = deque()
-        total_bytes = 0
-        for batch, metadata, size_bytes in messages:
-            # Both sides could wait for each other for ever: a message that is bigger than that goes alone.
-            while unanswered and total_bytes + size_bytes > LOCK_STEP_LIMIT_BYTES:
-                yield self.answer()
-                total_bytes -= unanswered.popleft()
-            if batch is None:
-                self.write_metadata(metadata)
-            else:
-                self.write(batch, metadata, size_bytes=size_bytes)
-            unanswered.append(size_bytes)
-            total_bytes += size_bytes
-            if len(unanswered) >= ahead:
-                yield self.answer()
-                total_bytes -= unanswered.popleft()
-        while True:
-            yield self.answer()
 
 
 def check_fits(batch: pa.RecordBatch, schema: pa.Schema) -> None:

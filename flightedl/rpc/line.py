@@ -25,28 +25,24 @@ from __future__ import annotations
 import contextlib
 import select
 import socket
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from struct import Struct
 
 import numpy as np
-import pyarrow as pa
 
-from flightedl.errors import MessageError, OutcomeUnknownError
-from flightedl.ports import Clock
-from flightedl.rpc.client_streams import LOCK_STEP_LIMIT_BYTES, ClientExchange
+from flightedl.errors import MessageError
 
 #: What is longer goes by the stream.
 LIMIT_BYTES = 64 << 10
 #: Of a client's messages that have no answer; each counts for more than it has, as in the kernel.
 AHEAD_BYTES = 80 << 10
-_OVERHEAD_BYTES = 1 << 10
 #: For so long it is waited without a look at whether there is still a reason to.
 _LOOK_MS = 100
 _ALIGNMENT_BYTES = 64
 _END = Struct("<IB")
+#: Limit of the values and the header of a message that goes by a line.
+SMALL_BYTES = LIMIT_BYTES - _END.size
 _BY_STREAM, _WITH_VALUES, _ALONE = range(3)
-_WORD = _END.pack(0, _BY_STREAM)
 
 #: Values, None: there are none and cannot be; and a header.
 LineMessage = tuple[memoryview | None, bytes]
@@ -75,15 +71,15 @@ class Line:
         self._memory = self._buffer.toreadonly()
 
     def send(self, values: Sequence[memoryview] | None, header: bytes, is_over: Callable[[], bool]) -> bool:
-        """Send a message. False: the other end is closed, or it is over."""
-        end = _END.pack(len(header), _ALONE if values is None else _WITH_VALUES)
-        return self._send([*(values or ()), header, end], is_over)
+        """Send a message. An empty header without values announces that the next message comes by the stream.
 
-    def send_word(self, is_over: Callable[[], bool]) -> bool:
-        """Say that the next message comes by the stream. Returns as ``send``."""
-        return self._send([_WORD], is_over)
-
-    def _send(self, parts: Sequence[bytes | memoryview], is_over: Callable[[], bool]) -> bool:
+        Returns:
+            False if the other end is closed, or ``is_over`` says so.
+        """
+        if values is None:
+            parts: Sequence[bytes | memoryview] = (header, _END.pack(len(header), _ALONE if header else _BY_STREAM))
+        else:
+            parts = (*values, header, _END.pack(len(header), _WITH_VALUES))
         while True:
             try:
                 self._connection.sendmsg(parts)
@@ -129,86 +125,3 @@ class Line:
     def close(self) -> None:
         """Let go of it; the other end finds out."""
         self._connection.close()
-
-
-def fits(size_bytes: int, header: bytes) -> bool:
-    """Whether a message with so many bytes of values goes by a line."""
-    return size_bytes + len(header) + _END.size <= LIMIT_BYTES
-
-
-class LineSteps:
-    """The client's side of a stream with a line: messages there and answers back in lock-step.
-
-    Args:
-        line: As it was agreed on.
-        exchange: The stream.
-        clock: For its time.
-        as_batch: Makes what the stream carries of values.
-    """
-
-    def __init__(
-        self,
-        line: Line,
-        exchange: ClientExchange,
-        clock: Clock,
-        as_batch: Callable[[Sequence[memoryview]], pa.RecordBatch],
-    ) -> None:
-        self._line = line
-        self._exchange = exchange
-        self._clock = clock
-        self._as_batch = as_batch
-        # The stream's own time is over by then.
-        self._ends_at = clock.now() + exchange.timeout_s
-
-    def _is_over(self) -> bool:
-        return self._clock.now() > self._ends_at
-
-    def lock_step(
-        self, messages: Iterable[tuple[Sequence[memoryview] | None, bytes, int]], *, ahead: int
-    ) -> Iterator[tuple[pa.RecordBatch | memoryview | None, bytes | None]]:
-        """As ``ClientExchange.lock_step``, with values in place of batches."""
-        unanswered: deque[tuple[int, int]] = deque()
-        by_line = by_stream = 0
-        for values, header, size_bytes in messages:
-            is_small = fits(size_bytes, header)
-            line_bytes = _OVERHEAD_BYTES + (size_bytes + len(header) if is_small else 0)
-            stream_bytes = 0 if is_small else size_bytes
-            while unanswered and (
-                by_line + line_bytes > AHEAD_BYTES or by_stream + stream_bytes > LOCK_STEP_LIMIT_BYTES
-            ):
-                yield self._answer()
-                first = unanswered.popleft()
-                by_line, by_stream = by_line - first[0], by_stream - first[1]
-            self._write(values, header, size_bytes, is_small=is_small)
-            unanswered.append((line_bytes, stream_bytes))
-            by_line, by_stream = by_line + line_bytes, by_stream + stream_bytes
-            if len(unanswered) >= ahead:
-                yield self._answer()
-                first = unanswered.popleft()
-                by_line, by_stream = by_line - first[0], by_stream - first[1]
-        while True:
-            yield self._answer()
-
-    def _write(self, values: Sequence[memoryview] | None, header: bytes, size_bytes: int, *, is_small: bool) -> None:
-        if is_small:
-            if not self._line.send(values, header, self._is_over):
-                self._hear_why()
-            return
-        if not self._line.send_word(self._is_over):
-            self._hear_why()
-        if values is None:
-            self._exchange.write_metadata(header)
-        else:
-            self._exchange.write(self._as_batch(values), header, size_bytes=size_bytes)
-
-    def _answer(self) -> tuple[pa.RecordBatch | memoryview | None, bytes | None]:
-        found = self._line.receive(self._is_over)
-        if found is None:
-            self._hear_why()
-            raise AssertionError("unreachable")
-        return found if found[0] is not None or found[1] else self._exchange.answer()
-
-    def _hear_why(self) -> None:
-        """Raise what the server says on the stream, or what became of that."""
-        self._exchange.answer()
-        raise OutcomeUnknownError("the server has ended the line, and goes on with the stream")

@@ -18,7 +18,7 @@ from flightedl.errors import DeadlineError, MessageError, UnavailableError, Usag
 from flightedl.rpc.arrow_flight import flight
 from flightedl.rpc.errors import FOREIGN_ERRORS, shortened
 from flightedl.rpc.identity import unsealed
-from flightedl.rpc.line import Line, fits
+from flightedl.rpc.line import SMALL_BYTES, Line
 from flightedl.rpc.routes import Call, Message
 from flightedl.rpc.validation import BatchLimits, Tally, check_schema, is_commit_record
 
@@ -163,7 +163,7 @@ class Exchange(_Upload):
     """Both directions of a stream. One thread reads, and one, perhaps the same, writes.
 
     A client that writes more than a few MiB without reading the answers, to a handler that answers as it reads, stops
-    both for ever but for the deadline: see ``ClientExchange.lock_step``.
+    both for ever but for the deadline: see ``lock_step``.
     """
 
     __slots__ = ("_line", "_writer")
@@ -224,8 +224,8 @@ class Exchange(_Upload):
         Raises:
             UnavailableError: the client is gone.
         """
-        is_small = fits(size_bytes, header)
-        if not (line.send(values, header, self._is_over) if is_small else line.send_word(self._is_over)):
+        is_small = size_bytes + len(header) <= SMALL_BYTES
+        if not (line.send(values, header, self._is_over) if is_small else line.send(None, b"", self._is_over)):
             raise UnavailableError("the client has ended the line beside the stream")
         return is_small
 

@@ -24,7 +24,7 @@ Received values are read-only views of network memory at any address; they live 
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from struct import Struct
 from types import MappingProxyType
@@ -46,14 +46,19 @@ STEP_END = b"end of step"
 #: A message has no more of them, so that its header is small.
 PARTS_LIMIT = 1000
 
-#: (the values are shared, they carry checksums) -> the layout that says so.
-_LAYOUT_OF = {(False, True): 2, (False, False): 3, (True, True): 4, (True, False): 5}
-_LAYOUTS = {layout: of for of, layout in _LAYOUT_OF.items()}
 _BINARY = STEP_SCHEMA.field(0).type
 _START = Struct("<QII")
 _PART = Struct("<iiqiIQ")
 _ONE = Struct("<IIiiqiIQ")
 _OFFSET = Struct("<Q")
+#: (values are shared, values carry checksums) -> the layout that says so.
+_LAYOUT_OF = {(False, True): 2, (False, False): 3, (True, True): 4, (True, False): 5}
+#: Layout -> (values are shared, values carry checksums, offset of the first part in the header).
+_LAYOUTS = {
+    layout: (is_shared, is_checked, _START.size + _OFFSET.size * is_shared)
+    for (is_shared, is_checked), layout in _LAYOUT_OF.items()
+}
+_NO_LAYOUT = (False, False, 0)
 _NOTHING = memoryview(b"")
 _NO_RUNS: Mapping[int, int] = MappingProxyType({})
 _digest = xxhash.xxh3_64_intdigest
@@ -104,9 +109,20 @@ def encode_message(
         outbox: Takes the values where they are worth it and there is room.
     """
     filled: list[memoryview] = []
-    fields = [_fields(piece, filled, checksums) for piece in pieces]
-    size_bytes = sum(map(len, filled))
-    start = None if outbox is None else outbox.put(filled, size_bytes)
+    fields: list[tuple[int, int, int, int, int, int]] = []
+    size_bytes = 0
+    for piece in pieces:
+        blocks, values = piece.blocks, piece.values
+        part_bytes = checksum = 0
+        if values is not None and values.size:
+            data = memoryview(values.data).cast("B")
+            part_bytes = len(data)
+            size_bytes += part_bytes
+            filled.append(data)
+            if checksums:
+                checksum = _checksum(piece, data)
+        fields.append((blocks.start, len(blocks), piece.version, piece.outcome, part_bytes, checksum))
+    start = outbox.put(filled, size_bytes) if outbox is not None and size_bytes >= outbox.least_bytes else None
     layout = _LAYOUT_OF[start is not None, checksums]
     if len(fields) == 1 and start is None:
         body = _ONE.pack(layout, 1, *fields[0])
@@ -117,6 +133,16 @@ def encode_message(
         body += attached
     header = _digest(body).to_bytes(8, "little") + body
     return EncodedMessage(filled, header, size_bytes) if start is None else EncodedMessage(None, header, 0)
+
+
+def _checksum(piece: OutgoingBlocks, data: memoryview) -> int:
+    known = piece.checksums
+    if known is None:
+        return _digest(data)
+    if known.whole is None:
+        # Two threads may both compute it; the results are equal.
+        known.whole = _digest(data)
+    return known.whole
 
 
 def batch_of(filled: Sequence[memoryview]) -> pa.RecordBatch:
@@ -132,108 +158,84 @@ def _offsets(size_bytes: int) -> pa.Buffer:
     return pa.py_buffer(array("i", (0, size_bytes)))
 
 
-def _fields(piece: OutgoingBlocks, filled: list[memoryview], checksums: bool) -> tuple[int, int, int, int, int, int]:
-    blocks, values = piece.blocks, piece.values
-    if values is None or not values.size:
-        return blocks.start, len(blocks), piece.version, piece.outcome, 0, 0
-    data = memoryview(values.data).cast("B")
-    filled.append(data)
-    known = piece.checksums
-    if not checksums:
-        checksum = 0
-    elif known is None:
-        checksum = _digest(data)
-    else:
-        # Two threads may both make it; they are equal.
-        if known.whole is None:
-            known.whole = _digest(data)
-        checksum = known.whole
-    return blocks.start, len(blocks), piece.version, piece.outcome, len(data), checksum
-
-
-def decode_parts(
+def decode_message(
     batch: pa.RecordBatch | memoryview | None,
     header: bytes | None,
     columns: Sequence[pa.Array] = (),
     inbox: Inbox | None = None,
-) -> list[ReceivedBlocks]:
-    """The parts of a received message (its batch validated against ``STEP_SCHEMA``), with its checksums verified.
+) -> tuple[list[ReceivedBlocks], bytes]:
+    """Decode a received message and verify its checksums.
 
     Args:
-        batch: As received, or the values that came without one; None: there was none.
-        header: Its app_metadata.
-        columns: Those of the batch, where somebody has them already.
-        inbox: Where values lie that are not in a batch; None: nothing is shared.
+        batch: As received and validated against ``STEP_SCHEMA``, or the values that came without a batch; None if
+            neither came.
+        header: The batch's app_metadata.
+        columns: The batch's columns, if the caller has them already.
+        inbox: Reads values that lie in shared memory; None if no memory is shared.
+
+    Returns:
+        The parts, and the bytes attached to them.
 
     Raises:
         MessageError: the header is not one, or does not fit the values.
         DamagedError: a checksum does not match.
     """
+    fields, end, is_shared, is_checked = _unpacked(header)
+    is_finite = False
+    if is_shared:
+        if inbox is None or batch is not None:
+            raise MessageError("a message's values are said to lie in memory, but none is shared for them")
+        assert header is not None, "it was unpacked"
+        data = inbox.take(_OFFSET.unpack_from(header, _START.size)[0], sum(field[4] for field in fields))
+        is_finite = inbox.is_finite
+    else:
+        data = batch if isinstance(batch, memoryview) else _values_of(batch, columns)
+    parts: list[ReceivedBlocks] = []
+    place = 0
+    for first, length, version, outcome, size_bytes, expected in fields:
+        if first < 0 or length < 1:
+            raise MessageError(f"a message has {length} blocks from {first}")
+        stop = place + size_bytes
+        if stop > len(data):
+            raise MessageError(f"a message's header tells of {stop} bytes or more, {len(data)} came")
+        values = data[place:stop] if size_bytes else _NOTHING
+        if is_checked and size_bytes and _digest(values) != expected:
+            raise DamagedError(f"the values of blocks {first} to {first + length - 1} do not match their checksum")
+        parts.append(ReceivedBlocks(range(first, first + length), version, outcome, values, is_finite))
+        place = stop
+    if place != len(data):
+        raise MessageError(f"a message's header tells of {place} bytes, {len(data)} came")
+    return parts, b"" if header is None else header[end:]
+
+
+def _unpacked(header: bytes | None) -> tuple[Sequence[tuple[int, ...]], int, bool, bool]:
+    """Unpack the parts' fields of a header; also their end, and whether values are shared and carry checksums."""
     if header is None or len(header) < _START.size:
         raise MessageError("a message has no header in its app_metadata")
     checksum, layout, count = _START.unpack_from(header)
-    start, end = _bounds(layout, count)
-    if not end or len(header) < end:
+    is_shared, is_checked, start = _LAYOUTS.get(layout, _NO_LAYOUT)
+    end = start + count * _PART.size
+    if not start or len(header) < end:
         raise MessageError(f"a header of layout {layout} with {count} parts has {len(header)} bytes: another version?")
     if _digest(header[8:]) != checksum:
         raise DamagedError("a message's header does not match its checksum")
-    fields = [_PART.unpack_from(header, start)] if count == 1 else list(_PART.iter_unpack(header[start:end]))
-    is_shared, is_checked = _LAYOUTS[layout]
-    is_finite = False
-    if not is_shared:
-        data = _values_of(batch, columns)
-    elif inbox is None or batch is not None:
-        raise MessageError("a message's values are said to lie in memory, but none is shared for them")
-    else:
-        data = inbox.take(_OFFSET.unpack_from(header, _START.size)[0], sum(field[4] for field in fields))
-        is_finite = inbox.is_finite
-    return _parts_in(data, fields, is_checked=is_checked, is_finite=is_finite)
+    fields = (_PART.unpack_from(header, start),) if count == 1 else tuple(_PART.iter_unpack(header[start:end]))
+    return fields, end, is_shared, is_checked
 
 
 def is_shared(header: bytes | None) -> bool:
     """Whether a message of a header alone has its values in memory."""
     if header is None or len(header) < _START.size:
         return False
-    return _LAYOUTS.get(_START.unpack_from(header)[1], (False,))[0]
+    return _LAYOUTS.get(_START.unpack_from(header)[1], _NO_LAYOUT)[0]
 
 
-def _bounds(layout: int, count: int) -> tuple[int, int]:
-    """Where the parts of a header begin and end; zeros: there is no such layout."""
-    if layout not in _LAYOUTS:
-        return 0, 0
-    start = _START.size + (_OFFSET.size if _LAYOUTS[layout][0] else 0)
-    return start, start + count * _PART.size
-
-
-def _values_of(batch: pa.RecordBatch | memoryview | None, columns: Sequence[pa.Array]) -> memoryview:
-    if isinstance(batch, memoryview):
-        return batch
+def _values_of(batch: pa.RecordBatch | None, columns: Sequence[pa.Array]) -> memoryview:
     if batch is None:
         raise MessageError("a message has a header that tells of values, and none came with it")
     if batch.num_rows != 1:
         raise MessageError(f"a message has {batch.num_rows} rows of values, not 1")
     return _value(columns[0] if columns else batch.column(0))
-
-
-def _parts_in(
-    data: memoryview, fields: Iterable[Sequence[int]], *, is_checked: bool, is_finite: bool
-) -> list[ReceivedBlocks]:
-    parts: list[ReceivedBlocks] = []
-    start = 0
-    for first, length, version, outcome, size_bytes, expected in fields:
-        if first < 0 or length < 1:
-            raise MessageError(f"a message has {length} blocks from {first}")
-        stop = start + size_bytes
-        if stop > len(data):
-            raise MessageError(f"a message's header tells of {stop} bytes or more, {len(data)} came")
-        values = data[start:stop] if size_bytes else _NOTHING
-        if is_checked and size_bytes and _digest(values) != expected:
-            raise DamagedError(f"the values of blocks {first} to {first + length - 1} do not match their checksum")
-        parts.append(ReceivedBlocks(range(first, first + length), version, outcome, values, is_finite))
-        start = stop
-    if start != len(data):
-        raise MessageError(f"a message's header tells of {start} bytes, {len(data)} came")
-    return parts
 
 
 def parts_of(rows: Rows, run_of: Mapping[int, int] = _NO_RUNS) -> Iterator[ReceivedBlocks]:
@@ -259,13 +261,6 @@ def parts_of(rows: Rows, run_of: Mapping[int, int] = _NO_RUNS) -> Iterator[Recei
             found = range(first, first + place - start)
             yield ReceivedBlocks(found, versions[start], outcomes[start], rows.bytes_of(start, place))
             start = place
-
-
-def attached_to(header: bytes | None) -> bytes:
-    """What a header carries beside the parts; it was decoded, so it is there and sound."""
-    assert header is not None, "decode_parts refuses a message without a header"
-    _, layout, count = _START.unpack_from(header)
-    return header[_bounds(layout, count)[1] :]
 
 
 def _value(column: pa.Array) -> memoryview:

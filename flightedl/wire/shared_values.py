@@ -49,9 +49,11 @@ class Outbox:
         self._store = store
         self._store_at = 0 if store is None else store.ctypes.data
         self._memory = memory
-        self._least_bytes = least_bytes
+        self.least_bytes = least_bytes
         #: Where each message's values lie, how many there are, and what is lent, oldest first.
         self._untaken: deque[tuple[int, int, int, list[memoryview]]] = deque()
+        #: Number of messages whose values are there.
+        self.untaken = 0
         self._untaken_bytes = 0
 
     def put(self, values: Sequence[memoryview], size_bytes: int) -> int | None:
@@ -64,10 +66,11 @@ class Outbox:
         Returns:
             Where they begin; None: there is no room now, or they are too few.
         """
-        start = self._free_place(size_bytes) if size_bytes >= self._least_bytes else None
+        start = self._free_place(size_bytes) if size_bytes >= self.least_bytes else None
         if start is None:
             return None
         self._untaken_bytes += size_bytes
+        self.untaken += 1
         stored = self._place_in_store(values)
         if stored is not None:
             self._untaken.append((0, 0, size_bytes, list(values)))
@@ -93,20 +96,17 @@ class Outbox:
     def end(self) -> None:
         """Nothing is lent any more."""
         self._untaken.clear()
+        self.untaken = 0
 
     def has_room(self, size_bytes: int) -> bool:
         """Whether so many bytes could be put there now."""
         return self._free_place(size_bytes) is not None
 
-    @property
-    def untaken(self) -> int:
-        """Messages whose values are there."""
-        return len(self._untaken)
-
     def taken(self, count: int) -> None:
         """The receiver has taken the values of so many more messages."""
         for _ in range(min(count, len(self._untaken))):
             self._untaken_bytes -= self._untaken.popleft()[2]
+        self.untaken = len(self._untaken)
 
     def _free_place(self, size_bytes: int) -> int | None:
         """The first gap that is wide enough."""

@@ -16,7 +16,6 @@ from typing import Any
 import numpy as np
 
 from flightedl.adapters.clock import SystemClock
-from flightedl.client.model.phases import Phases
 from flightedl.client.model.step_channel import StepChannel, StepStream
 from flightedl.errors import GradientError
 from flightedl.messages.base import encode
@@ -94,7 +93,7 @@ def main(options: dict[str, Any]) -> None:
 def _step(stream: StepStream, pieces: list[OutgoingBlocks], request: bytes, spoiler: Spoiler) -> None:
     assert stream._shared is not None, "values travel by TCP"
     spoiler.memory = stream._shared.pair.own.values
-    for _, said in stream.converse([pieces], request, Phases(CLOCK.now), checksums=False, ahead=2):
+    for _, said in stream.converse([pieces], request, checksums=False, ahead=2):
         if said == STEP_END:
             return
 

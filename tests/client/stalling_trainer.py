@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 
 from flightedl.adapters.clock import SystemClock
-from flightedl.client.model.phases import Phases
 from flightedl.client.model.step_channel import StepChannel
 from flightedl.messages.base import encode
 from flightedl.messages.parameters import BatchIdentity, PushHeader
@@ -44,7 +43,7 @@ def main(options: dict[str, Any]) -> None:
         assert stream._shared is not None
         store = stream._shared.pair.store
         assert store is not None
-        answers = stream.converse(pieces, encode(header), Phases(CLOCK.now), checksums=False, ahead=2)
+        answers = stream.converse(pieces, encode(header), checksums=False, ahead=2)
         parts, _ = next(answers)
         values = np.frombuffer(parts[0].data, np.float32)
         assert np.shares_memory(values, store.values)

@@ -18,10 +18,10 @@ def test_time_counts_for_what_was_done_until_the_next_thing() -> None:
     for what, seconds in ((DATA, 1.0), (SCRIPT, 4.0)):
         profile.does(what)
         clock.now_s += seconds
-    with profile.at(PUSH):
-        clock.now_s += 2.0
+    before = profile.does(PUSH)
+    clock.now_s += 2.0
+    profile.pushed(before, {PUSH: 0.5, WAIT: 1.0, PULL: 0.5})
     clock.now_s += 3.0
-    profile.of_push({PUSH: 0.5, WAIT: 1.0, PULL: 0.5})
     assert profile.take() == {DATA: 1.0, SCRIPT: 4.0, PUSH: 0.5, WAIT: 1.0, PULL: 0.5}
     profile.does("")
     clock.now_s += 100.0

@@ -21,7 +21,6 @@ import numpy as np
 import pytest
 
 from flightedl.client.model import step_channel
-from flightedl.client.model.phases import Phases
 from flightedl.client.model.step_channel import StepChannel
 from flightedl.domain.consistency.modes import Async, Bounded, Mode, Sync
 from flightedl.domain.model.optimizers import SGD, Adam
@@ -312,7 +311,7 @@ def _converse(cluster: Cluster, values: np.ndarray, numbers: range, rows: int) -
     message = [OutgoingBlocks(numbers, 0, 0, values, ())]
     try:
         with channel.use(cluster.connections[0], timeout_s=10.0) as stream:
-            for _parts, said in stream.converse([message], header, Phases(CLOCK.now), checksums=False, ahead=2):
+            for _parts, said in stream.converse([message], header, checksums=False, ahead=2):
                 if said == STEP_END:
                     return
     finally:
@@ -439,9 +438,9 @@ def test_a_trainer_that_says_to_have_taken_anything_hurts_only_itself() -> None:
 
         def lie() -> None:
             while not stop:
-                held = one.parameters._shards[0]._channel._stream._held
-                if held is not None and held.greeted is not None:
-                    held.greeted.pair.own._taken[0] = chance.randrange(1 << 64)
+                held = one.parameters._shards[0]._channel._kept._held
+                if held is not None and held.greeted._shared is not None:
+                    held.greeted._shared.pair.own._taken[0] = chance.randrange(1 << 64)
                 del held
                 time.sleep(0.001)
 
@@ -488,7 +487,7 @@ def test_what_is_lent_stays_as_it_is_until_it_is_taken() -> None:
         header = encode(cluster.header(1, rows=len(blocks)))
         lent, batch = 0, 2
         with channel.use(cluster.connections[0], timeout_s=10.0) as stream:
-            for parts, said in stream.converse(pieces, header, Phases(CLOCK.now), checksums=False, ahead=2):
+            for parts, said in stream.converse(pieces, header, checksums=False, ahead=2):
                 for _ in range(2):
                     before = [np.frombuffer(part.data, np.float32).copy() for part in parts]
                     _push_ones(cluster, batch)
@@ -549,7 +548,7 @@ def test_a_trainer_that_never_takes_anything_is_lent_no_more_than_the_limit() ->
             ]
             header = encode(cluster.header(batch, rows=len(pieces)))
             with channel.use(cluster.connections[0], timeout_s=10.0) as stream:
-                for parts, said in stream.converse(pieces, header, Phases(CLOCK.now), checksums=False, ahead=2):
+                for parts, said in stream.converse(pieces, header, checksums=False, ahead=2):
                     stream._shared.pair.own._taken[0] = 0
                     for part in parts:
                         assert (np.frombuffer(part.data, np.float32) == -batch).all()

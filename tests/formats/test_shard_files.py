@@ -31,7 +31,7 @@ def make_blocks(count=5, elements=300, seed=0) -> list[StoredBlock]:
 
 def make_applied(count=5) -> bytes:
     applied = AppliedBatches(count)
-    applied.mark_many(range(count), Batch(0, 3, 1), 4)
+    applied.mark(range(count), Batch(0, 3, 1), 4)
     return applied.encode()
 
 

@@ -40,7 +40,7 @@ from flightedl.messages.parameters import BatchIdentity, Outcome, PullTicket, Pu
 from flightedl.pserver.shard import ShardState
 from flightedl.pserver.shard_rows import Pushed, Wanted
 from flightedl.rpc.validation import BatchLimits, Tally, check_schema
-from flightedl.wire.parts import STEP_SCHEMA, attached_to, decode_parts, encode_parts
+from flightedl.wire.parts import STEP_SCHEMA, decode_message, encode_parts
 from flightedl.wire.rows import PUSH_SCHEMA, OutgoingBlocks, decode_batch, encode_rows
 from flightedl.wire.shared_values import CopyingInbox, Outbox
 
@@ -136,10 +136,10 @@ class Target:
 
         def push() -> list[Pushed]:
             batch, columns = (None, ()) if message is None else _sound(message, STEP_SCHEMA)
-            parts = decode_parts(batch, packed, columns, self.inbox)
+            parts, attached = decode_message(batch, packed, columns, self.inbox)
             # What is taken was copied: whatever the sender does now comes too late.
             self.memory[:] = 0xFF
-            request = decode(attached_to(packed), PushHeader)
+            request = decode(attached, PushHeader)
             self.shard.require_plan(request.plan_hash)
             return self.shard.push(request, parts)
 

@@ -46,7 +46,7 @@ from flightedl.pserver.step_stream import StepStream
 from flightedl.pserver.steps import StepSession
 from flightedl.rpc import same_host
 from flightedl.rpc.same_host import SharedPair
-from flightedl.wire.parts import attached_to, decode_parts, encode_parts
+from flightedl.wire.parts import decode_message, encode_parts
 from flightedl.wire.rows import OutgoingBlocks
 from flightedl.wire.shared_values import CopyingInbox, Inbox, Outbox
 
@@ -201,7 +201,7 @@ class Speaker:
     def say(self, packed: bytes) -> None:
         """As the pserver takes a message."""
         received, attached = self.stream._decoded(None, packed)
-        header = decode(attached or attached_to(packed), PushHeader)
+        header = decode(attached, PushHeader)
         self.shard.require_plan(header.plan_hash)
         session = StepSession(self.shard, header)
         pieces = session.feed(received)
@@ -214,7 +214,7 @@ class Speaker:
         while self.wire.sent:
             packed = self.wire.sent.popleft()
             self.heard += bool(packed)
-            for part in decode_parts(None, packed, inbox=self.inbox) if packed else ():
+            for part in decode_message(None, packed, inbox=self.inbox)[0] if packed else ():
                 if part.data:
                     values = np.frombuffer(part.data, np.float32)
                     self.lent.append((values, values.copy()))

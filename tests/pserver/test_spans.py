@@ -16,7 +16,7 @@ from flightedl.messages.control import ViewMemberMessage, ViewRequest
 from flightedl.messages.parameters import BatchIdentity, Outcome, PushHeader
 from flightedl.pserver.shard import ShardState
 from flightedl.pserver.shard_rows import Wanted
-from flightedl.wire.parts import decode_parts, encode_parts
+from flightedl.wire.parts import decode_message, encode_parts
 from flightedl.wire.rows import OutgoingBlocks, Row, Rows, decode_batch, encode_pieces, encode_rows
 
 COUNT, SIZE = 5, 16
@@ -57,7 +57,7 @@ class Bench:
                 OutgoingBlocks(blocks[a:b], bases[a], Outcome.NONE, np.concatenate(arrays[a:b]), ())
                 for a, b in pairwise(cuts)
             ]
-            pushed = self.shard.push(header, decode_parts(*encode_parts(sent)))
+            pushed = self.shard.push(header, decode_message(*encode_parts(sent))[0])
         else:
             pushed = self.shard.push_rows(header, decode_batch(encode_rows(list(blocks), bases, arrays)))
         pieces = [one.piece for one in pushed]
@@ -242,7 +242,7 @@ def test_one_version_is_encoded_once_for_all_readers_and_anew_after_it_changed(w
     assert not np.array_equal(third.values, first.values)
     assert not encode_pieces([third]).column(2).equals(encode_pieces([first]).column(2))
     decode_batch(encode_pieces([third]))
-    decode_parts(*encode_parts([third]))
+    decode_message(*encode_parts([third]))[0]
     del first, second, third
     span.run_optimizer(np.ones(span.values.size, np.float32), 0)
     assert span._sent is None

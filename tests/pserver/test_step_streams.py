@@ -15,7 +15,7 @@ from flightedl.messages.base import encode
 from flightedl.messages.parameters import Outcome
 from flightedl.rpc.client_streams import ClientExchange
 from flightedl.rpc.reuse import ReusableExchange
-from flightedl.wire.parts import STEP_END, STEP_SCHEMA, attached_to, decode_parts, encode_parts
+from flightedl.wire.parts import STEP_END, STEP_SCHEMA, decode_message, encode_parts
 from flightedl.wire.rows import OutgoingBlocks
 
 from ..client.pserver_bench import CLOCK, Cluster
@@ -80,8 +80,9 @@ def _outcomes(exchange: ClientExchange) -> list[int]:
         batch, packed = exchange.answer()
         assert batch is not None
         assert packed is not None
-        outcomes += [part.outcome for part in decode_parts(batch, packed)]
-        is_over = attached_to(packed) == STEP_END
+        parts, said = decode_message(batch, packed)
+        outcomes += [part.outcome for part in parts]
+        is_over = said == STEP_END
     return outcomes
 
 

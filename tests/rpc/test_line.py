@@ -17,7 +17,8 @@ import pytest
 from flightedl.adapters.clock import SystemClock
 from flightedl.errors import DeadlineError, FencedError, FlightedlError, MessageError
 from flightedl.rpc import Call, Connection, Exchange, ExchangeRoute, FlightServer, Routes
-from flightedl.rpc.line import AHEAD_BYTES, LIMIT_BYTES, Line, LineSteps
+from flightedl.rpc.line import AHEAD_BYTES, LIMIT_BYTES, Line
+from flightedl.rpc.lock_step import LineCarrier, lock_step
 from flightedl.rpc.same_host import ask_to_share, share
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="lines are offered on Linux only")
@@ -63,7 +64,7 @@ def test_messages_come_whole_and_in_order() -> None:
         assert found is not None
         assert found[1] == header
         assert (None if found[0] is None else found[0].tobytes()) == (None if values is None else b"".join(values))
-    assert here.send_word(_never)
+    assert here.send(None, b"", _never)
     assert there.receive(_never) == (None, b"")
     here.close()
     assert there.receive(_never) is None
@@ -222,8 +223,8 @@ def _ask(
     connection: Connection, sizes: Sequence[int], timeout_s: float = 10.0, ahead: int = 100
 ) -> Iterator[tuple[int | None, bytes]]:
     with connection.exchange(b'{"verb": "step"}', SCHEMA, timeout_s=timeout_s) as exchange:
-        steps = LineSteps(ask_to_share(exchange).line, exchange, CLOCK, _as_batch)
-        answers = steps.lock_step(_messages(sizes), ahead=ahead)
+        carrier = LineCarrier(ask_to_share(exchange).line, exchange, CLOCK, _as_batch)
+        answers = lock_step(carrier, _messages(sizes), ahead=ahead)
         for number in range(len(sizes)):
             values, header = next(answers)
             assert header is not None

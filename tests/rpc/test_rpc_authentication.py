@@ -62,7 +62,8 @@ def test_both_sides_of_one_authority_talk(secured: FlightServer, credentials: Ca
     with Connection(secured.address, expected=IDENTITY, credentials=credentials("trainer")) as connection:
         assert connection.action("echo", b"x", timeout_s=TIMEOUT_S) == b"x"
         with connection.exchange(b'{"verb": "mirror"}', SCHEMA, timeout_s=TIMEOUT_S) as exchange:
-            assert next(exchange.lock_step([(BATCH, None, BATCH.nbytes)], ahead=1)) == (BATCH, None)
+            exchange.write(BATCH)
+            assert exchange.answer() == (BATCH, None)
 
 
 @pytest.mark.parametrize("method", list(METHODS))

@@ -12,7 +12,7 @@ import pytest
 
 from flightedl.errors import OutcomeUnknownError, UsageError
 from flightedl.rpc import Connection, FlightServer, PutRoute, Routes
-from flightedl.rpc.client_streams import LOCK_STEP_LIMIT_BYTES
+from flightedl.rpc.lock_step import LOCK_STEP_LIMIT_BYTES, StreamCarrier, lock_step
 from flightedl.rpc.validation import BatchLimits, Tally
 
 from .rpc_support import (
@@ -87,17 +87,22 @@ def test_exchange_answers_each_message(connection: Connection) -> None:
         assert exchange.read() is None
 
 
+def _as_it_is(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """The carrier's messages are batches already."""
+    return batch
+
+
 def test_lock_step_answers_in_order(connection: Connection) -> None:
     batches = [make_batch(rows, 1 << 10) for rows in range(1, 40)]
     sent: list[int] = []
 
-    def messages() -> Iterator[tuple[pa.RecordBatch, bytes | None, int]]:
+    def messages() -> Iterator[tuple[pa.RecordBatch, bytes, int]]:
         for number, batch in enumerate(batches):
             sent.append(number)
             yield batch, str(number).encode(), batch.nbytes
 
     with connection.exchange(b'{"verb": "mirror"}', SCHEMA, timeout_s=TIMEOUT_S) as exchange:
-        answers = exchange.lock_step(messages(), ahead=3)
+        answers = lock_step(StreamCarrier(exchange, _as_it_is), messages(), ahead=3)
         for number, batch in enumerate(batches):
             assert next(answers) == (batch, str(number).encode())
             assert len(sent) == min(number + 3, len(batches)), "no more than three were ahead, and no fewer"
@@ -107,13 +112,13 @@ def test_lock_step_sends_alone_what_could_stop_both_sides_for_ever(connection: C
     sizes = [1, 1, LOCK_STEP_LIMIT_BYTES, LOCK_STEP_LIMIT_BYTES // 2, LOCK_STEP_LIMIT_BYTES // 2 + 1, 1]
     sent: list[int] = []
 
-    def messages() -> Iterator[tuple[pa.RecordBatch, bytes | None, int]]:
+    def messages() -> Iterator[tuple[pa.RecordBatch, bytes, int]]:
         for size_bytes in sizes:
             sent.append(size_bytes)
             yield BATCH, None, size_bytes
 
     with connection.exchange(b'{"verb": "mirror"}', SCHEMA, timeout_s=TIMEOUT_S) as exchange:
-        answers = exchange.lock_step(messages(), ahead=9)
+        answers = lock_step(StreamCarrier(exchange, _as_it_is), messages(), ahead=9)
         ahead = []
         for _ in sizes:
             next(answers)
@@ -123,7 +128,8 @@ def test_lock_step_sends_alone_what_could_stop_both_sides_for_ever(connection: C
 
 def test_lock_step_does_not_take_an_early_end_for_the_last_answer(connection: Connection) -> None:
     with connection.exchange(b'{"verb": "mirror"}', SCHEMA, timeout_s=TIMEOUT_S) as exchange:
-        answers = exchange.lock_step([(BATCH, None, Tally(SCHEMA, BatchLimits()).add(BATCH))], ahead=1)
+        message = BATCH, None, Tally(SCHEMA, BatchLimits()).add(BATCH)
+        answers = lock_step(StreamCarrier(exchange, _as_it_is), [message], ahead=1)
         assert next(answers) == (BATCH, None)
         exchange.write(BATCH)
         exchange.done_writing()

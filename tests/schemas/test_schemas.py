@@ -22,7 +22,7 @@ from flightedl.messages.base import Reply, decode
 from flightedl.messages.parameters import PushHeader
 from flightedl.pserver.flight import PserverFlight
 from flightedl.rpc.routes import Routes
-from flightedl.wire.parts import decode_parts
+from flightedl.wire.parts import decode_message
 from flightedl.wire.rows import decode_rows
 from flightedl_tools import schemas
 
@@ -46,7 +46,7 @@ def test_the_golden_step_message_still_decodes() -> None:
         base64.b64decode(next(value for key, value in golden.items() if key.startswith(name)))
         for name in ("step message", "header of that step message")
     )
-    (part,) = decode_parts(pa.ipc.open_stream(data).read_next_batch(), packed)
+    (part,) = decode_message(pa.ipc.open_stream(data).read_next_batch(), packed)[0]
     assert (part.blocks, part.version, part.outcome) == (range(7, 9), 3, 0)
     np.testing.assert_array_equal(np.frombuffer(part.data, np.float32), [1.0, -2.5])
 

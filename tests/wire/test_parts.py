@@ -11,7 +11,7 @@ import xxhash
 
 from flightedl.errors import DamagedError, MessageError
 from flightedl.messages.parameters import Outcome
-from flightedl.wire.parts import STEP_SCHEMA, ReceivedBlocks, attached_to, decode_parts, encode_parts
+from flightedl.wire.parts import STEP_SCHEMA, ReceivedBlocks, decode_message, encode_parts
 from flightedl.wire.rows import Checksums, OutgoingBlocks
 
 VALUES = np.arange(6, dtype=np.float32)
@@ -44,7 +44,7 @@ def test_parts_arrive_as_they_were_sent(pieces: list[OutgoingBlocks]) -> None:
     assert batch.schema == STEP_SCHEMA
     batch.validate(full=True)
     received = pa.ipc.read_record_batch(batch.serialize(), STEP_SCHEMA)
-    assert decode_parts(received, header) == [
+    assert decode_message(received, header)[0] == [
         ReceivedBlocks(p.blocks, p.version, p.outcome, memoryview(b"" if p.values is None else p.values.tobytes()))
         for p in pieces
     ]
@@ -53,13 +53,12 @@ def test_parts_arrive_as_they_were_sent(pieces: list[OutgoingBlocks]) -> None:
 @pytest.mark.parametrize("pieces", [_pieces(), _pieces()[:1], _pieces()[1:2]], ids=["three", "one", "empty"])
 def test_what_is_attached_arrives_beside_the_parts(pieces: list[OutgoingBlocks]) -> None:
     batch, header = encode_parts(pieces, b"a request")
-    assert attached_to(header) == b"a request"
-    plain, plain_header = encode_parts(pieces)
-    assert decode_parts(batch, header) == decode_parts(plain, plain_header)
-    assert attached_to(plain_header) == b""
+    parts, attached = decode_message(batch, header)
+    assert attached == b"a request"
+    assert decode_message(*encode_parts(pieces)) == (parts, b"")
     for damaged in (header[:-1], header + b"!", header[:-1] + b"T"):
         with pytest.raises(DamagedError):
-            decode_parts(batch, damaged)
+            decode_message(batch, damaged)[0]
 
 
 def test_one_piece_is_not_copied() -> None:
@@ -70,7 +69,7 @@ def test_one_piece_is_not_copied() -> None:
 def test_a_slice_of_a_batch_is_the_slice() -> None:
     message, header = encode_parts(_pieces())
     both = _batch(b"something else", message.column(0)[0].as_py())
-    assert decode_parts(both.slice(1), header) == decode_parts(message, header)
+    assert decode_message(both.slice(1), header)[0] == decode_message(message, header)[0]
 
 
 def test_a_checksum_is_made_once_for_values_that_are_sent_again() -> None:
@@ -85,7 +84,7 @@ def test_no_bit_of_a_header_may_change(place: int) -> None:
     damaged = bytearray(header)
     damaged[place] ^= 4
     with pytest.raises((DamagedError, MessageError)):
-        decode_parts(batch, bytes(damaged))
+        decode_message(batch, bytes(damaged))[0]
 
 
 def test_values_that_changed_are_refused() -> None:
@@ -93,22 +92,22 @@ def test_values_that_changed_are_refused() -> None:
     data = bytearray(batch.column(0)[0].as_py())
     data[7] ^= 1
     with pytest.raises(DamagedError, match="blocks 3 to 4"):
-        decode_parts(_batch(bytes(data)), header)
+        decode_message(_batch(bytes(data)), header)[0]
 
 
 def test_values_may_travel_without_checksums_but_no_header_does() -> None:
     batch, header = encode_parts(_pieces(), b"a request", checksums=False)
-    assert [part.data for part in decode_parts(batch, header)] == [
+    assert [part.data for part in decode_message(batch, header)[0]] == [
         memoryview(b"" if piece.values is None else piece.values.tobytes()) for piece in _pieces()
     ]
     data = bytearray(batch.column(0)[0].as_py())
     data[7] ^= 1
-    assert decode_parts(_batch(bytes(data)), header)[0].data == data[:16], "nobody looks at them"
+    assert decode_message(_batch(bytes(data)), header)[0][0].data == data[:16], "nobody looks at them"
     for place in range(0, len(header), 5):
         damaged = bytearray(header)
         damaged[place] ^= 4
         with pytest.raises((DamagedError, MessageError)):
-            decode_parts(batch, bytes(damaged))
+            decode_message(batch, bytes(damaged))[0]
 
 
 @pytest.mark.parametrize(
@@ -131,4 +130,4 @@ def test_values_may_travel_without_checksums_but_no_header_does() -> None:
 )
 def test_what_does_not_fit_is_refused(header: bytes | None, batch: pa.RecordBatch, message: str) -> None:
     with pytest.raises(MessageError, match=message):
-        decode_parts(batch, header)
+        decode_message(batch, header)[0]

@@ -13,7 +13,7 @@ from flightedl.errors import DamagedError, MessageError
 from flightedl.kernels.compiled import finite_copy
 from flightedl.messages.parameters import Outcome
 from flightedl.wire import shared_values
-from flightedl.wire.parts import STEP_SCHEMA, attached_to, decode_parts, encode_parts, is_shared
+from flightedl.wire.parts import STEP_SCHEMA, decode_message, encode_parts, is_shared
 from flightedl.wire.rows import OutgoingBlocks
 from flightedl.wire.shared_values import (
     UNTAKEN_LIMIT_BYTES,
@@ -101,7 +101,7 @@ def test_what_is_small_travels_in_the_message() -> None:
     batch, header = encode_parts(_pieces(), outbox=Outbox(_memory()))
     assert batch is not None
     assert not is_shared(header)
-    assert decode_parts(batch, header)
+    assert decode_message(batch, header)[0]
 
 
 @pytest.mark.parametrize("pieces", [_pieces(), _pieces()[:1]], ids=["three", "one"])
@@ -115,23 +115,23 @@ def test_parts_arrive_as_they_were_sent(pieces: list[OutgoingBlocks], checksums:
     assert batch is None
     assert is_shared(header)
     sent, sent_header = encode_parts(pieces, b"a request", checksums=checksums)
-    expected = decode_parts(sent, sent_header)
+    expected = decode_message(sent, sent_header)[0]
     for inbox in (Inbox(memory), CopyingInbox(memory, finite_copy())):
-        found = decode_parts(None, header, inbox=inbox)
+        found, attached = decode_message(None, header, inbox=inbox)
+        assert attached == b"a request"
         assert all(part.is_finite == isinstance(inbox, CopyingInbox) for part in found)
         assert [part[:4] for part in found] == [part[:4] for part in expected]
-    assert attached_to(header) == b"a request"
 
 
 def test_a_copy_does_not_change_with_the_memory() -> None:
     memory = _memory()
     _, header = encode_parts(_pieces(), outbox=Outbox(memory, 0))
     inbox = CopyingInbox(memory, finite_copy())
-    parts = decode_parts(None, header, inbox=inbox)
+    parts = decode_message(None, header, inbox=inbox)[0]
     memory[:] = 0xFF
     assert np.array_equal(np.frombuffer(parts[0].data, np.float32), VALUES[:4])
     with pytest.raises(DamagedError):
-        decode_parts(None, header, inbox=inbox)
+        decode_message(None, header, inbox=inbox)[0]
 
 
 def test_values_beyond_the_memory_are_refused() -> None:
@@ -141,18 +141,18 @@ def test_values_beyond_the_memory_are_refused() -> None:
     _, header = encode_parts(_pieces(), outbox=outbox)
     for inbox in (Inbox(memory[:2060]), CopyingInbox(memory[:2060], finite_copy())):
         with pytest.raises(MessageError, match="2048 to 2072 of 2060 shared bytes"):
-            decode_parts(None, header, inbox=inbox)
+            decode_message(None, header, inbox=inbox)[0]
 
 
 def test_memory_that_nobody_shares_is_refused() -> None:
     _, header = encode_parts(_pieces(), outbox=Outbox(_memory(), 0))
     with pytest.raises(MessageError, match="none is shared"):
-        decode_parts(None, header)
+        decode_message(None, header)[0]
     batch, plain = encode_parts(_pieces())
     with pytest.raises(MessageError, match="none is shared"):
-        decode_parts(batch, header, inbox=Inbox(_memory()))
+        decode_message(batch, header, inbox=Inbox(_memory()))[0]
     with pytest.raises(MessageError, match="none came"):
-        decode_parts(None, plain, inbox=Inbox(_memory()))
+        decode_message(None, plain, inbox=Inbox(_memory()))[0]
 
 
 def test_a_header_cut_short_is_refused() -> None:
@@ -160,7 +160,7 @@ def test_a_header_cut_short_is_refused() -> None:
     _, header = encode_parts(_pieces(), outbox=Outbox(memory, 0))
     for length in range(len(header)):
         with pytest.raises((MessageError, DamagedError)):
-            decode_parts(None, header[:length], inbox=Inbox(memory))
+            decode_message(None, header[:length], inbox=Inbox(memory))[0]
     assert not is_shared(None)
     assert not is_shared(b"\4")
 

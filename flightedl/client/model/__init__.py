@@ -7,6 +7,6 @@
   several batches, ``feedback`` keeps what 16 bits round off, ``outgoing`` says how they lie in messages, ``values`` is
   where the model lies, unless it is lent (``lending``). What a call sends and asks for is decided in
   ``domain.trainer.steps``, and carried out with a ``shard_client`` for each pserver, over a ``step_channel``;
-  ``phases`` says where its time went.
+  ``probe`` measures where its time goes.
 * ``loading`` reads values from a file or a checkpoint; ``saving`` has one trainer write them.
 """

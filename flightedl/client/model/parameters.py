@@ -470,12 +470,7 @@ class Parameters(Mapping[str, npt.NDArray[np.generic]]):
         try:
             self._carry_all_out(transfer)
         finally:
-            self.profile.does(before)
-        if len(self._shards) == 1:
-            self.profile.of_push(self._shards[0].phases.seconds)
-        else:
-            spent = (shard.phases.seconds for shard in self._shards)
-            self.profile.of_push(max(spent, key=lambda seconds: sum(seconds.values())))
+            self.profile.pushed(before, max((shard.probe.seconds for shard in self._shards), key=_total_s))
 
     def _carry_all_out(self, transfer: Transfer) -> None:
         outgoing = self._outgoing
@@ -509,6 +504,10 @@ class Parameters(Mapping[str, npt.NDArray[np.generic]]):
         if self._listener is not None and stored:
             self._values.stored = set()
             self._listener.values_came([self._plan.parameters[number].name for number in sorted(stored)])
+
+
+def _total_s(seconds: Mapping[str, float]) -> float:
+    return sum(seconds.values())
 
 
 def _half_kernels(kind: str) -> HalfKernels:

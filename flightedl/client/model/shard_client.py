@@ -14,15 +14,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain, islice
+from itertools import chain
 from typing import Protocol
 
 from flightedl.client.connections import Servers
 from flightedl.client.model.outgoing import Outgoing, Run, at_one_version
-from flightedl.client.model.phases import Phases
+from flightedl.client.model.probe import StepProbe
 from flightedl.client.model.step_channel import StepChannel
 from flightedl.client.model.values import ModelValues
-from flightedl.client.profile import PULL, WAIT
+from flightedl.client.profile import PULL, PUSH, WAIT
 from flightedl.client.tables.traffic import RowMessages
 from flightedl.client.waiting import Waiting
 from flightedl.domain.model.sharding import Block, ShardPlan
@@ -34,7 +34,7 @@ from flightedl.messages.parameters import LookupHeader, Outcome, PullTicket, Pus
 from flightedl.ports import Clock
 from flightedl.process import tracing
 from flightedl.rpc.client import Connection
-from flightedl.rpc.client_streams import LOCK_STEP_LIMIT_BYTES
+from flightedl.rpc.lock_step import LOCK_STEP_LIMIT_BYTES
 from flightedl.wire.parts import PARTS_LIMIT, STEP_END, ReceivedBlocks, parts_of
 from flightedl.wire.rows import OutgoingBlocks, decode_batch
 
@@ -108,7 +108,7 @@ class ShardClient:
         #: Steps follow each other on it.
         self._channel = StepChannel(index, clock, step_bytes=sum(sizes))
         #: Where the time of the newest transfer went.
-        self.phases = Phases(clock.now)
+        self.probe = StepProbe(clock.now)
 
     def close(self) -> None:
         """Let go of the stream."""
@@ -121,14 +121,14 @@ class ShardClient:
             FlightedlError: asking again cannot help.
             UnavailableError: the pserver stayed away for too long.
         """
-        phases = self.phases
-        wants_version = any(version for version in islice(transfer.pulls.values(), 1))
-        phases.begin(WAIT if transfer.pushes or wants_version else PULL)
         if transfer.is_over:
+            self.probe.seconds = {}
             return
+        waits = bool(transfer.pushes) or next(iter(transfer.pulls.values()), 0) > 0
+        self.probe.begin(WAIT if waits else PULL)
         with tracing.span("transfer", pserver=self._index):
             self._converse(transfer, whole, outgoing)
-            phases.end()
+            self.probe.turn("")
 
     def _converse(self, transfer: ShardTransfer, whole: Transfer, outgoing: Outgoing) -> None:
         waiting = self._waiting()
@@ -172,7 +172,7 @@ class ShardClient:
         self, push: Push, transfer: ShardTransfer, whole: Transfer, outgoing: Outgoing, connection: Connection
     ) -> None:
         current, blocks = push.current, push.blocks
-        self.phases.sends()
+        self.probe.turn(PUSH)
         has_rows = blocks[-1] in self._buckets
         header = PushHeader(
             trainer=self._sender.trainer,
@@ -186,7 +186,7 @@ class ShardClient:
             rows=len(blocks) + (len(self._buckets) - 1 if has_rows else 0),
             pull=whole.pull_after_push,
             wait_s=_SLICE_S,
-            traceparent=tracing.carried(),
+            traceparent="" if tracing.tracer is None else tracing.carried(),
             checksums=connection.has_checksums,
         )
         pieces: Iterable[Sequence[OutgoingBlocks]]
@@ -213,12 +213,13 @@ class ShardClient:
         joined = JoinedAnswers(self._buckets, transfer) if self._buckets else None
         checksums = connection.has_checksums
         with self._channel.use(connection, timeout_s=_STREAM_S) as stream:
-            for parts, said in stream.converse(messages, request, self.phases, checksums=checksums, ahead=self._window):
+            for parts, said in stream.converse(messages, request, checksums=checksums, ahead=self._window):
                 self._take(parts, transfer, stream.require_lent, joined, rows)
                 del parts
-                self.phases.answered()
                 if said == STEP_END:
                     return
+                if self.probe.phase == PUSH and stream.is_answered:
+                    self.probe.turn(WAIT)
 
     def _blocks_by_message(
         self, blocks: Sequence[int], bases: Mapping[int, int], outgoing: Outgoing
@@ -261,7 +262,8 @@ class ShardClient:
         if outcome == Outcome.PARTLY_APPLIED:
             joined.answered(blocks, outcome, having=data.tobytes())
         elif data:
-            self.phases.values_came()
+            if self.probe.phase == WAIT:
+                self.probe.turn(PULL)
             if rows is not None:
                 rows.take(self._index, blocks, version, data)
             joined.answered(blocks, outcome, version)
@@ -305,8 +307,8 @@ class ShardClient:
             run = self._run_of.get(blocks[0])
             if run is None or self._run_of.get(blocks[-1]) != run:
                 raise MessageError(f"pserver {self._index} sent {blocks}, which are not its own")
-            if data:
-                self.phases.values_came()
+            if data and self.probe.phase == WAIT:
+                self.probe.turn(PULL)
             if outcome == Outcome.PARTLY_APPLIED:
                 transfer.answered(blocks, outcome, having=data[: len(data) // len(blocks)].tobytes())
             elif data:

@@ -1,37 +1,35 @@
-"""What the messages of steps to one pserver travel by: a stream that is kept open, and memory that both sides map.
+"""Channel for the messages of steps to one pserver: a stream that stays open, and memory that both sides map.
 
-A stream to a pserver of the same host shares memory from its first message on (``rpc.same_host``); values for which
-there is room then lie there, and the messages only say where. What is small enough goes by a line beside the stream
-(``rpc.line``). Everything else is as without it. What is in the way of it is said once, and values are sent.
+A stream to a pserver on the same host shares memory from its first message on (``rpc.same_host``). Values for which
+there is room lie in that memory, and messages only say where; small messages travel by a line beside the stream
+(``rpc.lock_step`` moves both). Where memory cannot be shared, the reason is logged once and values travel by TCP.
 
-In lock-step (``rpc.client_streams``) an answer says that the pserver has what the message brought, so its memory is
-free. What the pserver put into its own is free when its next message is asked for: that is said by a number in memory.
+In lock-step an answer says that the pserver has what the message brought, so the message's memory is free. The memory
+of an answer is free when the next answer is asked for; a counter in the memory says so.
 """
 
 from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from types import TracebackType
+from typing import Self
 
-from flightedl.client.model.phases import Phases
 from flightedl.errors import UnavailableError
 from flightedl.ports import Clock
 from flightedl.rpc.client import Connection
 from flightedl.rpc.client_streams import ClientExchange
-from flightedl.rpc.line import LineSteps
-from flightedl.rpc.reuse import ReusableExchange
-from flightedl.rpc.routes import Message
+from flightedl.rpc.lock_step import Carrier, LineCarrier, StreamCarrier, lock_step
+from flightedl.rpc.reuse import HeldStream, ReusableExchange
 from flightedl.rpc.same_host import NotSharedError, SharedPair, ask_to_share
 from flightedl.wire.parts import (
     PARTS_LIMIT,
     STEP_SCHEMA,
     EncodedMessage,
     ReceivedBlocks,
-    attached_to,
     batch_of,
-    decode_parts,
+    decode_message,
     encode_message,
     is_shared,
 )
@@ -40,18 +38,17 @@ from flightedl.wire.shared_values import Inbox, Outbox
 
 _log = logging.getLogger(__name__)
 
-#: Values of several messages travel as one up to so many bytes, where they are in memory: a message costs time.
+#: Limit of the values of several messages that travel as one, where they are in memory: a message costs time.
 _JOINED_BYTES = 4 << 20
-#: Messages of a step then, at least: both sides are to be at work on different ones.
+#: Least number of messages of a step then: both sides are to work on different ones.
 _MESSAGES = 2
 
 
 class _Shared:
-    """The memory of one stream, and the line beside it, from the trainer's side."""
+    """The memory of one stream, from the trainer's side."""
 
-    def __init__(self, pair: SharedPair, line: LineSteps) -> None:
+    def __init__(self, pair: SharedPair) -> None:
         self.pair = pair
-        self.line = line
         self.outbox = Outbox(pair.own.values)
         self.inbox = Inbox(pair.other.values, None if pair.store is None else pair.store.values)
 
@@ -62,159 +59,156 @@ class StepChannel:
     Args:
         index: Of the pserver, for people.
         clock: For the time of streams.
-        step_bytes: Of the values of a step.
+        step_bytes: Bytes of the values of a step.
     """
 
     def __init__(self, index: int, clock: Clock, *, step_bytes: int) -> None:
         self._joined_bytes = min(_JOINED_BYTES, step_bytes // _MESSAGES)
         self._index = index
         self._clock = clock
-        self._stream = ReusableExchange("step", STEP_SCHEMA, clock, self._greet)
-        #: Whose server shares no memory.
+        self._kept = ReusableExchange("step", STEP_SCHEMA, clock, self._opened)
+        #: The newest connection whose server shares no memory.
         self._unshared: Connection | None = None
 
     def close_idle(self) -> None:
         """Let go of the stream."""
-        self._stream.close_idle()
+        self._kept.close_idle()
 
-    def use(self, connection: Connection, *, timeout_s: float) -> _Request:
-        """The stream, for the one request of a ``with`` block; see ``ReusableExchange.use``."""
-        return _Request(self._stream, connection, timeout_s, self._joined_bytes)
+    def use(self, connection: Connection, *, timeout_s: float) -> StepStream:
+        """Return the open stream, for one request in a ``with`` block; see ``ReusableExchange.use``."""
+        held = self._kept.begin(connection, timeout_s=timeout_s)
+        stream: StepStream = held.greeted
+        stream.lend(held, self._kept.end)
+        return stream
 
-    def _greet(self, connection: Connection, exchange: ClientExchange) -> _Shared | None:
-        if not connection.shares_memory or self._unshared is connection:
-            return None
-        try:
-            pair = ask_to_share(exchange)
-            return _Shared(pair, LineSteps(pair.line, exchange, self._clock, batch_of))
-        except NotSharedError as error:
-            self._unshared = connection
-            _log.debug("values from and to pserver %d travel by TCP: %s", self._index, error)
-            return None
+    def _opened(self, connection: Connection, exchange: ClientExchange) -> StepStream:
+        if connection.shares_memory and self._unshared is not connection:
+            try:
+                pair = ask_to_share(exchange)
+            except NotSharedError as error:
+                self._unshared = connection
+                _log.debug("values from and to pserver %d travel by TCP: %s", self._index, error)
+            else:
+                carrier = LineCarrier(pair.line, exchange, self._clock, batch_of)
+                return StepStream(exchange, carrier, _Shared(pair), self._joined_bytes)
+        return StepStream(exchange, StreamCarrier(exchange, batch_of))
 
 
-class _Request:
-    """What ``with`` needs of a request: a generator in its place costs a small step a tenth of its time."""
+class StepStream:
+    """An open stream that carries one request, answered completely, after the other.
 
-    __slots__ = ("_asked", "_held", "_joined_bytes", "_kept", "_stream")
+    Args:
+        exchange: The Flight stream.
+        carrier: Moves its messages.
+        shared: Memory of both sides; None if there is none.
+        joined_bytes: Limit of the values of several messages that travel as one, where they are in memory.
+    """
 
-    def __init__(self, kept: ReusableExchange, connection: Connection, timeout_s: float, joined_bytes: int) -> None:
-        self._kept = kept
-        self._asked = connection, timeout_s
+    def __init__(
+        self, exchange: ClientExchange, carrier: Carrier, shared: _Shared | None = None, joined_bytes: int = 0
+    ) -> None:
         self._joined_bytes = joined_bytes
+        self._exchange = exchange
+        self._carrier = carrier
+        self._shared = shared
+        #: For each unanswered message: True if its values are in memory.
+        self._unanswered: deque[bool] = deque()
+        #: True while a request has messages that were not sent.
+        self._is_sending = False
+        #: While a request is under way; None between requests, so that the held stream and this do not keep each other.
+        self._lent: tuple[HeldStream, Callable[[HeldStream, BaseException | None], None]] | None = None
 
-    def __enter__(self) -> StepStream:
-        connection, timeout_s = self._asked
-        held = self._held = self._kept.begin(connection, timeout_s=timeout_s)
-        self._stream = StepStream(held.exchange, held.greeted, self._joined_bytes)
-        return self._stream
+    def lend(self, held: HeldStream, give_back: Callable[[HeldStream, BaseException | None], None]) -> None:
+        """Begin a request: the ``with`` block that follows ends by ``give_back``."""
+        self._lent = held, give_back
+
+    def __enter__(self) -> Self:
+        return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
     ) -> None:
-        # An error that somebody keeps has the frames that it went through, and they have this.
-        self._stream.end()
-        self._kept.end(self._held, error)
-
-
-class StepStream:
-    """One request and its answers.
-
-    Args:
-        exchange: What they travel by.
-        shared: Memory of both sides; None: there is none.
-        joined_bytes: Values of several messages that travel as one, where they are in memory.
-    """
-
-    def __init__(self, exchange: ClientExchange, shared: _Shared | None, joined_bytes: int = 0) -> None:
-        self._joined_bytes = joined_bytes
-        self._exchange = exchange
-        self._shared = shared
-        #: For each message that has no answer yet: whether its values are in memory.
-        self._unanswered: deque[bool] = deque()
+        if error is not None:
+            # Whoever keeps the error keeps the frames that it went through, and they have this: let go of the memory.
+            self._shared = None
+        assert self._lent is not None, "use() lends the stream"
+        (held, give_back), self._lent = self._lent, None
+        give_back(held, error)
 
     def require_lent(self) -> None:
-        """To be asked when values were copied, before they count.
+        """Check values that were copied out of the pserver's memory, before they count.
 
         Raises:
-            UnavailableError: the pserver has ended the stream meanwhile, and may have changed them.
+            UnavailableError: the pserver has ended the stream in the meantime, and may have changed them.
         """
         if self._shared is not None and self._shared.pair.other.is_over:
             raise UnavailableError("the stream ended while values were read: they may be of two versions")
 
-    def end(self) -> None:
-        """Let go of the memory."""
-        self._shared = None
+    @property
+    def is_answered(self) -> bool:
+        """True if all messages of the request were sent and answered."""
+        return not self._unanswered and not self._is_sending
 
     def converse(
         self,
         messages: Iterable[Sequence[OutgoingBlocks]],
         request: bytes,
-        phases: Phases,
         *,
         checksums: bool,
         ahead: int,
     ) -> Iterator[tuple[list[ReceivedBlocks], bytes]]:
-        """Messages there, the first of which brings the request, and answers back, in lock-step.
+        """Send messages, the first of which brings the request, and receive answers in lock-step.
 
         Drop an answer's values before you ask for the next one.
 
         Args:
             messages: Made when they are about to be sent.
             request: Of the step.
-            phases: Told what goes on.
             checksums: Whether values carry any.
-            ahead: Messages that may be unanswered.
+            ahead: Maximum number of unanswered messages.
 
         Yields:
-            What came, and what is attached to it.
+            The answer's parts, and what is attached to them.
         """
-        sent = self._encoded(messages, request, phases, checksums=checksums)
-        shared = self._shared
-        answers = self._by_stream(sent, ahead) if shared is None else shared.line.lock_step(sent, ahead=ahead)
-        del shared
-        for batch, packed in answers:
-            if self._unanswered and self._unanswered.popleft() and self._shared is not None:
-                self._shared.outbox.taken(1)
+        self._unanswered.clear()
+        if isinstance(messages, list) and len(messages) == 1:
+            sent: Iterable[EncodedMessage] = (self._encoded(messages[0], request, checksums=checksums),)
+        else:
+            sent = self._all_encoded(messages, request, checksums=checksums)
+        for batch, packed in lock_step(self._carrier, sent, ahead=ahead):
+            shared = self._shared
+            if self._unanswered and self._unanswered.popleft() and shared is not None:
+                shared.outbox.taken(1)
             if batch is not None:
-                yield decode_parts(batch, packed, self._exchange.columns), attached_to(packed)
+                yield decode_message(batch, packed, self._exchange.columns)
             elif not is_shared(packed):
                 yield [], packed or b""
             else:
-                inbox = None if self._shared is None else self._shared.inbox
                 try:
-                    yield decode_parts(None, packed, inbox=inbox), attached_to(packed)
+                    yield decode_message(None, packed, inbox=None if shared is None else shared.inbox)
                 finally:
-                    # Also where the caller asks for nothing more, as this was the last one.
-                    if self._shared is not None:
-                        self._shared.pair.own.taken += 1
-                    del inbox
-            # The next answer is to come into this one's memory, while that is in the processor's cache.
-            del batch
+                    # Also if the caller asks for nothing more, because this was the last answer.
+                    if shared is not None:
+                        shared.pair.own.taken += 1
+            # The next answer should land in this one's memory, while that is in the processor's cache.
+            del batch, shared
 
-    def _by_stream(self, messages: Iterable[EncodedMessage], ahead: int) -> Iterator[Message]:
-        """In lock-step without a line. What is not sent cannot make both sides wait for each other."""
-        return self._exchange.lock_step(
-            ((None if values is None else batch_of(values), header, size) for values, header, size in messages),
-            ahead=ahead,
-        )
+    def _encoded(self, pieces: Sequence[OutgoingBlocks], request: bytes, *, checksums: bool) -> EncodedMessage:
+        outbox = None if self._shared is None else self._shared.outbox
+        message = encode_message(pieces, request, checksums=checksums, outbox=outbox)
+        self._unanswered.append(message.values is None)
+        return message
 
-    def _encoded(
-        self, messages: Iterable[Sequence[OutgoingBlocks]], request: bytes, phases: Phases, *, checksums: bool
+    def _all_encoded(
+        self, messages: Iterable[Sequence[OutgoingBlocks]], request: bytes, *, checksums: bool
     ) -> Iterator[EncodedMessage]:
-        """Messages as they are sent."""
-        outbox = None
+        self._is_sending = True
         if self._shared is not None:
-            outbox = self._shared.outbox
-            if not (isinstance(messages, list) and len(messages) == 1):
-                messages = _joined(messages, self._joined_bytes)
+            messages = _joined(messages, self._joined_bytes)
         for pieces in messages:
-            message = encode_message(pieces, request, checksums=checksums, outbox=outbox)
-            self._unanswered.append(message.values is None)
-            phases.sent()
-            yield message
+            yield self._encoded(pieces, request, checksums=checksums)
             request = b""
-        phases.sent_all()
+        self._is_sending = False
 
 
 def _joined(messages: Iterable[Sequence[OutgoingBlocks]], limit_bytes: int) -> Iterator[Sequence[OutgoingBlocks]]:

@@ -94,12 +94,13 @@ class BlockRounds:
         "_staleness",
         "_switch",
         "_total_weight",
-        "_version",
         "members",
+        "version",
     )
 
     def __init__(self, mode: Mode, version: int = 0) -> None:
-        self._version = version
+        #: Rounds closed (sync) or updates applied (async, bounded).
+        self.version = version
         #: Member -> first round.
         self.members: dict[int, int] = {}
         #: Who arrived in the open round, members or not any more.
@@ -124,7 +125,7 @@ class BlockRounds:
         # All blocks switch at one version, so these clocks are the same on all of them.
         self._clocks = {}
         if self._staleness is not None:
-            self._clocks = {member: max(first, self._version) for member, first in self.members.items()}
+            self._clocks = {member: max(first, self.version) for member, first in self.members.items()}
 
     def copy(self) -> BlockRounds:
         """The same state, for another block with the same history."""
@@ -140,15 +141,10 @@ class BlockRounds:
         return self._mode
 
     @property
-    def version(self) -> int:
-        """Rounds closed (sync) or updates applied (async, bounded)."""
-        return self._version
-
-    @property
     def position(self) -> int:
         """What a first round is compared with: the open round (sync), the slowest member's clock (bounded)."""
         if self._is_sync or self._staleness is None:
-            return self._version
+            return self.version
         return min(self._clocks.values(), default=0)
 
     @property
@@ -170,7 +166,7 @@ class BlockRounds:
         """Due members that have not arrived in the open round."""
         if not self._is_sync:
             return []
-        return [m for m, first in self.members.items() if first <= self._version and m not in self._arrived]
+        return [m for m, first in self.members.items() if first <= self.version and m not in self._arrived]
 
     def holds_up(self) -> list[int]:
         """Members for whom others wait: who has not arrived in a round that has begun, or is too far behind.
@@ -178,7 +174,7 @@ class BlockRounds:
         A round is waited for by those who have arrived in it, and by those who join after it.
         """
         if self._is_sync:
-            is_awaited = self._arrived or any(first > self._version for first in self.members.values())
+            is_awaited = self._arrived or any(first > self.version for first in self.members.values())
             return self.waits_for() if is_awaited else []
         if self._staleness is None or not self._clocks:
             return []
@@ -220,7 +216,7 @@ class BlockRounds:
             return _NOT_MEMBER
         if not self._is_sync:
             return self._arrive_unsynchronized(member, base_version, weight, already_applied, step)
-        version = self._version
+        version = self.version
         if base_version > version:
             raise MessageError(f"base version {base_version} is in the future: the open round is {version}")
         if base_version < version or first > version:
@@ -252,7 +248,7 @@ class BlockRounds:
             return _REPEATED
         first = self.members[member]
         if not self._backup or base_version < first:
-            return Stale(max(first, self._version))
+            return Stale(max(first, self.version))
         if not weight:
             return _ARRIVED
         return Accumulate(self._contribute(member, weight, batch).is_first, is_late=True)
@@ -260,8 +256,8 @@ class BlockRounds:
     def _arrive_unsynchronized(
         self, member: int, base_version: int, weight: float, already_applied: bool, step: int
     ) -> Arrival:
-        if base_version > self._version and not already_applied:
-            return Stale(self._version)
+        if base_version > self.version and not already_applied:
+            return Stale(self.version)
         if self._staleness is not None and (clock := self.members[member] + step) > self._clocks[member]:
             self._clocks[member] = clock
             if already_applied:
@@ -270,8 +266,8 @@ class BlockRounds:
             return _REPEATED
         if not weight:
             return _ARRIVED
-        staleness = self._version - base_version
-        self._version += 1
+        staleness = self.version - base_version
+        self.version += 1
         return Apply(staleness)
 
     # pulls
@@ -279,13 +275,15 @@ class BlockRounds:
     def pull(self, member: int, min_version: int) -> Pull:
         """Whether values may be read now; ``member`` 0 is anybody who only reads."""
         if not member:
-            return Pull.READY if self._version >= min_version else Pull.WAIT
+            return Pull.READY if self.version >= min_version else Pull.WAIT
         first = self.members.get(member)
         if first is None:
             return Pull.NOT_MEMBER
-        if self._is_sync and self._version < first:
+        if self._is_sync and self.version < first:
             return Pull.WAIT
-        return Pull.READY if self._version >= min_version and self.may_proceed(member) else Pull.WAIT
+        if self.version < min_version or (self._staleness is not None and not self.may_proceed(member)):
+            return Pull.WAIT
+        return Pull.READY
 
     def may_proceed(self, member: int) -> bool:
         """Whether a member is near enough to the slowest one (bounded); always True in the other modes."""
@@ -299,7 +297,7 @@ class BlockRounds:
         """Whether a member's arrival, if it counts, lets the optimizer run: what that takes is got ready before."""
         if not self._is_sync:
             return True
-        is_due = base_version == self._version and self.members.get(member, base_version + 1) <= base_version
+        is_due = base_version == self.version and self.members.get(member, base_version + 1) <= base_version
         return is_due and self._missing - (member not in self._arrived) <= self._backup
 
     def closable(self) -> bool:
@@ -308,7 +306,7 @@ class BlockRounds:
             return False
         if self._missing == 0:
             # All due members are here, or none is due.
-            return bool(self._contributors) or self._has_arrivals() or self._next_start() > self._version
+            return bool(self._contributors) or self._has_arrivals() or self._next_start() > self.version
         return self._missing <= self._backup and self._has_arrivals()
 
     def _has_arrivals(self) -> bool:
@@ -320,34 +318,34 @@ class BlockRounds:
         if self._switch is not None:
             start = min([*self.members.values(), self._switch.at_version])
         else:
-            start = min(self.members.values(), default=self._version)
-        return max(start, self._version)
+            start = min(self.members.values(), default=self.version)
+        return max(start, self.version)
 
     def close(self) -> Closing:
         """Close the open round; call only when ``closable``. Without anything held this catches up in one step."""
         assert self.closable(), "this round still waits for members"
-        closing = Closing(self._version, self._total_weight, self._contributors, frozenset(self._arrived), self._held)
+        closing = Closing(self.version, self._total_weight, self._contributors, frozenset(self._arrived), self._held)
         is_empty = not self._contributors and not self._has_arrivals()
-        self._version = self._next_start() if is_empty else self._version + 1
+        self.version = self._next_start() if is_empty else self.version + 1
         self._arrived = set()
         self._contributors = {}
         self._total_weight = 0.0
         self._held = []
-        if self._switch is not None and self._version >= self._switch.at_version:
+        if self._switch is not None and self.version >= self._switch.at_version:
             self._set_mode(self._switch.mode)
             self._switch = None
         self._count_missing()
         return closing
 
     def _count_missing(self) -> None:
-        version, arrived = self._version, self._arrived
+        version, arrived = self.version, self._arrived
         self._missing = sum(first <= version and m not in arrived for m, first in self.members.items())
 
     # the view
 
     def can_admit(self, first_round: int) -> bool:
         """False when rounds that a member would be due in have been closed without it."""
-        return not self._is_sync or first_round >= self._version
+        return not self._is_sync or first_round >= self.version
 
     def change(self, admit: Mapping[int, int], remove: Iterable[int]) -> None:
         """Admit members (-> first round) and remove others in one step; then ask ``closable``.
@@ -357,7 +355,7 @@ class BlockRounds:
         """
         for member, first in admit.items():
             if not self.can_admit(first):
-                raise MessageError(f"member {member} cannot start at round {first}: round {self._version} is open")
+                raise MessageError(f"member {member} cannot start at round {first}: round {self.version} is open")
         for member in remove:
             self.members.pop(member, None)
             self._clocks.pop(member, None)
@@ -381,7 +379,7 @@ class BlockRounds:
     def can_switch(self, at_version: int) -> bool:
         """Whether the mode may change at this version, once nobody is a member any more."""
         has_begun = bool(self._arrived or self._contributors)
-        return at_version >= self._version + has_begun
+        return at_version >= self.version + has_begun
 
     def switch(self, mode: Mode, at_version: int) -> None:
         """Change the mode at a version that is agreed for all blocks.
@@ -393,21 +391,21 @@ class BlockRounds:
         Raises:
             MessageError: the version is past; nothing was changed. Agree on a later one.
         """
-        if at_version < self._version:
-            raise MessageError(f"the mode cannot change at version {at_version}: the block is at {self._version}")
-        if self._is_sync and at_version > self._version:
+        if at_version < self.version:
+            raise MessageError(f"the mode cannot change at version {at_version}: the block is at {self.version}")
+        if self._is_sync and at_version > self.version:
             self._switch = _Switch(mode, at_version)
             return
         if self._is_sync and (self._arrived or self._contributors):
             raise MessageError(f"the mode cannot change at version {at_version}: that round has begun")
-        self._version = at_version
+        self.version = at_version
         self._switch = None
         self._set_mode(mode)
         self._count_missing()
 
     def check(self) -> None:
         """Assert every invariant."""
-        assert self._version >= 0, "a negative version"
+        assert self.version >= 0, "a negative version"
         if not self._is_sync:
             assert not self._arrived, "arrivals are kept outside of sync mode"
             assert not self._contributors, "contributions are held outside of sync mode"
@@ -416,4 +414,4 @@ class BlockRounds:
         assert bool(self._contributors) == bool(self._held), "contributions and held batches differ"
         assert abs(self._total_weight - sum(self._contributors.values())) <= 1e-6 * (1 + self._total_weight)
         assert self._clocks.keys() == (self.members.keys() if self._staleness is not None else set())
-        assert self._switch is None or self._switch.at_version > self._version, "a switch was missed"
+        assert self._switch is None or self._switch.at_version > self.version, "a switch was missed"

@@ -20,6 +20,7 @@ it is incomplete, as one that was given up for failed is.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from operator import itemgetter
 
 import msgspec
 import numpy as np
@@ -63,18 +64,13 @@ class AppliedBatches:
         """Number of blocks."""
         return len(self._of)
 
-    def mark(self, block: int, batch: Batch, batch_count: int) -> bool:
-        """Note that the block has taken in the batch; False when it had before.
+    def mark(self, blocks: Iterable[int], batch: Batch, batch_count: int) -> int:
+        """Note that the blocks have taken in the batch; return how many did not have it.
 
         Raises:
-            MessageError: the batch cannot be one of a task of ``batch_count`` batches, or the count was another before.
+            MessageError: the batch cannot be one of a task of ``batch_count`` batches, or the count was another before;
+                nothing was done.
         """
-        cohort = self._of[block]
-        self._allow(cohort, batch, batch_count)
-        return cohort.add(batch, batch_count, self._bits[block]) != 0
-
-    def mark_many(self, blocks: Iterable[int], batch: Batch, batch_count: int) -> int:
-        """``mark`` for several blocks; returns how many did not have it. Errors as there; then nothing is done."""
         masks = self._masks_of(blocks)
         for cohort, _ in masks:
             self._allow(cohort, batch, batch_count)
@@ -93,15 +89,25 @@ class AppliedBatches:
         Raises:
             MessageError: as ``mark``, or a batch is named twice; nothing was done.
         """
-        if len({batch for batch, _ in batches}) != len(batches):
+        if len(batches) > 1 and len(set(map(itemgetter(0), batches))) != len(batches):
             raise MessageError("a sum names a batch twice")
-        for cohort, _ in self._masks_of(blocks):
+        masks = self._masks_of(blocks)
+        for cohort, _ in masks:
             for batch, batch_count in batches:
                 self._allow(cohort, batch, batch_count)
-        having = [self.count_having(blocks, batch) for batch, _ in batches]
-        if not any(having):
-            for batch, batch_count in batches:
-                self.mark_many(blocks, batch, batch_count)
+        marked: list[tuple[Cohort, Batch, int, int]] = []
+        having: list[int] = []
+        for batch, batch_count in batches:
+            count = 0
+            for cohort, mask in masks:
+                new = cohort.add(batch, batch_count, mask)
+                count += (mask ^ new).bit_count()
+                if new:
+                    marked.append((cohort, batch, batch_count, new))
+            having.append(count)
+        if any(having):
+            for cohort, batch, batch_count, new in marked:
+                cohort.take(batch, batch_count, new)
         return having
 
     def count_having(self, blocks: Iterable[int], batch: Batch) -> int:
@@ -125,7 +131,8 @@ class AppliedBatches:
 
     def _masks_of(self, blocks: Iterable[int]) -> list[tuple[Cohort, int]]:
         """The blocks' bits in each of their cohorts; of stretches they are kept: each push asks for the same ones."""
-        if isinstance(blocks, range) and (known := self._masks.get(blocks)) is not None:
+        known = self._masks.get(blocks) if isinstance(blocks, range) else None
+        if known is not None:
             return known
         masks: dict[int, tuple[Cohort, int]] = {}
         for block in blocks:

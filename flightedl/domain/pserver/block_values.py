@@ -78,8 +78,10 @@ class Push:
     @classmethod
     def of(cls, header: PushHeader) -> Push:
         """What a trainer's message says."""
-        named = (header.identity, *header.further) if header.further else (header.identity,)
-        batches = [(Batch(one.epoch, one.task, one.batch), one.batch_count) for one in named]
+        one = header.identity
+        batches = [(Batch(one.epoch, one.task, one.batch), one.batch_count)]
+        if header.further:
+            batches += [(Batch(each.epoch, each.task, each.batch), each.batch_count) for each in header.further]
         return cls(header.trainer, header.generation, header.member, batches, header.weight, header.step)
 
 

@@ -25,7 +25,7 @@ what spans share.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from itertools import pairwise
 from typing import Generic
@@ -93,6 +93,9 @@ class BlockProtocol(Generic[Span]):
         #: By rising position; replaced, never changed, when one is split.
         self.spans = spans
         self._span_of = {number: span for span in spans for number in span.numbers}
+        #: Block number -> its span; None if the block is not here. Unless its lock is held, the span may be split by
+        #: the time that it is returned.
+        self.span_of: Callable[[int], Span | None] = self._span_of.get
         self._guard = guard
         self._applied = AppliedBatches(len(self._span_of))
         self._view = PserverView(mode)
@@ -126,10 +129,6 @@ class BlockProtocol(Generic[Span]):
     def members(self) -> list[int]:
         """Whom the blocks know."""
         return [member.member_id for member in self._view.members]
-
-    def span_of(self, number: int) -> Span | None:
-        """The span of a block; None: it does not lie here. It may have been split since, unless its lock is held."""
-        return self._span_of.get(number)
 
     def versions(self) -> list[int]:
         """Of all blocks, by position."""
@@ -216,7 +215,7 @@ class BlockProtocol(Generic[Span]):
         arrival = self._arrive(span, push, base_version, weight, is_new=is_new)
         effects: list[Effect] = []
         self._take(span, push, arrival, weight, effects)
-        is_news = self._close_rounds(span, effects) or not self.is_synchronous
+        is_news = not self.is_synchronous or self._close_rounds(span, effects)
         outcome = _OUTCOMES[type(arrival)]
         if outcome is Outcome.ACCEPTED and not is_new:
             outcome = Outcome.ALREADY_APPLIED
@@ -248,11 +247,7 @@ class BlockProtocol(Generic[Span]):
         """
         local = span.local
         with self._guard:
-            if len(local) == 1 and len(batches) == 1:
-                batch, batch_count = batches[0]
-                having = [0 if self._applied.mark(local.start, batch, batch_count) else 1]
-            else:
-                having = self._applied.mark_together(local, batches)
+            having = self._applied.mark_together(local, batches)
             if not any(having):
                 if self._cut is not None:
                     self._cut.marked(local, batches)
@@ -305,7 +300,8 @@ class BlockProtocol(Generic[Span]):
                 Update(version - 1, version, span.updates, push.batches, is_of_round=False, rate_factor=rate_factor)
             )
             span.updates += 1
-            self._note_due(span, effects)
+            if self._cut is not None:
+                self._note_due(span, effects)
 
     # rounds
 

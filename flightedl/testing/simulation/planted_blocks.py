@@ -44,7 +44,7 @@ def _sums_all_the_same(original: Original) -> Original:
         if not isinstance(found, bytes):
             return found
         for batch, batch_count in batches:
-            self._applied.mark_many(span.local, batch, batch_count)
+            self._applied.mark(span.local, batch, batch_count)
         return True
 
     return mark

@@ -137,10 +137,10 @@ def _kept_in_the_queue(_original: Original) -> Original:
 
 def _all_but_the_first(original: Original) -> Original:
     def answered(self: ShardTransfer, *arguments: Any, **more: Any) -> None:
-        before = self.refusals
-        self.refusals = set()
+        whole = self._whole
+        before, whole.refusals = whole.refusals, set()
         original(self, *arguments, **more)
-        self.refusals = before | {places[1:] for places in self.refusals}
+        whole.refusals = before | {places[1:] for places in whole.refusals}
 
     return answered
 
@@ -148,7 +148,7 @@ def _all_but_the_first(original: Original) -> Original:
 def _unknown_is_settled(original: Original) -> Original:
     def failed(self: ShardTransfer, error: FlightedlError) -> Any:
         if isinstance(error, OutcomeUnknownError):
-            for block in sorted(self._pushes):
+            for block in sorted(self.pushes):
                 self.answered(range(block, block + 1), Outcome.ACCEPTED)
         return original(self, error)
 
@@ -157,7 +157,7 @@ def _unknown_is_settled(original: Original) -> Original:
 
 def _refused_is_settled(original: Original) -> Original:
     def answered(self: ShardTransfer, blocks: range, outcome: int, *arguments: Any, **more: Any) -> None:
-        is_refused = outcome in {Outcome.STALE, Outcome.NOT_MEMBER} and self._pushes
+        is_refused = outcome in {Outcome.STALE, Outcome.NOT_MEMBER} and self.pushes
         original(self, blocks, Outcome.ACCEPTED if is_refused else outcome, *arguments, **more)
 
     return answered
@@ -167,7 +167,7 @@ def _the_first_is_enough(original: Original) -> Original:
     def failed(self: ShardTransfer, error: FlightedlError) -> Any:
         verdict = original(self, error)
         others = [shard for shard in self._whole.shards if shard is not self]
-        has_answer = any(shard.generation and not shard._pushes for shard in others)  # noqa: SLF001 - a planted bug
+        has_answer = any(shard.generation and not shard.pushes for shard in others)
         return Over() if isinstance(verdict, AskAgain) and has_answer else verdict
 
     return failed

@@ -73,7 +73,7 @@ def test_every_block_is_read_once_from_where_it_is(before, after):
         numbers = saved.blocks_of(file.index).numbers.tolist()
         sets[file.name] = AppliedBatches(len(numbers))
         for position, number in enumerate(numbers):
-            sets[file.name].mark(position, Batch(0, number, 0), 1)
+            sets[file.name].mark([position], Batch(0, number, 0), 1)
     read = []
     for index in range(after):
         parts = recut(stored, saved, plan, index)
@@ -141,7 +141,7 @@ def test_each_bucket_has_one_owner_and_brings_what_is_applied_to_it(before, afte
         sets = {}
         for part in parts:
             applied = AppliedBatches(len(saved.positions_of(part.file.index)))
-            applied.mark_many(range(applied.block_count), Batch(0, part.file.index, 0), 2)
+            applied.mark(range(applied.block_count), Batch(0, part.file.index, 0), 2)
             sets[part.file.name] = applied
         applied = applied_of(parts, sets)
         owners = [next(p.file.index for p in parts if number in p.blocks) for number in plan.positions_of(index)]

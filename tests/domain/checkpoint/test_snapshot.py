@@ -103,7 +103,7 @@ class Pushed:
         batch = Batch(0, member, step)
         outcome = rounds.arrive(member, step, 1.0, already_applied=False, batch=batch, batch_count=STEPS)
         assert isinstance(outcome, Accumulate)
-        assert self.applied.mark(block, batch, STEPS)
+        assert self.applied.mark([block], batch, STEPS)
         if self.cut is not None and self.saved is None:
             self.cut.marked((block,), [(batch, STEPS)])
         self.steps[member, block] += 1

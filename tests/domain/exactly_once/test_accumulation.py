@@ -38,7 +38,7 @@ def test_a_sum_is_marked_whole_or_not_at_all() -> None:
 )
 def test_a_sum_that_cannot_be_marks_nothing(batches: list[tuple[Batch, int]], text: str) -> None:
     applied = AppliedBatches(1)
-    applied.mark(0, Batch(0, 0, 4), BATCHES)
+    applied.mark([0], Batch(0, 0, 4), BATCHES)
     before = applied.encode()
     with pytest.raises(MessageError, match=text):
         applied.mark_together([0], batches)

@@ -22,7 +22,7 @@ unmarks = st.lists(st.tuples(st.integers(0, 3), st.sampled_from(BATCHES)), max_s
 def marked(applied: AppliedBatches, model: set, actions) -> None:
     for block, identity in actions:
         batch = Batch(*identity)
-        assert applied.mark(block, batch, COUNTS[batch.task]) == ((block, batch) not in model)
+        assert applied.mark([block], batch, COUNTS[batch.task]) == ((block, batch) not in model)
         model.add((block, batch))
     applied.check()
 
@@ -89,7 +89,7 @@ def test_a_set_travels_with_its_block(parts, data):
 def fill(applied: AppliedBatches, blocks, epoch: int, tasks: int = 3) -> None:
     for task in range(tasks):
         for batch in range(COUNTS[task]):
-            applied.mark_many(blocks, Batch(epoch, task, batch), COUNTS[task])
+            applied.mark(blocks, Batch(epoch, task, batch), COUNTS[task])
 
 
 def test_a_whole_epoch_costs_nothing_but_its_number():
@@ -99,14 +99,14 @@ def test_a_whole_epoch_costs_nothing_but_its_number():
     fill(applied, range(4), 0)
     assert len(applied.encode()) <= empty + 4
     assert applied.done_tasks(0) == [0, 1, 2]
-    assert not applied.mark(2, Batch(0, 2, 8), 9)
+    assert not applied.mark([2], Batch(0, 2, 8), 9)
     applied.seal(0, 3)
 
 
 def test_a_million_tasks_take_a_bit_each():
     applied = AppliedBatches(3)
     for task in range(0, 20_000, 2):
-        applied.mark_many(range(3), Batch(0, task, 0), 1)
+        applied.mark(range(3), Batch(0, task, 0), 1)
     assert len(applied.encode()) < 20_000 / 8 + 100
     assert applied.done_tasks(0) == list(range(0, 20_000, 2))
 
@@ -119,7 +119,7 @@ def test_blocks_added_later_have_nothing_and_share_again_when_they_have_all():
     assert applied.done_tasks(0) == []
     assert applied.has(1, Batch(0, 1, 1))
     assert not applied.has(2, Batch(0, 1, 1))
-    assert applied.mark_many(range(4), Batch(0, 0, 0), 1) == 2
+    assert applied.mark(range(4), Batch(0, 0, 0), 1) == 2
     fill(applied, range(2, 4), 0)
     assert applied.done_tasks(0) == [0, 1, 2]
     applied.merge()
@@ -132,21 +132,21 @@ def test_blocks_added_later_have_nothing_and_share_again_when_they_have_all():
 def test_stretches_asked_for_before_stay_right_when_blocks_come_and_cohorts_join():
     applied = AppliedBatches(2)
     first, second = Batch(0, 0, 0), Batch(0, 1, 0)
-    assert applied.mark_many(range(1, 2), first, 2) == 1
+    assert applied.mark(range(1, 2), first, 2) == 1
     applied.add_blocks(3)
     # The same stretches under both cohorts, and under the one that is left.
     assert [applied.count_having(stretch, first) for stretch in (range(2), range(1, 4), range(5))] == [1, 1, 1]
-    assert applied.mark_many(range(5), first, 2) == 4
+    assert applied.mark(range(5), first, 2) == 4
     applied.merge()
     assert applied.mark_together(range(1, 4), [(second, 2)]) == [0]
     assert [applied.has(block, second) for block in range(5)] == [False, True, True, True, False]
-    assert applied.mark_many(range(5), second, 2) == 2
+    assert applied.mark(range(5), second, 2) == 2
     assert applied.count_having(range(2), second) == 2
 
 
 def test_an_epoch_is_through_when_it_is_on_every_block():
     applied = AppliedBatches(1)
-    applied.mark(0, Batch(0, 0, 0), 1)
+    applied.mark([0], Batch(0, 0, 0), 1)
     assert applied.through_task_count(0) is None
     applied.seal(0, 1)
     assert applied.through_task_count(0) == 1
@@ -177,19 +177,19 @@ def test_adding_blocks_to_none_is_a_start():
 )
 def test_an_impossible_batch_is_refused_and_nothing_is_done(batch, batch_count):
     applied = AppliedBatches(2)
-    applied.mark(0, Batch(0, 1, 0), 4)
+    applied.mark([0], Batch(0, 1, 0), 4)
     applied.seal(5, 2)
     before = applied.encode()
     with pytest.raises(MessageError):
-        applied.mark(1, batch, batch_count)
+        applied.mark([1], batch, batch_count)
     with pytest.raises(MessageError):
-        applied.mark_many([0, 1], batch, batch_count)
+        applied.mark([0, 1], batch, batch_count)
     assert applied.encode() == before
 
 
 def test_an_epoch_cannot_be_shorter_than_what_arrived():
     applied = AppliedBatches(1)
-    applied.mark(0, Batch(0, 4, 0), 1)
+    applied.mark([0], Batch(0, 4, 0), 1)
     with pytest.raises(MessageError, match="a later one has arrived"):
         applied.seal(0, 4)
     with pytest.raises(MessageError, match="cannot have 0 tasks"):
@@ -207,20 +207,20 @@ def test_the_lowest_and_the_highest_numbers_are_possible():
     applied = AppliedBatches(1)
     applied.seal(0, 1)
     applied.seal(1, MAX_TASKS)
-    assert applied.mark(0, Batch(2, 0, MAX_BATCHES_PER_TASK - 1), MAX_BATCHES_PER_TASK)
+    assert applied.mark([0], Batch(2, 0, MAX_BATCHES_PER_TASK - 1), MAX_BATCHES_PER_TASK)
     applied.check()
 
 
 def test_no_block_has_a_batch_beyond_those_of_its_task():
     applied = AppliedBatches(1)
-    applied.mark(0, Batch(0, 0, 0), 8)
+    applied.mark([0], Batch(0, 0, 0), 8)
     assert not applied.has(0, Batch(0, 0, 8))
 
 
 def test_blocks_that_differ_among_themselves_are_not_joined_with_others_that_look_alike():
     sources = [AppliedBatches(2), AppliedBatches(2)]
     for source in sources:
-        source.mark(0, Batch(0, 0, 0), 2)
+        source.mark([0], Batch(0, 0, 0), 2)
     rebuilt = AppliedBatches.rebuilt([(source, block) for source in sources for block in range(2)])
     rebuilt.check()
     assert [rebuilt.has(block, Batch(0, 0, 0)) for block in range(4)] == [True, False, True, False]
@@ -229,7 +229,7 @@ def test_blocks_that_differ_among_themselves_are_not_joined_with_others_that_loo
 def test_blocks_that_were_joined_out_of_their_order_are_stored_in_it():
     sources = [AppliedBatches(2), AppliedBatches(2)]
     applied = AppliedBatches.rebuilt([(sources[number % 2], number // 2) for number in range(4)])
-    applied.mark(1, Batch(0, 0, 0), 2)
+    applied.mark([1], Batch(0, 0, 0), 2)
     stored = AppliedBatches.decode(applied.encode())
     assert [stored.has(block, Batch(0, 0, 0)) for block in range(4)] == [False, True, False, False]
 
@@ -237,7 +237,7 @@ def test_blocks_that_were_joined_out_of_their_order_are_stored_in_it():
 def test_bytes_that_are_not_applied_sets_are_refused():
     applied = AppliedBatches(2)
     fill(applied, [0], 0, tasks=2)
-    applied.mark(1, Batch(0, 0, 0), 1)
+    applied.mark([1], Batch(0, 0, 0), 1)
     data = applied.encode()
     refused = 0
     for place in range(len(data)):
@@ -271,15 +271,15 @@ def test_memory_is_bounded_by_a_bit_for_each_task_and_what_is_in_flight():
 
     tracemalloc.start()
     try:
-        applied.mark_many(blocks, Batch(0, order[0], 0), batches)
+        applied.mark(blocks, Batch(0, order[0], 0), batches)
         base, peak = held(), 0
         for at in range(0, tasks, in_flight):
             for batch in range(batches):
                 # Whatever comes twice, or comes to one block at a time, leaves no trace but on its way.
-                applied.mark(7, Batch(0, order[at], batch), batches)
+                applied.mark([7], Batch(0, order[at], batch), batches)
                 for task in order[at : at + in_flight]:
-                    applied.mark_many(blocks, Batch(0, task, batch), batches)
-                    applied.mark_many(blocks, Batch(0, task, batch), batches)
+                    applied.mark(blocks, Batch(0, task, batch), batches)
+                    applied.mark(blocks, Batch(0, task, batch), batches)
                 peak = max(peak, held() - base)
         used = held() - base
         applied.seal(0, tasks)

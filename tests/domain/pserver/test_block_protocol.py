@@ -455,7 +455,7 @@ def test_blocks_with_the_same_history_stay_together():
 def test_restored_blocks_lie_together_where_they_are_alike():
     bench = Bench(Async())
     applied = AppliedBatches(5)
-    applied.mark(2, batch(0), TASK_SIZE)
+    applied.mark([2], batch(0), TASK_SIZE)
     bench.protocol.restore(applied, {10: (3, 2), 11: (4, 2), 12: (4, 2), 20: (4, 2), 21: (4, 2)})
     bench.view(1)
     assert [span.numbers for span in bench.protocol.spans] == [range(10, 11), range(11, 13), SECOND]
@@ -488,7 +488,7 @@ def test_a_split_while_a_push_looks_for_its_blocks():
     """Restored blocks may have the same version and other batches."""
     bench = Bench(Async())
     applied = AppliedBatches(5)
-    applied.mark(1, batch(0), TASK_SIZE)
+    applied.mark([1], batch(0), TASK_SIZE)
     bench.protocol.restore(applied, dict.fromkeys([*FIRST, *SECOND], (3, 2)))
     bench.view(1)
     assert bench.push(1, 0, base=3) is None
@@ -542,7 +542,7 @@ def test_a_span_that_is_copied_whole_is_due_at_its_round():
 def test_a_span_that_is_copied_whole_is_split_when_it_is_restored_and_not_later():
     bench = whole_bench(Async())
     applied = AppliedBatches(5)
-    applied.mark(2, batch(0), TASK_SIZE)
+    applied.mark([2], batch(0), TASK_SIZE)
     bench.protocol.restore(applied, dict.fromkeys([*FIRST, *SECOND], (3, 2)))
     assert [span.numbers for span in bench.protocol.spans] == [range(10, 12), range(12, 13), SECOND]
     bench.protocol.check()
@@ -722,7 +722,7 @@ def test_a_snapshot_that_was_dropped_costs_nothing_more():
 def test_restored_blocks_go_on_where_they_were_each_at_its_version():
     bench = Bench(Sync())
     applied = AppliedBatches(5)
-    applied.mark_many(range(5), batch(0), TASK_SIZE)
+    applied.mark(range(5), batch(0), TASK_SIZE)
     states = {10: (4, 3), 11: (4, 3), 12: (5, 4), 20: (4, 3), 21: (4, 3)}
     bench.protocol.restore(applied, states)
     assert bench.versions() == [4, 4, 5, 4, 4]

@@ -18,7 +18,7 @@ NOTHING = AppliedSummary()
 def with_tasks(tasks, blocks=2) -> AppliedBatches:
     applied = AppliedBatches(blocks)
     for epoch, task in tasks:
-        applied.mark_many(range(blocks), Batch(epoch, task, 0), 1)
+        applied.mark(range(blocks), Batch(epoch, task, 0), 1)
     return applied
 
 
@@ -37,7 +37,7 @@ def test_what_lacks_is_everything_but_what_is_applied(tasks, begun, size):
 def test_epochs_that_are_through_cost_a_few_bytes():
     applied = AppliedBatches(1)
     for epoch in range(500):
-        applied.mark(0, Batch(epoch, 0, 0), 1)
+        applied.mark([0], Batch(epoch, 0, 0), 1)
         applied.seal(epoch, 1)
     summary = AppliedSummary.of(applied)
     assert summary.through == [(0, 500, 1)]
@@ -137,7 +137,7 @@ def test_done_is_applied_after_an_announcement_whatever_the_queues_state():
                         assert (epoch, task) in had
             while isinstance(given_ := restored.request("t", 0.0), TaskGiven):
                 a = given_.assignment
-                applied.mark_many(range(2), Batch(a.epoch, a.task, 0), 1)
+                applied.mark(range(2), Batch(a.epoch, a.task, 0), 1)
                 restored.finish("t", a.epoch, a.position, a.attempt, 1.0)
             assert isinstance(given_, EpochsDone)
             assert applied.done_tasks(0) == applied.done_tasks(1) == list(range(6))

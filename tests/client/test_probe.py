@@ -8,45 +8,21 @@ import time
 import numpy as np
 
 from flightedl.adapters.clock import SystemClock
-from flightedl.client.model.phases import Phases
+from flightedl.client.model.probe import StepProbe
 from flightedl.client.profile import PULL, PUSH, WAIT, LoopProfile
 from flightedl.domain.consistency.modes import Async, Sync
 
 from .pserver_bench import Cluster
 
 
-def test_a_push_lasts_until_all_is_answered_and_a_wait_until_values_come() -> None:
-    now = 0.0
-    phases = Phases(lambda: now)
-    phases.begin(WAIT)
-    phases.sends()
-    phases.sent()
-    now = 1.0
-    phases.answered()
-    phases.sent()
-    phases.sent_all()
-    now = 2.0
-    phases.answered()
-    now = 5.0
-    phases.values_came()
-    now = 5.5
-    phases.values_came()
-    phases.end()
-    assert phases.seconds == {WAIT: 3.0, PUSH: 2.0, PULL: 0.5}
-
-
-def test_values_that_come_with_the_answers_cost_nothing_of_their_own() -> None:
-    now = 0.0
-    phases = Phases(lambda: now)
-    phases.begin(WAIT)
-    phases.sends()
-    phases.sent()
-    phases.sent_all()
-    now = 1.0
-    phases.values_came()
-    phases.answered()
-    phases.end()
-    assert phases.seconds == {WAIT: 0.0, PUSH: 1.0}
+def test_time_counts_for_the_phase_that_it_was_spent_in() -> None:
+    probe = StepProbe(iter([0.0, 0.0, 2.0, 5.0, 5.5, 6.0]).__next__)
+    probe.begin(WAIT)
+    for phase in (PUSH, WAIT, PULL, ""):
+        probe.turn(phase)
+    assert probe.seconds == {WAIT: 3.0, PUSH: 2.0, PULL: 0.5}
+    probe.begin(PULL)
+    assert probe.seconds == {}
 
 
 def test_who_is_waited_for_in_a_round_is_told_from_what_is_sent() -> None:
