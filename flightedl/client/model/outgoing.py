@@ -5,7 +5,7 @@ Encoded once: whatever is sent again is the same bytes.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from itertools import groupby
 from types import MappingProxyType
 from typing import NamedTuple
@@ -74,13 +74,11 @@ class Outgoing(NamedTuple):
         return found
 
 
-def at_one_version(blocks: range, bases: Mapping[int, int], wanted: Collection[int] | None) -> Iterator[range]:
-    """Neighbours with the same base version among the blocks; ``wanted``: only these, None: all."""
+def at_one_version(blocks: range, bases: Mapping[int, int], wanted: Collection[int] | None) -> list[range]:
+    """Return stretches of neighbours with the same base version; only of the ``wanted`` blocks unless that is None."""
     if wanted is None and len(set(map(bases.__getitem__, blocks))) == 1:
         # As nearly always, and a few times faster to find out.
-        yield blocks
-        return
+        return [blocks]
     numbers = [number for number in blocks if wanted is None or number in wanted]
-    for _, neighbours in groupby(enumerate(numbers), lambda pair: (pair[1] - pair[0], bases[pair[1]])):
-        found = [number for _, number in neighbours]
-        yield range(found[0], found[-1] + 1)
+    stretches = groupby(enumerate(numbers), lambda pair: (pair[1] - pair[0], bases[pair[1]]))
+    return [range(found[0][1], found[-1][1] + 1) for _, neighbours in stretches if (found := list(neighbours))]

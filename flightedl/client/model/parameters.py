@@ -411,7 +411,8 @@ class Parameters(Mapping[str, npt.NDArray[np.generic]]):
                 self._add_rows(current)
                 self.run(steps.step(current))
             return
-        self._require_first(gradients, current)
+        if current.answered:
+            self._require_first(gradients, current)
         outgoing = self._as_sent(arrays, together)
         self.run(steps.step(current) if is_complete else steps.push(current, self._blocks_of(gradients)), outgoing)
 
@@ -437,7 +438,7 @@ class Parameters(Mapping[str, npt.NDArray[np.generic]]):
 
     def _require_first(self, names: Iterable[str], current: CurrentBatch) -> None:
         """UsageError if the batch has had a gradient for one of these parameters."""
-        for name in names if current.answered else ():
+        for name in names:
             if not current.answered.keys().isdisjoint(self._ranges[name]):
                 raise UsageError(
                     f"the gradient of {name!r} was already pushed for this batch ({current}); for several steps, "
@@ -470,7 +471,8 @@ class Parameters(Mapping[str, npt.NDArray[np.generic]]):
         try:
             self._carry_all_out(transfer)
         finally:
-            self.profile.pushed(before, max((shard.probe.seconds for shard in self._shards), key=_total_s))
+            spent = [shard.probe.seconds for shard in self._shards]
+            self.profile.pushed(before, spent[0] if len(spent) == 1 else max(spent, key=_total_s))
 
     def _carry_all_out(self, transfer: Transfer) -> None:
         outgoing = self._outgoing

@@ -12,7 +12,7 @@ rows of tables travel in one, too, behind the blocks, or alone where they are lo
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import Protocol
@@ -189,15 +189,18 @@ class ShardClient:
             traceparent="" if tracing.tracer is None else tracing.carried(),
             checksums=connection.has_checksums,
         )
-        pieces: Iterable[Sequence[OutgoingBlocks]]
-        pieces = self._blocks_by_message(blocks[:-1] if has_rows else blocks, push.bases, outgoing)
-        if len(self._runs) == 1 and not has_rows:
+        numbers = blocks[:-1] if has_rows else blocks
+        wanted = None if len(numbers) == len(self._run_of) else frozenset(numbers)
+        messages: Iterable[Sequence[OutgoingBlocks]]
+        if len(self._runs) == 1:
             # Nearly always one message, and it is known to be one then.
-            pieces = list(pieces)
-        elif has_rows:
+            messages = self._messages_of(self._runs[0], push.bases, wanted, outgoing)
+        else:
+            messages = chain.from_iterable(self._messages_of(run, push.bases, wanted, outgoing) for run in self._runs)
+        if has_rows:
             rows = self._rows_pushed(push.bases[blocks[-1]], outgoing.rows, pull=whole.pull_after_push)
-            pieces = chain(pieces, [[rows]])
-        self._exchange(pieces, encode(header), transfer, outgoing.rows, connection)
+            messages = chain(messages, [[rows]])
+        self._exchange(messages, encode(header), transfer, outgoing.rows, connection)
 
     def _exchange(
         self,
@@ -221,20 +224,18 @@ class ShardClient:
                 if self.probe.phase == PUSH and stream.is_answered:
                     self.probe.turn(WAIT)
 
-    def _blocks_by_message(
-        self, blocks: Sequence[int], bases: Mapping[int, int], outgoing: Outgoing
-    ) -> Iterator[Sequence[OutgoingBlocks]]:
-        """Run by run."""
-        wanted = None if len(blocks) == len(self._run_of) else frozenset(blocks)
-        outgoing_part = self._model.values.outgoing
-        for run in self._runs:
-            pieces = [
-                OutgoingBlocks(part, bases[part.start], Outcome.NONE, outgoing_part(gradient, blocks, part), ())
-                for blocks, gradient in outgoing.of(run)
-                for part in at_one_version(blocks, bases, wanted)
-            ]
-            for start in range(0, len(pieces), PARTS_LIMIT):
-                yield pieces[start : start + PARTS_LIMIT]
+    def _messages_of(
+        self, run: Run, bases: Mapping[int, int], wanted: Collection[int] | None, outgoing: Outgoing
+    ) -> list[list[OutgoingBlocks]]:
+        """Return the messages with the blocks of a run; only the ``wanted`` blocks unless that is None."""
+        pieces: list[OutgoingBlocks] = []
+        for blocks, gradient in outgoing.of(run):
+            for part in at_one_version(blocks, bases, wanted):
+                sent = self._model.values.outgoing(gradient, blocks, part)
+                pieces.append(OutgoingBlocks(part, bases[part.start], Outcome.NONE, sent, ()))
+        if len(pieces) <= PARTS_LIMIT:
+            return [pieces] if pieces else []
+        return [pieces[start : start + PARTS_LIMIT] for start in range(0, len(pieces), PARTS_LIMIT)]
 
     # rows of tables
 

@@ -78,7 +78,7 @@ class StepChannel:
         """Return the open stream, for one request in a ``with`` block; see ``ReusableExchange.use``."""
         held = self._kept.begin(connection, timeout_s=timeout_s)
         stream: StepStream = held.greeted
-        stream.lend(held, self._kept.end)
+        stream.lent = held, self._kept.end
         return stream
 
     def _opened(self, connection: Connection, exchange: ClientExchange) -> StepStream:
@@ -116,11 +116,9 @@ class StepStream:
         #: True while a request has messages that were not sent.
         self._is_sending = False
         #: While a request is under way; None between requests, so that the held stream and this do not keep each other.
-        self._lent: tuple[HeldStream, Callable[[HeldStream, BaseException | None], None]] | None = None
-
-    def lend(self, held: HeldStream, give_back: Callable[[HeldStream, BaseException | None], None]) -> None:
-        """Begin a request: the ``with`` block that follows ends by ``give_back``."""
-        self._lent = held, give_back
+        self.lent: tuple[HeldStream, Callable[[HeldStream, BaseException | None], None]] | None = None
+        #: True if the newest answer's values lie in the pserver's memory.
+        self._is_borrowing = False
 
     def __enter__(self) -> Self:
         return self
@@ -131,8 +129,8 @@ class StepStream:
         if error is not None:
             # Whoever keeps the error keeps the frames that it went through, and they have this: let go of the memory.
             self._shared = None
-        assert self._lent is not None, "use() lends the stream"
-        (held, give_back), self._lent = self._lent, None
+        assert self.lent is not None, "use() lends the stream"
+        (held, give_back), self.lent = self.lent, None
         give_back(held, error)
 
     def require_lent(self) -> None:
@@ -141,7 +139,7 @@ class StepStream:
         Raises:
             UnavailableError: the pserver has ended the stream in the meantime, and may have changed them.
         """
-        if self._shared is not None and self._shared.pair.other.is_over:
+        if self._is_borrowing and self._shared is not None and self._shared.pair.other.is_over:
             raise UnavailableError("the stream ended while values were read: they may be of two versions")
 
     @property
@@ -179,6 +177,7 @@ class StepStream:
             shared = self._shared
             if self._unanswered and self._unanswered.popleft() and shared is not None:
                 shared.outbox.taken(1)
+            self._is_borrowing = batch is None
             if batch is not None:
                 yield decode_message(batch, packed, self._exchange.columns)
             elif not is_shared(packed):

@@ -82,7 +82,7 @@ class ModelValues:
         start, end = self._bounds[blocks[0]][0], self._bounds[blocks[-1]][1]
         if self.stored is not None:
             self.stored.update(self._parameters[number] for number in blocks)
-        halves = self._halves_of(blocks)
+        halves = self._half and self._halves_of(blocks)
         if end - start != (2 * len(data) if halves else len(data)):
             raise MessageError(f"{len(data)} bytes came for {blocks}")
         if self._lending is not None:

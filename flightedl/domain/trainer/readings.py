@@ -221,10 +221,16 @@ class BatchLoop(Generic[Records]):
 
     def _settle(self, reading: Reading[Records]) -> Handed[Records] | None:
         """Note what has the batches that do not wait any more; the next one that has to be done again."""
-        answered = [handed for handed in reading.handed if not handed.current.waits]
-        again = [handed for handed in answered if handed.current.must_repeat]
-        if again and self._feed.is_held(reading.task):
-            return min(again, key=lambda handed: handed.current.turn)
+        answered: list[Handed[Records]] = []
+        again: Handed[Records] | None = None
+        for handed in reading.handed:
+            current = handed.current
+            if not current.waits:
+                answered.append(handed)
+                if current.must_repeat and (again is None or current.turn < again.current.turn):
+                    again = handed
+        if again is not None and self._feed.is_held(reading.task):
+            return again
         for handed in answered:
             reading.handed.remove(handed)
             if not handed.current.must_repeat:
