@@ -216,7 +216,7 @@ def test_every_block_is_in_one_run_and_runs_fit_a_message(pservers: int) -> None
     plan = plan_shards(specs, pservers)
     for index in range(pservers):
         runs = runs_of(plan, index)
-        assert [number for run in runs for number in run] == plan.blocks_of(index).numbers.tolist()
+        assert [number for run in runs for number in run] == plan.blocks_of(index).tolist()
         for run in runs:
             blocks = [plan.block(number) for number in run]
             assert len({plan.parameters[block.parameter].dtype for block in blocks}) == 1

@@ -140,7 +140,7 @@ class _Driver:
     def _upload(self, index: int, election: int) -> tuple[int, InitReply]:
         """The blocks of one pserver; its generation, and what it has of this election then."""
         plan = self._plan
-        blocks = [plan.block(number) for number in plan.blocks_of(index).numbers.tolist()]
+        blocks = [plan.block(number) for number in plan.blocks_of(index).tolist()]
         slices = [
             sendable(self._values[plan.parameters[b.parameter].name]).reshape(-1)[b.start : b.stop] for b in blocks
         ]

@@ -135,18 +135,6 @@ class IntervalSet:
         self._size -= removed
         return removed
 
-    def first(self) -> int:
-        """The lowest integer; LookupError when empty."""
-        if not self._starts:
-            raise LookupError("the interval set is empty")
-        return self._starts[0]
-
-    def pop_first(self) -> int:
-        """Take the lowest integer out and return it; LookupError when empty."""
-        value = self.first()
-        self.remove(value, value + 1)
-        return value
-
     def within(self, start: int, end: int) -> IntervalSet:
         """The part of the set in [start, end)."""
         found = IntervalSet()

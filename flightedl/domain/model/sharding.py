@@ -74,24 +74,6 @@ class Block:
         return self.stop - self.start
 
 
-@dataclass(frozen=True, slots=True)
-class Shard:
-    """The blocks of one pserver, as arrays of one entry per block, (n,) int64, by rising number.
-
-    ``offset_bytes`` is where a block's values start in one flat arena of ``arena_bytes`` for all of them; each start is
-    a multiple of 64.
-    """
-
-    numbers: Integers
-    parameters: Integers
-    starts: Integers
-    stops: Integers
-    offset_bytes: Integers
-    #: Bytes of the values, without padding.
-    size_bytes: int
-    arena_bytes: int
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class ShardPlan:
     """All blocks of a model. The four arrays have one entry per block, (n,) int64; ``hash`` is 32 hex digits."""
@@ -152,22 +134,13 @@ class ShardPlan:
 
     def positions_of(self, pserver: int) -> list[int]:
         """Numbers of a pserver's blocks and buckets, rising."""
-        return [*self.blocks_of(pserver).numbers.tolist(), *self.buckets_of(pserver)]
+        return [*self.blocks_of(pserver).tolist(), *self.buckets_of(pserver)]
 
-    def blocks_of(self, pserver: int) -> Shard:
-        """What a pserver owns. NotFoundError: there is none of that index."""
+    def blocks_of(self, pserver: int) -> Integers:
+        """Return the numbers of a pserver's blocks, (n,) int64, rising. NotFoundError: there is no such pserver."""
         if not 0 <= pserver < self.pserver_count:
             raise NotFoundError(f"there is no pserver {pserver}; the plan has {self.pserver_count}")
-        numbers = np.flatnonzero(self.block_pservers == pserver).astype(np.int64)
-        parameters, starts, stops = (
-            self.block_parameters[numbers],
-            self.block_starts[numbers],
-            self.block_stops[numbers],
-        )
-        sizes = self.block_bytes[numbers]
-        padded = -(-sizes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
-        ends = np.cumsum(padded)
-        return Shard(numbers, parameters, starts, stops, ends - padded, int(sizes.sum()), int(padded.sum()))
+        return np.flatnonzero(self.block_pservers == pserver).astype(np.int64)
 
     def block_range(self, name: str) -> range:
         """Numbers of a parameter's blocks, which are consecutive. NotFoundError: no such parameter."""
@@ -197,7 +170,7 @@ def runs_of(plan: ShardPlan, pserver: int) -> list[range]:
     Returns:
         Ranges of block numbers, rising; every block of the pserver is in one.
     """
-    numbers = plan.blocks_of(pserver).numbers
+    numbers = plan.blocks_of(pserver)
     dtypes = [parameter.dtype for parameter in plan.parameters]
     parameters = plan.block_parameters[numbers].tolist()
     sizes = plan.block_bytes[numbers].tolist()

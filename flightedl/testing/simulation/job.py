@@ -51,7 +51,7 @@ def plan_of(pserver_count: int, cut_for: int) -> ShardPlan:
 @lru_cache(maxsize=64)
 def blocks_of(pserver_count: int, cut_for: int, index: int) -> tuple[int, ...]:
     """Block numbers of a pserver."""
-    return tuple(plan_of(pserver_count, cut_for).blocks_of(index).numbers.tolist())
+    return tuple(plan_of(pserver_count, cut_for).blocks_of(index).tolist())
 
 
 @lru_cache(maxsize=64)

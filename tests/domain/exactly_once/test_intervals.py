@@ -3,7 +3,7 @@
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from flightedl.domain.exactly_once.intervals import IntervalSet
 from flightedl.errors import CorruptError
@@ -30,13 +30,6 @@ class IntervalsAgainstSet(RuleBasedStateMachine):
         old = set(range(*stretch)) & self.model
         assert self.intervals.remove(*stretch) == len(old)
         self.model -= old
-
-    @precondition(lambda self: self.model)
-    @rule()
-    def pop_first(self):
-        assert self.intervals.first() == min(self.model)
-        assert self.intervals.pop_first() == min(self.model)
-        self.model.remove(min(self.model))
 
     @rule(stretch=stretches)
     def ask(self, stretch):
@@ -154,8 +147,6 @@ def test_any_bytes_are_a_set_or_refused(tail):
 def test_misuse_is_refused():
     with pytest.raises(ValueError, match="negative"):
         IntervalSet([(-1, 2)])
-    with pytest.raises(LookupError):
-        IntervalSet().pop_first()
     with pytest.raises(TypeError):
         hash(IntervalSet())
     assert "[0, 1)" in repr(IntervalSet([(0, 1)]))
