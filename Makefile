@@ -23,7 +23,7 @@ PYTEST := $(BIN)/python -m pytest
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help run test test-one unit marked frameworks coverage mutants mutants-all lint format types layers check ci schemas manifests requirements fuzz storm bench audit sbom clean programs etcd-server kubectl promtool chromium
+.PHONY: help run test test-one quick unit marked frameworks coverage mutants mutants-all lint format types layers check ci schemas manifests requirements fuzz storm bench audit sbom clean programs etcd-server kubectl promtool chromium
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -50,6 +50,9 @@ test-one: $(VENV)/.dev ## Some tests, with the servers that they want (t=tests/w
 frameworks: $(VENV)/.dev ## The recipes for JAX, optax, accelerate and Lightning, with the real packages (400 MB)
 	@$(PIP) -e '.[frameworks]'
 	@$(PYTEST) -q -m frameworks tests/frameworks
+
+quick: $(VENV)/.unit ## Unit tests, installing only what they need (t=tests/domain, k=name)
+	@$(PYTEST) -q -m "not ($(MARKED))" $(or $(t),tests/domain) $(if $(k),-k "$(k)")
 
 coverage: $(VENV)/.dev ## How much of what decides the unit tests and the simulation reach: branches, at least 97 %
 	@$(BIN)/python -m coverage run -m pytest -q -m "not ($(MARKED))" tests/domain tests/master
@@ -137,8 +140,12 @@ $(VENV)/.run: pyproject.toml | $(BIN)/python
 	@$(PIP) -e '.[local,examples]'
 	@touch $@
 
+$(VENV)/.unit: pyproject.toml | $(BIN)/python
+	@$(PIP_TESTS) -e '.[unit]'
+	@touch $@
+
 $(VENV)/.dev: pyproject.toml | $(BIN)/python
 	@echo "installing flightedl and what its tests need into $(VENV)"
 	@$(PIP_TESTS) -e '.[lint]'
 	@$(BIN)/python -m flightedl.kernels >/dev/null & $(PIP_TESTS) -e '.[test]' && $(PIP_TESTS) --no-deps recbole==1.2.1 && wait
-	@touch $@ $(VENV)/.run
+	@touch $@ $(VENV)/.run $(VENV)/.unit
